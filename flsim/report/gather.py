@@ -307,13 +307,11 @@ def _lines(runs: Sequence[RunView]) -> list[Line]:
                 key = ("", rest, within)  # equal words, other settings
         groups.setdefault(key, {}).setdefault(within, []).append(run)
     firsts = [next(iter(group.values()))[0].results for group in groups.values()]
-    names = [
-        ", ".join(filter(None, words))
-        for words in zip([run.label for run in firsts], distinctions(firsts), strict=True)
-    ]
+    words = distinctions(firsts)
+    names = [first.label + word for first, word in zip(firsts, words, strict=True)]
     lines = []
-    for group, first, name in zip(groups.values(), firsts, names, strict=True):
-        apart = name.removeprefix(first.label) + f" [{first.name}]" * (names.count(name) > 1)
+    for group, first, name, word in zip(groups.values(), firsts, names, words, strict=True):
+        apart = word + f" [{first.name}]" * (names.count(name) > 1)
         settings = [Setting(runs[0].results.setting + apart, runs[0].results.world, runs) for runs in group.values()]
         order = [*WORLDS, None]
         lines.append(Line(first.label + apart, sorted(settings, key=lambda setting: order.index(setting.world))))

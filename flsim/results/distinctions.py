@@ -10,12 +10,12 @@ LEFT_OUT = ("seed", "data.corpus", "system.")
 
 
 def distinctions(runs: Sequence[RunResults]) -> list[str]:
-    """Return for each run its values of the settings in which it and others of the same name differ, or no words."""
+    """Return what to append to each run's name: its values of the settings in which runs of that name differ."""
     words = []
     for run in runs:
         alike = [other.settings for other in runs if other.setting == run.setting]
         names = [name for name in run.settings if not name.startswith(LEFT_OUT) and _differs(name, alike)]
-        words.append(", ".join(f"{name.rpartition('.')[2]} {_text(run.settings[name])}" for name in names))
+        words.append("".join(f", {name.rpartition('.')[2]} {_text(run.settings[name])}" for name in names))
     return words
 
 

@@ -111,8 +111,8 @@ def seeds_table(
     firsts = [series_sample.runs[0] for series_sample in series]
     for series_sample, first, apart in zip(series, firsts, distinctions(firsts), strict=True):
         row = (published or {}).get(first)
-        name = {"setting": ", ".join(filter(None, (series_sample.setting, apart)))}
-        rows.append({**_row(series_sample, quantities), **name, **cells_of(row), **asked(first, row)})
+        name = series_sample.setting + apart
+        rows.append({"setting": name, **_row(series_sample, quantities), **cells_of(row), **asked(first, row)})
     optional = [quantity for quantity in quantities if not quantity.is_standard]
     controls = columns.columns_of_controls(flags(optional))
     table = columns.frame(rows, COLUMNS, (*map(columns.columns_over_seeds, optional), *GROUPS, controls))

@@ -12,6 +12,7 @@ from htmlpage import Page, described, plain
 from reported import Made, roster, write_run
 
 from flsim.base.rng import stream
+from flsim.models.hparams import ModelHParams
 from flsim.report.gather import Gathered, Line, RunView, Setting, gather
 from flsim.report.page import render
 from flsim.results.inference import t_interval
@@ -160,6 +161,16 @@ def test_worlds_are_compared_at_equal_perplexity_too(page: Page, sweep: Made) ->
     less = "mean exposure with IID data less that with non-IID data is"
     answer = f"{less} {of_fedavg:+.2f} bits (mean over 2 settings) with FedAvg and +0.00 bits with SGD."
     assert f"Where both models first predict equally well, {answer}".replace("-0", "−0") in page.section("answer")
+
+
+def test_settings_of_one_name_say_in_what_they_differ(tmp_path: Path) -> None:
+    for units in (15, 30):
+        config = FederatedConfig(DataHParams(tmp_path / "corpus"), model=ModelHParams(units=units))
+        write_run(tmp_path / f"of-{units}", config, series=str(units))
+    page = Page(render(gather([tmp_path / "of-15", tmp_path / "of-30"])))
+    for units in (15, 30):
+        assert f"units {units}" in page.section("memorized"), units
+    assert "[of-" not in page.text
 
 
 def test_without_probabilities_there_are_bars_by_copies(tmp_path: Path) -> None:

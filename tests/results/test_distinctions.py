@@ -26,15 +26,15 @@ def test_values_of_the_settings_that_differ(make_series: MakeSeries) -> None:
         {**common, "model.units": 30, "canaries.insertions": [1, 10]},
     )
     assert words == [
-        "units 15, clip 0.5, insertions 1",
-        "units 30, clip 10, insertions 1",
-        "units 30, insertions 1 10",
+        ", units 15, clip 0.5, insertions 1",
+        ", units 30, clip 10, insertions 1",
+        ", units 30, insertions 1 10",
     ]
 
 
 def test_other_names_need_no_words(make_series: MakeSeries) -> None:
     of_a, of_b = {"model.units": 15}, {"model.units": 30}
-    assert told_apart(make_series, of_a, of_b, of_b, labels="ABA") == ["units 15", "", "units 30"]
+    assert told_apart(make_series, of_a, of_b, of_b, labels="ABA") == [", units 15", "", ", units 30"]
 
 
 def test_seeds_machines_and_places_of_a_corpus_tell_nothing_apart(make_series: MakeSeries) -> None:

@@ -219,3 +219,16 @@ def test_an_unknown_path_is_listed_as_unknown_and_never_as_no(make_run: MakeRun)
     assert text.count("| unknown ") == 6
     assert max(map(len, text.splitlines())) <= 80
     assert not {"path", "path_share"} & set(memorization_table([run]).columns)
+
+
+def test_exposure_by_known_context_is_listed_under_what_is_known(make_run: MakeRun) -> None:
+    bits = [float(index) for index in range(9)]
+    run = read_run(
+        make_run({10: {"rs": NINE, "bs": NINE, "exposure prefix=5 suffix=0": NINE, "exposure prefix=5 suffix=6": bits}})
+    )
+    table = canary_table(run)
+    assert table["exposure prefix=5 suffix=6"].tolist() == bits
+    text = to_markdown(table)
+    [head] = [line for line in text.splitlines() if "5+6" in line and line.startswith("|")]
+    assert "5+0" in head
+    assert "5+6: exposure, in bits for those who know 5 words before the secret and its end." in " ".join(text.split())
