@@ -31,6 +31,8 @@ class Observed:
         first_evaluation: from its submission to its end, with the start of the evaluator.
         evaluation: a later evaluation.
         end: from the last evaluation to the end of the process.
+        canaries: number of canaries that an evaluation measures.
+        references: number of references that it ranks each among.
     """
 
     size: float
@@ -40,6 +42,8 @@ class Observed:
     first_evaluation: float
     evaluation: float
     end: float
+    canaries: int = 0
+    references: int = 0
 
 
 @dataclass(frozen=True)
@@ -48,19 +52,29 @@ class Cost:
 
     Attributes:
         base, per_size: a round of s users, or a step of s records, takes base + per_size s.
+        first_wait: from the submission of the first evaluation to its start, which starts the evaluator.
+        evaluation, per_reference: an evaluation with r references takes evaluation + per_reference r,
+        canaries: with this number of canaries, and in proportion with others.
     """
 
     start: float
     base: float
     per_size: float
     pause: float
-    first_evaluation: float
+    first_wait: float
     evaluation: float
     end: float
+    per_reference: float = 0.0
+    canaries: int = 0
 
     def round_seconds(self, size: float) -> float:
         """Return the seconds of a round or step of a size."""
         return self.base + self.per_size * size
+
+    def evaluation_seconds(self, canaries: int, references: int) -> float:
+        """Return the seconds of an evaluation."""
+        share = canaries / self.canaries if self.canaries else 1.0
+        return (self.evaluation + self.per_reference * references) * share
 
 
 @dataclass(frozen=True)
@@ -72,21 +86,24 @@ class Work:
         size: users of a round, or records of a step.
         evaluations: number of evaluated checkpoints, the last one included.
         first_due: rounds before the first evaluation.
-        weight: duration of an evaluation, relative to one in the calibration.
+        canaries: number of canaries that an evaluation measures.
+        references: number of references that it ranks each among.
     """
 
     rounds: int
     size: float
     evaluations: int
     first_due: int
-    weight: float = 1.0
+    canaries: int = 0
+    references: int = 0
 
 
 def fit(observed: Sequence[Observed], quantile: float | None = None) -> Cost:
     """Return the cost of one kind of run that fits the measurements.
 
     Args:
-        observed: at least one measurement; base and per_size need two sizes, otherwise all is base.
+        observed: at least one measurement; base and per_size need two sizes, otherwise all is base. Likewise an
+            evaluation needs two numbers of references.
         quantile: quantile over the rounds of a run, and over the runs: near 0 for a quick machine, near 1 for a slow
             one. By default means, of rounds without the fastest and the slowest tenth.
     """
@@ -103,15 +120,21 @@ def fit(observed: Sequence[Observed], quantile: float | None = None) -> Cost:
     def middle_of(name: str) -> float:
         return middle([getattr(run, name) for run in observed])
 
+    references = np.array([run.references for run in observed])
+    evaluation, per_reference = middle_of("evaluation"), 0.0
+    if len(np.unique(references)) > 1:
+        evaluation, per_reference = _line(references, np.array([run.evaluation for run in observed]))
     starts = [run.start for run in observed if run.start is not None]
     return Cost(
         middle(starts) if starts else 0.0,
         base,
         per_size,
         middle_of("pause"),
-        middle_of("first_evaluation"),
-        middle_of("evaluation"),
+        max(0.0, middle([run.first_evaluation - run.evaluation for run in observed])),
+        evaluation,
         middle_of("end"),
+        per_reference,
+        observed[0].canaries,
     )
 
 
@@ -145,7 +168,8 @@ def run_seconds(cost: Cost, work: Work, saturated: float) -> float:
         saturated: the share of `saturation`.
     """
     round_ = cost.round_seconds(work.size)
-    first, later = cost.first_evaluation * work.weight, cost.evaluation * work.weight
+    later = cost.evaluation_seconds(work.canaries, work.references)
+    first = cost.first_wait + later
     if work.evaluations == 1:
         beside, last = 0.0, first
     else:

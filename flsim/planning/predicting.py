@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from flsim.data.corpus import Split
 from flsim.planning.calibration import Calibration
 from flsim.planning.cost import Cost, Need, Work, fit, most_at_once, run_seconds, saturation, schedule
-from flsim.planning.kinds import REFERENCES, is_in_process, kind_of
+from flsim.planning.kinds import canaries_of, is_in_process, kind_of
 from flsim.planning.scale import trained_on
 from flsim.runs.config import Config
 from flsim.runs.config.arms import shared_rounds
@@ -127,9 +127,8 @@ class Predictor:
     def _work(self, config: Config) -> Work:
         train = trained_on(config, self.train)
         evaluations, first_due = evaluations_of(config, train)
-        references = config.evaluation.references
-        weight = references / min(references, REFERENCES)
-        return Work(config.rounds_over(train), config.round_size, evaluations, first_due, weight)
+        rounds, references = config.rounds_over(train), config.evaluation.references
+        return Work(rounds, config.round_size, evaluations, first_due, canaries_of(config), references)
 
     def _saturation(self, config: Config, at_once: int | None) -> float:
         need = self.need(config)

@@ -9,7 +9,7 @@ from helpers import Experiment
 
 from flsim.base.memory import Memory
 from flsim.planning.calibration import copies_of, observe, scratch
-from flsim.planning.kinds import FEWEST, REFERENCES, kind_of
+from flsim.planning.kinds import FEWEST, FEWEST_REFERENCES, REFERENCES, canaries_of, kind_of
 from flsim.planning.monitor import Watch, run_of, share_of_others
 from flsim.planning.monitor import kind_of as kind_of_process
 from flsim.results.evaluations import Evaluation, log_evaluation
@@ -60,7 +60,7 @@ def test_copies_are_evaluated_twice_at_the_end(sweep_file: Path, tier: str) -> N
             assert config.training.steps % config.system.checkpoint_every == 0
         saved = config.system.checkpoint_every if isinstance(config, CentralConfig) else 1
         assert [each for each in range(1, rounds) if config.evaluation.is_due(each * saved, 1.0)] == [rounds - 1]
-        assert config.evaluation.references == min(REFERENCES, {"smoke": 20_000, "paper": 2_000_000}[tier])
+        assert config.evaluation.references <= min(REFERENCES, {"smoke": 20_000, "paper": 2_000_000}[tier])
 
 
 def test_a_large_cohort_is_cut_rather_than_its_rounds(sweep_file: Path) -> None:
@@ -69,7 +69,20 @@ def test_a_large_cohort_is_cut_rather_than_its_rounds(sweep_file: Path) -> None:
     assert isinstance(copy.config, FederatedConfig)
     assert copy.config.training.cohort < 20
     assert copy.config.training.rounds >= FEWEST
-    assert copy.weight == 2_000_000 / REFERENCES
+
+
+def test_ranks_that_take_minutes_are_cut_and_counted(sweep_file: Path) -> None:
+    """The paper has 90 canaries and 2,000,000 references; a smoke run keeps its own, and needs one number of them."""
+    large = copies_of(runs_of(sweep_file, "paper", "dp"), lambda _: 1, 2_000, 237, 10_000)
+    assert [canaries_of(copy.config) for copy in large] == [9, 9]
+    most, quarter = (copy.config.evaluation.references for copy in large)
+    assert FEWEST_REFERENCES <= most < REFERENCES
+    assert quarter == most // 4
+    on_a_gpu = copies_of(runs_of(sweep_file, "paper", "dp"), lambda _: 1, 2_000, 237, 10_000, "cuda")
+    assert [canaries_of(copy.config) for copy in on_a_gpu] == [90, 90]
+    assert [copy.config.evaluation.references for copy in on_a_gpu] == [REFERENCES, REFERENCES // 4]
+    (small,) = copies_of(runs_of(sweep_file, "smoke", "dp"), lambda _: 1, 250, 30, 600)
+    assert (canaries_of(small.config), small.config.evaluation.references) == (36, 20_000)
 
 
 def write_log(run: Path, lines: list[dict[str, object]], trained: float, evaluated: list[tuple[float, float]]) -> None:

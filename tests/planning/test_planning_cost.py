@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from flsim.base.errors import InputError
 from flsim.planning.cost import Cost, Need, Observed, Work, fit, most_at_once, run_seconds, saturation, schedule
 
-COST = Cost(start=10, base=0.5, per_size=0.25, pause=0, first_evaluation=6, evaluation=2, end=3)
+COST = Cost(start=10, base=0.5, per_size=0.25, pause=0, first_wait=4, evaluation=2, end=3)
 SECONDS = st.lists(st.integers(1, 50), min_size=1, max_size=12)
 
 
@@ -68,7 +68,7 @@ def test_a_fit_recovers_what_rounds_cost(base: float, per_size: float, sizes: li
     cost = fit(observed)
     for size in (1, 40, 1_000):
         assert cost.round_seconds(size) == pytest.approx(base + per_size * size, rel=1e-6, abs=1e-6)
-    assert (cost.start, cost.pause, cost.first_evaluation, cost.evaluation, cost.end) == (11, 0.5, 6, 2, 3)
+    assert (cost.start, cost.pause, cost.first_wait, cost.evaluation, cost.end) == (11, 0.5, 4, 2, 3)
 
 
 def test_one_size_says_nothing_of_others() -> None:
@@ -88,6 +88,20 @@ def test_a_moment_in_which_the_machine_did_something_else_is_left_out() -> None:
 def test_a_fit_of_nothing_is_refused() -> None:
     with pytest.raises(InputError, match="nothing was observed"):
         fit([])
+
+
+def test_two_numbers_of_references_tell_what_one_costs_and_canaries_cost_alike() -> None:
+    """3 s and 1 ms a reference for 9 canaries: 203 s for 200,000 references, and ten times that for 90 canaries."""
+    observed = [
+        Observed(4, 9, (0.1,), 0, 10 + seconds, seconds, 1, canaries=9, references=count)
+        for count, seconds in ((4_000, 7.0), (1_000, 4.0))
+    ]
+    cost = fit(observed)
+    assert cost.evaluation_seconds(9, 200_000) == pytest.approx(203)
+    assert cost.evaluation_seconds(90, 200_000) == pytest.approx(2_030)
+    assert cost.first_wait == pytest.approx(10)
+    work = Work(rounds=1, size=4, evaluations=2, first_due=1, canaries=90, references=200_000)
+    assert run_seconds(cost, work, saturated=1.0) == pytest.approx(9 + 0.1 + 10 + 2 * 2_030 + 1)
 
 
 def test_a_slow_quantile_is_no_quicker() -> None:
