@@ -117,7 +117,8 @@ def sweep(
     began, trained, failed = time.time(), list[str](), dict[str, str]()
     memory = PeakMemory(os.getpid(), every=MEMORY_EVERY)
     try:
-        with memory, Screen(folder, [entry.name for entry in planned], began).live() as screen:
+        finished = {entry.name for entry in planned} - {job.name for job in jobs}
+        with memory, Screen(folder, [entry.name for entry in planned], began, finished).live() as screen:
             for ended in train_all(jobs, address, at_once, whole_cluster, screen.look):
                 if ended.failure and folder.status(ended.name, rounds[ended.name]) not in OVER:
                     failed[ended.name] = ended.failure

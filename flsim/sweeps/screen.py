@@ -1,7 +1,7 @@
 """Progress of all runs of a sweep on one screen: a table in a terminal, plain lines elsewhere."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
@@ -40,21 +40,24 @@ class State:
     note: str = ""
 
 
-def state_of(run: Path, began: float) -> State:
+def state_of(run: Path, began: float, is_finished: bool = False) -> State:
     """Return the state of a run from its folder.
 
     Args:
         run: the folder, which may not exist yet.
         began: when the sweep was last continued, in seconds since 1970; a run that was not touched since then waits.
+        is_finished: whether the run had nothing left to train by then.
     """
     try:
         about = from_json((run / "run.json").read_text(encoding="utf-8"))
         status, round_, rounds = str(about["status"]), int(about["round"]), int(about["rounds"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return State("waits")
-    if status in {"completed", "diverged"}:
-        return State(status, 1.0, _results_in_short(run, (run / "run.json").stat().st_mtime_ns))
-    if (run / "run.json").stat().st_mtime < began:
+    touched = (run / "run.json").stat()
+    is_over = status in {"completed", "diverged"}
+    if is_over and (is_finished or touched.st_mtime >= began):
+        return State(status, 1.0, _results_in_short(run, touched.st_mtime_ns))
+    if is_over or touched.st_mtime < began:
         return State("waits", note=f"stopped at {round_:,}" if round_ else "")
     last = roundlog.last(run)
     done, loss = last.get("round", round_), last.get("loss")
@@ -63,10 +66,17 @@ def state_of(run: Path, began: float) -> State:
 
 
 class Screen:
-    """Display of runs while they are trained."""
+    """Display of runs while they are trained.
 
-    def __init__(self, folder: SweepFolder, names: Sequence[str], began: float) -> None:
-        self._folder, self._names, self._began = folder, names, began
+    Args:
+        folder: the folder of the runs.
+        names: their names.
+        began: when they were last continued, in seconds since 1970.
+        finished: names of those that had nothing left to train by then.
+    """
+
+    def __init__(self, folder: SweepFolder, names: Sequence[str], began: float, finished: Collection[str] = ()) -> None:
+        self._folder, self._names, self._began, self._finished = folder, names, began, frozenset(finished)
         self._said_at = time.monotonic()
         self._started: set[str] = set()
         self._live: Live | None = None
@@ -84,7 +94,7 @@ class Screen:
 
     def look(self) -> None:
         """Show the progress of the runs."""
-        states = {name: state_of(self._folder.run(name), self._began) for name in self._names}
+        states = {name: self._state_of(name) for name in self._names}
         if self._live is not None:
             self._live.update(self._table(states))
             return
@@ -99,10 +109,13 @@ class Screen:
 
     def ended(self, name: str, failure: str | None, left: int) -> None:
         """Print a line about the end of a run."""
-        state = state_of(self._folder.run(name), self._began)
+        state = self._state_of(name)
         over = state.status in {"completed", "diverged"}
         outcome = " ".join(filter(None, (state.status, state.note))) if over else f"failed: {failure}"
         say(f"{name}: {outcome} ({left} run{'s' * (left != 1)} left)")
+
+    def _state_of(self, name: str) -> State:
+        return state_of(self._folder.run(name), self._began, name in self._finished)
 
     def _summary(self, states: dict[str, State]) -> str:
         over = sum(state.status in {"completed", "diverged"} for state in states.values())

@@ -34,6 +34,13 @@ def test_what_a_run_is_at(tmp_path: Path) -> None:
     assert state_of(run_folder(tmp_path / "d", "diverged", 12), began=0) == State("diverged", 1.0, "")
 
 
+def test_a_run_that_trains_on_is_not_over(tmp_path: Path) -> None:
+    """A search lets the better half of its trials train on; a sweep leaves what is finished."""
+    run, later = run_folder(tmp_path / "a", "completed", 40), time.time() + 60
+    assert state_of(run, later) == State("waits", note="stopped at 40")
+    assert state_of(run, later, is_finished=True) == State("completed", 1.0, "")
+
+
 @pytest.fixture
 def screen_output(monkeypatch: pytest.MonkeyPatch) -> StringIO:
     said = StringIO()
