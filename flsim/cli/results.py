@@ -26,6 +26,8 @@ PLOT_EPILOG = """Example: flsim plot runs/iid runs/non-iid --out memorization.pn
 
 Example: flsim plot runs/seed-* --each-seed --out memorization.svg
 
+Example: flsim plot runs/four-worlds-demo --kind perplexity --out worlds.png
+
 Example: flsim plot runs/secret-sharer-figures-smoke --kind search --out search.png"""
 
 RUNS = "Run folders and sweep folders, e.g. runs/iid runs/non-iid."
@@ -81,6 +83,7 @@ class Kind(StrEnum):
     """Kind of a plot."""
 
     rounds = "rounds"
+    perplexity = "perplexity"
     loss = "loss"
     search = "search"
     ranks = "ranks"
@@ -179,15 +182,16 @@ def plot(
         Kind,
         typer.Option(
             metavar="KIND",
-            help="Kind of the figure: rounds, loss, search or ranks, e.g. loss.",
+            help="Kind of the figure: rounds, perplexity, loss, search or ranks, e.g. perplexity.",
         ),
     ] = Kind.rounds,
     over_seeds: OverSeeds = None,
 ) -> None:
-    """Plot what runs memorized: over epochs, or against exposure.
+    """Plot what runs memorized: over epochs, against perplexity, or against exposure.
 
     The figure of --kind rounds, the default, shows mean exposure, perplexity, and how many canaries Random Sampling
-    (RS) and Beam Search (BS) extract. It is over rounds where the epochs of a run are unknown.
+    (RS) and Beam Search (BS) extract. It is over rounds where the epochs of a run are unknown. perplexity shows mean
+    exposure against perplexity: which runs memorize less at like utility.
 
     The other kinds are figures of The Secret Sharer (Carlini et al., 2018). loss shows training loss, test loss and
     exposure over epochs (Figure 4). search shows how many nodes a shortest-path search reads before it comes to a
@@ -225,6 +229,10 @@ def plot(
         from flsim.results.rank_plot import plot_ranks
 
         plot_ranks(results, out)
+    elif kind is Kind.perplexity:
+        from flsim.results.perplexity_plot import plot_against_perplexity
+
+        plot_against_perplexity(results, out, over_seeds)
     else:
         from flsim.results.plots import plot_rounds
 

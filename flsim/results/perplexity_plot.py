@@ -1,0 +1,100 @@
+"""Figure of exposure against perplexity: what runs memorized at like utility."""
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+
+from flsim.base.errors import InputError
+from flsim.measures.built_in import PRIMARY
+from flsim.measures.utility import PERPLEXITY
+from flsim.results.curves import Values, averaged, curve, label_of, measured_values
+from flsim.results.figures import line_style, plain, refuse_other_than_figure, write_figure
+from flsim.results.seeds import by_series, has_means
+from flsim.results.store import RunResults
+
+BARS = {
+    False: "Bars: 95% intervals of mean exposure over the canaries of a run.",
+    True: "Means over seeds (of perplexity: geometric), and 95% intervals over seeds of exposure (t).",
+}
+NOTE = "Training goes from right to left. A lower line memorizes less at like utility."
+
+
+def plot_against_perplexity(runs: Sequence[RunResults], path: Path, over_seeds: bool | None = None) -> None:
+    """Write the figure of `draw_against_perplexity`, whole or not at all.
+
+    Args:
+        runs: the results of each run.
+        path: a .png, .svg or .pdf file to write.
+        over_seeds: whether a line is a series, otherwise it is a run; None: where one has two seeds to average.
+
+    Raises:
+        InputError: the path has another ending, its folder does not exist, no run has an evaluation with exposure and
+            perplexity, or `by_series` refuses the runs.
+    """
+    refuse_other_than_figure(path)
+    if not any(len(exposure_by_perplexity([run], over_seeds=False)) for run in runs):
+        names = ", ".join(run.name for run in runs) or "no runs"
+        raise InputError(f"--kind perplexity: {names}: no evaluation has exposure and perplexity, nothing to plot")
+    if over_seeds is None:
+        with suppress(InputError):  # some settings have no mean
+            over_seeds = has_means(runs)
+    write_figure(lambda: draw_against_perplexity(runs, bool(over_seeds)), path)
+
+
+def draw_against_perplexity(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
+    """Return a figure with a line for each run or setting, from one evaluation to the next.
+
+    Perplexity has a logarithmic scale. A run that diverged ends at its last finite evaluation. Over seeds, runs that
+    diverged are left out, and the label says how many.
+    """
+    groups = by_series(runs) if over_seeds else [[run] for run in runs]
+    figure = Figure(figsize=(7.5, 5.2), layout=ConstrainedLayoutEngine())
+    FigureCanvasAgg(figure)
+    panel = figure.subplots()
+    panel.set(xscale="log", xlabel="perplexity of test text (log)", ylabel="mean exposure (bits)")
+    lines, labels = [], []
+    for index, group in enumerate(groups):
+        taken = averaged(group) if over_seeds else group
+        perplexity, bits, low, high = exposure_by_perplexity(taken, over_seeds).T
+        style = line_style(index)
+        panel.vlines(perplexity, low, high, color=style["color"], alpha=0.3, linewidth=2)
+        lines += panel.plot(perplexity, bits, **style, markersize=6, markeredgecolor="white", markeredgewidth=0.7)
+        labels.append(label_of(group, runs, len(taken) if over_seeds else None))
+    panel.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7)))
+    panel.xaxis.set_major_formatter(ScalarFormatter())
+    panel.xaxis.set_minor_formatter(NullFormatter())
+    panel.set_ylim(bottom=0, top=1.08 * max(float(np.max(line.get_ydata(), initial=0.0)) for line in lines) or 1.0)
+    legend = figure.legend(
+        lines, labels, loc="outside lower center", ncols=min(2, len(lines)), frameon=False, handlelength=3.5
+    )
+    legend.set_title(plain(f"{BARS[over_seeds]}\n{NOTE}"))
+    return figure
+
+
+def exposure_by_perplexity(runs: Sequence[RunResults], over_seeds: bool) -> Values:
+    """Return float64 [evaluations, 4]: perplexity, mean exposure in bits, and both ends of its interval.
+
+    Args:
+        runs: one run, or those of a setting's seeds; evaluations that only some of them have are left out.
+        over_seeds: whether intervals are over the runs' means, otherwise over the canaries of one run.
+    """
+    losses = curve(runs, _log_perplexity, in_epochs=False, over_seeds=over_seeds)
+    exposures = curve(runs, partial(measured_values, PRIMARY), in_epochs=False, over_seeds=over_seeds)
+    _, of_losses, of_exposures = np.intersect1d(losses.x, exposures.x, return_indices=True)
+    columns = (
+        np.exp(losses.y[of_losses]),
+        *(part[of_exposures] for part in (exposures.y, exposures.low, exposures.high)),
+    )
+    return np.column_stack(columns)
+
+
+def _log_perplexity(run: RunResults, round_: int) -> Values | None:
+    perplexity = measured_values(PERPLEXITY, run, round_)
+    return None if perplexity is None else np.log(perplexity)

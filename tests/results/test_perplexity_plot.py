@@ -1,0 +1,66 @@
+"""The figure of exposure against perplexity: its values over seeds and of one run, and what it refuses."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import Flsim
+
+from flsim.base.errors import InputError
+from flsim.results.inference import t_interval
+from flsim.results.perplexity_plot import draw_against_perplexity, plot_against_perplexity
+from flsim.results.store import RunResults, read_run
+
+MakeRun = Callable[..., Path]
+
+
+def measured(perplexity: float, bits: float) -> dict[str, list[float] | float]:
+    return {"perplexity": perplexity, "exposure": [bits - 1, bits, bits + 1] * 3}
+
+
+@pytest.fixture
+def seeds(make_run: MakeRun) -> list[RunResults]:
+    """Two seeds of a setting; the first was evaluated once more."""
+    trained = [
+        {10: measured(80, 1), 20: measured(20, 3), 30: measured(10, 7)},
+        {10: measured(20, 2), 20: measured(5, 5)},
+    ]
+    return [
+        read_run(make_run(rounds, name=f"seed-{seed}", seed=seed, series="a")) for seed, rounds in enumerate(trained)
+    ]
+
+
+def test_over_seeds_perplexity_is_a_geometric_mean_at_evaluations_that_all_have(seeds: list[RunResults]) -> None:
+    figure = draw_against_perplexity(seeds, over_seeds=True)
+    (panel,) = figure.axes
+    (line,) = panel.get_lines()
+    assert np.asarray(line.get_data()) == pytest.approx(np.array([[40, 10], [1.5, 4]]))  # sqrt(80 20), sqrt(20 5)
+    (bars,) = panel.collections
+    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]  # type: ignore[attr-defined]
+    assert ends == [pytest.approx(t_interval(np.array(bits))) for bits in ([1.0, 2.0], [3.0, 5.0])]
+    assert panel.get_xscale() == "log"
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["IID, FedAvg, b_u = 16 (2 seeds)"]
+
+
+def test_each_run_has_a_line_of_its_own_and_intervals_over_its_canaries(seeds: list[RunResults]) -> None:
+    (panel,) = draw_against_perplexity(seeds).axes
+    long, short = (np.asarray(line.get_data()) for line in panel.get_lines())
+    assert long == pytest.approx(np.array([[80, 20, 10], [1, 3, 7]]))
+    assert short == pytest.approx(np.array([[20, 5], [2, 5]]))
+    first = panel.collections[0].get_segments()[0][:, 1].tolist()  # type: ignore[attr-defined]
+    assert first == pytest.approx(t_interval(np.array([0.0, 1.0, 2.0] * 3)))
+
+
+def test_the_command_writes_it(flsim: Flsim, seeds: list[RunResults], tmp_path: Path) -> None:
+    assert flsim("plot", *(run.name for run in seeds), "--kind", "perplexity", "--out", "a.svg") == (0, "", "")
+    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
+
+
+def test_without_both_there_is_nothing_to_draw(make_run: MakeRun, tmp_path: Path) -> None:
+    for name, rounds in (("new", {}), ("decided", {10: {"rs": [0.0] * 9, "perplexity": 3.0}})):
+        run = read_run(make_run(rounds, name=name))
+        with pytest.raises(InputError, match=f"{name}: no evaluation has exposure and perplexity"):
+            plot_against_perplexity([run], tmp_path / "a.png")
+        assert not (tmp_path / "a.png").exists()
