@@ -27,7 +27,7 @@ from flsim.base.errors import InputError, RunFailed
 from flsim.base.memory import PeakMemory
 from flsim.base.progress import say
 from flsim.data.corpus import Split
-from flsim.runs.config import Config
+from flsim.runs.config import Config, FederatedConfig
 from flsim.runs.config.arms import settings_of_both, shared_rounds
 from flsim.sweeps.definition import Planned, longest_first
 from flsim.sweeps.folder import SweepFolder
@@ -192,9 +192,10 @@ def train_all(
 
 def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable[[], None]) -> Iterator[Ended]:
     """Train jobs on the connected cluster, as tasks: an actor would cost each run a new process."""
-    shares = {job.name: share(job.config, nodes()) for job in jobs}
+    machines = nodes()
     for job in jobs:
-        _refuse_what_does_not_fit(job, *shares[job.name])
+        refuse_what_does_not_fit(job.name, job.config, machines)
+    shares = {job.name: share(job.config, machines) for job in jobs}
     waiting, working, tries = list(jobs), dict[ray.ObjectRef, Job](), dict.fromkeys(shares, 0)
     while waiting or working:
         unfinished = {job.name for job in (*waiting, *working.values())}
@@ -220,11 +221,18 @@ def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable
         look()
 
 
-def _refuse_what_does_not_fit(job: Job, cpus: int, gpus: float) -> None:
-    if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in nodes()):
+def refuse_what_does_not_fit(name: str, config: Config, machines: Sequence[dict[str, float]]) -> None:
+    """Raise InputError where no machine, of Ray resources by name, has the CPUs and GPUs that a run holds."""
+    cpus, gpus = share(config, machines)
+    if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in machines):
+        without = (
+            "--set system.gpus_per_client=0"
+            if isinstance(config, FederatedConfig)
+            else "--set system.device=cpu --set system.gpus=0"
+        )
         raise InputError(
-            f"run {job.name} takes {cpus} CPUs and {gpus:g} GPUs, and no Ray node has them; lower system.shards, "
-            f"system.workers or their shares by --set"
+            f"run {name} takes {cpus} CPUs and {gpus:g} GPUs, and no Ray node has them; lower them"
+            + (f", or train on CPUs: {without}" if gpus else "")
         )
 
 

@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from flsim.base.errors import InputError
 from flsim.runs.config import (
     CentralConfig,
     CentralSystemHParams,
@@ -14,7 +15,7 @@ from flsim.runs.config import (
     dump,
 )
 from server.launch import share
-from server.sweep import Ended, Job, train_all
+from server.sweep import Ended, Job, refuse_what_does_not_fit, train_all
 
 CPU_NODE, GPU_NODE = {"CPU": 8.0}, {"CPU": 8.0, "GPU": 1.0}
 DATA = DataHParams(Path("nowhere"))
@@ -47,6 +48,35 @@ def test_a_run_holds_what_its_processes_take(
     config: Config, nodes: list[dict[str, float]], expected: tuple[int, float]
 ) -> None:
     assert share(config, nodes) == expected
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        (federated(shards=9), "run a takes 9 CPUs and 0 GPUs, and no Ray node has them; lower them"),
+        (
+            federated(shards=1, gpus_per_client=0.4, gpus_for_evaluation=0.1),
+            "run a takes 1 CPUs and 0.5 GPUs, and no Ray node has them; lower them, or train on CPUs: "
+            "--set system.gpus_per_client=0",
+        ),
+        (
+            central(device="cuda", gpus=0.3, gpus_for_evaluation=0.1),
+            "run a takes 1 CPUs and 0.4 GPUs, and no Ray node has them; lower them, or train on CPUs: "
+            "--set system.device=cpu --set system.gpus=0",
+        ),
+    ],
+)
+def test_what_no_machine_has_is_refused_and_says_what_to_set(config: Config, message: str) -> None:
+    with pytest.raises(InputError) as refused:
+        refuse_what_does_not_fit("a", config, [CPU_NODE])
+    assert str(refused.value) == message
+
+
+def test_what_to_set_trains_on_cpus() -> None:
+    """Both do, in place of a tier's shares of a GPU."""
+    for config in (federated(shards=1, gpus_per_client=0), central(device="cpu", gpus=0)):
+        refuse_what_does_not_fit("a", config, [CPU_NODE])
+        assert share(config, [CPU_NODE]) == (1, 0)
 
 
 def test_a_run_that_cannot_begin_says_why_and_the_next_one_is_tried(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ class CentralSystemHParams(CommonSystemHParams):
         threads: CPU cores, and torch threads, of a training process. Unit: cores.
         gpus: GPUs of a training process, at most 1, e.g. 0.2 for four runs on one GPU, each with an evaluator. The
             process may fill this share of the GPU's memory. When not set with device "cuda": what the evaluators leave
-            of one GPU. Unit: GPUs.
+            of one GPU. With device "cpu": 0 or not set. Unit: GPUs.
         retries: Times in a row that training restarts from the newest checkpoint after a process died, before the run
             fails. The pauses before them are 1, 2, 4, ... seconds. Unit: attempts.
         physical_batch: With clip or noise: records whose gradients are in memory at the same time, about 40 MB each for
@@ -82,10 +82,10 @@ class CentralSystemHParams(CommonSystemHParams):
         at_least_one(workers=self.workers, threads=self.threads, physical_batch=self.physical_batch)
         if self.retries < 0:
             raise InputError(f"retries must not be negative, found {self.retries}")
-        if self.gpus is None:
+        if self.gpus is None or (self.device == "cpu" and self.gpus == 0):
             return
         if self.device != "cuda":
-            raise InputError('gpus is for device "cuda"; remove it, or set device = "cuda"')
+            raise InputError('gpus is for device "cuda"; remove it or set it to 0, or set device = "cuda"')
         if not 0 < self.gpus <= 1:
             raise InputError(f"gpus must be above 0 and at most 1, found {self.gpus:g}")
         if self.workers > 1 and self.gpus <= 0.5:
