@@ -9,13 +9,14 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import LogLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from flsim.base.errors import InputError
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.utility import PERPLEXITY
 from flsim.results.curves import Values, averaged, curve, label_of, measured_values
 from flsim.results.figures import line_style, plain, refuse_other_than_figure, write_figure
+from flsim.results.plots import draw_ceilings
 from flsim.results.seeds import by_series, has_means
 from flsim.results.store import RunResults
 
@@ -51,8 +52,9 @@ def plot_against_perplexity(runs: Sequence[RunResults], path: Path, over_seeds: 
 def draw_against_perplexity(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     """Return a figure with a line for each run or setting, from one evaluation to the next.
 
-    Perplexity has a logarithmic scale. A run that diverged ends at its last finite evaluation. Over seeds, runs that
-    diverged are left out, and the label says how many.
+    Perplexity has a logarithmic scale. A dotted line is the largest exposure that the references can show. A run that
+    diverged ends at its last finite evaluation. Over seeds, runs that diverged are left out, and the label says how
+    many.
     """
     groups = by_series(runs) if over_seeds else [[run] for run in runs]
     figure = Figure(figsize=(7.5, 5.2), layout=ConstrainedLayoutEngine())
@@ -67,10 +69,12 @@ def draw_against_perplexity(runs: Sequence[RunResults], over_seeds: bool = False
         panel.vlines(perplexity, low, high, color=style["color"], alpha=0.3, linewidth=2)
         lines += panel.plot(perplexity, bits, **style, markersize=6, markeredgecolor="white", markeredgewidth=0.7)
         labels.append(label_of(group, runs, len(taken) if over_seeds else None))
-    panel.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 4, 5, 7)))
+    x, y = (np.concatenate([np.asarray(line.get_data()[axis]) for line in lines]) for axis in (0, 1))
+    panel.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if x.max() > 3 * x.min() else MaxNLocator(6))
     panel.xaxis.set_major_formatter(ScalarFormatter())
-    panel.xaxis.set_minor_formatter(NullFormatter())
-    panel.set_ylim(bottom=0, top=1.08 * max(float(np.max(line.get_ydata(), initial=0.0)) for line in lines) or 1.0)
+    panel.xaxis.set_minor_locator(NullLocator())
+    panel.set_ylim(bottom=0, top=1.08 * y.max() or 1.0)
+    draw_ceilings(panel, runs)
     legend = figure.legend(
         lines, labels, loc="outside lower center", ncols=min(2, len(lines)), frameon=False, handlelength=3.5
     )

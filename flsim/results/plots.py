@@ -89,7 +89,7 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
             panel.tick_params(labelbottom=True)
     _scale(panels, counts[-1])
     for primary in (quantity for quantity in panels if quantity.is_primary):
-        _draw_ceilings(panels[primary], [run for group in taken for run in group])
+        draw_ceilings(panels[primary], [run for group in taken for run in group])
     legend = figure.legend(
         grid[0].get_lines(),
         [label_of(group, runs, len(drawn) if over_seeds else None) for group, drawn in zip(groups, taken, strict=True)],
@@ -127,7 +127,7 @@ def _unit(quantity: Quantity, of_all: str) -> str:
     return f"{unit} (log)".strip() if quantity.is_log else unit
 
 
-def _draw_ceilings(panel: Axes, runs: Sequence[RunResults]) -> None:
+def draw_ceilings(panel: Axes, runs: Sequence[RunResults]) -> None:
     """Draw the largest exposure that the runs' references can show, if the scale reaches at least half of it."""
     references = {run.references(run.evaluated[-1]) for run in runs if run.evaluated}
     for ceiling in sorted(math.log2(count + 1) for count in references if count):
