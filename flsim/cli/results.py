@@ -187,7 +187,7 @@ def plot(
     ] = Kind.rounds,
     over_seeds: OverSeeds = None,
 ) -> None:
-    """Plot what runs memorized: over epochs, against perplexity, or against exposure.
+    """Plot what runs memorized: over epochs, or against perplexity.
 
     The figure of --kind rounds, the default, shows mean exposure, perplexity, and how many canaries Random Sampling
     (RS) and Beam Search (BS) extract. It is over rounds where the epochs of a run are unknown. perplexity shows mean
