@@ -57,3 +57,18 @@ def share(config: Config, resources: Sequence[dict[str, float]]) -> tuple[int, f
         processes, cpus = config.system.workers, config.system.threads
     gpus = processes * training + system.evaluators * evaluation
     return processes * cpus, round(gpus, 4) if gpus <= 1 else float(-(-gpus // 1))
+
+
+def refuse_what_does_not_fit(name: str, config: Config, machines: Sequence[dict[str, float]]) -> None:
+    """Raise InputError where no machine, of Ray resources by name, has the CPUs and GPUs that a run holds."""
+    cpus, gpus = share(config, machines)
+    if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in machines):
+        without = (
+            "--set system.gpus_per_client=0"
+            if isinstance(config, FederatedConfig)
+            else "--set system.device=cpu --set system.gpus=0"
+        )
+        raise InputError(
+            f"run {name} takes {cpus} CPUs and {gpus:g} GPUs, and no Ray node has them; lower them"
+            + (f", or train on CPUs: {without}" if gpus else "")
+        )

@@ -23,17 +23,17 @@ from pathlib import Path
 import ray
 from ray.exceptions import RayError
 
-from flsim.base.errors import InputError, RunFailed
+from flsim.base.errors import RunFailed
 from flsim.base.memory import PeakMemory
 from flsim.base.progress import say
 from flsim.data.corpus import Split
-from flsim.runs.config import Config, FederatedConfig
+from flsim.runs.config import Config
 from flsim.runs.config.arms import settings_of_both, shared_rounds
 from flsim.sweeps.definition import Planned, longest_first
 from flsim.sweeps.folder import SweepFolder
 from flsim.sweeps.screen import Screen
 from server.cluster.start import cluster, end_with_parent, nodes
-from server.launch import share
+from server.launch import refuse_what_does_not_fit, share
 
 TRIES = 2  # attempts at a run whose process died
 LOOK = 1.0  # seconds between two checks of the runs' progress
@@ -219,21 +219,6 @@ def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable
             else:
                 yield _ended(job, code, message)
         look()
-
-
-def refuse_what_does_not_fit(name: str, config: Config, machines: Sequence[dict[str, float]]) -> None:
-    """Raise InputError where no machine, of Ray resources by name, has the CPUs and GPUs that a run holds."""
-    cpus, gpus = share(config, machines)
-    if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in machines):
-        without = (
-            "--set system.gpus_per_client=0"
-            if isinstance(config, FederatedConfig)
-            else "--set system.device=cpu --set system.gpus=0"
-        )
-        raise InputError(
-            f"run {name} takes {cpus} CPUs and {gpus:g} GPUs, and no Ray node has them; lower them"
-            + (f", or train on CPUs: {without}" if gpus else "")
-        )
 
 
 def _command(job: Job, address: str | None = None, cpus: int | None = None) -> list[str]:

@@ -26,7 +26,7 @@ PLOT_EPILOG = """Example: flsim plot runs/iid runs/non-iid --out memorization.pn
 
 Example: flsim plot runs/seed-* --each-seed --out memorization.svg
 
-Example: flsim plot runs/four-worlds-demo --kind perplexity --out worlds.png
+Example: flsim plot runs/four-worlds-demo --kind utility --out worlds.png
 
 Example: flsim plot runs/secret-sharer-figures-smoke --kind search --out search.png"""
 
@@ -83,7 +83,7 @@ class Kind(StrEnum):
     """Kind of a plot."""
 
     rounds = "rounds"
-    perplexity = "perplexity"
+    utility = "utility"
     loss = "loss"
     search = "search"
     ranks = "ranks"
@@ -182,7 +182,7 @@ def plot(
         Kind,
         typer.Option(
             metavar="KIND",
-            help="Kind of the figure: rounds, perplexity, loss, search or ranks, e.g. perplexity.",
+            help="Kind of the figure: rounds, utility, loss, search or ranks, e.g. utility.",
         ),
     ] = Kind.rounds,
     over_seeds: OverSeeds = None,
@@ -190,7 +190,7 @@ def plot(
     """Plot what runs memorized: over epochs, or against perplexity.
 
     The figure of --kind rounds, the default, shows mean exposure, perplexity, and how many canaries Random Sampling
-    (RS) and Beam Search (BS) extract. It is over rounds where the epochs of a run are unknown. perplexity shows mean
+    (RS) and Beam Search (BS) extract. It is over rounds where the epochs of a run are unknown. utility shows mean
     exposure against perplexity: which runs memorize less at like utility.
 
     The other kinds are figures of The Secret Sharer (Carlini et al., 2018). loss shows training loss, test loss and
@@ -229,10 +229,10 @@ def plot(
         from flsim.results.rank_plot import plot_ranks
 
         plot_ranks(results, out)
-    elif kind is Kind.perplexity:
-        from flsim.results.perplexity_plot import plot_against_perplexity
+    elif kind is Kind.utility:
+        from flsim.results.utility_plot import plot_against_utility
 
-        plot_against_perplexity(results, out, over_seeds)
+        plot_against_utility(results, out, over_seeds)
     else:
         from flsim.results.plots import plot_rounds
 

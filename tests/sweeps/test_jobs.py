@@ -14,8 +14,8 @@ from flsim.runs.config import (
     SystemHParams,
     dump,
 )
-from server.launch import share
-from server.sweep import Ended, Job, refuse_what_does_not_fit, train_all
+from server.launch import refuse_what_does_not_fit, share
+from server.sweep import Ended, Job, train_all
 
 CPU_NODE, GPU_NODE = {"CPU": 8.0}, {"CPU": 8.0, "GPU": 1.0}
 DATA = DataHParams(Path("nowhere"))

@@ -27,8 +27,8 @@ BARS = {
 NOTE = "Training goes from right to left. A lower line memorizes less at like utility."
 
 
-def plot_against_perplexity(runs: Sequence[RunResults], path: Path, over_seeds: bool | None = None) -> None:
-    """Write the figure of `draw_against_perplexity`, whole or not at all.
+def plot_against_utility(runs: Sequence[RunResults], path: Path, over_seeds: bool | None = None) -> None:
+    """Write the figure of `draw_against_utility`, whole or not at all.
 
     Args:
         runs: the results of each run.
@@ -40,16 +40,16 @@ def plot_against_perplexity(runs: Sequence[RunResults], path: Path, over_seeds: 
             perplexity, or `by_series` refuses the runs.
     """
     refuse_other_than_figure(path)
-    if not any(len(exposure_by_perplexity([run], over_seeds=False)) for run in runs):
+    if not any(len(exposure_by_utility([run], over_seeds=False)) for run in runs):
         names = ", ".join(run.name for run in runs) or "no runs"
-        raise InputError(f"--kind perplexity: {names}: no evaluation has exposure and perplexity, nothing to plot")
+        raise InputError(f"--kind utility: {names}: no evaluation has exposure and perplexity, nothing to plot")
     if over_seeds is None:
         with suppress(InputError):  # some settings have no mean
             over_seeds = has_means(runs)
-    write_figure(lambda: draw_against_perplexity(runs, bool(over_seeds)), path)
+    write_figure(lambda: draw_against_utility(runs, bool(over_seeds)), path)
 
 
-def draw_against_perplexity(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
+def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     """Return a figure with a line for each run or setting, from one evaluation to the next.
 
     Perplexity has a logarithmic scale. A dotted line is the largest exposure that the references can show. A run that
@@ -64,7 +64,7 @@ def draw_against_perplexity(runs: Sequence[RunResults], over_seeds: bool = False
     lines, labels = [], []
     for index, group in enumerate(groups):
         taken = averaged(group) if over_seeds else group
-        perplexity, bits, low, high = exposure_by_perplexity(taken, over_seeds).T
+        perplexity, bits, low, high = exposure_by_utility(taken, over_seeds).T
         style = line_style(index)
         panel.vlines(perplexity, low, high, color=style["color"], alpha=0.3, linewidth=2)
         lines += panel.plot(perplexity, bits, **style, markersize=6, markeredgecolor="white", markeredgewidth=0.7)
@@ -82,7 +82,7 @@ def draw_against_perplexity(runs: Sequence[RunResults], over_seeds: bool = False
     return figure
 
 
-def exposure_by_perplexity(runs: Sequence[RunResults], over_seeds: bool) -> Values:
+def exposure_by_utility(runs: Sequence[RunResults], over_seeds: bool) -> Values:
     """Return float64 [evaluations, 4]: perplexity, mean exposure in bits, and both ends of its interval.
 
     Args:

@@ -9,8 +9,8 @@ from helpers import Flsim
 
 from flsim.base.errors import InputError
 from flsim.results.inference import t_interval
-from flsim.results.perplexity_plot import draw_against_perplexity, plot_against_perplexity
 from flsim.results.store import RunResults, read_run
+from flsim.results.utility_plot import draw_against_utility, plot_against_utility
 
 MakeRun = Callable[..., Path]
 
@@ -32,7 +32,7 @@ def seeds(make_run: MakeRun) -> list[RunResults]:
 
 
 def test_over_seeds_perplexity_is_a_geometric_mean_at_evaluations_that_all_have(seeds: list[RunResults]) -> None:
-    figure = draw_against_perplexity(seeds, over_seeds=True)
+    figure = draw_against_utility(seeds, over_seeds=True)
     (panel,) = figure.axes
     (line,) = panel.get_lines()
     assert np.asarray(line.get_data()) == pytest.approx(np.array([[40, 10], [1.5, 4]]))  # sqrt(80 20), sqrt(20 5)
@@ -45,7 +45,7 @@ def test_over_seeds_perplexity_is_a_geometric_mean_at_evaluations_that_all_have(
 
 
 def test_each_run_has_a_line_of_its_own_and_intervals_over_its_canaries(seeds: list[RunResults]) -> None:
-    (panel,) = draw_against_perplexity(seeds).axes
+    (panel,) = draw_against_utility(seeds).axes
     long, short = (np.asarray(line.get_data()) for line in panel.get_lines())
     assert long == pytest.approx(np.array([[80, 20, 10], [1, 3, 7]]))
     assert short == pytest.approx(np.array([[20, 5], [2, 5]]))
@@ -54,7 +54,7 @@ def test_each_run_has_a_line_of_its_own_and_intervals_over_its_canaries(seeds: l
 
 
 def test_the_command_writes_it(flsim: Flsim, seeds: list[RunResults], tmp_path: Path) -> None:
-    assert flsim("plot", *(run.name for run in seeds), "--kind", "perplexity", "--out", "a.svg") == (0, "", "")
+    assert flsim("plot", *(run.name for run in seeds), "--kind", "utility", "--out", "a.svg") == (0, "", "")
     assert (tmp_path / "a.svg").read_text().startswith("<?xml")
 
 
@@ -62,5 +62,5 @@ def test_without_both_there_is_nothing_to_draw(make_run: MakeRun, tmp_path: Path
     for name, rounds in (("new", {}), ("decided", {10: {"rs": [0.0] * 9, "perplexity": 3.0}})):
         run = read_run(make_run(rounds, name=name))
         with pytest.raises(InputError, match=f"{name}: no evaluation has exposure and perplexity"):
-            plot_against_perplexity([run], tmp_path / "a.png")
+            plot_against_utility([run], tmp_path / "a.png")
         assert not (tmp_path / "a.png").exists()
