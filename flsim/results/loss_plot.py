@@ -5,7 +5,6 @@ Carlini et al. (2018), "The Secret Sharer", Figure 4 (section 6.1).
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from flsim.measures.extrapolation import BITS
 from flsim.measures.utility import PERPLEXITY
 from flsim.results.curves import EPOCHS, Curve, Values, averaged, curve, know_epochs, label_of, measured_values
 from flsim.results.figures import COLOURS, ROUNDS, plain, refuse_other_than_figure, write_figure
-from flsim.results.seeds import by_series, has_means
+from flsim.results.seeds import by_series, wants_means
 from flsim.results.store import RunResults
 
 GREY = "#555555"
@@ -64,10 +63,7 @@ def plot_losses(runs: Sequence[RunResults], losses: Losses, path: Path, over_see
         raise InputError(f"--kind loss: {names}: rounds.jsonl has no training loss; restore it, or plot without --kind")
     if not any(run.of_planted(PRIMARY.name, round_) is not None for run in runs for round_ in run.evaluated):
         raise InputError(f"--kind loss: {names}: no evaluation has exposure; train without evaluation.decide")
-    if over_seeds is None:
-        with suppress(InputError):  # some settings have no mean
-            over_seeds = has_means(runs)
-    write_figure(lambda: draw_losses(runs, losses, bool(over_seeds)), path)
+    write_figure(lambda: draw_losses(runs, losses, wants_means(runs, over_seeds)), path)
 
 
 def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = False) -> Figure:

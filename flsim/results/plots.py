@@ -2,12 +2,12 @@
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
@@ -20,7 +20,7 @@ from flsim.results.columns import quantities_of
 from flsim.results.curves import EPOCHS, Curve, averaged, curve, know_epochs, label_of, measured_values
 from flsim.results.figures import ROUNDS, line_style, plain, write_figure
 from flsim.results.figures import refuse_other_than_figure as refuse_other_than_figure
-from flsim.results.seeds import by_series, has_means
+from flsim.results.seeds import by_series, wants_means
 from flsim.results.store import RunResults
 
 CEILING = "#555555"
@@ -45,10 +45,7 @@ def plot_rounds(runs: Sequence[RunResults], path: Path, over_seeds: bool | None 
     refuse_other_than_figure(path)
     if not any(run.evaluated for run in runs):
         raise InputError(f"{', '.join(run.name for run in runs) or 'no runs'}: not evaluated yet, nothing to plot")
-    if over_seeds is None:
-        with suppress(InputError):  # some settings have no mean
-            over_seeds = has_means(runs)
-    write_figure(lambda: draw_rounds(runs, bool(over_seeds)), path)
+    write_figure(lambda: draw_rounds(runs, wants_means(runs, over_seeds)), path)
 
 
 def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
@@ -182,9 +179,14 @@ def _scale_by_logarithm(panel: Axes, high: float) -> None:
         margin = (high / low) ** 0.08 * 1.01
         panel.set_yscale("log")
         panel.set_ylim(low / margin, high * margin)
-        panel.yaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if high > 3 * low else MaxNLocator(6))
-        panel.yaxis.set_major_formatter(ScalarFormatter())
-        panel.yaxis.set_minor_locator(NullLocator())
+        mark_logarithmic(panel.yaxis, low, high)
+
+
+def mark_logarithmic(axis: Axis, low: float, high: float) -> None:
+    """Mark plain numbers on a logarithmic axis, also where it spans less than a factor of ten."""
+    axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if high > 3 * low else MaxNLocator(6))
+    axis.set_major_formatter(ScalarFormatter())
+    axis.set_minor_locator(NullLocator())
 
 
 def _heights(panel: Axes) -> NDArray[np.float64]:

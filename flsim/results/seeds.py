@@ -117,6 +117,16 @@ def has_means(runs: Sequence[RunResults], round: int | None = None, epoch: float
     return any(len(sample(group, round, epoch).taken) > 1 for group in by_series(runs))
 
 
+def wants_means(runs: Sequence[RunResults], over_seeds: bool | None) -> bool:
+    """Return whether a figure averages over seeds: as asked for; by None where a setting has two and means exist."""
+    if over_seeds is not None:
+        return over_seeds
+    try:
+        return has_means(runs)
+    except InputError:  # some settings have no mean
+        return False
+
+
 def _where(round: int | None, epoch: float | None) -> str:
     if epoch is not None:
         return f"at {epoch:g} epochs"

@@ -1,7 +1,6 @@
 """Figure of exposure against perplexity: what runs memorized at like utility."""
 
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -9,15 +8,14 @@ import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
 
 from flsim.base.errors import InputError
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.utility import PERPLEXITY
 from flsim.results.curves import Values, averaged, curve, label_of, measured_values
 from flsim.results.figures import line_style, plain, refuse_other_than_figure, write_figure
-from flsim.results.plots import draw_ceilings
-from flsim.results.seeds import by_series, has_means
+from flsim.results.plots import draw_ceilings, mark_logarithmic
+from flsim.results.seeds import by_series, wants_means
 from flsim.results.store import RunResults
 
 BARS = {
@@ -43,10 +41,7 @@ def plot_against_utility(runs: Sequence[RunResults], path: Path, over_seeds: boo
     if not any(len(exposure_by_utility([run], over_seeds=False)) for run in runs):
         names = ", ".join(run.name for run in runs) or "no runs"
         raise InputError(f"--kind utility: {names}: no evaluation has exposure and perplexity, nothing to plot")
-    if over_seeds is None:
-        with suppress(InputError):  # some settings have no mean
-            over_seeds = has_means(runs)
-    write_figure(lambda: draw_against_utility(runs, bool(over_seeds)), path)
+    write_figure(lambda: draw_against_utility(runs, wants_means(runs, over_seeds)), path)
 
 
 def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
@@ -70,10 +65,9 @@ def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -
         lines += panel.plot(perplexity, bits, **style, markersize=6, markeredgecolor="white", markeredgewidth=0.7)
         labels.append(label_of(group, runs, len(taken) if over_seeds else None))
     x, y = (np.concatenate([np.asarray(line.get_data()[axis]) for line in lines]) for axis in (0, 1))
-    panel.xaxis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if x.max() > 3 * x.min() else MaxNLocator(6))
-    panel.xaxis.set_major_formatter(ScalarFormatter())
-    panel.xaxis.set_minor_locator(NullLocator())
-    panel.set_ylim(bottom=0, top=1.08 * y.max() or 1.0)
+    if len(x):  # over seeds, all runs may have diverged
+        mark_logarithmic(panel.xaxis, x.min(), x.max())
+    panel.set_ylim(bottom=0, top=1.08 * y.max(initial=0.0) or 1.0)
     draw_ceilings(panel, runs)
     legend = figure.legend(
         lines, labels, loc="outside lower center", ncols=min(2, len(lines)), frameon=False, handlelength=3.5
