@@ -7,14 +7,13 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.measures.built_in import PRIMARY
-from flsim.measures.utility import PERPLEXITY
 from flsim.report.blocks import Block, Cell, Figure, Group, Heading, Prose, Table, left, number
 from flsim.report.figures import legend_of, style_of
 from flsim.report.gather import Gathered, Setting
 from flsim.report.svg import STYLES, Axis, Panel, spanning
 from flsim.report.worlds import both
 from flsim.results.compare import signed
+from flsim.results.curves import exposure_by_utility
 from flsim.results.like_utility import LikeUtility, like_utility
 
 CAPTION = (
@@ -32,7 +31,7 @@ def at_like_utility(gathered: Gathered) -> list[Block]:
     panels: list[tuple[Cell, Markup]] = []
     drawn: list[Setting] = []
     for index, line in enumerate(gathered.lines):
-        begun = [setting for setting in line.settings if setting.shown_runs and len(path_of(setting)) > 1]
+        begun = [setting for setting in line.settings if setting.shown_runs and len(_path_of(setting)) > 1]
         if begun:
             panels.append((line.label, _panel(begun, [style_of(setting) for setting in begun], f"line-{index}")))
             drawn += begun
@@ -47,16 +46,13 @@ def at_like_utility(gathered: Gathered) -> list[Block]:
     return [*blocks, *_compared(gathered)]
 
 
-def path_of(setting: Setting) -> NDArray[np.float64]:
+def _path_of(setting: Setting) -> NDArray[np.float64]:
     """Return float64 [evaluations, 2]: perplexity, as a geometric mean over seeds, and mean exposure."""
-    perplexities, exposures = (setting.curve(name, in_epochs=False) for name in (PERPLEXITY.name, PRIMARY.name))
-    common = np.intersect1d(perplexities[:, 0], exposures[:, 0])
-    at_common = [curve[np.isin(curve[:, 0], common)] for curve in (perplexities, exposures)]
-    return np.column_stack([np.exp(np.log(at_common[0][:, 2:]).mean(axis=1)), at_common[1][:, 1]])
+    return exposure_by_utility([run.results for run, _ in setting.shown_runs], over_seeds=True)[:, :2]
 
 
 def _panel(settings: Sequence[Setting], styles: Sequence[int], id_: str) -> Markup:
-    paths = [path_of(setting) for setting in settings]
+    paths = [_path_of(setting) for setting in settings]
     top = max(float(path[:, 1].max()) for path in paths)
     x = spanning([float(value) for path in paths for value in path[:, 0]], "perplexity, log scale")
     panel, descriptions = Panel(x, Axis(0, 1.08 * top or 1.0, "bits")), []

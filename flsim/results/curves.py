@@ -3,12 +3,15 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity
+from flsim.measures.utility import PERPLEXITY
 from flsim.results.figures import plain
 from flsim.results.inference import t_interval
 from flsim.results.store import RunResults
@@ -58,6 +61,23 @@ def curve(
             x = np.mean([run.epochs_of(round_) if in_epochs else round_ for run in runs])
             points.append((x, means.mean(), *t_interval(means if over_seeds else values[0])))
     return Curve(*np.array(points, dtype="float64").reshape(-1, 4).T)
+
+
+def exposure_by_utility(runs: Sequence[RunResults], over_seeds: bool) -> Values:
+    """Return float64 [evaluations, 4]: perplexity, mean exposure in bits, and both ends of its interval.
+
+    Args:
+        runs: one run, or those of a setting's seeds; evaluations that only some of them have are left out.
+        over_seeds: whether intervals are over the runs' means, otherwise over the canaries of one run.
+    """
+    losses = curve(runs, _log_perplexity, in_epochs=False, over_seeds=over_seeds)
+    exposures = curve(runs, partial(measured_values, PRIMARY), in_epochs=False, over_seeds=over_seeds)
+    _, of_losses, of_exposures = np.intersect1d(losses.x, exposures.x, return_indices=True)
+    columns = (
+        np.exp(losses.y[of_losses]),
+        *(part[of_exposures] for part in (exposures.y, exposures.low, exposures.high)),
+    )
+    return np.column_stack(columns)
 
 
 def drawn_rounds(rounds: list[int]) -> list[int]:
@@ -111,3 +131,8 @@ def label_of(group: Sequence[RunResults], runs: Sequence[Any], means_over: int |
         status = f" ({run.status}, round {run.round})" if run.status != "completed" else ""
         label = f"{run.setting}{name}{status}"
     return plain(label)
+
+
+def _log_perplexity(run: RunResults, round_: int) -> Values | None:
+    perplexity = measured_values(PERPLEXITY, run, round_)
+    return None if perplexity is None else np.log(perplexity)

@@ -1,7 +1,6 @@
 """Figure of exposure against perplexity: what runs memorized at like utility."""
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,9 +9,7 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from flsim.base.errors import InputError
-from flsim.measures.built_in import PRIMARY
-from flsim.measures.utility import PERPLEXITY
-from flsim.results.curves import Values, averaged, curve, label_of, measured_values
+from flsim.results.curves import averaged, exposure_by_utility, label_of
 from flsim.results.figures import line_style, plain, refuse_other_than_figure, write_figure
 from flsim.results.plots import draw_ceilings, mark_logarithmic
 from flsim.results.seeds import by_series, wants_means
@@ -74,25 +71,3 @@ def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -
     )
     legend.set_title(plain(f"{BARS[over_seeds]}\n{NOTE}"))
     return figure
-
-
-def exposure_by_utility(runs: Sequence[RunResults], over_seeds: bool) -> Values:
-    """Return float64 [evaluations, 4]: perplexity, mean exposure in bits, and both ends of its interval.
-
-    Args:
-        runs: one run, or those of a setting's seeds; evaluations that only some of them have are left out.
-        over_seeds: whether intervals are over the runs' means, otherwise over the canaries of one run.
-    """
-    losses = curve(runs, _log_perplexity, in_epochs=False, over_seeds=over_seeds)
-    exposures = curve(runs, partial(measured_values, PRIMARY), in_epochs=False, over_seeds=over_seeds)
-    _, of_losses, of_exposures = np.intersect1d(losses.x, exposures.x, return_indices=True)
-    columns = (
-        np.exp(losses.y[of_losses]),
-        *(part[of_exposures] for part in (exposures.y, exposures.low, exposures.high)),
-    )
-    return np.column_stack(columns)
-
-
-def _log_perplexity(run: RunResults, round_: int) -> Values | None:
-    perplexity = measured_values(PERPLEXITY, run, round_)
-    return None if perplexity is None else np.log(perplexity)
