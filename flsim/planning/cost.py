@@ -120,10 +120,9 @@ def fit(observed: Sequence[Observed], quantile: float | None = None) -> Cost:
     def middle_of(name: str) -> float:
         return middle([getattr(run, name) for run in observed])
 
-    references = np.array([run.references for run in observed])
-    evaluation, per_reference = middle_of("evaluation"), 0.0
-    if len(np.unique(references)) > 1:
-        evaluation, per_reference = _line(references, np.array([run.evaluation for run in observed]))
+    references = np.unique([run.references for run in observed])
+    evaluations = [middle([run.evaluation for run in observed if run.references == number]) for number in references]
+    evaluation, per_reference = _line(references, np.array(evaluations))
     starts = [run.start for run in observed if run.start is not None]
     return Cost(
         middle(starts) if starts else 0.0,

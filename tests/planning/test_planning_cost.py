@@ -104,6 +104,16 @@ def test_two_numbers_of_references_tell_what_one_costs_and_canaries_cost_alike()
     assert run_seconds(cost, work, saturated=1.0) == pytest.approx(9 + 0.1 + 10 + 2 * 2_030 + 1)
 
 
+def test_a_quantile_of_evaluations_is_taken_at_each_number_of_references() -> None:
+    """At 1,000 references 4 and 6 s, at 4,000 references 7 and 9 s: 3 s and 1 ms a reference, or 5 s and 1 ms."""
+    observed = [
+        Observed(4, 9, (0.1,), 0, 20, seconds, 1, canaries=9, references=count)
+        for count, seconds in ((1_000, 4.0), (1_000, 6.0), (4_000, 7.0), (4_000, 9.0))
+    ]
+    bounds = [fit(observed, quantile).evaluation_seconds(9, 200_000) for quantile in (0.0, None, 1.0)]
+    assert bounds == pytest.approx([203, 204, 205])
+
+
 def test_a_slow_quantile_is_no_quicker() -> None:
     observed = [Observed(4, 9, (0.1, 0.2, 0.3), 0, 5, 2, 1), Observed(40, 12, (1.0, 1.2, 2.0), 0, 7, 3, 2)]
     quick, middle, slow = (
