@@ -17,7 +17,7 @@ from flsim.bench.engine import DrawnUsers, Held
 from flsim.data.vocabulary import Layout
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
-from flsim.training.cohort.engine import SMALL_STEP, CohortEngine
+from flsim.training.cohort.engine import CohortEngine, users_on_cpu
 from flsim.training.hparams import LocalHParams
 from flsim.training.threads import threads
 
@@ -52,12 +52,14 @@ class Measured(NamedTuple):
         parameters: number of parameters of its model.
         users_per_second: with one user after another.
         ratios: how many times as fast so many users at once are.
+        is_stacked: whether its users are stacked unless `system.micro_cohort` is set.
     """
 
     case: Case
     parameters: int
     users_per_second: float
     ratios: dict[int, float]
+    is_stacked: bool
 
 
 def bench_small(case: Case, at_once: Sequence[int], cohort: int, rounds: int = ROUNDS) -> Measured:
@@ -80,7 +82,8 @@ def bench_small(case: Case, at_once: Sequence[int], cohort: int, rounds: int = R
         size: statistics.median(one / stacked for one, stacked in zip(one_by_one, seconds[size][1:], strict=True))
         for size in at_once
     }
-    return Measured(case, sum(map(torch.numel, start.values())), cohort / statistics.median(one_by_one), ratios)
+    parameters, is_stacked = sum(map(torch.numel, start.values())), users_on_cpu(start, hparams) is not None
+    return Measured(case, parameters, cohort / statistics.median(one_by_one), ratios, is_stacked)
 
 
 def describe(rows: Sequence[Measured], at_once: Sequence[int]) -> str:
@@ -90,8 +93,8 @@ def describe(rows: Sequence[Measured], at_once: Sequence[int]) -> str:
         "Users of 250 words, one thread; times as fast as one user after another, by users at once",
         f"      V   D   H   B parameters  users/s{sizes}",
     ]
-    for case, parameters, users_per_second, ratios in rows:
-        star = "*" if parameters * case.batch_size <= SMALL_STEP else " "
+    for case, parameters, users_per_second, ratios, is_stacked in rows:
+        star = "*" if is_stacked else " "
         lines.append(
             f"{star}{case.vocabulary:>6,}{case.embedding:>4}{case.units:>4}{case.batch_size:>4}{parameters:>11,}"
             f"{users_per_second:>9.1f}" + "".join(f"{ratios[size]:>7.2f}" for size in at_once)
