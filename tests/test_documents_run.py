@@ -19,16 +19,16 @@ SMALL = ("canaries.count=1", "training.cohort=8", "evaluation.every_epochs=0.04"
 SHORTER: Mapping[str, Mapping[str, str]] = {
     "README.md": {
         "count=12": "count=1",
-        "cohort=40": "cohort=8",
-        "rounds=100": "rounds=2",
-        "every=100": "every=2",
+        "cohort=20": "cohort=8",
+        "rounds=200": "rounds=2",
+        "every=200": "every=2",
         "20_000": "100",
     },
     "first-run.md": {
         DEMO: f"{DEMO} --set training.rounds=4 {' '.join(f'--set {setting}' for setting in SMALL)}",
-        "round-000100": "round-000004",
+        "round-000200": "round-000004",
         "c43": "c3",
-        "--round 100": "--round 4",
+        "--round 200": "--round 4",
         "--also space": "--also space --samples 20 --nodes 20",
     },
     "dp.md": {"--rounds 7840": "--rounds 100", "--sampler poisson": "--sampler fixed-size"},

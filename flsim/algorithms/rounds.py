@@ -113,8 +113,8 @@ class FederatedTraining:
         seed: the experiment's seed; cohorts, batches and noise are functions of (seed, round).
         shards: number of contiguous ranges of users, each of which gets one request a round.
         engine: the engine that trains users in this process; see `flsim.training.engines.engine_of`.
-        micro_cohort: number of users that the cohort engine trains at once; None to choose it by the device's memory,
-            once for all processes that share `micro_cohorts`.
+        micro_cohort: number of users that the cohort engine trains at once; None to choose it by the model's size on a
+            CPU; on a GPU by the device's memory, once for all processes that share `micro_cohorts`.
         device: torch's name of the device in this process.
         length: number of rounds of the whole training, at whose end a schedule of learning rates ends; None where
             learning rates are constant.
@@ -267,7 +267,8 @@ class FederatedTraining:
         if self.method.has_own_steps:
             return LocalEngine(model, self.local, self.length)
         engine = engine_of(self.engine, model, layout, self.local, self.micro_cohort, memory_share, self.length)
-        self.micro_cohorts.settle(engine, memory_share, self.micro_cohort is not None)
+        # On a CPU the settings decide, and nothing need be recorded.
+        self.micro_cohorts.settle(engine, memory_share, self.micro_cohort is not None or self.device == "cpu")
         return engine
 
     def update(self, engine: Engine, asked: RoundRequest) -> UpdateSum:

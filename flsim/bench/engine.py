@@ -46,12 +46,14 @@ class DrawnUsers:
         spread: standard deviation of the logarithm of a user's number of words, whose median is 2,000: 0 for balanced
             users as in the paper, 1 or more for those of a real population.
         words: the median of a user's number of words; None for 2,000.
+        layout: the tokens; None for a vocabulary of 10,000.
     """
 
     layout = LAYOUT
 
-    def __init__(self, users: int, spread: float = 0.0, words: int | None = None) -> None:
+    def __init__(self, users: int, spread: float = 0.0, words: int | None = None, layout: Layout | None = None) -> None:
         self._users, self._spread, self._words = users, spread, words or USER_WORDS
+        self.layout = layout or self.layout
 
     def __len__(self) -> int:
         return self._users
@@ -59,9 +61,9 @@ class DrawnUsers:
     def __getitem__(self, user: int) -> Records:
         rng = stream(0, "bench engine", user)
         words = int(self._words * np.exp(self._spread * rng.normal()))
-        lengths = np.exp(rng.normal(1.95, 0.6, words)).astype(np.int64).clip(1, LAYOUT.record_words)
+        lengths = np.exp(rng.normal(1.95, 0.6, words)).astype(np.int64).clip(1, self.layout.record_words)
         lengths = lengths[: int(np.searchsorted(np.cumsum(lengths), words)) + 1]
-        tokens = rng.zipf(1.3, int(lengths.sum())) % LAYOUT.words + LAYOUT.first_word
+        tokens = rng.zipf(1.3, int(lengths.sum())) % self.layout.words + self.layout.first_word
         return Records(tokens.astype(np.uint16), np.concatenate(([0], np.cumsum(lengths))))
 
 
@@ -121,6 +123,7 @@ class Held:
 
     def __init__(self, users: DrawnUsers) -> None:
         self._records = [users[user] for user in range(len(users))]
+        self.layout = users.layout
 
     def __len__(self) -> int:
         return len(self._records)

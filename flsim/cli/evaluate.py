@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 OF_RUN, OF_MODEL, MEASURES = "A checkpoint of a run", "Any other model (--model)", "Measurements"
 EPILOG = """Example: flsim evaluate runs/demo/iid
 
-Example: flsim evaluate runs/demo/iid/checkpoints/round-000100.safetensors
+Example: flsim evaluate runs/demo/iid/checkpoints/round-000200.safetensors
 
 Example: flsim evaluate CHECKPOINT --also space --calibrate OTHER_CHECKPOINT
 

@@ -1,4 +1,4 @@
-"""Rows of attacks on membership in a run folder: ``membership/round-000100.parquet``, a row per unit and attack."""
+"""Rows of attacks on membership in a run folder: ``membership/round-000200.parquet``, a row per unit and attack."""
 
 import re
 from pathlib import Path

@@ -10,7 +10,7 @@ from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
 from flsim.models.architectures import with_low_precision
 from flsim.models.language_model import Capabilities, Params, TrainableModel
-from flsim.training.cohort.engine import CohortEngine, is_stacked
+from flsim.training.cohort.engine import CohortEngine, is_stacked, users_on_cpu
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
 from flsim.training.optimizers import optimizer_named, refuse_low_precision
@@ -53,6 +53,7 @@ def engine_of(
 ) -> Engine:
     """Return an engine on the model's device; the last three arguments are those of `CohortEngine`.
 
+    Without a size of micro-cohorts users of small models train in those of `users_on_cpu`, where there is no GPU.
     Engine "cohort" needs a model that declares a written-out gradient. Where users are stacked it also needs a model
     that declares stacking, and an optimizer that has a `direction`. Otherwise "local", plain PyTorch, is returned.
 
@@ -64,8 +65,10 @@ def engine_of(
     if name == "cohort" and able.written_out:
         refuse_low_precision(hparams.optimizer, hparams.precision)
         like = {name: value.detach() for name, value in model.trainable.items()}
-        is_packed = not is_stacked(like, micro_cohort)
-        if is_packed or (able.stacked and optimizer_named(hparams.optimizer).direction):
+        can_stack = able.stacked and optimizer_named(hparams.optimizer).direction is not None
+        if micro_cohort is None and can_stack:
+            micro_cohort = users_on_cpu(like, hparams)
+        if can_stack or not is_stacked(like, micro_cohort):
             return CohortEngine(like, layout, hparams, micro_cohort, memory_share, rounds)
         if able.stacked:
             say(f'optimizer "{hparams.optimizer}" has no kernel for stacked users; engine "local" trains in its place')

@@ -18,7 +18,7 @@ from flsim.algorithms.micro_cohorts import FILE, MicroCohorts
 from flsim.algorithms.rounds import FederatedTraining, RoundRequest
 from flsim.algorithms.summation import ShardReply
 from flsim.models.hparams import ModelHParams
-from flsim.training.cohort.engine import CohortEngine
+from flsim.training.cohort.engine import SMALL_STEP, CohortEngine
 from flsim.training.cohort.packing import PackedGroup
 from flsim.training.cohort.stacked import StackedTrainer
 from flsim.training.engines import engine_of
@@ -161,10 +161,23 @@ def test_without_a_folder_or_with_a_read_only_one_nothing_is_written(tmp_path: P
     assert not (tmp_path / FILE).exists()
 
 
-def test_a_processor_trains_one_user_at_a_time_and_records_nothing(memory: Memory, tmp_path: Path) -> None:
+def test_a_processor_trains_one_user_of_large_steps_at_a_time_and_records_nothing(
+    memory: Memory, tmp_path: Path
+) -> None:
     training = training_in(tmp_path, micro_cohort=None)
+    training = replace(training, local=replace(training.local, batch_size=SMALL_STEP))
     *_, (last, _) = trained(training, training.first_state(), memory, runs_out=True)
     assert last.round == ROUNDS
+    assert not memory.groups
+    assert not (tmp_path / FILE).exists()
+
+
+def test_a_processor_stacks_users_of_small_steps_and_records_nothing(memory: Memory, tmp_path: Path) -> None:
+    """The settings decide, so that clients that may not write to the run folder need not be told a size."""
+    training = training_in(tmp_path, micro_cohort=None)
+    groups = [of_shards for _, of_shards in trained(training, training.first_state(), memory, runs_out=False)]
+    assert [[len(of_shard) for of_shard in of_shards] for of_shards in groups] == [[1] * training.shards] * ROUNDS
+    assert [sum(map(sum, of_shards)) for of_shards in groups] == [training.algorithm.cohort] * ROUNDS
     assert not (tmp_path / FILE).exists()
 
 

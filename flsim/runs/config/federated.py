@@ -58,8 +58,9 @@ class SystemHParams(CommonSystemHParams):
     Attributes:
         engine: "cohort" trains many users with the same kernels. "local" is plain PyTorch: slower, and it trains any
             architecture.
-        micro_cohort: Users that the cohort engine trains at the same time. When not set: on a CPU one, on a GPU as many
-            as fit its memory when the run begins, which micro-cohorts.jsonl in the run folder records. Unit: users.
+        micro_cohort: Users that the cohort engine trains at the same time. When not set: on a CPU 16 of a small CIFG,
+            up to 600,000 parameters times records of a step, otherwise one; on a GPU as many as fit its memory when the
+            run begins, which micro-cohorts.jsonl in the run folder records. Unit: users.
         shards: Number of Flower nodes. Each holds a contiguous range of users and replies once a round. No more client
             processes than shards work at the same time. When not set: as many as client processes have room when
             `flsim run` begins the run, no more than the cohort; 2 under `flwr run`, and in a sweep that trains several

@@ -1,7 +1,8 @@
 """The `cohort` engine: users of like size form micro-cohorts, each of which trains at once and sums its updates.
 
 It equals `flsim.training.local`, its oracle, up to rounding. On a CPU the matrices of one user fill the caches, so that
-users train one after another (`packed`). On other devices they are stacked (`stacked`).
+users train one after another (`packed`). On other devices they are stacked (`stacked`), and so they are on a CPU where
+a step of one user is too little work for the calls that it takes (`users_on_cpu`).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +25,10 @@ from flsim.training.hparams import LocalHParams
 from flsim.training.update import UpdateSum
 
 Member = tuple[int, Records]
+
+# By `python -m flsim.bench.small_models`.
+SMALL_STEP = 600_000  # parameters times records of a step, up to which users are quicker stacked
+STACKED_ON_CPU = 16
 
 
 class Trainer(Protocol):
@@ -222,6 +227,16 @@ class CohortEngine:
 def is_stacked(like: Params, micro_cohort: int | None) -> bool:
     """Return whether users train stacked; otherwise they train one after another, as on a CPU."""
     return representative(like).device.type != "cpu" or (micro_cohort or 1) > 1
+
+
+def users_on_cpu(like: Params, hparams: LocalHParams) -> int | None:
+    """Return how many users train fastest at once on a CPU, if that is more than one; None otherwise, or on a GPU.
+
+    It depends on the model and the settings alone, so that every process and every resume groups users alike.
+    """
+    values = sum(value.numel() for value in like.values())
+    is_small = values * hparams.batch_size <= SMALL_STEP and hparams.precision == "float32"
+    return STACKED_ON_CPU if is_small and representative(like).device.type == "cpu" else None
 
 
 def bounds(users: int, at_once: int) -> list[int]:

@@ -13,6 +13,8 @@ from torch.nn.functional import log_softmax
 from flsim.training.cohort.packing import Parts
 from flsim.training.optimizers import Optimizer
 
+sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.aten.tanh_backward
+
 
 class Rule(NamedTuple):
     """An optimizer with its settings, for gradients that are already scaled to the bound on their norm.
@@ -145,13 +147,15 @@ class TorchKernels:
     ) -> None:  # fmt: skip
         outputs[:, 0], cells[:, 0] = 0, 0
         gates += bias[:, None, None]
+        units = cells.shape[-1]
         for time in range(gates.shape[1]):
             sums = torch.baddbmm(gates[:, time], outputs[:, time], recurrent).to(cells.dtype)
-            forget, output, candidate = sums.chunk(3, dim=-1)
-            f, o, g = forget.sigmoid(), output.sigmoid(), candidate.tanh()
-            cells[:, time + 1] = f * cells[:, time] + (1 - f) * g
+            sums[..., : 2 * units].sigmoid_()
+            sums[..., 2 * units :].tanh_()
+            f, o, g = sums.chunk(3, dim=-1)
+            cells[:, time + 1] = torch.lerp(g, cells[:, time], f)  # f c + (1 - f) g
             hidden[:, time] = o * cells[:, time + 1].tanh()
-            gates[:, time] = torch.cat((f, o, g), dim=-1)
+            gates[:, time] = sums
             outputs[:, time + 1] = torch.bmm(hidden[:, time], projection)
 
     def recur_back(
@@ -165,11 +169,11 @@ class TorchKernels:
             d_hidden = torch.bmm(d_outputs[:, time + 1], projection.mT).to(cells.dtype)
             f, o, g = gates[:, time].to(cells.dtype).chunk(3, dim=-1)
             bounded = cells[:, time + 1].tanh()
-            d_cell = carried + d_hidden * o * (1 - bounded**2)
-            d_forget = d_cell * (cells[:, time] - g) * f * (1 - f)
-            d_output = d_hidden * bounded * o * (1 - o)
+            d_cell = carried + tanh_backward(d_hidden * o, bounded)
+            d_forget = sigmoid_backward(d_cell * (cells[:, time] - g), f)
+            d_output = sigmoid_backward(d_hidden * bounded, o)
             carried = d_cell * f
-            gates[:, time] = torch.cat((d_forget, d_output, d_cell * (1 - f) * (1 - g**2)), dim=-1)
+            gates[:, time] = torch.cat((d_forget, d_output, tanh_backward(d_cell - carried, g)), dim=-1)
 
     def cross_entropy(
         self, logits: Tensor, bias: Tensor, targets: Tensor, counts: Tensor, losses: Tensor, rate: Tensor | None = None
@@ -179,10 +183,10 @@ class TorchKernels:
         scores = log_softmax(logits.to(losses.dtype) + bias.to(losses.dtype)[:, None], -1)
         losses.copy_(-scores.gather(-1, chosen)[..., 0]).masked_fill_(~real, 0)
         errors = scores.exp_().scatter_add_(-1, chosen, torch.full_like(chosen, -1, dtype=scores.dtype))
-        errors.div_(counts[:, None, None])
+        factor = real.to(scores.dtype) / counts[:, None].clamp(min=1)
         if rate is not None:
-            errors.mul_(rate)
-        logits.copy_(errors.masked_fill_(~real[..., None], 0))
+            factor.mul_(rate)
+        logits.copy_(errors.mul_(factor[..., None]))
 
     def add_rows(self, table: Tensor, low: Tensor | None, rows: Tensor, parts: Parts, scale: float) -> None:
         users, positions = parts.places.shape

@@ -79,6 +79,7 @@ class StackedTrainer:
         self._buffers = self._model.buffers
         self._moments = [self._model.stack(self._dtype) for _ in self._rule.optimizer.slots]
         self._losses = torch.zeros(users, dtype=torch.float64, device=self._device)
+        self._given_rate = hparams.learning_rate
         self._rate = torch.tensor([hparams.learning_rate], dtype=torch.float64, device=self._device)
         self._betas = torch.tensor(BETAS, dtype=torch.float64, device=self._device)
         self._order = torch.arange(0)
@@ -135,7 +136,8 @@ class StackedTrainer:
         for name, value in widened(start, units_of(self._start)).items():
             self._start[name].copy_(value)
         self._model.load(self._start)
-        self._rate.fill_(self._hparams.learning_rate if rate is None else rate)
+        self._given_rate = self._hparams.learning_rate if rate is None else rate
+        self._rate.fill_(self._given_rate)
         for values in (self._losses, *(value for moments in self._moments for value in moments.values())):
             values.zero_()
         with products(self._hparams.precision, self._device):
@@ -187,8 +189,8 @@ class StackedTrainer:
         parts = shape.parts(data)
         if self._hparams.is_plain:
             # A CUDA graph keeps numbers as they were when it was captured, and reads tensors anew.
-            varies = self._hparams.schedule != "constant"
-            losses = self._model.descend(shape, parts, self._rate if varies else self._hparams.learning_rate)
+            is_tensor = self._graphs is not None and self._hparams.schedule != "constant"
+            losses = self._model.descend(shape, parts, self._rate if is_tensor else self._given_rate)
         else:
             losses = self._model.gradient(shape, parts)
             self._optimize(parts)
