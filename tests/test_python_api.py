@@ -56,8 +56,8 @@ def test_the_guide_runs_and_gives_the_rows_of_runs_bit_for_bit(
     blocks = re.findall(r"^```python\n(.*?)^```$", GUIDE.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)
     code = "\n".join(blocks)
     length = 'f"training.rounds={rounds}"'
-    less = '"evaluation.every_epochs=0.2", "evaluation.references=500"'
-    shorter = {"rounds = 100": f"rounds = {SHORT}", "every=20": "every=2", "20_000": "500", length: f"{length}, {less}"}
+    less = '"evaluation.every_epochs=0.1", "evaluation.references=500"'
+    shorter = {"rounds = 200": f"rounds = {SHORT}", "every=40": "every=2", "20_000": "500", length: f"{length}, {less}"}
     for old, new in shorter.items():
         assert code.count(old) == 1
         code = code.replace(old, new)

@@ -40,7 +40,7 @@ def within(found: int, rate: float) -> bool:
 
 
 def test_the_spreads_are_those_that_were_measured() -> None:
-    """From the demo's five seeds at a rate of 1; the table's two decimals make the spread over canaries sure to 0.02."""
+    """From the demo's five seeds at a rate of 1; the table's decimals make the spread over canaries sure to 0.02."""
     section = RESULTS.read_text(encoding="utf-8").split("\nAt the rate of 1 ")[1].split("\n## ")[0]
     rows = re.findall(r"\| (-?\d\.\d\d) \((-?\d\.\d\d) to (-?\d\.\d\d)\) \|", section)
     assert len(rows) == 5
