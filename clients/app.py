@@ -29,10 +29,11 @@ app = ClientApp()
 
 @app.train()
 @naming_own_code()
-def train(message: Message, context: Context) -> Message:  # noqa: ARG001 (Flower's signature)
+def train(message: Message, context: Context) -> Message:
     """Train this round's users of one shard, and reply with the sum of their updates."""
     request, address = decode_request(message.content)
-    run, training, engine = _open(address)
+    run, training, engine = _open(address, context.run_id)
+    torch.set_num_threads(run.config.system.training_threads)
     began = time.perf_counter()
     try:
         update = training.update(engine, request)
@@ -43,22 +44,26 @@ def train(message: Message, context: Context) -> Message:  # noqa: ARG001 (Flowe
 
 
 @lru_cache(maxsize=4)
-def _open(address: Address) -> tuple[Run, FederatedTraining, Engine]:
-    """Return the run folder and an engine on the device that Ray gave to this process, once per process."""
+def _open(address: Address, flower_run: int) -> tuple[Run, FederatedTraining, Engine]:  # noqa: ARG001 (see below)
+    """Return the run folder and an engine on the device that Ray gave to this process, once per process and Flower run.
+
+    A process that trains a run and then goes on with it, by another Flower run, opens it anew.
+    """
     run = Run.open(Path(address.run))
     if run.config.digest != address.config:
         raise InputError(f"{address.run}: its config.toml is not the one that the server trains with")
-    torch.set_num_threads(run.config.system.training_threads)
-    gpus = _gpus() if torch.cuda.is_available() else 0.0
+    gpus = _gpus(run.federated.system.gpus_per_client)
     states, sizes = UserStates(run.path / FOLDER), MicroCohorts(run.path)
     training = run.federated.training_of(run.users, run.rounds, "cuda" if gpus else "cpu", states, sizes)
     return run, training, training.engine_here(min(1.0, gpus or 1.0))
 
 
-def _gpus() -> float:
-    """Return the share of a GPU that Ray gave to this process; 1 outside Ray, as on a SuperNode."""
+def _gpus(asked: float | None) -> float:
+    """Return the share of a GPU that Ray gave to this process; outside Ray what is asked for, or 1. 0 without a GPU."""
+    if not torch.cuda.is_available():
+        return 0.0
     if not ray.is_initialized():
-        return 1.0
+        return 1.0 if asked is None else asked
     return float(ray.get_runtime_context().get_assigned_resources().get("GPU", 0.0))
 
 

@@ -188,8 +188,7 @@ def run(
         address: address of a running Ray cluster, such as "auto"; by default a local cluster is started.
         cpus: cores of the local cluster, or of the head; all by default.
         head: "HOST:PORT" of this machine, to start a Ray head that other machines can join.
-        in_process: whether to train a central run in this process, without Ray, each checkpoint evaluated before
-            training goes on.
+        in_process: whether to train in this process, without Ray, each checkpoint evaluated before training goes on.
 
     Returns:
         The completed run.

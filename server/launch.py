@@ -35,14 +35,12 @@ def train(
         Interrupted: a signal ended the run, after a checkpoint.
         RunFailed: training or an evaluation failed.
     """
+    launch = central if isinstance(run.config, CentralConfig) else federated
     if in_process:
-        if not isinstance(run.config, CentralConfig):
-            raise InputError('--in-process: trains central runs (training.kind = "central"); this one is federated')
         if address or head or cpus:
             raise InputError("--in-process: starts no Ray; leave out --address, --head and --cpus")
-        central.simulate_in_process(run, retrain_lost)
+        launch.simulate_in_process(run, retrain_lost)
         return
-    launch = central if isinstance(run.config, CentralConfig) else federated
     launch.simulate(run, address, cpus, head, retrain_lost)
 
 

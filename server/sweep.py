@@ -1,6 +1,6 @@
 """A sweep: many runs on a Ray cluster, each by `flsim run` in a process of its own, within a Ray task.
 
-The task holds the run's share of a node. A central run of one process trains there without Ray. Any other run starts
+The task holds the run's share of a node. A run of one process on a CPU trains there without Ray. Any other run starts
 its own Ray there with the same share, which takes some ten seconds. A run counts on all cores of the machines that its
 Ray has, so that two federated runs on one Ray would wait for each other's processes. With a process for each run a
 failure stays with its run, and its memory is freed. Linux ends the process when its task ends (PR_SET_PDEATHSIG), and
@@ -204,8 +204,9 @@ def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable
             waiting.remove(job := ready.pop(0))
             tries[job.name] += 1
             cpus, gpus = shares[job.name]
+            without_ray = job.config.system.is_one_process and not gpus
             task = ray.remote(_in_process).options(num_cpus=cpus, num_gpus=gpus, max_retries=0)
-            working[task.remote(_command(job, cpus=cpus), job.log)] = job
+            working[task.remote(_command(job, cpus=cpus, without_ray=without_ray), job.log)] = job
         done, _ = ray.wait(list(working), timeout=LOOK)
         for reference in done:
             job = working.pop(reference)
@@ -221,14 +222,14 @@ def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable
         look()
 
 
-def _command(job: Job, address: str | None = None, cpus: int | None = None) -> list[str]:
+def _command(job: Job, address: str | None = None, cpus: int | None = None, without_ray: bool = False) -> list[str]:
     command = [sys.executable, "-m", "flsim", "run", str(job.file), "--out", str(job.out)]
     if (job.out / "config.toml").exists():
         command += ["--resume"]
     elif job.twin and (job.twin / "config.toml").exists():
         command += ["--begin-from", str(job.twin)]
     command += ["--address", address] if address else []
-    if cpus and job.config.system.is_one_process:
+    if without_ray:
         return [*command, "--in-process"]
     return [*command, "--cpus", str(cpus)] if cpus else command
 

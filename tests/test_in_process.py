@@ -1,4 +1,4 @@
-"""`flsim run --in-process`: central runs without Ray, with the same result as on it."""
+"""`flsim run --in-process`: runs without Ray, with the same result as on it."""
 
 import json
 import signal
@@ -7,6 +7,9 @@ from pathlib import Path
 
 import pytest
 from helpers import CENTRAL, TINY, Experiment, Flsim, Trained, assert_same, final_state, start
+
+from flsim.algorithms.checkpoint import latest, round_of
+from flsim.runs.folder import Run
 
 PRIVATE = ("privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=0.8", "training.optimizer=rmsprop")
 
@@ -46,7 +49,7 @@ def test_a_killed_one_goes_on_to_the_same_bits(central_experiment: Experiment, f
     process = start(central_experiment, "--out", "broken", "--in-process", *options)
     broken, whole = (central_experiment.folder / name for name in ("broken", "whole"))
     until = time.monotonic() + 120
-    while not ((broken / "rounds.jsonl").exists() and len(losses(broken)) >= 4):
+    while not ((newest := latest(broken / "checkpoints")) and round_of(newest) >= 28):
         assert time.monotonic() < until
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
@@ -85,8 +88,48 @@ def test_what_needs_ray_is_refused_and_leaves_no_run(
     assert not out.exists()
 
 
-def test_a_federated_run_is_refused(experiment: Experiment, flsim: Flsim) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ("system.shards=1",),
+        ("system.shards=3", "system.branch=2"),
+        ("system.shards=2", "privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=0.8"),
+    ],
+    ids=["one shard", "branches", "private"],
+)
+def test_a_federated_one_equals_a_run_on_ray(
+    experiment: Experiment, trained: Trained, flsim: Flsim, overrides: tuple[str, ...]
+) -> None:
+    """Parameters, ledger, losses and rows; the shards are trained one after another."""
     experiment.config.write_text(TINY)
-    code, _, err = flsim("run", experiment.config, "--out", experiment.folder / "new", "--in-process")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "--in-process: trains central runs" in err
+    on_ray = trained(*overrides)
+    options = [part for override in overrides for part in ("--set", override)]
+    in_process = experiment.folder / "in-process"
+    code, _, err = flsim("run", experiment.config, "--out", in_process, "--in-process", *options)
+    assert (code, "Traceback" in err) == (0, False)
+    assert_same(in_process, on_ray)
+    assert final_state(in_process).ledger == final_state(on_ray).ledger
+    assert losses(in_process) == losses(on_ray)
+
+
+def test_a_federated_one_trains_without_ray_and_goes_on(experiment: Experiment, flsim: Flsim) -> None:
+    """One shard where nothing else is set, as one process works; training goes on where it ended."""
+    experiment.config.write_text(TINY)
+    out, whole = experiment.folder / "new", experiment.folder / "whole"
+    for rounds in ("1", "2"):
+        options = ("--set", f"training.rounds={rounds}", *(["--resume"] if rounds == "2" else []))
+        assert flsim("run", experiment.config, "--out", out, "--in-process", *options)[0] == 0
+    assert flsim("run", experiment.config, "--out", whole, "--in-process", "--set", "training.rounds=2")[0] == 0
+    assert losses(out) == losses(whole)
+    assert Run.open(out).federated.system.shards == 1
+
+
+def test_a_failing_client_fails_a_federated_one_with_its_reason(experiment: Experiment, flsim: Flsim) -> None:
+    experiment.config.write_text(TINY)
+    out = experiment.folder / "wild"
+    options = ("--set", "local.learning_rate=1e30", "--set", "system.retries=0")
+    code, _, err = flsim("run", experiment.config, "--out", out, "--in-process", *options)
+    assert code == 1
+    assert "local.learning_rate" in err
+    assert json.loads((out / "run.json").read_text())["status"] == "diverged"

@@ -160,7 +160,7 @@ def run(
         bool,
         typer.Option(
             "--in-process",
-            help="Train a central run in this process, without Ray: sooner begun, with the same result.",
+            help="Train in this process, without Ray: sooner begun, with the same result.",
             rich_help_panel=MACHINES,
         ),
     ] = False,

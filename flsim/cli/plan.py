@@ -153,5 +153,5 @@ def _measured(request: "Request", machine: "Machine", at_once: int | None) -> "P
     copies = copies_of(
         request.planned, runs_at_once, users.words / users.users, users.records / users.users, users.vocabulary, device
     )
-    measured = calibrate(copies, at_once, request.whole_cluster)
+    measured = calibrate(copies, need, at_once, request.whole_cluster)
     return Predictor(measured, request.train, machine, need, request.whole_cluster)

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from flsim.base.errors import RunFailed
 from flsim.base.progress import progress
-from flsim.planning.cost import Observed, fit
+from flsim.planning.cost import Need, Observed, fit
 from flsim.planning.kinds import Copy, canaries_of, is_in_process, kind_of, shortened, with_a_quarter
 from flsim.planning.monitor import Watch, watching
 from flsim.results.evaluations import read_evaluations
@@ -86,11 +86,17 @@ def copies_of(
     return copies
 
 
-def calibrate(copies: Sequence[Copy], at_once: int | None = None, whole_cluster: bool = False) -> Calibration:
+def calibrate(
+    copies: Sequence[Copy],
+    need: Callable[[Config], Need],
+    at_once: int | None = None,
+    whole_cluster: bool = False,
+) -> Calibration:
     """Train the copies in a temporary folder, which is removed in any case.
 
     Args:
         copies: the copies to train.
+        need: function of a run's settings that returns what it holds of the machine.
         at_once: largest number of runs at once, as in the sweep.
         whole_cluster: whether runs are trained one after another, as in the sweep.
 
@@ -128,7 +134,7 @@ def calibrate(copies: Sequence[Copy], at_once: int | None = None, whole_cluster:
         cold = list[float]()
         for name, copy in configs.items():
             path = folder / name
-            in_process = is_in_process(copy.config, whole_cluster)
+            in_process = is_in_process(copy.config, need(copy.config), whole_cluster)
             seen = observe(path, copy.config, watch.began[str(path)], ended[name], in_process)
             if copy.is_cold and seen.start is not None:
                 cold.append(seen.start)

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from flsim.base.errors import InputError
 from flsim.base.extensions import by_content, is_own
 from flsim.canaries.spec import distinct_configurations
+from flsim.planning.cost import Need
 from flsim.planning.disk import parameters_of
 from flsim.runs.config import CentralConfig, Config, FederatedConfig
 
@@ -56,9 +57,9 @@ def canaries_of(config: Config) -> int:
     return 0 if config.evaluation.utility_only else planted + canaries.controls
 
 
-def is_in_process(config: Config, whole_cluster: bool) -> bool:
-    """Return whether a sweep trains a run in one process, which evaluates it too; see `server.sweep`."""
-    return not whole_cluster and config.system.is_one_process
+def is_in_process(config: Config, need: Need, whole_cluster: bool) -> bool:
+    """Return whether a sweep trains a run with this need in one process, which evaluates it too; see `server.sweep`."""
+    return not whole_cluster and config.system.is_one_process and not need.gpus
 
 
 def shortened(

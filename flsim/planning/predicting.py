@@ -132,7 +132,7 @@ class Predictor:
 
     def _saturation(self, config: Config, at_once: int | None) -> float:
         need = self.need(config)
-        if need.gpus or is_in_process(config, self.whole_cluster):
+        if need.gpus or is_in_process(config, need, self.whole_cluster):
             return 1.0  # training and evaluation take turns on the GPU, or in the process
         runs = 1 if self.whole_cluster else fitting(need, self.machine, at_once)
         processes = min(need.cpus, self.machine.cores)

@@ -2,18 +2,25 @@
 
 from collections.abc import Sequence
 
+import torch
+
 from flsim.base.errors import InputError
 from flsim.base.progress import say
 from flsim.runs.config import SystemHParams
 from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.hparams import Precision
 from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where
 from server.federated import rounds
+from server.federated.in_process import InProcessGrid
 from server.federated.layout import Layout, gpu_shares, lay_out
 from server.federated.rounds import with_shards
 from server.pool.grid import ClientShare, ray_grid
+from server.pool.in_process import EvaluationInProcess
 from server.stopping import Stop, stopping
+
+APP = "clients.app:app"  # by name, as server and clients know nothing of each other but messages
 
 
 def simulate(
@@ -48,8 +55,30 @@ def simulate(
         machines = Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None)
         machines.check()
         say_where(run.path, address is None and head is None)
-        with ray_grid("clients.app:app", shards, share, machines, run.federated.system.known_branch > 0) as grid:
+        with ray_grid(APP, shards, share, machines, run.federated.system.known_branch > 0) as grid:
             rounds.train(grid, run, stop, evaluation_gpus, retrain_lost)
+
+
+def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
+    """Train a run like `simulate`, in this process and without Ray; shards are trained one after another.
+
+    Each checkpoint is evaluated before training goes on. Results are the same. Nothing starts again by itself: where
+    the process dies, `--resume` goes on.
+
+    Raises:
+        InputError: local.precision is "tf32", and there is no GPU.
+        Diverged, Interrupted, RunFailed: see `simulate`.
+    """
+    stop = Stop()
+    _warn_of_capped_canaries(run)
+    _say_canary_users(run)
+    with stopping(stop):
+        run = with_shards(run, 1)
+        asked = run.federated.system.gpus_per_client
+        has_gpu = torch.cuda.is_available() and asked != 0
+        refuse_tf32_without_gpu(run.federated.local.precision, float(has_gpu))
+        grid = InProcessGrid(APP, run.federated.system.known_shards)
+        rounds.train(grid, run, stop, retrain_lost=retrain_lost, service=EvaluationInProcess(evaluate_checkpoint))
 
 
 def _warn_of_capped_canaries(run: Run) -> None:

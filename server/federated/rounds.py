@@ -28,11 +28,19 @@ from flsim.wire import Address
 from server.federated.deadline import Deadline
 from server.federated.exchange import NODES_DEADLINE, Exchange, wait_for_nodes
 from server.federated.failures import ShardFailed, explain
+from server.pool.in_process import EvaluationInProcess
 from server.stopping import Stop
 from server.supervision import Evaluations, keep, supervised
 
 
-def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrain_lost: bool = False) -> State:
+def train(
+    grid: Grid,
+    run: Run,
+    stop: Stop,
+    evaluation_gpus: float = 0.0,
+    retrain_lost: bool = False,
+    service: EvaluationInProcess | None = None,
+) -> State:
     """Train a run from its newest checkpoint to its last round, and wait for its evaluations.
 
     Args:
@@ -41,6 +49,7 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
         stop: the event that asks to save the last completed round and end.
         evaluation_gpus: GPUs of the evaluator; 0 evaluates on a CPU.
         retrain_lost: see `flsim.runs.recovery.recover`.
+        service: the evaluation, in this process; None for processes on Ray.
 
     Raises:
         InputError: the run is a central one.
@@ -69,7 +78,7 @@ def train(grid: Grid, run: Run, stop: Stop, evaluation_gpus: float = 0.0, retrai
             except ShardFailed as failed:
                 raise explain(run, failed, exchange.send_once) from failed
 
-        with supervised(run, evaluation_gpus, stop=stop) as evaluations:
+        with supervised(run, evaluation_gpus, service, stop) as evaluations:
             return train_rounds(run, run.latest_state(), send, evaluations)
 
 

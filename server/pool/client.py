@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
 SUM = "query.sum"  # type of the message that asks for the sum of held arrays, which no ClientApp sees
@@ -33,12 +34,17 @@ def apart(content: RecordDict) -> tuple[RecordDict, Arrays]:
     return RecordDict({name: record for name, record in content.items() if name not in arrays}), arrays
 
 
+def app_named(app: str) -> ClientApp:
+    """Return the ClientApp that ``module:attribute`` names."""
+    module, _, name = app.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
 class Client:
     """The actor, which works on one message after another."""
 
     def __init__(self, app: str) -> None:
-        module, _, name = app.partition(":")
-        self._app = getattr(importlib.import_module(module), name)
+        self._app = app_named(app)
 
     def ready(self) -> None:
         """Return once the process runs."""

@@ -12,27 +12,23 @@ from collections import deque
 from collections.abc import Iterable, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import count
 from typing import Any, TypeVar
 
 import ray
-from flwr.app import Context, Error, Message, RecordDict
-from flwr.serverapp import Grid
+from flwr.app import Error, Message
 from ray import ObjectRef
 from ray.exceptions import RayError, RayTaskError
 
 from flsim.base.errors import RunFailed
 from flsim.base.logs import log
 from server.cluster.causes import reason_of
-from server.cluster.internals import numbered, send_as
 from server.cluster.nodes import Nodes
 from server.pool.actors import Actor, Actors
 from server.pool.client import Client, apart, summed_nodes
+from server.pool.flower import CLIENT_FAILED, ShardGrid
 from server.pool.jobs import Held, Job, nearest
 
 LOOK = 1.0  # seconds between two checks of the machines
-SERVER = 0  # the node that sends requests
-CLIENT_FAILED = 0  # Flower's code of an error without a code of its own
 PATIENCE = 20.0  # seconds in which all processes start once the first one has
 PULLED = 4  # replies with arrays that a call returns
 STARTS = 5  # processes in a row that end during their start, after which the run fails
@@ -71,7 +67,7 @@ def places(room: Mapping[Machine, int], processes: int) -> list[Machine]:
     return machines
 
 
-class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
+class RayGrid(ShardGrid):
     """Flower nodes 0 to shards - 1, one for each shard, and the processes that serve them.
 
     There are as many processes as fit on the machines, and no more than shards. A message goes to the process that
@@ -97,29 +93,15 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
             machines: the Ray nodes that may be used.
             holds: whether arrays of replies stay where they were made, until their sum is asked for.
         """
-        self._app, self._shards, self._share, self._machines, self._holds = app, shards, share, machines, holds
+        super().__init__(shards)
+        self._app, self._share, self._machines, self._holds = app, share, machines, holds
         self._processes = Actors[Job]()
         self._waiting: deque[Job] = deque()
         self._replies: dict[str, tuple[Job, Message]] = {}
         self._held: dict[int, Held] = {}
         self._served_by: dict[int, Actor[Job]] = {}  # the last process of each node
         self._patient_until: float | None = None
-        self._numbers = count(1)
         self._looked, self._failed_starts = -LOOK, 0
-        send_as(run=1, node=SERVER)
-
-    def set_run(self, run: Any) -> None:
-        """Accept Flower's run and ignore it, as a grid is for one run."""
-
-    @property
-    def run(self) -> Any:
-        """Raise an error, as there is no run of Flower's and no code here asks for it."""
-        raise AttributeError("a run of flsim is flsim.runs.folder.Run, not one of Flower's")
-
-    def create_message(
-        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
-    ) -> Message:
-        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
 
     def get_node_ids(self) -> list[int]:
         """Return all nodes while processes run to serve them, else none.
@@ -273,17 +255,13 @@ class RayGrid(Grid):  # type: ignore[misc]  # Flower brings no types
 
     def _job(self, message: Message, stored: dict[int, ObjectRef]) -> Job:
         """Return a message as a job, with its arrays in Ray's object store; `stored` are those that already are."""
-        message = numbered(message, next(self._numbers))
+        message = self._numbered(message)
         message.content, arrays = apart(message.content)
         for record in arrays.values():
             if id(record) not in stored:
                 stored[id(record)] = ray.put(record)
         references = {name: stored[id(record)] for name, record in arrays.items()}
         return Job(message, references, [self._held[node] for node in summed_nodes(message)])
-
-    def _context(self, node: int) -> Context:
-        config = {"partition-id": node, "num-partitions": self._shards}
-        return Context(run_id=1, node_id=node, node_config=config, state=RecordDict(), run_config={})
 
     def _withdraw(self, nodes: set[int]) -> None:
         """Drop earlier messages to nodes; a process that still works on one of them hangs, and is ended."""

@@ -149,7 +149,7 @@ class CommonSystemHParams:
 
     @property
     def is_one_process(self) -> bool:
-        """Return whether one process trains, on a CPU, which needs no Ray."""
+        """Return whether one process trains, which needs no Ray where it trains on a CPU."""
         return False
 
 

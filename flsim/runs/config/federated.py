@@ -109,6 +109,10 @@ class SystemHParams(CommonSystemHParams):
         return self.cpus_per_client
 
     @property
+    def is_one_process(self) -> bool:
+        return self.known_shards == 1
+
+    @property
     def known_shards(self) -> int:
         """Return the number of shards; 2 where it is not decided yet."""
         return SHARDS if self.shards is None else self.shards
