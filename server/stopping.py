@@ -69,6 +69,35 @@ def stopping(stop: Stop) -> Iterator[None]:
         _restore(before)
 
 
+@contextmanager
+def no_signal_lost() -> Iterator[None]:
+    """Raise Interrupted after the block where a signal came in it and the block went on.
+
+    Handlers end a program by an exception, which a library may catch: Ray does so here and there while it starts.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before, came = {number: signal.getsignal(number) for number in SIGNALS}, list[int]()
+
+    def remembered(handler: Any) -> Any:
+        def handle(number: int, frame: FrameType | None) -> None:
+            came.append(number)
+            handler(number, frame)
+
+        return handle
+
+    for number, handler in before.items():
+        if callable(handler):
+            signal.signal(number, remembered(handler))
+    try:
+        yield
+    finally:
+        _restore(before)
+    if came:
+        raise Interrupted(came[0])
+
+
 def _restore(handlers: dict[signal.Signals, Any]) -> None:
     for number, handler in handlers.items():
         signal.signal(number, signal.SIG_DFL if handler is None else handler)  # None: set by C code, not by Python

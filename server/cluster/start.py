@@ -23,6 +23,7 @@ from flsim.base.versions import PACKAGES
 from server.cluster import internals
 from server.cluster.ray_start import refuse_without_room, starting
 from server.cluster.watch import watched
+from server.stopping import no_signal_lost
 
 START_DEADLINE = 60.0  # seconds until a head answers, or until it has ended
 NO_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # a frame of HTTP/2: length, type, flags, stream
@@ -56,7 +57,8 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
             address = stack.enter_context(_head(head, cpus))
         stack.callback(ray.shutdown)
         stack.enter_context(internals.no_handler_of_sigterm())
-        _connect(address, cpus)
+        with no_signal_lost():
+            _connect(address, cpus)
         internals.take_sigterm_back()
         stack.enter_context(watched())
         try:

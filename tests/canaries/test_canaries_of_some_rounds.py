@@ -142,7 +142,7 @@ def test_a_client_trains_the_users_of_its_requests_round(run: Run, monkeypatch: 
     for round_ in range(1, ROUNDS + 1):
         (request, *_) = training.requests(replace(training.first_state(), round=round_ - 1))
         (content,) = encode_requests([request], address)
-        answered = decode_reply(client(SimpleNamespace(content=content), None)).update
+        answered = decode_reply(client(SimpleNamespace(content=content), SimpleNamespace(run_id=1))).update
         users = of_round(everything, round_)
         expected = engine.train(request.params, users, request.users.tolist(), run.config.seed, round_ - 1)
         for name, value in expected.delta.items():

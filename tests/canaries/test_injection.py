@@ -201,6 +201,8 @@ def test_an_epsilon_is_not_about_injected_users(experiment: Experiment) -> None:
     assert "Each canary is shared by 3 users." in audited
     assert "the ledger, which claims" not in audited
     settings = [part for text in private for part in ("--set", text)]
-    assert sentence in " ".join(experiment.call("plan", experiment.config, *settings).stdout.split())
+    assert sentence in " ".join(
+        experiment.call("plan", experiment.config, "--no-calibration", *settings).stdout.split()
+    )
     experiment.call("report", run, "--out", "report.html")
     assert sentence in (experiment.folder / "report.html").read_text()
