@@ -178,7 +178,7 @@ def settings(*overrides: str) -> list[str]:
     return [part for override in overrides for part in ("--set", override)]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly  # tests/test_in_process.py kills one without Ray, tests/test_central_cluster.py one on Ray
 def test_a_killed_private_run_resumes_to_the_same_bits_and_spends_once(central_experiment: Experiment) -> None:
     """Killed somewhere; continued to 11 steps, half an epoch, beyond its newest checkpoint."""
     process = start(central_experiment, "--out", "broken", *settings(*PRIVATE, *LONG))

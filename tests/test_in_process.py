@@ -44,21 +44,27 @@ def test_it_equals_a_run_on_ray(
 
 
 @pytest.mark.slow
-def test_a_killed_one_goes_on_to_the_same_bits(central_experiment: Experiment, flsim: Flsim) -> None:
-    options = ("--set", "training.steps=4000", "--set", "evaluation.every=2000")
-    process = start(central_experiment, "--out", "broken", "--in-process", *options)
+def test_a_killed_one_goes_on_to_the_same_bits_and_spends_once(central_experiment: Experiment, flsim: Flsim) -> None:
+    """Killed somewhere; continued to 11 steps, half an epoch, beyond its newest checkpoint."""
     broken, whole = (central_experiment.folder / name for name in ("broken", "whole"))
+
+    def options(steps: int) -> list[str]:
+        return [part for text in (*PRIVATE, f"training.steps={steps}") for part in ("--set", text)]
+
+    process = start(central_experiment, "--out", "broken", "--in-process", *options(1_000_000))
     until = time.monotonic() + 120
     while not ((newest := latest(broken / "checkpoints")) and round_of(newest) >= 28):
         assert time.monotonic() < until
         time.sleep(0.05)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert 28 <= final_state(broken).round < 4000
+    steps = final_state(broken).round + 11
     for out, resume in ((broken, ["--resume"]), (whole, [])):
-        assert flsim("run", central_experiment.config, "--out", out, "--in-process", *options, *resume)[0] == 0
+        arguments = ("--out", out, "--in-process", *options(steps), *resume)
+        assert flsim("run", central_experiment.config, *arguments)[0] == 0
     assert_same(broken, whole)
     assert losses(broken) == losses(whole)
+    assert [entry.rounds for entry in final_state(broken).ledger.entries] == [steps]
 
 
 def test_divergence_ends_it_with_its_step(central_experiment: Experiment, flsim: Flsim) -> None:
@@ -93,10 +99,9 @@ def test_what_needs_ray_is_refused_and_leaves_no_run(
     "overrides",
     [
         ("system.shards=1",),
-        ("system.shards=3", "system.branch=2"),
-        ("system.shards=2", "privacy.mechanism=dp", "privacy.clip=0.5", "privacy.noise_multiplier=0.8"),
+        ("system.shards=3", "system.branch=2", *PRIVATE[:3]),
     ],
-    ids=["one shard", "branches", "private"],
+    ids=["one shard", "branches, private"],
 )
 def test_a_federated_one_equals_a_run_on_ray(
     experiment: Experiment, trained: Trained, flsim: Flsim, overrides: tuple[str, ...]

@@ -41,7 +41,9 @@ def test_planted_deduplicated_sanitized_and_trained_on(experiment: Experiment) -
     assert before.split("train").records - about["records"] == sum(dropped.values())
     assert dropped["records_sanitized"] > 0
 
-    run = Run.open(experiment.run("run", "data.corpus=sane", "training.cohort=24", "training.rounds=2"))
+    run = Run.open(
+        experiment.run("run", "data.corpus=sane", "training.cohort=24", "training.rounds=2", options=["--in-process"])
+    )
     assert not all(len(run.users[user]) for user in range(len(run.users)))
     assert [canary.id for canary in run.canaries] == [canary.id for canary in had.planting.canaries]
     assert run.config.digest == load(experiment.config, ["training.cohort=24"]).digest
