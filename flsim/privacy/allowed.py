@@ -4,7 +4,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.privacy.accounting import rdp_of
 from flsim.privacy.conventions import Convention, conventions_of
 from flsim.privacy.ledger import Ledger
 
@@ -29,6 +28,8 @@ def delta_curve(ledger: Ledger, convention: Convention) -> NDArray[np.float64]:
     Raises:
         InputError: the convention cannot account for the ledger's rounds.
     """
+    from flsim.privacy.accounting import rdp_of  # loads dp_accounting and scipy.stats, which take a second
+
     accountant = rdp_of(ledger.event(convention.sensitivity), convention)
     with np.errstate(all="ignore"):  # extreme noise overflows on the way
         deltas = np.array([float(accountant.get_delta(float(epsilon))) for epsilon in EPSILONS])

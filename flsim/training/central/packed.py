@@ -25,8 +25,10 @@ class PackedEngine:
         self._training = training
         self._model = packed_model(state.params, products_for(training.hparams.precision))
         self._model.load(state.params)
-        self._optimizer = training.hparams.optimizer_over(self._model.weights.values())
-        load_moments(self._optimizer, self._model.weights, state.moments)
+        self._optimizer: torch.optim.Optimizer | None = None
+        if not training.hparams.is_plain:  # an optimizer that does nothing would load torch's compiler, in two seconds
+            self._optimizer = training.hparams.optimizer_over(self._model.weights.values())
+            load_moments(self._optimizer, self._model.weights, state.moments)
 
     def pack(self, chunk: Chunk) -> tuple[int, list[PackedBatch]]:
         record, step = np.arange(len(chunk.records)), np.repeat(np.arange(len(chunk)), chunk.counts)
@@ -42,11 +44,11 @@ class PackedEngine:
         return {name: value.clone() for name, value in self._model.weights.items()}
 
     def moments(self) -> Moments:
-        return moments_of(self._optimizer, self._model.weights)
+        return {} if self._optimizer is None else moments_of(self._optimizer, self._model.weights)
 
     def _step(self, step: int, batch: PackedBatch) -> float:
         training, hparams = self._training, self._training.hparams
-        if hparams.is_plain:
+        if self._optimizer is None:
             return self._model.descend(batch, training.rate(step))
         loss, gradient = self._model.gradient(batch)
         gradients = list(gradient.values())
