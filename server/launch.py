@@ -57,6 +57,11 @@ def share(config: Config, resources: Sequence[dict[str, float]]) -> tuple[int, f
     return processes * cpus, round(gpus, 4) if gpus <= 1 else float(-(-gpus // 1))
 
 
+def needs_no_ray(config: Config, gpus: float) -> bool:
+    """Return whether a sweep trains a run that holds so many GPUs in one process, which evaluates it too."""
+    return config.system.is_one_process and not gpus
+
+
 def refuse_what_does_not_fit(name: str, config: Config, machines: Sequence[dict[str, float]]) -> None:
     """Raise InputError where no machine, of Ray resources by name, has the CPUs and GPUs that a run holds."""
     cpus, gpus = share(config, machines)

@@ -78,11 +78,11 @@ def no_signal_lost() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before, came = {number: signal.getsignal(number) for number in SIGNALS}, list[int]()
+    before, received = {number: signal.getsignal(number) for number in SIGNALS}, list[int]()
 
     def remembered(handler: Any) -> Any:
         def handle(number: int, frame: FrameType | None) -> None:
-            came.append(number)
+            received.append(number)
             handler(number, frame)
 
         return handle
@@ -94,8 +94,8 @@ def no_signal_lost() -> Iterator[None]:
         yield
     finally:
         _restore(before)
-    if came:
-        raise Interrupted(came[0])
+    if received:
+        raise Interrupted(received[0])
 
 
 def _restore(handlers: dict[signal.Signals, Any]) -> None:

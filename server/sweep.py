@@ -33,7 +33,7 @@ from flsim.sweeps.definition import Planned, longest_first
 from flsim.sweeps.folder import SweepFolder
 from flsim.sweeps.screen import Screen
 from server.cluster.start import cluster, end_with_parent, nodes
-from server.launch import refuse_what_does_not_fit, share
+from server.launch import needs_no_ray, refuse_what_does_not_fit, share
 
 TRIES = 2  # attempts at a run whose process died
 LOOK = 1.0  # seconds between two checks of the runs' progress
@@ -204,7 +204,7 @@ def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable
             waiting.remove(job := ready.pop(0))
             tries[job.name] += 1
             cpus, gpus = shares[job.name]
-            without_ray = job.config.system.is_one_process and not gpus
+            without_ray = needs_no_ray(job.config, gpus)
             task = ray.remote(_in_process).options(num_cpus=cpus, num_gpus=gpus, max_retries=0)
             working[task.remote(_command(job, cpus=cpus, without_ray=without_ray), job.log)] = job
         done, _ = ray.wait(list(working), timeout=LOOK)

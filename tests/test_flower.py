@@ -98,9 +98,9 @@ def test_a_private_run_equals_the_paper_s_loop_whatever_the_shards(experiment: E
     assert max(users) > 1
     overrides = [part for text in (*settings, "system.shards=5", "privacy.delta=0.05") for part in ("--set", text)]
     done = experiment.flsim("run", experiment.config, "--out", "other", "--in-process", *overrides)
-    said = " ".join(done.stderr.split())
-    assert "privacy.delta 0.05 is not below 1 / 24 users" in said
-    assert "other: user-level privacy after poisson sampling, delta 0.05: epsilon " in said
+    messages = " ".join(done.stderr.split())
+    assert "privacy.delta 0.05 is not below 1 / 24 users" in messages
+    assert "other: user-level privacy after poisson sampling, delta 0.05: epsilon " in messages
     other = experiment.folder / "other"
     for name, value in final_params(path).items():
         torch.testing.assert_close(final_params(other)[name], value, rtol=1e-6, atol=1e-6)

@@ -67,12 +67,22 @@ def test_a_killed_one_goes_on_to_the_same_bits_and_spends_once(central_experimen
     assert [entry.rounds for entry in final_state(broken).ledger.entries] == [steps]
 
 
-def test_divergence_ends_it_with_its_step(central_experiment: Experiment, flsim: Flsim) -> None:
-    out = central_experiment.folder / "wild"
-    options = ("--set", "training.optimizer=sgd", "--set", "training.learning_rate=1e30")
-    code, _, err = flsim("run", central_experiment.config, "--out", out, "--in-process", *options)
+@pytest.mark.parametrize(
+    ("config", "rate", "reason"),
+    [
+        (CENTRAL, "training.learning_rate=1e30", "a loss that is not finite"),
+        (TINY, "local.learning_rate=1e30", "local.learning_rate is too high"),
+    ],
+    ids=["central", "federated"],
+)
+def test_divergence_ends_it_with_its_reason(
+    experiment: Experiment, flsim: Flsim, config: str, rate: str, reason: str
+) -> None:
+    experiment.config.write_text(config)
+    out = experiment.folder / "wild"
+    code, _, err = flsim("run", experiment.config, "--out", out, "--in-process", "--set", rate)
     assert code == 1
-    assert "a loss that is not finite" in err
+    assert reason in err
     assert json.loads((out / "run.json").read_text())["status"] == "diverged"
 
 
@@ -128,13 +138,3 @@ def test_a_federated_one_trains_without_ray_and_goes_on(experiment: Experiment, 
     assert flsim("run", experiment.config, "--out", whole, "--in-process", "--set", "training.rounds=2")[0] == 0
     assert losses(out) == losses(whole)
     assert Run.open(out).federated.system.shards == 1
-
-
-def test_a_failing_client_fails_a_federated_one_with_its_reason(experiment: Experiment, flsim: Flsim) -> None:
-    experiment.config.write_text(TINY)
-    out = experiment.folder / "wild"
-    options = ("--set", "local.learning_rate=1e30", "--set", "system.retries=0")
-    code, _, err = flsim("run", experiment.config, "--out", out, "--in-process", *options)
-    assert code == 1
-    assert "local.learning_rate" in err
-    assert json.loads((out / "run.json").read_text())["status"] == "diverged"

@@ -8,6 +8,7 @@ from flsim.canaries.spec import distinct_configurations
 from flsim.planning.cost import Need
 from flsim.planning.disk import parameters_of
 from flsim.runs.config import CentralConfig, Config, FederatedConfig
+from server.launch import needs_no_ray
 
 TRAIN = 6.0  # seconds, about, that a copy is to train
 FEWEST, MOST = 8, 2_000  # rounds of a copy
@@ -58,8 +59,8 @@ def canaries_of(config: Config) -> int:
 
 
 def is_in_process(config: Config, need: Need, whole_cluster: bool) -> bool:
-    """Return whether a sweep trains a run with this need in one process, which evaluates it too; see `server.sweep`."""
-    return not whole_cluster and config.system.is_one_process and not need.gpus
+    """Return whether a sweep trains a run with this need in one process, which evaluates it too."""
+    return not whole_cluster and needs_no_ray(config, need.gpus)
 
 
 def shortened(

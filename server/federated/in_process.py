@@ -10,7 +10,7 @@ from flwr.app import Error, Message
 from flsim.base.logs import log
 from server.cluster.causes import one_line
 from server.pool.client import app_named
-from server.pool.flower import CLIENT_FAILED, ShardGrid
+from server.pool.flower import CLIENT_FAILED, ShardGrid, about
 
 RUNS = count(1)  # Flower's numbers of this process' runs
 
@@ -62,10 +62,9 @@ class InProcessGrid(ShardGrid):
 
     def _reply(self, message: Message) -> Message:
         """Return the app's reply, or an error with its reason, as a client process would."""
-        node = message.metadata.dst_node_id
         try:
-            return self._app(message, self._context(node))
+            return self._app(message, self._context(message.metadata.dst_node_id))
         except Exception as error:  # whatever it is, the shard is asked again, and then it fails the run
             reason = one_line(error)
-            log.warning("client failed", extra={"shard": node, "failure": "client raised", "reason": reason})
+            log.warning("client failed", extra=about(message) | {"failure": "client raised", "reason": reason})
             return Message(Error(CLIENT_FAILED, reason), reply_to=message)

@@ -12,6 +12,11 @@ SERVER = 0  # the node that sends requests
 CLIENT_FAILED = 0  # Flower's code of an error without a code of its own
 
 
+def about(message: Message) -> dict[str, Any]:
+    """Return the round and shard of a message for the log."""
+    return {"round": int(message.metadata.group_id or 0), "shard": int(message.metadata.dst_node_id)}
+
+
 class ShardGrid(Grid):  # type: ignore[misc]  # Flower brings no types
     """Flower nodes 0 to shards - 1, one for each shard.
 

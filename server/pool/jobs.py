@@ -9,6 +9,7 @@ from flwr.app import Message
 from ray import ObjectRef
 
 from server.pool.actors import Actor
+from server.pool.flower import about
 
 
 @dataclass(frozen=True)
@@ -46,7 +47,7 @@ class Job:
     @property
     def about(self) -> dict[str, Any]:
         """Return the round and shard for the log."""
-        return {"round": int(self.message.metadata.group_id or 0), "shard": self.node}
+        return about(self.message)
 
 
 def nearest(idle: list[Actor[Job]], parts: Sequence[Held]) -> list[Actor[Job]]:

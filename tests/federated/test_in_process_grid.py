@@ -10,6 +10,7 @@ from server.federated.in_process import InProcessGrid
 
 app = ClientApp()
 served: list[int] = []
+APP = f"{Path(__file__).stem}:app"
 
 
 @app.train()
@@ -18,7 +19,7 @@ def reply_with_its_number(message: Message, context: Context) -> Message:
     served.append(number)
     if number < 0:
         raise ValueError(f"{number} is\nbelow 0")
-    about = ConfigRecord({"number": number, **context.node_config})
+    about = ConfigRecord({"number": number, "run": context.run_id, **context.node_config})
     return Message(RecordDict({"about": about}), reply_to=message)
 
 
@@ -34,7 +35,7 @@ def about(reply: Message) -> tuple[int, int, int]:
 @pytest.fixture
 def grid() -> InProcessGrid:
     served.clear()
-    return InProcessGrid(f"{Path(__file__).stem}:app", 3)
+    return InProcessGrid(APP, 3)
 
 
 def test_all_nodes_are_there(grid: InProcessGrid) -> None:
@@ -70,7 +71,8 @@ def test_an_error_is_an_answer_with_its_reason_in_a_line(grid: InProcessGrid) ->
     assert about(good) == (1, 3, 1)
 
 
-def test_two_grids_have_runs_of_their_own(grid: InProcessGrid) -> None:
-    """A client that trained a run opens it anew for the next grid."""
-    contexts = [other._context(0).run_id for other in (grid, InProcessGrid(f"{Path(__file__).stem}:app", 1))]
-    assert contexts[0] != contexts[1]
+def test_each_grid_is_a_run_of_its_own_to_clients(grid: InProcessGrid) -> None:
+    """So that a client that trained a run opens it anew for the next grid."""
+    replies = [one.send_and_receive([request(0, 1)])[0] for one in (grid, InProcessGrid(APP, 1))]
+    first, second = (reply.content.config_records["about"]["run"] for reply in replies)
+    assert first != second

@@ -37,9 +37,9 @@ def test_a_run_is_evaluated_by_its_own_measure_wherever_the_evaluator_is(experim
 def test_a_measure_that_fails_is_named_with_its_line_and_training_goes_on(experiment: Experiment) -> None:
     (experiment.folder / "own.py").write_text(SOURCE.format(result="len(probe.canary.tokens) / 0"))
     also = 'evaluation.also=["own.py:measure"]'
-    done = experiment.flsim("run", experiment.config, "--out", "run", "--in-process", "--set", also, check=False)
+    done = experiment.flsim("run", experiment.config, "--out", "run", "--set", also, check=False)
     assert done.returncode == 1
-    assert re.search(r"own\.py:5: ZeroDivisionError", done.stderr.splitlines()[-1]), done.stderr
+    assert re.search(r"own\.[0-9a-f]{16}\.py:5: ZeroDivisionError", done.stderr.splitlines()[-1]), done.stderr
     run = experiment.folder / "run"
     assert json.loads((run / "run.json").read_text())["status"] == "failed"
     assert final_state(run).round == 4
