@@ -23,7 +23,7 @@ class PackedEngine:
 
     def __init__(self, training: CentralTask, state: State) -> None:
         self._training = training
-        self._model = packed_model(state.params, products_for(training.hparams.precision))
+        self._model = packed_model(state.params, products_for(training.hparams.precision, state.params))
         self._model.load(state.params)
         self._optimizer: torch.optim.Optimizer | None = None
         if not training.hparams.is_plain:  # an optimizer that does nothing would load torch's compiler, in two seconds

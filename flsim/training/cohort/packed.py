@@ -26,7 +26,7 @@ class PackedTrainer:
 
     def __init__(self, like: Params, hparams: LocalHParams, layout: Layout) -> None:
         self._hparams, self._layout = hparams, layout
-        self._model = packed_model(like, products_for(hparams.precision))
+        self._model = packed_model(like, products_for(hparams.precision, like))
         self._start: Params = {}
 
     def pack(self, group: Sequence[Participant]) -> list[Steps]:

@@ -5,9 +5,13 @@ the processor. Some processors multiply bfloat16 several times as fast as float3
 
     AMX           one core of a Xeon with AMX: 170 GFLOP/s in float32, 680 to 870 in bfloat16. The
                   library (oneDNN) rounds operands as it loads them and returns float32, so nothing else changes.
-    avx512_bf16   the library needs operands, and returns products, that are bfloat16 in memory.
+    avx512_bf16   the library needs operands, and returns products, that are bfloat16 in memory. One core of a Zen 5:
+                  240 GFLOP/s in float32, 440 to 480 in bfloat16.
 
 Products of few rows gain nothing: the recurrence's, of 16 rows at most, take twice as long with AMX as in float32.
+
+In float32 torch has two libraries. MKL, which it takes, uses AVX-512 on Intel's processors alone: one core of a Zen 5
+does 105 GFLOP/s with it, and 240 with oneDNN.
 """
 
 from collections.abc import Iterator
@@ -18,9 +22,11 @@ import torch
 from torch import Tensor
 
 from flsim.base.progress import say
+from flsim.models.language_model import Params
 from flsim.training.hparams import Precision
 
 TILE = 16  # rows
+LARGE = 2**18  # entries of the embedding
 
 
 class Scratch:
@@ -58,8 +64,8 @@ class Products:
         into.addmm_(left, right, alpha=factor)
 
 
-class LowProducts(Products):
-    """Products by the library's kernels for bfloat16.
+class OneDNNProducts(Products):
+    """Products of float32 operands by oneDNN, which rounds them to bfloat16 on a processor with AMX, and on no other.
 
     The library compiles a kernel for each shape that it meets, in up to 3 ms. Matrices with a multiple of 16 rows, an
     AMX tile, make shapes repeat from step to step.
@@ -68,23 +74,19 @@ class LowProducts(Products):
     def rows(self, count: int) -> int:
         return -(-count // TILE) * TILE
 
-
-class RoundingProducts(LowProducts):
-    """Products of float32 operands that the processor's AMX unit rounds to bfloat16 (`Products` where it has none)."""
-
     def multiply(self, left: Tensor, right: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
-        with _operands_in_bfloat16():
+        with by_onednn():
             torch.mm(left, right, out=out)
         if bias is not None:
             out.add_(bias)  # addmm would copy the bias to `out` first, and take longer
         return out
 
     def add(self, left: Tensor, right: Tensor, factor: float, into: Tensor) -> None:
-        with _operands_in_bfloat16():
+        with by_onednn():
             super().add(left, right, factor, into)
 
 
-class RoundedProducts(LowProducts):
+class RoundedProducts(OneDNNProducts):
     """Products of operands that are bfloat16 in memory; each product is rounded to bfloat16 before it is added."""
 
     def __init__(self) -> None:
@@ -101,21 +103,34 @@ class RoundedProducts(LowProducts):
         into.add_(torch.mm(left, right, out=self._low("product", *into.shape)), alpha=factor)
 
 
-def products_for(precision: Precision) -> Products:
+def products_for(precision: Precision, like: Params) -> Products:
     """Return the fastest products of this processor in a precision: "float32" (or that of the weights), or "bf16".
 
     A processor without instructions for bfloat16 would take longer for it than for float32, and gives float32; a
     message says so once.
+
+    Args:
+        precision: precision of the products.
+        like: parameters of the model; oneDNN takes longer to call than MKL, and the products of small models are short.
     """
-    if precision != "bf16":
-        return Products()
     able = torch.cpu.get_capabilities()
-    if able.get("amx_bf16"):
-        return RoundingProducts()
-    if able.get("avx512_bf16"):
-        return RoundedProducts()
-    _say_that_float32_is_used()
-    return Products()
+    if precision == "bf16":
+        if able.get("amx_bf16"):
+            return OneDNNProducts()
+        if able.get("avx512_bf16"):
+            return RoundedProducts()
+        _say_that_float32_is_used()
+    return OneDNNProducts() if like["embedding"].numel() >= LARGE and onednn_is_faster() else Products()
+
+
+def onednn_is_faster() -> bool:
+    """Return whether oneDNN multiplies float32 faster than MKL here, and as exactly: on AMD's processors from Zen 5 on.
+
+    They compute with all of AVX-512's 512 bits at once, which MKL leaves to Intel's; Zen 4 takes two steps for them.
+    """
+    able = torch.cpu.get_capabilities()
+    is_zen_5 = "AMD" in able.get("cpu_name", "") and able.get("avx512_f") and able.get("avx_vnni")
+    return bool(is_zen_5 and not able.get("amx_bf16"))
 
 
 @cache
@@ -124,7 +139,12 @@ def _say_that_float32_is_used() -> None:
 
 
 @contextmanager
-def _operands_in_bfloat16() -> Iterator[None]:
+def by_onednn() -> Iterator[None]:
+    """Let oneDNN multiply float32 matrices within the block; it rounds them to bfloat16 where the processor has AMX.
+
+    torch has no setting for the library. It takes oneDNN where operands may be rounded, and oneDNN rounds them only
+    where that is faster, which it is by AMX.
+    """
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = settings.fp32_precision
     settings.fp32_precision = "bf16"

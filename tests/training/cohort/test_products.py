@@ -13,17 +13,21 @@ from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
 from flsim.training.cohort import products as products_module
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.gradient import packed_batches
 from flsim.training.cohort.packed_models import packed_model
-from flsim.training.cohort.products import Products, RoundedProducts, RoundingProducts, products_for
+from flsim.training.cohort.products import OneDNNProducts, Products, RoundedProducts, products_for
 from flsim.training.cohort.steps import steps_of
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
 
-WAYS = {"amx_bf16": RoundingProducts, "avx512_bf16": RoundedProducts}
+WAYS = {"amx_bf16": OneDNNProducts, "avx512_bf16": RoundedProducts}
 UNIT = 2**-8  # relative error of rounding to 8 significant bits, at most
+LARGE, SMALL = ({"embedding": torch.empty(rows, 96)} for rows in (10_000, 600))
+HAS_AMX = bool(torch.cpu.get_capabilities().get("amx_bf16"))
+ZEN_5 = {"cpu_name": "AMD EPYC", "avx512_f": True, "avx_vnni": True, "avx512_bf16": True}
 
 
 @pytest.fixture(params=WAYS)
@@ -58,15 +62,26 @@ def test_a_product_stays_within_the_rounding_of_its_operands(
     assert bool(((added - before + 0.5 * exact).abs() <= bound).all())
 
 
+@pytest.mark.skipif(HAS_AMX, reason="this processor has AMX, by which oneDNN rounds operands to bfloat16")
+@given(st.integers(1, 80), st.integers(1, 300), st.integers(1, 80), st.integers(0, 1000))
+def test_onednn_rounds_no_operand_without_amx(rows: int, inner: int, columns: int, seed: int) -> None:
+    """A sum of n products of float32 is off by n 2^-24 of the sum of their sizes at most, in whatever order."""
+    random = torch.Generator().manual_seed(seed)
+    left, right = torch.randn(rows, inner, generator=random), torch.randn(inner, columns, generator=random)
+    exact, sizes = left.double() @ right.double(), left.double().abs() @ right.double().abs()
+    product = OneDNNProducts().multiply(left, right, torch.empty(rows, columns))
+    assert bool(((product - exact).abs() <= 1.01 * inner * 2**-24 * sizes).all())
+
+
 def test_other_products_are_those_of_before() -> None:
     """The setting that AMX needs is of the process: it is put back, also after an error."""
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = settings.fp32_precision
     one, other = torch.randn(40, 50), torch.randn(50, 60)
     exact = one @ other
-    RoundingProducts().multiply(one, other, torch.empty(40, 60))
+    OneDNNProducts().multiply(one, other, torch.empty(40, 60))
     with pytest.raises(RuntimeError):
-        RoundingProducts().multiply(one, one, torch.empty(40, 60))
+        OneDNNProducts().multiply(one, one, torch.empty(40, 60))
     assert settings.fp32_precision == before
     assert torch.equal(one @ other, exact)
 
@@ -143,15 +158,47 @@ def test_weights_move_by_less_than_bfloat16_could_tell(way: str) -> None:
 def test_the_processor_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     def on(**able: bool) -> type[Products]:
         monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
-        return type(products_for("bf16"))
+        return type(products_for("bf16", LARGE))
 
     products_module._say_that_float32_is_used.cache_clear()
-    assert type(products_for("float32")) is Products
-    assert on(amx_bf16=True, avx512_bf16=True) is RoundingProducts
+    assert on(amx_bf16=True, avx512_bf16=True) is OneDNNProducts
     assert on(amx_bf16=False, avx512_bf16=True) is RoundedProducts
     assert capsys.readouterr().err == ""
     assert on(amx_bf16=False) is on() is Products
     assert capsys.readouterr().err.count("no instructions for bfloat16") == 1
+
+
+@pytest.mark.parametrize(
+    ("processor", "like", "expected"),
+    [
+        (ZEN_5, LARGE, OneDNNProducts),
+        (ZEN_5, SMALL, Products),  # a call of oneDNN takes longer than the product
+        (ZEN_5 | {"amx_bf16": True}, LARGE, Products),  # it would round
+        (ZEN_5 | {"avx_vnni": False}, LARGE, Products),  # Zen 4
+        (ZEN_5 | {"cpu_name": "Intel(R) Xeon(R)"}, LARGE, Products),  # MKL is as fast
+        ({"cpu_name": "AMD EPYC", "avx_vnni": True}, LARGE, Products),
+        ({}, LARGE, Products),  # a processor of another architecture
+    ],
+)
+def test_float32_takes_the_faster_library(
+    processor: dict[str, Any], like: Params, expected: type[Products], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor)
+    assert type(products_for("float32", like)) is expected
+
+
+@pytest.mark.skipif(HAS_AMX, reason="this processor has AMX, by which oneDNN rounds operands to bfloat16")
+def test_an_update_by_onednn_stays_within_the_rounding_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: ZEN_5)
+    monkeypatch.setattr(products_module, "LARGE", 1)
+    layout = Layout(60)
+    model, population = model_of(0, layout, ModelHParams(16, 24)), random_population(4, 100, layout)
+    hparams = LocalHParams(learning_rate=0.1, batch_size=16)
+    exact = train_cohort(model, population, range(4), hparams, 0, 0, 1e9)
+    start = start_of(model.float())
+    total = CohortEngine(start, layout, hparams).train(start, population, range(4), 0, 0, 1e9)
+    assert relative_error(total.delta, exact.delta) < rounding("float32", start, exact.norms / exact.users, 7)
+    assert_same_counts(total, exact)
 
 
 def test_tf32_is_no_precision_of_a_processor() -> None:
