@@ -64,17 +64,32 @@ def spread(values: Sequence[NDArray[np.floating[Any]]]) -> Spread:
 def by_series(runs: Sequence[RunResults]) -> list[list[RunResults]]:
     """Return runs grouped by series, in the order given; an older run without a series is a group of its own.
 
+    A series leaves the length of training open, as runs can be made longer. Where it has a seed twice, as in a table of
+    short and long training, runs of each number of rounds are a group.
+
     Raises:
-        InputError: two runs of a series have the same seed, so the second would add no information.
+        InputError: two runs of a series have the same seed and length, so the second would add no information.
     """
     groups: dict[tuple[str, int], list[RunResults]] = {}
     for index, run in enumerate(runs):
-        key = ("", index) if run.series is None or run.seed is None else (run.series, -1)
-        for other in groups.setdefault(key, []):
-            if other.seed == run.seed:
-                raise InputError(f"runs {other.name} and {run.name}: equal settings and seed {run.seed}; leave one out")
-        groups[key].append(run)
-    return list(groups.values())
+        known = run.series is not None and run.seed is not None
+        groups.setdefault((run.series or "", -1) if known else ("", index), []).append(run)
+    parts = [part for group in groups.values() for part in _by_length(group)]
+    place = {id(run): index for index, run in enumerate(runs)}
+    return sorted(parts, key=lambda part: place[id(part[0])])
+
+
+def _by_length(group: list[RunResults]) -> list[list[RunResults]]:
+    if len({run.seed for run in group}) == len(group):
+        return [group]
+    lengths: dict[int, dict[int | None, RunResults]] = {}
+    for run in group:
+        seeds = lengths.setdefault(run.rounds, {})
+        if run.seed in seeds:
+            names = f"{seeds[run.seed].name} and {run.name}"
+            raise InputError(f"runs {names}: equal settings and seed {run.seed}; leave one out")
+        seeds[run.seed] = run
+    return [list(seeds.values()) for seeds in lengths.values()]
 
 
 def sample(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> Sample:

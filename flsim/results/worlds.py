@@ -1,5 +1,6 @@
 """Comparison of two settings over seeds: both runs of a seed have the same canaries, and seeds have different ones."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -159,10 +160,14 @@ def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: 
         InputError: as for `flsim.results.seeds_table.seeds_table`.
     """
     twins: dict[str, dict[str, list[list[RunResults]]]] = {}
-    for group in by_series(runs):
+    groups = by_series(runs)
+    lengths = Counter((label, world) for label, world, _ in {(run.label, run.world, run.rounds) for run, *_ in groups})
+    for group in groups:
         series, first = sample(group, round, epoch), group[0]
         if first.world is not None:
-            worlds = twins.setdefault(first.label, {world: [] for world in WORLDS})
+            has_lengths = max(lengths[first.label, world] for world in WORLDS) > 1
+            label = first.label + f", {first.rounds:,} rounds" * has_lengths
+            worlds = twins.setdefault(label, {world: [] for world in WORLDS})
             diverged = [run for run in group if run.status == "diverged"]
             worlds[first.world].append([run for run, _ in series.taken] + diverged)
     text = ""

@@ -58,6 +58,16 @@ def test_a_seed_counts_once(make_series: MakeSeries) -> None:
         seeds_table.seeds_table([*iid, iid[0]])
 
 
+def test_short_and_long_training_of_one_series_are_told_apart(make_series: MakeSeries) -> None:
+    """Table 2 of Thakkar et al. (2020) has rows of 8,000 and of 800 rounds with equal settings."""
+    long, other = make_series([1, 2], name="long", series="one"), make_series([3], name="other")
+    short = make_series([4, 5], name="short", series="one", round=5)
+    assert by_series([*long, *other, *short]) == [long, other, short]
+    assert by_series([long[0], *other, short[1]]) == [[long[0], short[1]], other]  # lengths of other seeds may differ
+    with pytest.raises(InputError, match="runs short-1 and short-1: equal settings and seed 1; leave one out"):
+        by_series([*long, *short, short[1]])
+
+
 def test_one_seed_has_no_interval(make_series: MakeSeries) -> None:
     table = seeds_table.seeds_table(make_series([2]))
     row = table.iloc[0]

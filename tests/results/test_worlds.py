@@ -118,6 +118,18 @@ def test_worlds_are_compared_where_nothing_else_differs(make_series: MakeSeries)
     )
 
 
+def test_worlds_of_short_and_of_long_training_are_compared_each(make_series: MakeSeries) -> None:
+    levels = {"IID-10": [4, 5, 6], "Non-IID-10": [3, 4, 4], "IID-5": [2, 2, 3], "Non-IID-5": [2, 1, 1]}
+    runs = []
+    for name, of_seeds in levels.items():
+        world, _, length = name.rpartition("-")
+        runs += make_series(of_seeds, name, int(length), setting=f"{world}, S", series=world)
+    text = compare_worlds(runs)
+    assert "S, 10 rounds: +1.33" in text  # 1, 1 and 2 bits
+    assert "S, 5 rounds: +1.00" in text  # 0, 1 and 2 bits
+    assert "not compared" not in text
+
+
 def test_worlds_that_do_not_compare_say_why(make_series: MakeSeries, make_run: MakeRun) -> None:
     """The table beside them is still a table: a diverged run has no pair, and older runs have no seed."""
     iid = make_series([3, 4], name="a", setting="IID, S")
