@@ -27,6 +27,8 @@ NOTE = (
 )
 MOST = 12  # sentences
 
+Pair = tuple[dict[int, RunView], dict[int, RunView]]  # completed runs of two settings, by seed
+
 
 @dataclass(frozen=True)
 class Effect:
@@ -34,7 +36,7 @@ class Effect:
 
     Attributes:
         contrast: the factor, its values, and the pairs of settings.
-        compared: number of pairs that have a seed in common with all other compared pairs.
+        compared: number of compared pairs; each has these seeds.
         differences: a - b in bits for each seed, means over the compared pairs; empty if nothing can be compared.
         low, high: 95% interval of their mean, from Student's t over seeds; NaN below two.
         perplexities: mean perplexities at a and at b; NaN if not measured.
@@ -73,11 +75,10 @@ def effect_of(contrast: Contrast) -> Effect:
     """Return the effect of one factor.
 
     Compared are completed runs. A seed without a completed run on one side of a pair is dropped from all pairs, so that
-    every seed's mean is over the same settings. A pair without any common seed is left out.
+    every seed's mean is over the same settings. If none is left, pairs of the fewest common seeds are left out.
     """
     by_seed = [(_by_seed(a), _by_seed(b)) for a, b in contrast.pairs]
-    pairs = [(a, b) for a, b in by_seed if {*a} & {*b} and _references(a) == _references(b)]
-    seeds = sorted(set.intersection(*({*a} & {*b} for a, b in pairs))) if pairs else []
+    pairs, seeds = _with_common_seeds([(a, b) for a, b in by_seed if {*a} & {*b} and _references(a) == _references(b)])
     nan = (math.nan, math.nan)
     if not seeds:
         return Effect(contrast, 0, (), *nan, nan, nan)
@@ -99,9 +100,17 @@ def effect_of(contrast: Contrast) -> Effect:
     )
 
 
-def _at_like_utility(
-    pairs: Sequence[tuple[dict[int, RunView], dict[int, RunView]]], seeds: Sequence[int]
-) -> tuple[float, ...]:
+def _with_common_seeds(pairs: Sequence[Pair]) -> tuple[Sequence[Pair], list[int]]:
+    """Return the pairs to compare, and the seeds that are completed on both sides of each."""
+    for fewest in range(1, max((len({*a} & {*b}) for a, b in pairs), default=0) + 1):
+        kept = [(a, b) for a, b in pairs if len({*a} & {*b}) >= fewest]
+        seeds = set.intersection(*({*a} & {*b} for a, b in kept))
+        if seeds:
+            return kept, sorted(seeds)
+    return [], []
+
+
+def _at_like_utility(pairs: Sequence[Pair], seeds: Sequence[int]) -> tuple[float, ...]:
     """Return the mean difference of pairs where both models first predict equally well, for each seed."""
 
     def difference(a: RunView, b: RunView) -> float:
@@ -137,7 +146,7 @@ def _sentence(effect: Effect) -> str:
     )
     pairs = plural(effect.compared, "pair") + " of settings"
     if effect.compared < len(contrast.pairs):
-        pairs += f" of {len(contrast.pairs)}, as others have no seed that is completed on both sides"
+        pairs += f" of {len(contrast.pairs)}, as others have too few seeds that are completed on both sides"
     text = f"{between}{ends} is {mean} bits ({interval}; {pairs})"
     if not any(map(math.isnan, effect.perplexities)):
         a, b = (number(value, "{:.3g}") for value in effect.perplexities)

@@ -305,6 +305,23 @@ def test_a_seed_that_diverged_is_dropped_from_all_pairs_and_running_ones_do_not_
     assert effect.differences == pytest.approx([1.0])
 
 
+def test_a_pair_that_leaves_no_seed_is_left_out_and_the_sentence_says_so() -> None:
+    """All but seed 0 of one setting diverged, and seed 0 of another: seeds 1 and 2 of two pairs of three are left."""
+    gathered = gathered_of(
+        [config for config in table_1() if is_federated(config)],
+        lambda config, seed: 5.0 + (config.data.world == "iid") * (1 + seed),
+    )
+    for setting, seeds in ((gathered.settings[0], (1, 2)), (gathered.settings[2], (0,))):
+        for seed in seeds:
+            run = setting.runs[seed]
+            setting.runs[seed] = replace(run, results=replace(run.results, status="diverged"))
+    effect = by_name(effects(gathered))["World", ""]
+    assert effect.compared == 2
+    assert effect.differences == pytest.approx([2.0, 3.0])
+    (text,) = sentences([effect])
+    assert "2 pairs of settings of 3, as others have too few seeds that are completed on both sides" in text
+
+
 def test_canaries_at_the_ceiling_are_counted_on_each_side() -> None:
     """At a level of the ceiling, less 0.5 or 3 bits, 2 and none of the 8 canaries are ranked first."""
     configs = [config for config in table_1() if is_federated(config)]
