@@ -26,7 +26,7 @@ from flsim.models.language_model import Params
 from flsim.training.hparams import Precision
 
 TILE = 16  # rows
-LARGE = 2**18  # entries of the embedding
+LARGE = 2**18  # entries of the largest weight
 
 
 class Scratch:
@@ -120,7 +120,7 @@ def products_for(precision: Precision, like: Params) -> Products:
         if able.get("avx512_bf16"):
             return RoundedProducts()
         _say_that_float32_is_used()
-    return OneDNNProducts() if like["embedding"].numel() >= LARGE and onednn_is_faster() else Products()
+    return OneDNNProducts() if max(map(torch.numel, like.values())) >= LARGE and onednn_is_faster() else Products()
 
 
 def onednn_is_faster() -> bool:
