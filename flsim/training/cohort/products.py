@@ -6,12 +6,12 @@ the processor. Some processors multiply bfloat16 several times as fast as float3
     AMX           one core of a Xeon with AMX: 170 GFLOP/s in float32, 680 to 870 in bfloat16. The
                   library (oneDNN) rounds operands as it loads them and returns float32, so nothing else changes.
     avx512_bf16   the library needs operands, and returns products, that are bfloat16 in memory. One core of a Zen 5:
-                  240 GFLOP/s in float32, 440 to 480 in bfloat16.
+                  240 GFLOP/s in float32, 370 to 430 in bfloat16.
 
 Products of few rows gain nothing: the recurrence's, of 16 rows at most, take twice as long with AMX as in float32.
 
 In float32 torch has two libraries. MKL, which it takes, uses AVX-512 on Intel's processors alone: one core of a Zen 5
-does 105 GFLOP/s with it, and 240 with oneDNN.
+does 105 GFLOP/s with it, and 240 with oneDNN (`python -m flsim.bench.products`).
 """
 
 from collections.abc import Iterator

@@ -18,7 +18,7 @@ from flsim.training.cohort import products as products_module
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.gradient import packed_batches
 from flsim.training.cohort.packed_models import packed_model
-from flsim.training.cohort.products import OneDNNProducts, Products, RoundedProducts, products_for
+from flsim.training.cohort.products import OneDNNProducts, Products, RoundedProducts, onednn_is_faster, products_for
 from flsim.training.cohort.steps import steps_of
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
@@ -26,6 +26,7 @@ from flsim.training.local import train_cohort
 WAYS = {"amx_bf16": OneDNNProducts, "avx512_bf16": RoundedProducts}
 UNIT = 2**-8  # relative error of rounding to 8 significant bits, at most
 LARGE, SMALL = ({"embedding": torch.empty(rows, 96)} for rows in (10_000, 600))
+EXECUTED = "exec,cpu,matmul"
 HAS_AMX = bool(torch.cpu.get_capabilities().get("amx_bf16"))
 ZEN_5 = {"cpu_name": "AMD EPYC", "avx512_f": True, "avx_vnni": True, "avx512_bf16": True}
 
@@ -71,6 +72,17 @@ def test_onednn_rounds_no_operand_without_amx(rows: int, inner: int, columns: in
     exact, sizes = left.double() @ right.double(), left.double().abs() @ right.double().abs()
     product = OneDNNProducts().multiply(left, right, torch.empty(rows, columns))
     assert bool(((product - exact).abs() <= 1.01 * inner * 2**-24 * sizes).all())
+
+
+@pytest.mark.skipif(not onednn_is_faster(), reason="float32 stays with torch's own library on this processor")
+def test_onednn_is_what_multiplies(capfd: pytest.CaptureFixture[str]) -> None:
+    """It reports each product that it makes to standard output, if asked."""
+    one, other = torch.randn(32, 96), torch.randn(96, 300)
+    with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):  # type: ignore[no-untyped-call]
+        Products().multiply(one, other, torch.empty(32, 300))
+        by_default = capfd.readouterr().out.count(EXECUTED)
+        OneDNNProducts().multiply(one, other, torch.empty(32, 300))
+        assert (by_default, capfd.readouterr().out.count(EXECUTED)) == (0, 1)
 
 
 def test_other_products_are_those_of_before() -> None:
@@ -196,7 +208,8 @@ def test_an_update_by_onednn_stays_within_the_rounding_of_float32(monkeypatch: p
     hparams = LocalHParams(learning_rate=0.1, batch_size=16)
     exact = train_cohort(model, population, range(4), hparams, 0, 0, 1e9)
     start = start_of(model.float())
-    total = CohortEngine(start, layout, hparams).train(start, population, range(4), 0, 0, 1e9)
+    engine = CohortEngine(start, layout, hparams, micro_cohort=1)  # stacked users have no `Products`
+    total = engine.train(start, population, range(4), 0, 0, 1e9)
     assert relative_error(total.delta, exact.delta) < rounding("float32", start, exact.norms / exact.users, 7)
     assert_same_counts(total, exact)
 
