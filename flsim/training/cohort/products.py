@@ -130,7 +130,12 @@ def onednn_is_faster() -> bool:
     """
     able = torch.cpu.get_capabilities()
     is_zen_5 = "AMD" in able.get("cpu_name", "") and able.get("avx512_f") and able.get("avx_vnni")
-    return bool(is_zen_5 and not able.get("amx_bf16"))
+    return bool(is_zen_5 and not able.get("amx_bf16") and _torch_takes_onednn())
+
+
+def _torch_takes_onednn() -> bool:
+    """Return whether `by_onednn` has an effect: not where ONEDNN_MAX_CPU_ISA keeps it to older instructions."""
+    return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @cache

@@ -180,6 +180,7 @@ def test_the_processor_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert capsys.readouterr().err.count("no instructions for bfloat16") == 1
 
 
+@pytest.mark.parametrize("taken", [True, False])
 @pytest.mark.parametrize(
     ("processor", "like", "expected"),
     [
@@ -193,15 +194,18 @@ def test_the_processor_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     ],
 )
 def test_float32_takes_the_faster_library(
-    processor: dict[str, Any], like: Params, expected: type[Products], monkeypatch: pytest.MonkeyPatch
+    processor: dict[str, Any], like: Params, expected: type[Products], taken: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """And torch's own where torch would not take oneDNN if asked."""
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: processor)
-    assert type(products_for("float32", like)) is expected
+    monkeypatch.setattr(products_module, "_torch_takes_onednn", lambda: taken)
+    assert type(products_for("float32", like)) is (expected if taken else Products)
 
 
 @pytest.mark.skipif(HAS_AMX, reason="this processor has AMX, by which oneDNN rounds operands to bfloat16")
 def test_an_update_by_onednn_stays_within_the_rounding_of_float32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: ZEN_5)
+    monkeypatch.setattr(products_module, "_torch_takes_onednn", lambda: True)
     monkeypatch.setattr(products_module, "LARGE", 1)
     layout = Layout(60)
     model, population = model_of(0, layout, ModelHParams(16, 24)), random_population(4, 100, layout)
