@@ -12,6 +12,7 @@ from flsim.base.progress import progress, say
 from flsim.base.terminal import console
 from flsim.results.evaluations import Evaluation, failures
 from flsim.results.in_short import round_in_short
+from flsim.results.run_file import read_run_file
 from flsim.results.store import read_run
 from flsim.runs import roundlog
 from flsim.runs.folder import Run
@@ -156,6 +157,8 @@ def supervised(
     with tracking(run.path, run.config.system.tracking, run.parameters), exposed(run):
         log.info("training", extra={"round": checkpoint.round_of(newest) if newest else 0, "rounds": run.rounds})
         try:
+            if read_run_file(run.path)["status"] != "diverged":  # of which `finish` wants to know
+                run.mark("running", evaluations.complaint)
             evaluations.submit_unevaluated()
             yield evaluations
             evaluations.finish()

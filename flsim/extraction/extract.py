@@ -20,6 +20,7 @@ from flsim.extraction.strings import Strings, canary_strings, record_strings, re
 from flsim.membership.attacked import attacked_model
 from flsim.models.language_model import TrainableModel
 from flsim.results.run_file import read_run_file
+from flsim.results.seeds import named_apart
 from flsim.results.store import read_run, refuse_two_points
 from flsim.results.sweeps import over_runs
 from flsim.runs.folder import Run
@@ -121,7 +122,9 @@ def extract(
     scheme = Scheme(temperature, top_k, top_p)
     hparams = ExtractionHParams(tuple(prefixes), suffix, records, scheme, round, epoch, device)
     parts = over_runs(runs, lambda path: extract_run(path, hparams))
-    strings, rates, eidetic = (pd.concat(tables, ignore_index=True) for tables in zip(*parts.values(), strict=True))
+    names = named_apart(parts)
+    named = [[table.assign(**names[path]) for table in tables] for path, tables in parts.items()]
+    strings, rates, eidetic = (pd.concat(tables, ignore_index=True) for tables in zip(*named, strict=True))
     return Extraction(strings, rates, eidetic, scheme)
 
 

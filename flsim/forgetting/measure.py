@@ -29,6 +29,7 @@ from flsim.forgetting.times import (
 )
 from flsim.results.inference import holm, t_interval
 from flsim.results.paths import expanded
+from flsim.results.seeds import named_apart
 from flsim.runs.participation import participation
 
 ALPHA = 0.6
@@ -111,9 +112,10 @@ def measure_forgetting(
     if not 0.5 < alpha < 1:
         raise InputError(f"alpha must be above 0.5, which is chance, and below 1, found {alpha:g}")
     pairs, notes = arms_of(expanded(runs))
+    names = named_apart(arms.run.path for arms in pairs)
     tables = [
         observations(arms.results, arms.twin, participation(arms.run, arms.results.evaluation())).assign(
-            run=str(arms.run.path)
+            run=str(arms.run.path), **names[arms.run.path]
         )
         for arms in pairs
     ]

@@ -12,6 +12,7 @@ from flsim.membership.stored import column
 from flsim.results.formats import formatted, note
 from flsim.results.inference import paired_t_p, t_interval
 from flsim.results.layout import Column, markdown
+from flsim.results.seeds import named_apart
 from flsim.runs.folder import Run
 
 LEVEL = 0.01  # false-positive rate of the column of true-positive rates
@@ -29,14 +30,15 @@ DIFFERENCES = (
 
 
 def of_runs(tables: Mapping[Path, pd.DataFrame]) -> pd.DataFrame:
-    """Return the rows of attacked runs as one table, with the series and the seed of each run.
+    """Return the rows of attacked runs as one table, with the setting, the series and the seed of each run.
 
     Args:
         tables: the rows of each run by its folder, from `flsim.membership.inference.attack_run` or
             `flsim.membership.users.attack_users`.
     """
-    runs = [(Run.open(path), table) for path, table in tables.items()]
-    return pd.concat([table.assign(series=run.series, seed=run.config.seed) for run, table in runs], ignore_index=True)
+    names = named_apart(tables)
+    named = [table.assign(**names[path], seed=Run.open(path).config.seed) for path, table in tables.items()]
+    return pd.concat(named, ignore_index=True)
 
 
 def over_seeds(rows: pd.DataFrame) -> pd.DataFrame:

@@ -12,8 +12,8 @@ from flsim.membership.inference import allowed, claimed
 from flsim.membership.inference import success as success_of_run
 from flsim.membership.shadows import LOSS, Shadows, collect, counterfactual, leave_one_out, success
 from flsim.results.paths import expanded
+from flsim.results.seeds import named_apart
 from flsim.results.sweeps import run_folders
-from flsim.runs.folder import Run
 
 
 def infer_by_shadows(
@@ -56,13 +56,13 @@ def by_setting(paths: Sequence[Path], hparams: AttackHParams) -> Iterator[tuple[
     Raises:
         InputError: as for `infer_by_shadows`.
     """
-    series: dict[str, list[Path]] = {}
+    names, series = named_apart(paths), dict[str, list[Path]]()
     for path in paths:
-        series.setdefault(Run.open(path).series, []).append(path)
+        series.setdefault(names[path]["series"], []).append(path)
     for alike in series.values():
         shadows = collect(alike, hparams.count, hparams.round, hparams.device)
         store(alike, shadows, hparams)
-        yield Run.open(alike[0]).setting, success(shadows), counterfactual(shadows)
+        yield names[alike[0]]["setting"], success(shadows), counterfactual(shadows)
 
 
 def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> dict[Path, pd.DataFrame]:

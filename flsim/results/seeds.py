@@ -1,7 +1,9 @@
 """Series of runs that differ only in their seed: their grouping, the runs to average, and intervals of a mean."""
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.results.inference import t_interval
+from flsim.results.run_file import read_run_file, setting_of
 from flsim.results.store import RunResults, refuse_two_points
 
 
@@ -90,6 +93,26 @@ def _by_length(group: list[RunResults]) -> list[list[RunResults]]:
             raise InputError(f"runs {names}: equal settings and seed {run.seed}; leave one out")
         seeds[run.seed] = run
     return [list(seeds.values()) for seeds in lengths.values()]
+
+
+def named_apart(runs: Iterable[Path]) -> dict[Path, dict[str, str]]:
+    """Return the ``setting`` and ``series`` of each run folder, for tables that average over the seeds of a series.
+
+    Where a series has a seed twice, as of short and long training, both names end with the run's number of rounds. An
+    older run without a series is one of its own.
+    """
+    found = {path: read_run_file(path) for path in runs}
+    series = {path: about["series"] or str(path) for path, about in found.items()}
+    times = Counter((series[path], about["seed"]) for path, about in found.items())
+    twice = {series for (series, _), count in times.items() if count > 1}
+    lengths = {path: f", {about['rounds']:,} rounds" if series[path] in twice else "" for path, about in found.items()}
+    return {
+        path: {
+            "setting": setting_of(about["world"], about["label"]) + lengths[path],
+            "series": series[path] + lengths[path],
+        }
+        for path, about in found.items()
+    }
 
 
 def sample(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> Sample:

@@ -117,6 +117,14 @@ def test_seeds_of_a_setting_become_one_row(trained_here: Trained, flsim: Flsim, 
     assert summary.groupby("setting")["seeds"].unique().map(list).tolist() == [[1], [2]]
 
 
+def test_short_and_long_training_are_two_settings(trained_here: Trained) -> None:
+    runs = [trained_here(WITH_CONTROLS, *more) for more in ((), ("seed=1",), ("training.rounds=2",))]
+    extraction = api.extract(*runs, prefixes=[3], records=12)
+    summary = extraction.over_seeds.drop_duplicates("setting")
+    ends = [setting.rpartition(", ")[2] for setting in summary["setting"]]
+    assert list(zip(ends, summary["seeds"], strict=True)) == [("4 rounds", 2), ("2 rounds", 1)]
+
+
 def test_an_epoch_is_its_evaluated_checkpoint(run: Path) -> None:
     results = read_run(run)
     for round_ in results.evaluated[1:]:

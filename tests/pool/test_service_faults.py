@@ -186,6 +186,7 @@ def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(
     for path in kept.iterdir():
         (run.path / "checkpoints" / path.name).write_bytes(path.read_bytes())
     with supervised(run) as evaluations:
+        assert about(run)["status"] == "running"
         train(run, evaluations)
     assert (about(run)["status"], about(run)["reason"]) == ("completed", None)
     assert outcomes(run) == {name(round_): ["failed", "stored"] for round_ in (2, 4, 6)} | {name(8): ["stored"]}

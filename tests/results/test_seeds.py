@@ -17,7 +17,7 @@ from pandas.testing import assert_frame_equal
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.results import formats, seeds_table
-from flsim.results.seeds import by_series, sample, spread
+from flsim.results.seeds import by_series, named_apart, sample, spread
 from flsim.results.store import RunResults, read_run
 
 MakeRun = Callable[..., Path]
@@ -66,6 +66,22 @@ def test_short_and_long_training_of_one_series_are_told_apart(make_series: MakeS
     assert by_series([long[0], *other, short[1]]) == [[long[0], short[1]], other]  # lengths of other seeds may differ
     with pytest.raises(InputError, match="runs short-1 and short-1: equal settings and seed 1; leave one out"):
         by_series([*long, *short, short[1]])
+
+
+def test_names_tell_short_and_long_training_apart(make_run: MakeRun) -> None:
+    long, other, unlike = (
+        make_run({1_000 + seed: {"accuracy": 0.2}}, name=name, series=name[:3], seed=seed)
+        for name, seed in (("one", 0), ("one other", 1), ("two", 0))
+    )
+    setting, old = "IID, FedAvg, b_u = 16", make_run(name="old")
+    several = {long: "one", other: "one", unlike: "two", old: str(old)}
+    assert named_apart(several) == {
+        path: {"setting": setting, "series": series} for path, series in several.items()
+    }  # lengths of other seeds may differ
+    short = make_run({500: {"accuracy": 0.2}}, name="short", series="one", seed=0)
+    named = named_apart([long, short, unlike])
+    assert [named[path]["series"] for path in (long, short, unlike)] == ["one, 1,000 rounds", "one, 500 rounds", "two"]
+    assert [named[path]["setting"] for path in (short, unlike)] == [f"{setting}, 500 rounds", setting]
 
 
 def test_one_seed_has_no_interval(make_series: MakeSeries) -> None:
