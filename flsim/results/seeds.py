@@ -101,17 +101,17 @@ def named_apart(runs: Iterable[Path]) -> dict[Path, dict[str, str]]:
     Where a series has a seed twice, as of short and long training, both names end with the run's number of rounds. An
     older run without a series is one of its own.
     """
-    found = {path: read_run_file(path) for path in runs}
-    series = {path: about["series"] or str(path) for path, about in found.items()}
-    times = Counter((series[path], about["seed"]) for path, about in found.items())
+    abouts = {path: read_run_file(path) for path in runs}
+    series = {path: about["series"] or str(path) for path, about in abouts.items()}
+    times = Counter((series[path], about["seed"]) for path, about in abouts.items())
     twice = {series for (series, _), count in times.items() if count > 1}
-    lengths = {path: f", {about['rounds']:,} rounds" if series[path] in twice else "" for path, about in found.items()}
+    lengths = {path: f", {about['rounds']:,} rounds" if series[path] in twice else "" for path, about in abouts.items()}
     return {
         path: {
             "setting": setting_of(about["world"], about["label"]) + lengths[path],
             "series": series[path] + lengths[path],
         }
-        for path, about in found.items()
+        for path, about in abouts.items()
     }
 
 
