@@ -125,7 +125,7 @@ def table(
     from flsim.results.display_columns import TUNED
     from flsim.results.paths import expanded
     from flsim.results.sweeps import published_of, read_shown, tuned_notes
-    from flsim.results.worlds import compare_worlds
+    from flsim.results.twins import compare_worlds
 
     runs = expanded(runs)
     rows = published_of(runs)

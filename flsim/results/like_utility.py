@@ -19,7 +19,7 @@ from flsim.measures.quantity import Quantity
 from flsim.measures.utility import PERPLEXITY
 from flsim.results.inference import ROUNDING, paired_t_p, t_interval
 from flsim.results.store import RunResults
-from flsim.results.worlds import pairs_of_seeds
+from flsim.results.worlds import mean_text, pairs_of_seeds
 
 
 @dataclass(frozen=True)
@@ -46,6 +46,10 @@ class LikeUtility:
     ci_high: float
     p: float
     quantity: Quantity = PRIMARY
+
+    def __str__(self) -> str:
+        seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)}"
+        return f"{mean_text(self.differences, self.quantity)}, {seeds}"
 
 
 def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Quantity = PRIMARY) -> LikeUtility:

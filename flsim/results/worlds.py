@@ -1,6 +1,5 @@
 """Comparison of two settings over seeds: both runs of a seed have the same canaries, and seeds have different ones."""
 
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,23 +8,10 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.measures.built_in import PRIMARY
-from flsim.measures.quantity import Quantity, numbers
-from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
+from flsim.measures.quantity import Quantity
 from flsim.results.compare import paired_exposure, signed
-from flsim.results.formats import note
 from flsim.results.inference import ROUNDING, paired_t_p, t_interval
-from flsim.results.pairing import compared_in
-from flsim.results.run_file import WORLDS
-from flsim.results.seeds import by_series, sample
 from flsim.results.store import RunResults
-
-HEADING = """{} of IID less Non-IID{}, paired over the canaries of each seed: mean,
-95% interval and p from Student's t over seeds, and seeds with the mean's sign.
-"""
-CEILING = (
-    "Canaries at the ceiling of exposure, IID and Non-IID: {}. They are ranked before all references, and differences "
-    f"between them cannot show; {WHAT_TO_DO}"
-)
 
 
 @dataclass(frozen=True)
@@ -60,15 +46,17 @@ class PairedOverSeeds:
     diverged_b: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        sign = signed(self.quantity)
-        mean = f"{self.mean_difference:{sign}}"
-        if len(self.seeds) > 1:
-            mean += f" ({self.ci_low:{sign}} to {self.ci_high:{sign}}), p = {self.p:.2g}"
-        else:
-            mean += " (one seed: no interval)"
-        mean += f", {self.agreeing} of {len(self.seeds)} seeds"
+        mean = mean_text(self.differences, self.quantity) + f", {self.agreeing} of {len(self.seeds)} seeds"
         mean += f"; no pair of {', '.join(map(str, self.unpaired))}" if self.unpaired else ""
         return mean + _dropped((self.a, self.diverged_a), (self.b, self.diverged_b))
+
+
+def mean_text(differences: Sequence[float], quantity: Quantity) -> str:
+    """Return the mean of the seeds' differences with its interval and p, such as ``"+1.50 (0.2 to 2.8), p = 0.03"``."""
+    sign = signed(quantity)
+    mean, low, high, p = t_test_over_seeds(np.asarray(differences, dtype="float64"))
+    interval = f"({low:{sign}} to {high:{sign}}), p = {p:.2g}" if len(differences) > 1 else "(one seed: no interval)"
+    return f"{mean:{sign}} {interval}"
 
 
 def paired_over_seeds(
@@ -95,8 +83,8 @@ def paired_over_seeds(
         InputError: no seed has a run of both that did not diverge, a seed has two runs or is unknown, or
             `paired_exposure` refuses two runs.
     """
-    lost_a, lost_b = ({*_of_seeds([run for run in runs if run.status == "diverged"])} for runs in (a, b))
-    kept = [[run for run in runs if run.seed not in lost_a | lost_b] for runs in (a, b)]
+    lost_a, lost_b = _diverged(a), _diverged(b)
+    kept = without_diverged(a, b)
     if not all(kept):
         settings = _dropped((a[0].setting, sorted(lost_a)), (b[0].setting, sorted(lost_b)))
         raise InputError(f"no seed is left{settings}; lower the learning rate of both")
@@ -120,6 +108,17 @@ def paired_over_seeds(
         diverged_a=tuple(sorted(lost_a)),
         diverged_b=tuple(sorted(lost_b)),
     )
+
+
+def without_diverged(a: Sequence[RunResults], b: Sequence[RunResults]) -> tuple[list[RunResults], list[RunResults]]:
+    """Return the runs of two series without those of seeds that diverged in one of them."""
+    lost = _diverged(a) | _diverged(b)
+    kept_a, kept_b = ([run for run in runs if run.seed not in lost] for runs in (a, b))
+    return kept_a, kept_b
+
+
+def _diverged(runs: Sequence[RunResults]) -> set[int]:
+    return {*_of_seeds([run for run in runs if run.status == "diverged"])}
 
 
 def _dropped(*diverged: tuple[str, Sequence[int]]) -> str:
@@ -147,62 +146,6 @@ def pairs_of_seeds(a: Sequence[RunResults], b: Sequence[RunResults]) -> list[tup
     if not seeds:
         raise InputError(f"no seed has a run of both: {sorted(runs_a)} and {sorted(runs_b)}; train both with one seed")
     return [(seed, runs_a[seed], runs_b[seed]) for seed in seeds]
-
-
-def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> str:
-    """Return a line for each two series whose settings differ only in the world; empty if there are none.
-
-    There is a line for exposure, and one for each number of canaries of a user's own measures. The compared runs are
-    those that a table over seeds averages, and seeds that diverged are named. Series that cannot be compared have a
-    line with the reason.
-
-    Raises:
-        InputError: as for `flsim.results.seeds_table.seeds_table`.
-    """
-    twins: dict[str, dict[str, list[list[RunResults]]]] = {}
-    groups = by_series(runs)
-    lengths = Counter((label, world) for label, world, _ in {(run.label, run.world, run.rounds) for run, *_ in groups})
-    for group in groups:
-        series, first = sample(group, round, epoch), group[0]
-        if first.world is not None:
-            has_lengths = max(lengths[first.label, world] for world in WORLDS) > 1
-            label = first.label + f", {first.rounds:,} rounds" * has_lengths
-            worlds = twins.setdefault(label, {world: [] for world in WORLDS})
-            diverged = [run for run in group if run.status == "diverged"]
-            worlds[first.world].append([run for run, _ in series.taken] + diverged)
-    text = ""
-    for quantity in numbers(compared_in(runs)):
-        lines = [
-            f"{label}: {_line(worlds, round, epoch, quantity)}\n"
-            for label, worlds in twins.items()
-            if all(worlds.values())
-        ]
-        heading = HEADING.format(quantity.title, f", {quantity.unit}" if quantity.unit else "")
-        text += "\n" * bool(text) + heading + "".join(lines) if lines else ""
-        text += _ceilings(twins, round, epoch) if quantity.is_primary else ""
-    return text
-
-
-def _line(worlds: dict[str, list[list[RunResults]]], round: int | None, epoch: float | None, quantity: Quantity) -> str:
-    if any(len(series) > 1 for series in worlds.values()):
-        return "not compared, since several rows have this setting; show fewer runs"
-    try:
-        return str(paired_over_seeds(worlds["iid"][0], worlds["non-iid"][0], round, epoch, quantity))
-    except InputError as error:
-        return f"not compared: {error}"
-
-
-def _ceilings(twins: dict[str, dict[str, list[list[RunResults]]]], round: int | None, epoch: float | None) -> str:
-    """Return a sentence on the shares of canaries at the ceiling in both worlds; empty where they are few."""
-    words = []
-    for label, worlds in twins.items():
-        shares = [
-            at_ceiling([(run, run.at(round, epoch)) for runs in of_world for run in runs if run.status != "diverged"])
-            for of_world in worlds.values()
-        ]
-        if all(worlds.values()) and max(count.share for count in shares) >= MANY:
-            words.append(f"{label} {' and '.join(f'{count.share:.0%}' for count in shares)}")
-    return note(CEILING.format("; ".join(words))) if words else ""
 
 
 def _of_seeds(runs: Sequence[RunResults]) -> dict[int, RunResults]:

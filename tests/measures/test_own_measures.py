@@ -25,7 +25,7 @@ from flsim.results.rows import read_rows
 from flsim.results.store import read_run
 from flsim.results.sweep_pairs import Pair
 from flsim.results.sweeps import SweepRun
-from flsim.results.worlds import compare_worlds
+from flsim.results.twins import compare_worlds
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint

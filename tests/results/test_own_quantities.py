@@ -20,7 +20,8 @@ from flsim.results.store import RunResults, read_run
 from flsim.results.sweep_pairs import Pair
 from flsim.results.sweeps import SweepRun
 from flsim.results.tables import memorization_table, to_latex, to_markdown
-from flsim.results.worlds import compare_worlds, paired_over_seeds
+from flsim.results.twins import compare_worlds
+from flsim.results.worlds import paired_over_seeds
 
 MakeRun = Callable[..., Path]
 CANARIES = [f"c{index:02d}" for index in range(9)]

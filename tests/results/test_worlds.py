@@ -23,7 +23,8 @@ from flsim.results.compare_pairs_text import to_markdown
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweep_pairs import Pair
 from flsim.results.sweeps import SweepRun
-from flsim.results.worlds import compare_worlds, paired_over_seeds, t_test_over_seeds
+from flsim.results.twins import compare_worlds
+from flsim.results.worlds import paired_over_seeds, t_test_over_seeds
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]
@@ -108,8 +109,9 @@ def test_worlds_are_compared_where_nothing_else_differs(make_series: MakeSeries)
         *make_series([3, 4], name="c", setting="IID, SGD, b_r=32"),
         *make_series([3, 4], name="d", setting="Non-IID, SGD, b_r=128"),
     ]
-    *heading, line = compare_worlds(runs).splitlines()
+    *heading, line, _, at_equal_perplexity = compare_worlds(runs).splitlines()
     assert line == "FedAvg, b_u=16: +1.50 (-4.85 to +7.85), p = 0.2, 2 of 2 seeds"
+    assert at_equal_perplexity == "FedAvg, b_u=16: +1.50 (-4.85 to +7.85), p = 0.2, 2 seeds"  # at an equal one already
     assert max(map(len, [*heading, line])) <= 80
     assert compare_worlds(runs[4:]) == ""
     again = make_series([3, 4], name="e", setting="IID, FedAvg, b_u=16")
