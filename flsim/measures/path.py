@@ -27,7 +27,8 @@ def path(probe: Probe) -> dict[str, float]:
     """Return 1 where no continuation is likelier than the canary, 0 where another is as likely, none where unknown.
 
     The search ends when the likeliest continuation is proven, or at the limit of nodes. A likelier answer is a proof
-    that the canary is not the likeliest, even if the search ended early. A less likely one proves nothing.
+    that the canary is not the likeliest, even if the search ended early. A less likely one proves nothing. Proofs are
+    of the model as computed: two continuations whose log-perplexities differ by less than rounding may change places.
     """
     from flsim.memorization.shortest_path import ShortestPathHParams, shortest_path
 

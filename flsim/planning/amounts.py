@@ -5,7 +5,7 @@ share of the published amounts.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ UTILITY: Quantity = next(quantity for quantity in of_model(QUANTITIES.values()) 
 
 @dataclass(frozen=True)
 class Amount:
-    """The amount of training of a row, which is the same in both worlds and with all seeds.
+    """The amount of training of a row, which is the same with all seeds.
 
     Attributes:
         name: the row's name, as `flsim.planning.scale.row_name` gives it.
@@ -30,18 +30,20 @@ class Amount:
             user's own server optimizer.
         epochs: number of passes over all records.
         utility: perplexity by world ("iid", "non-iid", or "" for neither), as far as known.
+        world: "iid" or "non-iid" where the row's worlds have rates of their own; None where the amount is of both.
     """
 
     name: str
     rate_steps: float | None
     epochs: float
     utility: Mapping[str, float] = field(default_factory=dict)
+    world: str | None = None
 
 
 def amounts_of(
     rows: Mapping[str, Sequence[Planned]], train: Split, utility: Mapping[str, Mapping[str, float]] | None = None
 ) -> tuple[Amount, ...]:
-    """Return the amount of each row.
+    """Return the amount of each row, or of each of its worlds where they have rates of their own.
 
     Args:
         rows: the runs of each row, at least one.
@@ -50,11 +52,21 @@ def amounts_of(
     """
     amounts = []
     for name, runs in rows.items():
-        config = runs[0].config
-        split = trained_on(config, train)
-        epochs = config.rounds_over(split) / config.rounds_per_epoch(split)
-        amounts.append(Amount(name, config.rate_steps(split), epochs, (utility or {}).get(name, {})))
+        known = (utility or {}).get(name, {})
+        of_worlds = {str(run.axes.get(WORLD, "")): _amount(name, run, train) for run in reversed(runs)}
+        if len({(amount.rate_steps, amount.epochs) for amount in of_worlds.values()}) == 1:
+            amounts.append(replace(next(iter(of_worlds.values())), utility=known))
+            continue
+        for world in sorted(of_worlds):
+            utility_there = {world: known[world]} if world in known else {}
+            amounts.append(replace(of_worlds[world], utility=utility_there, world=world))
     return tuple(amounts)
+
+
+def _amount(name: str, run: Planned, train: Split) -> Amount:
+    split = trained_on(run.config, train)
+    epochs = run.config.rounds_over(split) / run.config.rounds_per_epoch(split)
+    return Amount(name, run.config.rate_steps(split), epochs)
 
 
 def published_utility(rows: Mapping[str, Sequence[Planned]]) -> dict[str, dict[str, float]]:
@@ -91,8 +103,21 @@ def sweep_of(folder: Path | None, name: str, tier: str | None) -> Sweep | None:
     return sweep if (sweep.name, sweep.tier) == (name, tier) else None
 
 
+def beside(ours: Sequence[Amount], theirs: Sequence[Amount]) -> list[Amount] | None:
+    """Return the published amount of each of our amounts; None if the rows are not the same."""
+    by_name = {amount.name: amount for amount in theirs}
+    is_alike = len(by_name) == len(theirs) and {*by_name} == {amount.name for amount in ours}
+    return [_in_world(by_name[amount.name], amount.world) for amount in ours] if is_alike else None
+
+
+def _in_world(amount: Amount, world: str | None) -> Amount:
+    if world is None:
+        return amount
+    return replace(amount, utility={name: value for name, value in amount.utility.items() if name == world})
+
+
 def shares_of(ours: Sequence[Amount], theirs: Sequence[Amount]) -> list[float | None]:
-    """Return each row's share of its published amount; None where one of them is not known."""
+    """Return the shares of the published amounts, one beside another; None where one of them is not known."""
     return [
         amount.rate_steps / other.rate_steps if amount.rate_steps is not None and other.rate_steps else None
         for amount, other in zip(ours, theirs, strict=True)

@@ -1,8 +1,9 @@
 """Amounts of training of a plan as text for people."""
 
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
-from flsim.planning.amounts import UTILITY, Amount, shares_of
+from flsim.planning.amounts import UTILITY, Amount, beside, shares_of
 from flsim.planning.plan import Plan
 from flsim.results.formats import note
 from flsim.results.layout import Column, markdown
@@ -18,19 +19,20 @@ AMOUNT = (
 
 def training(plan: Plan) -> str:
     """Return the section of a page on amounts of training, beside the published ones; empty without amounts."""
-    ours, theirs = plan.amounts, plan.published_amounts
+    ours = plan.amounts
     if not ours:
         return ""
-    has_pairs = theirs is not None and [other.name for other in theirs] == [amount.name for amount in ours]
-    names = Column("Rows", [amount.name for amount in ours], is_number=False)
-    units = [list(_columns(ours, "")), *([list(_beside(ours, theirs))] if theirs and has_pairs else [])]
+    theirs = beside(ours, plan.published_amounts or ())
+    names = Column("Rows", list(map(_name, ours)), is_number=False)
+    units = [list(_columns(ours, "")), *([list(_beside(ours, theirs))] if theirs else [])]
     worlds = [world for world in WORLDS if any(world in amount.utility for amount in (*ours, *(theirs or ())))]
     text = AMOUNT
     if any(amount.utility for amount in (*ours, *(theirs or ()))):
         text += f" {UTILITY.heading}: {UTILITY.title.lower()}" + ", IID/non-IID" * (len(worlds) > 1) + "."
-    if theirs and has_pairs:
+    if theirs:
         text += f" Publ.: {plan.source}, with the default where the paper does not state a setting, such as FedAvg's "
         text += "local rate. Share: of the published amount." + _warning(ours, theirs)
+    text += _between_worlds(ours)
     return "## Amount of training\n\n" + markdown([names], units) + note(text)
 
 
@@ -48,7 +50,7 @@ def _beside(ours: Sequence[Amount], theirs: Sequence[Amount]) -> Iterator[Column
 
 def _warning(ours: Sequence[Amount], theirs: Sequence[Amount]) -> str:
     """Return a sentence on rows whose shares of the published amounts are unlike; empty if all are alike."""
-    named = zip([amount.name for amount in ours], shares_of(ours, theirs), strict=True)
+    named = zip(map(_name, ours), shares_of(ours, theirs), strict=True)
     shares = [(share, name) for name, share in named if share is not None]
     if not shares:
         return ""
@@ -59,6 +61,27 @@ def _warning(ours: Sequence[Amount], theirs: Sequence[Amount]) -> str:
         f" {more} is trained for {_percent(most)} of its published amount and {less} for {_percent(least)}, "
         f"{_short(most / least)} times less: a difference between them is also one of training."
     )
+
+
+def _between_worlds(ours: Sequence[Amount]) -> str:
+    """Return a sentence on the rows whose worlds are trained for unlike amounts; empty if there are none."""
+    times = {
+        a.name: max(a.rate_steps, b.rate_steps) / min(a.rate_steps, b.rate_steps)
+        for a, b in pairwise(ours)
+        if a.name == b.name and a.rate_steps and b.rate_steps
+    }
+    unlike = [ratio for ratio in times.values() if ratio > UNLIKE]
+    if not unlike:
+        return ""
+    least, most = _short(min(unlike)), _short(max(unlike))
+    return (
+        f" In {len(unlike)} of {len({amount.name for amount in ours})} rows one world is trained for "
+        f"{least}{f' to {most}' * (least != most)} times as much as the other, as their rates differ."
+    )
+
+
+def _name(amount: Amount) -> str:
+    return amount.name if amount.world is None else f"{amount.name}, {WORLDS[amount.world]}"
 
 
 def _utility(amount: Amount) -> str:

@@ -249,8 +249,8 @@ def _power(plan: Plan) -> str:
         text += f" Of one pair of models, McNemar's test over canaries finds a difference in {MEMORIZED.heading} of "
         text += f"{share(power.counts)} of canaries with 80% power."
     return _heading("Statistical power") + note(
-        f"{text} Differences are assumed to spread as the demo's do, by {SD_CANARIES:.1f} bits over canaries and "
-        f"{SD_SEEDS:.1f} between seeds."
+        f"{text} Differences are assumed to spread by {SD_CANARIES:.1f} bits over canaries and {SD_SEEDS:.1f} between "
+        f"seeds, as they did in the demo at a rate of 1."
     )
 
 

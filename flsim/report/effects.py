@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -41,8 +40,9 @@ class Effect:
         low, high: 95% interval of their mean, from Student's t over seeds; NaN below two.
         perplexities: mean perplexities at a and at b; NaN if not measured.
         at_ceiling: shares of the canaries that have the largest possible exposure, at a and at b.
-        alike: the same differences where both models first predict equally well; empty if not every pair has such a
-            point (`flsim.results.like_utility`).
+        alike: the same differences where both models first predict equally well (`flsim.results.like_utility`); empty
+            if not every pair has such a point.
+        unlike: why they are empty.
         alike_low, alike_high: 95% interval of their mean over seeds.
     """
 
@@ -56,6 +56,7 @@ class Effect:
     alike: tuple[float, ...] = ()
     alike_low: float = math.nan
     alike_high: float = math.nan
+    unlike: str = ""
 
     @property
     def mean(self) -> float:
@@ -87,7 +88,7 @@ def effect_of(contrast: Contrast) -> Effect:
     sides = [[run[seed] for run in side for seed in seeds] for side in zip(*pairs, strict=True)]
     utility = [np.mean([_last(run, PERPLEXITY.name) for run in side]) for side in sides]
     shares = [at_ceiling([(run.results, run.results.evaluated[-1]) for run in dict.fromkeys(side)]) for side in sides]
-    alike = _at_like_utility(pairs, seeds)
+    alike, unlike = _at_like_utility(pairs, seeds)
     return Effect(
         contrast,
         len(pairs),
@@ -97,6 +98,7 @@ def effect_of(contrast: Contrast) -> Effect:
         (shares[0].share, shares[1].share),
         alike,
         *(t_interval(np.asarray(alike)) if alike else nan),
+        unlike,
     )
 
 
@@ -110,16 +112,17 @@ def _with_common_seeds(pairs: Sequence[Pair]) -> tuple[Sequence[Pair], list[int]
     return [], []
 
 
-def _at_like_utility(pairs: Sequence[Pair], seeds: Sequence[int]) -> tuple[float, ...]:
-    """Return the mean difference of pairs where both models first predict equally well, for each seed."""
+def _at_like_utility(pairs: Sequence[Pair], seeds: Sequence[int]) -> tuple[tuple[float, ...], str]:
+    """Return the mean difference of pairs where both models first predict equally well, for each seed; or why not."""
 
     def difference(a: RunView, b: RunView) -> float:
         return float(pair_at_like_utility(a.results, b.results).differences.mean())
 
-    with suppress(InputError):
+    try:
         means = [np.mean([difference(a[seed], b[seed]) for a, b in pairs]) for seed in seeds]
-        return tuple(np.round(means, ROUNDING).tolist())
-    return ()
+    except InputError as error:
+        return (), str(error)
+    return tuple(np.round(means, ROUNDING).tolist()), ""
 
 
 def sentences(every: Sequence[Effect]) -> list[Markup]:
@@ -156,6 +159,8 @@ def _sentence(effect: Effect) -> str:
             number(value, "{:+.2f}") for value in (effect.alike_mean, effect.alike_low, effect.alike_high)
         )
         text += f"; where both first predict equally well {mean}" + f" ({low} to {high})" * (count > 1)
+    elif effect.unlike:
+        text += f"; not compared where both first predict equally well ({effect.unlike})"
     if max(effect.at_ceiling) >= MANY:
         a, b = (number(share, "{:.0%}") for share in effect.at_ceiling)
         text += f"; {a} and {b} of the canaries are at the ceiling"

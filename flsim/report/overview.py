@@ -62,12 +62,11 @@ class _Row:
 def overview(gathered: Gathered) -> list[Dots]:
     """Return the figure: a row for each setting if they are few, else for each technique and world.
 
-    Techniques that were trained in both worlds in equally many settings share rows as well. No figure is returned for
-    one row, or for more than a dozen.
+    Techniques that were trained in both worlds in equally many settings share rows as well. A seed that one world of a
+    setting lacks is left out of the other, too. No figure is returned for one row, or for more than a dozen.
     """
-    measured = [
-        setting for setting in gathered.settings if setting.shown_runs and setting.mean(PRIMARY.name) is not None
-    ]
+    every = [setting for line in gathered.lines for setting in (line.paired if line.is_pair else line.settings)]
+    measured = [setting for setting in every if setting.shown_runs and setting.mean(PRIMARY.name) is not None]
     groups: dict[tuple[str, str | None], list[Setting]] = {}
     for setting in measured:
         groups.setdefault((name_of(setting), setting.world), []).append(setting)

@@ -1,17 +1,18 @@
 """Amounts of training, by hand, beside the published ones."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers import Experiment
 
-from flsim.planning.amounts import amounts_of, measured_utility, published_utility, shares_of, sweep_of
+from flsim.planning.amounts import amounts_of, beside, measured_utility, published_utility, shares_of, sweep_of
 from flsim.planning.scale import PUBLISHED, Users, published_rows, rows_of
 from flsim.results.rows import Row, frame
 from flsim.results.store import RunResults
 from flsim.results.sweeps import Sweep, SweepRun
-from flsim.runs.config import load
+from flsim.runs.config import CentralConfig, load
 from flsim.sweeps.definition import Planned, planned_runs, tier_of
 from flsim.sweeps.definition import load as load_sweep
 
@@ -44,6 +45,31 @@ def test_amounts_by_hand(sweep_file: Path) -> None:
         {"iid": 57.3, "non-iid": 58.2},
     )
     assert not ours[0].utility
+
+
+def test_worlds_with_rates_of_their_own_have_an_amount_each(sweep_file: Path) -> None:
+    """Half the rate in the non-IID world of the first row alone; the published amount stands beside both."""
+    planned, theirs = planned_of(sweep_file)
+    rows = {name: list(runs) for name, runs in rows_of(planned).items()}
+    first = next(iter(rows))
+    for place, run in enumerate(rows[first]):
+        if run.axes["data.world"] == "non-iid":
+            config = run.config
+            assert isinstance(config, CentralConfig)
+            training = replace(config.training, learning_rate=0.0025)
+            rows[first][place] = replace(run, config=replace(config, training=training))
+    ours = amounts_of(rows, USERS.split(), {first: {"iid": 40.0, "non-iid": 50.0}})
+    assert [amount.rate_steps for amount in ours[:3]] == pytest.approx([7.44, 3.72, 7.44])  # 1,488 steps
+    assert [(amount.world, amount.utility) for amount in ours[:3]] == [
+        ("iid", {"iid": 40.0}),
+        ("non-iid", {"non-iid": 50.0}),
+        (None, {}),
+    ]
+    published = beside(ours, amounts_of(theirs, PUBLISHED["thakkar2020.csv"].split(), published_utility(theirs)))
+    assert published is not None
+    assert [amount.name for amount in published] == [amount.name for amount in ours]
+    assert [amount.utility for amount in published[:2]] == [{"iid": 62.2}, {"non-iid": 64.3}]
+    assert beside(ours[2:], published) is None
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """A plan in words: numbers as people say them, lines that fit a terminal."""
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -124,6 +125,11 @@ def test_unlike_amounts_of_training_are_named(sweep_file: Path) -> None:
     assert "is trained for" not in alike
     assert "62.2/64.3" in alike
     assert max(map(len, texts[0].splitlines())) <= 80
+    of_worlds = (Amount("sgd", 100.0, 2, world="iid"), Amount("sgd", 25.0, 2, world="non-iid"))
+    amounts = (*of_worlds, Amount("fedavg", 50.0, 4))
+    apart = " ".join(page(replace(plan, amounts=amounts, published_amounts=published)).split())
+    assert "In 1 of 2 rows one world is trained for 4 times as much as the other" in apart
+    assert re.search(r"sgd, Non-IID *\| *25 *\| *2 *\| *1,000 *\| *13 *\| *64.3 *\| *2.5%", apart)
     unknown = page(replace(plan, amounts=(Amount("own", None, 2),), published_amounts=None))
     assert "## Amount of training" in unknown
     assert "Publ." not in unknown

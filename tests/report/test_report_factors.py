@@ -16,6 +16,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.report.effects import Effect, effects, sentences
 from flsim.report.gather import Gathered, Line, RunView, Setting
+from flsim.report.overview import overview
 from flsim.results.rows import SCHEMA
 from flsim.results.store import RunResults
 from flsim.results.sweeps import Sweep, SweepRun
@@ -303,6 +304,28 @@ def test_a_seed_that_diverged_is_dropped_from_all_pairs_and_running_ones_do_not_
     effect = by_name(effects(gathered))["World", ""]
     assert effect.compared == 3
     assert effect.differences == pytest.approx([1.0])
+
+
+def test_the_figure_leaves_a_seed_that_diverged_out_of_both_worlds() -> None:
+    configs = [config for config in table_1() if config.label == "FedAvg, b_u=4"]
+    gathered = gathered_of(configs, lambda config, seed: 4.0 + seed + (config.data.world == "iid"))
+    runs = gathered.settings[0].runs
+    runs[2] = replace(runs[2], results=replace(runs[2].results, status="diverged"))
+    ((iid, _, of_iid), (other, _, of_other)) = overview(gathered)[0].rows
+    assert (str(iid).startswith("IID"), str(other).startswith("Non-IID")) == (True, True)
+    assert (of_iid.split()[0], of_other.split()[0]) == ("5.5", "4.5")  # seeds 0 and 1 of both
+
+
+def test_a_sentence_says_why_nothing_is_compared_at_equal_perplexity() -> None:
+    """The IID model predicts better at its first evaluation than the other at its last."""
+    configs = [config for config in table_1() if config.label == "FedAvg, b_u=4"]
+    gathered = gathered_of(configs, lambda *_: 5.0)
+    for setting in gathered.settings:
+        perplexity = 40.0 if setting.world == "iid" else 60.0
+        setting.runs[:] = [run_of(run.config, 5.0, perplexity=perplexity) for run in setting.runs if run.config]
+    (text,) = sentences([by_name(effects(gathered))["World", ""]])
+    assert "not compared where both first predict equally well (run" in text
+    assert "its first evaluation is below perplexity 60 already" in text
 
 
 def test_a_pair_that_leaves_no_seed_is_left_out_and_the_sentence_says_so() -> None:
