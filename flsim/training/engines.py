@@ -1,7 +1,7 @@
 """The engines of local training, by name. They share one contract, and `local` is their oracle."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from flsim.base.errors import InputError
@@ -9,8 +9,9 @@ from flsim.base.progress import say
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
 from flsim.models.architectures import with_low_precision
-from flsim.models.language_model import Capabilities, Params, TrainableModel
+from flsim.models.language_model import Capabilities, Params, TrainableModel, representative
 from flsim.training.cohort.engine import CohortEngine, is_stacked, users_on_cpu
+from flsim.training.cohort.products import precision_here
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
 from flsim.training.optimizers import optimizer_named, refuse_low_precision
@@ -53,7 +54,8 @@ def engine_of(
 ) -> Engine:
     """Return an engine on the model's device; the last three arguments are those of `CohortEngine`.
 
-    Without a size of micro-cohorts users of small models train in those of `users_on_cpu`, where there is no GPU.
+    Without a size of micro-cohorts users of small models train in those of `users_on_cpu`, where there is no GPU. On a
+    processor without instructions for bfloat16 all that trains in bfloat16 elsewhere trains as in float32.
     Engine "cohort" needs a model that declares a written-out gradient. Where users are stacked it also needs a model
     that declares stacking, and an optimizer that has a `direction`. Otherwise "local", plain PyTorch, is returned.
 
@@ -65,6 +67,8 @@ def engine_of(
     if name == "cohort" and able.written_out:
         refuse_low_precision(hparams.optimizer, hparams.precision)
         like = {name: value.detach() for name, value in model.trainable.items()}
+        if representative(like).device.type == "cpu":
+            hparams = replace(hparams, precision=precision_here(hparams.precision))
         can_stack = able.stacked and optimizer_named(hparams.optimizer).direction is not None
         if micro_cohort is None and can_stack:
             micro_cohort = users_on_cpu(like, hparams)

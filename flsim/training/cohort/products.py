@@ -106,21 +106,26 @@ class RoundedProducts(OneDNNProducts):
 def products_for(precision: Precision, like: Params) -> Products:
     """Return the fastest products of this processor in a precision: "float32" (or that of the weights), or "bf16".
 
-    A processor without instructions for bfloat16 would take longer for it than for float32, and gives float32; a
-    message says so once.
-
     Args:
         precision: precision of the products.
         like: parameters of the model; oneDNN takes longer to call than MKL, and the products of small models are short.
     """
-    able = torch.cpu.get_capabilities()
-    if precision == "bf16":
-        if able.get("amx_bf16"):
-            return OneDNNProducts()
-        if able.get("avx512_bf16"):
-            return RoundedProducts()
-        _say_that_float32_is_used()
+    if precision_here(precision) == "bf16":
+        return OneDNNProducts() if torch.cpu.get_capabilities().get("amx_bf16") else RoundedProducts()
     return OneDNNProducts() if max(map(torch.numel, like.values())) >= LARGE and onednn_is_faster() else Products()
+
+
+def precision_here(precision: Precision) -> Precision:
+    """Return the precision that a processor has for one that is asked for.
+
+    A processor without instructions for bfloat16 would take longer for it than for float32, and gives float32; a
+    message says so once.
+    """
+    able = torch.cpu.get_capabilities()
+    if precision != "bf16" or able.get("amx_bf16") or able.get("avx512_bf16"):
+        return precision
+    _say_that_float32_is_used()
+    return "float32"
 
 
 def onednn_is_faster() -> bool:

@@ -13,7 +13,7 @@ from torch import Tensor
 from flsim.training.cohort.position_kernels import Target
 from flsim.training.cohort.triton_kernels import TritonKernels, _former, _settle
 from flsim.training.cohort.triton_output import OutputLayer
-from flsim.training.cohort.triton_recurrence import BLOCK, _advanced, _differentiated, block, launch
+from flsim.training.cohort.triton_recurrence import BLOCK, _added, _advanced, _differentiated, block, launch
 from flsim.training.hparams import Precision
 
 SUMS = 2**12  # values of a sum that a program of `_descend_positions` has in registers
@@ -72,13 +72,13 @@ def _recur_positions(
             gate = gates + now * (3 * H) + h[None, :]
             own = bias + h
             column = recurrent + d[:, None] * (3 * H) + h[None, :]
-            f = tl.load(gate, valid, other=0.0).to(tl.float32)
-            o = tl.load(gate + H, valid, other=0.0).to(tl.float32)
-            g = tl.load(gate + 2 * H, valid, other=0.0).to(tl.float32)
             c = tl.load(cells + last * H + h[None, :], valid & (time > 0), other=0.0)
-            f += tl.dot(output, tl.load(column, weights, other=0.0), input_precision=PRECISION)
-            o += tl.dot(output, tl.load(column + H, weights, other=0.0), input_precision=PRECISION)
-            g += tl.dot(output, tl.load(column + 2 * H, weights, other=0.0), input_precision=PRECISION)
+            f = tl.dot(output, tl.load(column, weights, other=0.0), input_precision=PRECISION)
+            o = tl.dot(output, tl.load(column + H, weights, other=0.0), input_precision=PRECISION)
+            g = tl.dot(output, tl.load(column + 2 * H, weights, other=0.0), input_precision=PRECISION)
+            f = _added(f, tl.load(gate, valid, other=0.0))
+            o = _added(o, tl.load(gate + H, valid, other=0.0))
+            g = _added(g, tl.load(gate + 2 * H, valid, other=0.0))
             f += tl.load(own, h < H, other=0.0).to(tl.float32)[None, :]
             o += tl.load(own + H, h < H, other=0.0).to(tl.float32)[None, :]
             g += tl.load(own + 2 * H, h < H, other=0.0).to(tl.float32)[None, :]

@@ -53,6 +53,16 @@ def _tanh(x):
 
 
 @triton.jit
+def _added(product, gate):
+    """Return product + gate.
+
+    A plain sum would make the gate the accumulator of its product, and Triton does not prefetch what an accumulator
+    loads: every block of units would wait for its gates.
+    """
+    return tl.fma(product, 1.0, gate.to(tl.float32))
+
+
+@triton.jit
 def _advanced(f, o, g, c):
     """Return f, o, g, the new c and o tanh c, from the gates' sums and the c of the time before."""
     f = tl.sigmoid(f)
@@ -117,9 +127,9 @@ def _forwards(
             f = tl.dot(output, tl.load(column, weights, other=0.0), input_precision=PRECISION)
             o = tl.dot(output, tl.load(column + H, weights, other=0.0), input_precision=PRECISION)
             g = tl.dot(output, tl.load(column + 2 * H, weights, other=0.0), input_precision=PRECISION)
-            f += tl.load(gate, valid, other=0.0).to(tl.float32)
-            o += tl.load(gate + H, valid, other=0.0).to(tl.float32)
-            g += tl.load(gate + 2 * H, valid, other=0.0).to(tl.float32)
+            f = _added(f, tl.load(gate, valid, other=0.0))
+            o = _added(o, tl.load(gate + H, valid, other=0.0))
+            g = _added(g, tl.load(gate + 2 * H, valid, other=0.0))
             f += tl.load(own, h < H, other=0.0).to(tl.float32)[None, :]
             o += tl.load(own + H, h < H, other=0.0).to(tl.float32)[None, :]
             g += tl.load(own + 2 * H, h < H, other=0.0).to(tl.float32)[None, :]

@@ -20,6 +20,7 @@ from flsim.training.cohort.gradient import packed_batches
 from flsim.training.cohort.packed_models import packed_model
 from flsim.training.cohort.products import OneDNNProducts, Products, RoundedProducts, onednn_is_faster, products_for
 from flsim.training.cohort.steps import steps_of
+from flsim.training.engines import engine_of
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
 
@@ -178,6 +179,24 @@ def test_the_processor_is_asked(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
     assert capsys.readouterr().err == ""
     assert on(amx_bf16=False) is on() is Products
     assert capsys.readouterr().err.count("no instructions for bfloat16") == 1
+
+
+def test_bf16_costs_no_more_than_float32_where_a_processor_has_only_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Users of a small model are stacked as in float32, to the same bits."""
+    layout = Layout(12, record_words=6)
+    users, model = random_population(3, 5, layout), model_of(0, layout).float()
+    start = start_of(model)
+
+    def trained(precision: Any, **able: bool) -> tuple[bool, Params]:
+        monkeypatch.setattr(torch.cpu, "get_capabilities", lambda: able)
+        engine = engine_of("cohort", model, layout, LocalHParams(batch_size=4, precision=precision))
+        assert isinstance(engine, CohortEngine)
+        return engine.is_stacked, engine.train(start, users, range(3), 0, 0).delta
+
+    (stacked, expected), (also_stacked, update) = trained("float32"), trained("bf16")
+    assert (stacked, also_stacked) == (True, True)
+    assert all(torch.equal(update[name], expected[name]) for name in expected)
+    assert not trained("bf16", avx512_bf16=True)[0]
 
 
 @pytest.mark.parametrize("taken", [True, False])

@@ -9,9 +9,7 @@ import pytest
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux only")
-@pytest.mark.parametrize(
-    "name", ["interpreted.py", pytest.param("interpreted_positions.py", marks=pytest.mark.nightly)]
-)
+@pytest.mark.parametrize("name", ["interpreted.py", pytest.param("interpreted_positions.py", marks=pytest.mark.slow)])
 def test_the_kernels_by_the_interpreter(name: str) -> None:
     """In a process of its own, since Triton must know before it is imported, and no other test should meet it."""
     tests = Path(__file__).with_name(name)
