@@ -25,6 +25,7 @@ from flsim.training.central.state import load_moments, moments_of
 from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.gradient import PackedBatch, PackedModel, packed_batches
 from flsim.training.cohort.packed_models import packed_model
+from flsim.training.cohort.products import products_for
 from flsim.training.cohort.steps import lay_out
 from flsim.training.dropout import factors
 from flsim.training.hparams import Precision
@@ -200,7 +201,7 @@ class WrittenOutLoss(nn.Module):
         super().__init__()
         self.model = model
         weights = {name: value.detach() for name, value in model.trainable.items()}
-        self._packed = packed_model(weights)
+        self._packed = packed_model(weights, products_for("float32", weights))
         self._packed.weights.update(weights)  # the parameters' own memory, which the optimizer changes
 
     def forward(self, packed: PackedBatch) -> Tensor:
