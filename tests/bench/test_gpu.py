@@ -15,7 +15,7 @@ import torch
 from flsim.base.errors import RunFailed
 from flsim.bench.engine import bench_engine
 from flsim.bench.gpu import __main__ as program
-from flsim.bench.gpu import parts
+from flsim.bench.gpu import parts, profiles
 from flsim.bench.gpu.figures import PREDICTED, Figure, page, predicted
 from flsim.training.hparams import Precision
 
@@ -32,8 +32,9 @@ FIGURES = {  # some of each part
     "central": {"ours", "ours, bf16", "plain", "ours: distance from the plain loop's model"},
     "repeat": {"bf16: the same round again", "float32: central training after a resume"},
     "ranks": {"decisions of 10 canaries, |R| 500", "memorized canaries"},
+    "recurrence": {"tiles"},
     "profile": {
-        f"{step}: {name}" for step in ("padded", "by position") for name in ("a step of 2 users", *parts.KINDS)
+        f"{step}: {name}" for step in ("padded", "by position") for name in ("a step of 2 users", *profiles.KINDS)
     },
 }
 
@@ -133,7 +134,7 @@ def test_predictions_name_figures_that_are_measured() -> None:
     step = f"a step of {parts.AT_ONCE} users"
     named = {name.partition(": ") for name in PREDICTED["profile"]}
     assert {first for first, _, _ in named} == {"padded", "by position"}
-    assert {last for _, _, last in named} == {step, *parts.KINDS}
+    assert {last for _, _, last in named} == {step, *profiles.KINDS}
     assert predicted("repeat", "anything") == "the same bits"
     assert predicted("env", "anything") == ""
 

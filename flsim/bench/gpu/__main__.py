@@ -16,7 +16,7 @@ import torch
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.files import new_file, write_json
 from flsim.base.progress import say
-from flsim.bench.gpu import parts
+from flsim.bench.gpu import parts, profiles
 from flsim.bench.gpu.figures import Figure, page, predicted
 
 # The most valuable first, with seconds after which a part is ended.
@@ -24,7 +24,8 @@ LIMITS: dict[str, tuple[Callable[[parts.Setup], parts.Measured], float]] = {
     "env": (parts.env, 30),
     "engine": (parts.engine, 150),
     "tests": (parts.tests, 180),
-    "profile": (parts.profile, 40),
+    "profile": (profiles.profile, 40),
+    "recurrence": (profiles.recurrence, 40),
     "central": (parts.central, 90),
     "repeat": (parts.repeat, 50),
     "ranks": (parts.ranks, 80),

@@ -26,10 +26,8 @@ from flsim.bench.engine import (
     DrawnUsers,
     Held,
     bench_engine,
-    profiled,
     start_of,
     step_name,
-    table_of,
 )
 from flsim.bench.evaluation import bench_evaluation
 from flsim.bench.gpu.figures import Detail, Figure
@@ -39,8 +37,6 @@ from flsim.training.central import CentralHParams, CentralTraining, init, train_
 from flsim.training.clip import global_norm
 from flsim.training.cohort.devices import products
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.stacked import StackedTrainer
-from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams, Precision
 from flsim.training.update import UpdateSum
 
@@ -52,14 +48,6 @@ ENGINE: tuple[tuple[Precision, bool, int], ...] = (  # precision, by position?, 
     ("tf32", False, AT_ONCE), ("tf32", True, AT_ONCE), ("float32", False, AT_ONCE), ("float32", True, AT_ONCE),
 )  # fmt: skip
 COHORT = 1_584  # users: a multiple of all numbers of users at once
-# Kernels by a part of their names; a kernel is of the first kind that fits.
-KINDS = {
-    "recurrence, forth and back": ("_forwards", "_backwards", "_recur_positions"),
-    "output layer": ("_cross_entropy", "_predict"),
-    "gradients by weights, and update": ("_descend",),
-    "products of cuBLAS": ("gemm", "nvjet", "cutlass", "cublas", "aten::bmm"),
-    "gathers and the rest": ("",),
-}
 Measured = Iterator[Figure | Detail]
 
 
@@ -207,7 +195,7 @@ def engine(setup: Setup) -> Measured:
                 by_position=[by_position],
             )
         except Exception as error:  # the other rows are worth measuring, whatever it is
-            yield _failure(name, error)
+            yield failure(name, error)
             failed += 1
             continue
         for row in measured["rows"]:
@@ -223,36 +211,11 @@ def engine(setup: Setup) -> Measured:
         raise RunFailed(f"{failed} rows failed; engine.log has their errors")
 
 
-def _failure(name: str, error: Exception) -> Figure:
+def failure(name: str, error: Exception) -> Figure:
     """Print an error with its place, and return the figure that stands for it."""
     traceback.print_exception(error)
     lines = str(error).strip().splitlines() or [""]
     return Figure(name, f"failed: {type(error).__name__}: {lines[0]:.100}")
-
-
-def profile(setup: Setup) -> Measured:
-    """Measure where the time of a micro-cohort goes: a step's milliseconds by kind of kernel, without CUDA graphs.
-
-    The output layer by position is all of it, with its products; that of the padded step is the cross-entropy alone.
-    """
-    users = 2 if setup.is_quick else AT_ONCE
-    on_gpu, hparams, records = setup.device == "cuda", LocalHParams(precision="bf16"), DrawnUsers(users, 0, setup.words)
-    start = start_of(torch.device(setup.device), setup.sizes)
-    group = [(records[user], user) for user in range(users)]
-    for by_position in (True, False):
-        name = step_name(by_position)
-        trainer = StackedTrainer(start, hparams, LAYOUT, users, graphs=False, by_position=by_position)
-        packed = trainer.pack([Participant(own, stream(0, "local", 0, user)) for own, user in group])
-        events: Any = profiled(partial(trainer.train, start, packed), on_gpu)
-        times: dict[str, float] = dict.fromkeys(KINDS, 0.0)
-        for event in events:
-            kind = next(kind for kind, parts in KINDS.items() if any(part in event.key for part in parts))
-            time = event.self_device_time_total if on_gpu else event.self_cpu_time_total
-            times[kind] += time / 1e3 / len(packed.shapes)
-        yield Figure(f"{name}: a step of {users} users", sum(times.values()), "ms")
-        for kind, milliseconds in times.items():
-            yield Figure(f"{name}: {kind}", milliseconds, "ms")
-        yield Detail(f"{name}: all steps of a micro-cohort", table_of(events, on_gpu))
 
 
 def central(setup: Setup) -> Measured:

@@ -13,7 +13,7 @@ from torch import Tensor
 from flsim.training.cohort.position_kernels import Target
 from flsim.training.cohort.triton_kernels import TritonKernels, _former, _settle
 from flsim.training.cohort.triton_output import OutputLayer
-from flsim.training.cohort.triton_recurrence import BLOCK, _added, _advanced, _differentiated, block, launch
+from flsim.training.cohort.triton_recurrence import BLOCK, STAGES, _added, _advanced, _differentiated, block, launch
 from flsim.training.hparams import Precision
 
 SUMS = 2**12  # values of a sum that a program of `_descend_positions` has in registers
@@ -278,7 +278,7 @@ class TritonPositionKernels(OutputLayer, TritonKernels):
         self, gates: Tensor, projection: Tensor, starts: Tensor, rows: int
     ) -> tuple[tuple[int, int], dict[str, int | str]]:
         """Return the grid and the sizes of a launch of the recurrence."""
-        grid, sizes = launch(gates, projection, rows, BLOCK, stages=2)
+        grid, sizes = launch(gates, projection, rows, BLOCK, STAGES)
         times = starts.shape[1] - 1
         sizes |= {"T": times, "N": gates.shape[1], "BT": block(times), "PRECISION": self._precision}
         return grid, sizes

@@ -16,6 +16,7 @@ ROWS = 64  # most rows of a program
 WIDEST = 512  # the widest embedding for which registers suffice
 STATE = 2**13  # values of r from which on a program has twice as many warps
 BLOCK = 2**14  # bytes of a block of weights, where rows are few
+STAGES = 2  # blocks of weights that are loaded at once
 
 
 def block(size: int, most: int = 2**20) -> int:
@@ -238,5 +239,5 @@ class Recurrence:
     def _launch(self, gates: Tensor, projection: Tensor) -> tuple[tuple[int, int], dict[str, int | str]]:
         """Return the grid and the sizes of a launch."""
         times, rows = gates.shape[1:3]
-        grid, sizes = launch(gates, projection, rows, BLOCK, stages=2)
+        grid, sizes = launch(gates, projection, rows, BLOCK, STAGES)
         return grid, sizes | {"T": times, "B": rows, "PRECISION": self._precision}

@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from flsim.base.rng import stream
+from flsim.bench.gpu.profiles import TILES
 from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
@@ -173,6 +174,27 @@ def test_a_step_by_position_compiles(
     expected = {"_recur_positions": 1, "_predict": 1, "_descend_predictions": 1, "_recur_positions_back": 1}
     expected |= {"_descend_positions": 2, "_add_rows": 1} | ({} if optimizer == "sgd" else {"_optimize": 1})
     assert used == expected
+    assert_within_limits(compilers, tmp_path)
+
+
+@pytest.mark.parametrize(("size", "stages"), TILES)
+def test_the_recurrence_compiles_with_other_tiles(
+    size: int, stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that `make gpu` times."""
+    from flsim.training.cohort import triton_positions
+
+    compilers = compilers_in(monkeypatch, triton_positions)
+    monkeypatch.setattr(triton_positions, "BLOCK", size)
+    monkeypatch.setattr(triton_positions, "STAGES", stages)
+    gates, bias, recurrent = (torch.zeros(1, *shape).bfloat16() for shape in ((16, 2_010), (2_010,), (96, 2_010)))
+    projection, outputs = torch.zeros(1, 670, 96).bfloat16(), torch.zeros(1, 16, 96).bfloat16()
+    cells, starts = torch.zeros(1, 16, 670), torch.tensor([[0, 16]]).int()
+    kernels = triton_positions.TritonPositionKernels("bf16")
+    kernels.recur_positions(gates, bias, recurrent, projection, outputs, outputs, cells, gates, starts, 16)
+    kernels.recur_positions_back(gates, recurrent, projection, outputs, cells, starts, 16)
+    assert sum(bool(compiler.compiled) for compiler in compilers) == 2
+    assert_gates_are_prefetched(compilers)
     assert_within_limits(compilers, tmp_path)
 
 
