@@ -125,14 +125,19 @@ def test_a_share_of_a_run_is_the_run_at_that_length(tmp_path: Path) -> None:
         assert (at, config.rounds_over(train), config.digest) == (rounds, rounds, run.config.digest)
 
 
-def test_the_experiment_has_four_groups_of_two_runs_with_equal_budgets() -> None:
+def test_the_experiment_has_a_group_for_each_size_and_world_with_equal_budgets() -> None:
     search = search_of(EXPERIMENT)
     groups = search.groups()
-    assert [group.name for group in groups] == ["sgd-iid", "sgd-non-iid", "fedavg-iid", "fedavg-non-iid"]
-    for group in groups:
+    sizes = {"sgd": (16, 32, 64, 128), "fedavg": (4, 8, 16, 40)}
+    expected = [(grid, world, size) for grid in sizes for world in ("iid", "non-iid") for size in sizes[grid]]
+    assert len(groups) == len({group.name for group in groups}) == 16
+    for group, (grid, world, size) in zip(groups, expected, strict=True):
         runs = search.runs_of(group, Trial(0, {}))
-        size = {"sgd": 16, "fedavg": 4}[group.grid]
-        assert [(run.seed, run.config.round_size) for run in runs] == [(1000, size), (1001, size)]
+        assert (group.grid, group.axes["data.world"]) == (grid, world)
+        assert [(run.seed, run.config.world, run.config.round_size) for run in runs] == [
+            (1000, world, size),
+            (1001, world, size),
+        ]
 
 
 @pytest.mark.parametrize(
