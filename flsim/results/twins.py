@@ -17,7 +17,7 @@ from flsim.results.worlds import paired_over_seeds, without_diverged
 HEADING = """{} of IID less Non-IID{}, paired over the canaries of each seed: mean,
 95% interval and p from Student's t over seeds, and seeds with the mean's sign.
 """
-AT_EQUAL_PERPLEXITY = """The same at equal perplexity: each seed at the lowest that both its runs reached.
+AT_EQUAL_PERPLEXITY = """The same at equal perplexity: each seed at the lowest that both runs reached.
 """
 CEILING = (
     "Canaries at the ceiling of exposure, IID and Non-IID: {}. They are ranked before all references, and differences "
@@ -50,7 +50,7 @@ def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: 
     text = ""
     for quantity in numbers(compared_in(runs)):
         lines = [
-            f"{label}: {_line(worlds, round, epoch, quantity)}\n"
+            note(f"{label}: {_line(worlds, round, epoch, quantity)}")
             for label, worlds in twins.items()
             if all(worlds.values())
         ]
@@ -81,9 +81,10 @@ def _at_equal_perplexity(twins: dict[str, dict[str, list[list[RunResults]]]]) ->
         if not all(kept):
             continue
         try:
-            lines.append(f"{label}: {like_utility(*kept)}\n")
+            compared = str(like_utility(*kept))
         except InputError as error:
-            lines.append(f"{label}: not compared: {error}\n")
+            compared = f"not compared: {error}"
+        lines.append(note(f"{label}: {compared}"))
     return "".join([AT_EQUAL_PERPLEXITY, *lines]) if lines else ""
 
 
