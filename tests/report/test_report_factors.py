@@ -1,7 +1,6 @@
 """Sentences on each factor of a sweep, on simulated rows whose effects are known, and on rows without any."""
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from itertools import product
 from pathlib import Path
@@ -10,15 +9,13 @@ import numpy as np
 import pandas as pd
 import pytest
 from scipy import stats
+from simulated_report import CEILING, gathered_of, run_of, table_1
 
 from flsim.base.rng import stream
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.report.effects import Effect, effects, sentences
-from flsim.report.gather import Gathered, Line, RunView, Setting
-from flsim.report.overview import overview
-from flsim.results.rows import SCHEMA
-from flsim.results.store import RunResults
+from flsim.report.gather import Gathered, Line, RunView
 from flsim.results.sweeps import Sweep, SweepRun
 from flsim.runs.config import (
     CentralConfig,
@@ -29,51 +26,6 @@ from flsim.runs.config import (
     TrainingHParams,
 )
 from flsim.training.hparams import LocalHParams
-
-CANARIES = [f"c{index}" for index in range(8)]
-REFERENCES = 1_000
-CEILING = math.log2(REFERENCES + 1)
-Level = Callable[[Config, int], float]
-
-
-def run_of(config: Config, level: float, status: str = "completed", perplexity: float = 60.0) -> RunView:
-    """Return a run whose canaries have exposures around a level, in bits, with a spread that sums to zero."""
-    spread = np.linspace(-1, 1, len(CANARIES))
-    bits = np.minimum(level + spread, CEILING)
-    measured = [("exposure", canary, value) for canary, value in zip(CANARIES, bits, strict=True)]
-    measured += [("rs", canary, float(value == CEILING)) for canary, value in zip(CANARIES, bits, strict=True)]
-    measured += [("references", "", REFERENCES), ("perplexity", "", perplexity)]
-    rows = pd.DataFrame([("run", 10, *row) for row in measured], columns=SCHEMA.names)
-    roster = pd.DataFrame({"canary": CANARIES, "tokens": [[1]] * 8, "words": [["a"]] * 8, "sharers": [1] * 8})
-    results = RunResults(
-        f"{config.label}-{config.seed}", config.label, status, None, 10, 10, rows, roster, world=config.world,
-        seed=config.seed, series=config.series, rounds_per_epoch=1.0,
-    )  # fmt: skip
-    return RunView(Path("runs") / config.label, results, config)
-
-
-def gathered_of(configs: Sequence[Config], level: Level, seeds: int = 3) -> Gathered:
-    """Return a report's runs: each configuration with all seeds, at the mean exposure that `level` returns."""
-    lines: dict[str, Line] = {}
-    for config in configs:
-        runs = [run_of(replace(config, seed=seed), level(config, seed)) for seed in range(seeds)]
-        line = lines.setdefault(config.label, Line(config.label))
-        line.settings.append(Setting(config.setting, config.world, runs))
-    return Gathered([], list(lines.values()), [])
-
-
-def table_1() -> list[Config]:
-    """SGD and FedAvg, in both worlds, at two batch sizes each, and with rates of their own."""
-    data = {world: DataHParams(Path("corpus"), world) for world in ("iid", "non-iid")}
-    sgd = [
-        CentralConfig(data[world], training=CentralTrainingHParams(steps=99, batch_size=size))
-        for world, size in product(data, (16, 32))
-    ]
-    federated = [
-        FederatedConfig(data[world], training=TrainingHParams(rounds=50, cohort=size))
-        for world, size in product(data, (4, 8, 16))
-    ]
-    return [*sgd, *federated]
 
 
 def is_federated(config: Config) -> bool:
@@ -304,16 +256,6 @@ def test_a_seed_that_diverged_is_dropped_from_all_pairs_and_running_ones_do_not_
     effect = by_name(effects(gathered))["World", ""]
     assert effect.compared == 3
     assert effect.differences == pytest.approx([1.0])
-
-
-def test_the_figure_leaves_a_seed_that_diverged_out_of_both_worlds() -> None:
-    configs = [config for config in table_1() if config.label == "FedAvg, b_u=4"]
-    gathered = gathered_of(configs, lambda config, seed: 4.0 + seed + (config.data.world == "iid"))
-    runs = gathered.settings[0].runs
-    runs[2] = replace(runs[2], results=replace(runs[2].results, status="diverged"))
-    ((iid, _, of_iid), (other, _, of_other)) = overview(gathered)[0].rows
-    assert (str(iid).startswith("IID"), str(other).startswith("Non-IID")) == (True, True)
-    assert (of_iid.split()[0], of_other.split()[0]) == ("5.5", "4.5")  # seeds 0 and 1 of both
 
 
 def test_a_sentence_says_why_nothing_is_compared_at_equal_perplexity() -> None:

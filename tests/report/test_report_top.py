@@ -1,6 +1,7 @@
 """The top of a report: its title, its figure, and the sentences on factors, against what was written."""
 
 import re
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 
@@ -8,9 +9,11 @@ import numpy as np
 import pytest
 from htmlpage import Page, described
 from reported import Made, write_run
+from simulated_report import gathered_of, table_1
 
 from flsim.report.blocks import number
 from flsim.report.gather import gather
+from flsim.report.overview import overview
 from flsim.report.page import render
 from flsim.results.inference import t_interval
 from flsim.results.run_file import WORLDS
@@ -84,3 +87,13 @@ def test_a_title_says_what_was_compared(
         for world, size in product(worlds, cohorts)
     ]
     assert f"<title>{title}</title>" in render(gather(paths))
+
+
+def test_the_figure_leaves_a_seed_that_diverged_out_of_both_worlds() -> None:
+    configs = [config for config in table_1() if config.label == "FedAvg, b_u=4"]
+    gathered = gathered_of(configs, lambda config, seed: 4.0 + seed + (config.data.world == "iid"))
+    runs = gathered.settings[0].runs
+    runs[2] = replace(runs[2], results=replace(runs[2].results, status="diverged"))
+    ((iid, _, of_iid), (other, _, of_other)) = overview(gathered)[0].rows
+    assert (str(iid).startswith("IID"), str(other).startswith("Non-IID")) == (True, True)
+    assert (of_iid.split()[0], of_other.split()[0]) == ("5.5", "4.5")  # seeds 0 and 1 of both

@@ -13,7 +13,7 @@ from torch import Tensor
 from flsim.training.cohort.position_kernels import Target
 from flsim.training.cohort.triton_kernels import TritonKernels, _former, _settle
 from flsim.training.cohort.triton_output import OutputLayer
-from flsim.training.cohort.triton_recurrence import BLOCK, STAGES, _added, _advanced, _differentiated, block, launch
+from flsim.training.cohort.triton_recurrence import BLOCK, STAGES, _advanced, _differentiated, _gate, block, launch
 from flsim.training.hparams import Precision
 
 SUMS = 2**12  # values of a sum that a program of `_descend_positions` has in registers
@@ -73,15 +73,9 @@ def _recur_positions(
             own = bias + h
             column = recurrent + d[:, None] * (3 * H) + h[None, :]
             c = tl.load(cells + last * H + h[None, :], valid & (time > 0), other=0.0)
-            f = tl.dot(output, tl.load(column, weights, other=0.0), input_precision=PRECISION)
-            o = tl.dot(output, tl.load(column + H, weights, other=0.0), input_precision=PRECISION)
-            g = tl.dot(output, tl.load(column + 2 * H, weights, other=0.0), input_precision=PRECISION)
-            f = _added(f, tl.load(gate, valid, other=0.0))
-            o = _added(o, tl.load(gate + H, valid, other=0.0))
-            g = _added(g, tl.load(gate + 2 * H, valid, other=0.0))
-            f += tl.load(own, h < H, other=0.0).to(tl.float32)[None, :]
-            o += tl.load(own + H, h < H, other=0.0).to(tl.float32)[None, :]
-            g += tl.load(own + 2 * H, h < H, other=0.0).to(tl.float32)[None, :]
+            f = _gate(output, column, weights, gate, valid, own, h < H, PRECISION)
+            o = _gate(output, column + H, weights, gate + H, valid, own + H, h < H, PRECISION)
+            g = _gate(output, column + 2 * H, weights, gate + 2 * H, valid, own + 2 * H, h < H, PRECISION)
             f, o, g, c, m = _advanced(f, o, g, c)
             m = tl.where(valid, m, 0.0).to(low)
             tl.store(gate, f.to(low), valid)

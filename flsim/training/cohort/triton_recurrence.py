@@ -54,13 +54,15 @@ def _tanh(x):
 
 
 @triton.jit
-def _added(product, gate):
-    """Return product + gate.
+def _gate(output, column, weights, gate, valid, own, inside, PRECISION: tl.constexpr):
+    """Return the sum of a gate for a block of units: recurrent product, what the inputs gave, and bias.
 
-    A plain sum would make the gate the accumulator of its product, and Triton does not prefetch what an accumulator
-    loads: every block of units would wait for its gates.
+    A plain sum would make `gate` the accumulator of the product, and Triton does not prefetch what an accumulator
+    loads: every block of units would wait for it.
     """
-    return tl.fma(product, 1.0, gate.to(tl.float32))
+    product = tl.dot(output, tl.load(column, weights, other=0.0), input_precision=PRECISION)
+    total = tl.fma(product, 1.0, tl.load(gate, valid, other=0.0).to(tl.float32))
+    return total + tl.load(own, inside, other=0.0).to(tl.float32)[None, :]
 
 
 @triton.jit
@@ -125,15 +127,9 @@ def _forwards(
             gate = gates + now * (3 * H) + h[None, :]
             own = bias + h
             column = recurrent + d[:, None] * (3 * H) + h[None, :]
-            f = tl.dot(output, tl.load(column, weights, other=0.0), input_precision=PRECISION)
-            o = tl.dot(output, tl.load(column + H, weights, other=0.0), input_precision=PRECISION)
-            g = tl.dot(output, tl.load(column + 2 * H, weights, other=0.0), input_precision=PRECISION)
-            f = _added(f, tl.load(gate, valid, other=0.0))
-            o = _added(o, tl.load(gate + H, valid, other=0.0))
-            g = _added(g, tl.load(gate + 2 * H, valid, other=0.0))
-            f += tl.load(own, h < H, other=0.0).to(tl.float32)[None, :]
-            o += tl.load(own + H, h < H, other=0.0).to(tl.float32)[None, :]
-            g += tl.load(own + 2 * H, h < H, other=0.0).to(tl.float32)[None, :]
+            f = _gate(output, column, weights, gate, valid, own, h < H, PRECISION)
+            o = _gate(output, column + H, weights, gate + H, valid, own + H, h < H, PRECISION)
+            g = _gate(output, column + 2 * H, weights, gate + 2 * H, valid, own + 2 * H, h < H, PRECISION)
             f, o, g, c, m = _advanced(f, o, g, tl.load(cells + before * H + h[None, :], valid, other=0.0))
             m = tl.where(valid, m, 0.0).to(low)
             tl.store(gate, f.to(low), valid)

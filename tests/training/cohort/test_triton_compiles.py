@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for L
 SHARED = 227 * 1024  # bytes of shared memory that a program may have: NVIDIA's Hopper tuning guide, section 1.4.1.1
 STACK = 16  # bytes of a thread that may be in memory for want of registers
 # By kernels, not launched.
-CALLED = {"_tanh", "_summed", "_added", "_advanced", "_differentiated", "_former", "_settle", "_times", "_rows"}
+CALLED = {"_tanh", "_summed", "_gate", "_advanced", "_differentiated", "_former", "_settle", "_times", "_rows"}
 CALLED |= {"_store_gradient"}
 TYPES = {torch.float32: "*fp32", torch.float64: "*fp64", torch.bfloat16: "*bf16", torch.int32: "*i32"}
 
