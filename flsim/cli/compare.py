@@ -101,7 +101,8 @@ def _compared(
     if b is None:
         sweep = read_sweep(a)
         pairs = twins(sweep)
-        heading, about = f"{sweep.title}: IID (a) less non-IID (b)", {"compared": "worlds", "a": "IID", "b": "non-IID"}
+        heading = f"{sweep.heading}: IID (a) less non-IID (b)"
+        about = {"compared": "worlds", "a": "IID", "b": "non-IID"}
     else:
         pairs = same_names(read_sweep(a), read_sweep(b))
         heading, about = f"{a} (a) less {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}

@@ -11,6 +11,7 @@ from flsim.planning.kinds import canaries_of, is_in_process, kind_of
 from flsim.planning.scale import trained_on
 from flsim.runs.config import Config
 from flsim.runs.config.arms import shared_rounds
+from flsim.runs.config.base import whole_rounds
 from flsim.sweeps.definition import Planned, longest_first
 
 SLOW, QUICK = 0.9, 0.1  # quantiles of what was measured, for the longest and the shortest that it may take
@@ -59,9 +60,8 @@ def evaluations_of(config: Config, train: Split) -> tuple[int, int]:
         return -(-rounds // schedule_.every), min(rounds, schedule_.every)
     per_epoch = config.rounds_per_epoch(train)
     interval = schedule_.every_epochs * per_epoch
-    near = (
-        {round(k * interval) for k in range(1, math.ceil(rounds / interval) + 1)} if interval >= 1 else range(1, rounds)
-    )
+    intervals = range(1, math.ceil(rounds / interval) + 1)
+    near = {whole_rounds(k * interval) for k in intervals} if interval >= 1 else range(1, rounds)
     due = sorted({round_ for round_ in near if 0 < round_ < rounds and schedule_.is_due(round_, per_epoch)} | {rounds})
     return len(due), due[0]
 

@@ -116,7 +116,7 @@ def _openings(gathered: Gathered) -> list[Opening]:
         facts = [("Published values", sweep.source)] if sweep.source else []
         facts.append(("Scale", f"{sweep.tier}: {sweep.about}" if sweep.about else sweep.tier))
         facts += [("Tuning", sweep.tuned)] if sweep.tuned else []
-        openings.append(Opening(sweep.title, sweep.question, facts))
+        openings.append(Opening(sweep.heading, sweep.question, facts))
     return openings
 
 

@@ -127,8 +127,8 @@ class RunResults:
     def evaluation_at_epoch(self, epochs: float) -> int:
         """Return the evaluated round nearest to so many epochs.
 
-        It is at most half a round off, or 1% of the rounds if that is more. Half a round is as near as a round can be
-        to an epoch that ends within one. Within 1%, memorization changes less than from one evaluation to the next.
+        It is less than a round off, or than 1% of the rounds if that is more. An epoch may end within a round, which
+        its evaluation then follows. Within 1%, memorization changes less than from one evaluation to the next.
 
         Raises:
             InputError: no evaluated round is near enough, or an older run does not store its rounds per epoch.
@@ -138,7 +138,7 @@ class RunResults:
             raise InputError(f"run {self.name}: an older run, which does not say what an epoch is; name a round of it")
         target = epochs * self.rounds_per_epoch
         nearest = min(self.evaluated, key=lambda round_: abs(round_ - target))
-        if not (math.isfinite(target) and abs(nearest - target) <= _tolerance(target)):
+        if not (math.isfinite(target) and abs(nearest - target) < _tolerance(target)):
             evaluated = _listed([f"{round_ / self.rounds_per_epoch:.3g}" for round_ in self.evaluated])
             raise InputError(f"run {self.name}: was not evaluated at {epochs:g} epochs; choose one of {evaluated}")
         return nearest
@@ -157,7 +157,7 @@ class RunResults:
         if epoch is None:
             return round is not None and round > last
         target = epoch * (self.rounds_per_epoch or 0.0)
-        return target - _tolerance(target) > last
+        return target - _tolerance(target) >= last
 
     def of_canaries(self, metric: str, round: int, is_partial: bool = False) -> "pd.Series[float] | None":
         """Return a metric of every canary, indexed by its id in the roster's order; None if it was not measured.
@@ -241,8 +241,8 @@ def read_run(run_folder: Path) -> RunResults:
 
 
 def _tolerance(target: float) -> float:
-    """Return how many rounds an evaluation may be off from the end of so many epochs."""
-    return max(0.5, target / 100)
+    """Return the number of rounds by less than which an evaluation may be off from the end of so many epochs."""
+    return max(1.0, target / 100)
 
 
 def _listed(values: Sequence[object]) -> str:

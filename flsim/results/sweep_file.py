@@ -73,6 +73,7 @@ class SweepFile(TypedDict):
     synthetic: NotRequired[dict[str, Any] | None]
     tuned: NotRequired[str]
     chosen: NotRequired[list[str]]
+    grids: NotRequired[list[str]]
 
 
 SWEEP_FILE = TypeAdapter(SweepFile)

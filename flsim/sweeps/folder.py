@@ -158,6 +158,7 @@ class SweepFolder:
             {
                 "name": source.stem,
                 "title": definition.title,
+                "grids": [grid.name for grid in definition.grids],
                 "question": definition.question,
                 "tier": tier,
                 "about": " ".join(about.split()),

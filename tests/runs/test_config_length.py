@@ -38,12 +38,21 @@ def test_epochs_of_both_kinds_are_the_same_data() -> None:
 
 
 def test_evaluation_at_equal_epochs() -> None:
-    """An epoch is 2.5 rounds: every second one is every 5 rounds; each half is 1.25 k rounds, 2.5 and 7.5 to even."""
-    for every, due in ((2.0, {5, 10}), (0.5, {1, 2, 4, 5, 6, 8, 9, 10}), (0.1, set(range(1, 11)))):
+    """An epoch is 2.5 rounds: every second one is every 5 rounds; each half is 1.25 k rounds, rounded up."""
+    for every, due in ((2.0, {5, 10}), (0.5, {2, 3, 4, 5, 7, 8, 9, 10}), (0.1, set(range(1, 11)))):
         schedule = ScheduledEvaluationHParams(every_epochs=every)
         assert {round_ for round_ in range(1, 11) if schedule.is_due(round_, 2.5)} == due
     with pytest.raises(InputError, match="every_epochs must be above 0"):
         ScheduledEvaluationHParams(every_epochs=0.0)
+
+
+def test_no_evaluation_a_round_before_the_last() -> None:
+    """Eight epochs of 4,000 users by cohorts of 51 are 627.45 rounds, so 628, as twice four of them."""
+    train = train_split(16_000, 4_000)
+    config = parse({"data": {"corpus": "c"}, "training": {"cohort": 51, "epochs": 8}}, "x")
+    schedule, per_epoch = ScheduledEvaluationHParams(every_epochs=4.0), config.rounds_per_epoch(train)
+    assert config.rounds_over(train) == 628
+    assert [round_ for round_ in range(1, 629) if schedule.is_due(round_, per_epoch)] == [314, 628]
 
 
 @pytest.mark.parametrize(

@@ -72,6 +72,15 @@ def test_where_a_sweep_cannot_be_is_one_line_and_nothing_is_written(
         assert sorted(tmp_path.rglob("*")) == before
 
 
+def test_a_heading_says_which_blocks_were_trained(folder: SweepFolder) -> None:
+    definition, part = load(TABLE), SweepFolder(folder.path.with_name("part"))
+    planned = planned_runs(definition, definition.tiers["smoke"], part.path / "corpus", str(TABLE), only=["sgd"])
+    with part.hold_lock():
+        part.write(TABLE, definition, "smoke", planned, "flsim sweep --only sgd")
+    assert read_sweep(folder.path).heading == definition.title
+    assert read_sweep(part.path).heading == f"{definition.title} (sgd only)"
+
+
 def test_two_do_not_sweep_one_folder(folder: SweepFolder) -> None:
     with folder.hold_lock(), pytest.raises(InputError, match="another `flsim sweep` is at work"), folder.hold_lock():
         pass

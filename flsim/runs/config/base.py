@@ -37,6 +37,11 @@ def _default_of(setting: Field[Any]) -> object:
     return setting.default if setting.default_factory is MISSING else setting.default_factory()
 
 
+def whole_rounds(rounds: float) -> int:
+    """Return a number of rounds rounded up, to which float rounding adds none."""
+    return math.ceil(round(rounds, 6))
+
+
 def _location(value: object) -> Path | str:
     if not isinstance(value, Path | str):
         raise InputError("must be a folder, or the URI of one")
@@ -83,7 +88,7 @@ class ScheduledEvaluationHParams(EvaluationHParams):
 
     Attributes:
         every: Rounds between two evaluations; the last round is always evaluated. Unit: rounds.
-        every_epochs: In place of `every`: passes over all records between two evaluations, each rounded to a whole
+        every_epochs: In place of `every`: passes over all records between two evaluations, each rounded up to a whole
             round. Federated and central runs are then measured after equally many records. Unit: epochs.
     """
 
@@ -110,7 +115,8 @@ class ScheduledEvaluationHParams(EvaluationHParams):
         if self.every_epochs is None:
             return round_ % self.every == 0
         interval = self.every_epochs * rounds_per_epoch
-        return round_ == round(round(round_ / interval) * interval)
+        epochs = math.floor(round(round_ / interval, 6))  # in units of every_epochs
+        return round_ == whole_rounds(epochs * interval)
 
 
 @dataclass(frozen=True)

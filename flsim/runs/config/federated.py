@@ -22,7 +22,7 @@ from flsim.models.architectures import build, declared
 from flsim.privacy import noise, sampling
 from flsim.privacy.ledger import Entry
 from flsim.privacy.update_canaries import AuditHParams
-from flsim.runs.config.base import CommonSystemHParams, Config
+from flsim.runs.config.base import CommonSystemHParams, Config, whole_rounds
 from flsim.training.engines import EngineName, refuse_precision
 from flsim.training.hparams import LocalHParams
 from flsim.training.schedules import label_of_steps, total_rate
@@ -223,11 +223,7 @@ class FederatedConfig(Config):
 
     def rounds_over(self, train: Split) -> int:
         epochs = self.training.epochs
-        return (
-            self.training.rounds
-            if epochs is None
-            else max(1, math.ceil(round(epochs * self.rounds_per_epoch(train), 6)))
-        )
+        return self.training.rounds if epochs is None else max(1, whole_rounds(epochs * self.rounds_per_epoch(train)))
 
     def rate_steps(self, train: Split) -> float | None:
         rounds, local, server = self.rounds_over(train), self.local, self.training
