@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 
 from flsim.algorithms import checkpoint
-from flsim.base.errors import Diverged, Interrupted, RunFailed
+from flsim.base.errors import Diverged, InputError, Interrupted, RunFailed
 from flsim.base.logs import log
 from flsim.base.progress import progress, say
 from flsim.base.terminal import console
@@ -157,7 +157,7 @@ def supervised(
     with tracking(run.path, run.config.system.tracking, run.parameters), exposed(run):
         log.info("training", extra={"round": checkpoint.round_of(newest) if newest else 0, "rounds": run.rounds})
         try:
-            if read_run_file(run.path)["status"] != "diverged":  # of which `finish` wants to know
+            if not _has_diverged(run):  # of which `finish` wants to know
                 run.mark("running", evaluations.complaint)
             evaluations.submit_unevaluated()
             yield evaluations
@@ -189,6 +189,14 @@ def supervised(
             say(f"{run.name}: completed, but {complaint}; --resume --retrain-lost trains them again")
         run.mark("completed", complaint)
         log.info("completed", extra={"round": run.rounds})
+
+
+def _has_diverged(run: Run) -> bool:
+    """Return whether its run.json says so; one that was lost or damaged says nothing, and is written anew."""
+    try:
+        return bool(read_run_file(run.path)["status"] == "diverged")
+    except InputError:
+        return False
 
 
 def _log_complaint(run: Run) -> str | None:

@@ -128,6 +128,21 @@ def test_a_federated_one_equals_a_run_on_ray(
     assert losses(in_process) == losses(on_ray)
 
 
+@pytest.mark.parametrize("about", [None, "", "{"], ids=["lost", "empty", "cut"])
+def test_a_run_goes_on_whatever_became_of_its_run_json(experiment: Experiment, flsim: Flsim, about: str | None) -> None:
+    """As a loss of power can leave it; it says nothing that the run's other files do not."""
+    experiment.config.write_text(TINY)
+    out = experiment.folder / "new"
+    assert flsim("run", experiment.config, "--out", out, "--in-process", "--set", "training.rounds=1")[0] == 0
+    (out / "run.json").unlink()
+    if about is not None:
+        (out / "run.json").write_text(about)
+    more = ("--resume", "--set", "training.rounds=2")
+    assert flsim("run", experiment.config, "--out", out, "--in-process", *more)[0] == 0
+    assert json.loads((out / "run.json").read_text())["status"] == "completed"
+    assert len(losses(out)) == 2
+
+
 def test_a_federated_one_trains_without_ray_and_goes_on(experiment: Experiment, flsim: Flsim) -> None:
     """One shard where nothing else is set, as one process works; training goes on where it ended."""
     experiment.config.write_text(TINY)

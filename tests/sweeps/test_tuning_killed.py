@@ -89,8 +89,8 @@ def test_a_search_that_was_killed_goes_on_and_a_sweep_takes_what_it_chose(tmp_pa
         (run,) = runs.glob(f"t{number:02d}-*")
         config, results = load(run / "config.toml"), read_run(run)
         assert config.training.learning_rate == trial.values["training.learning_rate"]  # type: ignore[attr-defined]
-        assert results.roster.empty
-        assert set(results.rows["canary"]) <= {""}
+        assert results.roster["is_planted"].any()  # as in the sweep, where users who repeat a phrase make runs diverge
+        assert set(results.rows["canary"]) <= {""}  # and nothing is measured of them
         for round_, perplexity in zip((30, 60), trial.perplexities, strict=False):
             assert results.of_model(PERPLEXITY.name, round_) == (
                 pytest.approx(perplexity, rel=1e-12) if math.isfinite(perplexity) else None
