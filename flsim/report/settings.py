@@ -1,4 +1,4 @@
-"""Section of a report on settings, beside the defaults, which are the paper's."""
+"""Section of a report on settings, beside the defaults, which are the paper's as far as it states them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -12,6 +12,8 @@ from flsim.report.configurations import percent
 from flsim.report.gather import Gathered
 from flsim.results.tables import user_share
 from flsim.runs.config import Config, DataHParams
+
+OF_PAPER = "which are the paper’s where it states them"
 
 
 def settings(gathered: Gathered) -> list[Block]:
@@ -34,10 +36,10 @@ def settings(gathered: Gathered) -> list[Block]:
     shared = [(key, value) for key, value in differing if not key.startswith("system.")]
     if shared:
         rows = [[_code(key), _text_of(value, key), _default_of(key, defaults)] for key, value in shared]
-        caption = "All runs: settings that differ from the defaults, which are the paper’s"
-        blocks.append(Table(caption, [left("Setting"), left("Here"), left("The paper’s")], rows))
+        caption = f"All runs: settings that differ from the defaults, {OF_PAPER}"
+        blocks.append(Table(caption, [left("Setting"), left("Here"), left("Default")], rows))
     else:
-        blocks.append(Prose("No setting that all runs share differs from the defaults, which are the paper’s."))
+        blocks.append(Prose(f"No setting that all runs share differs from the defaults, {OF_PAPER}."))
     rows = []
     for setting in gathered.settings:
         mine = [values[id(run)] for run in setting.runs if id(run) in values]
