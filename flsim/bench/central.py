@@ -24,10 +24,11 @@ from flsim.data.corpus import Split
 from flsim.data.records import Records, batch
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import TrainableModel
+from flsim.models.language_model import Params, TrainableModel
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.engines import engine_of
 from flsim.training.clip import global_norm
+from flsim.training.cohort.products import products_for
 from flsim.training.hparams import Precision
 from flsim.training.state import State
 
@@ -147,7 +148,10 @@ def _measure(records: Split, size: int, hparams: CentralBenchHParams, device: st
     products = {}
     if device == "cpu":
         done = 6 * _weights(hparams.model) * sides[0].positions / sides[0].seconds[-1]
-        products = {"training": done, "alone": _products_alone(round(sides[0].positions / steps), hparams.model)}
+        products = {
+            "training": done,
+            "alone": _products_alone(round(sides[0].positions / steps), hparams.model, first.params),
+        }
     return {
         "records_per_second": rates,
         "ratio": {side.name: rates[side.name] / rates[PLAIN] for side in sides},
@@ -234,18 +238,24 @@ def _weights(model: ModelHParams) -> int:
     return model.embedding * (2 * 3 * model.units + model.units + LAYOUT.vocabulary_size)
 
 
-def _products_alone(positions: int, model: ModelHParams) -> float:
-    """Return floating-point operations per second of the six large products of a step over some positions."""
+def _products_alone(positions: int, model: ModelHParams, like: Params) -> float:
+    """Return floating-point operations per second of the six large products of a step, by the library that ours takes.
+
+    Args:
+        positions: number of positions that the step predicts.
+        model: the model.
+        like: its parameters.
+    """
     outputs, vocabulary = torch.ones(positions, model.embedding), torch.ones(LAYOUT.vocabulary_size, model.embedding)
     gates, weight = torch.ones(positions, 3 * model.units), torch.ones(model.embedding, 3 * model.units)
-    logits = outputs @ vocabulary.T
-    work: tuple[Callable[[], Tensor], ...] = (
-        lambda: torch.mm(outputs, vocabulary.T, out=logits),
-        lambda: logits @ vocabulary,
-        lambda: vocabulary.addmm_(logits.T, outputs, alpha=1e-9),  # BLAS would skip a product times 0
-        lambda: torch.mm(outputs, weight, out=gates),
-        lambda: gates @ weight.T,
-        lambda: weight.addmm_(outputs.T, gates, alpha=1e-9),
+    logits, read, products = outputs @ vocabulary.T, torch.ones_like(outputs), products_for("float32", like)
+    work: tuple[Callable[[], object], ...] = (
+        lambda: products.multiply(outputs, vocabulary.T, logits),
+        lambda: products.multiply(logits, vocabulary, read),
+        lambda: products.add(logits.T, outputs, 1e-9, vocabulary),  # BLAS would skip a product times 0
+        lambda: products.multiply(outputs, weight, gates),
+        lambda: products.multiply(gates, weight.T, read),
+        lambda: products.add(outputs.T, gates, 1e-9, weight),
     )
     operations = 6 * positions * model.embedding * (LAYOUT.vocabulary_size + 3 * model.units)
     best = 0.0
