@@ -192,7 +192,7 @@ def supervised(
 
 
 def _has_diverged(run: Run) -> bool:
-    """Return whether its run.json says so; one that was lost or damaged says nothing, and is written anew."""
+    """Return whether run.json says that the run diverged; a lost or damaged one, which `mark` writes anew, does not."""
     try:
         return bool(read_run_file(run.path)["status"] == "diverged")
     except InputError:

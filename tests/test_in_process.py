@@ -130,7 +130,7 @@ def test_a_federated_one_equals_a_run_on_ray(
 
 @pytest.mark.parametrize("about", [None, "", "{"], ids=["lost", "empty", "cut"])
 def test_a_run_goes_on_whatever_became_of_its_run_json(experiment: Experiment, flsim: Flsim, about: str | None) -> None:
-    """As a loss of power can leave it; it says nothing that the run's other files do not."""
+    """A loss of power can lose run.json, empty it or cut it. The run goes on by its other files, and completes."""
     experiment.config.write_text(TINY)
     out = experiment.folder / "new"
     assert flsim("run", experiment.config, "--out", out, "--in-process", "--set", "training.rounds=1")[0] == 0

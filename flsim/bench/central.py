@@ -243,8 +243,8 @@ def _products_alone(positions: int, model: ModelHParams, like: Params) -> float:
 
     Args:
         positions: number of positions that the step predicts.
-        model: the model.
-        like: its parameters.
+        model: sizes of the model.
+        like: parameters of the model, by whose sizes the library is chosen.
     """
     outputs, vocabulary = torch.ones(positions, model.embedding), torch.ones(LAYOUT.vocabulary_size, model.embedding)
     gates, weight = torch.ones(positions, 3 * model.units), torch.ones(model.embedding, 3 * model.units)

@@ -97,7 +97,7 @@ def sections(gathered: Gathered, comparison: pd.DataFrame) -> list[Section]:
         Section(PRIMARY.name, f"{PRIMARY.title} of the canaries", figures.distributions(gathered)),
         Section("traces", "Canary by canary", figures.traces(gathered)),
         Section("forgetting", "Forgetting", forgetting.forgetting(gathered)),
-        Section("settings", "Settings, beside the paper’s", settings.settings(gathered)),
+        Section("settings", "Settings, beside the defaults", settings.settings(gathered)),
         Section("data", "Data and canaries", about.data(gathered)),
         Section("privacy", "Privacy", ledger.privacy(gathered)),
         Section("proof", "What an attacker can prove", [*proof.proof(gathered), *membership.membership(gathered)]),

@@ -241,7 +241,7 @@ def read_run(run_folder: Path) -> RunResults:
 
 
 def _tolerance(target: float) -> float:
-    """Return the number of rounds by less than which an evaluation may be off from the end of so many epochs."""
+    """Return a distance in rounds; an evaluation nearer than that to the end of an epoch counts as made there."""
     return max(1.0, target / 100)
 
 

@@ -68,7 +68,7 @@ class Sweep:
         commands: all commands that added runs, in order, each with the names of these runs; of an older sweep, whose
             commands are not known, the newest one.
         chosen: the settings that the search chose, by key.
-        grids: names of the table's blocks, trained or not; of an older sweep, which does not say, of its runs'.
+        grids: names of the table's blocks, trained or not; empty for an older sweep, which does not say.
         versions: versions of the packages in the last session.
         sessions: a mapping for each session of work: began, seconds, peak_memory (bytes), cores, at_once, trained
             (names), failed (reasons by name).
@@ -94,7 +94,7 @@ class Sweep:
 
     @property
     def heading(self) -> str:
-        """Title of the table, with the names of the blocks that it has runs of where there are others."""
+        """Title of the table; where some of its blocks have no runs, with the names of those that have."""
         trained = list(dict.fromkeys(run.grid for run in self.runs))
         return self.title if set(trained) >= set(self.grids) else f"{self.title} ({', '.join(trained)} only)"
 

@@ -50,7 +50,7 @@ def test_equals_a_naive_beam(seed: int, scale: float, prefix: list[int], length:
     assume(closest > 1e-9)
     tokens, found = beam_search(model, torch.tensor(p), Template.words(LAYOUT, length), width)
     assert [tuple(row) for row in tokens.tolist()] == phrases
-    np.testing.assert_allclose(found, scores, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(found, scores, rtol=1e-9, atol=1e-12)
 
 
 def test_a_float32_model() -> None:

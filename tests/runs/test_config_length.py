@@ -1,9 +1,13 @@
 """Length of training and times of evaluation in a configuration: rounds, steps, words or epochs."""
 
+import math
+from fractions import Fraction
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
 from flsim.data.corpus import Split
@@ -38,7 +42,7 @@ def test_epochs_of_both_kinds_are_the_same_data() -> None:
 
 
 def test_evaluation_at_equal_epochs() -> None:
-    """An epoch is 2.5 rounds: every second one is every 5 rounds; each half is 1.25 k rounds, rounded up."""
+    """An epoch is 2.5 rounds, so that two are 5. Half an epoch is 1.25 rounds, and its multiples are rounded up."""
     for every, due in ((2.0, {5, 10}), (0.5, {2, 3, 4, 5, 7, 8, 9, 10}), (0.1, set(range(1, 11)))):
         schedule = ScheduledEvaluationHParams(every_epochs=every)
         assert {round_ for round_ in range(1, 11) if schedule.is_due(round_, 2.5)} == due
@@ -47,12 +51,22 @@ def test_evaluation_at_equal_epochs() -> None:
 
 
 def test_no_evaluation_a_round_before_the_last() -> None:
-    """Eight epochs of 4,000 users by cohorts of 51 are 627.45 rounds, so 628, as twice four of them."""
+    """Eight epochs of 4,000 users in cohorts of 51 are 627.45 rounds. Training and the second evaluation end at 628."""
     train = train_split(16_000, 4_000)
     config = parse({"data": {"corpus": "c"}, "training": {"cohort": 51, "epochs": 8}}, "x")
     schedule, per_epoch = ScheduledEvaluationHParams(every_epochs=4.0), config.rounds_per_epoch(train)
     assert config.rounds_over(train) == 628
     assert [round_ for round_ in range(1, 629) if schedule.is_due(round_, per_epoch)] == [314, 628]
+
+
+@given(st.integers(1, 400), st.integers(1, 400), st.integers(1, 40), st.integers(1, 40))
+def test_evaluations_are_due_once_so_many_epochs_are_read(users: int, cohort: int, upper: int, lower: int) -> None:
+    """Rounds that are due are the least ones by which a multiple of the epochs has been read, in exact fractions."""
+    per_epoch, every = Fraction(users, cohort), Fraction(upper, lower)
+    due = {math.ceil(count * every * per_epoch) for count in range(1, 101 + int(100 / (every * per_epoch)))}
+    schedule = ScheduledEvaluationHParams(every_epochs=float(every))
+    found = {round_ for round_ in range(1, 101) if schedule.is_due(round_, float(per_epoch))}
+    assert found == {round_ for round_ in due if round_ <= 100}
 
 
 @pytest.mark.parametrize(

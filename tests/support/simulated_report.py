@@ -54,7 +54,7 @@ def gathered_of(configs: Sequence[Config], level: Level, seeds: int = 3) -> Gath
 
 
 def table_1() -> list[Config]:
-    """SGD and FedAvg, in both worlds, at two batch sizes each, and with rates of their own."""
+    """Return configurations of SGD and FedAvg in both worlds, at two batch sizes each, each with a rate of its own."""
     data = {world: DataHParams(Path("corpus"), world) for world in ("iid", "non-iid")}
     sgd = [
         CentralConfig(data[world], training=CentralTrainingHParams(steps=99, batch_size=size))

@@ -38,7 +38,7 @@ def _default_of(setting: Field[Any]) -> object:
 
 
 def whole_rounds(rounds: float) -> int:
-    """Return a number of rounds rounded up, to which float rounding adds none."""
+    """Return the least whole number of rounds that is not below `rounds`, up to the rounding of floats."""
     return math.ceil(round(rounds, 6))
 
 
@@ -115,8 +115,8 @@ class ScheduledEvaluationHParams(EvaluationHParams):
         if self.every_epochs is None:
             return round_ % self.every == 0
         interval = self.every_epochs * rounds_per_epoch
-        epochs = math.floor(round(round_ / interval, 6))  # in units of every_epochs
-        return round_ == whole_rounds(epochs * interval)
+        intervals = math.floor(round(round_ / interval, 6))
+        return round_ == whole_rounds(intervals * interval)
 
 
 @dataclass(frozen=True)
