@@ -4,7 +4,8 @@ The task holds the run's share of a node. A run of one process on a CPU trains t
 its own Ray there with the same share, which takes some ten seconds. A run counts on all cores of the machines that its
 Ray has, so that two federated runs on one Ray would wait for each other's processes. With a process for each run a
 failure stays with its run, and its memory is freed. Linux ends the process when its task ends (PR_SET_PDEATHSIG), and
-the run's Ray ends with the process, so that nothing outlives a sweep that was killed.
+the run's Ray ends with the process, so that nothing outlives a sweep that was killed. On SIGTERM or Ctrl-C the sweep
+asks its runs to save what they have, and gives them some seconds.
 
 A sweep has no `--resume`: its folder lists its runs, and each call trains those that are missing.
 """
@@ -23,7 +24,7 @@ from pathlib import Path
 import ray
 from ray.exceptions import RayError
 
-from flsim.base.errors import RunFailed
+from flsim.base.errors import Interrupted
 from flsim.base.memory import PeakMemory
 from flsim.base.progress import say
 from flsim.data.corpus import Split
@@ -34,11 +35,13 @@ from flsim.sweeps.folder import SweepFolder
 from flsim.sweeps.screen import Screen
 from server.cluster.start import cluster, end_with_parent, nodes
 from server.launch import needs_no_ray, refuse_what_does_not_fit, share
+from server.stopping import Stop, StopFile, stopping
 
 TRIES = 2  # attempts at a run whose process died
 LOOK = 1.0  # seconds between two checks of the runs' progress
 MEMORY_EVERY = 2.0  # seconds between two measurements, which cost some milliseconds for each process
 BAD_INPUT = 2  # exit code
+SAVING = 15.0  # seconds that a run has to save; batch systems kill what has not ended 30 s after SIGTERM
 OVER = {"completed", "diverged"}  # statuses of runs that have a result
 
 
@@ -92,7 +95,7 @@ def sweep(
         The reasons of the runs that failed, by name.
 
     Raises:
-        InputError, RunFailed: see `train_all`.
+        InputError, Interrupted: see `train_all`.
     """
     rounds = {entry.name: entry.config.rounds_over(entry.config.trained_on(train)) for entry in planned}
     left = [
@@ -178,25 +181,33 @@ def train_all(
 
     Raises:
         InputError: there is no cluster at the address, or none with a node on which a run fits.
-        RunFailed: the keyboard interrupted the sweep.
+        Interrupted: a signal ended it; runs have saved what they had trained.
     """
-    with nullcontext() if whole_cluster else cluster(address):
-        try:
+    stop = Stop()
+    try:
+        with nullcontext() if whole_cluster else cluster(address), stopping(stop):
             if whole_cluster:
-                yield from (_ended(job, *_in_process(_command(job, address), job.log, look)) for job in jobs)
+                for job in jobs:
+                    code, message = _in_process(_command(job, address), job.log, look, stop.is_set)
+                    stop.check()
+                    yield _ended(job, code, message)
             else:
-                yield from _as_resources_allow(jobs, at_once, look)
-        except KeyboardInterrupt:
-            raise RunFailed("interrupted; repeat the command to train the other runs") from None
+                yield from _as_resources_allow(jobs, at_once, look, stop)
+    except Interrupted as error:
+        raise Interrupted(error.signal, "repeat the command to go on") from None
 
 
-def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable[[], None]) -> Iterator[Ended]:
+def _as_resources_allow(
+    jobs: Sequence[Job], at_once: int | None, look: Callable[[], None], stop: Stop
+) -> Iterator[Ended]:
     """Train jobs on the connected cluster, as tasks: an actor would cost each run a new process."""
     machines = nodes()
     for job in jobs:
         refuse_what_does_not_fit(job.name, job.config, machines)
     shares = {job.name: share(job.config, machines) for job in jobs}
     waiting, working, tries = list(jobs), dict[ray.ObjectRef, Job](), dict.fromkeys(shares, 0)
+    stop_file = StopFile(jobs[0].log.parent)
+    stop_file.remove()
     while waiting or working:
         unfinished = {job.name for job in (*waiting, *working.values())}
         ready = [job for job in waiting if job.twin is None or job.twin.name not in unfinished]
@@ -220,6 +231,19 @@ def _as_resources_allow(jobs: Sequence[Job], at_once: int | None, look: Callable
             else:
                 yield _ended(job, code, message)
         look()
+        if stop.is_set() and working:
+            _let_save(list(working), stop_file)
+        stop.check()
+
+
+def _let_save(tasks: Sequence[ray.ObjectRef], stop_file: StopFile) -> None:
+    """Wait until the runs of these tasks have saved what they trained, or for as long as they may take."""
+    say("runs are told to save and end; a second signal ends them at once")
+    stop_file.write()  # Ray's own way, `ray.cancel`, does nothing in a shell's background, where Ctrl-C is ignored
+    try:
+        ray.wait(list(tasks), num_returns=len(tasks), timeout=SAVING + 2 * LOOK)
+    finally:
+        stop_file.remove()
 
 
 def _command(job: Job, address: str | None = None, cpus: int | None = None, without_ray: bool = False) -> list[str]:
@@ -234,9 +258,15 @@ def _command(job: Job, address: str | None = None, cpus: int | None = None, with
     return [*command, "--cpus", str(cpus)] if cpus else command
 
 
-def _in_process(command: list[str], log: Path, look: Callable[[], None] | None = None) -> tuple[int, str]:
+def _in_process(
+    command: list[str],
+    log: Path,
+    look: Callable[[], None] = lambda: None,
+    is_told_to_end: Callable[[], bool] | None = None,
+) -> tuple[int, str]:
     """Return exit code and last line of a command, which ends with this process and gets none of Ray's variables."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+    is_told_to_end = is_told_to_end or StopFile(log.parent)
     with log.open("ab") as file:  # keeps the output of earlier attempts
         before = file.tell()
         process = subprocess.Popen(
@@ -246,19 +276,34 @@ def _in_process(command: list[str], log: Path, look: Callable[[], None] | None =
             stderr=subprocess.STDOUT,
             env=environment,
             preexec_fn=end_with_parent,
+            process_group=0,  # a terminal's Ctrl-C would be a first signal, and `_end`'s a second one
         )
         try:
-            while True:
-                try:
-                    code = process.wait(LOOK)
-                    break
-                except subprocess.TimeoutExpired:
-                    if look is not None:
-                        look()
+            while not _has_ended(process, LOOK) and not is_told_to_end():
+                look()
         finally:
-            process.kill()
+            code = _end(process)
     lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
     return code, next((line for line in reversed(lines) if line.strip()), "")
+
+
+def _has_ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
+    """Return whether a process ends within so many seconds."""
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> int:
+    """Return the exit code of a process, ended by SIGTERM, upon which a run saves what it has, or else by SIGKILL."""
+    try:
+        process.terminate()
+        _has_ended(process, SAVING)
+    finally:
+        process.kill()
+    return process.wait()
 
 
 def _ended(job: Job, code: int, message: str) -> Ended:

@@ -48,11 +48,14 @@ class Interrupted(RunFailed):
 
     Attributes:
         signal: the number of the signal that asked; 0 if the request came in another way.
+        advice: what to do to go on.
     """
 
-    def __init__(self, signal: int = 0) -> None:
-        super().__init__(signal)
-        self.signal = signal
+    def __init__(
+        self, signal: int = 0, advice: str = "`flsim run --resume` continues from the newest checkpoint"
+    ) -> None:
+        super().__init__(signal, advice)
+        self.signal, self.advice = signal, advice
 
     def __str__(self) -> str:
-        return "interrupted; `flsim run --resume` continues from the newest checkpoint"
+        return f"interrupted; {self.advice}"

@@ -50,7 +50,7 @@ def sweep(
     """Train all runs of a published table, and print both.
 
     Repeat the command to continue an interrupted sweep: finished runs are skipped, and failed runs are tried again. A
-    run that fails stops no other run.
+    run that fails stops no other run. SIGTERM and Ctrl-C let runs write a checkpoint first.
 
     Writes a report as well: report.html in the sweep folder.
     """

@@ -119,16 +119,11 @@ def calibrate(
             def look() -> None:
                 advance(len(ended) + _done(folder / name for name in configs if name not in ended))
 
-            try:
-                for job in train_all(jobs, None, at_once, whole_cluster, look):
-                    if job.failure:
-                        raise RunFailed(f"the measurement failed, so that nothing is predicted: {job.failure}")
-                    ended[job.name] = time.time()
-                    look()
-            except RunFailed as error:
-                if isinstance(error.__context__, KeyboardInterrupt):
-                    raise KeyboardInterrupt from None
-                raise
+            for job in train_all(jobs, None, at_once, whole_cluster, look):
+                if job.failure:
+                    raise RunFailed(f"the measurement failed, so that nothing is predicted: {job.failure}")
+                ended[job.name] = time.time()
+                look()
         over = time.time()
         observed: dict[str, list[Observed]] = {}
         cold = list[float]()
