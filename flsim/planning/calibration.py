@@ -18,7 +18,7 @@ from pathlib import Path
 from flsim.base.errors import RunFailed
 from flsim.base.progress import progress
 from flsim.planning.cost import Need, Observed, fit
-from flsim.planning.kinds import Copy, canaries_of, is_in_process, kind_of, shortened, with_a_quarter
+from flsim.planning.kinds import Copy, canaries_of, evaluated_otherwise, is_in_process, kind_of, shortened
 from flsim.planning.monitor import Watch, watching
 from flsim.results.evaluations import read_evaluations
 from flsim.runs import roundlog
@@ -76,10 +76,11 @@ def copies_of(
         configs.sort(key=lambda config: config.round_size)
         both = [configs[-1], configs[0]]
         shorter = [shortened(kind, config, words_a_user, records_a_user, vocabulary, device) for config in both]
-        is_one_size = configs[0].round_size == configs[-1].round_size
-        if shorter[1].config.evaluation.references < configs[0].evaluation.references:
-            shorter[1], is_one_size = with_a_quarter(shorter[1]), False  # two numbers say what a reference costs
-        number_of_copies = max(at_once(kind), 1 if is_one_size else 2)
+        if configs[0].round_size == configs[-1].round_size:
+            shorter = shorter[:1]
+        if others := evaluated_otherwise(shorter[-1], configs[0]):
+            shorter = [shorter[0], *others]
+        number_of_copies = max(at_once(kind), len(shorter))
         cold = 0 if copies or at_once(kind) == 1 else at_once(kind)
         for number, copy in enumerate(islice(cycle(shorter), cold + number_of_copies)):
             copies.append(replace(copy, is_cold=number < cold))

@@ -53,8 +53,9 @@ class Cost:
     Attributes:
         base, per_size: a round of s users, or a step of s records, takes base + per_size s.
         first_wait: from the submission of the first evaluation to its start, which starts the evaluator.
-        evaluation, per_reference: an evaluation with r references takes evaluation + per_reference r,
-        canaries: with this number of canaries, and in proportion with others.
+        evaluation, per_reference: of an evaluation with r references the canaries take evaluation + per_reference r,
+        canaries: with this number of canaries, and in proportion with others;
+        utility: and this is what all else takes, with any number.
     """
 
     start: float
@@ -66,6 +67,7 @@ class Cost:
     end: float
     per_reference: float = 0.0
     canaries: int = 0
+    utility: float = 0.0
 
     def round_seconds(self, size: float) -> float:
         """Return the seconds of a round or step of a size."""
@@ -74,7 +76,7 @@ class Cost:
     def evaluation_seconds(self, canaries: int, references: int) -> float:
         """Return the seconds of an evaluation."""
         share = canaries / self.canaries if self.canaries else 1.0
-        return (self.evaluation + self.per_reference * references) * share
+        return self.utility + (self.evaluation + self.per_reference * references) * share
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,7 @@ def fit(observed: Sequence[Observed], quantile: float | None = None) -> Cost:
 
     Args:
         observed: at least one measurement; base and per_size need two sizes, otherwise all is base. Likewise an
-            evaluation needs two numbers of references.
+            evaluation needs two numbers of references, and some without canaries to tell utility apart.
         quantile: quantile over the rounds of a run, and over the runs: near 0 for a quick machine, near 1 for a slow
             one. By default means, of rounds without the fastest and the slowest tenth.
     """
@@ -120,9 +122,12 @@ def fit(observed: Sequence[Observed], quantile: float | None = None) -> Cost:
     def middle_of(name: str) -> float:
         return middle([getattr(run, name) for run in observed])
 
-    references = np.unique([run.references for run in observed])
-    evaluations = [middle([run.evaluation for run in observed if run.references == number]) for number in references]
-    evaluation, per_reference = _line(references, np.array(evaluations))
+    measured = [run for run in observed if run.canaries] or observed
+    without = [run.evaluation for run in observed if not run.canaries and measured is not observed]
+    utility = middle(without) if without else 0.0
+    references = np.unique([run.references for run in measured])
+    evaluations = [middle([run.evaluation for run in measured if run.references == number]) for number in references]
+    evaluation, per_reference = _line(references, np.maximum(np.array(evaluations) - utility, 0.0))
     starts = [run.start for run in observed if run.start is not None]
     return Cost(
         middle(starts) if starts else 0.0,
@@ -133,7 +138,8 @@ def fit(observed: Sequence[Observed], quantile: float | None = None) -> Cost:
         evaluation,
         middle_of("end"),
         per_reference,
-        observed[0].canaries,
+        measured[0].canaries,
+        utility,
     )
 
 

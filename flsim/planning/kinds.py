@@ -7,7 +7,7 @@ from flsim.base.extensions import by_content, is_own
 from flsim.canaries.spec import distinct_configurations
 from flsim.planning.cost import Need
 from flsim.planning.disk import parameters_of
-from flsim.runs.config import CentralConfig, Config, FederatedConfig
+from flsim.runs.config import CentralConfig, Config, FederatedConfig, ScheduledEvaluationHParams
 from server.launch import needs_no_ray
 
 TRAIN = 6.0  # seconds, about, that a copy is to train
@@ -16,7 +16,7 @@ LINES = 6  # saved steps of a central copy
 REFERENCES = 100_000  # of a copy's evaluation, at most
 FEWEST_REFERENCES = 1_000
 SPEED = {"cpu": 4e9, "cuda": 1e13}  # operations a second, to guess how short a copy may be
-RANKING = {"cpu": 1e12, "cuda": 1e15}  # operations of a copy's evaluation, about: seconds
+RANKING = {"cpu": 1e13, "cuda": 1e15}  # operations of ranks of a copy's evaluation, without what they share: seconds
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,8 @@ def shortened(
     """Return a shortened copy of a run with two evaluations.
 
     The second evaluation is after the last round and the first just before it, so that the rounds before are
-    undisturbed. Where an evaluation would take minutes, the copy has fewer canaries, and then fewer references.
+    undisturbed. Where an evaluation would take minutes, the copy has fewer canaries, and then fewer references; see
+    `evaluated_otherwise`.
     """
     words = words_a_user / max(records_a_user, 1)
     device = config.system.device if isinstance(config, CentralConfig) else device
@@ -95,10 +96,18 @@ def shortened(
     raise InputError(f"{type(config).__name__}: this kind of training cannot be calibrated; plan with --no-calibration")
 
 
-def with_a_quarter(copy: Copy) -> Copy:
-    """Return a copy whose evaluations have a quarter of the references."""
-    references = copy.config.evaluation.references // 4
-    return replace(copy, config=replace(copy.config, evaluation=replace(copy.config.evaluation, references=references)))
+def evaluated_otherwise(copy: Copy, run: Config) -> list[Copy]:
+    """Return copies with other evaluations that tell what those of the run cost, where those of the copy are smaller.
+
+    With fewer references: one with a quarter, which tells what a reference costs. With fewer canaries: one without any,
+    which tells what utility costs, however many there are.
+    """
+    evaluation, others = copy.config.evaluation, list[ScheduledEvaluationHParams]()
+    if evaluation.references < run.evaluation.references:
+        others.append(replace(evaluation, references=evaluation.references // 4))
+    if canaries_of(copy.config) < canaries_of(run):
+        others.append(replace(evaluation, utility_only=True))
+    return [replace(copy, config=replace(copy.config, evaluation=other)) for other in others]
 
 
 def _evaluated_sooner(config: Config, vocabulary: int, device: str) -> Config:

@@ -104,6 +104,18 @@ def test_two_numbers_of_references_tell_what_one_costs_and_canaries_cost_alike()
     assert run_seconds(cost, work, saturated=1.0) == pytest.approx(9 + 0.1 + 10 + 2 * 2_030 + 1)
 
 
+def test_an_evaluation_without_canaries_tells_what_utility_takes_with_any_number() -> None:
+    """20 s of utility, and of 9 canaries 3 s and 1 ms a reference: 20 s and ten times 203 s for 90 canaries."""
+    observed = [
+        Observed(4, 9, (0.1,), 0, 10 + seconds, seconds, 1, canaries=canaries, references=count)
+        for canaries, count, seconds in ((9, 4_000, 27.0), (9, 1_000, 24.0), (0, 4_000, 20.0))
+    ]
+    cost = fit(observed)
+    assert cost.evaluation_seconds(9, 200_000) == pytest.approx(20 + 203)
+    assert cost.evaluation_seconds(90, 200_000) == pytest.approx(20 + 2_030)
+    assert cost.evaluation_seconds(0, 200_000) == pytest.approx(20)
+
+
 def test_a_quantile_of_evaluations_is_taken_at_each_number_of_references() -> None:
     """At 1,000 references 4 and 6 s, at 4,000 references 7 and 9 s: 3 s and 1 ms a reference, or 5 s and 1 ms."""
     observed = [
