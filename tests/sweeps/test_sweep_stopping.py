@@ -41,7 +41,7 @@ about = "tiny"
 synthetic = {{ users = 12, test_users = 2, heldout_users = 0, words_per_user = 60, vocabulary_size = 50 }}
 """
 CENTRAL = f"""
-    training = {{ kind = "central", steps = {4 * EVERY}, batch_size = 4, learning_rate = 0.1 }},
+    training = {{ kind = "central", steps = {8 * EVERY}, batch_size = 4, learning_rate = 0.1 }},
     system = {{ checkpoint_every = {EVERY} }}
 """
 ON_RAY = """
