@@ -45,7 +45,7 @@ CENTRAL = f"""
     system = {{ checkpoint_every = {EVERY} }}
 """
 ON_RAY = """
-    training = { rounds = 300, cohort = 4 }, system = { shards = 2, checkpoint_every = 1_000_000 }
+    training = { rounds = 800, cohort = 4 }, system = { shards = 2, checkpoint_every = 1_000_000 }
 """
 
 
