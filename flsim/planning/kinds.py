@@ -102,12 +102,12 @@ def evaluated_otherwise(copy: Copy, run: Config) -> list[Copy]:
     With fewer references: one with a quarter, which tells what a reference costs. With fewer canaries: one without any,
     which tells what utility costs, however many there are.
     """
-    evaluation, others = copy.config.evaluation, list[ScheduledEvaluationHParams]()
+    evaluation, evaluations = copy.config.evaluation, list[ScheduledEvaluationHParams]()
     if evaluation.references < run.evaluation.references:
-        others.append(replace(evaluation, references=evaluation.references // 4))
+        evaluations.append(replace(evaluation, references=evaluation.references // 4))
     if canaries_of(copy.config) < canaries_of(run):
-        others.append(replace(evaluation, utility_only=True))
-    return [replace(copy, config=replace(copy.config, evaluation=other)) for other in others]
+        evaluations.append(replace(evaluation, utility_only=True))
+    return [replace(copy, config=replace(copy.config, evaluation=changed)) for changed in evaluations]
 
 
 def _evaluated_sooner(config: Config, vocabulary: int, device: str) -> Config:

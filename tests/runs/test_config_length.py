@@ -65,8 +65,8 @@ def test_evaluations_are_due_once_so_many_epochs_are_read(users: int, cohort: in
     per_epoch, every = Fraction(users, cohort), Fraction(upper, lower)
     due = {math.ceil(count * every * per_epoch) for count in range(1, 101 + int(100 / (every * per_epoch)))}
     schedule = ScheduledEvaluationHParams(every_epochs=float(every))
-    found = {round_ for round_ in range(1, 101) if schedule.is_due(round_, float(per_epoch))}
-    assert found == {round_ for round_ in due if round_ <= 100}
+    evaluated = {round_ for round_ in range(1, 101) if schedule.is_due(round_, float(per_epoch))}
+    assert evaluated == {round_ for round_ in due if round_ <= 100}
 
 
 @pytest.mark.parametrize(
