@@ -69,7 +69,7 @@ def plan(
         raise InputError("--against holds a calibration against what was recorded; remove --no-calibration")
     sessions = _sessions(against)
     with scratch() as folder:
-        request = read_request(file, folder, tier, range(seeds) if seeds else None, only or (), corpus, set_ or ())
+        request = read_request(file, folder, tier, seeds, only or (), corpus, set_ or ())
         made = _plan(request, at_once, calibration and request.is_there, effect, sessions)
         made = replace(made, amounts=_amounts(request, against), published_amounts=request.published_amounts)
     typer.echo(json.dumps(made.to_json(), indent=2, allow_nan=False) if as_json else page(made), nl=as_json)

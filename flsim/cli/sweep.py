@@ -1,5 +1,6 @@
 """`flsim sweep`: train all runs of a table, several at the same time, and print the table beside the published one."""
 
+import re
 import shlex
 import sys
 from pathlib import Path
@@ -13,16 +14,40 @@ from flsim.cli.options import Address, AtOnce, Overrides
 
 EPILOG = """Example: flsim sweep experiments/table1.toml --tier smoke
 
-Example: flsim sweep experiments/table1.toml --tier smoke --seeds 5 --only fedavg --address auto"""
+Example: flsim sweep experiments/table1.toml --tier smoke --seeds 5 --only fedavg --address auto
+
+Example: flsim sweep experiments/table1.toml --tier smoke --seeds 5-9 --out runs/table1-fresh"""
 
 TIER = "Tier of the sweep, as its file defines it: its scale, e.g. paper."
 Only = Annotated[
     list[str] | None,
     typer.Option(metavar="GRID", help="Grid of the file to train, e.g. fedavg; repeatable.", show_default="all grids"),
 ]
+
+
+def seeds_of(text: str) -> range:
+    """Return the seeds of "5", which are 0 to 4, or of "5-9", which are those five.
+
+    Raises:
+        typer.BadParameter: the text is neither, or names no seed.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)", text)
+    if match is None:
+        raise typer.BadParameter(f'"{text}" is neither a number of seeds such as 5 nor a range such as 5-9')
+    seeds = range(int(match[1]), int(match[2]) + 1) if match[1] else range(int(match[2]))
+    if not seeds:
+        raise typer.BadParameter(f'"{text}" names no seed; give a number such as 5 or a range such as 5-9')
+    return seeds
+
+
 Seeds = Annotated[
-    int | None,
-    typer.Option(min=1, metavar="N", help="Number of seeds: 5 trains seeds 0 to 4.", show_default="the tier's seeds"),
+    range | None,
+    typer.Option(
+        parser=seeds_of,
+        metavar="SEEDS",
+        help="5 trains seeds 0 to 4, and 5-9 those five.",
+        show_default="the tier's seeds",
+    ),
 ]
 CorpusOption = Annotated[
     str | None,
@@ -65,8 +90,7 @@ def sweep(
     # Absolute, because the processes of a running cluster have another working directory.
     sweep_folder = folder.SweepFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
     path = located(corpus) if corpus else folder.corpus_of(at, file, sweep_folder.path)
-    seed_range = range(seeds) if seeds else None
-    planned = definition.planned_runs(sweep_definition, at, path, str(file), seed_range, only or (), set_ or ())
+    planned = definition.planned_runs(sweep_definition, at, path, str(file), seeds, only or (), set_ or ())
     tuned = definition.tuned_of(sweep_definition, at, str(file))
     if tuned and path != sweep_folder.path / folder.CORPUS:
         tuned.refuse_corpus(Corpus.open(path).digest, path)  # before anything is written

@@ -248,6 +248,7 @@ def test_a_sweep_takes_the_chosen_values_and_says_which_search_chose_them(tmp_pa
     ("arguments", "changes", "message"),
     [
         (["--seeds", "8"], {}, "seed 7: tuned.toml was tuned on it, so it must not be reported; take other seeds"),
+        (["--seeds", "6-8"], {}, "seed 7: tuned.toml was tuned on it, so it must not be reported; take other seeds"),
         (["--set", f"{RATE}=1.0"], {}, f"--set {RATE}: tuned.toml has chosen it; remove `tuned` from the tier"),
         ([], {"title": "another"}, "tuned.toml: tuned tier smoke of 'another', not this one; run `flsim tune`"),
         ([], {"tier": "paper"}, "tuned.toml: tuned tier paper of 't', not this one"),
