@@ -118,7 +118,7 @@ def _detected(subject: Subject) -> Iterator[dict[str, Any]]:
     for detection in ranks.detections_by_level(subject.ranks, subject.references).values():
         yield {
             "method": "tpr",
-            "kind": "bound",
+            "kind": "heuristic",  # the rate of false alarms is exact, but the interval takes canaries as independent
             "neighbours": "replace-one",
             "group": subject.groups.max(),
             "n_in": detection.canaries,

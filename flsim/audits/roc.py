@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import scipy
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
@@ -17,11 +18,16 @@ RESAMPLES = 1_000
 class AtLevel:
     """The true-positive rate at a false-positive rate.
 
+    The threshold is the lowest that k = level * others false positives allow. A guess has a rate of
+    (k + 1) / (others + 1) there on average, a little above the level.
+
     Attributes:
         level: the largest false-positive rate that is allowed.
         alarms: number of others at or above the threshold.
         detected: number of members at or above it.
-        tpr, low, high: share of members, with its 95% interval (Clopper and Pearson), which treats them as independent.
+        tpr: share of members at or above it.
+        low, high: interval of the rate at a false-positive rate of `level` in the population, not in these others
+            alone: see `Roc.interval`.
     """
 
     level: float
@@ -56,7 +62,31 @@ class Roc:
             raise InputError(f"a false-positive rate of {level:g} needs {1 / level:,.0f} others, found {self.others:,}")
         place = int(np.searchsorted(self.fpr, level * (1 + 1e-12), side="right")) - 1
         alarms, detected = round(self.fpr[place] * self.others), round(self.tpr[place] * self.members)
-        return AtLevel(level, alarms, detected, detected / self.members, *share_interval(detected, self.members))
+        return AtLevel(level, alarms, detected, detected / self.members, *self.interval(level))
+
+    def interval(self, level: float, confidence: float = 0.95) -> tuple[float, float]:
+        """Return an interval of the true-positive rate at a false-positive rate in the population, whatever the scores.
+
+        The population's rate at the k-th highest score of n others is Beta(k, n - k + 1), or is on the safe side of it
+        where scores are equal. So some score is a threshold whose false-positive rate is at most `level`, and another
+        one whose rate is at least that, each but for a quarter of what `confidence` leaves; members above them have
+        the interval of Clopper and Pearson, each with another quarter. Members and others count as independent. The
+        interval is conservative: it holds at least as often as `confidence` says.
+        """
+        tail = (1 - confidence) / 4
+        k = np.arange(1, self.others + 1)
+        is_below = scipy.special.betainc(k, self.others - k + 1, level)  # probability that the k-th has at most `level`
+        strict, lax = int((is_below >= 1 - tail).sum()), int((is_below > tail).sum()) + 1
+        alarms = np.rint(self.fpr * self.others)
+        detected = np.rint(self.tpr * self.members).astype(np.int64)
+        low, high = 0.0, 1.0
+        if strict:  # above the score of this place: the last point with fewer alarms
+            above = int(detected[np.searchsorted(alarms, strict, side="left") - 1])
+            low = share_interval(above, self.members, 1 - 2 * tail)[0]
+        if lax <= self.others:  # that score or above
+            upto = int(detected[np.searchsorted(alarms, lax, side="left")])
+            high = share_interval(upto, self.members, 1 - 2 * tail)[1]
+        return low, high
 
 
 def roc(members: Floats, others: Floats) -> Roc:

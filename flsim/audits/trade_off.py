@@ -6,7 +6,7 @@ Differential Privacy", 2015, Theorem 2.1)
     TPR <= min(1, e^epsilon FPR + delta, 1 - e^-epsilon (1 - delta - FPR)),
 
 and of a mechanism with a whole curve delta(epsilon) the least of these over all epsilon. f(FPR) = 1 - TPR is its
-trade-off function (Dong, Roth and Su, "Gaussian Differential Privacy", 2022, Definition 2 and Proposition 2.13).
+trade-off function (Dong, Roth and Su, "Gaussian Differential Privacy", 2022, section 2).
 """
 
 import math
@@ -76,7 +76,7 @@ def of_group(least: LeastProbability, users: int) -> LeastProbability:
 
 
 def epsilon_of_gaussian(mu: float, delta: float) -> float:
-    """Return epsilon of mu-GDP at a delta (Balle and Wang, 2018, Theorem 8; Dong, Roth and Su, 2022, Corollary 2.13).
+    """Return epsilon of mu-GDP at a delta (Balle and Wang, 2018, Theorem 8; Dong, Roth and Su, 2022, Corollary 1).
 
     >>> round(epsilon_of_gaussian(1.2255, 1e-5), 2)
     5.55

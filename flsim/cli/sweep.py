@@ -45,7 +45,7 @@ Seeds = Annotated[
     typer.Option(
         parser=seeds_of,
         metavar="SEEDS",
-        help="5 trains seeds 0 to 4, and 5-9 those five.",
+        help="Number or range of seeds: 5 trains seeds 0 to 4, and 5-9 those five.",
         show_default="the tier's seeds",
     ),
 ]

@@ -263,7 +263,7 @@ def _success(table: pd.DataFrame) -> dict[str, Any]:
     named = success.accuracy(members, others)
     row |= {"success": named.estimate, "success_upper": named.upper, "trials": named.trials}
     if (at := success.at_level(members, others)) is not None:
-        precision = success.precision_at(at, len(others))
+        precision = success.precision_at(at, len(members), len(others))
         row |= dict(zip(("precision", "precision_low", "precision_high"), precision, strict=True))
         row |= {"tpr": at.tpr, "tpr_low": at.low, "tpr_high": at.high, "fpr": at.alarms / len(others)}
         row["heuristic_epsilon"] = success.heuristic_epsilon(at, len(others))

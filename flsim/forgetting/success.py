@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from flsim.audits.intervals import upper
 from flsim.audits.roc import AtLevel, roc
+from flsim.results.agreement import share_interval
 
 Floats = NDArray[np.float64]
 LEVEL = 0.1  # false-positive rate of the paper's precision
@@ -83,14 +84,14 @@ def at_level(members: Floats, others: Floats) -> AtLevel | None:
     return roc(members, others).at(LEVEL)
 
 
-def precision_at(at: AtLevel, others: int) -> tuple[float, float, float]:
+def precision_at(at: AtLevel, members: int, others: int) -> tuple[float, float, float]:
     """Return the precision TPR / (TPR + FPR) of as many members as others, with its 95% interval.
 
-    The false-positive rate is that of the threshold, or `LEVEL` where no other score is above it. It counts as known:
-    the interval is that of the true-positive rate (section 4.1 reports the precision without any).
+    The false-positive rate is that of the threshold, or `LEVEL` where no other score is above it. It and the threshold
+    count as known: the interval is that of Clopper and Pearson of the true-positive rate (section 4.1 has none).
     """
     fpr = _rate(at, others)
-    estimate, low, high = (tpr / (tpr + fpr) for tpr in (at.tpr, at.low, at.high))
+    estimate, low, high = (tpr / (tpr + fpr) for tpr in (at.tpr, *share_interval(at.detected, members)))
     return estimate, low, high
 
 

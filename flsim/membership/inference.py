@@ -148,6 +148,7 @@ def success(
     permuted = is_member[stream(seed, "permuted labels", *keys).permutation(len(is_member))]
     counts = np.unique(np.geomspace(1, len(others), POINTS).round().astype(np.int64))
     fprs = counts / len(others)
+    points = [curve.at(fpr) for fpr in fprs]
     row = {
         "unit": unit,
         "attack": name,
@@ -160,7 +161,9 @@ def success(
         "confidence": CONFIDENCE,
         "permuted_auroc": auroc(scores[permuted], scores[~permuted]),
         "curve_fpr": fprs.tolist(),
-        "curve_tpr": [curve.at(fpr).tpr for fpr in fprs],
+        "curve_tpr": [point.tpr for point in points],
+        "curve_low": [point.low for point in points],
+        "curve_high": [point.high for point in points],
         "curve_allowed": [allows(fpr) for fpr in fprs],
     }
     for level in LEVELS:

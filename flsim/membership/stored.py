@@ -14,7 +14,7 @@ from flsim.base.parquet import read_parquet
 FOLDER = "membership"
 NAME = re.compile(r"round-(\d{6,})\.parquet", re.ASCII)
 LEVELS = (0.001, 0.01, 0.1)  # false-positive rates
-CURVE = ("curve_fpr", "curve_tpr", "curve_allowed")
+CURVE = ("curve_fpr", "curve_tpr", "curve_low", "curve_high", "curve_allowed")
 
 
 def column(name: str, level: float) -> str:

@@ -76,7 +76,7 @@ def _object(row: Mapping[Any, Any]) -> dict[str, Any]:
         for level in LEVELS
     ]
     points = [
-        dict(zip(("fpr", "tpr", "allowed"), map(_plain, point), strict=True))
+        dict(zip((name.removeprefix("curve_") for name in CURVE), map(_plain, point), strict=True))
         for point in zip(*(row[name] for name in CURVE), strict=True)
     ]
     return plain | {"rates": rates, "curve": points}

@@ -7,7 +7,6 @@ from flsim.membership.stored import LEVELS, column, newest_rows
 from flsim.report.blocks import Block, Cell, Figure, Group, Heading, Table, left, number
 from flsim.report.gather import Gathered, RunView
 from flsim.report.svg import STYLES, Axis, Panel
-from flsim.results.agreement import share_interval
 
 NOTE = (
     "Members are records of training users that took part; non-members are records of authors who are held out, of "
@@ -81,8 +80,8 @@ def _curves(rows: pd.DataFrame, styles: dict[str, int], index: int) -> Markup:
     for place, row in enumerate(drawn):
         points = list(zip(row["curve_fpr"].tolist(), row["curve_tpr"].tolist(), strict=True))
         if place == 0:
-            ends = [share_interval(round(tpr * row["n_in"]), row["n_in"]) for _, tpr in points]
-            lows, highs = ([(fpr, end[side]) for (fpr, _), end in zip(points, ends, strict=True)] for side in (0, 1))
+            ends = (row["curve_low"].tolist(), row["curve_high"].tolist())
+            lows, highs = (list(zip(row["curve_fpr"].tolist(), end, strict=True)) for end in ends)
             panel.band(lows, highs, styles[row["attack"]])
             allowed = zip(row["curve_fpr"].tolist(), row["curve_allowed"].tolist(), strict=True)
             panel.threads([[(fpr, tpr) for fpr, tpr in allowed if tpr is not None and tpr >= low]], "yes")

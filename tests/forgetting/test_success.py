@@ -42,7 +42,7 @@ def test_success_is_that_of_two_gaussians(k: int) -> None:
     assert at.alarms == LEVEL * CANARIES
     tpr = norm.cdf(norm.ppf(LEVEL) + d)
     assert abs(at.tpr - tpr) < 4 * math.sqrt(tpr * (1 - tpr) / CANARIES) + 0.01  # the threshold is drawn as well
-    assert precision_at(at, CANARIES)[0] == pytest.approx(at.tpr / (at.tpr + LEVEL))
+    assert precision_at(at, CANARIES, CANARIES)[0] == pytest.approx(at.tpr / (at.tpr + LEVEL))
     assert heuristic_epsilon(at, CANARIES) == pytest.approx(max(0.0, math.log(at.tpr / LEVEL)))
 
 
@@ -83,11 +83,11 @@ def test_the_threshold_lies_between_scores(members: list[float], others: list[fl
 def test_precision_of_the_paper() -> None:
     """65% at a false-positive rate of 10% is an epsilon of about 0.6 (section 4.2)."""
     at = AtLevel(0.1, 100, 186, 0.1857, 0.162, 0.211)
-    estimate, low, high = precision_at(at, 1_000)
+    estimate, low, high = precision_at(at, 1_000, 1_000)
     assert (round(estimate, 2), round(heuristic_epsilon(at, 1_000), 1)) == (0.65, 0.6)
     assert low < estimate < high
     nobody = AtLevel(0.1, 0, 10, 1.0, 0.69, 1.0)
-    assert precision_at(nobody, 10)[0] == pytest.approx(1 / 1.1)
+    assert precision_at(nobody, 10, 10)[0] == pytest.approx(1 / 1.1)
     assert heuristic_epsilon(nobody, 10) == pytest.approx(math.log(10))
     assert heuristic_epsilon(AtLevel(0.1, 1, 0, 0.0, 0.0, 0.3), 10) == 0.0
     assert at_level(np.ones(9), np.zeros(9)) is None

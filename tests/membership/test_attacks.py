@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from membership.before_model import LAYOUT, before, in_pairs, untrained
 
-from flsim.audits.roc import auroc
+from flsim.audits.roc import auroc, roc
 from flsim.base.errors import RunFailed
 from flsim.base.rng import stream
 from flsim.data.records import Records
@@ -142,4 +142,8 @@ def test_rates_and_curves_are_those_of_the_scores() -> None:
     assert row[column("tpr", 0.001)] is None  # 200 others show no rate below 1/200
     assert row["curve_fpr"][0] == 1 / 200
     assert (row["curve_fpr"][-1], row["curve_tpr"][-1]) == (1.0, 1.0)
-    assert all(np.diff(row["curve_tpr"]) >= 0)
+    for name in ("curve_low", "curve_tpr", "curve_high"):
+        assert all(np.diff(row[name]) >= 0), name
+    assert all(np.less_equal(row["curve_low"], row["curve_tpr"]))
+    assert all(np.less_equal(row["curve_tpr"], row["curve_high"]))
+    assert (row[column("tpr_low", 0.1)], row[column("tpr_high", 0.1)]) == roc(members, others).interval(0.1)
