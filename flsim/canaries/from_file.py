@@ -1,7 +1,9 @@
 """Canaries that a person lists in a file: phrases that may be in a model's training data, and others that are not."""
 
 import csv
+import io
 import math
+from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -30,9 +32,8 @@ def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tu
     if not rows:
         raise InputError(f"{path}: lists no canary")
     canaries = tuple(_canary(f"{path}, canary {index}", row, layout, vocabulary) for index, row in enumerate(rows, 1))
-    ids = [canary.id for canary in canaries]
-    for id_ in ids:
-        if ids.count(id_) > 1:
+    for id_, count in Counter(canary.id for canary in canaries).items():
+        if count > 1:
             raise InputError(f"{path}: canary {id_} is listed twice; give each its own id")
     return canaries
 
@@ -41,10 +42,9 @@ def _read(path: Path) -> list[dict[str, Any]]:
     try:
         text = path.read_text(encoding="utf-8-sig")
         if path.suffix.lower() == ".csv":
-            return [
-                {key: value for key, value in row.items() if key and value not in (None, "")}
-                for row in csv.DictReader(text.splitlines(), strict=True)
-            ]
+            # Not lines of the text: a quoted field may contain a newline, and `splitlines` divides at U+2028 too.
+            reader = csv.DictReader(io.StringIO(text, newline=""), strict=True)
+            return [_fields(f"{path}, canary {index}", row) for index, row in enumerate(reader, 1)]
         if path.suffix.lower() == ".json":
             rows = from_json(text)
             if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
@@ -57,6 +57,17 @@ def _read(path: Path) -> list[dict[str, Any]]:
     except (ValueError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read as {path.suffix.lower()} ({error})") from error
     raise InputError(f"{path}: canaries are read from .csv or .json; name one of these")
+
+
+def _fields(where: str, row: Mapping[str | None, Any]) -> dict[str, Any]:
+    """Return the fields of a row that are not empty.
+
+    Raises:
+        InputError: the row has more fields than the header. Without the surplus another phrase would be measured.
+    """
+    if None in row:
+        raise InputError(f"{where}: has more fields than the header; quote a field that has a comma in it")
+    return {key: value for key, value in row.items() if key and value not in (None, "")}
 
 
 def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Vocabulary | None) -> Canary:

@@ -150,6 +150,7 @@ WORDS = Vocabulary(("a", "b", "c"), (0, 0, 0))
         ("c.csv", "id,words,tokens\nx,a b,1 2\n", "must have either words or tokens"),
         ("c.csv", "id,tokens\nx,1 two\n", "tokens must be whole numbers"),
         ("c.csv", "id,tokens\nx,1 4\n", "token 4 is no word; words are 1 to 3"),
+        ("c.csv", "id,tokens\ny,3\nx,1 2 3,2 1\n", "canary 2: has more fields than the header; quote a field"),
         ("c.csv", "id,words,p_u\nx,a b,2\n", "p_u must be a probability above 0 and at most 1, found 2"),
         ("c.json", '{"id": "x"}', "must be a list of objects"),
         ("c.json", "[", "cannot be read as .json"),
@@ -179,6 +180,19 @@ def test_csv_and_json_list_the_same(tmp_path: Path) -> None:
     listed = [read_listed(tmp_path / name, Layout(7), WORDS) for name in ("c.csv", "c.json")]
     assert listed[0] == listed[1]
     assert [canary.tokens for canary in listed[0]] == [(1, 2, 3), (3, 1)]
+
+
+@pytest.mark.parametrize("separator", ["\n", "\r\n", "\u2028", "\x0b"])
+def test_a_quoted_field_may_contain_what_separates_lines(tmp_path: Path, separator: str) -> None:
+    """The first canary's words are in one field. An id keeps U+2028, which does not end a line of CSV."""
+    (tmp_path / "c.csv").write_bytes(f'id,words\nx,"a{separator}b"\ny,b\n'.encode())
+    assert [(canary.id, canary.tokens) for canary in read_listed(tmp_path / "c.csv", Layout(7), WORDS)] == [
+        ("x", (1, 2)),
+        ("y", (2,)),
+    ]
+    (tmp_path / "c.csv").write_bytes(f"id,tokens\nx{chr(0x2028)}1,3\n".encode())
+    (canary,) = read_listed(tmp_path / "c.csv", Layout(7), WORDS)
+    assert (canary.id, canary.tokens) == (f"x{chr(0x2028)}1", (3,))
 
 
 def test_the_page_finds_the_planted_phrase_in_a_transformer_and_no_other(tmp_path: Path) -> None:
