@@ -105,12 +105,12 @@ class Against:
 
     Attributes:
         runs: number of runs that it trained.
-        seconds, memory: recorded values; memory in bytes, None if it was not recorded.
+        seconds, memory: recorded values; memory in bytes. None if a value was not recorded.
         predicted_seconds, predicted_memory: predictions for the same runs.
     """
 
     runs: int
-    seconds: float
+    seconds: float | None
     predicted_seconds: float
     memory: int | None
     predicted_memory: int
@@ -207,13 +207,12 @@ def against(
     """Return sessions that trained only these runs, beside their predictions."""
     comparisons = []
     for session in sessions:
-        names = {*session["trained"], *session["failed"]}
+        names = {*(session.get("trained") or ()), *(session.get("failed") or ())}
         of_session = [run for run in planned if run.name in names]  # in the order in which a sweep takes them
         if names and len(of_session) == len(names):
-            time = predictor.time(of_session, session["at_once"])
-            comparisons.append(
-                Against(len(names), session["seconds"], time.seconds, session["peak_memory"], memory.total)
-            )
+            time = predictor.time(of_session, session.get("at_once"))
+            recorded = session.get("seconds"), session.get("peak_memory")
+            comparisons.append(Against(len(names), recorded[0], time.seconds, recorded[1], memory.total))
     return comparisons
 
 

@@ -259,9 +259,10 @@ def _against(plan: Plan) -> str:
         return ""
     lines = []
     for session in plan.against:
-        text = f"{count(session.runs, 'run')}: {duration(session.seconds)}, "
-        text += f"predicted {duration(session.predicted_seconds)}"
-        text += f" ({session.predicted_seconds / session.seconds - 1:+.0%})"
+        seconds = duration(session.seconds) if session.seconds else "no time recorded"
+        text = f"{count(session.runs, 'run')}: {seconds}, predicted {duration(session.predicted_seconds)}"
+        if session.seconds:
+            text += f" ({session.predicted_seconds / session.seconds - 1:+.0%})"
         if session.memory:
             text += f"; {size(session.memory)}, predicted {size(session.predicted_memory)}"
             text += f" ({session.predicted_memory / session.memory - 1:+.0%})"

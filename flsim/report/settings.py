@@ -44,11 +44,12 @@ def settings(gathered: Gathered) -> list[Block]:
     for setting in gathered.settings:
         mine = [values[id(run)] for run in setting.runs if id(run) in values]
         if mine:
+            default = next(defaults[id(run)] for run in setting.runs if id(run) in defaults)  # some lack a config.toml
             own = [
                 (key, value)
                 for key, value in _agreed(mine).items()
                 if key not in common and not key.startswith("system.")
-                if value != defaults[id(setting.runs[0])].get(key)
+                if value != default.get(key)
             ]
             seeds = ", ".join(str(run.config.seed) for run in setting.runs if run.config)
             rows.append([setting.label, seeds, _pairs(own)])

@@ -140,6 +140,24 @@ def test_a_session_of_other_runs_is_held_against_nothing(sweep_file: Path) -> No
     assert against([{"trained": ["other"], "failed": {}, "seconds": 1, "at_once": 1}], [], predictor, None) == []  # type: ignore[arg-type]
 
 
+def test_sessions_that_lack_values_are_compared_by_the_others(sweep_file: Path) -> None:
+    """A sweep.json need not have any value of a session. Runs that failed count as runs of the session too."""
+    plan, predictor = measured(sweep_file)
+    definition = load_sweep(sweep_file)
+    planned = planned_runs(definition, tier_of(definition, "smoke", "here"), Path("corpus"), "here", only=["sgd"])
+    assert plan.memory is not None
+    name = planned[0].name
+    sessions: list[dict[str, object]] = [
+        {"began": "2026-01-02T03:04:05Z"},
+        {"failed": {name: "lost"}, "trained": None},
+        {"trained": [name]},
+    ]
+    compared = against(sessions, planned, predictor, plan.memory)
+    assert [(session.runs, session.seconds, session.memory) for session in compared] == [(1, None, None)] * 2
+    text = page(replace(plan, against=tuple(compared)))
+    assert text.count(f"1 run: no time recorded, predicted {duration(compared[0].predicted_seconds)}") == 2
+
+
 def test_power_over_canaries_of_one_pair_and_power_over_seeds_are_told_apart(sweep_file: Path) -> None:
     """One seed's canaries and several seeds answer two questions, so neither is an alternative to the other."""
     plan, _ = measured(sweep_file)

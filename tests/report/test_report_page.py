@@ -9,7 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from htmlpage import Page, described, plain
-from reported import Made, roster, write_run
+from reported import Made, roster, write_run, write_sweep
 
 from flsim.base.rng import stream
 from flsim.models.hparams import ModelHParams
@@ -103,6 +103,17 @@ def test_settings_that_differ_from_the_papers_are_said_and_others_are_not(page: 
     assert "training.cohort = 4" in own
     assert "privacy.noise_multiplier = 1" in own
     assert "local.batch_size" not in own
+
+
+def test_the_settings_of_seeds_without_settings_are_those_of_other_seeds(tmp_path: Path) -> None:
+    """One folder of a sweep has lost its config.toml, the first of its setting."""
+    made = write_sweep(tmp_path / "sweep", tmp_path / "corpus")
+    (made.path / "runs" / "fedavg-iid-0" / "config.toml").unlink()
+    section = Page(render(gather([made.path]))).section("settings")
+    assert (
+        f"{plain(made.settings['fedavg-iid-0'])} 1 data.world = iid, training.rounds = 30, training.cohort = 4"
+        in section
+    )
 
 
 def test_data_are_those_of_the_corpus_and_the_roster(page: Page, corpus: Path) -> None:
