@@ -219,7 +219,8 @@ def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | N
     at_place[np.arange(length), sorted_phrases] = True
     present: set[tuple[int, ...]] = set()
     for start, window in windows(split.tokens, chunk, overlap=length - 1):
-        candidates = np.flatnonzero(at_place[0][window[: len(window) - length + 1]])
+        starts = max(0, len(window) - length + 1)  # none where the window is shorter than a phrase
+        candidates = np.flatnonzero(at_place[0][window[:starts]])
         for place in range(1, length):
             candidates = candidates[at_place[place][window[candidates + place]]]
         for position in candidates.tolist():

@@ -183,6 +183,15 @@ def test_occurring_equals_a_search_record_by_record(
     assert occurring(split, phrases, chunk) == naive
 
 
+@pytest.mark.parametrize("words", range(5))
+@pytest.mark.parametrize("chunk", [None, 1])
+def test_phrases_do_not_occur_in_fewer_words_than_they_have(words: int, chunk: int | None) -> None:
+    """The words are the first of a phrase, so that only the end of the split tells that it does not occur."""
+    flat = Records.from_lists([[1, 2, 3, 1][:words]])
+    split = Split(Layout(8), flat.tokens, flat.offsets, np.array([0, 1]), Path("nowhere"))
+    assert occurring(split, {(1, 2, 3, 1, 2), (2, 3, 1, 2, 3)}, chunk) == set()
+
+
 def test_canaries_of_a_small_vocabulary_are_distinct_or_refused(make_corpus: MakeCorpus) -> None:
     corpus = make_corpus([[[1]]], vocabulary_size=6)  # two words: four phrases of two
     four = CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=4, length=2)
