@@ -4,11 +4,11 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from flsim.base.files import from_json
 
-TAIL = 4096  # bytes at a file's end that hold its last line
+TAIL = 4096  # bytes that are first read of a file's end, which holds most last lines
 
 
 def read_lines(path: Path) -> Iterator[Any]:
@@ -27,11 +27,21 @@ def last_line(path: Path) -> Any:
     """
     try:
         with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - TAIL))
-            lines = file.read().splitlines()
-        return from_json(lines[-1]) if lines else None
+            line = _end(file)
+        return from_json(line) if line else None
     except (OSError, ValueError):
         return None
+
+
+def _end(file: IO[bytes]) -> bytes:
+    """Return the last line of a file, without its newline, however long it is."""
+    size, tail = os.fstat(file.fileno()).st_size, TAIL
+    while True:
+        file.seek(max(0, size - tail))
+        _, newline, line = file.read(min(tail, size)).removesuffix(b"\n").rpartition(b"\n")
+        if newline or tail >= size:
+            return line
+        tail *= 2
 
 
 class NewLines:

@@ -26,6 +26,17 @@ def test_the_last_line_is_read_by_itself(tmp_path: Path, text: bytes, expected: 
     assert last_line(path) == (expected if text or not before else 1)
 
 
+@pytest.mark.parametrize("length", [TAIL - 2, TAIL - 1, TAIL, TAIL + 1, 2 * TAIL, 2 * TAIL + 1, 5 * TAIL])
+@pytest.mark.parametrize("before", [b"", b"1\n", b"1\n" * TAIL])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_the_last_line_may_be_longer_than_what_is_first_read(
+    tmp_path: Path, length: int, before: bytes, end: bytes
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(before + b'"' + b"a" * (length - 2) + b'"' + end)
+    assert last_line(path) == "a" * (length - 2)
+
+
 def test_each_line_is_taken_once_and_not_before_it_is_whole(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     lines = NewLines(path)
