@@ -15,7 +15,7 @@ class Scaffold(Algorithm):
 
     A user takes steps y <- y - eta_l (g_i(y) - c_i + c), then sets c_i+ = c_i - c + (x - y) / (K eta_l), and answers
     with y - x and c_i+ - c_i. The server steps along the plain mean of the first, with its own optimizer, and adds the
-    sum of the second, divided by N, to c. A user without records changes nothing.
+    sum of the second, divided by N, to c. A user without records changes nothing, nor does one at a learning rate of 0.
     """
 
     label = "SCAFFOLD"
@@ -40,9 +40,9 @@ class Scaffold(Algorithm):
         c = user.sent["control"]
         c_i = user.kept["control"] if user.kept else {name: value.new_zeros(value.shape) for name, value in c.items()}
         trained = user.train({name: c[name] - c_i[name] for name in c})
-        if not trained.steps:
-            return Answer(trained, {"control": {name: value.double() * 0 for name, value in c.items()}})
         k_eta = trained.steps * user.rate
+        if not k_eta:  # no steps, or a schedule's rate of 0: (x - y) / (K eta_l) is 0 / 0
+            return Answer(trained, {"control": {name: value.double() * 0 for name, value in c.items()}})
         after = {name: (c_i[name] - c[name] - trained.delta[name].cpu() / k_eta).float() for name in c}
         change = {name: after[name].double() - c_i[name].double() for name in c}
         return Answer(trained, {"control": change}, {"control": after})

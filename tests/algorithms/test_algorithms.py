@@ -105,6 +105,19 @@ def test_scaffold_is_as_the_equations_say(bias: ModelHParams, shards: int) -> No
     assert np.abs(c).max() > 0.01
 
 
+def test_a_round_at_a_learning_rate_of_zero_changes_no_control_variate(bias: ModelHParams, tmp_path: Path) -> None:
+    """A schedule of one's own that pauses in the third round; the rounds after it go on from finite numbers."""
+    (tmp_path / "own.py").write_text("def paused(round_, total):\n    return float(round_ != 2)\n")
+    local = LocalHParams(epochs=2, batch_size=10, learning_rate=0.7, schedule=f"{tmp_path}/own.py:paused")
+    training = training_of(bias, "scaffold", local, length=6)
+    states = [*training.states(training.first_state(), 6)]
+    before, paused = states[1], states[2]
+    for one, other in ((before.params, paused.params), (before.moments["control"], paused.moments["control"])):
+        assert torch.equal(one["bias"], other["bias"])
+    assert states[-1].moments["control"]["bias"].isfinite().all()
+    assert not torch.equal(states[-1].params["bias"], paused.params["bias"])
+
+
 def test_going_back_reads_nothing_of_the_rounds_that_come_again(bias: ModelHParams, tmp_path: Path) -> None:
     """As after a fault: users keep what round 3 may need, and training goes on from there once more."""
     local = LocalHParams(batch_size=2, learning_rate=0.7)
