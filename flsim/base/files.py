@@ -190,8 +190,8 @@ def new_file(path: Path) -> Iterator[Path]:
 
     The file is created by this process, so that no link of another user is followed in a shared folder.
     """
-    partial = path.with_name(f".{path.name}.partial-{os.getpid()}")
-    partial.unlink(missing_ok=True)
+    # Not a process' number: threads share it, and so may processes of two machines or containers in one folder.
+    partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
     partial.touch(exist_ok=False)
     with ExitStack() as stack:
         stack.callback(partial.unlink, missing_ok=True)

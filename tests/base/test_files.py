@@ -14,7 +14,7 @@ import pytest
 
 from flsim.base import files
 from flsim.base.errors import InputError
-from flsim.base.files import digest, held, named_file, naming, new_file, new_folder
+from flsim.base.files import digest, held, named_file, naming, new_file, new_folder, remove_abandoned
 
 
 def test_a_folder_that_failed_half_way_vanishes(tmp_path: Path) -> None:
@@ -112,6 +112,40 @@ def test_a_file_that_failed_half_way_leaves_the_old_one(tmp_path: Path) -> None:
         partial.write_text("new")
     assert path.read_text() == "new"
     assert list(tmp_path.iterdir()) == [path]
+
+
+def test_two_writers_of_one_file_have_partial_files_of_their_own(tmp_path: Path) -> None:
+    """Threads of one process, like processes of two machines whose numbers are equal, write at the same time."""
+    path = tmp_path / "file"
+    with new_file(path) as first:
+        first.write_text("first, half")
+        with new_file(path) as second:
+            second.write_text("second")
+            assert first.read_text() == "first, half"
+        assert path.read_text() == "second"
+        first.write_text("first, whole")
+    assert path.read_text() == "first, whole"
+    assert list(tmp_path.iterdir()) == [path]
+
+
+def test_partial_files_are_removed_once_their_process_has_ended(tmp_path: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+from flsim.base.files import new_file
+with new_file(Path("file")) as partial:
+    print(partial, flush=True)
+    sys.stdin.read()
+"""
+    with Popen([sys.executable, "-c", code], cwd=tmp_path, stdin=PIPE, stdout=PIPE, text=True) as other:
+        assert other.stdout is not None
+        theirs = tmp_path / other.stdout.readline().strip()
+        remove_abandoned(tmp_path)
+        assert theirs.exists()
+        other.kill()
+    assert theirs.exists()
+    remove_abandoned(tmp_path)
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_place_that_cannot_be_written_is_the_users_to_change(tmp_path: Path) -> None:

@@ -202,13 +202,13 @@ def test_published_numbers_are_of_experiments_alone(name: Any) -> None:
     refused(lambda: published_rows(name, "1"))
 
 
-def test_a_partial_file_is_written_through_nobodys_link(tmp_path: Path) -> None:
-    """Its name can be guessed, and its folder may be one that others write to, such as /tmp."""
+def test_a_partial_file_is_written_through_nobodys_link(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its folder may be one that others write to, such as /tmp, and somebody has guessed its name."""
+    monkeypatch.setattr("secrets.token_hex", lambda _bytes: "guessed")
     theirs = tmp_path / "theirs"
     theirs.write_text("theirs")
-    (tmp_path / f".report.html.partial-{os.getpid()}").symlink_to(theirs)
-    with new_file(tmp_path / "report.html") as partial:
-        partial.write_text("ours")
+    (tmp_path / ".report.html.partial-guessed").symlink_to(theirs)
+    with pytest.raises(FileExistsError), new_file(tmp_path / "report.html"):
+        pass
     assert theirs.read_text() == "theirs"
-    assert (tmp_path / "report.html").read_text() == "ours"
-    assert not (tmp_path / "report.html").is_symlink()
+    assert not (tmp_path / "report.html").exists()
