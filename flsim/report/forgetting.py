@@ -48,13 +48,14 @@ def forgetting(gathered: Gathered) -> list[Block]:
         return [Prose(f"Forgetting is not shown: {error}.", is_note=True)]
     notes = [Prose(text, is_note=True) for text in measured.notes]
     figures = [_exposures(measured), *_advantages(measured)] if len(measured.success) else []
-    return [_table(measured), *figures, *notes]
+    return [table_of(measured), *figures, *notes]
 
 
-def _table(measured: Forgetting) -> Table:
+def table_of(measured: Forgetting) -> Table:
+    """Return the table of forgetting times, a row for each group, with the attacks' precision at its last k."""
     headings = [left("Setting"), left("Rounds"), left("Planted"), Column("Canaries"), Column("Last k"), Column("T")]
     headings += [Column("At best"), Column("Half by"), Column("Left"), Column("Precision"), Column("Heuristic epsilon")]
-    last = measured.success.groupby("group").last()
+    last = measured.success.groupby("group").tail(1).set_index("group")  # not `last`, which skips missing values
     rows: list[list[Cell]] = []
     for about in measured.times.to_dict("records"):
         at_last = last.loc[about["group"]] if about["group"] in last.index else {}

@@ -16,6 +16,7 @@ from flsim.forgetting.measure import Forgetting, measure
 from flsim.forgetting.observations import TYPES
 from flsim.forgetting.plot import draw, plot
 from flsim.forgetting.text import to_object, to_text
+from flsim.report.forgetting import table_of
 from flsim.results.inference import t_interval
 
 
@@ -54,6 +55,16 @@ def test_rows_are_those_of_a_recomputation(measured: Forgetting) -> None:
     assert row["fpr"] == int(0.1 * len(others)) / len(others)
     assert row["precision"] == row["tpr"] / (row["tpr"] + row["fpr"])
     assert row["heuristic_epsilon"] == pytest.approx(math.log(row["tpr"] / row["fpr"]))
+
+
+def test_a_report_has_no_precision_of_an_earlier_k() -> None:
+    """Arm OUT was not evaluated from 20 rounds after the last use on, so that the last k of all has no precision."""
+    observed = simulated(canaries=24)
+    observed.loc[observed["since"] > 20, ["score_out", "bits_out"]] = None
+    measured = measure(observed)
+    assert measured.success.groupby("group").tail(1)["precision"].isna().all()
+    assert measured.success["precision"].notna().any()
+    assert [row[-2:] for row in table_of(measured).rows] == [["–", "–"]] * len(measured.times)
 
 
 def test_log_rank_tests_are_of_groups_that_differ_in_one_thing() -> None:
