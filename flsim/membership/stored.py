@@ -1,6 +1,7 @@
 """Rows of attacks on membership in a run folder: ``membership/round-000200.parquet``, a row per unit and attack."""
 
 import re
+from contextlib import ExitStack, suppress
 from pathlib import Path
 
 import pandas as pd
@@ -8,10 +9,11 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flsim.base.errors import InputError
-from flsim.base.files import new_file
+from flsim.base.files import held, new_file
 from flsim.base.parquet import read_parquet
 
 FOLDER = "membership"
+LOCK = ".attacking"  # in the run's folder: held while rows are read and replaced
 NAME = re.compile(r"round-(\d{6,})\.parquet", re.ASCII)
 LEVELS = (0.001, 0.01, 0.1)  # false-positive rates
 CURVE = ("curve_fpr", "curve_tpr", "curve_low", "curve_high", "curve_allowed")
@@ -54,13 +56,19 @@ def write_rows(run_folder: Path, round_: int, table: pd.DataFrame) -> None:
     """
     path = run_folder / FOLDER / f"round-{round_:06d}.parquet"
     path.parent.mkdir(exist_ok=True)
-    if path.exists():
-        earlier = read_rows(path, table["run"].iloc[0])
-        asked = pd.MultiIndex.from_frame(table[["unit", "attack"]])
-        kept = earlier[~pd.MultiIndex.from_frame(earlier[["unit", "attack"]]).isin(asked)]
-        table = pd.DataFrame([*kept.to_dict("records"), *table.to_dict("records")])
-    with new_file(path) as partial:
-        pq.write_table(pa.Table.from_pylist(_plain(table), SCHEMA), partial)
+    lock = run_folder / LOCK
+    lock.touch()
+    with ExitStack() as stack:
+        with suppress(OSError):  # a filesystem without locks
+            # Without it, two commands would both read the earlier rows, and the later one would drop the other's.
+            stack.enter_context(held(lock, wait=True))
+        if path.exists():
+            earlier = read_rows(path, table["run"].iloc[0])
+            asked = pd.MultiIndex.from_frame(table[["unit", "attack"]])
+            kept = earlier[~pd.MultiIndex.from_frame(earlier[["unit", "attack"]]).isin(asked)]
+            table = pd.DataFrame([*kept.to_dict("records"), *table.to_dict("records")])
+        with new_file(path) as partial:
+            pq.write_table(pa.Table.from_pylist(_plain(table), SCHEMA), partial)
 
 
 def read_rows(path: Path, identity: str) -> pd.DataFrame:

@@ -36,6 +36,17 @@ rows = stored.read_rows(file, sys.argv[3])
 pq.write_table = half
 stored.write_rows(run, 4, rows)
 """
+ADDING = """
+import sys
+from pathlib import Path
+from flsim.membership import stored
+run, identity, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+rows = stored.newest_rows(run, identity).head(1)
+print(flush=True)
+sys.stdin.readline()
+for number in range(20):
+    stored.write_rows(run, 4, rows.assign(attack=f"{name}-{number}"))
+"""
 
 
 @pytest.fixture
@@ -166,3 +177,24 @@ def test_a_report_has_a_table_and_curves(copied: Path, tmp_path: Path, trained_h
     assert f'<desc id="membership-0-d">loss: area {loss["auroc"]:.3f}.</desc>' in section
     api.write_report(trained_here(), out=tmp_path / "other.html")
     assert "How well attacks tell" not in (tmp_path / "other.html").read_text(encoding="utf-8")
+
+
+def test_two_commands_at_once_lose_no_rows(copied: Path, flsim: Flsim) -> None:
+    """Each of two processes adds the rows of 20 attacks to those of one command, one attack after another."""
+    assert flsim("membership", copied, "--attack", "loss")[0] == 0
+    identity = Run.open(copied).identity
+    command = [sys.executable, "-c", ADDING, str(copied), identity]
+    with (
+        subprocess.Popen([*command, "a"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as one,
+        subprocess.Popen([*command, "b"], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as other,
+    ):
+        for process in (one, other):
+            assert process.stdout is not None
+            process.stdout.readline()
+        for process in (one, other):
+            assert process.stdin is not None
+            process.stdin.write(b"\n")
+            process.stdin.flush()
+        assert (one.wait(), other.wait()) == (0, 0)
+    expected = {"loss", *(f"{name}-{number}" for name in "ab" for number in range(20))}
+    assert set(newest_rows(copied, identity)["attack"]) == expected
