@@ -5,9 +5,10 @@ from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 
+import pandas as pd
 import typer
 
-from flsim.base.files import refuse_existing
+from flsim.base.files import new_file, refuse_existing
 from flsim.base.progress import say
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.results.compare import paired_exposure
@@ -42,9 +43,15 @@ def run_demo(out: Path, seed: int, overrides: Sequence[str] = ()) -> None:
         train_on_ray(run)
     iid, non_iid = read_run(out / "iid"), read_run(out / "non-iid")
     table = memorization_table([iid, non_iid])
-    (out / "table.md").write_text(to_markdown(table), encoding="utf-8")
-    (out / "table.csv").write_text(to_csv(table), encoding="utf-8")
+    write_tables(table, out)
     plot_rounds([iid, non_iid], out / "memorization.png")
     typer.echo(to_markdown(table))
     typer.echo(str(paired_exposure(iid, non_iid)))
     say(f"Plot: {out / 'memorization.png'}. Everything else: {out}.")
+
+
+def write_tables(table: pd.DataFrame, out: Path) -> None:
+    """Write table.md and table.csv into a folder, each whole or not at all."""
+    for name, text in (("table.md", to_markdown(table)), ("table.csv", to_csv(table))):
+        with new_file(out / name) as partial:
+            partial.write_text(text, encoding="utf-8")

@@ -1,11 +1,18 @@
 """Columns side by side: nothing is lost, nothing is wider than asked, and rows keep what they are about."""
 
 import re
+import resource
+from pathlib import Path
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from reported import write_run
 
+from flsim.cli.demo import write_tables
 from flsim.results.layout import Column, latex, markdown
+from flsim.results.store import read_run
+from flsim.results.tables import memorization_table, to_csv, to_markdown
 
 WORDS = st.text(st.sampled_from("abc DEF,=_1"), max_size=60).map(str.strip)
 
@@ -89,3 +96,21 @@ def test_a_row_cannot_begin_with_an_argument_of_the_one_before() -> None:
     assert "{[}1pt] & 1" in text
     assert "{*} & 2" in text
     assert "é{[}U+6F22] a-{}-b & 3" in text
+
+
+def test_the_demos_tables_are_whole_or_absent(tmp_path: Path) -> None:
+    """The first file fails after 64 bytes, as on a full disk."""
+    table = memorization_table([read_run(write_run(tmp_path / "run"))])
+    out = tmp_path / "out"
+    out.mkdir()
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (64, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            write_tables(table, out)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert list(out.iterdir()) == []
+    write_tables(table, out)
+    assert (out / "table.md").read_text(encoding="utf-8") == to_markdown(table)
+    assert (out / "table.csv").read_text(encoding="utf-8") == to_csv(table)
