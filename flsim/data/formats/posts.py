@@ -47,6 +47,7 @@ class Part:
         first: where the part begins, in the format's own unit: bytes, rowids, row groups, clients.
         last: where the part ends: exclusive, except for rowids, where it is the last one.
         columns: the keys or columns of user and text, for formats that name them.
+        line: number of the part's first line in the file, from 1, for formats that count lines.
     """
 
     path: Path
@@ -54,6 +55,7 @@ class Part:
     first: int
     last: int
     columns: tuple[str, str] = ("user", "text")
+    line: int = 1
 
 
 def no_warnings(_data: Path, _source: Path) -> list[str]:

@@ -6,13 +6,14 @@ lines, equally many, count as one author, who is named by the file and the first
 
 from collections import Counter
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.data.formats import posts
-from flsim.data.formats.jsonl import BYTE_ORDER_MARK, line_number
+from flsim.data.formats.jsonl import BYTE_ORDER_MARK
 from flsim.data.formats.posts import LONGEST_RECORD, Format, Part, Post
 
 LINES_PER_AUTHOR = 200  # about 4,000 words of usual text
@@ -32,7 +33,7 @@ def text_format(lines_per_author: int = LINES_PER_AUTHOR) -> Format:
 
 def _parts(lines_per_author: int, data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
     """Return the parts of a file: byte ranges of whole authors."""
-    bounds = [0]
+    bounds, begun = [0], [1]  # begun: number of each part's first line
     lines = offset = 0
     with data.open("rb") as file:
         while chunk := file.readline(CHUNK):
@@ -41,8 +42,10 @@ def _parts(lines_per_author: int, data: Path, source: Path, columns: tuple[str, 
             is_between = chunk.endswith(b"\n") and lines % lines_per_author == 0
             if is_between and offset - bounds[-1] >= posts.PART_BYTES:
                 bounds.append(offset)
+                begun.append(lines + 1)
     bounds += [offset] if bounds[-1] < offset else []
-    return posts.parts_between(bounds, data, source, columns)
+    parts = posts.parts_between(bounds, data, source, columns)
+    return [replace(part, line=line) for part, line in zip(parts, begun, strict=False)]  # no part begins at the end
 
 
 def _read(lines_per_author: int, part: Part, dropped: Counter[str]) -> Iterator[Post]:
@@ -51,10 +54,9 @@ def _read(lines_per_author: int, part: Part, dropped: Counter[str]) -> Iterator[
     Raises:
         InputError: the file became shorter while it was read.
     """
-    first = line_number(part.path, part.first)
     split, name = posts.split_of_name(part.source), posts.user_name(part.source.name) or "text"
     for author, lines in groupby(enumerate(_lines(part)), key=lambda line: line[0] // lines_per_author):
-        user = f"{name}:{first + author * lines_per_author}"
+        user = f"{name}:{part.line + author * lines_per_author}"
         yield from posts.published(user, split, (line for _, line in lines), dropped)
 
 
