@@ -36,7 +36,12 @@ def keep(run_folder: Path) -> None:
 
 def read(run_folder: Path) -> list[Line]:
     """Return the lines of all rounds in the log, in their order and once each, without those marked as lost."""
-    return [line for line in _lines(run_folder) if not line.get("lost")]
+    return rounds_among(jsonl.read_lines(run_folder / FILE))
+
+
+def rounds_among(values: Iterable[Any]) -> list[Line]:
+    """Return the lines of rounds among values of a log's lines, as `read` does for all of them."""
+    return [line for line in _once(values) if not line.get("lost")]
 
 
 def mean_losses(lines: Iterable[Line], rounds: Iterable[int]) -> dict[int, float]:
@@ -134,7 +139,12 @@ def _replace(run_folder: Path, lines: Iterable[Line]) -> None:
 
 def _lines(run_folder: Path) -> list[Line]:
     """Return all lines by round, those of lost rounds included."""
-    by_round = {line["round"]: line for line in jsonl.read_lines(run_folder / FILE) if _is_line(line)}
+    return _once(jsonl.read_lines(run_folder / FILE))
+
+
+def _once(values: Iterable[Any]) -> list[Line]:
+    """Return the lines among values by round; of two lines about one round the later one stays."""
+    by_round = {value["round"]: value for value in values if _is_line(value)}
     return [by_round[round_] for round_ in sorted(by_round)]
 
 

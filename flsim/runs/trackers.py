@@ -26,6 +26,7 @@ import pandas as pd
 
 from flsim.base.errors import InputError
 from flsim.base.files import naming
+from flsim.base.jsonl import NewLines
 from flsim.base.mappings import flat
 from flsim.base.progress import say
 from flsim.measures.built_in import QUANTITIES
@@ -267,11 +268,12 @@ class News:
 
     def __init__(self, path: Path) -> None:
         self._path, self._round, self._evaluated = path, 0, set[Path]()
+        self._lines = NewLines(path / roundlog.FILE)
 
     def take(self) -> Iterator[tuple[dict[str, float], int]]:
         """Yield new numbers by tag with their round, first those of rounds, then those of evaluations."""
-        for line in roundlog.read(self._path):
-            if line["round"] <= self._round:
+        for line in roundlog.rounds_among(self._lines.take()):
+            if line["round"] <= self._round:  # after a fault lines are written again
                 continue
             self._round = line["round"]
             yield of_round(line), self._round

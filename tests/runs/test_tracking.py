@@ -297,3 +297,21 @@ def test_news_are_each_round_once_also_where_it_is_trained_again(make: Callable[
         run.log_round(**line_of(round_))
     assert [(values["train/loss"], round_) for values, round_ in news.take()] == [(0.25, 4)]
     assert not list(news.take())
+
+
+def test_news_read_what_was_added_and_not_the_whole_log(make: Callable[..., Run]) -> None:
+    """The kernel counts the bytes that this process reads; the log has over a megabyte."""
+
+    def bytes_read() -> int:
+        return int(Path("/proc/self/io").read_text().splitlines()[0].removeprefix("rchar: "))
+
+    run = make("run", ())
+    log = run.path / "rounds.jsonl"
+    log.write_text("".join(json.dumps(line_of(round_)) + "\n" for round_ in range(1, 20_001)))
+    assert log.stat().st_size > 2**20
+    news = News(run.path)
+    assert len([*news.take()]) == 20_000
+    run.log_round(**line_of(20_001))
+    before = bytes_read()
+    assert [round_ for _, round_ in news.take()] == [20_001]
+    assert bytes_read() - before < 2**16
