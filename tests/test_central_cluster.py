@@ -120,6 +120,12 @@ def trained_in_one_go(path: Path) -> State:
     return state
 
 
+def step_shown(run: Started) -> int:
+    """The newest step that its progress display shows, which has a line every 15 seconds; 0 before the first."""
+    steps = re.findall(rf"^{run.path.name}: ([\d,]+) of ", run.output, re.MULTILINE)
+    return int(steps[-1].replace(",", "")) if steps else 0
+
+
 def status_of(path: Path) -> str:
     return str(json.loads((path / "run.json").read_text())["status"])
 
@@ -196,6 +202,29 @@ def test_two_processes_train_as_one_and_go_on_when_one_is_killed(begin: Begin) -
     run = Run.open(whole.path)
     ((_, log),) = train_central(start_of(run), run.central.training_of(run.users, run.rounds), 20)
     assert log_of(whole.path)[0]["loss"] == pytest.approx(log.loss / log.tokens, rel=1e-5)
+
+
+@pytest.mark.nightly
+def test_two_processes_end_at_one_step_and_go_on_to_the_same_bits(begin: Begin) -> None:
+    """No checkpoint is due when the signal comes, so the one that is left is that of the last step trained."""
+    options = ("system.workers=2", LONG[1], "system.checkpoint_every=1000000")
+    stopped = begin("stopped", *options, LONG[0])
+    wait_until(lambda: step_shown(stopped) > 0)
+    shown = step_shown(stopped)
+    stopped.process.send_signal(signal.SIGTERM)
+    code, said = stopped.finish()
+    assert code == 143, said
+    assert status_of(stopped.path) == "interrupted"
+    kept = state_of(stopped.path).round
+    assert kept >= shown
+    assert [line["round"] for line in log_of(stopped.path)] == [kept]
+    ended = (*options, f"training.steps={kept + 11}")
+    again = begin("stopped", *ended, options=["--resume"])
+    assert again.finish()[0] == 0, again.output
+    whole = begin("whole", *ended)
+    assert whole.finish()[0] == 0, whole.output
+    assert_same_state(state_of(again.path), state_of(whole.path))
+    assert rows(again.path).equals(rows(whole.path))
 
 
 def test_what_only_the_training_process_can_see_is_still_one_line(begin: Begin) -> None:

@@ -63,8 +63,8 @@ def train(path: Path, gpus: float) -> Generator[News]:
     use(run.central.system, gpus)
     with hold_lock(run), naming_own_code():
         training, state = opened(run)
-        chunks = train_chunks(state, training, run.rounds, lambda step: run.is_saved_at(step) or stop())
-        yield from written(run, state, chunks, stop)
+        chunks = train_chunks(state, training, run.rounds, run.is_saved_at, ends_early=stop)
+        yield from written(run, state, chunks)
 
 
 def opened(run: Run) -> tuple[CentralTraining, State]:
@@ -92,14 +92,14 @@ def use(system: CentralSystemHParams, gpus: float, device: torch.device | None =
         torch.cuda.set_per_process_memory_fraction(min(gpus, 1.0))
 
 
-def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | None]], stop: StopFile) -> Iterator[News]:
+def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | None]]) -> Iterator[News]:
     """Save and log the training from `state` on; every saved state has a line about the steps before it.
 
     Yields:
         News for the driver.
 
     Raises:
-        Interrupted: the driver asked for the end, and a state was saved since.
+        Interrupted: training ended before the last step, after a saved state, as the driver asked.
     """
     roundlog.settle(run.path, state.round, run.has_a_line_per_round)
     spent = run.epsilons(state)
@@ -129,8 +129,8 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
         if reached is not None:
             began = time.monotonic()  # without an evaluation in this process
         unsaid, last = Log(), time.monotonic()
-        if reached is not None and step < run.rounds and stop():
-            raise Interrupted
+    if since < run.rounds:
+        raise Interrupted
 
 
 def _mean(log: Log) -> float | None:

@@ -2,7 +2,7 @@
 
 import os
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from pathlib import Path
@@ -70,24 +70,39 @@ def train_together(path: Path, gpus: float) -> Iterator[News]:
 
 
 def _work(settings: dict[str, Any]) -> None:
-    """Work as a worker: the first one also reads the checkpoint, writes files and sends news."""
-    told, run, leads = settings["told"], Run.open(settings["path"]), dist.get_rank() == 0
-    stop = StopFile(run.path)
+    """Work as a worker of Ray Train; the first one also sends news and errors to the driver."""
+    told, run = settings["told"], Run.open(settings["path"])
     try:
         use_own_device(run.central.system, settings["gpus"])
-        with hold_lock(run) if leads else nullcontext(), naming_own_code():
-            state = shared(opened(run)[1] if leads else None)
-            training = run.central.training_of(run.users, run.rounds)
-            engine = DistributedEngine(training, state)
-            chunks = train_chunks(state, training, run.rounds, lambda step: run.is_saved_at(step) or stop(), engine)
-            if leads:
-                for news in written(run, state, chunks, stop):
-                    told.put(news)
-            else:
-                deque(chunks, maxlen=0)
+        train_in_group(run, told.put)
     except (InputError, RunFailed, OSError) as error:
         told.put(error)
         raise
+
+
+def train_in_group(run: Run, tell: Callable[[News], None]) -> None:
+    """Train a run as one process of torch's default group; the first one also reads the checkpoint and writes files.
+
+    Args:
+        run: the run.
+        tell: what to do with news, which only the first process has.
+
+    Raises:
+        Interrupted: in the first process: the driver asked for the end, and there is a checkpoint. The others return,
+            after the same step.
+        InputError, Diverged, RunFailed, OSError: see `server.central.steps.train`.
+    """
+    leads = dist.get_rank() == 0
+    with hold_lock(run) if leads else nullcontext(), naming_own_code():
+        state = shared(opened(run)[1] if leads else None)
+        training = run.central.training_of(run.users, run.rounds)
+        engine = DistributedEngine(training, state, StopFile(run.path))
+        chunks = train_chunks(state, training, run.rounds, run.is_saved_at, engine, engine.ends)
+        if leads:
+            for news in written(run, state, chunks):
+                tell(news)
+        else:
+            deque(chunks, maxlen=0)
 
 
 def use_own_device(system: CentralSystemHParams, gpus: float) -> None:

@@ -4,7 +4,7 @@ Each process holds the whole model and reads its share of each batch; Distribute
 gradients. A step equals that of the whole batch in one process, but for rounding.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -71,13 +71,19 @@ class DistributedEngine:
     parameters and moments, bit for bit. With engine "fused" on a CPU the gradient is the written-out one, else it is
     autograd's.
 
+    Args:
+        training: settings and records of training.
+        state: the state to continue from; it is not changed.
+        is_asked: whether training shall end; only the first process of the group calls it, once a chunk.
+
     Raises:
         InputError: see `refuse_what_trains_alone`.
     """
 
-    def __init__(self, training: CentralTask, state: State) -> None:
+    def __init__(self, training: CentralTask, state: State, is_asked: Callable[[], bool] = lambda: False) -> None:
         refuse_what_trains_alone(training.privacy.mechanism, training.hparams.precision, training.architecture)
         self._training, self._layout = training, training.records.layout
+        self._is_asked, self._ends = is_asked, False
         self._rank, self._workers = dist.get_rank(), dist.get_world_size()
         model = training.model_with(state.params)
         self._params: Params = dict(model.trainable)
@@ -104,8 +110,18 @@ class DistributedEngine:
 
     def train(self, packed: list[Share]) -> tuple[Sequence[float], Sequence[int]]:
         losses = torch.stack([self._step(share) for share in packed]).double()
-        dist.all_reduce(losses)
-        return losses.tolist(), [share.tokens for share in packed]
+        # The request travels with the losses: processes that asked for themselves would end after different chunks, and
+        # a sum over all processes would wait for those that ended.
+        is_asked = self._rank == 0 and self._is_asked()
+        summed = torch.cat([losses, losses.new_tensor([is_asked])])
+        dist.all_reduce(summed)
+        *sums, asked = summed.tolist()
+        self._ends = asked > 0
+        return sums, [share.tokens for share in packed]
+
+    def ends(self) -> bool:
+        """Return whether the first process was asked to end in the last chunk; the same in every process."""
+        return self._ends
 
     def params(self) -> Params:
         return {name: value.detach().cpu().clone() for name, value in self._params.items()}

@@ -79,20 +79,25 @@ def train_chunks(
     until_step: int,
     stop_at: Callable[[int], bool] = lambda _: False,
     engine: Engine | None = None,
+    ends_early: Callable[[], bool] = lambda: False,
 ) -> Generator[tuple[int, Log, State | None]]:
     """Train like `train_central`, but without progress display, and also yield between states.
 
-    A thread of its own reads and packs the next records meanwhile.
+    A thread of its own reads and packs the next records meanwhile. It cuts them by `stop_at` alone, so that all
+    processes of a `flsim.training.central.distributed.DistributedEngine` train the same chunks.
 
     Args:
         state: the state to continue from; it is not changed.
         training: settings and records of training.
         until_step: the last step.
-        stop_at: whether to yield the state after that many steps; the last state is always yielded.
+        stop_at: whether to yield the state after that many steps, a function of the number alone; the last state is
+            always yielded.
         engine: an engine that holds the state; None for the one that `training` names.
+        ends_early: whether to end before `until_step`; called once after each chunk of steps.
 
     Yields:
-        The number of completed steps, the log of the steps since the last item, and the state where `stop_at` is true.
+        The number of completed steps, the log of the steps since the last item, and the state where `stop_at` is true
+        or training ends.
 
     Raises:
         Diverged: a loss or the parameters of a state are not finite, or a loss is absurd; the message names the step.
@@ -106,12 +111,14 @@ def train_chunks(
             _refuse_divergence(first, losses, tokens, training.records.layout.vocabulary_size)
             step, log = first + len(counts), Log(sum(losses), sum(tokens), int(counts.sum()))
             ledger = ledger.record(training.released_by(len(counts)))
-            reached = None
-            if step == until_step or stop_at(step):
+            reached, is_end = None, ends_early() or step == until_step
+            if is_end or stop_at(step):
                 params = engine.params()
                 _refuse_non_finite(step, params)
                 reached = replace(state, round=step, params=params, moments=engine.moments(), ledger=ledger)
             yield step, log, reached
+            if is_end:
+                return
 
 
 def _packed(
