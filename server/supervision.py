@@ -83,10 +83,10 @@ class Evaluations:
             raise RunFailed(self.complaint or "some checkpoints have no rows; `flsim run --resume` evaluates them")
 
     def wait(self) -> None:
-        """Wait for all evaluations that are due, whatever their outcome; every attempt has a deadline."""
-        while self._is_busy:
+        """Wait for all evaluations that are due, whatever their outcome, or until the run shall end."""
+        while self._is_busy and not self._stop.is_set():
             with suppress(Diverged):
-                self._see(self._service.drain(self._key))
+                self._see(self._service.drain(self._key, timeout=LOOK))
 
     @property
     def _is_busy(self) -> bool:
@@ -115,7 +115,7 @@ class Evaluations:
             if evaluation in failed:
                 say(f"{self._run.name}: the evaluation of {evaluation.checkpoint} failed: {evaluation.reason}", **about)
         self._failed |= {evaluation.checkpoint for evaluation in failed}
-        if failed:
+        if failed and not _has_diverged(self._run):  # of which `finish` wants to know
             self._run.mark("running", self.complaint)
         if ended and self._left_over:
             self.submit_unevaluated()
@@ -163,11 +163,11 @@ def supervised(
             yield evaluations
             evaluations.finish()
         except Diverged as error:
-            evaluations.wait()  # checkpoints from before the failure are still good
             newest = checkpoint.latest(run.path / "checkpoints")
             reason = f"{error}; last good checkpoint: {newest or 'none'}"
-            run.mark("diverged", reason)
+            run.mark("diverged", reason)  # before the wait, which a second signal or a kill may end
             log.error("diverged", extra={"reason": reason})
+            evaluations.wait()  # checkpoints from before the failure are still good
             raise Diverged(reason) from error
         except BaseException as error:
             ended = isinstance(error, (Interrupted, KeyboardInterrupt))

@@ -12,13 +12,16 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 import pytest
 import torch
+from evaluator_work import wait_for, work
 from helpers import Experiment, rows
+from waiting import wait_until
 
 from flsim.algorithms import checkpoint, fedavg
 from flsim.base.errors import Diverged, InputError, RunFailed
@@ -31,6 +34,7 @@ from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.state import State
 from server.pool.evaluations import EvaluationService, ServiceHParams
+from server.stopping import Stop, stopping
 from server.supervision import Evaluations, keep, supervised
 
 pytestmark = pytest.mark.usefixtures("local_ray")
@@ -265,6 +269,45 @@ def test_a_model_that_is_not_finite_is_recorded_as_diverged(
     table = memorization_table([results])
     assert Counter(table.iloc[0].isna())[False] == 5  # setting, run, canaries, status, reason
     assert "run diverged: the model of round 4 is not finite" in to_markdown(table)
+
+
+@pytest.mark.slow
+def test_a_diverged_run_ends_on_sigterm_while_it_is_evaluated(make: Callable[..., Run], tmp_path: Path) -> None:
+    """Its second evaluation waits for ever. The run is known as diverged before, and the first one failed."""
+    run, stop, waiting = make(), Stop(), name(4)
+    (tmp_path / f"{waiting}.wait").touch()
+    service = EvaluationService(partial(wait_or_fail, tmp_path))
+
+    def diverge() -> None:
+        with supervised(run, service=service, stop=stop) as evaluations:
+            for round_ in (2, 4):
+                keep(run, state_after(run, round_), evaluations)
+            wait_for(tmp_path / f"{waiting}.started", look=evaluations.poll)
+            raise Diverged("step 5: a loss that is not finite")
+
+    def end() -> None:
+        try:
+            wait_until(lambda: about(run)["status"] == "diverged", seconds=60)
+            os.kill(os.getpid(), signal.SIGTERM)
+        except AssertionError:
+            (tmp_path / f"{waiting}.go").touch()
+            raise
+
+    with ThreadPoolExecutor(1) as pool, stopping(stop):
+        ended = pool.submit(end)
+        with pytest.raises(Diverged, match="step 5: a loss"):
+            diverge()
+        ended.result()
+    service.close()
+    assert stop.signal == signal.SIGTERM
+    assert about(run)["status"] == "diverged"
+    assert outcomes(run) == {name(2): ["failed"]}
+
+
+def wait_or_fail(folder: Path, run: Path, path: Path) -> None:
+    """The work of an evaluator: what waits notes that it does, and everything else fails."""
+    work(folder, run, path)
+    raise KeyError(path.name)
 
 
 def kill_at_work(evaluations: Evaluations, spare: int) -> int:
