@@ -20,7 +20,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, first_line
 from flsim.base.extensions import by_content, is_own
 from flsim.base.files import from_json, new_file
 from flsim.models.architectures import build
@@ -103,7 +103,7 @@ def save(folder: Path, state: State, provenance: Provenance) -> Path:
             save_file(_tensors(state), partial, metadata)
             partial.chmod(mode)
         except SafetensorError as error:  # such as that of a full disk
-            raise OSError(errno.EIO, f"the checkpoint cannot be written ({_first_line(error)})", str(path)) from error
+            raise OSError(errno.EIO, f"the checkpoint cannot be written ({first_line(error)})", str(path)) from error
     return path
 
 
@@ -147,7 +147,7 @@ def load(path: Path) -> tuple[State, Provenance]:
         state = _state_of(metadata, params, moments)
         expected = _shapes(provenance, params)
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
-        raise InputError(f"{path}: not a checkpoint of flsim, or damaged ({_first_line(error)})") from error
+        raise InputError(f"{path}: not a checkpoint of flsim, or damaged ({first_line(error)})") from error
     counts = dict.fromkeys(expected, ())  # torch's Adam and RMSProp count their steps once for each parameter
     for slot, values in {"": params, **moments}.items():
         shapes = {name: value.shape for name, value in values.items()}
@@ -224,7 +224,3 @@ def strangers_in(folder: Path) -> list[Path]:
 def latest(folder: Path) -> Path | None:
     """Return the checkpoint of the most rounds; None where there is none."""
     return max(all_in(folder), default=None, key=round_of)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).split("\n", 1)[0] or type(error).__name__

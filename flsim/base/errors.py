@@ -25,6 +25,25 @@ def is_out_of_memory(error: BaseException) -> bool:
     return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of an error's message that is not blank, or the name of its type where there is none."""
+    return next(iter(_lines(error)), type(error).__name__)
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of an error's message that is not blank, or the name of its type where there is none."""
+    return next(reversed(_lines(error)), type(error).__name__)
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return an error's whole message as one line, or the name of its type where there is none."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def _lines(error: BaseException) -> list[str]:
+    return [line.strip() for line in str(error).splitlines() if line.strip()]
+
+
 class RunFailed(RuntimeError):  # noqa: N818 (an outcome of a run, as in its status)
     """A run stopped for a reason outside its input, such as a client that keeps failing.
 

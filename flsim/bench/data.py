@@ -107,7 +107,8 @@ def _bench_reader(reader: str, sentences: int) -> dict[str, Any]:
             _, complaints = child.communicate()
         seconds = time.perf_counter() - began
         if child.returncode:
-            raise RunFailed(f"{reader}: the import failed: {complaints.strip().splitlines()[-1]}")
+            silent = f"exit code {child.returncode}"  # as of a process that a signal killed
+            raise RunFailed(f"{reader}: the import failed: {(complaints.strip().splitlines() or [silent])[-1]}")
         return {
             "sentences": sentences,
             "sentences_per_second": sentences / seconds,

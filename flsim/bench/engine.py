@@ -16,6 +16,7 @@ from typing import Any, TypeVar, get_args
 import numpy as np
 import torch
 
+from flsim.base.errors import first_line
 from flsim.base.rng import stream
 from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
@@ -212,7 +213,7 @@ def _row(
             plain = StackedTrainer(start, hparams, LAYOUT, size, graphs=False, by_position=by_position)
             row["profile"] = table_of(profiled(lambda: plain.train(start, packed[0]), on_gpu), on_gpu)
     except torch.OutOfMemoryError as error:
-        row["failed"] = str(error).splitlines()[0]
+        row["failed"] = first_line(error)
     return row
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import from_json, refuse_existing, write_json
 from flsim.canaries.planting import Overlay, Planting, drawn_and_planted
-from flsim.canaries.population import Population, one_line
+from flsim.canaries.population import Population
 from flsim.canaries.roster import read_canaries, read_counts, write_roster
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, Split
@@ -95,7 +95,7 @@ class Planted:
             return cls(planting, CanaryHParams(**drawn), about["seed"])
         except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
             raise InputError(
-                f"{folder}: what was planted cannot be read ({one_line(error)}); plant the canaries again"
+                f"{folder}: what was planted cannot be read ({in_one_line(error):.200}); plant the canaries again"
             ) from error
 
 

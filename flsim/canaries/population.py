@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import file_digest, from_json, inside, naming, refuse_missing_folder, write_json
 from flsim.canaries.planting import Overlay, Planting, flat_file
 from flsim.canaries.roster import read_canaries, write_roster
@@ -238,17 +238,13 @@ def _digests(folder: Path) -> dict[str, Any]:
         raise InputError(f"{folder / ABOUT}: damaged; restore it or start a new run") from error
 
 
-def one_line(error: Exception) -> str:
-    return f"{' '.join(str(error).split()):.200}"
-
-
 def _about(folder: Path) -> dict[str, Any]:
     refuse_missing_folder(folder)
     try:
         return dict(from_json((folder / ABOUT).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(
-            f"{folder}: what was planted cannot be read ({one_line(error)}); restore it or start a new run"
+            f"{folder}: what was planted cannot be read ({in_one_line(error):.200}); restore it or start a new run"
         ) from error
 
 
@@ -295,5 +291,5 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
         raise
     except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise InputError(
-            f"{folder}: what was planted cannot be read ({one_line(error)}); restore it or start a new run"
+            f"{folder}: what was planted cannot be read ({in_one_line(error):.200}); restore it or start a new run"
         ) from error

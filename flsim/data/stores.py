@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 from urllib.parse import parse_qsl, unquote, urlsplit
 
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, in_one_line
 
 if TYPE_CHECKING:  # folders are read without pyarrow
     from pyarrow.fs import FileSystem
@@ -81,7 +81,7 @@ def open_store(uri: str) -> "tuple[FileSystem, str]":
     try:
         return _store(parts.scheme, options), path
     except (ArrowException, OSError, ValueError) as error:
-        raise InputError(f"{uri}: {_line(error)}") from error
+        raise InputError(f"{uri}: {in_one_line(error):.300}") from error
 
 
 def _store(scheme: str, options: Mapping[str, Any]) -> "FileSystem":
@@ -115,7 +115,7 @@ def reading(what: str) -> Iterator[None]:
     except FileNotFoundError as error:
         raise InputError(f"{what}: nothing is there, or no such bucket") from error
     except (OSError, ArrowException) as error:
-        message = _line(error)
+        message = f"{in_one_line(error):.300}"
         if "NO_SUCH_BUCKET" in message:
             raise InputError(f"{what}: no such bucket; make it first") from error
         if any(sign in message for sign in SILENT):
@@ -125,7 +125,3 @@ def reading(what: str) -> Iterator[None]:
                 f"{what}: access refused ({message}); set credentials of a user who may read it"
             ) from error
         raise InputError(f"{what}: {message}") from error
-
-
-def _line(error: Exception) -> str:
-    return f"{' '.join(str(error).split()):.300}"

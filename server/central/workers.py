@@ -10,7 +10,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from flsim.base.errors import InputError, RunFailed
+from flsim.base.errors import InputError, RunFailed, last_line
 from flsim.base.extensions import naming_own_code
 from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
@@ -66,7 +66,7 @@ def train_together(path: Path, gpus: float) -> Iterator[News]:
     try:
         fit.result()
     except TrainingFailedError as error:
-        raise failure or Lost(str(error).strip().splitlines()[-1]) from error
+        raise failure or Lost(last_line(error)) from error
 
 
 def _work(settings: dict[str, Any]) -> None:

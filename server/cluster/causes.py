@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskError
 
-from flsim.base.errors import InputError, RunFailed
+from flsim.base.errors import InputError, RunFailed, in_one_line, last_line
 from server.cluster.internals import logs_folder
 
 TAIL = 1 << 16  # bytes that are read at the end of a log
@@ -28,10 +28,9 @@ def death(error: RayError) -> str:
     if isinstance(error, OutOfMemoryError):
         used = re.search(r" was (\S+ / \S+) ", text)
         return f"its process died: Ray ended it before memory ran out ({used[1] if used else 'full'}); {FEWER}"
-    *_, last = ["", *(line for line in str(error).splitlines() if line.strip())]
     detail = re.search(r"Worker exit detail: (.*?)(?: Some common causes|$)", text)
     reason = named_in(*_logs_of(text)) or memory_that_ran_out()
-    return f"its process died: {reason or (detail.group(1) if detail else last.strip())}"
+    return f"its process died: {reason or (detail.group(1) if detail else last_line(error))}"
 
 
 def _logs_of(error: str) -> list[Path]:
@@ -42,8 +41,9 @@ def _logs_of(error: str) -> list[Path]:
 
 def one_line(error: BaseException) -> str:
     """Return an exception's message as one line, with its type unless it is one of flsim's errors."""
-    text = " ".join(str(error).split())
-    return text if isinstance(error, (InputError, RunFailed)) else f"{type(error).__name__}: {text}"
+    if isinstance(error, (InputError, RunFailed)) or not str(error).strip():
+        return in_one_line(error)
+    return f"{type(error).__name__}: {in_one_line(error)}"
 
 
 def reason_of(error: RayError) -> str:

@@ -13,7 +13,7 @@ import ray
 from ray.exceptions import NodeDiedError, RayError, RayTaskError, RuntimeEnvSetupError, TaskUnschedulableError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from flsim.base.errors import InputError, RunFailed
+from flsim.base.errors import InputError, RunFailed, in_one_line, last_line
 from flsim.base.files import digest, file_digest
 from flsim.base.progress import say
 from flsim.base.versions import processor, versions
@@ -58,7 +58,7 @@ def about(run: Path, corpus: Path | str) -> About:
     try:
         return About(versions(), processor(), settings, Corpus.open(corpus).digest)
     except InputError as error:
-        return About(versions(), processor(), settings, None, " ".join(str(error).split()))
+        return About(versions(), processor(), settings, None, in_one_line(error))
 
 
 class Nodes:
@@ -134,7 +134,7 @@ class Nodes:
             except (NodeDiedError, TaskUnschedulableError):
                 continue
             except (RayTaskError, RuntimeEnvSetupError) as error:
-                why = f"cannot run this code ({_last_line(error)})"
+                why = f"cannot run this code ({last_line(error)})"
             except RayError as error:
                 why = f"does not answer: {death(error)}"
                 self._lost.add(node)
@@ -187,7 +187,3 @@ def _short(about: About, name: str) -> str:
     """Return a version; for flsim's code, the beginning of its digest."""
     version = about.versions.get(name, "nothing")
     return version[:12] if name == "flsim" else version
-
-
-def _last_line(error: RayError) -> str:
-    return next((line.strip() for line in reversed(str(error).splitlines()) if line.strip()), type(error).__name__)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import psutil
 
-from flsim.base.errors import RunFailed
+from flsim.base.errors import RunFailed, first_line
 from flsim.base.progress import say
 from server.cluster import causes
 from server.cluster.internals import temporary_folder
@@ -40,7 +40,7 @@ def starting() -> Iterator[None]:
     try:
         yield
     except Exception as error:  # Ray raises bare ones, too
-        raise RunFailed(_failure(folder, _first_line(error))) from error
+        raise RunFailed(_failure(folder, first_line(error))) from error
     finally:
         over.set()
         thread.join()
@@ -84,10 +84,6 @@ def _failure(folder: Path, reason: str) -> str:
         logs = [path for session in folder.glob(f"session_*_{os.getpid()}") for path in (session / "logs").glob("*.*")]
         reason = causes.named_in(reason, *logs) or causes.memory_that_ran_out() or reason
     return f"Ray does not start on this machine: {reason}"
-
-
-def _first_line(error: Exception) -> str:
-    return next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
 
 
 def _watch(folder: Path, over: threading.Event) -> None:

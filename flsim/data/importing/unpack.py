@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import HashedFile, new_file
 from flsim.base.pool import Report
 
@@ -78,11 +78,11 @@ def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, A
             with opener(hashed) as unpacked:
                 copy(unpacked, out)
         except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
-            raise InputError(f"{source}: cut short or damaged ({_one_line(error)}); fetch it again") from error
+            raise InputError(f"{source}: cut short or damaged ({in_one_line(error)}); fetch it again") from error
         except OSError as error:
             if error.errno is not None:
                 raise
-            raise InputError(f"{source}: damaged ({_one_line(error)}); fetch it again") from error
+            raise InputError(f"{source}: damaged ({in_one_line(error)}); fetch it again") from error
         return hashed.described()
 
 
@@ -99,7 +99,3 @@ def copy(file: Any, out: Path) -> None:
     with new_file(out) as partial, partial.open("wb") as written:
         while data := file.read(CHUNK):
             written.write(data)
-
-
-def _one_line(error: Exception) -> str:
-    return " ".join(str(error).split())

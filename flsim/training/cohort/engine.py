@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import torch
 
-from flsim.base.errors import InputError, RunFailed, at_least_one, is_out_of_memory
+from flsim.base.errors import InputError, RunFailed, at_least_one, first_line, is_out_of_memory
 from flsim.base.progress import say
 from flsim.base.rng import stream
 from flsim.data.records import Records, Users
@@ -221,7 +221,7 @@ class CohortEngine:
         say(f"{self._device}: out of memory; from now on {self._at_once} users train at once")
 
     def _too_little(self, error: Exception) -> RunFailed:
-        return RunFailed(f"{self._device}: not enough memory to train one user ({_first_line(error)})")
+        return RunFailed(f"{self._device}: not enough memory to train one user ({first_line(error)})")
 
 
 def is_stacked(like: Params, micro_cohort: int | None) -> bool:
@@ -247,7 +247,3 @@ def bounds(users: int, at_once: int) -> list[int]:
     """
     groups = -(-users // at_once)
     return [users * group // groups for group in range(groups + 1)] if groups else []
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n", 1)[0] or type(error).__name__
