@@ -48,10 +48,10 @@ def share(config: Config, resources: Sequence[dict[str, float]]) -> tuple[int, f
     """Return the CPU cores and GPUs that a run holds on nodes with these resources, with its evaluators' GPUs."""
     system = config.system
     if isinstance(config, FederatedConfig):
-        training, evaluation = layout.gpu_shares(config.system, [node.get("GPU", 0.0) for node in resources])
+        training, evaluation = layout.client_gpu_shares(config.system, [node.get("GPU", 0.0) for node in resources])
         processes, cpus = config.system.known_shards, config.system.cpus_per_client
     elif isinstance(config, CentralConfig):
-        training, evaluation = central.gpu_shares(config.system)
+        training, evaluation = central.process_gpu_shares(config.system)
         processes, cpus = config.system.workers, config.system.threads
     gpus = processes * training + system.evaluators * evaluation
     return processes * cpus, round(gpus, 4) if gpus <= 1 else float(-(-gpus // 1))

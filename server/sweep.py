@@ -33,7 +33,7 @@ from flsim.runs.config.arms import settings_of_both, shared_rounds
 from flsim.sweeps.definition import Planned, longest_first
 from flsim.sweeps.folder import SweepFolder
 from flsim.sweeps.screen import Screen
-from server.cluster.start import cluster, end_with_parent, nodes
+from server.cluster.start import cluster, ending_with_this_process, nodes
 from server.launch import needs_no_ray, refuse_what_does_not_fit, share
 from server.stopping import Stop, StopFile, stopping
 
@@ -275,7 +275,7 @@ def _in_process(
             stdout=file,
             stderr=subprocess.STDOUT,
             env=environment,
-            preexec_fn=end_with_parent,
+            preexec_fn=ending_with_this_process(),
             process_group=0,  # a terminal's Ctrl-C would be a first signal, and `_end`'s a second one
         )
         try:

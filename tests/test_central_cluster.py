@@ -25,7 +25,7 @@ from flsim.runs.locks import TRAINED
 from flsim.training.central import init, train_central
 from flsim.training.state import State
 from server.central.attempts import refuse_what_does_not_fit
-from server.central.launch import gpu_shares
+from server.central.launch import process_gpu_shares
 from server.central.workers import STORAGE
 
 DEADLINE = 240.0
@@ -243,11 +243,13 @@ def test_what_only_the_training_process_can_see_is_still_one_line(begin: Begin) 
 
 
 def test_a_process_fills_a_gpu_together_with_its_evaluators() -> None:
-    assert gpu_shares(CentralSystemHParams()) == (0.0, 0.0)
-    assert gpu_shares(CentralSystemHParams(device="cuda")) == (0.95, 0.05)
-    assert gpu_shares(CentralSystemHParams(device="cuda", evaluators=2, gpus_for_evaluation=0.25)) == (0.5, 0.25)
-    assert gpu_shares(CentralSystemHParams(device="cuda", gpus=0.2)) == (0.2, 0.05)
-    assert gpu_shares(CentralSystemHParams(device="cuda", gpus_for_evaluation=1)) == (1.0, 1)
+    assert process_gpu_shares(CentralSystemHParams()) == (0.0, 0.0)
+    assert process_gpu_shares(CentralSystemHParams(device="cuda")) == (0.95, 0.05)
+    two = CentralSystemHParams(device="cuda", evaluators=2, gpus_for_evaluation=0.25)
+    assert process_gpu_shares(two) == (0.5, 0.25)
+    assert process_gpu_shares(CentralSystemHParams(device="cuda", gpus=0.2)) == (0.2, 0.05)
+    assert process_gpu_shares(CentralSystemHParams(device="cuda", evaluators=20)) == (0.95, 0.0025)
+    assert process_gpu_shares(CentralSystemHParams(device="cuda", gpus_for_evaluation=1)) == (1.0, 1)
 
 
 @pytest.mark.parametrize(
@@ -268,7 +270,7 @@ def test_a_process_fills_a_gpu_together_with_its_evaluators() -> None:
     ],
 )
 def test_what_never_fits_is_refused(system: CentralSystemHParams, nodes: list[dict[str, float]], message: str) -> None:
-    gpus, _ = gpu_shares(system)
+    gpus, _ = process_gpu_shares(system)
     with pytest.raises(InputError, match=message):
         refuse_what_does_not_fit(system, gpus, nodes)
     refuse_what_does_not_fit(system, gpus, [{"CPU": 4.0, "GPU": 2.0}])

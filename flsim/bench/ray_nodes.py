@@ -11,7 +11,7 @@ from contextlib import ExitStack, contextmanager
 from flsim.base.errors import RunFailed
 from flsim.base.progress import say
 from server.cluster.internals import RAY_WITHOUT_CLIENTS
-from server.cluster.start import end_with_parent
+from server.cluster.start import ending_with_this_process
 
 HOST = "127.0.0.1"
 STORE = 100_000_000  # bytes of shared memory of a node: messages of a round are tens of MB, and nodes are many
@@ -60,7 +60,7 @@ def _node(role: list[str]) -> Iterator[None]:
             stderr=errors,
             text=True,
             start_new_session=True,
-            preexec_fn=end_with_parent,
+            preexec_fn=ending_with_this_process(),
         )
         try:
             lines = process.stdout or iter(())

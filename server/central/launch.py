@@ -23,10 +23,9 @@ from server.central.workers import STORAGE
 from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where
 from server.pool.in_process import EvaluationInProcess
+from server.pool.shares import gpu_shares
 from server.stopping import Stop, StopFile, stopping
 from server.supervision import Evaluations, supervised
-
-EVALUATION_SHARE = 0.05  # share of a GPU in the accounts of Ray; the rest of it is for training
 
 
 def simulate(
@@ -85,7 +84,7 @@ def _driven(run: Run, retrain_lost: bool) -> Iterator[None]:
 
 
 def _simulate(run: Run, address: str | None, cpus: int | None, head: str | None) -> None:
-    gpus, evaluation_gpus = gpu_shares(run.central.system)
+    gpus, evaluation_gpus = process_gpu_shares(run.central.system)
     stop, stop_file = Stop(), StopFile(run.path)
     stop_file.remove()
     with cluster(address, cpus, head), stopping(stop):
@@ -99,16 +98,9 @@ def _simulate(run: Run, address: str | None, cpus: int | None, head: str | None)
             stop_file.remove()
 
 
-def gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
-    """Return the GPUs of a training process and of an evaluator; by default a process and its evaluators fill a GPU."""
-    is_on_gpu = system.device == "cuda"
-    training, evaluation = system.gpus, system.gpus_for_evaluation
-    if evaluation is None:
-        evaluation = EVALUATION_SHARE if is_on_gpu else 0.0
-    if training is None:
-        left = 1.0 - evaluation * system.evaluators
-        training = left if is_on_gpu and left > 0 else float(is_on_gpu)
-    return training, evaluation
+def process_gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
+    """Return the GPUs of a training process and of an evaluator."""
+    return gpu_shares(system.gpus, system.gpus_for_evaluation, system.evaluators, system.device == "cuda")
 
 
 def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_file: StopFile) -> None:

@@ -6,10 +6,10 @@ import resource
 from contextlib import suppress
 from pathlib import Path
 
-import psutil
 from ray.exceptions import ObjectLostError, OutOfMemoryError, RayError, RayTaskError
 
 from flsim.base.errors import InputError, RunFailed, in_one_line, last_line
+from flsim.base.machine import machine_memory, of_group, text_of
 from server.cluster.internals import logs_folder
 
 TAIL = 1 << 16  # bytes that are read at the end of a log
@@ -74,23 +74,16 @@ def memory_that_ran_out() -> str | None:
     if kills <= 0:
         return None
     times = "once" if kills == 1 else f"{kills} times"
-    size = _in_gigabytes(memory())
+    size = _in_gigabytes(machine_memory())
     return f"the kernel has killed for want of memory {times} ({size} there); {FEWER}, or give them more"
 
 
 def oom_kills() -> int:
     """Return how many processes the kernel has killed for want of memory in this control group, else on the machine."""
-    for text in (_of_group("memory", "memory.events", "memory.oom_control"), _read(Path("/proc/vmstat"))):
+    for text in (of_group("memory", "memory.events", "memory.oom_control"), text_of(Path("/proc/vmstat"))):
         if line := re.search(r"^oom_kill (\d+)$", text, re.MULTILINE):
             return int(line[1])
     return 0
-
-
-def memory() -> int:
-    """Return the bytes that this process and its children may use in total."""
-    limit = _of_group("memory", "memory.max", "memory.limit_in_bytes").strip()
-    total = int(psutil.virtual_memory().total)
-    return min(total, int(limit)) if limit.isdigit() else total
 
 
 def limits() -> str:
@@ -100,33 +93,13 @@ def limits() -> str:
         most, _ = resource.getrlimit(number)
         if most != resource.RLIM_INFINITY:
             known.append(f"`ulimit -{option}` is {most // unit}")
-    if (most_tasks := _of_group("pids", "pids.max").strip()).isdigit():
+    if (most_tasks := of_group("pids", "pids.max").strip()).isdigit():
         known.append(f"pids.max of its control group is {most_tasks}")
-    return ", ".join([*known, f"memory is {_in_gigabytes(memory())}"])
+    return ", ".join([*known, f"memory is {_in_gigabytes(machine_memory())}"])
 
 
 def _in_gigabytes(amount: int) -> str:
     return f"{amount / 1e9:.1f} GB"
-
-
-def _of_group(controller: str, *names: str) -> str:
-    """Return the first of a controller's files in this process's control group, version 1 or 2; empty without one."""
-    for line in _read(Path("/proc/self/cgroup")).splitlines():
-        _, controllers, group = line.split(":", 2)
-        if controllers and controller not in controllers.split(","):
-            continue
-        root = Path("/sys/fs/cgroup") / (controller if controllers else "")
-        for folder in (root / group.lstrip("/"), root):  # in a container the group's path may not be visible
-            for name in names:
-                if (folder / name).is_file():
-                    return _read(folder / name)
-    return ""
-
-
-def _read(path: Path) -> str:
-    with suppress(OSError):
-        return path.read_text(encoding="utf-8", errors="replace")
-    return ""
 
 
 def _tail(path: Path) -> str:

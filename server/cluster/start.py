@@ -11,13 +11,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, chdir, contextmanager, redirect_stdout
 from pathlib import Path
 
 import ray
 
-from flsim.base.errors import InputError, Interrupted
+from flsim.base.errors import InputError, Interrupted, first_line
 from flsim.base.progress import say
 from flsim.base.versions import PACKAGES
 from server.cluster import internals
@@ -28,6 +28,8 @@ from server.stopping import no_signal_lost
 START_DEADLINE = 60.0  # seconds until a head answers, or until it has ended
 NO_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # a frame of HTTP/2: length, type, flags, stream
 LOOK = 0.1  # seconds between two checks of a head that starts
+# Loaded here: in a child of a process with threads a lock of the loader may be held for ever.
+PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
 @contextmanager
@@ -84,10 +86,17 @@ def say_where(run: Path, is_local: bool) -> None:
     say(f"writes to {run}; Ray: {ray_is}")
 
 
-def end_with_parent() -> None:
-    """Let Linux kill this process when its parent ends, however the parent ends."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+def ending_with_this_process() -> Callable[[], None]:
+    """Return a `preexec_fn` with which Linux kills the child when this process ends, however it ends."""
+    parent = os.getpid()
+
+    def end_with_parent() -> None:
+        if PRCTL is not None:
+            PRCTL(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+            if os.getppid() != parent:  # which ended before the call
+                os._exit(1)
+
+    return end_with_parent
 
 
 def _connect(address: str | None, cpus: int | None) -> None:
@@ -102,12 +111,15 @@ def _connect(address: str | None, cpus: int | None) -> None:
         return
     try:
         _refuse_silence(address)
-        with chdir("/"):  # Ray's workers import from this folder first, before the shipped code
-            ray.init(address=address, runtime_env=_this_code(), **options)
     except Exception as error:  # Ray also raises plain exceptions
         raise InputError(
             f"--address {address}: no Ray cluster answers there; start one with `ray start --head`"
         ) from error
+    try:
+        with chdir("/"):  # Ray's workers import from this folder first, before the shipped code
+            ray.init(address=address, runtime_env=_this_code(), **options)
+    except Exception as error:
+        raise InputError(f"--address {address}: cannot join the Ray cluster there: {first_line(error)}") from error
 
 
 def _refuse_silence(address: str) -> None:
@@ -153,7 +165,7 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,  # Ctrl-C is for this process, which may have something to write first
-            preexec_fn=end_with_parent,
+            preexec_fn=ending_with_this_process(),
         )
         try:
             _wait_for(process, host, port)

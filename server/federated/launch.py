@@ -14,7 +14,7 @@ from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where
 from server.federated import rounds
 from server.federated.in_process import InProcessGrid
-from server.federated.layout import Layout, gpu_shares, lay_out
+from server.federated.layout import Layout, client_gpu_shares, lay_out
 from server.federated.rounds import with_shards
 from server.pool.grid import ClientShare, ray_grid
 from server.pool.in_process import EvaluationInProcess
@@ -44,7 +44,7 @@ def simulate(
     _warn_of_capped_canaries(run)
     _say_canary_users(run)
     with cluster(address, cpus, head), stopping(stop):
-        client_gpus, _ = gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
+        client_gpus, _ = client_gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
         share = ClientShare(system.cpus_per_client, client_gpus)
         _refuse_what_does_not_fit(share)
         run = with_shards(run, sum(share.fits(node) for node in nodes()))

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from flsim.privacy.sampling import shard_ranges
 from flsim.runs.config import SystemHParams
 from server.pool.grid import ClientShare, places
+from server.pool.shares import gpu_shares
 
-EVALUATION_SHARE = 0.05  # share of a GPU, for all evaluators
 ROUNDING = 1e-4  # of a GPU, the smallest share that Ray counts
 
 
@@ -62,20 +62,13 @@ class Layout:
         return sum(not gpu.clients for gpu in self.gpus)
 
 
-def gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
+def client_gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
     """Return the GPUs of a client and of an evaluator, on nodes with these numbers of GPUs.
 
     Nodes are filled with clients by their totals, whatever else runs on them. So one client per GPU takes a little less
     than the whole GPU, and the rest is for the evaluators, which need no CPU.
     """
-    there_are_some = any(gpus)
-    client, evaluation = system.gpus_per_client, system.gpus_for_evaluation
-    if evaluation is None:
-        evaluation = EVALUATION_SHARE / system.evaluators if there_are_some else 0.0
-    if client is None:
-        left = 1.0 - evaluation * system.evaluators
-        client = left if there_are_some and left > 0 else float(there_are_some)
-    return client, evaluation
+    return gpu_shares(system.gpus_per_client, system.gpus_for_evaluation, system.evaluators, any(gpus))
 
 
 def lay_out(system: SystemHParams, resources: Sequence[dict[str, float]], shards: int, population: int) -> Layout:
@@ -94,7 +87,7 @@ def lay_out(system: SystemHParams, resources: Sequence[dict[str, float]], shards
         InputError: there are more shards than users.
     """
     counts = [int(node.get("GPU", 0.0)) for node in resources]
-    client, evaluator = gpu_shares(system, [float(count) for count in counts])
+    client, evaluator = client_gpu_shares(system, [float(count) for count in counts])
     share = ClientShare(system.cpus_per_client, client)
     slots = [share.fits(node) for node in resources]
     chosen = places(dict(enumerate(slots)), shards)

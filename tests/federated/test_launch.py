@@ -7,17 +7,17 @@ from hypothesis import strategies as st
 from flsim.base.errors import InputError
 from flsim.runs.config import SystemHParams
 from server.federated.launch import gpus_of_evaluators, refuse_tf32_without_gpu
-from server.federated.layout import gpu_shares, lay_out
+from server.federated.layout import client_gpu_shares, lay_out
 
 
 def test_without_gpus_nobody_gets_any() -> None:
-    assert gpu_shares(SystemHParams(), [0.0, 0.0]) == (0.0, 0.0)
+    assert client_gpu_shares(SystemHParams(), [0.0, 0.0]) == (0.0, 0.0)
 
 
 @given(gpus=st.lists(st.integers(0, 16), min_size=1, max_size=4).filter(any))
 def test_by_default_there_is_a_client_per_gpu_and_room_for_the_evaluator(gpus: list[int]) -> None:
     """Flower makes int(GPUs / share) clients of each node; each must fit on a GPU of its own, and so must the rest."""
-    client, evaluation = gpu_shares(SystemHParams(), [float(count) for count in gpus])
+    client, evaluation = client_gpu_shares(SystemHParams(), [float(count) for count in gpus])
     assert [int(count / client) for count in gpus] == gpus
     assert client > 0.5
     assert client + evaluation == pytest.approx(1)
@@ -25,9 +25,9 @@ def test_by_default_there_is_a_client_per_gpu_and_room_for_the_evaluator(gpus: l
 
 def test_what_is_asked_for_is_given() -> None:
     asked = SystemHParams(gpus_per_client=0.4, gpus_for_evaluation=0.2)
-    assert gpu_shares(asked, [1.0]) == (0.4, 0.2)
-    assert gpu_shares(SystemHParams(gpus_per_client=0, gpus_for_evaluation=1), [1.0]) == (0, 1)
-    assert gpu_shares(SystemHParams(gpus_for_evaluation=0), [1.0]) == (1.0, 0)
+    assert client_gpu_shares(asked, [1.0]) == (0.4, 0.2)
+    assert client_gpu_shares(SystemHParams(gpus_per_client=0, gpus_for_evaluation=1), [1.0]) == (0, 1)
+    assert client_gpu_shares(SystemHParams(gpus_for_evaluation=0), [1.0]) == (1.0, 0)
 
 
 def test_tf32_is_refused_where_clients_train_on_cpus() -> None:
