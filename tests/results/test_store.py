@@ -4,17 +4,20 @@ import dataclasses
 import json
 import math
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from flsim.base.errors import Diverged, InputError
 from flsim.results.canary_table import canary_table, to_markdown
 from flsim.results.rows import SCHEMA, Row, write_rows
-from flsim.results.store import read_run
+from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
 
 MakeRun = Callable[..., Path]
@@ -232,3 +235,53 @@ def test_exposure_by_known_context_is_listed_under_what_is_known(make_run: MakeR
     [head] = [line for line in text.splitlines() if "5+6" in line and line.startswith("|")]
     assert "5+0" in head
     assert "5+6: exposure, in bits for those who know 5 words before the secret and its end." in " ".join(text.split())
+
+
+def results_of(rows: pd.DataFrame, canaries: list[str]) -> RunResults:
+    return RunResults("iid", "a", "completed", None, 9, 9, rows, pd.DataFrame({"canary": canaries}))
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.sampled_from(["rs", "bs"]), st.sampled_from(["", "b", "a"])), unique=True)
+)
+def test_values_are_those_that_comparisons_of_all_rows_find(keys: list[tuple[int, str, str]]) -> None:
+    """In any order of the rows; some canaries lack a value."""
+    rows = pd.DataFrame([("iid", *key, index / 7) for index, key in enumerate(keys)], columns=SCHEMA.names)
+    results = results_of(rows, ["a", "b"])
+    for round_, metric in product(range(4), ("rs", "bs", "none")):
+        values = {canary: index / 7 for index, (at, name, canary) in enumerate(keys) if (at, name) == (round_, metric)}
+        of_model = values.pop("", None)
+        assert results.of_model(metric, round_) == of_model
+        of_canaries = results.of_canaries(metric, round_, is_partial=True)
+        if not values:
+            assert of_canaries is None
+            continue
+        assert of_canaries is not None
+        expected = pd.Series(values, dtype="float64").reindex(["a", "b"])
+        pd.testing.assert_series_equal(of_canaries, expected)
+        if len(values) < 2:
+            with pytest.raises(InputError, match="of 1 canaries is missing"):
+                results.of_canaries(metric, round_)
+
+
+def test_a_look_up_does_not_compare_every_row() -> None:
+    """A trace looks up every round, so that comparisons would grow with the square of the evaluations' number."""
+    compared = []
+
+    class Name(str):
+        __hash__ = str.__hash__
+
+        def __eq__(self, other: object) -> bool:
+            compared.append(other)
+            return str.__eq__(self, other)
+
+    pairs = [(round_, canary) for round_ in range(500) for canary in ("a", "")]
+    rows = pd.DataFrame(pairs, columns=["round", "canary"]).assign(run="iid", value=1.0)
+    rows["metric"] = pd.Series([Name("rs" if canary else "x") for _, canary in pairs], dtype=object)
+    results = results_of(rows, ["a"])
+    assert results.of_model("x", 0) == 1
+    compared.clear()
+    for round_ in range(1, 11):
+        assert results.of_model("x", round_) == 1
+        assert results.of_canaries("rs", round_) is not None
+    assert len(compared) < 100
