@@ -6,8 +6,8 @@ from typing import Annotated
 import typer
 
 from flsim.base.errors import InputError
-from flsim.cli.options import Json
-from flsim.cli.results import RUNS, Epoch, Format, Round, TableOut
+from flsim.cli.options import Format, Json, print_or_write, refuse_two_prints
+from flsim.cli.results import RUNS, Epoch, Round, TableOut
 
 EPILOG = """Example: flsim audit runs/demo/iid runs/demo/non-iid
 
@@ -47,7 +47,6 @@ def audit(
     from flsim.audits.audit import audit as rows_of
     from flsim.audits.subject import subject_of
     from flsim.audits.text import missing, to_object, to_text
-    from flsim.base.files import named_file
     from flsim.base.progress import say
     from flsim.results import formats
     from flsim.results.store import refuse_two_points
@@ -55,10 +54,7 @@ def audit(
 
     if format is Format.latex:
         raise InputError("--format latex: audits are md, csv or parquet; choose one of them")
-    if as_json and format is not Format.md:
-        raise InputError(f"--json and --format {format.value} both say how to print; give one of them")
-    if format is Format.parquet and out is None:
-        raise InputError("--format parquet: not for a terminal; name a file with --out")
+    refuse_two_prints(format, out, as_json)
     refuse_two_points(round, epoch)
     subjects = list(over_runs(runs, lambda path: subject_of(path, round, epoch, delta)).values())
     tables = [rows_of(subject, threshold) for subject in subjects]
@@ -76,8 +72,4 @@ def audit(
         if format is Format.csv
         else "\n".join(to_text(*pair) for pair in pairs)
     )
-    if out is None:
-        typer.echo(text, nl=False)
-    else:
-        with named_file(out) as partial:
-            partial.write_text(text, encoding="utf-8")
+    print_or_write(text, out)

@@ -5,9 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flsim.base.errors import InputError
-from flsim.cli.options import TorchDevice, check_device
-from flsim.cli.results import Format
+from flsim.cli.options import Format, TorchDevice, check_device, print_or_write, refuse_two_prints
 
 EPILOG = """Example: flsim canaries runs/demo/iid --written
 
@@ -40,12 +38,10 @@ def canaries(
 
     A row has the phrase, its sharers and copies, rank and exposure, and whether it was extracted.
     """
-    from flsim.base.files import named_file
     from flsim.results import canary_table, formats
     from flsim.results.store import read_run, refuse_two_points
 
-    if format is Format.parquet and out is None:
-        raise InputError("--format parquet: not for a terminal; name a file with --out")
+    refuse_two_prints(format, out)
     refuse_two_points(round, epoch)
     results = read_run(run)
     at = results.at(round, epoch)
@@ -56,11 +52,7 @@ def canaries(
         return
     writers = {Format.md: canary_table.to_markdown, Format.csv: formats.to_csv, Format.latex: canary_table.to_latex}
     text = writers[format](table)
-    if out is None:
-        typer.echo(text, nl=False)
-    else:
-        with named_file(out) as partial:
-            partial.write_text(text, encoding="utf-8")
+    print_or_write(text, out)
 
 
 def _written(folder: Path, round: int, device: str) -> dict[str, str]:

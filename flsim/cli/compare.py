@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from flsim.base.errors import InputError
-from flsim.cli.options import Json
-from flsim.cli.results import Epoch, Format, FormatOption, Round, TableOut
+from flsim.cli.options import Format, FormatOption, Json, print_or_write, refuse_two_prints
+from flsim.cli.results import Epoch, Round, TableOut
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -47,23 +47,15 @@ def compare(
     Sweeps: a row for each pair of settings, over seeds, or over canaries where there is only one seed. P-values of
     several rows are corrected for their number (Holm).
     """
-    from flsim.base.files import named_file
     from flsim.results import formats
 
-    if as_json and format is not Format.md:
-        raise InputError(f"--json and --format {format}: choose one of them")
-    if format is Format.parquet and out is None:
-        raise InputError("--format parquet: not for a terminal; name a file with --out")
+    refuse_two_prints(format, out, as_json)
     table, texts, as_object = _compared(a, b, round, epoch)
     if format is Format.parquet and out is not None:
         formats.write_parquet(table, out)
         return
     text = json.dumps(as_object, indent=2, allow_nan=False, ensure_ascii=False) + "\n" if as_json else texts[format]
-    if out is None:
-        typer.echo(text, nl=False)
-    else:
-        with named_file(out) as partial:
-            partial.write_text(text, encoding="utf-8")
+    print_or_write(text, out)
 
 
 def _compared(

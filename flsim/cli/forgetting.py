@@ -6,8 +6,7 @@ from typing import Annotated
 
 import typer
 
-from flsim.base.errors import InputError
-from flsim.cli.options import Json
+from flsim.cli.options import Json, refuse_json_and_csv
 from flsim.cli.results import RUNS
 
 EPILOG = """Example: flsim forgetting runs/in runs/out
@@ -45,8 +44,7 @@ def forgetting(
     each group of canaries it prints exposure, accuracy and precision against the rounds since last use, and T(alpha),
     the time after which an attack succeeds at most at rate alpha. Without arm OUT there is exposure alone.
     """
-    if as_json and as_csv:
-        raise InputError("--json and --csv: choose one of them")
+    refuse_json_and_csv(as_json, as_csv)
     from flsim.forgetting.measure import measure_forgetting
     from flsim.forgetting.text import to_object, to_text
     from flsim.results import formats

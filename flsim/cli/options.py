@@ -1,6 +1,8 @@
 """Options that several commands share, and how help texts are laid out."""
 
 import inspect
+from enum import StrEnum
+from pathlib import Path
 from typing import Annotated
 
 import click
@@ -53,6 +55,49 @@ AtOnce = Annotated[
 TorchDevice = Annotated[
     str, typer.Option(metavar="DEVICE", help="Device for torch: cpu or cuda.", rich_help_panel=MACHINES)
 ]
+
+
+class Format(StrEnum):
+    """Format of a table."""
+
+    md = "md"
+    csv = "csv"
+    latex = "latex"
+    parquet = "parquet"
+
+
+FormatOption = Annotated[
+    Format, typer.Option(metavar="FORMAT", help="Format of the output: md, csv, latex or parquet.")
+]
+
+
+def refuse_two_prints(format: Format, out: Path | None, as_json: bool = False) -> None:
+    """Raise InputError where --json and --format both say how to print, or where Parquet would be printed."""
+    if as_json and format is not Format.md:
+        raise InputError(f"--json and --format {format}: choose one of them")
+    if format is Format.parquet and out is None:
+        raise InputError("--format parquet: not for a terminal; name a file with --out")
+
+
+def refuse_json_and_csv(as_json: bool, as_csv: bool) -> None:
+    """Raise InputError where both are set, as each says how to print."""
+    if as_json and as_csv:
+        raise InputError("--json and --csv: choose one of them")
+
+
+def print_or_write(text: str, out: Path | None) -> None:
+    """Print a text, or write it to the file of --out, whole or not at all.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    from flsim.base.files import named_file
+
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        with named_file(out) as partial:
+            partial.write_text(text, encoding="utf-8")
 
 
 def check_device(device: str) -> None:

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flsim.base.errors import InputError
+from flsim.cli.options import Format, FormatOption
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -62,20 +63,6 @@ OverSeeds = Annotated[
         help="Average runs that differ only in the seed, with 95% intervals over seeds; or show each run.",
         show_default="over seeds if a setting has two; csv and parquet: each run",
     ),
-]
-
-
-class Format(StrEnum):
-    """Format of a table."""
-
-    md = "md"
-    csv = "csv"
-    latex = "latex"
-    parquet = "parquet"
-
-
-FormatOption = Annotated[
-    Format, typer.Option(metavar="FORMAT", help="Format of the output: md, csv, latex or parquet.")
 ]
 
 

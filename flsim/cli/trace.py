@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flsim.base.errors import InputError
+from flsim.cli.options import refuse_json_and_csv
 
 EPILOG = """Example: flsim trace runs/demo/iid --canary c07 --canary c31 --out trace.png
 
@@ -32,8 +32,7 @@ def trace(
     Beside it stand the rounds in which a sharer of the canary was in the cohort; of central training, the steps that
     read a copy. They are recomputed from the seed, so that this works for every run, also during training.
     """
-    if as_json and as_csv:
-        raise InputError("--json and --csv: choose one of them")
+    refuse_json_and_csv(as_json, as_csv)
     from flsim.results import trace as traces
     from flsim.results.plots import refuse_other_than_figure
     from flsim.results.store import read_run

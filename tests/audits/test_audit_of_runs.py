@@ -93,6 +93,7 @@ def test_a_curve_of_a_ledger_allows_what_its_noise_does() -> None:
     [
         (("--round", "3"), "round 3 was not evaluated"),
         (("--format", "parquet"), "--format parquet: not for a terminal; name a file with --out"),
+        (("--json", "--format", "csv"), "--json and --format csv: choose one of them"),
         (("--format", "latex"), "--format latex: audits are md, csv or parquet; choose one of them"),
         (("--threshold", "500"), "--threshold 500: there are 200 references; name a rank of at most 200"),
     ],

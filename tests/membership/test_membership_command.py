@@ -14,6 +14,7 @@ import flsim as api
 from flsim.audits.subject import claim_of
 from flsim.audits.trade_off import of_group
 from flsim.base.errors import InputError
+from flsim.cli.membership import ATTACKS
 from flsim.membership.built_in import BUILT_IN
 from flsim.membership.stored import LEVELS, newest_rows, read_rows
 from flsim.runs.folder import Run
@@ -57,6 +58,11 @@ def copied(trained_here: Trained, tmp_path: Path) -> Path:
     run = trained_here()
     shutil.copytree(run, tmp_path / "copy")
     return tmp_path / "copy"
+
+
+def test_help_names_the_attacks_that_there_are() -> None:
+    """The command does not import them: torch would be loaded for `flsim --help`."""
+    assert ATTACKS.split(", ") == list(BUILT_IN)
 
 
 def test_json_is_what_is_stored(copied: Path, flsim: Flsim) -> None:
