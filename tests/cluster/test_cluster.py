@@ -125,7 +125,7 @@ with cluster(cpus=1, head={place!r}):
         stranger = f"from server.cluster.start import cluster\nwith cluster({place!r}): print('it was joined')"
         without = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
         turned = subprocess.run([sys.executable, "-c", stranger], env=without, capture_output=True, text=True)
-        assert f"--address {place}: no Ray cluster answers there" in turned.stderr
+        assert f"--address {place}: cannot join the Ray cluster there" in turned.stderr
         assert "it was joined" not in turned.stderr
     finally:
         driver.kill()
