@@ -45,7 +45,7 @@ def compare(
     canaries prove about epsilon and how well stored attacks of flsim membership do.
 
     Sweeps: a row for each pair of settings, over seeds, or over canaries where there is only one seed. P-values of
-    several rows are corrected for their number (Holm).
+    several rows are corrected for their number (Holm), those at equal perplexity too.
     """
     from flsim.results import formats
 

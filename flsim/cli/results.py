@@ -103,7 +103,8 @@ def table(
     those that Beam Search extracts. Runs of a sweep have the published values beside theirs.
 
     Where a setting has two or more seeds, the table holds means with intervals over seeds, and a paired test compares
-    IID with non-IID. --each-seed shows a row for each run instead, as CSV and Parquet do.
+    IID with non-IID, at the end of training and at equal perplexity. P-values of several settings are also shown
+    corrected for their number (Holm). --each-seed shows a row for each run instead, as CSV and Parquet do.
     """
     from flsim.base.files import named_file
     from flsim.base.progress import say

@@ -14,6 +14,7 @@ from flsim.report.svg import STYLES, Axis, Panel, spanning
 from flsim.report.worlds import both
 from flsim.results.compare import signed
 from flsim.results.curves import exposure_by_utility
+from flsim.results.inference import holm
 from flsim.results.like_utility import LikeUtility, like_utility
 
 CAPTION = (
@@ -22,7 +23,8 @@ CAPTION = (
 )
 NOTE = (
     "The two runs of a seed are compared at the lowest perplexity that both reached; between two evaluations, by "
-    "interpolation along its logarithm. The interval and p are Student’s t over seeds, and need two of them."
+    "interpolation along its logarithm. The interval and p are Student’s t over seeds, and need two of them. In "
+    "brackets: p corrected for the number of rows with a test (Holm)."
 )
 
 
@@ -66,15 +68,17 @@ def _panel(settings: Sequence[Setting], styles: Sequence[int], id_: str) -> Mark
 
 
 def _compared(gathered: Gathered) -> list[Block]:
-    rows, reasons = list[list[Cell]](), []
+    settings, reasons = list[tuple[Cell, LikeUtility]](), []
     for line, iid, other in both(gathered):
         try:
             a, b = ([run.results for run, _ in setting.shown_runs] for setting in (iid, other))
-            compared = like_utility(a, b)
+            settings.append((line.label, like_utility(a, b)))
         except InputError as error:
             reasons.append(f"{line.label}: {error}")
-        else:
-            rows.append([line.label, str(len(compared.seeds)), _perplexities(compared), *_difference(compared)])
+    rows: list[list[Cell]] = [
+        [label, str(len(compared.seeds)), _perplexities(compared), *_difference(compared, corrected)]
+        for (label, compared), corrected in zip(settings, holm([compared.p for _, compared in settings]), strict=True)
+    ]
     headings = [left("Setting"), Heading("Seeds"), Heading("Perplexity"), Heading("bits, IID less non"), Heading("p")]
     blocks: list[Block] = [Table("IID against non-IID at equal perplexity", headings, rows, NOTE)] if rows else []
     return [*blocks, Prose(f"Not compared: {'; '.join(reasons)}.", is_note=True)] if reasons else blocks
@@ -85,11 +89,13 @@ def _perplexities(compared: LikeUtility) -> str:
     return lowest if lowest == highest else f"{lowest} to {highest}"
 
 
-def _difference(compared: LikeUtility) -> list[Cell]:
+def _difference(compared: LikeUtility, corrected: float) -> list[Cell]:
+    """Return the mean with its interval, and p with its value corrected by Holm."""
     template = f"{{:{signed(compared.quantity)}}}"
     mean, low, high = (
         number(value, template) for value in (compared.mean_difference, compared.ci_low, compared.ci_high)
     )
     if np.isnan(compared.p):
         return [mean, "–"]
-    return [Markup("{} <small>{}</small>").format(mean, f"{low} to {high}"), number(compared.p, "{:.2g}")]
+    p = Markup("{} <small>({})</small>").format(number(compared.p, "{:.2g}"), number(corrected, "{:.2g}"))
+    return [Markup("{} <small>{}</small>").format(mean, f"{low} to {high}"), p]

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 import pandas as pd
@@ -17,6 +18,7 @@ from flsim.report.figures import ceiling_of
 from flsim.report.gather import Gathered, Line, Setting
 from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
 from flsim.results.display_columns import text_of_count
+from flsim.results.inference import holm
 from flsim.results.like_utility import LikeUtility, like_utility
 from flsim.results.run_file import WORLDS
 
@@ -178,7 +180,7 @@ def _agreement(pairs: Sequence[Line]) -> list[str]:
 
 
 def _at_like_utility(by_technique: Mapping[str, Sequence[Line]]) -> list[str]:
-    """Return a sentence on exposure where both models of a pair first predict equally well; none where none did."""
+    """Return sentences on exposure where both models of a pair first predict equally well; none where none did."""
     differences: dict[str, list[LikeUtility]] = {}
     for technique, lines in by_technique.items():
         for line in lines:
@@ -192,7 +194,8 @@ def _at_like_utility(by_technique: Mapping[str, Sequence[Line]]) -> list[str]:
     if len(by_technique) == 1 and len(of_all := next(iter(differences.values()))) > 1:
         mean = float(np.mean([one.mean_difference for one in of_all]))
         more = sum(one.mean_difference > 0 for one in of_all)
-        return [f"{begin} is higher with IID data in {more} of {len(of_all)} settings, by {_bits(mean)} bits over all."]
+        says = f"{begin} is higher with IID data in {more} of {len(of_all)} settings, by {_bits(mean)} bits over all."
+        return [says, *_sure_at_like_utility(of_all)]
     words = []
     for technique, of_technique in differences.items():
         mean = float(np.mean([one.mean_difference for one in of_technique]))
@@ -201,7 +204,21 @@ def _at_like_utility(by_technique: Mapping[str, Sequence[Line]]) -> list[str]:
         interval = f" (95% interval {_bits(only.ci_low)} to {_bits(only.ci_high)})" if has_interval else ""
         over = f" (mean over {len(of_technique)} settings)" if len(of_technique) > 1 else ""
         words.append(f"{_bits(mean)} bits{interval}{over}" + f" with {technique}" * (len(by_technique) > 1))
-    return [f"{begin} with IID data less that with non-IID data is {listed(words)}."]
+    says = f"{begin} with IID data less that with non-IID data is {listed(words)}."
+    # A technique of one setting has its interval in that sentence.
+    has_means = any(len(of_technique) > 1 for of_technique in differences.values())
+    return [says, *(_sure_at_like_utility(list(chain(*differences.values()))) if has_means else [])]
+
+
+def _sure_at_like_utility(compared: Sequence[LikeUtility]) -> list[str]:
+    """Return a sentence on how many of the differences are significant; none where no setting has two seeds."""
+    tested = [p for p in holm([one.p for one in compared]) if not math.isnan(p)]
+    if not tested:
+        return []
+    sure = sum(p < LEVEL for p in tested) or "none"
+    settings = f"{plural(len(tested), 'setting')} with several seeds"
+    corrected = f"p < {LEVEL:g}, corrected for their number"
+    return [f"Exposure differs there by more than chance in {sure} of {settings} ({corrected})."]
 
 
 def _bits(difference: float) -> str:

@@ -66,7 +66,7 @@ TAKEN = (
     *AT_CEILING,
     *(*POPULATION, *PRIVACY, *RECORD_PRIVACY, *PUBLISHED, *ASKED, *AGAINST, "diverged"),
     *(f"{PREFIX}{name}_{side}" for name in COUNTED_OF for side in "ab"),
-    *(f"like_utility_{name}" for name in ("difference", "low", "high", "left_out")),
+    *(f"like_utility_{name}" for name in ("difference", "low", "high", "p", "p_holm", "left_out")),
 )
 DESCRIBED = "quantities"  # of a table's attributes: the descriptions of a user's own measures in it
 

@@ -17,11 +17,13 @@ The frame:
     rs_p                       exact: a and b are exchanged within seeds (Fisher); for one seed McNemar's over canaries
     bs_...                     the same of BS, and of each flag of a user's own
     NAME_mean_difference, ...  the same as of exposure, of each number of canaries of a user's own
-    p_holm, rs_p_holm, ...     corrected for the number of rows, by Holm, each column by itself
+    p_holm, rs_p_holm, ...     corrected for the number of rows with a test, by Holm, each column by itself
     perplexity_a, accuracy_a, _b   means over seeds
     published_rs_a, ..._bs_b   values of the published rows, and published_canaries, their numbers of canaries
     like_utility_difference    exposure in a less that in b, bits, each seed at the lowest perplexity that both its runs
                                reached; like_utility_low, _high, its 95% interval over seeds, blank for one seed
+    like_utility_p             p of Student's t over seeds that it is zero, blank for one seed: not of canaries, even
+                               where `p` is; like_utility_p_holm, corrected for the number of rows with such a test
     like_utility_left_out      why there is no such difference
     left_out                   runs that are not compared, with reasons
 
@@ -70,7 +72,8 @@ def p_of(quantity: Quantity) -> str:
     return f"{quantity.name}_p" if quantity.is_flag else f"{prefix_of(quantity)}p"
 
 
-LIKE_UTILITY = tuple(f"like_utility_{name}" for name in ("difference", "low", "high"))
+LIKE_UTILITY = tuple(f"like_utility_{name}" for name in ("difference", "low", "high", "p"))
+LIKE_UTILITY_P = LIKE_UTILITY[-1]
 STANDARD = panels_first(compared_in([]))
 COLUMNS = {
     **dict.fromkeys(("row", "setting_a", "setting_b"), "string"),
@@ -82,7 +85,7 @@ COLUMNS = {
     **{name: "Float64" for quantity in STANDARD for name in columns_of(quantity)},
     **dict.fromkeys(AT_CEILING, "Float64"),
     **{f"{PREFIX}{metric}_{side}": "Int64" for metric in COUNTED_OF for side in "ab"},
-    **dict.fromkeys(LIKE_UTILITY, "Float64"),
+    **dict.fromkeys((*LIKE_UTILITY, f"{LIKE_UTILITY_P}_holm"), "Float64"),
     "like_utility_left_out": "string",
     "left_out": "string",
 }
@@ -101,7 +104,7 @@ def compare_pairs(pairs: Sequence[Pair], round: int | None = None, epoch: float 
     runs = [run.results for pair in pairs for run in (*pair.a, *pair.b) if run.results]
     quantities = panels_first(compared_in(runs))
     rows = [_row(pair, quantities, round, epoch) for pair in pairs]
-    for p in (p_of(quantity) for quantity in quantities if quantity.of_canaries):
+    for p in (*(p_of(quantity) for quantity in quantities if quantity.of_canaries), LIKE_UTILITY_P):
         for row, corrected in zip(rows, holm([row.get(p, math.nan) for row in rows]), strict=True):
             row[f"{p}_holm"] = corrected
     own = [quantity for quantity in quantities if not quantity.is_standard]
@@ -176,7 +179,7 @@ def _at_like_utility(pairs: Sequence[tuple[int, RunResults, RunResults]]) -> dic
         over = like_utility([run for _, run, _ in pairs], [run for _, _, run in pairs])
     except InputError as error:
         return {"like_utility_left_out": str(error)}
-    return dict(zip(LIKE_UTILITY, (over.mean_difference, over.ci_low, over.ci_high), strict=True))
+    return dict(zip(LIKE_UTILITY, (over.mean_difference, over.ci_low, over.ci_high, over.p), strict=True))
 
 
 def _difference(

@@ -10,7 +10,7 @@ from flsim.results import formats, layout
 from flsim.results.ceiling import MANY, WHAT_TO_DO
 from flsim.results.columns import AT_CEILING
 from flsim.results.compare import signed
-from flsim.results.compare_pairs import LIKE_UTILITY, STANDARD, p_of, quantities_in_pairs
+from flsim.results.compare_pairs import LIKE_UTILITY, LIKE_UTILITY_P, STANDARD, p_of, quantities_in_pairs
 from flsim.results.compare_text import counts_text, difference_columns, p_texts
 from flsim.results.display_columns import text_of_count
 from flsim.results.formats import formatted, text_of
@@ -25,7 +25,7 @@ DIVERGED = (
 )
 LEGEND = """{}, a-b: mean {} in a minus that in b, paired canary by canary; CI: half
 its 95% interval (t). {}: memorized canaries{}, a/b.
-p: corrected for the number of rows (Holm), each column by itself.
+p: corrected for the number of rows with a test (Holm), each column by itself.
 """
 SEEDS_LEGEND = """With several seeds: counts are means over them. p is Student's t test over seeds
 for {}; for {} Fisher's exact test, which exchanges a and b within
@@ -43,8 +43,9 @@ UTILITY = "{}: {} on test text, a/b."
 PUBLISHED = "{}, %: a minus b, percent of all canaries; Paper: as published."
 LIKE = (
     f"Like perp.: mean {PRIMARY.title.lower()} in a minus that in b, each seed at the lowest perplexity that both its "
-    "runs reached, from all their evaluations; CI: half its 95% interval over seeds (t)."
+    "runs reached, from all their evaluations{}."
 )
+LIKE_TEST = "; CI: half its 95% interval over seeds (t); p: of the t test over seeds; one seed has neither"
 EPOCHS_LEGEND = "All after {} epochs; an epoch reads as many records as there are.\n"
 
 
@@ -83,7 +84,13 @@ def _columns(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[
         elif p:
             units.append([*difference_columns(table, quantity), p, *_at_ceiling(table, quantity, template)])
     units.append([_utility(table, quantity) for quantity in of_model(quantities)])
-    units.append(_like_utility(table))
+    units += [_like_utility(table), _published(table, quantities)]
+    return labels, [unit for unit in units if any(cell for column in unit for cell in column.cells)]
+
+
+def _published(table: pd.DataFrame, quantities: Sequence[Quantity]) -> list[Column]:
+    """Return columns of differences in percent, ours and published; empty if no row has a published one."""
+    columns = []
     for flag in flags(quantities):
         if flag.name not in COUNTED_OF:
             continue
@@ -92,10 +99,8 @@ def _columns(table: pd.DataFrame, names: list[str]) -> tuple[list[Column], list[
         if (a - b).notna().any():
             cells, theirs = formatted(ours, "{:+.0f}", 100), formatted(a - b, "{:+.0f}", 100)
             flag_names = ", ".join(quantity.heading for quantity in flags(STANDARD))
-            units.append(
-                [Column(f"{flag.heading}, %", cells, note=PUBLISHED.format(flag_names)), Column("Paper", theirs)]
-            )
-    return labels, [unit for unit in units if any(cell for column in unit for cell in column.cells)]
+            columns += [Column(f"{flag.heading}, %", cells, note=PUBLISHED.format(flag_names)), Column("Paper", theirs)]
+    return columns
 
 
 def _at_ceiling(table: pd.DataFrame, quantity: Quantity, template: str) -> list[Column]:
@@ -107,14 +112,14 @@ def _at_ceiling(table: pd.DataFrame, quantity: Quantity, template: str) -> list[
 
 
 def _like_utility(table: pd.DataFrame) -> list[Column]:
-    """Return the columns of the difference at equal perplexity, and of half its interval; empty if no row has it."""
-    mean, low, high = (table[name] for name in LIKE_UTILITY)
+    """Return the columns of the difference at equal perplexity, half its interval and its p; empty if no row has it."""
+    mean, low, high, _ = (table[name] for name in LIKE_UTILITY)
     if mean.isna().all():
         return []
     sign = signed(PRIMARY)
     cells = formatted((high - low) / 2, f"{{:{sign.removeprefix('+')}}}")
-    interval = [Column("CI", cells)] if any(cells) else []
-    return [Column("Like perp.", formatted(mean, f"{{:{sign}}}"), note=LIKE), *interval]
+    test = [Column("CI", cells), Column("p", p_texts(table[f"{LIKE_UTILITY_P}_holm"]))] if any(cells) else []
+    return [Column("Like perp.", formatted(mean, f"{{:{sign}}}"), note=LIKE.format(LIKE_TEST if test else "")), *test]
 
 
 def _utility(table: pd.DataFrame, quantity: Quantity) -> Column:

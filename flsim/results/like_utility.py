@@ -48,8 +48,12 @@ class LikeUtility:
     quantity: Quantity = PRIMARY
 
     def __str__(self) -> str:
+        return self.text()
+
+    def text(self, corrected: float = math.nan) -> str:
+        """Return the comparison in words, with p as `corrected` by Holm too; NaN leaves that out."""
         seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)}"
-        return f"{mean_text(self.differences, self.quantity)}, {seeds}"
+        return f"{mean_text(self.differences, self.quantity, corrected)}, {seeds}"
 
 
 def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Quantity = PRIMARY) -> LikeUtility:

@@ -1,21 +1,25 @@
 """Comparison of worlds: the series of a setting on IID data with those on users' own, in lines below a table."""
 
+import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from flsim.base.errors import InputError
 from flsim.measures.quantity import Quantity, numbers
 from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
 from flsim.results.formats import note
-from flsim.results.like_utility import like_utility
+from flsim.results.inference import holm
+from flsim.results.like_utility import LikeUtility, like_utility
 from flsim.results.pairing import compared_in
 from flsim.results.run_file import WORLDS
 from flsim.results.seeds import by_series, sample
 from flsim.results.store import RunResults
-from flsim.results.worlds import paired_over_seeds, without_diverged
+from flsim.results.worlds import PairedOverSeeds, paired_over_seeds, without_diverged
 
 HEADING = """{} of IID less Non-IID{}, paired over the canaries of each seed: mean,
 95% interval and p from Student's t over seeds, and seeds with the mean's sign.
+"""
+CORRECTED = """Holm: that p corrected for the number of tests in the same list.
 """
 AT_EQUAL_PERPLEXITY = """The same at equal perplexity: each seed at the lowest that both runs reached.
 """
@@ -31,7 +35,8 @@ def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: 
     There is a line for exposure, and one for each number of canaries of a user's own measures. The compared runs are
     those that a table over seeds averages, and seeds that diverged are named. Series that cannot be compared have a
     line with the reason. At the end of training there is a second line for exposure: its difference at equal
-    perplexity.
+    perplexity. Where several settings are compared, each p is followed by its value corrected for their number by Holm,
+    the end of training, equal perplexity and each number of canaries by itself.
 
     Raises:
         InputError: as for `flsim.results.seeds_table.seeds_table`.
@@ -49,31 +54,44 @@ def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: 
             worlds[first.world].append([run for run, _ in series.taken] + diverged)
     text = ""
     for quantity in numbers(compared_in(runs)):
-        lines = [
-            note(f"{label}: {_line(worlds, round, epoch, quantity)}")
-            for label, worlds in twins.items()
-            if all(worlds.values())
-        ]
+        compared = {
+            label: _compared(worlds, round, epoch, quantity) for label, worlds in twins.items() if all(worlds.values())
+        }
+        is_corrected = len(compared) > 1
         heading = HEADING.format(quantity.title, f", {quantity.unit}" if quantity.unit else "")
-        text += "\n" * bool(text) + heading + "".join(lines) if lines else ""
+        heading += CORRECTED * is_corrected
+        text += "\n" * bool(text) + heading + _lines(compared, is_corrected) if compared else ""
         if quantity.is_primary:
-            text += _at_equal_perplexity(twins) if round is None and epoch is None else ""
+            text += _at_equal_perplexity(twins, is_corrected) if round is None and epoch is None else ""
             text += _ceilings(twins, round, epoch)
     return text
 
 
-def _line(worlds: dict[str, list[list[RunResults]]], round: int | None, epoch: float | None, quantity: Quantity) -> str:
+def _lines(compared: Mapping[str, PairedOverSeeds | LikeUtility | str], is_corrected: bool) -> str:
+    """Return a line for each comparison, or for the reason that there is none, by the label of its settings.
+
+    If `is_corrected`, each p is also shown corrected by Holm; the family is the comparisons that have one.
+    """
+    p = holm([math.nan if isinstance(one, str) or not is_corrected else one.p for one in compared.values()])
+    texts = [one if isinstance(one, str) else one.text(value) for one, value in zip(compared.values(), p, strict=True)]
+    return "".join(note(f"{label}: {text}") for label, text in zip(compared, texts, strict=True))
+
+
+def _compared(
+    worlds: dict[str, list[list[RunResults]]], round: int | None, epoch: float | None, quantity: Quantity
+) -> PairedOverSeeds | str:
+    """Return the comparison of two series at one point in training, or why there is none."""
     if any(len(series) > 1 for series in worlds.values()):
         return "not compared, since several rows have this setting; show fewer runs"
     try:
-        return str(paired_over_seeds(worlds["iid"][0], worlds["non-iid"][0], round, epoch, quantity))
+        return paired_over_seeds(worlds["iid"][0], worlds["non-iid"][0], round, epoch, quantity)
     except InputError as error:
         return f"not compared: {error}"
 
 
-def _at_equal_perplexity(twins: dict[str, dict[str, list[list[RunResults]]]]) -> str:
+def _at_equal_perplexity(twins: dict[str, dict[str, list[list[RunResults]]]], is_corrected: bool) -> str:
     """Return a line for each twins with one series in each world; empty if there are none."""
-    lines = []
+    compared: dict[str, PairedOverSeeds | LikeUtility | str] = {}
     for label, (iid, other) in ((label, tuple(worlds.values())) for label, worlds in twins.items()):
         if not len(iid) == len(other) == 1:
             continue
@@ -81,11 +99,10 @@ def _at_equal_perplexity(twins: dict[str, dict[str, list[list[RunResults]]]]) ->
         if not all(kept):
             continue
         try:
-            compared = str(like_utility(*kept))
+            compared[label] = like_utility(*kept)
         except InputError as error:
-            compared = f"not compared: {error}"
-        lines.append(note(f"{label}: {compared}"))
-    return "".join([AT_EQUAL_PERPLEXITY, *lines]) if lines else ""
+            compared[label] = f"not compared: {error}"
+    return AT_EQUAL_PERPLEXITY + _lines(compared, is_corrected) if compared else ""
 
 
 def _ceilings(twins: dict[str, dict[str, list[list[RunResults]]]], round: int | None, epoch: float | None) -> str:

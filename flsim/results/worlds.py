@@ -1,5 +1,6 @@
 """Comparison of two settings over seeds: both runs of a seed have the same canaries, and seeds have different ones."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -46,17 +47,27 @@ class PairedOverSeeds:
     diverged_b: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        mean = mean_text(self.differences, self.quantity) + f", {self.agreeing} of {len(self.seeds)} seeds"
+        return self.text()
+
+    def text(self, corrected: float = math.nan) -> str:
+        """Return the comparison in words, with p as `corrected` by Holm too; NaN leaves that out."""
+        mean = mean_text(self.differences, self.quantity, corrected) + f", {self.agreeing} of {len(self.seeds)} seeds"
         mean += f"; no pair of {', '.join(map(str, self.unpaired))}" if self.unpaired else ""
         return mean + _dropped((self.a, self.diverged_a), (self.b, self.diverged_b))
 
 
-def mean_text(differences: Sequence[float], quantity: Quantity) -> str:
-    """Return the mean of the seeds' differences with its interval and p, such as ``"+1.50 (0.2 to 2.8), p = 0.03"``."""
+def mean_text(differences: Sequence[float], quantity: Quantity, corrected: float = math.nan) -> str:
+    """Return the mean of the seeds' differences with its interval and p, e.g. ``"+1.50 (+0.20 to +2.80), p = 0.03"``.
+
+    Args:
+        differences: a - b of each seed, in the number's unit.
+        quantity: the number.
+        corrected: p as corrected by Holm for the number of tests, which then follows; NaN if it is not.
+    """
     sign = signed(quantity)
     mean, low, high, p = t_test_over_seeds(np.asarray(differences, dtype="float64"))
     interval = f"({low:{sign}} to {high:{sign}}), p = {p:.2g}" if len(differences) > 1 else "(one seed: no interval)"
-    return f"{mean:{sign}} {interval}"
+    return f"{mean:{sign}} {interval}" + ("" if math.isnan(corrected) else f", Holm {corrected:.2g}")
 
 
 def paired_over_seeds(

@@ -1,0 +1,198 @@
+"""The test at equal perplexity, and its correction for several rows, as numbers, text and files show them.
+
+Runs are simulated: their exposure is a function of their cross-entropy, less a known effect in the non-IID world, so
+that the difference at equal perplexity is that effect. IID runs are trained further, so that at the end it is larger.
+"""
+
+import io
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers import Flsim
+from scipy import stats
+
+from flsim.base.rng import stream
+from flsim.results.compare_pairs import COLUMNS, compare_pairs
+from flsim.results.formats import from_csv
+from flsim.results.store import RunResults
+from flsim.results.sweep_pairs import twins
+from flsim.results.sweeps import read_sweep
+
+MakeRun = Callable[..., Path]
+MakeSweep = Callable[[Mapping[str, Sequence[float | None]]], Path]
+CANARIES = 9
+NATS = {"iid": (5.0, 4.0, 3.5), "non-iid": (5.2, 4.6, 4.0)}  # the lowest of both is 4 nats
+STRONG, WEAK = (2.1, 1.8, 2.2, 1.9, 2.0), (0.4, 1.0, 0.2, 1.3, 0.9)
+NONE, NEITHER = (0.5, -0.4, 0.1, -0.3, 0.2), (-0.6, 0.2, 0.4, -0.1, -0.2)
+FOUR: Mapping[str, Sequence[float]] = {"strong": STRONG, "weak": WEAK, "none": NONE, "neither": NEITHER}
+
+
+def exposures(nats: float, effect: float) -> list[float]:
+    """Return the exposure of each canary, bits; the effect is larger for some of them, and `effect` on average."""
+    return [3 * (7 - nats) + canary - effect * (1 + (canary - CANARIES // 2) / 8) for canary in range(CANARIES)]
+
+
+def rounds_of(world: str, effect: float) -> dict[int, dict[str, Sequence[float] | float]]:
+    """Return the evaluations of a run: 3 bits for each nat below 7, less the effect in the non-IID world."""
+    rounds: dict[int, dict[str, Sequence[float] | float]] = {}
+    for place, nats in enumerate(NATS[world]):
+        bits = exposures(nats, effect if world == "non-iid" else 0.0)
+        flags = [float(value >= 10) for value in bits]
+        rounds[10 * (place + 1)] = {"perplexity": math.exp(nats), "exposure": bits, "rs": flags, "references": 1e9}
+    return rounds
+
+
+def by_hand(p: Sequence[float]) -> list[float]:
+    """Return p corrected by stepping down: the smallest times n, the next times n - 1, and none below one before it."""
+    order = np.argsort(p)
+    stepped = np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1))
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(stepped, 1)
+    return corrected.tolist()
+
+
+def p_of(*rows: Sequence[float | None]) -> list[float]:
+    return [float(stats.ttest_1samp(row, 0).pvalue) for row in rows]
+
+
+@pytest.fixture
+def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
+    """Write a sweep: the effect on each seed of a setting, None where its run of the non-IID world has not begun."""
+
+    def make(effects: Mapping[str, Sequence[float | None]]) -> Path:
+        (tmp_path / "sweep" / "runs").mkdir(parents=True)
+        runs = []
+        for grid, world in ((grid, world) for grid in effects for world in NATS):
+            for seed, effect in enumerate(effects[grid]):
+                name = f"{grid}-{world}-seed{seed}"
+                axes = {"data.world": world, "training.cohort": 40}
+                runs.append({"name": name, "grid": grid, "seed": seed, "axes": axes, "published": None})
+                if effect is not None or world == "iid":
+                    setting = f"{'IID' if world == 'iid' else 'Non-IID'}, {grid}, b_u=40"
+                    about = {"seed": seed, "series": f"{grid}-{world}", "rounds_per_epoch": 1.0, "setting": setting}
+                    folder = make_run(rounds_of(world, effect or 0.0), name=name, shift=100 * seed, **about)
+                    folder.rename(tmp_path / "sweep" / "runs" / name)
+        about_all: dict[str, object] = {"name": "sweep", "title": "Effects", "source": None, "versions": {}}
+        about_all |= {"runs": runs, "sessions": []} | dict.fromkeys(("question", "tier", "about", "command"), "-")
+        (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(about_all))
+        return tmp_path / "sweep"
+
+    return make
+
+
+def test_p_is_scipys_and_its_correction_is_holms(make_sweep: MakeSweep) -> None:
+    """A strong effect is told from none; a weak one is below 5% by itself, and not as one of four rows."""
+    table = compare_pairs(twins(read_sweep(make_sweep(FOUR)))).set_index("setting_a")
+    p = p_of(STRONG, WEAK, NONE, NEITHER)
+    assert table["like_utility_difference"].tolist() == pytest.approx([2, 0.76, 0.02, -0.06])
+    assert table["like_utility_p"].tolist() == pytest.approx(p)
+    assert table["like_utility_p_holm"].tolist() == pytest.approx(by_hand(p))
+    assert table["p"].lt(0.05).all()  # at the end of training 1.5 bits more are of utility
+    strong, weak, *rest = table["like_utility_p_holm"]
+    assert strong < 0.05 < weak
+    assert table["like_utility_p"].iloc[1] < 0.05
+    assert rest == [1, 1]
+
+
+def test_rows_without_a_test_are_blank_and_do_not_count(make_sweep: MakeSweep, flsim: Flsim) -> None:
+    """One row has one seed, which has a p over canaries at the end alone; one has no run of one world."""
+    folder = make_sweep({"strong": STRONG, "single": [1.0], "weak": WEAK, "waiting": [None, None]})
+    table = compare_pairs(twins(read_sweep(folder)))
+    tested = p_of(STRONG, WEAK)
+    assert table["like_utility_p"].isna().tolist() == [False, True, False, True]
+    assert table["like_utility_p_holm"].isna().tolist() == [False, True, False, True]
+    assert table["like_utility_p_holm"].dropna().tolist() == pytest.approx(by_hand(tested))
+    assert table["like_utility_p_holm"].iloc[2] == table["like_utility_p"].iloc[2]  # the larger of two
+    assert (table["unit"].iloc[1], table["like_utility_difference"].iloc[1]) == ("canaries", pytest.approx(1))
+    assert table["p_holm"].isna().tolist() == [False, False, False, True]
+    assert compare_pairs(twins(read_sweep(folder))[1:2])["like_utility_p_holm"].isna().all()
+    code, text, err = flsim("compare", "sweep")
+    assert code == 0, err
+    assert cells_of(text, "Like perp.")["single, b_u=40"] == ["+1.00", "", ""]
+
+
+def test_a_row_without_a_common_perplexity_does_not_count(make_sweep: MakeSweep, make_run: MakeRun) -> None:
+    folder = make_sweep({"strong": STRONG, "weak": WEAK, "late": (1.0, 1.2)})
+    pairs = twins(read_sweep(folder))
+    late = [replace(run, results=_without_first(run.results, 2)) for run in pairs[2].a if run.results]
+    table = compare_pairs([*pairs[:2], replace(pairs[2], a=late)])
+    assert "its first evaluation is below perplexity" in table["like_utility_left_out"].iloc[2]
+    assert table["like_utility_p_holm"].tolist()[:2] == pytest.approx(by_hand(p_of(STRONG, WEAK)))
+    assert table[["like_utility_p", "like_utility_p_holm"]].iloc[2].isna().all()
+
+
+def _without_first(run: RunResults, number: int) -> RunResults:
+    return replace(run, rows=run.rows[run.rows["round"] > 10 * number])
+
+
+def test_effects_are_told_from_none(make_sweep: MakeSweep) -> None:
+    """Six settings over five seeds, drawn with a deviation of 0.4 bits: three have an effect of 2 bits."""
+    drawn = stream(0, "rows at equal perplexity").normal([[2.0]] * 3 + [[0.0]] * 3, 0.4, (6, 5)).tolist()
+    table = compare_pairs(twins(read_sweep(make_sweep({f"grid{row}": effects for row, effects in enumerate(drawn)}))))
+    p = p_of(*drawn)
+    assert table["like_utility_p"].tolist() == pytest.approx(p, rel=1e-6)
+    assert table["like_utility_p_holm"].tolist() == pytest.approx(by_hand(p), rel=1e-6)
+    assert table["like_utility_p_holm"].lt(0.05).tolist() == [True] * 3 + [False] * 3
+
+
+def cells_of(text: str, heading: str) -> dict[str, list[str]]:
+    """Return the cell under a heading and the two right of it, by the first cell of each row."""
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
+    start = next(index for index, cells in enumerate(lines) if heading in cells)
+    column, rows = lines[start].index(heading), {}
+    for cells in lines[start + 2 : start + 6]:
+        rows[cells[0]] = cells[column : column + 3]
+    return rows
+
+
+def test_text_shows_the_corrected_p(make_sweep: MakeSweep, flsim: Flsim) -> None:
+    make_sweep(FOUR)
+    corrected = by_hand(p_of(*FOUR.values()))
+    code, text, err = flsim("compare", "sweep")
+    assert code == 0, err
+    assert max(map(len, text.splitlines())) <= 80
+    means = [f"{np.mean(effects):+.2f}" for effects in FOUR.values()]
+    ends = [stats.ttest_1samp(effects, 0).confidence_interval(0.95) for effects in FOUR.values()]
+    halves = [f"{(end.high - end.low) / 2:.2f}" for end in ends]
+    shown = [f"{corrected[0]:.0e}", *(f"{p:.3f}" for p in corrected[1:])]
+    labels = [f"{grid}, b_u=40" for grid in FOUR]
+    expected = zip(labels, zip(means, halves, shown, strict=True), strict=True)
+    assert cells_of(text, "Like perp.") == {label: list(cells) for label, cells in expected}
+    assert "p: of the t test over seeds; one seed has neither." in " ".join(text.split())
+    code, text, err = flsim("table", "sweep")
+    assert code == 0, err
+    assert max(map(len, text.splitlines())) <= 80
+    end, equal = text.split("The same at equal perplexity")
+    told = " ".join(equal.split())
+    assert "Holm: that p corrected for the number of tests in the same list." in " ".join(end.split())
+    assert f"weak, b_u=40: +0.76 (+0.20 to +1.32), p = {p_of(WEAK)[0]:.2g}, Holm {corrected[1]:.2g}, 5 seeds" in told
+    assert (end.count(", Holm "), equal.count(", Holm ")) == (4, 4)
+
+
+def test_files_have_both_columns(make_sweep: MakeSweep, flsim: Flsim, tmp_path: Path) -> None:
+    table = compare_pairs(twins(read_sweep(make_sweep({"strong": STRONG, "single": [1.0], "weak": WEAK}))))
+    csv = flsim("compare", "sweep", "--format", "csv")[1]
+    pd.testing.assert_frame_equal(from_csv(csv, COLUMNS), table)
+    corrected = by_hand(p_of(STRONG, WEAK))
+    assert pd.read_csv(io.StringIO(csv))["like_utility_p_holm"].dropna().tolist() == pytest.approx(corrected)
+    rows = json.loads(flsim("compare", "sweep", "--json")[1])["rows"]
+    assert [row["like_utility_p_holm"] for row in rows[::2]] == pytest.approx(corrected)
+    assert (rows[1]["like_utility_p"], rows[1]["like_utility_p_holm"]) == (None, None)
+    assert flsim("compare", "sweep", "--format", "parquet", "--out", "table.parquet") == (0, "", "")
+    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)
+    assert f"{corrected[1]:.3f}" in flsim("compare", "sweep", "--format", "latex")[1]
+
+
+def test_a_report_has_the_corrected_p_in_brackets(make_sweep: MakeSweep, flsim: Flsim, tmp_path: Path) -> None:
+    make_sweep({**FOUR, "single": [1.0]})
+    assert flsim("report", "sweep", "--out", "report.html")[0] == 0
+    page = (tmp_path / "report.html").read_text()
+    for p, corrected in zip(p_of(*FOUR.values()), by_hand(p_of(*FOUR.values())), strict=True):
+        assert f"{p:.2g} <small>({corrected:.2g})</small>".replace("e-0", "e−0") in page
+    assert "Exposure differs there by more than chance in 1 of 4 settings with several seeds" in page
