@@ -29,6 +29,7 @@ _ABBREVIATIONS = (
 
 _WHITE_SPACE = re.compile(r"\s+")
 _WHITE_SPACE_IN_LINE = re.compile(r"[^\S\n]+")
+_OUTSIDE_ASCII = re.compile(r"[^\x00-\x7f]+")
 # Ends before punctuation that belongs to the sentence around it.
 _URL = re.compile(r"""(?<![a-z0-9])(?:https?://|ftp://|www\.)[^\s<>"]*[^\s<>".,:;!?'()\[\]{}*]""")
 _SENTENCE_END = re.compile(
@@ -85,3 +86,15 @@ def sentences(text: str) -> list[list[str]]:
 def records(text: str) -> list[str]:
     """Return the sentences of plain text, each as its tokens joined by spaces."""
     return [" ".join(tokens) for tokens in sentences(text)]
+
+
+def removed_characters(text: str) -> int:
+    """Return how many printable characters of plain text `sentences` removes in step 4, as they are outside ASCII.
+
+    >>> removed_characters("naïve"), removed_characters("can’t"), removed_characters("plain")
+    (1, 1, 0)
+    """
+    if text.isascii():
+        return 0
+    outside = "".join(_OUTSIDE_ASCII.findall(_URL.sub("", text.lower())))
+    return sum(map(str.isprintable, outside))  # neither white space nor marks such as a zero-width joiner

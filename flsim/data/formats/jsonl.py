@@ -8,8 +8,7 @@ from typing import IO, Any
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.posts import Format, Part, Post
-from flsim.data.html import records
+from flsim.data.formats.posts import Format, Part, Post, post_of
 
 LONGEST_LINE = 2**24  # bytes
 CHUNK = 2**16  # bytes
@@ -107,7 +106,7 @@ def _post(line: bytes, columns: tuple[str, str]) -> Post:
             keys = ", ".join(map(_abbreviated, value)) or "none"
             raise _LineError(f"no {key!r}; its keys: {keys}; name the right one with {option}")
     user, text = columns
-    return Post(_user(value[user], user), records(_text(value[text], text)))
+    return post_of(_user(value[user], user), _text(value[text], text))
 
 
 def _user(value: Any, key: str) -> str:

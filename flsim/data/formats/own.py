@@ -21,8 +21,7 @@ from typing import Any
 
 from flsim.base.errors import InputError
 from flsim.base.extensions import naming_own_code, parts, resolve, source_digest
-from flsim.data.formats.posts import Format, Part, Post, user_name
-from flsim.data.html import records
+from flsim.data.formats.posts import Format, Part, Post, post_of, user_name
 from flsim.data.manifest import SPLITS
 
 YIELDS = "yield (user, text) or (user, text, split), where text is a string or a list of sentences"
@@ -156,7 +155,9 @@ def _posts(name: str, yielded: Any) -> Iterator[Post]:
 
 
 def _post(value: Any) -> Post:
+    characters = removed = 0
     if isinstance(value, Post):
+        characters, removed = value.characters, value.removed
         value = (value.user, value.sentences, value.split)
     if not isinstance(value, tuple) or len(value) not in (2, 3):
         raise InputError(f"{_shortened(value)}; {YIELDS}")
@@ -172,9 +173,9 @@ def _post(value: Any) -> Post:
     if any(user_name(sentence) is None for sentence in sentences):
         raise InputError(f"the text {_shortened(text)}, which holds half of a surrogate pair; leave that out")
     if isinstance(text, str):
-        return Post(known, records(text), split)
+        return post_of(known, text, split)
     joined = (" ".join(sentence.split()) for sentence in sentences)
-    return Post(known, [sentence for sentence in joined if sentence], split)
+    return Post(known, [sentence for sentence in joined if sentence], split, characters, removed)
 
 
 def _shortened(value: Any) -> str:

@@ -11,8 +11,7 @@ import pyarrow.parquet as pq
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.posts import Format, Part, Post, library_message
-from flsim.data.html import records
+from flsim.data.formats.posts import Format, Part, Post, library_message, post_of
 
 MAGIC = b"PAR1"
 BATCH = 256  # rows in memory at a time
@@ -87,7 +86,7 @@ def read_parquet(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                 elif len(text) > LONGEST_TEXT:
                     dropped["posts_too_long"] += 1
                 else:
-                    yield Post(str(user), records(text))
+                    yield post_of(str(user), text)
 
 
 PARQUET = Format("parquet", parquet_parts, read_parquet)

@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from flsim.data.html import records, removed_characters
+
 PART_BYTES = 2**26  # of input; a part has about so many,
 PART_RECORDS = 200_000  # or so many sentences, whichever the format can tell
 USER_RECORDS = 10**6  # of one user, in formats that have them in one piece; the largest published has 194,167
@@ -30,11 +32,16 @@ class Post:
         user: the author's name, unique within the corpus.
         sentences: sentences as words joined by single spaces, without other white space; may be empty.
         split: ``"train"``, ``"heldout"`` or ``"test"`` if the source states it; None lets the import draw it.
+        characters: number of characters that were cut into the sentences, without spaces; 0 of sentences that the
+            source has as such.
+        removed: how many of these characters the cut removed, as they are outside ASCII.
     """
 
     user: str
     sentences: list[str]
     split: str | None = None
+    characters: int = field(default=0, compare=False)
+    removed: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,12 @@ class Part:
     last: int
     columns: tuple[str, str] = ("user", "text")
     line: int = 1
+
+
+def post_of(user: str, text: str, split: str | None = None) -> Post:
+    """Return the post of a plain text, which is cut into sentences by `flsim.data.html.sentences`."""
+    characters = len(text) - text.count(" ") - text.count("\n")
+    return Post(user, records(text), split, characters, removed_characters(text))
 
 
 def no_warnings(_data: Path, _source: Path) -> list[str]:

@@ -17,8 +17,8 @@ from xml.parsers import expat
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.posts import LONGEST_RECORD, Format, Part, Post
-from flsim.data.html import plain_text, records
+from flsim.data.formats.posts import LONGEST_RECORD, Format, Part, Post, post_of
+from flsim.data.html import plain_text
 
 QUESTION, ANSWER = "1", "2"
 COMMUNITY = "-1"  # the site's own account: nobody's text
@@ -77,7 +77,7 @@ def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         if reason:
             dropped[reason] += 1
         else:
-            yield Post(f"{site}/{row['OwnerUserId']}", records(plain_text(row["Body"])))
+            yield post_of(f"{site}/{row['OwnerUserId']}", plain_text(row["Body"]))
     if not rows and part.first == 0 and part.last == part.path.stat().st_size:
         raise InputError(f"{part.source}: no posts in it; give the Posts.xml of a Stack Exchange dump")
 

@@ -44,7 +44,8 @@ def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int
 
     Returns:
         ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``splits``, the number of sentences
-        by split of the source, dropped ones included, "" if the source states none.
+        by split of the source, dropped ones included, "" if the source states none; ``characters`` of the texts
+        that were cut into sentences, and how many of them were ``removed``, see `Post`.
 
     Raises:
         InputError: the part cannot be read as its format.
@@ -52,9 +53,10 @@ def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int
     authors: defaultdict[tuple[str | None, str], list[str]] = defaultdict(list)
     dropped: Counter[str] = Counter()
     splits: Counter[str] = Counter()
-    posts = words = files = characters = 0
+    posts = words = files = pending = characters = removed = 0
     for post in format.read(part, dropped):
         posts += 1
+        characters, removed = characters + post.characters, removed + post.removed
         if posts % ALIVE == 0:
             report(0)
         dropped["posts_without_words"] += not post.sentences
@@ -62,10 +64,10 @@ def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int
             continue
         authors[post.split, post.user] += post.sentences
         splits[post.split or ""] += len(post.sentences)
-        characters += sum(map(len, post.sentences))
-        if characters > piece:
+        pending += sum(map(len, post.sentences))
+        if pending > piece:
             words += _write(stem.with_name(f"{stem.name}.{files}"), authors, by)
-            files, characters = files + 1, 0
+            files, pending = files + 1, 0
             authors.clear()
     if authors:
         words += _write(stem.with_name(f"{stem.name}.{files}"), authors, by)
@@ -75,7 +77,14 @@ def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int
         read[reason.split("_")[0]] += count * (reason != "posts_without_words")
     usual = max(splits, key=lambda split: splits[split], default="")  # a part is of one split, but where two meet
     splits[usual] += sum(count for reason, count in dropped.items() if reason.startswith("records_"))
-    return {"files": files, "read": read, "dropped": dropped, "splits": splits}
+    return {
+        "files": files,
+        "read": read,
+        "dropped": dropped,
+        "splits": splits,
+        "characters": characters,
+        "removed": removed,
+    }
 
 
 def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By) -> int:

@@ -20,6 +20,7 @@ from flsim.data.importing import lengths
 from flsim.data.importing.count import count_words, merge, words_of
 from flsim.data.importing.gather import balance_bucket, users_of
 from flsim.data.importing.read import detect, parts_of, read_part
+from flsim.data.importing.removal import Removal
 from flsim.data.importing.scratch import MADE, Pieces
 from flsim.data.importing.settings import ImportHParams
 from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
@@ -80,6 +81,7 @@ class Steps:
         self.dropped: Counter[str] = Counter()
         self.split_records: Counter[str] = Counter()
         self.split_users: Counter[str] = Counter()
+        self.removal = Removal()
 
     def make(
         self, sources: list[Source], format: Format | None, columns: tuple[str, str], supplied: Given | None
@@ -97,6 +99,7 @@ class Steps:
         warnings += supplied.warnings if supplied else []
         for line in (*notes, *warnings):
             say(line)
+        warnings += self.removal.warnings  # said by `read_parts`
         vocabulary = supplied.vocabulary if supplied else self.count(sources, buckets, words)
         made = self.pieces.folder / MADE
         with suppress(FileNotFoundError):  # it was being written from these very pieces when an earlier call was killed
@@ -158,7 +161,10 @@ class Steps:
         with blaming_changes(sources):
             files, warnings = self._read(sources, formats, columns)
             if not files:
-                raise InputError(f"{names_of(sources)}: no text of any user in {self.read['posts']:,} posts")
+                why = f"no text of any user in {self.read['posts']:,} posts{self.removal.reason}"
+                raise InputError(f"{names_of(sources)}: {why}")
+            if self.removal.removed:
+                say(self.removal.line)  # before any error about what is left
         return sources, files, warnings
 
     def _read(
@@ -199,6 +205,7 @@ class Steps:
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])
             self.split_records.update(result["splits"])
+            self.removal.add(result["characters"], result["removed"])
             files += [self.pieces.folder / f"{name}.{number}" for number in range(result["files"])]
         return files, warnings
 
@@ -246,11 +253,13 @@ class Steps:
     ) -> None:
         if not authors:
             words, name = longest
-            if self.hparams.words_per_user is None:
-                raise InputError(f"{names_of(sources)}: no user wrote a word")
-            shorter = lengths.suggestion(by_length, self.hparams.words_per_user) or f"--words-per-user {words}"
+            if not words:
+                why = f"no words of any user are left, only punctuation{self.removal.reason}"
+                raise InputError(f"{names_of(sources)}: {why}")
+            asked = self.hparams.words_per_user or 1
+            shorter = lengths.suggestion(by_length, asked) or f"--words-per-user {words}"
             raise InputError(
-                f"{names_of(sources)}: no user has {self.hparams.words_per_user:,} {self.hparams.by}; the longest, "
+                f"{names_of(sources)}: no user has {asked:,} {self.hparams.by}; the longest, "
                 f"{name!r}, has {words:,}: import more text, or give {shorter}"
             )
         if not authors["train"]:

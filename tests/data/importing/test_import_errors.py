@@ -187,7 +187,7 @@ def stop(*arguments: object, **named: object) -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        "formats.jsonl.records",
+        "formats.jsonl.post_of",
         "importing.gather._encode",
         "importing.tasks.merge",
         "importing.tasks.CorpusWriter.finish",
