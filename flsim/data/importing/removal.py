@@ -1,4 +1,4 @@
-"""What an import says of characters that the cut into sentences removed, as they are outside ASCII.
+"""The account of an import of characters outside ASCII, which the cut into sentences removes.
 
 The corpus has no count of them: a few typographic quotes must not change the digest of a corpus. It keeps the warning
 that much of the text is gone.
