@@ -61,6 +61,9 @@ def pairs(path):
 def half(path):
     yield "a", "b \\ud800"
 
+def empty(path):
+    yield " ", "text"
+
 constant = 7
 '''
 
@@ -124,9 +127,13 @@ def _last_line(err: str, code: Path) -> str:
         ("fails", "{source}: {file}:21: KeyError: 'author'"),
         ("nothing", "{source}: {code}:nothing: returned int; yield (user, text) or (user, text, split), where"),
         ("three", "{source}: {file}:27: yielded 3; yield (user, text) or (user, text, split), where text is a string"),
-        ("nobody", "{source}: {file}:30: yielded the user None; a user is a string or a whole number"),
+        ("nobody", "{source}: {file}:30: yielded the user None; a user is a whole number or a string that"),
         ("where", "{source}: {file}:33: yielded the split 'dev'; a split is one of train, heldout, test"),
         ("pairs", "{source}: {file}:36: yielded the text [('b', 'c')]; yield (user, text)"),
+        (
+            "empty",
+            "{source}: {file}:42: yielded the user ' '; a user is a whole number or a string that names an author",
+        ),
         ("half", "{source}: {file}:39: yielded the text 'b \\ud800', which holds half of a surrogate pair"),
         ("constant", "{code}:constant: is int, not a function of a path or a Format of flsim"),
         ("missing", "{code}: defines no missing; correct the name of the format"),

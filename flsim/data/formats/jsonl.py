@@ -38,8 +38,8 @@ def _after_line_feed(file: IO[bytes], offset: int) -> int:
 def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield one post per line; blank lines are skipped, and other keys are ignored.
 
-    A user is a string or a whole number, and 7 and "7" are one user. Lines of more than 16 MB are dropped, as
-    ``posts_too_long``.
+    A user is a whole number, or a string that is more than white space; 7 and "7" are one user. Lines of more than
+    16 MB are dropped, as ``posts_too_long``.
 
     Raises:
         InputError: a line is not UTF-8, not JSON, or not such an object.
@@ -113,6 +113,8 @@ def _user(value: Any, key: str) -> str:
     if isinstance(value, bool) or not isinstance(value, str | int):
         raise _LineError(f"{key!r} must be a string or a whole number, found {_abbreviated(value)}")
     name = str(value)
+    if not name.strip():
+        raise _LineError(f"{key!r} must name an author, found {_abbreviated(value)}; leave out posts without an author")
     if not name.isascii():
         try:
             name.encode("utf-8")

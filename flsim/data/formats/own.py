@@ -163,8 +163,8 @@ def _post(value: Any) -> Post:
         raise InputError(f"{_shortened(value)}; {YIELDS}")
     user, text, split = value if len(value) == 3 else (*value, None)
     known = user_name(str(user) if isinstance(user, int) and not isinstance(user, bool) else user)
-    if known is None:
-        raise InputError(f"the user {_shortened(user)}; a user is a string or a whole number")
+    if known is None or not known.strip():
+        raise InputError(f"the user {_shortened(user)}; a user is a whole number or a string that names an author")
     if split is not None and split not in SPLITS:
         raise InputError(f"the split {_shortened(split)}; a split is one of {', '.join(SPLITS)}")
     sentences = [text] if isinstance(text, str) else text

@@ -69,8 +69,8 @@ def _is_text(kind: Any) -> bool:
 def read_parquet(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield one post per row; 7 and "7" are one user.
 
-    Dropped, under the first reason that applies, are ``posts_without_user``, ``posts_without_text`` (null) and
-    ``posts_too_long`` (16 million characters).
+    Dropped, under the first reason that applies, are ``posts_without_user`` (null, or white space alone),
+    ``posts_without_text`` (null) and ``posts_too_long`` (16 million characters).
 
     Raises:
         InputError: the part cannot be read, or is not UTF-8.
@@ -79,7 +79,7 @@ def read_parquet(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         groups = range(part.first, part.last)
         for batch in file.iter_batches(BATCH, row_groups=groups, columns=list(part.columns), use_threads=False):
             for user, text in zip(*(batch.column(name).to_pylist() for name in part.columns), strict=True):
-                if user is None:
+                if user is None or not str(user).strip():
                     dropped["posts_without_user"] += 1
                 elif text is None:
                     dropped["posts_without_text"] += 1

@@ -27,7 +27,7 @@ Posts = list[tuple[str, list[Sentence]]]
 words = st.sampled_from(["a", "bee", "don't", "well-known", "7", "x1"])
 some_posts = st.lists(
     st.tuples(
-        st.one_of(st.sampled_from(["u", "v", "w/1", "w#1"]), st.text(max_size=4)),
+        st.one_of(st.sampled_from(["u", "v", "w/1", "w#1"]), st.text(max_size=4).filter(str.strip)),
         st.lists(st.lists(words, min_size=1, max_size=9), max_size=4),
     ),
     max_size=25,
