@@ -7,7 +7,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from flsim.base.errors import InputError
 from flsim.cli.options import MACHINES, Json
 
 data = typer.Typer(
@@ -91,8 +90,8 @@ def import_(
     format: Annotated[
         str | None,
         typer.Option(
-            help="Format of all SOURCES: tff-sqlite, tff-hdf5, fedjax-sqlite, pfl-hdf5, parquet, jsonl, stackexchange, "
-            "text (a record per line), or your own reader as path/to/file.py:NAME.",
+            help="Format of all SOURCES: tff-sqlite, tff-hdf5, fedjax-sqlite, pfl-hdf5, parquet, jsonl, csv, "
+            "stackexchange, text (a record per line), or your own reader as path/to/file.py:NAME.",
             show_default="told from the content",
             rich_help_panel=FILES,
         ),
@@ -106,10 +105,10 @@ def import_(
         ),
     ] = None,
     user_column: Annotated[
-        str, typer.Option(help="Column of the author in Parquet, or key in JSON lines.", rich_help_panel=FILES)
+        str, typer.Option(help="Column of the author in Parquet or CSV, or key in JSON lines.", rich_help_panel=FILES)
     ] = "user",
     text_column: Annotated[
-        str, typer.Option(help="Column of the text in Parquet, or key in JSON lines.", rich_help_panel=FILES)
+        str, typer.Option(help="Column of the text in Parquet or CSV, or key in JSON lines.", rich_help_panel=FILES)
     ] = "text",
     workers: Annotated[
         int | None,
@@ -126,12 +125,9 @@ def import_(
 
     An interrupted import continues when you repeat the command.
     """
-    from flsim.data.formats.text import text_format
     from flsim.data.importing.run import ImportHParams, import_corpus
     from flsim.data.inspect import inspect
 
-    if lines_per_author is not None and format != "text":
-        raise InputError("--lines-per-author is for plain text; give --format text too, or leave it out")
     hparams = ImportHParams(
         vocabulary_size=ImportHParams.vocabulary_size if vocabulary is None else vocabulary,
         record_words=RECORD_WORDS[by] if words_per_record is None else words_per_record,
@@ -147,11 +143,12 @@ def import_(
         sources,
         out,
         hparams,
-        format if lines_per_author is None else text_format(lines_per_author),
+        format,
         vocabulary_from=vocabulary_from,
         columns=columns,
         workers=workers,
         fit_vocabulary=vocabulary is None,
+        lines_per_author=lines_per_author,
     )
     show(inspect(corpus), as_json)
 

@@ -151,8 +151,8 @@ def test_what_is_wrong_is_one_line_that_names_file_and_line(
 
 def test_a_format_that_nobody_knows(tmp_path: Path) -> None:
     source = write_jsonl(tmp_path / "posts.txt", POSTS)
-    with pytest.raises(InputError, match=r"format must be one of .*, found 'csv'; name your own as path/to/file\.py:N"):
-        import_corpus([source], tmp_path / "corpus", HPARAMS, "csv")
+    with pytest.raises(InputError, match=r"format must be one of .*, found 'tsv'; name your own as path/to/file\.py:N"):
+        import_corpus([source], tmp_path / "corpus", HPARAMS, "tsv")
 
 
 MAKERS = '''

@@ -5,6 +5,7 @@ from pathlib import Path
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_own, refuse_unknown
 from flsim.data.formats import hdf5, parquet, sqlite
+from flsim.data.formats.csv_rows import CSV
 from flsim.data.formats.fedjax import FEDJAX
 from flsim.data.formats.jsonl import JSONL
 from flsim.data.formats.own import reader_of
@@ -17,12 +18,13 @@ from flsim.data.formats.tff_hdf5 import TFF_HDF5
 from flsim.data.formats.tff_sqlite import TFF_SQLITE
 
 FORMATS: dict[str, Format] = {
-    format.name: format for format in (TFF_SQLITE, TFF_HDF5, FEDJAX, PFL, PARQUET, JSONL, STACKEXCHANGE, TEXT)
+    format.name: format for format in (TFF_SQLITE, TFF_HDF5, FEDJAX, PFL, PARQUET, JSONL, CSV, STACKEXCHANGE, TEXT)
 }
 KNOWN = (
     "known are Stack Overflow as TensorFlow Federated hosts it (SQLite, HDF5), as FedJAX (SQLite) and pfl-research "
-    '(HDF5) do, Parquet, lines of {"user": ..., "text": ...}, the Posts.xml of a Stack Exchange dump, and '
-    "plain text (.txt, or --format text)"
+    '(HDF5) do, Parquet, lines of {"user": ..., "text": ...}, CSV (.csv, or --format csv), the Posts.xml of a '
+    "Stack Exchange dump, and plain text (.txt, or --format text); or give a reader of your own, as "
+    "--format path/to/file.py:NAME"
 )
 
 
@@ -36,7 +38,8 @@ def format_named(name: str) -> Format:
     return reader_of(name) if is_own(name) else FORMATS[name]
 
 
-_SUFFIXES = {".xml": STACKEXCHANGE, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL, ".txt": TEXT}
+_SUFFIXES = {".xml": STACKEXCHANGE, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL, ".csv": CSV, ".txt": TEXT}
+_PACKED = {".gz", ".bz2", ".xz", ".lzma"}
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 _COMPRESSED = (b"7z\xbc\xaf\x27\x1c", b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
 
@@ -53,7 +56,9 @@ def format_of(data: Path, source: Path) -> Format:
     """
     with data.open("rb") as file:
         head = file.read(2**12)
-    if not head and source.suffix.lower() not in _SUFFIXES:
+    suffixes = [suffix for suffix in map(str.lower, source.suffixes) if suffix not in _PACKED]
+    suffix = suffixes[-1] if suffixes else ""
+    if not head and suffix not in _SUFFIXES:
         raise InputError(f"{source}: empty, so no format can be told; name the file that holds the text, or --format")
     if head.startswith(_COMPRESSED):
         raise InputError(f"{source}: compressed; unpack it first")
@@ -70,7 +75,6 @@ def format_of(data: Path, source: Path) -> Format:
         return STACKEXCHANGE
     if first == b"{":
         return JSONL
-    suffix = source.suffix.lower()
     if suffix not in _SUFFIXES:
         raise InputError(f"{source}: begins with {head[:16]!r}, which no known format does; {KNOWN}")
     return _SUFFIXES[suffix]

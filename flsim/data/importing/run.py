@@ -27,6 +27,7 @@ from flsim.data.corpus import Corpus
 from flsim.data.formats import posts
 from flsim.data.formats.known import format_named
 from flsim.data.formats.posts import Format
+from flsim.data.formats.text import text_format
 from flsim.data.formats.wordcount import read_word_count
 from flsim.data.importing import tasks
 from flsim.data.importing.scratch import scratch
@@ -52,6 +53,7 @@ def import_corpus(
     columns: tuple[str, str] = ("user", "text"),
     workers: int | None = None,
     fit_vocabulary: bool = False,
+    lines_per_author: int | None = None,
 ) -> Corpus:
     """Import sources as one corpus; users that occur in several sources are one user.
 
@@ -70,6 +72,7 @@ def import_corpus(
             is little to do.
         fit_vocabulary: whether a corpus, or a file of words, with fewer different words than the vocabulary needs gets
             a vocabulary of all its words, in place of an error.
+        lines_per_author: consecutive lines of plain text that count as one author; by default 200.
 
     Returns:
         The new corpus.
@@ -77,7 +80,8 @@ def import_corpus(
     Raises:
         InputError: a source cannot be read as its format, no author has enough words, there are no train users, there
             are fewer different words than the vocabulary needs, a vocabulary of words is named for a corpus by
-            characters, or `out` exists or is being imported to.
+            characters, `lines_per_author` is less than 1 or no source is plain text, or `out` exists or is being
+            imported to.
         RunFailed: the disk is full.
 
     Examples:
@@ -86,6 +90,7 @@ def import_corpus(
     """
     if workers is not None:
         at_least_one(workers=workers)
+    text = None if lines_per_author is None else text_format(lines_per_author)
     if vocabulary_from is not None and hparams.by == "characters":
         raise InputError(f"{vocabulary_from}: counts of words, and the corpus is by characters; leave it out")
     if isinstance(format, str):
@@ -112,11 +117,12 @@ def import_corpus(
                 "parameters": hparams.described,
                 "format": format and ([format.name, dict(format.about)] if format.about else format.name),
                 "columns": columns,
+                "lines_per_author": lines_per_author,
                 "vocabulary_from": vocabulary and vocabulary.parameter,
             }
         )
         with Pool(workers or _workers(opened)) as pool:
-            steps = Steps(pieces, pool, hparams, fit_vocabulary)
+            steps = Steps(pieces, pool, hparams, fit_vocabulary, text)
             made = steps.make(unpack_sources(opened, pieces, pool), format, columns, vocabulary)
         for source in opened:
             source.refuse_if_changed()

@@ -75,7 +75,15 @@ def words_short(words: int, hparams: ImportHParams) -> str:
 class Steps:
     """The steps of one import, and what they counted."""
 
-    def __init__(self, pieces: Pieces, pool: Pool, hparams: ImportHParams, fit_vocabulary: bool = False) -> None:
+    def __init__(
+        self,
+        pieces: Pieces,
+        pool: Pool,
+        hparams: ImportHParams,
+        fit_vocabulary: bool = False,
+        text: Format | None = None,
+    ) -> None:
+        self.text = text  # in place of the format text, where lines per author are set
         self.pieces, self.pool, self.hparams, self.fit_vocabulary = pieces, pool, hparams, fit_vocabulary
         self.read: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
@@ -87,7 +95,7 @@ class Steps:
         self, sources: list[Source], format: Format | None, columns: tuple[str, str], supplied: Given | None
     ) -> Path:
         """Run all steps, and return the folder of the complete corpus."""
-        formats = [format] * len(sources) if format else self.detect(sources)
+        formats = self.with_lines([format] * len(sources) if format else self.detect(sources), sources)
         for source, source_format in zip(sources, formats, strict=True):
             if format is None:
                 say(f"{source.path}: {source_format.name}")
@@ -147,6 +155,21 @@ class Steps:
         with blaming_changes(sources):
             self.pool.run(tasks, names.__setitem__)
         return [FORMATS[names[index]] for index in range(len(sources))]
+
+    def with_lines(self, formats: list[Format], sources: list[Source]) -> list[Format]:
+        """Return the formats with the lines per author that were asked for in those of plain text.
+
+        Raises:
+            InputError: lines per author were asked for, and no source is plain text.
+        """
+        if self.text is None:
+            return formats
+        if all(format.name != self.text.name for format in formats):
+            raise InputError(
+                f"{names_of(sources)}: --lines-per-author is for plain text, and this is {formats[0].name}; leave it "
+                "out, or give --format text"
+            )
+        return [self.text if format.name == self.text.name else format for format in formats]
 
     @property
     def layout(self) -> Layout:

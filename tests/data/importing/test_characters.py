@@ -56,10 +56,11 @@ def test_seldom_characters_are_outside_the_vocabulary_and_long_records_are_cut(t
     assert texts_of(corpus) == Counter(["aa<oov> a", "<oov>aa"])
 
 
-def test_consecutive_lines_are_an_author(tmp_path: Path, flsim: Flsim) -> None:
-    """120 lines, 50 an author: 50, 50 and 20 of them."""
+@pytest.mark.parametrize("format", [("--format", "text"), ()])
+def test_consecutive_lines_are_an_author(tmp_path: Path, flsim: Flsim, format: tuple[str, ...]) -> None:
+    """120 lines, 50 an author: 50, 50 and 20 of them; whether the format is named or told from the file's name."""
     (tmp_path / "ptb.txt").write_text("\n".join(TREEBANK))
-    options = ("--format", "text", "--lines-per-author", 50, "--heldout", 0, "--test", 0)
+    options = (*format, "--lines-per-author", 50, "--heldout", 0, "--test", 0)
     command = ("data", "import", tmp_path / "ptb.txt", "--by", "characters", "--out", tmp_path / "ptb")
     code, _, err = flsim(*command, *options, "--words-per-user", 500)
     assert code == 0, err
@@ -116,7 +117,10 @@ references = 200
     ("options", "message"),
     [
         (("--by", "letters"), "'letters'"),
-        (("--lines-per-author", 3), "--lines-per-author is for plain text; give --format text too, or leave it out"),
+        (
+            ("--lines-per-author", 3, "--format", "jsonl"),
+            "--lines-per-author is for plain text, and this is jsonl; leave it out, or give --format text",
+        ),
         (("--lines-per-author", 0, "--format", "text"), "lines_per_author must be at least 1, found 0"),
         (("--by", "characters", "--vocabulary-from", "counts.txt"), "counts of words, and the corpus is by characters"),
         (("--by", "characters", "--words-per-user", 90_000), "no user has 90,000 characters; the longest"),

@@ -1,0 +1,74 @@
+"""Reader of CSV: a header, then a row per post, with commas, in UTF-8, with plain text (not HTML).
+
+Quoted fields may hold commas, quotes that are doubled, and line feeds. So no place in the file is known to be between
+two rows, and a file is one part, which is read row by row.
+"""
+
+import csv
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+from flsim.base.errors import InputError
+from flsim.data.formats import posts
+from flsim.data.formats.posts import Format, Part, Post, post_of
+
+LONGEST_FIELD = 2**24  # characters; a quote that never ends holds so much before it is refused
+
+
+def csv_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
+    """Return the only part of a file; none of an empty one."""
+    size = data.stat().st_size
+    return posts.parts_between([0, size] if size else [], data, source, columns)
+
+
+def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
+    """Yield one post per row; blank lines are skipped, and other columns are ignored.
+
+    Dropped are ``posts_without_user``, whose name is empty or white space, as CSV has no null.
+
+    Raises:
+        InputError: the file is not UTF-8, has no such columns, or has a row with other columns than the header.
+    """
+    csv.field_size_limit(LONGEST_FIELD)
+    with part.path.open(newline="", encoding="utf-8-sig") as file:
+        rows = csv.reader(file, strict=True)
+        try:
+            header = next(rows, [])
+            user, text = (_place(header, column, option, part) for column, option in _options(part))
+            for row in rows:
+                if not row:
+                    continue
+                if len(row) != len(header):
+                    raise InputError(
+                        f"{part.source}: line {rows.line_num}: a row of {len(row)} fields, but the header has "
+                        f"{len(header)}; put quotes around fields that hold commas, quotes or line feeds"
+                    )
+                if not row[user].strip():
+                    dropped["posts_without_user"] += 1
+                else:
+                    yield post_of(row[user], row[text])
+        except UnicodeDecodeError as error:
+            raise InputError(
+                f"{part.source}: after line {rows.line_num}: not UTF-8; convert the file to UTF-8"
+            ) from error
+        except csv.Error as error:
+            raise InputError(f"{part.source}: line {rows.line_num}: not CSV ({error})") from error
+
+
+def _options(part: Part) -> Iterator[tuple[str, str]]:
+    return zip(part.columns, ("--user-column", "--text-column"), strict=True)
+
+
+def _place(header: list[str], column: str, option: str, part: Part) -> int:
+    """Return the place of a column; raise InputError unless the header has it once."""
+    if header.count(column) != 1:
+        names = ", ".join(header)[:200] or "none"
+        raise InputError(
+            f"{part.source}: no column {column!r}; its columns, between commas: {names}; "
+            f"name the right one with {option}"
+        )
+    return header.index(column)
+
+
+CSV = Format("csv", csv_parts, read_csv)
