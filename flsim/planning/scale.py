@@ -212,7 +212,7 @@ def published_rows(
 
     The arguments are those of `published_scale`.
     """
-    tier = Tier("", TierCorpus(path=Path()), seeds=tuple(dict.fromkeys(run.seed for run in planned)))
+    tier = Tier(about="", corpus=TierCorpus(path=Path()), seeds=tuple(dict.fromkeys(run.seed for run in planned)))
     theirs = planned_runs(definition, tier, Path(), source, only=only)
     if len(theirs) != len(planned):
         return None

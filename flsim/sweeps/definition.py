@@ -41,7 +41,7 @@ from flsim.data.synthetic import SyntheticHParams
 from flsim.results.published import matching, published_rows
 from flsim.runs.config import Config, from_working_directory, parse, toml
 from flsim.sweeps.tuned import Tuned, read_tuned
-from flsim.sweeps.values import Strict, Values, flat, merge, nested, refuse_what_runs_differ_in, slug
+from flsim.sweeps.values import Strict, Values, flat, merge, nested, refuse_missing, refuse_what_runs_differ_in, slug
 
 LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and logs and partial files say more
 NOT_TRAINING = {"evaluation", "system"}  # sections
@@ -124,8 +124,8 @@ class Tier(Strict):
         tuned: outcome of `flsim tune`, relative to the definition, with values that its runs take.
     """
 
-    about: str
     corpus: TierCorpus
+    about: str = ""
     seeds: tuple[int, ...] = (0,)
     set: Values = field(default_factory=dict)
     grids: dict[str, TierGrid] = field(default_factory=dict)
@@ -138,9 +138,9 @@ class Definition(Strict):
     """The content of a sweep file."""
 
     title: str
-    question: str
     grids: tuple[Grid, ...]
     tiers: dict[str, Tier]
+    question: str = ""
     base: Values = field(default_factory=dict)
     published: Published | None = None
 
@@ -175,6 +175,7 @@ def load(path: Path) -> Definition:
     values = toml.read(path)
     if "grids" not in values:
         raise InputError(f"{path}: not a sweep, as it has no grids; a run's configuration is for `flsim run`")
+    refuse_missing(values, path)
     definition = toml.validate(Definition, values, str(path))
     names = [grid.name for grid in definition.grids]
     if not names or len(set(names)) < len(names):

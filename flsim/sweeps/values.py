@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 from pydantic import ConfigDict
@@ -67,3 +68,15 @@ def refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: st
             raise InputError(f"--set {key}: of a sweep that is for {option}")
         if key in axes:
             raise InputError(f"--set {key}: {where} varies it; take other grids with --only, or edit the file")
+
+
+def refuse_missing(values: Mapping[str, Any], path: Path) -> None:
+    """Raise InputError that names all required keys that a sweep file lacks."""
+    missing = [key for key in ("title", "tiers") if key not in values]
+    grids, tiers = values["grids"], values.get("tiers", {})
+    for index, grid in enumerate(grids if isinstance(grids, list) else ()):
+        missing += [f"grids.{index}.{key}" for key in ("name", "axes") if isinstance(grid, dict) and key not in grid]
+    for name, tier in tiers.items() if isinstance(tiers, dict) else ():
+        missing += [f"tiers.{name}.corpus"] if isinstance(tier, dict) and "corpus" not in tier else []
+    if missing:
+        raise InputError(f'{path}: has no {", ".join(missing)}; docs/sweeps.md, "Write your own sweep", lists all keys')

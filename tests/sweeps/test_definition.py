@@ -224,3 +224,22 @@ def test_the_secret_sharers_noise_gives_the_published_epsilons() -> None:
             ledger = Ledger((config.planned(RECORDS, steps),))
             [epsilon] = report.spent(ledger, "poisson", config.privacy.delta_for(RECORDS)).values()
             assert epsilon == pytest.approx(published["epsilon"], rel=0.01)
+
+
+def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text('[[grids]]\n[tiers.smoke]\nabout = "small"\n')
+    with pytest.raises(InputError) as caught:
+        load(path)
+    missing = "title, grids.0.name, grids.0.axes, tiers.smoke.corpus"
+    assert str(caught.value) == f'{path}: has no {missing}; docs/sweeps.md, "Write your own sweep", lists all keys'
+
+
+def test_question_and_about_may_be_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "mine.toml"
+    path.write_text(
+        'title = "Mine"\n[[grids]]\nname = "one"\naxes = { "training.rounds" = [1] }\n'
+        "[tiers.smoke]\ncorpus = { synthetic = { users = 60 } }\n"
+    )
+    definition = load(path)
+    assert (definition.question, definition.tiers["smoke"].about) == ("", "")

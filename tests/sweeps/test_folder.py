@@ -98,7 +98,7 @@ def test_only_a_sweeps_own_corpus_is_made(tmp_path: Path) -> None:
 
 def test_runs_of_a_grid_that_is_no_more_come_last(folder: SweepFolder) -> None:
     definition = load(TABLE)
-    only = type(definition)("t", "q", definition.grids[1:], definition.tiers)
+    only = type(definition)("t", definition.grids[1:], definition.tiers)
     planned = planned_runs(definition, definition.tiers["smoke"], folder.path / "corpus", str(TABLE), only=["fedavg"])
     folder.write(TABLE, only, "smoke", planned, "flsim sweep")
     assert [run.grid for run in read_sweep(folder.path).runs] == ["fedavg"] * len(planned) + ["sgd"] * len(planned)
