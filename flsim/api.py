@@ -9,7 +9,7 @@ import torch
 
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams as ServerOptimizer
 from flsim.audits.frames import audit, audit_simulation
-from flsim.base.errors import Diverged, InputError, RunFailed
+from flsim.base.errors import Diverged, InputError, RunFailed, as_list
 from flsim.canaries.spec import CanaryHParams as Canaries
 from flsim.data.corpus import Corpus
 from flsim.data.importing.run import import_corpus
@@ -40,7 +40,7 @@ from flsim.runs.config import Config, load
 from flsim.runs.folder import Run
 from flsim.runs.locks import discard
 from flsim.runs.measuring import evaluate_checkpoint
-from flsim.simulation import Central, FedAvg, Planted, plant, simulate
+from flsim.simulation import Central, FedAvg, Planted, plant, refuse_impossible, simulate
 from flsim.training.central import CentralHParams as CentralSGD
 from flsim.training.hparams import LocalHParams as LocalSGD
 from flsim.training.state import State
@@ -204,7 +204,8 @@ def run(
     """
     from server.launch import train
 
-    settings, path = config if isinstance(config, Config) else load(Path(config), overrides), Path(out)
+    changes, path = as_list("overrides", overrides), Path(out)
+    settings = config if isinstance(config, Config) else load(Path(config), changes)
     if retrain_lost and not resume:
         raise InputError("--retrain-lost: continues a run; add --resume")
     opened = Run.reopen(settings, path) if resume else Run.create(settings, path)
@@ -252,27 +253,27 @@ def evaluate(
     Examples:
         >>> rows = flsim.evaluate(state, users, flsim.Model(32, 64), references=20_000)            # doctest: +SKIP
     """
+    refuse_impossible(seed, threads, device)
     if isinstance(model, Path | str) and str(model).endswith(".safetensors"):
         if planted is not None or architecture is not None:
             raise InputError(f"{model}: the run of a checkpoint has its own canaries and model; leave them out")
         path = Path(model)
         with threads_of_torch(threads):
             return frame(evaluate_checkpoint(path.resolve().parent.parent, path, device, **settings))
-    if planted is None:
+    if not isinstance(planted, Planted):
         raise InputError("evaluate: name what is planted, as `flsim.plant` returns it")
     how, test = EvaluationHParams(**settings), planted.corpus.test_users
     if isinstance(model, State):
-        if architecture is None:
-            raise InputError("evaluate: a state does not know its model; give the one that it was trained with")
+        if not isinstance(architecture, Model):
+            raise InputError("evaluate: a state does not know its model; give the flsim.Model that it was trained with")
         network = restore(model.params, architecture, planted.corpus.layout.vocabulary_size).to(device)
         with threads_of_torch(threads):
             return frame(measure_our_model(network, planted.canaries, test, how, seed, "simulation", model.round))
     name = model if isinstance(model, str) else type(model).__name__
     other = load_model(str(model)) if isinstance(model, Path | str) else model
-    layout = planted.corpus.layout
+    layout, on = planted.corpus.layout, torch.device(device)
     with threads_of_torch(threads):
-        rows = measure_any_model(other, planted.canaries, layout, how, seed, str(name), torch.device(device), test)
-    return frame(rows)
+        return frame(measure_any_model(other, planted.canaries, layout, how, seed, str(name), on, test))
 
 
 def table(*runs: Path | str, round: int | None = None, epoch: float | None = None) -> pd.DataFrame:

@@ -12,7 +12,7 @@ A state holds what a checkpoint holds. Any state can be the `start` of another s
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import pandas as pd
 
@@ -21,8 +21,10 @@ from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import default_branch
 from flsim.algorithms.training import Training
-from flsim.base.errors import InputError
-from flsim.base.extensions import by_content
+from flsim.base.errors import InputError, at_least_one, not_negative
+from flsim.base.extensions import Own, by_content
+from flsim.base.machine import refuse_missing_device
+from flsim.base.types import refuse_other, refuse_other_types
 from flsim.canaries.in_corpus import planting_of, settled
 from flsim.canaries.population import Population, World
 from flsim.canaries.roster import roster_of
@@ -30,6 +32,7 @@ from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.canaries.twin import make_twin
 from flsim.data.corpus import Corpus
 from flsim.data.kept import Shadow, kept
+from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.report import Unit
@@ -98,6 +101,8 @@ def plant(
     Examples:
         >>> users = flsim.plant("corpora/demo", flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12))   # doctest: +SKIP
     """
+    not_negative(seed=seed)
+    refuse_other(CanaryHParams | None, "a flsim.Canaries", canaries=canaries)
     opened = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
     if world not in ("iid", "non-iid"):
         raise InputError(f'world must be "iid" or "non-iid", found {world!r}')
@@ -110,6 +115,18 @@ def plant(
     roster = roster_of(planting, opened.vocabulary)
     planted = roster if "is_planted" in roster else roster.assign(is_planted=True)
     return Planted(opened, world, users, planting.canaries, planted)
+
+
+def refuse_not_planted(planted: object) -> None:
+    """Raise InputError where something else is given in the place of users and canaries, such as a corpus."""
+    refuse_other(Planted, "what flsim.plant(corpus, ...) returns", planted=planted)
+
+
+def refuse_impossible(seed: int, threads: int, device: str) -> None:
+    """Raise InputError for a seed, a number of threads or a device that cannot be."""
+    not_negative(seed=seed)
+    at_least_one(threads=threads)
+    refuse_missing_device(device)
 
 
 @dataclass(frozen=True)
@@ -138,8 +155,8 @@ class FedAvg:
     """
 
     cohort: int = 500
-    algorithm: str = "fedavg"
-    sampler: str = "fixed-size"
+    algorithm: Annotated[str, Own("algorithm")] = "fedavg"
+    sampler: Annotated[str, Own("sampler")] = "fixed-size"
     local: LocalHParams = field(default_factory=LocalHParams)
     server: ServerOptimizerHParams = field(default_factory=ServerOptimizerHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
@@ -147,6 +164,11 @@ class FedAvg:
     shards: int = 2
     branch: int | None = None
     unit: ClassVar[Unit] = "user"
+
+    def __post_init__(self) -> None:
+        kinds = {"local": "LocalSGD", "server": "ServerOptimizer", "privacy": "Privacy", "canary_users": "CanaryUsers"}
+        refuse_other_types(self, **kinds)
+        at_least_one(cohort=self.cohort, shards=self.shards)
 
     @property
     def sampler_of_units(self) -> str:
@@ -193,6 +215,9 @@ class Central:
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
     unit: ClassVar[Unit] = "record"
     canary_users: ClassVar[AuditHParams] = AuditHParams()  # none, as there are no users
+
+    def __post_init__(self) -> None:
+        refuse_other_types(self, training="CentralSGD", privacy="Privacy")
 
     @property
     def sampler_of_units(self) -> str:
@@ -252,7 +277,15 @@ def simulate(
         >>> for state in flsim.simulate(users, model, algorithm, 100, every=50):     # doctest: +SKIP
         ...     print(state.round, len(flsim.evaluate(state, users, model)))
     """
+    refuse_not_planted(planted)
+    refuse_other(ModelHParams, "a flsim.Model", model=model)
+    refuse_other(FedAvg | Central, "a flsim.FedAvg or flsim.Central", algorithm=algorithm)
+    at_least_one(rounds=rounds, **{} if callable(every) else {"every": every})
+    refuse_impossible(seed, threads, device)
     refuse_unfit(model, planted.corpus.layout, seed)
+    if start is not None:
+        refuse_other(State, "a state of flsim.simulate", start=start)
+        restore(start.params, model, planted.corpus.layout.vocabulary_size)  # raises where it is of another model
     training = algorithm.training_of(planted, model, rounds, seed, device)
     is_wanted = every if callable(every) else lambda round_: round_ % every == 0
     return _on_threads(training.states(start or training.first_state(), rounds, is_wanted), threads)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import Own, calling_own, is_own, naming_own_code, parts, refuse_unknown, resolve
+from flsim.base.types import refuse_other_types
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
@@ -164,6 +165,7 @@ class ServerOptimizerHParams:
     server_milestone_factor: float = 0.1
 
     def __post_init__(self) -> None:
+        refuse_other_types(self)
         refuse_unknown(self.server_optimizer, SERVER_OPTIMIZERS, "server_optimizer")
         refuse_unknown(self.server_schedule, SCHEDULES, "server_schedule")
         milestones, factor = self.server_milestones, self.server_milestone_factor

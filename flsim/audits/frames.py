@@ -13,7 +13,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.results.rows import SCHEMA
 from flsim.results.store import RunResults, refuse_two_points
 from flsim.results.sweeps import over_runs
-from flsim.simulation import Central, FedAvg, Planted
+from flsim.simulation import Central, FedAvg, Planted, refuse_not_planted
 from flsim.training.state import State
 
 
@@ -81,6 +81,7 @@ def audit_simulation(
         >>> rows = flsim.evaluate(state, users, model, references=20_000)      # doctest: +SKIP
         >>> flsim.audit_simulation(state, users, model, algorithm, rows)       # doctest: +SKIP
     """
+    refuse_not_planted(planted)
     measured = SCHEMA.empty_table().to_pandas() if rows is None else rows
     if rows is not None and not (rows["round"] == state.round).all():
         raise InputError(f"rows: some are not of round {state.round}, after which the state is; evaluate that state")

@@ -1,18 +1,43 @@
 """Errors that the command line reports in one line, without a traceback."""
 
+from collections.abc import Iterable
+from numbers import Integral
+from typing import Any
+
 
 class InputError(ValueError):
     """The user's input is wrong; the message says in one line what is wrong, where, and what to do."""
 
 
 def at_least_one(**values: int) -> None:
-    """Raise InputError for the first value below 1.
+    """Raise InputError for the first value that is no whole number, or is below 1.
 
     Settings check their counts with this function.
     """
     for name, value in values.items():
+        _refuse_fraction(name, value)
         if value < 1:
             raise InputError(f"{name} must be at least 1, found {value}")
+
+
+def not_negative(**values: int) -> None:
+    """Raise InputError for the first value that is no whole number, or is below 0."""
+    for name, value in values.items():
+        _refuse_fraction(name, value)
+        if value < 0:
+            raise InputError(f"{name} must not be negative, found {value}")
+
+
+def as_list(name: str, values: Iterable[Any]) -> list[Any]:
+    """Return values as a list; raise InputError for a single text, whose letters would be taken for the values."""
+    if isinstance(values, str) or not isinstance(values, Iterable):
+        raise InputError(f"{name} must be a list, such as [{values!r}]")
+    return list(values)
+
+
+def _refuse_fraction(name: str, value: object) -> None:
+    if not isinstance(value, Integral):
+        raise InputError(f"{name} must be a whole number, found {value!r}")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

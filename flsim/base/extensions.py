@@ -53,6 +53,8 @@ def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None
 
     No code is executed.
     """
+    if not isinstance(name, str):
+        raise InputError(f"{kind} must be a name, found {name!r:.60}; name your own as 'path/to/file.py:NAME'")
     if name not in built_in and not is_own(name):
         raise InputError(
             f"{kind} must be one of {', '.join(built_in)}, found {name!r}; name your own as path/to/file.py:NAME"

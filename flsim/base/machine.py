@@ -1,4 +1,4 @@
-"""The memory of this machine, and the refusal of what can never fit it."""
+"""The memory and the devices of this machine, and the refusal of what it can never do."""
 
 import os
 from contextlib import suppress
@@ -36,6 +36,21 @@ def text_of(path: Path) -> str:
     with suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
     return ""
+
+
+def refuse_missing_device(device: str, name: str = "device") -> None:
+    """Raise InputError where torch has no such device here.
+
+    Args:
+        device: torch's name of a device, such as "cuda".
+        name: what the user set, for the message.
+    """
+    import torch
+
+    try:
+        torch.empty(0, device=device)
+    except (RuntimeError, AssertionError, TypeError) as error:
+        raise InputError(f"{name} {device}: torch has none here; use cpu") from error
 
 
 def refuse_beyond_memory(needed: float, what: str, remedy: str) -> None:

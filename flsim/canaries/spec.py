@@ -11,6 +11,7 @@ from typing import Literal, NamedTuple
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.rng import stream
+from flsim.base.types import refuse_other_types
 from flsim.canaries.holes import fillings, parse, unknown_symbols
 from flsim.canaries.secrets import Secrets
 from flsim.canaries.windows import (
@@ -90,6 +91,7 @@ class CanaryHParams:
     template: str = ""
 
     def __post_init__(self) -> None:
+        refuse_other_types(self)
         for name, values in (("p_u", self.p_u), ("p_e", self.p_e)):
             for value in values:
                 if not 0 < value <= 1:

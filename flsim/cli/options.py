@@ -10,7 +10,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
-from flsim.base.errors import InputError
+from flsim.base.machine import refuse_missing_device
 
 # Headings of `flsim --help`.
 START = "Start"
@@ -102,12 +102,7 @@ def print_or_write(text: str, out: Path | None) -> None:
 
 def check_device(device: str) -> None:
     """Raise InputError where torch has no such device."""
-    import torch
-
-    try:
-        torch.empty(0, device=device)
-    except (RuntimeError, AssertionError) as error:
-        raise InputError(f"--device {device}: torch has none here; use cpu") from error
+    refuse_missing_device(device, "--device")
 
 
 class InPanels(TyperGroup):

@@ -12,6 +12,7 @@ from flsim.base.errors import Diverged, InputError, at_least_one
 from flsim.base.extensions import Own, refuse_unknown
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
+from flsim.base.types import refuse_other_types
 from flsim.canaries.secrets import Secrets
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Split
@@ -63,6 +64,7 @@ class EvaluationHParams:
     utility_only: bool = False
 
     def __post_init__(self) -> None:
+        refuse_other_types(self)
         at_least_one(
             references=self.references,
             beam_width=self.beam_width,

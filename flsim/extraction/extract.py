@@ -8,7 +8,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flsim.base.errors import InputError, at_least_one
+from flsim.base.errors import InputError, as_list, at_least_one
+from flsim.base.machine import refuse_missing_device
 from flsim.base.progress import tracked
 from flsim.canaries.population import Population
 from flsim.data.records import Records
@@ -58,6 +59,7 @@ class ExtractionHParams:
         if len(set(self.prefixes)) < len(self.prefixes):
             raise InputError(f"prefixes must be different numbers of words, found {list(self.prefixes)}")
         at_least_one(suffix=self.suffix, records=self.count)
+        refuse_missing_device(self.device)
 
 
 @dataclass(frozen=True, eq=False)
@@ -120,7 +122,8 @@ def extract(
         >>> measured.rates[["setting", "kind", "prefix", "attack", "rate", "excess"]]           # doctest: +SKIP
     """
     scheme = Scheme(temperature, top_k, top_p)
-    hparams = ExtractionHParams(tuple(prefixes), suffix, records, scheme, round, epoch, device)
+    words = as_list("prefixes", prefixes)
+    hparams = ExtractionHParams(tuple(words), suffix, records, scheme, round, epoch, device)
     parts = over_runs(runs, lambda path: extract_run(path, hparams))
     names = named_apart(parts)
     named = [[table.assign(**names[path]) for table in tables] for path, tables in parts.items()]

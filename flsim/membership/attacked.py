@@ -11,7 +11,9 @@ import torch
 
 from flsim.algorithms import checkpoint
 from flsim.audits.subject import Claim, claim_of
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, at_least_one
+from flsim.base.machine import refuse_missing_device
+from flsim.base.types import refuse_other_types
 from flsim.data.records import Records
 from flsim.membership.candidates import Candidates
 from flsim.membership.stored import SCHEMA, write_rows
@@ -44,6 +46,11 @@ class AttackHParams:
     reference: Path | None = None
     delta: float | None = None
     device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        refuse_other_types(self)
+        at_least_one(records=self.count)
+        refuse_missing_device(self.device)
 
 
 @dataclass(frozen=True)

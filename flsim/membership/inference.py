@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from flsim.audits.roc import auroc, auroc_interval, roc
 from flsim.audits.subject import Claim
-from flsim.base.errors import InputError, RunFailed
+from flsim.base.errors import InputError, RunFailed, as_list
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.membership.attack import Attack
@@ -65,8 +65,9 @@ def infer_membership(
         >>> rows = flsim.infer_membership("runs/demo", attacks=["loss", "min-k++"])            # doctest: +SKIP
         >>> rows[["setting", "attack", "auroc", "control_auroc"]]                              # doctest: +SKIP
     """
+    names = as_list("attacks", attacks)
     hparams = AttackHParams(records, round, None if reference is None else Path(reference), delta, device)
-    return over_folders(runs, lambda path: attack_run(path, attacks, hparams))
+    return over_folders(runs, lambda path: attack_run(path, names, hparams))
 
 
 def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> pd.DataFrame:

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.extensions import Own, is_own, parts, refuse_unknown
+from flsim.base.types import refuse_other_types
 from flsim.models.architectures import BUILT_IN
 from flsim.models.language_model import ModelSettings
 
@@ -34,6 +35,7 @@ class ModelHParams(ModelSettings):
     options: Mapping[str, int | float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        refuse_other_types(self)
         at_least_one(embedding=self.embedding, units=self.units, layers=self.layers, heads=self.heads)
         at_least_one(filter_width=self.filter_width)
         refuse_unknown(self.architecture, BUILT_IN, "architecture")

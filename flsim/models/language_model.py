@@ -149,10 +149,10 @@ class TrainableModel(nn.Module, ABC):
 
     @torch.no_grad()
     def load(self, params: Params) -> Self:
-        """Give the trained parameters these values; raise ValueError where names or shapes differ."""
+        """Give the trained parameters these values; raise InputError where names or shapes differ."""
         mine = self.trainable
         if {name: value.shape for name, value in mine.items()} != {name: v.shape for name, v in params.items()}:
-            raise ValueError("these parameters are of another model")
+            raise InputError("these parameters are of another model; give the settings that they were trained with")
         for name, parameter in mine.items():
             parameter.copy_(params[name])
         return self

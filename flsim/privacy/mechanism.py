@@ -13,6 +13,7 @@ from typing import Annotated, Literal
 from flsim.base.errors import InputError
 from flsim.base.extensions import Own, refuse_unknown
 from flsim.base.rng import stream
+from flsim.base.types import refuse_other_types
 from flsim.models.language_model import Params
 from flsim.privacy.noise import NOISES
 
@@ -57,6 +58,7 @@ class PrivacyHParams:
     noise: Annotated[str, Own("noise")] = "independent"
 
     def __post_init__(self) -> None:
+        refuse_other_types(self)
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise InputError(f"clip must be above 0, found {self.clip}")
         if not 0 <= self.noise_multiplier < math.inf:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
+from flsim.base.types import refuse_other_types
 from flsim.models.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import draw_cohort
@@ -42,6 +43,7 @@ class AuditHParams:
     canary_coins: bool = False
 
     def __post_init__(self) -> None:
+        refuse_other_types(self)
         if self.update_canaries < 0:
             raise InputError(f"update_canaries must not be negative, found {self.update_canaries}")
         if self.canary_coins and not self.update_canaries:

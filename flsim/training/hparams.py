@@ -9,6 +9,7 @@ from torch import Tensor
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.extensions import Own, refuse_unknown
+from flsim.base.types import refuse_other_types
 from flsim.training.optimizers import OPTIMIZERS, optimizer_named
 from flsim.training.schedules import SCHEDULES, rate_at, refuse_wrong_milestones
 
@@ -62,6 +63,7 @@ class LocalHParams:
     milestone_factor: float = 0.1
 
     def __post_init__(self) -> None:
+        refuse_other_types(self)
         at_least_one(epochs=self.epochs, batch_size=self.batch_size)
         refuse_unknown(self.optimizer, OPTIMIZERS, "optimizer")
         refuse_unknown(self.schedule, SCHEDULES, "schedule")

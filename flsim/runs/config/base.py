@@ -13,7 +13,7 @@ from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.participation import Flags, Meetings
 from flsim.algorithms.training import Training
 from flsim.algorithms.user_states import UserStates
-from flsim.base.errors import InputError, at_least_one
+from flsim.base.errors import InputError, at_least_one, not_negative
 from flsim.base.extensions import by_content
 from flsim.base.files import digest
 from flsim.canaries.population import Population, World
@@ -187,8 +187,7 @@ class Config(ABC):
     has_a_line_per_round: ClassVar[bool]  # rounds.jsonl; otherwise it has one for each saved round
 
     def __post_init__(self) -> None:
-        if self.seed < 0:
-            raise InputError(f"seed must not be negative, found {self.seed}")
+        not_negative(seed=self.seed)
         refuse_uncounted(self.canaries.template, self.evaluation.also)
         if not self.canaries.template and self.evaluation.prefix >= self.canaries.length:
             raise InputError(

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.extensions import Own, refuse_unknown
+from flsim.base.types import refuse_other_types
 from flsim.training.central.records import steps_per_epoch
 from flsim.training.hparams import Precision
 from flsim.training.optimizers import OPTIMIZERS, optimizer_named
@@ -70,6 +71,7 @@ class CentralHParams:
     precision: Precision = "float32"
 
     def __post_init__(self) -> None:
+        refuse_other_types(self)
         at_least_one(batch_size=self.batch_size)
         refuse_unknown(self.optimizer, OPTIMIZERS, "optimizer")
         refuse_unknown(self.schedule, SCHEDULES, "schedule")

@@ -1,0 +1,142 @@
+"""Wrong arguments of the Python API: each is refused at the entry, in one line that names it."""
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from helpers import Experiment, Trained
+
+import flsim
+from flsim.evaluation.evaluate import EvaluationHParams
+
+MODEL = flsim.Model(3, 5)
+ALGORITHM = flsim.FedAvg(cohort=5, shards=1)
+OWN = r"name your own as 'path/to/file\.py:NAME'"
+
+
+class Thing:
+    """An object in the place of its name."""
+
+
+@pytest.fixture
+def planted(experiment: Experiment) -> flsim.Planted:
+    return flsim.plant(experiment.folder / "corpus", flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
+
+
+def anything(value: object) -> Any:
+    """What a notebook passes, where no type checker looks."""
+    return value
+
+
+def message_of(call: Callable[[], object]) -> str:
+    """The message of the InputError that the call itself raises."""
+    with pytest.raises(flsim.InputError) as caught:
+        call()
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: flsim.Model(architecture=anything(Thing)),
+            f"must be a name; {OWN}, found the class Thing",
+        ),
+        (lambda: flsim.Model(embedding=anything("8")), "embedding must be a whole number, found '8'"),
+        (lambda: flsim.FedAvg(cohort=anything(10.5)), r"cohort must be a whole number, found 10\.5"),
+        (lambda: flsim.FedAvg(cohort=0), "cohort must be at least 1, found 0"),
+        (lambda: flsim.FedAvg(sampler=anything(Thing)), f"sampler must be a name; {OWN}"),
+        (lambda: flsim.FedAvg(local=anything({})), r"local must be a flsim\.LocalSGD, found a dict"),
+        (
+            lambda: flsim.FedAvg(local=anything(flsim.CentralSGD())),
+            r"LocalSGD, found a CentralHParams",
+        ),
+        (lambda: flsim.Central(anything(flsim.LocalSGD())), r"training must be a flsim\.CentralSGD"),
+        (lambda: flsim.Privacy(anything("dpp"), clip=1.0), "mechanism must be one of none, clip, dp, found 'dpp'"),
+        (lambda: flsim.LocalSGD(learning_rate=anything("1")), "learning_rate must be a number, found '1'"),
+        (lambda: flsim.LocalSGD(optimizer=anything(torch.optim.SGD)), f"optimizer must be a name; {OWN}"),
+        (lambda: flsim.ServerOptimizer(anything(len)), f"server_optimizer must be a name; {OWN}"),
+        (lambda: flsim.CanaryUsers(anything(2.5)), r"update_canaries must be a whole number, found 2\.5"),
+        (lambda: flsim.Canaries(p_u=anything(0.1)), r"p_u must be a list, with each item a number, found 0\.1"),
+        (lambda: flsim.Canaries(count=anything(2.5)), r"count must be a whole number, found 2\.5"),
+        (lambda: EvaluationHParams(also=anything("space")), "also must be a list, with each item a name; .* 'space'"),
+        (lambda: EvaluationHParams(also=anything([Thing()])), rf"also must be a list, .*{OWN}, found \[a Thing\]"),
+        (lambda: EvaluationHParams(references=anything("many")), "references must be a whole number, found 'many'"),
+        (lambda: flsim.infer_membership("runs/x", attacks="loss"), r"attacks must be a list, such as \['loss'\]"),
+        (lambda: flsim.infer_membership("runs/x", records=anything(2.5)), "count must be a whole number"),
+        (lambda: flsim.infer_users("runs/x", device="gpu"), "device gpu: torch has none here; use cpu"),
+        (lambda: flsim.extract("runs/x", prefixes=anything(3)), r"prefixes must be a list, such as \[3\]"),
+        (lambda: flsim.extract("runs/x", device="gpu"), "device gpu: torch has none here; use cpu"),
+        (
+            lambda: flsim.run("x.toml", "runs/x", overrides="training.rounds=3"),
+            r"overrides must be a list, such as \['training\.rounds=3'\]",
+        ),
+    ],
+)
+def test_wrong_settings_are_refused_where_they_are_given(call: Callable[[], object], message: str) -> None:
+    assert re.search(message, message_of(call))
+
+
+def test_numbers_of_numpy_and_lists_are_taken(planted: flsim.Planted) -> None:
+    canaries = flsim.Canaries(p_u=anything([0.2]), p_e=anything([np.float32(0.5)]), windows=anything([[0, 1]]))
+    assert list(canaries.p_u) == [0.2]
+    model = flsim.Model(anything(np.int64(3)), 5)
+    (state,) = flsim.simulate(planted, model, ALGORITHM, anything(np.int64(1)), every=anything(np.int64(1)))
+    assert state.round == 1
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rounds": 2.5}, "rounds must be a whole number, found 2.5"),
+        ({"rounds": 0}, "rounds must be at least 1, found 0"),
+        ({"seed": -1}, "seed must not be negative, found -1"),
+        ({"every": 0}, "every must be at least 1, found 0"),
+        ({"threads": 0}, "threads must be at least 1, found 0"),
+        ({"device": "gpu"}, "device gpu: torch has none here; use cpu"),
+        ({"model": "cifg"}, "model must be a flsim.Model, found 'cifg'"),
+        ({"algorithm": "fedavg"}, "algorithm must be a flsim.FedAvg or flsim.Central, found 'fedavg'"),
+        ({"start": 3}, "start must be a state of flsim.simulate, found 3"),
+    ],
+)
+def test_wrong_arguments_of_simulate_are_refused_before_training(
+    planted: flsim.Planted, changes: dict[str, Any], message: str
+) -> None:
+    arguments: dict[str, Any] = {"planted": planted, "model": MODEL, "algorithm": ALGORITHM, "rounds": 2} | changes
+    with pytest.raises(flsim.InputError) as caught:  # by the call itself, and not by the first state
+        flsim.simulate(**arguments)
+    assert str(caught.value) == message
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")
+def test_a_device_that_is_not_there_is_refused(planted: flsim.Planted) -> None:
+    expected = "device cuda: torch has none here; use cpu"
+    assert message_of(lambda: flsim.simulate(planted, MODEL, ALGORITHM, 2, device="cuda")) == expected
+    assert message_of(lambda: flsim.evaluate("x.safetensors", device="cuda")) == expected
+
+
+def test_a_corpus_without_canaries_is_no_planted_one(experiment: Experiment, planted: flsim.Planted) -> None:
+    corpus = flsim.open_corpus(experiment.folder / "corpus")
+    (state,) = flsim.simulate(planted, MODEL, ALGORITHM, 1)
+    expected = "planted must be what flsim.plant(corpus, ...) returns, found a Corpus"
+    assert message_of(lambda: flsim.simulate(anything(corpus), MODEL, ALGORITHM, 2)) == expected
+    assert message_of(lambda: flsim.audit_simulation(state, anything(corpus), MODEL, ALGORITHM)) == expected
+    assert "as `flsim.plant` returns it" in message_of(lambda: flsim.evaluate(state, anything(corpus), MODEL))
+    assert message_of(lambda: flsim.plant(corpus, seed=-1)) == "seed must not be negative, found -1"
+
+
+def test_a_state_of_another_model_is_neither_measured_nor_continued(planted: flsim.Planted) -> None:
+    (state,) = flsim.simulate(planted, MODEL, ALGORITHM, 1)
+    other = flsim.Model(4, 5)
+    expected = "these parameters are of another model; give the settings that they were trained with"
+    assert message_of(lambda: flsim.evaluate(state, planted, other, references=100)) == expected
+    assert message_of(lambda: flsim.simulate(planted, other, ALGORITHM, 2, start=state)) == expected
+
+
+def test_an_attack_in_the_place_of_its_name_is_refused(trained_here: Trained) -> None:
+    message = message_of(lambda: flsim.infer_membership(trained_here(), attacks=[anything(len)]))
+    assert message.startswith("attack must be a name, found <built-in function len>; name your own as 'path/to/file.py")
