@@ -34,6 +34,16 @@ assert not {"ray", "flwr"} & set(sys.modules)
     subprocess.run([sys.executable, "-c", code], check=True, cwd=ROOT)
 
 
+def test_a_state_is_shown_without_its_tensors(experiment: Experiment) -> None:
+    planted = flsim.plant(experiment.folder / "corpus", flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
+    algorithm = flsim.FedAvg(cohort=5, server=flsim.ServerOptimizer("adam", 0.1), shards=1)
+    (state,) = flsim.simulate(planted, flsim.Model(3, 5), algorithm, 1)
+    assert state.params
+    assert state.moments
+    assert repr(state).startswith("State(round=1, values=")
+    assert "tensor" not in repr(state)
+
+
 def test_every_public_name_is_documented_in_the_code_and_in_the_guide() -> None:
     text = GUIDE.read_text(encoding="utf-8")
     table = text[text.index("## Names") :]

@@ -28,8 +28,8 @@ class State:
     """
 
     round: int
-    params: Params
-    moments: Moments = field(default_factory=dict)
+    params: Params = field(repr=False)  # a notebook would print every value
+    moments: Moments = field(default_factory=dict, repr=False)
     values: Mapping[str, float] = field(default_factory=dict)
     ledger: Ledger = field(default_factory=Ledger.zero)
 
