@@ -30,7 +30,14 @@ from flsim.models.language_model import Params
 from flsim.privacy import noise, report
 from flsim.privacy.ledger import Ledger
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.sampling import check_cohort, draw_cohort, refuse_unaccounted, sampler_class, shard_ranges
+from flsim.privacy.sampling import (
+    check_cohort,
+    draw_cohort,
+    refuse_unaccounted,
+    refuse_unrepeatable,
+    sampler_class,
+    shard_ranges,
+)
 from flsim.privacy.update_canaries import AuditHParams, with_canaries
 from flsim.training.engines import Engine, EngineName, LocalEngine, engine_of, refuse_precision
 from flsim.training.hparams import LocalHParams
@@ -185,10 +192,10 @@ class FederatedTraining:
         """Try a user's own sampler and noise before training."""
         sampler, privacy, users = self.algorithm.sampler, self.privacy, len(self.users)
         if is_own(sampler):
-            draw_cohort(self.seed, 0, users, self.algorithm.cohort, sampler, InputError)
+            refuse_unrepeatable(self.seed, users, self.algorithm.cohort, sampler)
         if is_own(privacy.noise):
             like = build(self.users.layout.vocabulary_size, self.model).trainable
-            noise.step(privacy.noise, self.seed, like, noise.init(privacy.noise, self.seed, like), 0, InputError)
+            noise.refuse_unrepeatable(privacy.noise, self.seed, like)
         if privacy.mechanism == "dp" and (is_own(sampler) or is_own(privacy.noise)):
             spent = self.algorithm.releases(privacy, users, self.length or self.algorithm.rounds)
             report.spent(Ledger((spent,)), spent.sampler, privacy.delta_for(users))

@@ -81,7 +81,7 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
     with _lock:
         module = _modules.get(path.stem) or _module_of(path)
     if not hasattr(module, attribute):
-        raise InputError(f"{path}: defines no {attribute}; correct the name of the {kind}")
+        raise InputError(f"{_places.get(path.stem, path)}: defines no {attribute}; correct the name of the {kind}")
     thing: Thing = getattr(module, attribute)
     return thing
 
@@ -96,7 +96,7 @@ def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, bas
     """
     thing: object = resolve(name, built_in, kind)
     if not (isinstance(thing, type) and issubclass(thing, base)):
-        raise InputError(f"{name}: is no subclass of {base.__module__}.{base.__qualname__}; make it one")
+        raise InputError(f"{as_written(name)}: is no subclass of {base.__module__}.{base.__qualname__}; make it one")
     return thing
 
 
@@ -135,6 +135,12 @@ def by_content(name: str) -> str:
     digest = source_digest(name)
     _places[digest] = path
     return f"{digest}.py:{attribute}"
+
+
+def as_written(name: str) -> str:
+    """Return the name that a user wrote, also of one that is by content; messages show it."""
+    path, attribute = parts(name)
+    return f"{_places[path.stem]}:{attribute}" if is_own(name) and path.stem in _places else name
 
 
 def execute(path: Path) -> ModuleType:

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import calling_own, is_own, resolve_class, short_name
+from flsim.base.extensions import as_written, calling_own, is_own, resolve_class, short_name
 from flsim.base.rng import stream
+from flsim.privacy.sampling import refuse_no_event
 
 if TYPE_CHECKING:  # each import takes half a second or more, which accounting or every process of a run would pay
     import torch
@@ -109,13 +110,15 @@ def noise_event(name: str, sampled: "Callable[[DpEvent], DpEvent]", noise_multip
         InputError: a user's own process failed, or states no event.
     """
     kind = noise_class(name)
-    with calling_own(name, "event(sampled, noise_multiplier, rounds)", InputError):
+    written = as_written(name)
+    with calling_own(written, "event(sampled, noise_multiplier, rounds)", InputError):
         event = kind.event(sampled, noise_multiplier, rounds)
     if event is None:
         raise InputError(
-            f"{name}: states no privacy event, so that no accountant knows it; define event, which may return "
+            f"{written}: states no privacy event, so that no accountant knows it; define event, which may return "
             f"dp_accounting.NonPrivateDpEvent()"
         )
+    refuse_no_event(written, event)
     return event
 
 
@@ -166,6 +169,20 @@ def step(
     return noise, {SLOT + slot: values for slot, values in after.items()}
 
 
+def refuse_unrepeatable(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> None:
+    """Raise InputError where a user's own process fails, or gives other noise each time; arguments: `init`.
+
+    A resumed run and `flsim verify` draw the noise of a run again.
+    """
+    import torch
+
+    one, other = (step(name, seed, like, init(name, seed, like), 0, InputError) for _ in range(2))
+    for slot, values in (one[1] | {"noise": one[0]}).items():
+        again = (other[1] | {"noise": other[0]})[slot]
+        if not all(torch.equal(value, again[key]) for key, value in values.items()):
+            raise InputError(f"{name}: gives other noise each time; draw it by self.fresh or flsim.base.rng.stream")
+
+
 def _shapes(like: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Size]":
     return {name: value.shape for name, value in like.items()}
 
@@ -181,3 +198,5 @@ def _refuse_other_shapes(
             raise failure(
                 f"{name}: {slot!r} holds other than tensors of the names and shapes of the model's parameters"
             )
+        if not all(bool(value.isfinite().all()) for value in values.values()):
+            raise failure(f"{name}: {slot!r} holds values that are not finite; return finite noise")

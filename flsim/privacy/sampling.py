@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import calling_own, is_own, refuse_unknown, resolve_class, short_name
+from flsim.base.extensions import as_written, calling_own, is_own, refuse_unknown, resolve_class, short_name
 from flsim.base.rng import stream
 
 if TYPE_CHECKING:  # the import takes half a second, which every process of a run would pay
@@ -197,6 +197,19 @@ def draw_cohort(
     return cohort
 
 
+def refuse_unrepeatable(seed: int, population: int, size: int, sampler: str) -> None:
+    """Raise InputError where a user's own sampler fails, or draws other cohorts each time; arguments: `draw_cohort`.
+
+    A resumed run, `flsim verify` and attacks draw the cohorts of a run again.
+    """
+    for round_ in range(2):
+        one, other = (draw_cohort(seed, round_, population, size, sampler, InputError) for _ in range(2))
+        if not np.array_equal(one, other):
+            raise InputError(
+                f"{sampler}: draws other users each time in round {round_ + 1}; draw them by flsim.base.rng.stream"
+            )
+
+
 def _are_users(cohort: object, population: int, has_repeats: bool) -> bool:
     if not isinstance(cohort, np.ndarray) or cohort.dtype != np.int64 or cohort.ndim != 1:
         return False
@@ -212,13 +225,23 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
     """
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
-    with calling_own(sampler, "event(population, mechanism)", InputError):
+    written = as_written(sampler)
+    with calling_own(written, "event(population, mechanism)", InputError):
         event = kind(size).event(population, mechanism)
     if event is None:
         if not is_own(sampler):
             raise InputError(f'training.sampler "{sampler}": {kind.unaccounted}')
-        raise InputError(f'{sampler}: states no privacy event; define event, or take privacy.mechanism "clip"')
+        raise InputError(f'{written}: states no privacy event; define event, or take privacy.mechanism "clip"')
+    refuse_no_event(written, event)
     return event
+
+
+def refuse_no_event(name: str, event: object) -> None:
+    """Raise InputError where what the `event` of a user's own returned is no event of dp_accounting."""
+    from dp_accounting import DpEvent
+
+    if not isinstance(event, DpEvent):
+        raise InputError(f"{name}: event returned {event!r:.60}; return an event of dp_accounting")
 
 
 def refuse_unaccounted(sampler: str) -> None:

@@ -184,6 +184,9 @@ def test_names_digests_and_plans(experiment: Experiment, own: Path) -> None:
 
 
 EVENT = "    def event(self, population, mechanism):\n        return mechanism"
+FOLDER = "[^:]*"  # the folder that the user named, and not a digest
+UNSEEDED = "np.random.default_rng()"
+RANDOM = "fresh = {name: torch.randn_like(value) for name, value in self.fresh(round_).items()}"
 STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), rounds)"
 
 
@@ -200,6 +203,22 @@ STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), roun
         ("def draw", "def drew", r"abstract method '?draw'?; it needs draw\("),
         ("class Turns(Sampler)", "class Turns", r"is no subclass of flsim\.privacy\.sampling\.Sampler; make it one"),
         (STATED, "return None", "TakenBack: states no privacy event, so that no accountant knows it"),
+        (EVENT, "    nothing = None", rf"^{FOLDER}/my_privacy\.py:Turns: "),
+        ("return mechanism", "return 3", rf"^{FOLDER}/my_privacy\.py:Turns: event returned 3; return an event of"),
+        (STATED, "return 3", rf"^{FOLDER}/my_privacy\.py:TakenBack: event returned 3; return an event of"),
+        (STATED, "return None", rf"^{FOLDER}/my_privacy\.py:TakenBack: states no privacy event"),
+        ('stream(seed, "turns")', UNSEEDED, rf"^{FOLDER}/my_privacy\.py:Turns: draws other users each time in round 1"),
+        ("fresh = self.fresh(round_)", RANDOM, rf"^{FOLDER}/my_privacy\.py:TakenBack: gives other noise each time"),
+        (
+            "return {name: fresh[name] -",
+            "return {name: math.nan * fresh[name] -",
+            "TakenBack: 'noise' holds values that",
+        ),
+        (
+            '{"before": fresh}',
+            '{"before": {name: x / 0 for name, x in fresh.items()}}',
+            "'before' holds values that are",
+        ),
         (STATED, "return Unknown()", "dp_accounting's rdp refuses"),
         (STATED, "return rounds.no", r"my_privacy\.py:\d+: AttributeError: 'int' object has no attribute 'no'"),
         ('{"before": fresh}', "{}", r"a round turns slots \['before'\] into \[\]; keep the same ones"),
@@ -217,7 +236,7 @@ def test_what_is_wrong_is_known_before_training(
     unknown = (
         "from dp_accounting import DpEvent\n\n\nclass Unknown(DpEvent):\n    pass\n\n\n" if "Unknown" in new else ""
     )
-    own.write_text(unknown + OWN.replace(old, new))
+    own.write_text("import math\n" + unknown + OWN.replace(old, new))
     with pytest.raises(InputError, match=message) as caught:
         flsim.simulate(planted(experiment), MODEL, algorithm(own), 4)
     assert "\n" not in str(caught.value)
@@ -239,6 +258,17 @@ def test_what_goes_wrong_later_fails_the_run_and_names_the_line(
     assert next(states).round == 2
     with pytest.raises(RunFailed, match=rf"my_privacy\.py:\d+: {message}"):
         next(states)
+
+
+def test_noise_that_becomes_infinite_later_fails_the_run_and_names_the_file(experiment: Experiment, own: Path) -> None:
+    own.write_text(OWN.replace("fresh[name] -", "fresh[name] / (2 - round_) -"))
+    states = flsim.simulate(planted(experiment), MODEL, algorithm(own), 4)
+    assert [next(states).round, next(states).round] == [1, 2]
+    with pytest.raises(
+        RunFailed, match=r"my_privacy\.py:TakenBack: 'noise' holds values that are not finite"
+    ) as caught:
+        next(states)
+    assert not isinstance(caught.value, flsim.Diverged)
 
 
 def test_what_does_not_go_together_is_refused(experiment: Experiment, own: Path) -> None:
