@@ -39,7 +39,7 @@ from flsim.runs import arms
 from flsim.runs.config import Config, load
 from flsim.runs.folder import Run
 from flsim.runs.locks import discard
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.measuring import evaluate_where_writable
 from flsim.simulation import Central, FedAvg, Planted, plant, refuse_impossible, simulate
 from flsim.training.central import CentralHParams as CentralSGD
 from flsim.training.hparams import LocalHParams as LocalSGD
@@ -259,7 +259,7 @@ def evaluate(
             raise InputError(f"{model}: the run of a checkpoint has its own canaries and model; leave them out")
         path = Path(model)
         with threads_of_torch(threads):
-            return frame(evaluate_checkpoint(path.resolve().parent.parent, path, device, **settings))
+            return frame(evaluate_where_writable(path.resolve().parent.parent, path, device, **settings))
     if not isinstance(planted, Planted):
         raise InputError("evaluate: name what is planted, as `flsim.plant` returns it")
     how, test = EvaluationHParams(**settings), planted.corpus.test_users

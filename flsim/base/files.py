@@ -100,6 +100,19 @@ def refuse_existing(path: Path) -> None:
         raise InputError(f"{path}: exists already; name another folder, or remove it first")
 
 
+def refuse_unwritable(folder: Path, *names: str) -> None:
+    """Raise InputError where no file can be made in a folder, or in folders of these names in it.
+
+    For what takes long before it stores anything. Nothing is written.
+    """
+    for path in (folder, *(folder / name for name in names)):
+        if path.exists() and not (path.is_dir() and os.access(path, os.W_OK | os.X_OK)):
+            raise InputError(
+                f"{path}: results are stored there, and it cannot be written; make it a writable folder, or copy the "
+                f"run folder and name the copy"
+            )
+
+
 def refuse_missing_folder(path: Path) -> None:
     """Raise InputError if `path`, or a folder above it, does not exist.
 

@@ -207,7 +207,7 @@ def _of_run(
 ) -> "Measured":
     from flsim.data.corpus import Corpus
     from flsim.runs.folder import Run
-    from flsim.runs.measuring import evaluate_checkpoint, newest_checkpoint
+    from flsim.runs.measuring import evaluate_where_writable, newest_checkpoint
 
     if checkpoint.is_dir():
         checkpoint = newest_checkpoint(Run.open(checkpoint).path)
@@ -217,7 +217,7 @@ def _of_run(
     folder = folder or checkpoint.resolve().parent.parent
     run = Run.open(folder)
     Corpus.open(run.config.data.corpus, verify=True)
-    rows = evaluate_checkpoint(folder, checkpoint, device, calibrate, **changes)
+    rows = evaluate_where_writable(folder, checkpoint, device, calibrate, **changes)
     return rows, run.canaries, replace(run.config.evaluation, **changes)
 
 

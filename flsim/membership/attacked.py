@@ -12,11 +12,12 @@ import torch
 from flsim.algorithms import checkpoint
 from flsim.audits.subject import Claim, claim_of
 from flsim.base.errors import InputError, at_least_one
+from flsim.base.files import refuse_unwritable
 from flsim.base.machine import refuse_missing_device
 from flsim.base.types import refuse_other_types
 from flsim.data.records import Records
 from flsim.membership.candidates import Candidates
-from flsim.membership.stored import SCHEMA, write_rows
+from flsim.membership.stored import FOLDER, SCHEMA, write_rows
 from flsim.membership.targets import unigram_of
 from flsim.models.language_model import TrainableModel
 from flsim.models.quantization import quantized
@@ -74,9 +75,10 @@ class Attacked:
         """Open a run.
 
         Raises:
-            InputError: there is no such run or checkpoint.
+            InputError: there is no such run or checkpoint, or its folder cannot be written.
         """
         run = Run.open(path)
+        refuse_unwritable(path, FOLDER)  # rather than after minutes
         state, model = attacked_model(run, hparams.round, hparams.device)
         return cls(run, hparams, state, model)
 

@@ -7,10 +7,12 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 
+from flsim.base.files import refuse_unwritable
 from flsim.membership.attacked import Attacked, AttackHParams
 from flsim.membership.inference import allowed, claimed
 from flsim.membership.inference import success as success_of_run
 from flsim.membership.shadows import LOSS, Shadows, collect, counterfactual, leave_one_out, success
+from flsim.membership.stored import FOLDER
 from flsim.results.paths import expanded
 from flsim.results.seeds import named_apart
 from flsim.results.sweeps import run_folders
@@ -59,6 +61,8 @@ def by_setting(paths: Sequence[Path], hparams: AttackHParams) -> Iterator[tuple[
     names, series = named_apart(paths), dict[str, list[Path]]()
     for path in paths:
         series.setdefault(names[path]["series"], []).append(path)
+    for path in paths:
+        refuse_unwritable(path, FOLDER)
     for alike in series.values():
         shadows = collect(alike, hparams.count, hparams.round, hparams.device)
         store(alike, shadows, hparams)

@@ -10,6 +10,7 @@ import torch
 from flsim.algorithms import checkpoint
 from flsim.base.errors import Diverged, InputError
 from flsim.base.extensions import naming_own_code
+from flsim.base.files import refuse_unwritable
 from flsim.evaluation.continuations import write_on
 from flsim.evaluation.evaluate import evaluate
 from flsim.evaluation.measures import own_quantities
@@ -62,6 +63,18 @@ def evaluate_checkpoint(
         write_rows(opened.path, state.round, [Row(opened.identity, state.round, DIVERGED, "", 1.0)])
         raise
     return rows
+
+
+def evaluate_where_writable(
+    run: Path, path: str | Path, device: str = "cpu", calibrate: Sequence[Path] = (), **changes: Any
+) -> list[Row]:
+    """Measure a checkpoint as `evaluate_checkpoint` does, which a person asked for.
+
+    Raises:
+        InputError: the rows could not be stored, which is known before anything is measured; or as there.
+    """
+    refuse_unwritable(run, "rows")
+    return evaluate_checkpoint(run, path, device, calibrate, **changes)
 
 
 def newest_checkpoint(folder: Path) -> Path:
