@@ -71,6 +71,12 @@ def test_a_private_central_run(own: Experiment) -> None:
     assert verify(Run.open(path), 20).differs is None
 
 
+def copy_of(run: Run) -> Path:
+    """The one file of a user's own in a run folder."""
+    (copy,) = (run.path / "code").iterdir()
+    return copy
+
+
 def test_another_version_of_the_file_is_another_run(own: Experiment) -> None:
     """A changed file is refused, on resume as by whoever verifies; the digest knows the content, and no path."""
     settings = config.load(own.config)
@@ -78,10 +84,10 @@ def test_another_version_of_the_file_is_another_run(own: Experiment) -> None:
     assert run.config.digest == settings.digest == Run.open(run.path).config.digest
     other = shutil.copytree(own.folder, own.folder.parent / "other", ignore=shutil.ignore_patterns("run"))
     assert config.load(other / "tiny.toml").digest == settings.digest
-    Run.reopen(settings, run.path)
+    assert Run.reopen(settings, run.path).parameters["model.architecture"] == f"{copy_of(run).name}:TwistedGRU"
     before = settings.digest
     write_model(own.folder, ("self.scale * ", "(1 + self.scale) * "))
-    (copy,) = (run.path / "code").iterdir()
+    copy = copy_of(run)
     refused = own.call("run", own.config, "--out", "run", "--resume", check=False)
     message = f"run: was started with another version of {own.folder}/mine.py, which is {copy}; resume it with that one"
     assert (refused.returncode, refused.stdout) == (2, "")

@@ -8,7 +8,7 @@ settings differ in a factor alone if no other pair of settings differs in a part
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from flsim.report.gather import Gathered, Setting
 from flsim.results.run_file import WORLDS
 from flsim.results.sweeps import Sweep
 from flsim.runs.config import Config
+from flsim.runs.config.own_code import without_folders
 
 WORLD, TECHNIQUE, OPTIMIZER, CLIP, NOISE, RATE = (
     *("World", "Technique", "Optimizer", "Clip", "Noise multiplier", "Learning rate"),
@@ -130,7 +131,7 @@ def _profiles(gathered: Gathered) -> list[_Profile]:
             continue
         sweep = run.path.parent.parent if run.planned else None
         values: dict[str, Any] = {}
-        for key, value in flat(asdict(run.config)):
+        for key, value in flat(without_folders(run.config)):
             if not (
                 FOLLOWING.fullmatch(key) or key == "seed" or _is_chosen(key, searched.get(sweep) if sweep else None)
             ):

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from markupsafe import Markup, escape
@@ -12,6 +11,7 @@ from flsim.report.configurations import percent
 from flsim.report.gather import Gathered
 from flsim.results.tables import user_share
 from flsim.runs.config import Config, DataHParams
+from flsim.runs.config.own_code import without_folders
 
 OF_PAPER = "which are the paper’s where it states them"
 
@@ -70,7 +70,7 @@ def settings(gathered: Gathered) -> list[Block]:
 def _flat(config: Config) -> dict[str, Any]:
     """Return settings by section.key, without the seed and the place of the corpus."""
     settings_by_key: dict[str, Any] = {}
-    for section, values in asdict(config).items():
+    for section, values in without_folders(config).items():
         if isinstance(values, dict):
             settings_by_key |= {f"{section}.{key}": value for key, value in values.items()}
     del settings_by_key["data.corpus"]

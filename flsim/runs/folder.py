@@ -18,7 +18,7 @@ tensorboard/, mlflow/, wandb/  the numbers of rounds and evaluations, for tracke
 """
 
 import json
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -168,7 +168,7 @@ class Run:
     @property
     def parameters(self) -> dict[str, Any]:
         """Return all settings by name, such as ``training.cohort``, for lists of runs."""
-        return {"setting": self.setting, "series": self.series, **dict(flat(asdict(self.config)))}
+        return {"setting": self.setting, "series": self.series, **dict(flat(own_code.without_folders(self.config)))}
 
     @cached_property
     def corpus(self) -> Corpus:

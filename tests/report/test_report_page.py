@@ -2,6 +2,7 @@
 
 import json
 import re
+from itertools import product
 from math import log2
 from pathlib import Path
 
@@ -11,7 +12,9 @@ import pytest
 from htmlpage import Page, described, plain
 from reported import Made, roster, write_run, write_sweep
 
+from flsim.base.files import file_digest
 from flsim.base.rng import stream
+from flsim.canaries.population import World
 from flsim.models.hparams import ModelHParams
 from flsim.report.gather import Gathered, Line, RunView, Setting, gather
 from flsim.report.page import render
@@ -24,6 +27,7 @@ from flsim.runs.config import (
     TrainingHParams,
     load,
 )
+from flsim.training.hparams import LocalHParams
 
 
 @pytest.fixture(scope="module")
@@ -182,6 +186,32 @@ def test_settings_of_one_name_say_in_what_they_differ(tmp_path: Path) -> None:
     for units in (15, 30):
         assert f"units {units}" in page.section("memorized"), units
     assert "[of-" not in page.text
+
+
+def test_copies_of_a_users_own_code_are_one_setting_and_no_factor(tmp_path: Path) -> None:
+    """Each run folder has a copy of its own of the one file: what differs is the world and a rate."""
+    own = tmp_path / "mine.py"
+    own.write_text("class Bow: ...\n")
+    worlds: tuple[World, ...] = ("iid", "non-iid")
+    for world, rate, seed in product(worlds, (0.3, 0.9), (0, 1)):
+        config = FederatedConfig(
+            DataHParams(tmp_path / "corpus", world),
+            seed,
+            model=ModelHParams(architecture=f"{own}:Bow"),
+            training=TrainingHParams(rounds=30),
+            local=LocalHParams(learning_rate=rate),
+        )
+        folder = tmp_path / f"{world}-{rate}-{seed}"
+        write_run(folder, config, setting=config.setting, series=config.series, memorized=3 + (world == "iid"))
+    page = Page(render(gather([folder.parent for folder in tmp_path.glob("*/code")])))
+    answer = page.section("answer")
+    assert "World: IID less non-IID is" in answer
+    assert "Learning rate: local.learning_rate 0.9" in answer
+    assert "model.architecture" not in answer
+    [copy] = {path.name for path in tmp_path.glob("*/code/*.py")}
+    assert copy == f"mine.{file_digest(own)[:16]}.py"
+    assert f"model.architecture {copy}:Bow cifg" in page.section("settings")
+    assert str(tmp_path) not in page.section("settings")
 
 
 def test_without_probabilities_there_are_bars_by_copies(tmp_path: Path) -> None:

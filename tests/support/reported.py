@@ -15,6 +15,7 @@ from flsim.canaries.population import World
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.results.rows import Row, write_rows
 from flsim.runs.config import CentralConfig, Config, DataHParams, FederatedConfig, TrainingHParams, dump
+from flsim.runs.config.own_code import with_copies
 
 GRID = tuple(product((0.1, 0.05), (0.5, 1.0)))
 COUNT, ROUNDS, REFERENCES = 4, (10, 20, 30), 1_000
@@ -81,7 +82,7 @@ def write_run(
     told |= {"round": last, "rounds": 30, "rounds_per_epoch": 10.0, "seed": seed, "series": setting} | about
     (folder / "run.json").write_text(json.dumps(told))
     if config:
-        dump(config, folder / "config.toml")
+        dump(with_copies(config, folder), folder / "config.toml")
     drawn = stream(seed, "report-test", memorized).random(len(CANARIES))
     for place, round_ in enumerate(rounds):
         rows = []

@@ -72,6 +72,19 @@ def relative(name: str, base: Path) -> str:
     return f"{path.relative_to(base.resolve()) if below else path}:{attribute}"
 
 
+def without_folders(settings: Any) -> dict[str, Any]:
+    """Return the values of settings, with each name of a user's own without the folder of its file.
+
+    Copies of one file have one such name in all run folders, such as ``my_model.0a1b2c3d4e5f6a7b.py:Bow``.
+    """
+    return renamed(type(settings), asdict(settings), _without_folder)
+
+
+def _without_folder(name: str) -> str:
+    path, attribute = parts(name)
+    return f"{path.name}:{attribute}"
+
+
 def with_copies(settings: Settings, folder: Path) -> Settings:
     """Copy all files of a user's own into ``folder/code``, and return settings that name the copies.
 
