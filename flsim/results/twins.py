@@ -2,11 +2,12 @@
 
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from flsim.base.errors import InputError
 from flsim.measures.quantity import Quantity, numbers
 from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
+from flsim.results.distinctions import differing, words_of
 from flsim.results.formats import note
 from flsim.results.inference import holm
 from flsim.results.like_utility import LikeUtility, like_utility
@@ -28,6 +29,9 @@ CEILING = (
     f"between them cannot show; {WHAT_TO_DO}"
 )
 
+Row = tuple[RunResults, list[RunResults]]  # the first run of a series, and those to compare
+Twins = dict[str, list[list[RunResults]]]  # the runs to compare of each series, by world
+
 
 def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> str:
     """Return a line for each two series whose settings differ only in the world; empty if there are none.
@@ -41,17 +45,7 @@ def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: 
     Raises:
         InputError: as for `flsim.results.seeds_table.seeds_table`.
     """
-    twins: dict[str, dict[str, list[list[RunResults]]]] = {}
-    groups = by_series(runs)
-    lengths = Counter((label, world) for label, world, _ in {(run.label, run.world, run.rounds) for run, *_ in groups})
-    for group in groups:
-        series, first = sample(group, round, epoch), group[0]
-        if first.world is not None:
-            has_lengths = max(lengths[first.label, world] for world in WORLDS) > 1
-            label = first.label + f", {first.rounds:,} rounds" * has_lengths
-            worlds = twins.setdefault(label, {world: [] for world in WORLDS})
-            diverged = [run for run in group if run.status == "diverged"]
-            worlds[first.world].append([run for run, _ in series.taken] + diverged)
+    twins = _twins(runs, round, epoch)
     text = ""
     for quantity in numbers(compared_in(runs)):
         compared = {
@@ -67,6 +61,60 @@ def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: 
     return text
 
 
+def _twins(runs: Sequence[RunResults], round: int | None, epoch: float | None) -> dict[str, Twins]:
+    """Return the series of both worlds by name: the label, the length where it differs, and settings as in a table."""
+    named: dict[str, dict[str, list[Row]]] = {}
+    groups = by_series(runs)
+    lengths = Counter((label, world) for label, world, _ in {(run.label, run.world, run.rounds) for run, *_ in groups})
+    for group in groups:
+        series, first = sample(group, round, epoch), group[0]
+        if first.world is not None:
+            has_lengths = max(lengths[first.label, world] for world in WORLDS) > 1
+            label = first.label + f", {first.rounds:,} rounds" * has_lengths
+            worlds = named.setdefault(label, {world: [] for world in WORLDS})
+            diverged = [run for run in group if run.status == "diverged"]
+            worlds[first.world].append((first, [run for run, _ in series.taken] + diverged))
+    return {
+        label + words: {world: [series for _, series in rows] for world, rows in part.items()}
+        for label, worlds in named.items()
+        for words, part in _told_apart(worlds).items()
+    }
+
+
+def _told_apart(worlds: dict[str, list[Row]]) -> dict[str, dict[str, list[Row]]]:
+    """Return rows of one label in parts to compare, by the words that tell them apart; "" where none are needed.
+
+    First come rows that are equal in all settings that tell rows of one world apart. Of others a search may have chosen
+    a rate for each row. They are told apart by settings of which both worlds have the same values.
+    """
+    if max(map(len, worlds.values())) == 1:
+        return {"": worlds}
+    names = {name for rows in worlds.values() for name in differing([first.settings for first, _ in rows])}
+    twins = {words: part for words, part in _parts(worlds, names).items() if _is_pair(part)}
+    paired = {id(row) for part in twins.values() for rows in part.values() for row in rows}
+    others = {world: [row for row in rows if id(row) not in paired] for world, rows in worlds.items()}
+    if not all(others.values()):
+        return twins
+    values = {
+        name: [{repr(first.settings.get(name)) for first, _ in rows} for rows in others.values()] for name in names
+    }
+    return twins | _parts(others, {name for name, (iid, other) in values.items() if iid == other})
+
+
+def _parts(worlds: dict[str, list[Row]], names: Collection[str]) -> dict[str, dict[str, list[Row]]]:
+    """Return rows of both worlds by the words of their values of some settings."""
+    parts: dict[str, dict[str, list[Row]]] = {}
+    for world, rows in worlds.items():
+        for row in rows:
+            part = parts.setdefault(words_of(row[0], names), {name: [] for name in WORLDS})
+            part[world].append(row)
+    return parts
+
+
+def _is_pair(worlds: dict[str, list[Row]]) -> bool:
+    return all(len(rows) == 1 for rows in worlds.values())
+
+
 def _lines(compared: Mapping[str, PairedOverSeeds | LikeUtility | str], is_corrected: bool) -> str:
     """Return a line for each comparison, or for the reason that there is none, by the label of its settings.
 
@@ -77,9 +125,7 @@ def _lines(compared: Mapping[str, PairedOverSeeds | LikeUtility | str], is_corre
     return "".join(note(f"{label}: {text}") for label, text in zip(compared, texts, strict=True))
 
 
-def _compared(
-    worlds: dict[str, list[list[RunResults]]], round: int | None, epoch: float | None, quantity: Quantity
-) -> PairedOverSeeds | str:
+def _compared(worlds: Twins, round: int | None, epoch: float | None, quantity: Quantity) -> PairedOverSeeds | str:
     """Return the comparison of two series at one point in training, or why there is none."""
     if any(len(series) > 1 for series in worlds.values()):
         return "not compared, since several rows have this setting; show fewer runs"
@@ -89,7 +135,7 @@ def _compared(
         return f"not compared: {error}"
 
 
-def _at_equal_perplexity(twins: dict[str, dict[str, list[list[RunResults]]]], is_corrected: bool) -> str:
+def _at_equal_perplexity(twins: dict[str, Twins], is_corrected: bool) -> str:
     """Return a line for each twins with one series in each world; empty if there are none."""
     compared: dict[str, PairedOverSeeds | LikeUtility | str] = {}
     for label, (iid, other) in ((label, tuple(worlds.values())) for label, worlds in twins.items()):
@@ -105,7 +151,7 @@ def _at_equal_perplexity(twins: dict[str, dict[str, list[list[RunResults]]]], is
     return AT_EQUAL_PERPLEXITY + _lines(compared, is_corrected) if compared else ""
 
 
-def _ceilings(twins: dict[str, dict[str, list[list[RunResults]]]], round: int | None, epoch: float | None) -> str:
+def _ceilings(twins: dict[str, Twins], round: int | None, epoch: float | None) -> str:
     """Return a sentence on the shares of canaries at the ceiling in both worlds; empty where they are few."""
     words = []
     for label, worlds in twins.items():

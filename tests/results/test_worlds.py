@@ -4,7 +4,7 @@ The simulations are seeded, so they pass or fail for good; under another seed ea
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,6 +118,44 @@ def test_worlds_are_compared_where_nothing_else_differs(make_series: MakeSeries)
     assert " ".join(compare_worlds([*runs, *again]).split()).endswith(
         "b_u=16: not compared, since several rows have this setting; show fewer runs"
     )
+
+
+def of_settings(make_series: MakeSeries, name: str, levels: Sequence[float], **settings: object) -> list[RunResults]:
+    """Runs of one label, which tell only by their settings what they were trained with."""
+    world = name.partition(" ")[0]
+    known = {"data.world": world.lower()} | {key.replace("_", ".", 1): value for key, value in settings.items()}
+    return [replace(run, settings=known) for run in make_series(levels, name, setting=f"{world}, S")]
+
+
+def test_worlds_are_compared_at_each_value_of_a_setting_that_no_name_has(make_series: MakeSeries) -> None:
+    """A rate that one world alone was trained at has no line, and no part in another one's ceiling."""
+    runs = [
+        *of_settings(make_series, "IID 0.3", [3, 4], local_learning_rate=0.3),
+        *of_settings(make_series, "IID 0.9", [4, 6], local_learning_rate=0.9),
+        *of_settings(make_series, "IID 2", [20, 20], local_learning_rate=2.0),
+        *of_settings(make_series, "Non-IID 0.9", [1, 4], local_learning_rate=0.9),
+        *of_settings(make_series, "Non-IID 0.3", [2, 2], local_learning_rate=0.3),
+    ]
+    text = compare_worlds(runs)
+    assert "S, learning_rate 0.3: +1.50 (" in text
+    assert "S, learning_rate 0.9: +2.50 (" in text
+    assert "not compared" not in text
+    assert "learning_rate 2" not in text
+    assert "ceiling" not in text
+    for setting in seeds_table.seeds_table(runs)["setting"]:
+        assert setting.removeprefix("Non-").startswith("IID, S, learning_rate")
+
+
+def test_rates_that_a_search_chose_for_each_row_leave_rows_twins(make_series: MakeSeries) -> None:
+    runs = [
+        *of_settings(make_series, "IID 15", [3, 4], model_units=15, local_learning_rate=0.3),
+        *of_settings(make_series, "IID 30", [4, 6], model_units=30, local_learning_rate=0.5),
+        *of_settings(make_series, "Non-IID 15", [2, 2], model_units=15, local_learning_rate=0.7),
+        *of_settings(make_series, "Non-IID 30", [1, 4], model_units=30, local_learning_rate=0.8),
+    ]
+    text = compare_worlds(runs)
+    assert "S, units 15: +1.50 (" in text
+    assert "S, units 30: +2.50 (" in text
 
 
 def test_worlds_of_short_and_of_long_training_are_compared_each(make_series: MakeSeries) -> None:
