@@ -159,7 +159,7 @@ def test_copies_are_checked_by_their_names(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
         own_code.refuse_other_settings(copied, settings, run)
     file.write_text("A = B = 1\n")
-    with pytest.raises(InputError, match=re.escape(f"{run}: was started with other settings; resume it with the same")):
+    with pytest.raises(InputError, match=re.escape(": thing was 'mine")):
         own_code.refuse_other_settings(copied, Outer("two", inner=copied.inner), run)
     copy.write_text("A = B = 3\n")
     with pytest.raises(InputError, match=re.escape(f"{copy}: changed since the run was started; restore it")):

@@ -89,9 +89,12 @@ def test_what_a_person_edits_is_refused_by_name_and_nothing_is_touched(experimen
         return done.stderr
 
     changed = before
-    for old, new in (("[local]", "[local]\nlearning_rate = 0.7"), ("[data]", "seed = 1\n[data]")):
+    for old, new, words in (
+        ("[local]", "[local]\nlearning_rate = 0.7", "local.learning_rate was 0.3 and is 0.7 now; resume"),
+        ("[data]", "seed = 1\n[data]", "seed was 0 and is 1 now; resume"),
+    ):
         config.write_text(text.replace(old, new))
-        assert "run: was started with other settings" in refusal()
+        assert f"run: was started with other settings: {words}" in refusal()
     tables = text.split("\n[")
     config.write_text("# edited\n[" + "\n[".join(reversed(tables[1:])) + "\n")
     assert Run.reopen(load(config), run).config == load(config)

@@ -1,6 +1,8 @@
 """Length of training and times of evaluation in a configuration: rounds, steps, words or epochs."""
 
 import math
+import re
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
+from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
 from flsim.data.vocabulary import Layout
 from flsim.runs.config import (
@@ -17,8 +20,10 @@ from flsim.runs.config import (
     DataHParams,
     FederatedConfig,
     ScheduledEvaluationHParams,
+    TrainingHParams,
     parse,
 )
+from flsim.runs.config.own_code import refuse_other_settings
 
 
 def train_split(records: int, users: int) -> Split:
@@ -84,3 +89,15 @@ def test_nothing_that_is_said_twice_is_ignored(section: str, values: dict[str, f
 def test_a_config_can_be_made_in_python() -> None:
     assert FederatedConfig(DataHParams(Path("corpus"))).training.rounds == 8_000
     assert CentralConfig(DataHParams(Path("corpus"))).rounds_over(train_split(320, 4)) == 10
+
+
+def test_a_refused_length_says_what_depends_on_it(tmp_path: Path) -> None:
+    """Windows in fractions would move; another setting that differs as well is told first."""
+    data, windows = DataHParams(tmp_path / "corpus"), CanaryHParams(windows=((0.2, 0.5),))
+    started = FederatedConfig(data, canaries=windows, training=TrainingHParams(rounds=20))
+    longer = replace(started, training=TrainingHParams(rounds=30))
+    words = "training.rounds was 20 and is 30 now (a schedule, or canaries with times in fractions of training, depend"
+    with pytest.raises(InputError, match=re.escape(words)):
+        refuse_other_settings(started, longer, tmp_path / "run")
+    with pytest.raises(InputError, match=re.escape("settings: seed was 0 and is 1 now; resume")):
+        refuse_other_settings(started, replace(longer, seed=1), tmp_path / "run")

@@ -11,11 +11,14 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import Own, is_own, parts, source_digest
+from flsim.base.extensions import Own, by_content, is_own, parts, source_digest
 from flsim.base.files import new_file
+from flsim.base.mappings import flat
 from flsim.runs.config import toml
 
 FOLDER = "code"
+LENGTHS = ("training.rounds", "training.epochs", "training.steps", "training.words")
+CHANGES_NO_RESULT = ("system.", "data.corpus", "evaluation.every", "training.order")
 DIGITS = 16  # of the digest in a copy's name
 Settings = TypeVar("Settings")
 
@@ -131,4 +134,28 @@ def refuse_other_settings(started: Any, settings: Any, run: Path) -> None:
                 f"{run}: was started with another version of {path}, which is {copy}; resume it with that one, or name "
                 f"a new --out"
             )
-    raise InputError(f"{run}: was started with other settings; resume it with the same ones, or name a new --out")
+    raise InputError(
+        f"{run}: was started with other settings{_difference(started, settings)}; resume it with the same ones, or "
+        f"name a new --out"
+    )
+
+
+def _difference(started: Any, settings: Any) -> str:
+    """Return the first setting that differs with both values, as words to append; empty if none can be told.
+
+    A length is told last: it may differ in a resumed run, unless something depends on the end of training.
+    """
+    old, new = (dict(flat(renamed(type(values), asdict(values), by_content))) for values in (started, settings))
+    differing = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
+    differing = [key for key in differing if not key.startswith(CHANGES_NO_RESULT)]
+    if not differing:
+        return ""
+    first = min(differing, key=lambda key: key in LENGTHS)
+    was, now = (_value(dict(flat(without_folders(values))), first) for values in (started, settings))
+    reason = " (a schedule, or canaries with times in fractions of training, depend on the length)" * (first in LENGTHS)
+    return f": {first} was {was} and is {now} now{reason}"
+
+
+def _value(values: Mapping[str, Any], key: str) -> str:
+    value = values.get(key)
+    return "not set" if value is None else repr(list(value) if isinstance(value, tuple) else value)
