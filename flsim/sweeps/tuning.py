@@ -144,6 +144,12 @@ class Search:
         Raises:
             InputError: a value is impossible, or a setting is one of the grid's axes.
         """
+        axes = {axis for its in self.definition.grids if its.name == grid for axis in its.axes}
+        if varied := [name for name in values if name in axes]:
+            raise InputError(
+                f"{self.source}: tiers.{self.tier_name}.grids.{grid}: {varied[0]} is an axis of this grid in "
+                f"{self.sweep}, which a search cannot choose; remove it from one of them"
+            )
         overrides = [f"{name}={value!r}" for name, value in values.items()]
         runs = planned_runs(
             self.definition, self.tier, self.corpus, str(self.sweep), self.tuning.seeds, [grid], overrides

@@ -155,7 +155,7 @@ def test_the_experiment_has_a_group_for_each_size_and_world_with_equal_budgets()
         (
             {"tiers": {"smoke": {"grids": {"a": {"training.cohort": {"low": 1.0, "high": 2.0}}}}}},
             {},
-            "--set training.cohort: ",
+            "tune.toml: tiers.smoke.grids.a: training.cohort is an axis of this grid in",
         ),
         ({"tiers": {"smoke": {"grids": {"a": {}}}}}, {"grids": [{"name": "b", "axes": {}}]}, "the sweep has b, and"),
         ({}, {"base": {"local": {"schedule": "linear"}}}, "set halving = [1.0]"),
