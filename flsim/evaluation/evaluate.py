@@ -272,7 +272,7 @@ def measure_model(
     """Return metric -> value of the model, over the test users that the seed chooses."""
     count = min(hparams.test_users or len(test), len(test))
     users = stream(seed, "test users").choice(len(test), count, replace=False)
-    probe = ModelProbe(model, predict, test, sorted(map(int, users)), device, seed)
+    probe = ModelProbe(model, predict, test, tuple(sorted(map(int, users))), device, seed)
     values: dict[str, float] = {}
     for name, measure in _chosen("model", hparams).items():
         values |= values_of(name, measure, probe)

@@ -9,6 +9,7 @@ from flsim.base.extensions import is_own, naming_own_code, resolve
 from flsim.measures.built_in import ALSO, QUANTITIES
 from flsim.measures.measure import Measure, ModelProbe, Probe
 from flsim.measures.quantity import Quantity, refuse_unfit
+from flsim.models.unchanged import refusing_changes
 from flsim.results.columns import TAKEN, names_of
 
 
@@ -51,13 +52,17 @@ def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[st
     """Compute a measure's values by the names of its quantities.
 
     Raises:
-        RunFailed: a user's own measure failed, and the message names its file and line; or it computed something else
-            than finite numbers of its quantities.
+        RunFailed: a user's own measure failed, and the message names its file and line; or it changed the model or the
+            words that it read, or computed something else than finite numbers of its quantities.
         Diverged: a built-in measure met a value that is not finite.
     """
     if not is_own(name):
         return dict(measure.compute(probe))  # type: ignore[arg-type]
-    with naming_own_code():
+    models, words = [probe.model], {}
+    if isinstance(probe, Probe):
+        models += probe.without
+        words = {"prefix": probe.prefix, "continuation": probe.continuation, "references": probe.references}
+    with refusing_changes(name, models, words), naming_own_code():
         computed = measure.compute(probe)
     values = computed if isinstance(computed, Mapping) else {measure.quantities[0].name: computed}
     where = f"canary {probe.canary.id}" if isinstance(probe, Probe) else "the model"

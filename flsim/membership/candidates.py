@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +26,8 @@ FLOATS = 2**22  # values that one batch may hold at once, in float64: 32 MB for 
 class Candidates:
     """Records of which an attack says whether the model was trained on them.
 
-    Everything is computed in batches that bound memory, and does not depend on the other records.
+    Everything is computed in batches that bound memory, and does not depend on the other records. Arrays are read-only,
+    as all attacks share them.
 
     Attributes:
         model: the model, on its device.
@@ -47,6 +49,13 @@ class Candidates:
     layout: Layout
     reference: TrainableModel | None = None
 
+    def __post_init__(self) -> None:
+        # Views, so that arrays of the caller stay as they are.
+        object.__setattr__(self, "unigram", _read_only(self.unigram.view()))
+        tokens, offsets = _read_only(self.records.tokens.view()), _read_only(self.records.offsets.view())
+        object.__setattr__(self, "records", Records(tokens, offsets))
+        object.__setattr__(self, "keys", tuple(self.keys))
+
     def __len__(self) -> int:
         return len(self.records)
 
@@ -57,35 +66,35 @@ class Candidates:
     @cached_property
     def words(self) -> Ints:
         """Return the number of words of each record, int64 [N]."""
-        return np.diff(self.records.offsets)
+        return _read_only(np.diff(self.records.offsets))
 
     @cached_property
     def lengths(self) -> Ints:
         """Return the number of tokens that the model predicts of each record, int64 [N]: words, and a final EOS."""
-        return self.words + self.layout.ends_with_eos(self.words)
+        return _read_only(self.words + self.layout.ends_with_eos(self.words))
 
     @cached_property
-    def texts(self) -> list[str]:
+    def texts(self) -> tuple[str, ...]:
         """Return the text of each record."""
-        return [self.vocabulary.text(record.tolist()) for record in self.records]
+        return tuple(self.vocabulary.text(record.tolist()) for record in self.records)
 
     @cached_property
     def log_probs(self) -> Floats:
         """Return log p(t_i | t_<i) of each record's tokens, float64 [N, T]; 0 behind the end of a record."""
-        return log_probabilities(self.model, self.records, self.layout)
+        return _read_only(log_probabilities(self.model, self.records, self.layout))
 
     @cached_property
     def unigram_log_probs(self) -> Floats:
         """Return the unigram's log-probabilities of each record's tokens, float64 [N, T]; 0 behind the end."""
         targets = batch(self.records, np.arange(len(self)), self.layout).targets
-        return np.where(targets != self.layout.pad, self.unigram[targets], 0.0)
+        return _read_only(np.where(targets != self.layout.pad, self.unigram[targets], 0.0))
 
     @cached_property
     def reference_log_probs(self) -> Floats:
         """Return log-probabilities by the reference, float64 [N, T]; by the unigram where there is no reference."""
         if self.reference is None:
             return self.unigram_log_probs
-        return log_probabilities(self.reference, self.records, self.layout)
+        return _read_only(log_probabilities(self.reference, self.records, self.layout))
 
     def neighbours(self, count: int) -> Records:
         """Return `count` neighbours of each record, N times `count` records, those of one record side by side.
@@ -175,6 +184,11 @@ def _distributions(
         inputs, targets = (torch.from_numpy(side).to(model.device) for side in (read.inputs, read.targets))
         real = targets != layout.pad
         yield rows, read.targets != layout.pad, targets[real], model.logits_at(inputs, real)
+
+
+def _read_only(values: NDArray[Any]) -> NDArray[Any]:
+    values.flags.writeable = False
+    return values
 
 
 def _empty(records: Records, layout: Layout) -> Floats:

@@ -267,6 +267,32 @@ def test_a_measure_that_fails_fails_the_evaluation_and_stores_nothing(experiment
     assert not list((run.path / "rows").iterdir())
 
 
+CHANGES = {
+    "next(probe.model.parameters()).data.zero_()": "changes the model's ",
+    "setattr(probe.model, 'extra', torch.nn.Parameter(torch.zeros(1)))": "changes the model's extra",
+    "probe.references.clamp_(max=1)": "changes references",
+    "probe.continuation.data.zero_()": "changes continuation",
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_measure_that_changes_what_others_read_is_refused_and_nothing_is_stored(
+    experiment: Experiment, change: str
+) -> None:
+    (experiment.folder / "bad.py").write_text(
+        "import torch\nfrom flsim.measures import Measure, Quantity\n\n\n"
+        f"def compute(probe):\n    {change}\n    return 1.0\n\n\n"
+        "measure = Measure('own', compute, (Quantity(name='own', description='D.'),))\n"
+    )
+    run = Run.create(load(experiment.config), experiment.folder / "run")
+    path = run.save(replace(run.latest_state(), round=2))
+    done = experiment.call("evaluate", path, "--also", "bad.py:measure", check=False)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert f"bad.py:measure: {CHANGES[change]}" in done.stderr
+    assert "change a copy" in done.stderr
+    assert not list((run.path / "rows").iterdir())
+
+
 def test_a_number_that_some_canaries_lack_is_listed_and_not_averaged(experiment: Experiment) -> None:
     (experiment.folder / "some.py").write_text(
         "from flsim.measures import Measure, Quantity\n"

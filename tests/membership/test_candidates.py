@@ -114,3 +114,25 @@ def test_the_blind_control_reads_no_model() -> None:
     one, other = (BLIND.score(before(untrained(seed=seed), records)) for seed in (0, 1))
     np.testing.assert_array_equal(one, other)
     assert one[:, 0].tolist() == [len(record) for record in records]
+
+
+ARRAYS = ("words", "lengths", "log_probs", "unigram_log_probs", "reference_log_probs", "unigram")
+
+
+@pytest.mark.parametrize("name", ARRAYS)
+def test_attacks_share_arrays_that_none_of_them_can_change(name: str) -> None:
+    shared = before(untrained(), drawn(5))
+    with pytest.raises(ValueError, match="read-only"):
+        getattr(shared, name)[:] = 0
+    with pytest.raises(ValueError, match="read-only"):
+        getattr(shared, name).sort()
+
+
+def test_records_of_candidates_cannot_be_changed_and_those_of_the_caller_can() -> None:
+    records = drawn(5)
+    shared = before(untrained(), records)
+    for values in (shared.records.tokens, shared.records.offsets):
+        with pytest.raises(ValueError, match="read-only"):
+            values[0] = 1
+    assert records.tokens.flags.writeable
+    assert records.offsets.flags.writeable
