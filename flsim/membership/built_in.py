@@ -4,10 +4,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import is_own, resolve, short_name
+from flsim.base.extensions import is_own, resolve
 from flsim.membership import scores
 from flsim.membership.attack import Attack, Floats, Learned
 from flsim.membership.candidates import Candidates, gradient_norms, log_probabilities, moments
+from flsim.membership.own import own_attack
 
 NEIGHBOURS = 25  # of each record
 LEVEL = 0.9  # of the quantile regression: 1 less a false-positive rate of 10%, fixed before scores are looked at
@@ -122,11 +123,13 @@ def attack_named(name: str) -> Attack:
     """Return a built-in attack, or the `Attack` or function at ``path/to/file.py:NAME``, whose file is executed.
 
     Raises:
-        InputError: there is no such attack, or the file failed.
+        InputError: there is no such attack, the file failed, the object is no attack, such as a class, or it has the
+            name of a built-in attack, whose stored rows it would replace.
     """
-    attack: object = resolve(name, BUILT_IN, "attack")
-    if isinstance(attack, Attack):
+    attack = resolve(name, BUILT_IN, "attack")
+    if not is_own(name):
         return attack
-    if is_own(name) and callable(attack):
-        return Attack(short_name(name), attack)
-    raise InputError(f"{name}: is a {type(attack).__name__}; make it a flsim.membership.Attack or a function")
+    own = own_attack(name, attack)
+    if own.name in BUILT_IN:
+        raise InputError(f"{name}: flsim has an attack {own.name}, whose rows it would replace; rename it")
+    return own
