@@ -87,6 +87,10 @@ class Diverged(RunFailed):
     """
 
 
+class Terminated(SystemExit):
+    """A signal's exit of the process, which is no failure of the code that was running."""
+
+
 class Interrupted(RunFailed):
     """Somebody asked the run to end.
 

@@ -15,7 +15,7 @@ from threading import RLock
 from types import ModuleType
 from typing import TypeVar
 
-from flsim.base.errors import InputError, RunFailed, is_out_of_memory
+from flsim.base.errors import InputError, RunFailed, Terminated, is_out_of_memory
 from flsim.base.files import file_digest
 
 Thing = TypeVar("Thing")
@@ -233,6 +233,8 @@ def _execute(path: Path, source: bytes) -> ModuleType:
             exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 (the user asked for it)
     except SyntaxError as error:
         raise InputError(f"{path}:{error.lineno}: {error.msg}") from error
+    except Terminated:
+        raise
     except (ValueError, SystemExit) as error:
         if isinstance(error, InputError):
             raise _about_neighbours(path, error) from error

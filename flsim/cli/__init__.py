@@ -7,12 +7,13 @@ import signal
 import sys
 import time
 from pathlib import Path
+from types import FrameType
 from typing import Annotated
 
 import click
 import typer
 
-from flsim.base.errors import InputError, Interrupted, RunFailed
+from flsim.base.errors import InputError, Interrupted, RunFailed, Terminated
 from flsim.base.extensions import naming_own_code
 from flsim.cli.audit import EPILOG as AUDIT_EPILOG
 from flsim.cli.audit import audit
@@ -242,7 +243,7 @@ def main() -> None:
     An error is one line on standard error. The exit code is 2 for bad input, 1 where a run or a disk failed.
     """
     # SystemExit, unlike death by the signal, lets `finally` remove files that are half-written.
-    signal.signal(signal.SIGTERM, lambda number, _: _fail("terminated", 128 + number))
+    signal.signal(signal.SIGTERM, _terminate)
     try:
         with naming_own_code():
             code = app(standalone_mode=False)
@@ -265,6 +266,15 @@ def main() -> None:
         sys.exit(code)
 
 
+def _terminate(number: int, _: FrameType | None) -> None:
+    _print_error("terminated")
+    raise Terminated(128 + number)
+
+
 def _fail(message: str, code: int) -> None:
-    print(f"flsim: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    _print_error(message)
     sys.exit(code)
+
+
+def _print_error(message: str) -> None:
+    print(f"flsim: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201

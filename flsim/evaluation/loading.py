@@ -7,7 +7,7 @@ from contextlib import redirect_stdout
 from pathlib import Path
 from typing import Any, TypeVar
 
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, Terminated
 from flsim.base.extensions import execute, place
 
 Made = TypeVar("Made")
@@ -43,6 +43,8 @@ def _run(what: str, work: Callable[[], Made]) -> Made:
         return work()
     except InputError as error:
         raise InputError(f"--model {error}") from error
+    except Terminated:
+        raise
     except (Exception, SystemExit) as error:
         line = f" ({where})" if (where := place(error)) else ""
         raise InputError(f"--model {what}: failed with {type(error).__name__}: {error}{line}") from error
