@@ -22,7 +22,7 @@ from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.summation import Reply, ShardReply, ShardWork, TreeSum
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
-from flsim.base.extensions import is_own
+from flsim.base.extensions import calling_own, is_own
 from flsim.data.records import UsersByRound
 from flsim.models.architectures import build, class_of
 from flsim.models.hparams import ModelHParams
@@ -284,21 +284,22 @@ class FederatedTraining:
         if not self.method.has_own_steps:
             with self.micro_cohorts.recorded(engine, asked.shard, asked.round):
                 return engine.train(asked.params, users, asked.users.tolist(), self.seed, asked.round, asked.clip)
-        return train_users(
-            self.method,
-            cast(LocalEngine, engine).model,
-            asked.params,
-            users,
-            asked.users,
-            self.local,
-            self.seed,
-            asked.round,
-            self.length,
-            asked.sent,
-            self.user_states,
-            asked.forget,
-            asked.clip,
-        )
+        with calling_own(self.algorithm.algorithm, "train(user), which returns a flsim.algorithms.algorithm.Answer"):
+            return train_users(
+                self.method,
+                cast(LocalEngine, engine).model,
+                asked.params,
+                users,
+                asked.users,
+                self.local,
+                self.seed,
+                asked.round,
+                self.length,
+                asked.sent,
+                self.user_states,
+                asked.forget,
+                asked.clip,
+            )
 
     def sum_of(
         self, requests: Sequence[RoundRequest], replies: Iterable[Reply], state: State

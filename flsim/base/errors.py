@@ -87,6 +87,10 @@ class Diverged(RunFailed):
     """
 
 
+class OwnCodeFailed(RunFailed):
+    """A user's own code raised an error, as it does each time; the message names its file."""
+
+
 class Terminated(SystemExit):
     """A signal's exit of the process, which is no failure of the code that was running."""
 

@@ -15,7 +15,7 @@ from threading import RLock
 from types import ModuleType
 from typing import TypeVar
 
-from flsim.base.errors import InputError, RunFailed, Terminated, is_out_of_memory
+from flsim.base.errors import InputError, OwnCodeFailed, RunFailed, Terminated, is_out_of_memory
 from flsim.base.files import file_digest
 
 Thing = TypeVar("Thing")
@@ -164,13 +164,14 @@ def place(error: BaseException) -> str | None:
 
 
 @contextmanager
-def naming_own_code(failure: type[InputError] | type[RunFailed] = RunFailed) -> Iterator[None]:
+def naming_own_code(failure: type[InputError] | type[RunFailed] = OwnCodeFailed) -> Iterator[None]:
     """Turn an error of a user's own code into a one-line error that names the file and the line.
 
     Errors of flsim, errors of other libraries, and a lack of memory leave the block unchanged.
 
     Args:
-        failure: the type of the new error; InputError if nothing has been trained yet.
+        failure: the type of the new error; InputError if nothing has been trained yet. Errors of disks and GPUs, which
+            another attempt may not meet, are RunFailed in place of OwnCodeFailed.
     """
     try:
         yield
@@ -180,11 +181,13 @@ def naming_own_code(failure: type[InputError] | type[RunFailed] = RunFailed) -> 
         where = place(error)
         if where is None or is_out_of_memory(error):
             raise
+        if failure is OwnCodeFailed and (isinstance(error, OSError) or "CUDA" in str(error)):
+            failure = RunFailed
         raise failure(f"{where}: {_described(error)}") from error
 
 
 @contextmanager
-def calling_own(name: str, needs: str, failure: type[InputError] | type[RunFailed] = RunFailed) -> Iterator[None]:
+def calling_own(name: str, needs: str, failure: type[InputError] | type[RunFailed] = OwnCodeFailed) -> Iterator[None]:
     """Turn errors of a user's own code, and of calls that do not fit it, into one-line errors.
 
     Args:

@@ -21,6 +21,7 @@ from flsim.wire import Address, decode_delta, decode_reply, encode_requests
 from server.federated.deadline import Deadline
 from server.federated.failures import ShardFailed
 from server.pool.client import sum_request
+from server.pool.flower import OWN_CODE_FAILED
 from server.stopping import Stop
 
 POLL = 0.005  # seconds, at first; Grid.send_and_receive would sleep 0.1
@@ -58,10 +59,11 @@ class Exchange:
 
         A shard that answers with an error, or not within the attempt's deadline, is asked again, at most `retries`
         times, after 1, 2, 4, ... seconds. Requests wait until a client runs, and deadlines count from then on. Where
-        the sum of a branch fails, all its shards are asked again.
+        the sum of a branch fails, all its shards are asked again. An error of a user's own code ends the exchange at
+        once.
 
         Raises:
-            ShardFailed: a shard failed in every attempt; the message has the last reason.
+            ShardFailed: a shard failed in every attempt, or by a user's own code; the message has the last reason.
             RunFailed: no client came back within two minutes or the longest deadline, whichever is longer.
             Interrupted: `stop` was set.
         """
@@ -69,7 +71,7 @@ class Exchange:
         exchanged = _Exchanged(asked, self.branch)
         yield from self._attempt(asked, partial(self.deadline.of_attempt, 0, self.retries), exchanged)
         for attempt in range(self.retries):
-            if not exchanged.failures:
+            if not exchanged.failures or exchanged.is_own_code:
                 break
             for shard, reason in exchanged.failures.items():
                 log.warning("shard asked again", extra={"round": asked[0].round + 1, "shard": shard, "reason": reason})
@@ -80,7 +82,7 @@ class Exchange:
         if exchanged.failures:
             shard, reason = min(exchanged.failures.items())
             failed = next(request for request in asked if request.shard == shard)
-            raise ShardFailed(failed, 1 + self.retries, reason)
+            raise ShardFailed(failed, 1 + self.retries, reason, exchanged.is_own_code)
 
     def send_once(self, request: RoundRequest) -> dict[int, str]:
         """Make one attempt at one request; return the reason by shard where it failed, else nothing."""
@@ -117,6 +119,10 @@ class Exchange:
                 its = pending.pop(message.metadata.reply_to_message_id)
                 if message.has_error():
                     exchanged.fail(its, message.error.reason or f"Flower error {message.error.code}")
+                    if message.error.code == OWN_CODE_FAILED:
+                        exchanged.failures = {shard: exchanged.failures[shard] for shard in its.shards}
+                        exchanged.is_own_code = True
+                        return
                     continue
                 try:
                     reply = exchanged.read(message, its)
@@ -166,11 +172,13 @@ class _Exchanged:
     Attributes:
         branches: the requests' shards by branch.
         failures: the reason by shard where the last attempt failed.
+        is_own_code: whether the last failure is an error of a user's own code.
     """
 
     def __init__(self, asked: Sequence[RoundRequest], branch: int) -> None:
         self.branches = branches([request.shard for request in asked], branch)
         self.failures: dict[int, str] = {}
+        self.is_own_code = False
         self._round = asked[0].round if asked else 0
         self._held: dict[int, ShardReply] = {}  # without their sums, which client processes hold
 

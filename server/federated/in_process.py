@@ -10,7 +10,7 @@ from flwr.app import Error, Message
 from flsim.base.logs import log
 from server.cluster.causes import one_line
 from server.pool.client import app_named
-from server.pool.flower import CLIENT_FAILED, ShardGrid, about
+from server.pool.flower import ShardGrid, about, code_of
 
 RUNS = count(1)  # Flower's numbers of this process' runs
 
@@ -67,4 +67,4 @@ class InProcessGrid(ShardGrid):
         except Exception as error:  # whatever it is, the shard is asked again, and then it fails the run
             reason = one_line(error)
             log.warning("client failed", extra=about(message) | {"failure": "client raised", "reason": reason})
-            return Message(Error(CLIENT_FAILED, reason), reply_to=message)
+            return Message(Error(code_of(error), reason), reply_to=message)

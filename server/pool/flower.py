@@ -6,15 +6,22 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
+from flsim.base.errors import OwnCodeFailed
 from server.cluster.internals import numbered, send_as
 
 SERVER = 0  # the node that sends requests
 CLIENT_FAILED = 0  # Flower's code of an error without a code of its own
+OWN_CODE_FAILED = 1_000  # an error of a user's own code, which another attempt meets again; Flower's codes are below
 
 
 def about(message: Message) -> dict[str, Any]:
     """Return the round and shard of a message for the log."""
     return {"round": int(message.metadata.group_id or 0), "shard": int(message.metadata.dst_node_id)}
+
+
+def code_of(error: BaseException | None) -> int:
+    """Return the code of the Flower error by which an exception of a client is reported."""
+    return OWN_CODE_FAILED if isinstance(error, OwnCodeFailed) else CLIENT_FAILED
 
 
 class ShardGrid(Grid):  # type: ignore[misc]  # Flower brings no types

@@ -25,7 +25,7 @@ from server.cluster.causes import reason_of
 from server.cluster.nodes import Nodes
 from server.pool.actors import Actor, Actors
 from server.pool.client import Client, apart, summed_nodes
-from server.pool.flower import CLIENT_FAILED, ShardGrid
+from server.pool.flower import CLIENT_FAILED, ShardGrid, code_of
 from server.pool.jobs import Held, Job, nearest
 
 LOOK = 1.0  # seconds between two checks of the machines
@@ -211,7 +211,8 @@ class RayGrid(ShardGrid):
             log.warning("client failed", extra=job.about | {"machine": process.machine} | about)
             if not lives:
                 self._end(process)
-            reply, job.replied = Message(Error(CLIENT_FAILED, about["reason"]), reply_to=job.message), None
+            code = code_of(reply.cause if isinstance(reply, RayTaskError) else None)
+            reply, job.replied = Message(Error(code, about["reason"]), reply_to=job.message), None
         elif self._holds and not job.parts and job.replied is not None:
             self._held[job.node], job.replied = Held(job.replied, process.machine), None
         for node in summed_nodes(job.message):
