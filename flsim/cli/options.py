@@ -10,6 +10,7 @@ import typer
 from rich.markup import escape
 from typer.core import TyperGroup
 
+from flsim.base.errors import InputError
 from flsim.base.machine import refuse_missing_device
 
 # Headings of `flsim --help`.
