@@ -72,7 +72,9 @@ def sweep(
     address: Address = None,
     at_once: AtOnce = None,
 ) -> None:
-    """Train all runs of a sweep file, and print their table, beside the published one where there is one.
+    """Train all runs of a sweep file, and print their table.
+
+    The published table is printed beside it where there is one.
 
     Repeat the command to continue an interrupted sweep: finished runs are skipped, and failed runs are tried again. A
     run that fails stops no other run. SIGTERM and Ctrl-C let runs write a checkpoint first.
