@@ -27,9 +27,9 @@ sys.stdin.read()
 def test_memory_is_that_of_all_descendants_and_tells_own_from_mapped(
     tmp_path: Path, nested: tuple[str, ...], processes: int
 ) -> None:
-    """Each holds 64 MB of its own; a file of 32 MB that all of them map counts once."""
+    """Each holds 64 MB of its own; a file of 128 MB that all of them map counts once."""
     (tmp_path / "hold.py").write_text(HOLD)
-    (tmp_path / "file").write_bytes(bytes(32 * MEGABYTE))
+    (tmp_path / "file").write_bytes(bytes(128 * MEGABYTE))
     before = Memory.held_by(os.getpid())
     with subprocess.Popen(
         [sys.executable, "hold.py", "file", *nested], cwd=tmp_path, stdin=subprocess.PIPE, stdout=subprocess.PIPE
@@ -41,7 +41,8 @@ def test_memory_is_that_of_all_descendants_and_tells_own_from_mapped(
         holder.communicate()
     own, mapped = after.anonymous - before.anonymous, after.file - before.file
     assert 64 * processes <= own / MEGABYTE < 64 * processes + 24 * processes
-    assert 30 <= mapped / MEGABYTE < 30 + 24  # libraries, shared with more processes, count less here
+    # Libraries count less where other processes of the machine begin to share them meanwhile.
+    assert 128 - 12 <= mapped / MEGABYTE < 128 + 24
 
 
 def test_a_process_that_has_ended_uses_nothing() -> None:
