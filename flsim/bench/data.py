@@ -52,6 +52,7 @@ FILES: dict[str, tuple[str, Callable[[Path, writers.Examples], None]]] = {
     "pfl-hdf5": ("stackoverflow.hdf5", _write_pfl),
     "parquet": ("stackoverflow.parquet", writers.write_parquet),
     "jsonl": ("stackoverflow.jsonl", writers.write_jsonl),
+    "csv": ("stackoverflow.csv", writers.write_csv),
     "text": ("stackoverflow.txt", writers.write_text),
     "stackexchange": ("stackoverflow.Posts.xml", writers.write_stackexchange),
 }

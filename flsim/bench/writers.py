@@ -5,6 +5,7 @@ spaces. They hold one client at a time in memory. Formats with one row or group 
 to follow each other. Formats without splits leave them out.
 """
 
+import csv
 import json
 import sqlite3
 import zlib
@@ -173,6 +174,14 @@ def write_jsonl(path: Path, examples: Examples, columns: tuple[str, str] = ("use
     user, text = columns
     with path.open("w", encoding="utf-8", newline="\n") as file:
         file.writelines(json.dumps({user: client, text: tokens}) + "\n" for _, client, tokens in examples)
+
+
+def write_csv(path: Path, examples: Examples) -> None:
+    """Write a header, and one row per example."""
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(("user", "text"))
+        rows.writerows((client, tokens) for _, client, tokens in examples)
 
 
 def write_text(path: Path, examples: Examples) -> None:

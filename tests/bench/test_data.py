@@ -51,8 +51,8 @@ def test_the_command_measures_the_import() -> None:
 
 
 def test_an_unknown_reader_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "flsim", "bench", "data", "--reader", "csv"]
+    command = [sys.executable, "-m", "flsim", "bench", "data", "--reader", "xlsx"]
     done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 2
     assert "tff-sqlite" in done.stderr
-    assert "'csv'" in done.stderr
+    assert "'xlsx'" in done.stderr

@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_names() -> None:
-    names = ["tff-sqlite", "tff-hdf5", "fedjax-sqlite", "pfl-hdf5", "parquet", "jsonl", "stackexchange", "text"]
+    names = ["tff-sqlite", "tff-hdf5", "fedjax-sqlite", "pfl-hdf5", "parquet", "jsonl", "csv", "stackexchange", "text"]
     assert sorted(FORMATS) == sorted(names)
     assert all(format.name == name for name, format in FORMATS.items())
 
@@ -31,6 +31,8 @@ def test_the_names() -> None:
         ("a.ndjson", b"", "jsonl"),
         ("a.txt", b" aer banknote", "text"),
         ("a.txt", b'{"user": 1}', "jsonl"),
+        ("a.csv", b"user,text\n", "csv"),
+        ("a.csv", b'{"user": 1}', "jsonl"),
     ],
 )
 def test_content_goes_before_names(tmp_path: Path, name: str, content: bytes, format: str) -> None:
@@ -46,9 +48,9 @@ def test_compressed(tmp_path: Path, content: bytes) -> None:
 
 
 def test_what_was_found_and_what_is_known(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("user,text\n")
-    with pytest.raises(InputError, match=r"a\.csv: begins with b'user,text\\n', which no known format does; known are"):
-        format_of(tmp_path / "a.csv", tmp_path / "a.csv")
+    (tmp_path / "a.log").write_text("user text\n")
+    with pytest.raises(InputError, match=r"a\.log: begins with b'user text\\n', which no known format does; known are"):
+        format_of(tmp_path / "a.log", tmp_path / "a.log")
     with closing(sqlite3.connect(tmp_path / "b")) as connection, connection:
         connection.execute("CREATE TABLE images (x)")
     with pytest.raises(InputError, match=r"b: SQLite with the tables images; known are"):
