@@ -210,13 +210,13 @@ def test_two_processes_end_at_one_step_and_go_on_to_the_same_bits(begin: Begin) 
     options = ("system.workers=2", LONG[1], "system.checkpoint_every=1000000")
     stopped = begin("stopped", *options, LONG[0])
     wait_until(lambda: step_shown(stopped) > 0)
-    shown = step_shown(stopped)
+    displayed_step = step_shown(stopped)
     stopped.process.send_signal(signal.SIGTERM)
-    code, said = stopped.finish()
-    assert code == 143, said
+    code, output = stopped.finish()
+    assert code == 143, output
     assert status_of(stopped.path) == "interrupted"
     kept = state_of(stopped.path).round
-    assert kept >= shown
+    assert kept >= displayed_step
     assert [line["round"] for line in log_of(stopped.path)] == [kept]
     ended = (*options, f"training.steps={kept + 11}")
     again = begin("stopped", *ended, options=["--resume"])

@@ -58,25 +58,25 @@ def run_in_process(experiment: Experiment, setting: str) -> tuple[int, str, Path
 def test_an_algorithm_fails_at_the_first_try(experiment: Experiment, line: str, reason: str) -> None:
     experiment.config.write_text(TINY)
     (experiment.folder / "mine.py").write_text(ALGORITHM.format(line=line))
-    code, said, out = run_in_process(experiment, "training.algorithm")
+    code, stderr, out = run_in_process(experiment, "training.algorithm")
     assert code == 1
-    assert said.splitlines()[-1].startswith("flsim: round 1: shard 0 failed with: ")
-    assert reason in said.splitlines()[-1]
-    assert_no_one_was_blamed(said, out)
+    assert stderr.splitlines()[-1].startswith("flsim: round 1: shard 0 failed with: ")
+    assert reason in stderr.splitlines()[-1]
+    assert_no_one_was_blamed(stderr, out)
 
 
 def test_a_model_that_fails_later_fails_at_the_first_try(experiment: Experiment) -> None:
     experiment.config.write_text(TINY.replace("units = 12\n", ""))
     (experiment.folder / "mine.py").write_text(MODEL)
-    code, said, out = run_in_process(experiment, "model.architecture")
+    code, stderr, out = run_in_process(experiment, "model.architecture")
     assert code == 1
-    assert "mine.py:15: ValueError: late trouble" in said.splitlines()[-1]
-    assert_no_one_was_blamed(said, out)
+    assert "mine.py:15: ValueError: late trouble" in stderr.splitlines()[-1]
+    assert_no_one_was_blamed(stderr, out)
 
 
-def assert_no_one_was_blamed(said: str, out: Path) -> None:
-    assert "leave that user out" not in said
-    assert "searching for the user" not in said
+def assert_no_one_was_blamed(stderr: str, out: Path) -> None:
+    assert "leave that user out" not in stderr
+    assert "searching for the user" not in stderr
     failures = [
         line for line in (out / "log.jsonl").read_text().splitlines() if json.loads(line)["event"] == "client failed"
     ]

@@ -240,7 +240,7 @@ def test_what_is_no_measure_is_refused_before_training(experiment: Experiment, s
 
 
 WRONG_MEANWHILE = {
-    "1 / 0": r"bad.py:6: ZeroDivisionError: division by zero",
+    "1 / 0": r"bad.py:7: ZeroDivisionError: division by zero",
     "float('nan')": "own of canary .* is nan, which is not finite",
     "{'own': float('inf')}": "own of canary .* is inf, which is not finite",
     "'much'": "own of canary .* is 'much', which is not a number",
@@ -250,15 +250,20 @@ WRONG_MEANWHILE = {
 }
 
 
-@pytest.mark.parametrize("result", WRONG_MEANWHILE)
-def test_a_measure_that_fails_fails_the_evaluation_and_stores_nothing(experiment: Experiment, result: str) -> None:
+def begun_with_measure(experiment: Experiment, body: str) -> tuple[Run, Path]:
+    """Write a measure, bad.py:measure, with this body; return a run and its checkpoint after two rounds."""
     (experiment.folder / "bad.py").write_text(
-        "from flsim.measures import Measure, Quantity\n\n\n"
-        f"def compute(probe):\n    # computes\n    return {result}\n\n\n"
+        "import torch\nfrom flsim.measures import Measure, Quantity\n\n\n"
+        f"def compute(probe):\n    {body}\n\n\n"
         "measure = Measure('own', compute, (Quantity(name='own', description='D.'),))\n"
     )
     run = Run.create(load(experiment.config), experiment.folder / "run")
-    path = run.save(replace(run.latest_state(), round=2))
+    return run, run.save(replace(run.latest_state(), round=2))
+
+
+@pytest.mark.parametrize("result", WRONG_MEANWHILE)
+def test_a_measure_that_fails_fails_the_evaluation_and_stores_nothing(experiment: Experiment, result: str) -> None:
+    run, path = begun_with_measure(experiment, f"# computes\n    return {result}")
     with pytest.raises(RunFailed, match=WRONG_MEANWHILE[result]):
         evaluate_checkpoint(run.path, path, also=(f"{experiment.folder}/bad.py:measure",))
     done = experiment.call("evaluate", path, "--also", "bad.py:measure", check=False)
@@ -279,13 +284,7 @@ CHANGES = {
 def test_a_measure_that_changes_what_others_read_is_refused_and_nothing_is_stored(
     experiment: Experiment, change: str
 ) -> None:
-    (experiment.folder / "bad.py").write_text(
-        "import torch\nfrom flsim.measures import Measure, Quantity\n\n\n"
-        f"def compute(probe):\n    {change}\n    return 1.0\n\n\n"
-        "measure = Measure('own', compute, (Quantity(name='own', description='D.'),))\n"
-    )
-    run = Run.create(load(experiment.config), experiment.folder / "run")
-    path = run.save(replace(run.latest_state(), round=2))
+    run, path = begun_with_measure(experiment, f"{change}\n    return 1.0")
     done = experiment.call("evaluate", path, "--also", "bad.py:measure", check=False)
     assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
     assert f"bad.py:measure: {CHANGES[change]}" in done.stderr

@@ -160,9 +160,9 @@ def test_text_shows_the_corrected_p(make_sweep: MakeSweep, flsim: Flsim) -> None
     means = [f"{np.mean(effects):+.2f}" for effects in FOUR.values()]
     ends = [stats.ttest_1samp(effects, 0).confidence_interval(0.95) for effects in FOUR.values()]
     halves = [f"{(end.high - end.low) / 2:.2f}" for end in ends]
-    shown = [f"{corrected[0]:.0e}", *(f"{p:.3f}" for p in corrected[1:])]
+    holm_texts = [f"{corrected[0]:.0e}", *(f"{p:.3f}" for p in corrected[1:])]
     labels = [f"{grid}, b_u=40" for grid in FOUR]
-    expected = zip(labels, zip(means, halves, shown, strict=True), strict=True)
+    expected = zip(labels, zip(means, halves, holm_texts, strict=True), strict=True)
     assert cells_of(text, "Like perp.") == {label: list(cells) for label, cells in expected}
     assert "p: of the t test over seeds; one seed has neither." in " ".join(text.split())
     code, text, err = flsim("table", "sweep")

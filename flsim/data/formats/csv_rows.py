@@ -49,9 +49,7 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                 else:
                     yield post_of(row[user], row[text])
         except UnicodeDecodeError as error:
-            raise InputError(
-                f"{part.source}: after line {rows.line_num}: not UTF-8; convert the file to UTF-8"
-            ) from error
+            raise InputError(f"{part.source}: not UTF-8; convert the file to UTF-8") from error  # read ahead: no line
         except csv.Error as error:
             raise InputError(f"{part.source}: line {rows.line_num}: not CSV ({error})") from error
 

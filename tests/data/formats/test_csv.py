@@ -33,8 +33,8 @@ def test_what_is_written_is_read(
 def test_posts_without_an_author_and_blank_lines(tmp_path: Path) -> None:
     path = tmp_path / "a.csv"
     path.write_text('author,body\r\n,a\r\n\r\n" ",b\r\nc,"d, ""e""\r\nf"\r\n')
-    found, dropped = reading.read(path, "csv", columns=("author", "body"))
-    assert found == [Post("c", ['d , " e "', "f"])]
+    read_posts, dropped = reading.read(path, "csv", columns=("author", "body"))
+    assert read_posts == [Post("c", ['d , " e "', "f"])]
     assert dropped == {"posts_without_user": 2}
 
 
@@ -45,7 +45,7 @@ def test_posts_without_an_author_and_blank_lines(tmp_path: Path) -> None:
         (b"user,text,text\na,b,c\n", "no column 'text'; its columns, between commas: user, text, text; name the right"),
         (b"user,text\na,b\nc,d,e\n", "line 3: a row of 3 fields, but the header has 2; put quotes around fields that"),
         (b'user,text\na,"b\n', "line 2: not CSV (unexpected end of data)"),
-        (b"user,text\na,caf\xe9\n", "after line 0: not UTF-8; convert the file to UTF-8"),
+        (b"user,text\na,caf\xe9\n", "not UTF-8; convert the file to UTF-8"),
     ],
 )
 def test_wrong_files_are_one_line(tmp_path: Path, content: bytes, message: str) -> None:
