@@ -35,7 +35,7 @@ from flsim.canaries.population import Population, open_population, verify_popula
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split
 from flsim.data.rewriting import labelled_steps
-from flsim.evaluation.measures import measures
+from flsim.evaluation.trial import refuse_failing
 from flsim.privacy import report
 from flsim.results.rows import identity_of, refuse_foreign_rows
 from flsim.results.run_file import refuse_begun, setting_of
@@ -80,7 +80,6 @@ class Run:
         """
         refuse_missing(settings.system.tracking)
         refuse_begun(path)
-        measures(settings.evaluation.also)  # a file that fails is known now, not at the first evaluation
         with new_folder(path) as folder:
             corpus = Corpus.open(settings.data.corpus, verify=True)
             settings = replace(settings, canaries=settled(corpus, settings.canaries))
@@ -90,6 +89,7 @@ class Run:
             if not len(corpus.test_users):
                 raise InputError(f"{corpus.path}: has no test users for utility; import it with a larger --test")
             planting = planting_of(corpus, settings.canaries, settings.seed, train, settings.rounds_over(train))
+            refuse_failing(settings.model, planting.canaries, corpus.test_users, settings.evaluation, settings.seed)
             dump(own_code.with_copies(settings, folder), folder / "config.toml")
             for name in ("planted", "checkpoints", "rows"):
                 (folder / name).mkdir()

@@ -292,6 +292,20 @@ def test_a_measure_that_changes_what_others_read_is_refused_and_nothing_is_store
     assert not list((run.path / "rows").iterdir())
 
 
+@pytest.mark.parametrize("subject", ["canary", "model"])
+def test_a_measure_that_always_fails_is_refused_before_training(experiment: Experiment, subject: str) -> None:
+    (experiment.folder / "bad.py").write_text(
+        "from flsim.measures import Measure, Quantity\n"
+        f"quantity = Quantity(name='own', description='D.', subject='{subject}')\n"
+        "measure = Measure('own', lambda probe: float('nan'), (quantity,))\n"
+    )
+    also = 'evaluation.also=["bad.py:measure"]'
+    done = experiment.call("run", "tiny.toml", "--out", "run", "--set", also, check=False)
+    assert done.returncode == 2
+    assert re.search(r"evaluation.also: .*bad.py:measure: own of .* is nan, which is not finite", done.stderr)
+    assert not (experiment.folder / "run").exists()
+
+
 def test_a_number_that_some_canaries_lack_is_listed_and_not_averaged(experiment: Experiment) -> None:
     (experiment.folder / "some.py").write_text(
         "from flsim.measures import Measure, Quantity\n"

@@ -35,7 +35,8 @@ def test_a_run_is_evaluated_by_its_own_measure_wherever_the_evaluator_is(experim
 
 @pytest.mark.slow
 def test_a_measure_that_fails_is_named_with_its_line_and_training_goes_on(experiment: Experiment) -> None:
-    (experiment.folder / "own.py").write_text(SOURCE.format(result="len(probe.canary.tokens) / 0"))
+    """It fails with the 200 references of the run, and not with the fewer ones of the trial before training."""
+    (experiment.folder / "own.py").write_text(SOURCE.format(result="1 / (len(probe.references) - 200)"))
     also = 'evaluation.also=["own.py:measure"]'
     done = experiment.flsim("run", experiment.config, "--out", "run", "--set", also, check=False)
     assert done.returncode == 1
