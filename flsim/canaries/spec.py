@@ -278,8 +278,3 @@ def expected_copies(hparams: CanaryHParams, records: int) -> float:
     """Return the expected number of records that canaries replace, if none is claimed twice."""
     planned = [one for one in configurations(hparams) if not one.users]  # pseudo-users replace no records
     return sum(one.p_u * one.p_e * records if one.copies is None else one.copies for one in planned)
-
-
-def expected_insertions(canary: Canary, records: int) -> float:
-    """Return the expected number of a population's `records` that a canary replaces."""
-    return canary.p_u * canary.p_e * records if canary.copies is None else canary.copies

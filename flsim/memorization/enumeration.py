@@ -46,27 +46,6 @@ class _Budget:
     left: float
 
 
-def space_scores(model: LanguageModel, prefix: Tensor, template: Template) -> Iterator[Tensor]:
-    """Yield P(r|p) of every continuation r in a template's space, in lexicographic order, in pieces.
-
-    Shared first words are read once, and memory does not depend on the size of the space.
-
-    Args:
-        model: the model.
-        prefix: p, int64 [L], BOS first.
-        template: the space, such as words^n.
-
-    Yields:
-        float64 [at most `rows_at_once` times the number of tokens of a position], nats.
-
-    Raises:
-        Diverged: a score is not finite.
-    """
-    anything = prefix.new_zeros(template.length)
-    for scores, _ in _walk(model, prefix, anything, float("inf"), template, _Budget(float("inf"))):
-        yield scores
-
-
 def enumerate_space(
     model: LanguageModel, prefix: Tensor, continuation: Tensor, template: Template, most_read: int = MOST_READ
 ) -> Enumeration | None:

@@ -71,8 +71,3 @@ def exposure_interval(
     most = inf if space is None else log2(space)
     low, high = (min(most, -log2(p) if p > 0 else inf) for p in (interval.high, interval.low))
     return low, high
-
-
-def ranked_exposure(rank: int, references: int, space: int | None = None, confidence: float = CONFIDENCE) -> Exposure:
-    """Return `exposure` with its `exposure_interval`."""
-    return Exposure(exposure(rank, references), *exposure_interval(rank, references, space, confidence))

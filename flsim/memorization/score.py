@@ -4,13 +4,10 @@ P(s|p) = sum over i of -log Pr(s_i | p, s_1, ..., s_{i-1}), in nats: Thakkar et 
 Methods". Carlini et al. (2018), definition 1, take the logarithm to base 2: `bits`.
 """
 
-from collections.abc import Sequence
-from itertools import groupby
 from math import log
 
 import torch
 from torch import Tensor
-from torch.nn.utils.rnn import pad_sequence
 
 from flsim.base.errors import Diverged
 from flsim.models.language_model import LanguageModel, State
@@ -80,56 +77,18 @@ def log_perplexity(model: LanguageModel, prefix: Tensor, continuations: Tensor) 
     for part in torch.split(continuations, rows_at_once(log_probs)):
         rows = part.new_zeros(len(part))
         own = tuple(values[rows] for values in state)
-        scores.append(_score(model, own, log_probs.expand(len(part), -1), part, [len(part)] * part.shape[1]))
+        scores.append(_score(model, own, log_probs.expand(len(part), -1), part))
     return torch.cat(scores)
 
 
-def log_perplexities(model: LanguageModel, prefixes: Sequence[Tensor], continuations: Sequence[Tensor]) -> Tensor:
-    """Return P(s|p) of every pair of a prefix p and a continuation s, of any lengths.
-
-    Pairs whose prefixes have equal length are read in one batch, in pieces that bound memory. A sequence that has ended
-    is computed no further, and words of prefixes are never scored. `log_perplexity` is faster where all share a prefix.
-
-    Args:
-        model: the model.
-        prefixes: N of int64 [L >= 1], BOS first.
-        continuations: N of int64 [n >= 0], on the same device; an empty one scores 0.
-
-    Returns:
-        float64 [N], nats, in the order of the arguments; equal to `log_perplexity` up to the model's rounding.
-
-    Raises:
-        Diverged: a score is not finite.
-        ValueError: prefixes and continuations differ in number.
-    """
-    pairs = list(zip(prefixes, continuations, strict=True))
-    if not pairs:
-        return torch.zeros(0, dtype=torch.float64)
-    rows = rows_at_once(model.start(pairs[0][0][None])[1])
-    scores = pairs[0][0].new_zeros(len(pairs), dtype=torch.float64)
-    order = sorted(range(len(pairs)), key=lambda index: (len(pairs[index][0]), -len(pairs[index][1])))
-    for _, alike in groupby(order, key=lambda index: len(pairs[index][0])):
-        group = list(alike)
-        for piece in (group[first : first + rows] for first in range(0, len(group), rows)):
-            state, log_probs = model.start(torch.stack([pairs[index][0] for index in piece]))
-            padded = pad_sequence([pairs[index][1] for index in piece], batch_first=True)
-            lengths = [len(pairs[index][1]) for index in piece]
-            alive = [sum(length > column for length in lengths) for column in range(lengths[0])]
-            scores[piece] = _score(model, state, log_probs, padded, alive)
-    return scores
-
-
-def _score(model: LanguageModel, state: State, log_probs: Tensor, continuations: Tensor, alive: list[int]) -> Tensor:
-    """Return scores [N] of continuations [N, n], longest first, after sequences with these states and log-probs [N, V].
-
-    `alive` has the number of rows that reach each of the n columns; other rows are padded.
-    """
+def _score(model: LanguageModel, state: State, log_probs: Tensor, continuations: Tensor) -> Tensor:
+    """Return scores [N] of continuations [N, n], after sequences with these states and log-probs [N, V]."""
     own = torch.arange(len(continuations), device=continuations.device)
     score = log_probs.new_zeros(len(continuations), dtype=torch.float64)
-    for column, rows in enumerate(alive):
+    for column in range(continuations.shape[1]):
         if column:
-            state, log_probs = model.step(tuple(part[:rows] for part in state), continuations[:rows, column - 1])
-        score[:rows] += nats(log_probs[own[:rows], continuations[:rows, column]])
+            state, log_probs = model.step(state, continuations[:, column - 1])
+        score += nats(log_probs[own, continuations[:, column]])
     return score
 
 

@@ -123,15 +123,20 @@ def paired_exposure(
 def differences_of(canaries: pd.DataFrame, quantity: Quantity = PRIMARY) -> dict[str, Any]:
     """Return the statistics of `PairedNumbers` for `PairedCanaries.canaries`, or for some of its rows."""
     a, b = (canaries[f"{quantity.name}_{run}"] for run in "ab")
-    differences = np.round((a - b).to_numpy(), ROUNDING)
-    low, high = t_interval(differences)
+    return statistics_of(a - b)
+
+
+def statistics_of(differences: "pd.Series[float]") -> dict[str, Any]:
+    """Return the statistics of `PairedNumbers` for the paired differences [n] of canaries."""
+    rounded = np.round(differences.to_numpy(), ROUNDING)
+    low, high = t_interval(rounded)
     return {
-        "n": len(differences),
-        "mean_difference": float(differences.mean()),
+        "n": len(rounded),
+        "mean_difference": float(rounded.mean()),
         "ci_low": low,
         "ci_high": high,
-        "p_wilcoxon": signed_rank_p(differences),
-        "p_t": paired_t_p(differences),
+        "p_wilcoxon": signed_rank_p(rounded),
+        "p_t": paired_t_p(rounded),
     }
 
 

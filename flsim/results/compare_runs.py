@@ -36,10 +36,11 @@ from flsim.results.compare import (
     differences_of,
     paired_exposure,
     signed,
+    statistics_of,
 )
 from flsim.results.compare_text import counts_text, difference_columns, json_rows, p_text, p_texts
 from flsim.results.formats import formatted, rounds_text, text_of
-from flsim.results.inference import holm, t_interval
+from flsim.results.inference import holm
 from flsim.results.layout import Column
 from flsim.results.like_utility import PairAtLikeUtility, pair_at_like_utility
 from flsim.results.pairing import PairedCanaries, compared_in, paired_canaries, round_of
@@ -190,10 +191,8 @@ def to_json(compared: RunsCompared) -> dict[str, Any]:
     at_like = compared.like_utility
     like: dict[str, Any] | None = None
     if isinstance(at_like, PairAtLikeUtility):
-        low, high = (_known(end) for end in t_interval(at_like.differences.to_numpy()))
-        mean = float(at_like.differences.mean())
         like = {PERPLEXITY.name: at_like.perplexity, "rounds": list(at_like.rounds)}
-        like |= {"mean_difference": mean, "ci_low": low, "ci_high": high}
+        like |= {name: _known(value) for name, value in statistics_of(at_like.differences).items() if name != "n"}
     more = {"all": everything, "configurations": configurations, "like_utility": like}
     return {"compared": "runs", "a": a, "b": b, **more}
 
@@ -231,13 +230,12 @@ def _like_utility_text(at_like: PairAtLikeUtility | str | None) -> str:
     if not isinstance(at_like, PairAtLikeUtility):
         return f"Not compared at equal perplexity: {at_like}."
     quantity, (round_a, round_b) = at_like.quantity, at_like.rounds
-    mean, *ends = (
-        f"{value:{signed(quantity)}}"
-        for value in (at_like.differences.mean(), *t_interval(at_like.differences.to_numpy()))
-    )
+    statistics = statistics_of(at_like.differences)
+    mean, low, high = (f"{statistics[name]:{signed(quantity)}}" for name in ("mean_difference", "ci_low", "ci_high"))
     return (
         f"At equal perplexity, {at_like.perplexity:.4g}, the lowest that both reached (a at round {round_a:,.4g}, b at "
-        f"round {round_b:,.4g}): mean of a - b: {mean} {quantity.unit} (95% CI {' to '.join(ends)})."
+        f"round {round_b:,.4g}): mean of a - b: {mean} {quantity.unit} (95% CI {low} to {high}), over "
+        f"these canaries p = {statistics['p_wilcoxon']:.2g} (Wilcoxon signed-rank)."
     )
 
 

@@ -56,11 +56,6 @@ class Layout:
     evaluator_gpus: float
     gpus: tuple[GPU, ...]
 
-    @property
-    def idle_gpus(self) -> int:
-        """Return the number of GPUs on which no client process runs."""
-        return sum(not gpu.clients for gpu in self.gpus)
-
 
 def client_gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
     """Return the GPUs of a client and of an evaluator, on nodes with these numbers of GPUs.

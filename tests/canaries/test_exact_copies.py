@@ -19,7 +19,7 @@ from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import Planted, plant_corpus, settled
 from flsim.canaries.planting import plant
 from flsim.canaries.population import Population
-from flsim.canaries.spec import Canary, CanaryHParams, configurations, expected_insertions
+from flsim.canaries.spec import Canary, CanaryHParams, configurations
 from flsim.canaries.twin import make_twin
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Records, Users
@@ -69,7 +69,7 @@ def test_users_hold_exactly_as_many_copies_or_it_is_refused(sizes: list[int], co
     assert len(set(planting.overlay.records.tolist())) == sum(copies)
     assert planting.insertions.tolist() == planting.planned_insertions.tolist() == copies
     assert planting.sharers.tolist() == planting.planned_sharers.tolist() == [len(set(of)) for of in real]
-    assert [expected_insertions(canary, records) for canary in canaries] == copies
+    assert [canary.copies for canary in canaries] == copies
     again = plant(split, canaries, seed).overlay
     assert again.records.tolist() == planting.overlay.records.tolist()
     assert again.canaries.tolist() == planting.overlay.canaries.tolist()

@@ -22,7 +22,7 @@ from flsim.defences.sanitization import (
     record_log_perplexities,
     sanitize,
 )
-from flsim.memorization.score import log_perplexities
+from flsim.memorization.score import log_perplexity
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
@@ -37,7 +37,7 @@ def scores_one_by_one(model: CIFGLanguageModel, corpus: Corpus) -> list[float]:
     found = []
     for record in train.records_at(np.arange(train.records)):
         rest = [*record.tolist(), *([layout.eos] if len(record) < layout.record_words else [])]
-        found.append(float(log_perplexities(model, [torch.tensor([layout.bos])], [torch.tensor(rest)])[0]))
+        found.append(float(log_perplexity(model, torch.tensor([layout.bos]), torch.tensor([rest]))[0]))
     return found
 
 

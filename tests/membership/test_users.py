@@ -16,7 +16,7 @@ from flsim.data.kept import held_out, included
 from flsim.data.records import Records
 from flsim.membership.targets import unigram_of
 from flsim.membership.users import FreshRecords, blind_area, fresh_records, infer_users, user_statistics
-from flsim.memorization.score import log_perplexities
+from flsim.memorization.score import log_perplexity
 from flsim.runs.config import FederatedConfig, load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint
@@ -170,7 +170,7 @@ def test_an_overfitted_run_tells_its_users_and_an_untrained_one_does_not(
     _, model = load_model(run, newest_checkpoint(run.path), "cpu")
     endings = [torch.tensor([*record.tolist(), layout.eos]) for record in users.records]
     with torch.no_grad():
-        nats = log_perplexities(model, [torch.tensor([layout.bos])] * len(endings), endings).numpy()
+        nats = [float(log_perplexity(model, torch.tensor([layout.bos]), ending[None])) for ending in endings]
     unigram = unigram_of(run.corpus)
     difference = [float(-own - unigram[ending.numpy()].sum()) for own, ending in zip(nats, endings, strict=True)]
     means = [np.mean(np.array(difference)[users.owners == user]) for user in range(48)]

@@ -12,25 +12,13 @@ from memorization.spaces import layout_of, space_model
 
 from flsim.base.errors import Diverged
 from flsim.memorization import score
-from flsim.memorization.enumeration import Enumeration, enumerate_space, space_scores
+from flsim.memorization.enumeration import Enumeration, enumerate_space
 from flsim.memorization.template import Template
 
 BOS = (LAYOUT.bos,)
 PHRASES = Template.words(LAYOUT, 4)
 SCALES = st.sampled_from([0.0, 0.1, 1.0, 5.0, 50.0])
 PREFIXES = st.lists(st.integers(0, 7), max_size=3)
-
-
-@settings(max_examples=30, derandomize=True)
-@given(st.integers(0, 10**6), SCALES, PREFIXES, st.integers(1, 4), st.sampled_from([1, 3, 1000]))
-def test_scores_of_the_whole_space(seed: int, scale: float, prefix: list[int], length: int, rows: int) -> None:
-    """In lexicographic order, whatever the pieces."""
-    model, p = random_model(seed, scale), (*BOS, *prefix)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
-        pieces = list(space_scores(model, torch.tensor(p), Template.words(LAYOUT, length)))
-    assert max(map(len, pieces)) <= rows * LAYOUT.words
-    np.testing.assert_allclose(torch.cat(pieces), Oracle(model).scores(p, all_phrases(length)), rtol=1e-9, atol=1e-9)
 
 
 @settings(max_examples=60, derandomize=True)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.memorization.exposure import Exposure, exposure, exposure_interval, ranked_exposure
+from flsim.memorization.exposure import exposure, exposure_interval
 
 
 @pytest.mark.parametrize("references", [1, 7, 2_000_000])
@@ -68,10 +68,10 @@ def test_the_interval_covers_at_least_as_often_as_it_says(share: float) -> None:
 
 def test_a_canary_of_rank_one_has_no_upper_end_but_the_space() -> None:
     """No reference of 2,000,000 met: the share is below 1 - 0.025^(1/2,000,000)."""
-    found = ranked_exposure(1, 2_000_000)
-    assert (found.bits, found.high) == (log2(2_000_001), inf)
-    assert found.low == pytest.approx(-log2(-expm1(log(0.025) / 2_000_000)))
-    assert ranked_exposure(1, 2_000_000, space=9_996**4) == Exposure(found.bits, found.low, log2(9_996**4))
+    low, high = exposure_interval(1, 2_000_000)
+    assert (exposure(1, 2_000_000), high) == (log2(2_000_001), inf)
+    assert low == pytest.approx(-log2(-expm1(log(0.025) / 2_000_000)))
+    assert exposure_interval(1, 2_000_000, space=9_996**4) == (low, log2(9_996**4))
 
 
 def test_the_interval_of_no_rank() -> None:

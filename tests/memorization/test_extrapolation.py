@@ -7,13 +7,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memorization.spaces import layout_of, space_model
+from memorization.spaces import layout_of, space_model, space_scores
 from scipy import stats
 from torch import Tensor
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.memorization.enumeration import space_scores
 from flsim.memorization.exposure import exposure, exposure_interval
 from flsim.memorization.extrapolation import ExtrapolationHParams, _binned, _numbers, extrapolate, interpolate
 from flsim.memorization.skew_normal import fit
@@ -109,7 +108,7 @@ def test_more_references_bring_exposures_nearer_to_their_limit_on_an_enumerated_
     """
     layout = layout_of(20)
     model, space = space_model(20, 0, 0.6), Template.words(layout, 4)
-    scores = torch.cat(list(space_scores(model, torch.tensor([layout.bos, 1]), space))).numpy()
+    scores = space_scores(model, torch.tensor([layout.bos, 1]), space).numpy()
     ordered = np.sort(scores)
     exact = np.array([2.0, 4.0])
     at = ordered[(len(ordered) * 2**-exact).astype(int)]

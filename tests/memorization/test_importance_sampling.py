@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 import torch
-from memorization.spaces import layout_of, space_model
+from memorization.spaces import layout_of, space_model, space_scores
 from torch import Tensor
 
 from flsim.base.errors import Diverged, InputError
 from flsim.base.rng import stream
-from flsim.memorization.enumeration import enumerate_space, space_scores
+from flsim.memorization.enumeration import enumerate_space
 from flsim.memorization.extrapolation import ExtrapolationHParams, extrapolate
 from flsim.memorization.importance_sampling import ImportanceHParams, SpaceExposure, space_exposures
 from flsim.memorization.proposals import best_shares, draw
@@ -35,7 +35,7 @@ class Space:
         self.layout = layout_of(self.words)
         self.prefix = torch.tensor([self.layout.bos, 1])
         self.template = Template.words(self.layout, self.length)
-        self.scores = torch.cat(list(space_scores(self.model, self.prefix, self.template)))
+        self.scores = space_scores(self.model, self.prefix, self.template)
         self.order = self.scores.argsort()
 
     def canary(self, position: int) -> Tensor:

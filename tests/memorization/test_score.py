@@ -15,14 +15,11 @@ from flsim.base.errors import Diverged
 from flsim.data.vocabulary import Layout
 from flsim.memorization import score
 from flsim.memorization.random_sampling import RandomSampler, references
-from flsim.memorization.score import bits, log_perplexities, log_perplexity
+from flsim.memorization.score import bits, log_perplexity
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 
 PHRASES = all_phrases(4)
-pairs = st.lists(
-    st.tuples(st.lists(st.integers(0, 7), max_size=4), st.lists(st.integers(0, 7), max_size=6)), min_size=1, max_size=12
-)
 
 
 @settings(max_examples=30, derandomize=True)
@@ -114,49 +111,23 @@ def test_values_that_are_not_finite_are_refused(value: float) -> None:
 
 
 @settings(max_examples=60, derandomize=True)
-@given(seed=st.integers(0, 10**6), scale=st.sampled_from([0.1, 1.0, 5.0, 50.0]), pairs=pairs, rows=st.integers(1, 5))
-def test_any_lengths_equal_the_equations_whatever_the_pieces(
-    seed: int, scale: float, pairs: list[tuple[list[int], list[int]]], rows: int
-) -> None:
-    model, prefixes = random_model(seed, scale), [(LAYOUT.bos, *prefix) for prefix, _ in pairs]
-    continuations = [tuple(continuation) for _, continuation in pairs]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
-        scores = log_perplexities(
-            model, list(map(torch.tensor, prefixes)), [torch.tensor(s, dtype=torch.int64) for s in continuations]
-        )
-    expected = [Oracle(model).score(p, s) for p, s in zip(prefixes, continuations, strict=True)]
-    assert scores.dtype == torch.float64
-    np.testing.assert_allclose(scores, expected, rtol=1e-9, atol=1e-9)
-
-
-@settings(max_examples=60, derandomize=True)
-@given(seed=st.integers(0, 10**6), pairs=pairs, rows=st.integers(1, 5))
+@given(
+    seed=st.integers(0, 10**6),
+    prefix=st.lists(st.integers(0, 7), max_size=4),
+    phrases=st.integers(1, 6).flatmap(
+        lambda length: st.lists(st.lists(st.integers(0, 7), min_size=length, max_size=length), min_size=1, max_size=12)
+    ),
+    rows=st.integers(1, 5),
+)
 def test_no_more_is_read_at_once_than_memory_is_for(
-    seed: int, pairs: list[tuple[list[int], list[int]]], rows: int
+    seed: int, prefix: list[int], phrases: list[list[int]], rows: int
 ) -> None:
-    model, prefixes = TableModel(seed, 40), [(0, *prefix) for prefix, _ in pairs]
-    continuations = [tuple(continuation) for _, continuation in pairs]
+    model = TableModel(seed, 40)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(score, "CPU_FLOATS", rows * VOCABULARY)
-        scores = log_perplexities(
-            model, list(map(torch.tensor, prefixes)), [torch.tensor(s, dtype=torch.int64) for s in continuations]
-        )
-    assert scores.tolist() == [model.score(p, s) for p, s in zip(prefixes, continuations, strict=True)]
+        scores = log_perplexity(model, torch.tensor([0, *prefix]), torch.tensor(phrases))
+    assert scores.tolist() == [model.score((0, *prefix), tuple(phrase)) for phrase in phrases]
     assert model.largest <= rows
-
-
-def test_pairs_of_one_prefix_score_as_its_continuations_do() -> None:
-    model, prefix = random_model(4), torch.tensor([LAYOUT.bos, 3])
-    phrases = torch.tensor(PHRASES)
-    scores = log_perplexities(model, [prefix] * len(phrases), list(phrases))
-    torch.testing.assert_close(scores, log_perplexity(model, prefix, phrases), rtol=1e-12, atol=0)
-
-
-def test_no_pairs_no_scores_and_no_pair_without_its_other_half() -> None:
-    assert log_perplexities(random_model(0), [], []).shape == (0,)
-    with pytest.raises(ValueError, match="shorter"):
-        log_perplexities(random_model(0), [torch.tensor([LAYOUT.bos])] * 2, [torch.tensor([1])])
 
 
 def test_a_uniform_model_of_8_tokens_needs_3_bits_a_word() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
@@ -319,6 +320,15 @@ def test_two_runs_are_also_compared_at_equal_perplexity(flsim: Flsim, make_run: 
     like = json.loads(flsim("compare", "a", "b", "--json")[1])["like_utility"]
     assert (like["perplexity"], like["rounds"]) == (pytest.approx(58), [10, 20])
     assert like["mean_difference"] == pytest.approx(0, abs=1e-9)
+    assert (like["p_wilcoxon"], like["p_t"]) == (1, None)
+    assert "over these canaries p = 1 (Wilcoxon signed-rank)" in printed
+    better = {10: measured(2), 20: measured(3) | {"exposure": [4 + index for index in range(9)]}}
+    make_run(better, name="better")
+    _, text, _ = flsim("compare", "better", "a", "--json")
+    like, gaps = json.loads(text)["like_utility"], [1 + index / 2 for index in range(9)]
+    assert (like["perplexity"], like["mean_difference"]) == (pytest.approx(57), pytest.approx(np.mean(gaps)))
+    assert like["p_wilcoxon"] == pytest.approx(2 / 2**9)  # all nine are of one sign
+    assert like["p_t"] == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
     make_run({20: measured(1)}, name="late")
     _, text, _ = flsim("compare", "a", "late")
     assert "Not compared at equal perplexity: run a: its first evaluation is below" in " ".join(text.split())
