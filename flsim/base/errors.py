@@ -43,11 +43,14 @@ def _refuse_fraction(name: str, value: object) -> None:
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out, in Python, in CUDA or in torch on a CPU.
 
-    CUDA raises torch.OutOfMemoryError. torch on a CPU raises a plain RuntimeError, which is known by its message.
-    torch is not imported here, because most commands do without it.
+    CUDA raises torch.OutOfMemoryError; where that ends the capture of a CUDA graph, another error of CUDA follows from
+    it. torch on a CPU raises a plain RuntimeError, which is known by its message. torch is not imported here, because
+    most commands do without it.
     """
     kinds = {kind.__name__ for kind in type(error).__mro__}
-    return bool(kinds & {"MemoryError", "OutOfMemoryError"}) or "can't allocate memory" in str(error)
+    if kinds & {"MemoryError", "OutOfMemoryError"} or "can't allocate memory" in str(error):
+        return True
+    return error.__context__ is not None and "CUDA" in str(error) and is_out_of_memory(error.__context__)
 
 
 def first_line(error: BaseException) -> str:

@@ -1,8 +1,8 @@
-"""The lines of errors that messages quote, also of errors without a message."""
+"""The lines of errors that messages quote, also of errors without a message; and memory that ran out."""
 
 import pytest
 
-from flsim.base.errors import first_line, in_one_line, last_line
+from flsim.base.errors import first_line, in_one_line, is_out_of_memory, last_line
 
 
 @pytest.mark.parametrize("message", [(), ("",), (" \n\n ",)])
@@ -15,3 +15,20 @@ def test_lines_are_those_with_text() -> None:
     error = RuntimeError("\n  the store is\n\n\tfull  \n ")
     assert (first_line(error), last_line(error)) == ("the store is", "full")
     assert in_one_line(error) == "the store is full"
+
+
+def test_memory_that_ran_out_while_cuda_recorded_is_known_by_the_error_before() -> None:
+    """CUDA cannot end what memory ran out in, and that error comes last; an error of another kind says nothing."""
+
+    def end_with(last: Exception) -> Exception:
+        try:
+            try:
+                raise MemoryError
+            finally:
+                raise last
+        except type(last) as error:
+            return error
+
+    assert is_out_of_memory(end_with(RuntimeError("CUDA error: operation failed due to a previous error")))
+    assert not is_out_of_memory(end_with(ValueError("a name is unknown")))
+    assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))

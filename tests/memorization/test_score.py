@@ -12,12 +12,8 @@ from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 from memorization.table_model import VOCABULARY, TableModel
 
 from flsim.base.errors import Diverged
-from flsim.data.vocabulary import Layout
 from flsim.memorization import score
-from flsim.memorization.random_sampling import RandomSampler, references
 from flsim.memorization.score import bits, log_perplexity
-from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.hparams import ModelHParams
 
 PHRASES = all_phrases(4)
 
@@ -78,21 +74,6 @@ def test_pieces_on_a_gpu_fit_the_share_of_its_memory(
     assert floats == expected
     assert 48 * floats <= gigabytes * share * 1e9
     assert score.floats_at_once(torch.device("cpu")) == 2**22
-
-
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, of which there is none")
-def test_a_step_on_a_gpu_stays_within_its_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Ranks of a model that memorized nothing, which read most references to their end."""
-    layout, floats = Layout(10_000), 2**24
-    monkeypatch.setattr(score, "GPU_FLOATS", floats)
-    model = CIFGLanguageModel(layout.vocabulary_size, ModelHParams()).initialize(0).cuda()
-    among = references(0, 400_000, 4, layout).cuda()
-    sampler = RandomSampler(model, among)
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    sampler.rank(torch.tensor([layout.bos, 5]).cuda(), torch.tensor([6, 7, 8, 9]).cuda())
-    own = 6 * among.numel() * among.element_size()  # references, sorted and chosen from
-    assert torch.cuda.max_memory_allocated() - before <= score.BYTES * floats + own
 
 
 def test_probabilities_of_all_phrases_of_all_tokens_sum_to_one() -> None:

@@ -242,3 +242,11 @@ def test_names() -> None:
         "CNN 3 layers",
         "CNN",
     ]
+
+
+def test_a_model_that_is_made_has_cudnn_compute_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", False)
+    build(LAYOUT.vocabulary_size, OTHERS[0])
+    assert not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.deterministic

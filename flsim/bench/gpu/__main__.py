@@ -25,7 +25,7 @@ LIMITS: dict[str, tuple[Callable[[parts.Setup], parts.Measured], float]] = {
     "engine": (parts.engine, 150),
     "tests": (parts.tests, 180),
     "profile": (profiles.profile, 40),
-    "recurrence": (profiles.recurrence, 40),
+    "recurrence": (profiles.recurrence, 80),
     "central": (parts.central, 90),
     "repeat": (parts.repeat, 50),
     "ranks": (parts.ranks, 80),

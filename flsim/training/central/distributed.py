@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from flsim.base.errors import InputError
+from flsim.base.progress import say
 from flsim.data.records import batch
 from flsim.models.architectures import declared
 from flsim.models.language_model import Params, TrainableModel, representative
@@ -31,6 +32,11 @@ from flsim.training.dropout import factors
 from flsim.training.hparams import Precision
 from flsim.training.local import bound_norm
 from flsim.training.state import Moments, State
+
+# Both figures: docs/benchmarks.md, "Central training".
+SLOW_ON_GPUS = """\
+several processes on GPUs take autograd's gradient: 12 ms a step of 32 records on an H200, where one process, with
+gradients of its own, takes 0.7; from which batch on they are faster has not been measured"""
 
 
 @dataclass(frozen=True)
@@ -91,6 +97,8 @@ class DistributedEngine:
         self._optimizer = training.hparams.optimizer_over(self._params.values())
         load_moments(self._optimizer, self._params, state.moments)
         self._is_written_out = training.engine == "fused" and training.device == "cpu"
+        if self._rank == 0 and training.device != "cpu":
+            say(SLOW_ON_GPUS)
         self._loss = DistributedDataParallel(
             WrittenOutLoss(model) if self._is_written_out else PlainLoss(model, self._layout.pad),
             device_ids=None if training.device == "cpu" else [torch.cuda.current_device()],

@@ -52,7 +52,8 @@ class Graphs:
             step(shape, *reads)
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local"):
+        capture = torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local")
+        with torch.cuda.stream(stream), capture:  # where a capture cannot be ended, it leaves its stream current
             step(shape, *reads)
         return graph
 

@@ -196,7 +196,10 @@ class TorchKernels:
         own = torch.arange(users, device=rows.device)[:, None]
         added = rows[own, places].masked_fill(~real[..., None], 0).to(table.dtype)
         flat = (tokens + own * table.shape[1]).flatten()
-        table.flatten(0, 1).index_add_(0, flat, added.flatten(0, 1), alpha=scale)
+        if table.is_cuda:  # where index_add_ adds in no fixed order, and index_put_ sorts first
+            table.flatten(0, 1).index_put_((flat,), scale * added.flatten(0, 1), accumulate=True)
+        else:
+            table.flatten(0, 1).index_add_(0, flat, added.flatten(0, 1), alpha=scale)
         if low is not None:
             low.copy_(table)
 

@@ -103,7 +103,11 @@ class StackedTrainer:
 
     @staticmethod
     def memory(like: Params, hparams: LocalHParams, layout: Layout, by_position: bool | None = None) -> tuple[int, int]:
-        """Return bytes of the device's memory: the fixed part, and that of a user whose records are longest."""
+        """Return bytes of the device's memory: the fixed part, and that of a user whose records are longest.
+
+        The fixed part is `like`, the parameters that a round starts from as the caller has them and as the trainer has
+        them, and two sums of updates in float64: the caller's and the trainer's.
+        """
         model, usual_kernels = _model(like, hparams, by_position)
         wide = widened_for(usual_kernels(like, hparams.precision), like)
         sizes, rows = model.sizes_of(wide, hparams.precision), hparams.examples(hparams.batch_size)
@@ -112,7 +116,7 @@ class StackedTrainer:
         values = sum(value.numel() for value in wide.values())
         longest = Shape(1, layout.record_words, rows, layout.record_words * rows)
         per_user = values * sum(dtype.itemsize for dtype in copies) + sizes.bytes(longest)
-        return values * (sizes.master.itemsize + torch.float64.itemsize), per_user
+        return values * (3 * sizes.master.itemsize + 2 * torch.float64.itemsize), per_user
 
     def pack(self, group: Sequence[Participant]) -> PackedGroup:
         """Return the argument of `train`; in pinned memory for a GPU."""

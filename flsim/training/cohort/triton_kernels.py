@@ -154,8 +154,11 @@ def _descend(
     sums = tl.zeros((BN,), tl.float32)
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)
-        a = tl.load(left + k[None, :] * M + m[:, None], (m < M)[:, None] & (k < K)[None, :], other=0.0)
-        b = tl.load(right + k[:, None] * N + n[None, :], (k < K)[:, None] & (n < N)[None, :], other=0.0)
+        begin = tl.cast(first, tl.int64)  # positions times vocabulary may be beyond 32 bits
+        at_left = begin * M + tl.arange(0, BK)[None, :] * M + m[:, None]
+        at_right = begin * N + tl.arange(0, BK)[:, None] * N + n[None, :]
+        a = tl.load(left + at_left, (m < M)[:, None] & (k < K)[None, :], other=0.0)
+        b = tl.load(right + at_right, (k < K)[:, None] & (n < N)[None, :], other=0.0)
         total += tl.dot(a, b)
         if BIAS:
             sums += tl.sum(b.to(tl.float32), 0)

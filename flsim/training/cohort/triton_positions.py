@@ -200,9 +200,11 @@ def _descend_positions(
         sums = tl.zeros((BC,), tl.float32)
         for first in range(0, count, BK):
             k = first + tl.arange(0, BK)
-            at_left = k[None, :] * M + m[:, None]
+            begin = tl.cast(first, tl.int64)  # positions times columns may be beyond 32 bits
+            at_left = begin * M + tl.arange(0, BK)[None, :] * M + m[:, None]
             real = (m < M)[:, None] & (k < count)[None, :]
-            b = tl.load(right + k[:, None] * C + n[None, :], (k < count)[:, None] & (n < C)[None, :], other=0.0)
+            at_right = begin * C + tl.arange(0, BK)[:, None] * C + n[None, :]
+            b = tl.load(right + at_right, (k < count)[:, None] & (n < C)[None, :], other=0.0)
             total = tl.dot(tl.load(left + at_left, real, other=0.0), b, total, input_precision=PRECISION)
             if PAIR:
                 a = tl.load(second_left + at_left, real, other=0.0)

@@ -118,7 +118,8 @@ def test_what_it_says_of_memory_holds(by_position: bool) -> None:
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
-    train_stacked(StackedTrainer(start, hparams, LAYOUT, users, by_position=by_position), start, population, hparams)
+    engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=users, by_position=by_position)
+    engine.train({name: value.cpu() for name, value in start.items()}, population, range(users), 0, 0)
     fixed, per_user = StackedTrainer.memory(start, hparams, LAYOUT, by_position)
     libraries = 128 * 2**20  # cuBLAS's workspaces, and what graphs keep
     assert torch.cuda.max_memory_allocated() - before <= fixed + users * per_user + libraries
