@@ -31,7 +31,7 @@ class Detail:
 
 
 # For an NVIDIA H200: what was measured on one, less what later changes should save. docs/gpu.md has the first predictions,
-# before anything had run, and docs/benchmarks.md what the present ones follow from.
+# made before anything had run, and docs/benchmarks.md what the present ones follow from.
 PREDICTED: dict[str, dict[str, str]] = {
     "env": {
         "copy in memory": "4,190 GB/s",
