@@ -120,7 +120,7 @@ def test_results_of_another_tier_are_of_no_plan(tmp_path: Path, monkeypatch: pyt
     assert sweep_of(tmp_path / "elsewhere", "table1", "smoke") is None
 
 
-@pytest.mark.parametrize("table", ["table1", "table2", "table4"])
+@pytest.mark.parametrize("table", ["table1", "table2", "table3", "table4"])
 def test_small_tiers_are_trained_for_alike_shares_of_the_published_amounts(table: str) -> None:
     """Otherwise techniques would differ by how much they are trained."""
     file = Path(__file__).parents[2] / "experiments" / f"{table}.toml"
