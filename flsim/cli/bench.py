@@ -69,6 +69,35 @@ def central(
     typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
 
 
+@bench.command(epilog="Example: flsim bench engine --at-once 4 --cohort 8 --both")
+def engine(
+    at_once: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1, metavar="N", help="Users that train at once; repeatable.", show_default="264 on a GPU, 4 on a CPU"
+        ),
+    ] = None,
+    precision: Annotated[
+        Literal["float32", "tf32", "bf16"], typer.Option(help='Precision to train in; "tf32" needs a GPU.')
+    ] = "bf16",
+    cohort: Annotated[int, typer.Option(min=1, metavar="N", help="Users in a round, e.g. 1584.")] = 16,
+    both: Annotated[bool, typer.Option("--both", help="Both steps, padded and by position; else the faster.")] = False,
+    device: TorchDevice = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Measure users per second of stacked users, as on GPUs.
+
+    Of whole rounds, of training and of packing alone, with the memory that they take. `make gpu` measures the same on a
+    machine that has only torch, Triton, numpy and pytest.
+    """
+    from flsim.bench.engine import bench_engine, describe
+
+    steps = (False, True) if both else (None,)
+    sizes = at_once or [4 if device == "cpu" else 264]
+    measured = bench_engine(device, sizes, [precision], cohort, by_position=steps)
+    typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
+
+
 @bench.command(epilog="Example: flsim bench characters --threads 2 --json")
 def characters(
     batch: Annotated[int, typer.Option(min=1, metavar="N", help="Lines in a step, e.g. 32.")] = 128,

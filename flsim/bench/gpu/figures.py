@@ -30,8 +30,8 @@ class Detail:
     text: str
 
 
-# For an NVIDIA H200: what was measured on one, less what later changes should save. docs/gpu.md has the first predictions,
-# made before anything had run, and docs/benchmarks.md what the present ones follow from.
+# For an NVIDIA H200: what was measured on one, less what later changes should save. docs/gpu.md has predictions
+# from before anything had run, and docs/benchmarks.md what the present ones follow from.
 PREDICTED: dict[str, dict[str, str]] = {
     "env": {
         "copy in memory": "4,190 GB/s",

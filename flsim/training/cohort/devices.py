@@ -21,7 +21,7 @@ def kernels_for(like: Params, precision: Precision, is_single: bool = False) -> 
         precision: precision of matrix products.
         is_single: whether a single user is to fill the GPU; its positions of the same token are neighbors.
     """
-    if not _has_triton(like):
+    if not _has_triton(like, precision):
         return TorchKernels()
     from flsim.training.cohort.triton_kernels import TritonKernels
     from flsim.training.cohort.triton_spread import SpreadKernels
@@ -31,7 +31,7 @@ def kernels_for(like: Params, precision: Precision, is_single: bool = False) -> 
 
 def position_kernels_for(like: Params, precision: Precision) -> PositionKernels:
     """Return the kernels of a step by position, chosen as in `kernels_for`."""
-    if not _has_triton(like):
+    if not _has_triton(like, precision):
         return TorchPositionKernels()
     from flsim.training.cohort.triton_positions import TritonPositionKernels
 
@@ -44,18 +44,18 @@ def by_position_is_faster(like: Params, precision: Precision) -> bool:
     Those of bfloat16 are fused with the softmax by position. For float32 and TF32 Triton's are slower than cuBLAS's
     (docs/benchmarks.md, "On a GPU").
     """
-    return precision == "bf16" and _has_triton(like)
+    return precision == "bf16" and _has_triton(like, precision)
 
 
-def _has_triton(like: Params) -> bool:
-    """Return whether Triton's kernels run where these parameters are."""
+def _has_triton(like: Params, precision: Precision) -> bool:
+    """Return whether Triton's kernels run where these parameters are, in this precision."""
     value = representative(like)
     nvidia = value.device.type == "cuda" and torch.version.cuda is not None
     if not nvidia or value.dtype != torch.float32 or importlib.util.find_spec("triton") is None:
         return False
     from flsim.training.cohort.triton_recurrence import WIDEST
 
-    return width_of(like) <= WIDEST
+    return width_of(like) <= WIDEST[precision]
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:

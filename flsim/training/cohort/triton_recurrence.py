@@ -13,8 +13,8 @@ from torch import Tensor
 
 DOT = 16  # least size of a side of Triton's matrix products
 ROWS = 64  # most rows of a program
-WIDEST = 512  # the widest embedding for which registers suffice
-STATE = 2**13  # values of r from which on a program has twice as many warps
+WIDEST = {"bf16": 512, "tf32": 256, "float32": 256}  # the widest embeddings whose blocks fit an A100's shared memory
+STATE = 2**13  # values of r from which on a program has twice as many warps; rows of wide embeddings stay below
 BLOCK = 2**14  # bytes of a block of weights, where rows are few
 STAGES = 2  # blocks of weights that are loaded at once
 
@@ -37,7 +37,8 @@ def launch(
         stages: blocks of weights that are loaded at once.
     """
     _, units, width = projection.shape
-    row_block, width_block = block(rows, ROWS), block(width)
+    width_block = block(width)
+    row_block = block(rows, max(DOT, min(ROWS, STATE // width_block)))
     bytes_a_unit = width_block * gates.element_size() * (1 if row_block == DOT else 2)
     sizes: dict[str, int | str] = {"D": width, "H": units, "BB": row_block, "BD": width_block}
     sizes |= {"BH": block(units, max(DOT, most // bytes_a_unit)), "num_stages": stages}

@@ -27,6 +27,7 @@ from flsim.training.hparams import LocalHParams
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Triton is for Linux only")
 
 SHARED = 227 * 1024  # bytes of shared memory that a program may have: NVIDIA's Hopper tuning guide, section 1.4.1.1
+SHARED_OF_AN_A100 = 163 * 1024  # NVIDIA's Ampere tuning guide, section 1.4.2.2
 STACK = 16  # bytes of a thread that may be in memory for want of registers
 # By kernels, not launched.
 CALLED = {"_tanh", "_summed", "_gate", "_advanced", "_differentiated", "_former", "_settle", "_times", "_rows"}
@@ -177,6 +178,34 @@ def test_a_step_by_position_compiles(
     assert_within_limits(compilers, tmp_path)
 
 
+def recur_by_position(precision: Any, width: int, rows: int) -> None:
+    """Launch the recurrence both ways over two times, with the paper's 670 units, padded."""
+    from flsim.training.cohort.triton_positions import TritonPositionKernels
+
+    units, low = 672, torch.bfloat16 if precision == "bf16" else torch.float32
+    gates, bias = torch.zeros(1, 2 * rows, 3 * units, dtype=low), torch.zeros(1, 3 * units, dtype=low)
+    recurrent, projection = torch.zeros(1, width, 3 * units, dtype=low), torch.zeros(1, units, width, dtype=low)
+    outputs, cells = torch.zeros(1, 2 * rows, width, dtype=low), torch.zeros(1, 2 * rows, units)
+    starts = torch.tensor([[0, rows, 2 * rows]]).int()
+    kernels = TritonPositionKernels(precision)
+    kernels.recur_positions(gates, bias, recurrent, projection, outputs, outputs, cells, gates, starts, rows)
+    kernels.recur_positions_back(gates, recurrent, projection, outputs, cells, starts, rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("precision", ["bf16", "tf32", "float32"])
+def test_the_recurrence_of_the_widest_embeddings_fits_an_a100(precision: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Batches of 64, of which a program has fewer rows the wider the embedding is."""
+    from flsim.training.cohort import triton_positions
+    from flsim.training.cohort.triton_recurrence import WIDEST
+
+    compilers = compilers_in(monkeypatch, triton_positions)
+    recur_by_position(precision, WIDEST[precision], rows=64)
+    compiled = [compiled for compiler in compilers for compiled in compiler.compiled.values()]
+    assert len(compiled) == 2
+    assert max(one.metadata.shared for one in compiled) <= SHARED_OF_AN_A100
+
+
 @pytest.mark.parametrize(("size", "stages"), TILES)
 def test_the_recurrence_compiles_with_other_tiles(
     size: int, stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -187,14 +216,7 @@ def test_the_recurrence_compiles_with_other_tiles(
     compilers = compilers_in(monkeypatch, triton_positions)
     monkeypatch.setattr(triton_positions, "BLOCK", size)
     monkeypatch.setattr(triton_positions, "STAGES", stages)
-    positions, width, units = 32, 96, 672  # the paper's 670 units, padded
-    gates, bias = torch.zeros(1, positions, 3 * units).bfloat16(), torch.zeros(1, 3 * units).bfloat16()
-    recurrent, projection = torch.zeros(1, width, 3 * units).bfloat16(), torch.zeros(1, units, width).bfloat16()
-    outputs, cells = torch.zeros(1, positions, width).bfloat16(), torch.zeros(1, positions, units)
-    starts = torch.tensor([[0, 16, 32]]).int()
-    kernels = triton_positions.TritonPositionKernels("bf16")
-    kernels.recur_positions(gates, bias, recurrent, projection, outputs, outputs, cells, gates, starts, 16)
-    kernels.recur_positions_back(gates, recurrent, projection, outputs, cells, starts, 16)
+    recur_by_position("bf16", width=96, rows=16)
     assert sum(bool(compiler.compiled) for compiler in compilers) == 2
     assert_gates_are_prefetched(compilers)
     assert_within_limits(compilers, tmp_path)
