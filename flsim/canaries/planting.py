@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.base.files import naming
 from flsim.base.rng import stream
+from flsim.canaries.limits import refuse_copies, refuse_too_long, refuse_too_many
 from flsim.canaries.phrases import HELDOUT, natural_phrases, random_phrases, secret_phrases
 from flsim.canaries.secrets import templates
-from flsim.canaries.spec import Canary, CanaryHParams, Configuration, configurations, expected_copies, toss
+from flsim.canaries.spec import Canary, CanaryHParams, Configuration, configurations, toss
 from flsim.data.corpus import Corpus, Split, memory_map
 from flsim.data.streaming import windows
 
 REDRAWS = 100
-MOST = 2**16  # canaries; an overlay holds their indices as uint16
 
 
 @dataclass(frozen=True)
@@ -145,11 +145,7 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
     template = secrets[0] if secrets else None
     length = template.length if template else hparams.length
     setting = "canaries.template" if template else "canaries.length"
-    if length > layout.record_words:
-        raise InputError(
-            f"canaries of {length} words would be cut: records of this corpus hold {layout.record_words}; "
-            f"set {setting} to at most that"
-        )
+    refuse_too_long(length, layout, setting)
     bounds = {one: hparams.bounds(one, rounds) for one in planted} | {control: (None, None)}
     is_natural = hparams.source == "heldout"
     source = "text of held-out users" if is_natural else f"vocabulary of {layout.words} words"
@@ -245,21 +241,10 @@ def drawn_and_planted(
         rounds: number of rounds of training, as in `draw_canaries`.
 
     Raises:
-        InputError: there are more canaries than an overlay can tell apart, about more copies than records, or see
-            `draw_canaries`.
+        InputError: see `refuse_too_many` and `draw_canaries`.
     """
     train = corpus.split("train") if train is None else train
-    canaries = len(configurations(hparams)) + hparams.controls
-    copies = 0 if hparams.insertions else expected_copies(hparams, train.records)  # `plant` counts exact numbers
-    if canaries > MOST:
-        raise InputError(
-            f"{canaries:,} canaries; a run has at most {MOST:,}: set a smaller canaries.count or canaries.controls"
-        )
-    if copies > train.records:
-        raise InputError(
-            f"{canaries:,} canaries would replace about {copies:,.0f} records, and the training users have "
-            f"{train.records:,}; set a smaller canaries.count, or smaller canaries.p_u or canaries.p_e"
-        )
+    refuse_too_many(hparams, train.records)
     return plant(train, draw_canaries(corpus, hparams, seed, rounds), seed)
 
 
@@ -324,11 +309,7 @@ def _plant_copies(split: Split, canaries: tuple[Canary, ...], copies: NDArray[np
     The expected copies of a user are in proportion to its records.
     """
     total = int(copies.sum())
-    if total > split.records:
-        raise InputError(
-            f"{total:,} copies of canaries do not fit into {split.records:,} training records; set fewer "
-            f"canaries.insertions, or a smaller canaries.count"
-        )
+    refuse_copies(total, split.records)
     records = stream(seed, "copies").choice(split.records, total, replace=False)
     owners = np.repeat(np.arange(len(canaries), dtype=np.uint16), copies)
     is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)[owners]

@@ -161,6 +161,15 @@ class CanaryHParams:
         """
         return unknown_symbols(self.template) if self.template else self.length - prefix
 
+    def continuations(self, prefix: int, words: int) -> int:
+        """Return the number of phrases that a beam can end with, after the first `prefix` words.
+
+        Args:
+            prefix: number of known words; see `unknown_words`.
+            words: number of words of the vocabulary.
+        """
+        return fillings(self.template, words) if self.template else int(words ** self.unknown_words(prefix))
+
     def references(self, count: int, words: int) -> int:
         """Return the number of references where `count` are asked for; small templates have fewer.
 
@@ -272,6 +281,11 @@ def distinct_configurations(hparams: CanaryHParams) -> list[Configuration]:
 def configurations(hparams: CanaryHParams) -> list[Configuration]:
     """Return the configuration of every canary that is planted, in the order of their ids."""
     return [configuration for configuration in distinct_configurations(hparams) for _ in range(hparams.count)]
+
+
+def number_of_canaries(hparams: CanaryHParams) -> int:
+    """Return the number of all canaries, controls included; none is listed, however many there are."""
+    return len(distinct_configurations(hparams)) * hparams.count + hparams.controls
 
 
 def expected_copies(hparams: CanaryHParams, records: int) -> float:

@@ -32,18 +32,16 @@ def tune(
 
     Repeat the command to continue an interrupted search.
     """
-    from flsim.canaries.in_corpus import settled
-    from flsim.sweeps import tuning, tuning_folder
+    from flsim.sweeps import foresight, tuning, tuning_folder
     from server.tune import tune as search_all
 
     content, at, sweep = tuning.load(file, tier)
     folder = tuning_folder.TuningFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
     path = tuning_folder.corpus_of_search(file, file.parent / content.sweep, at, sweep.tiers[tier], folder.path)
     search = tuning.Search(file, content, at, sweep, tier, path)
-    groups = search.groups()
-    if not tuning_folder.is_made(search):
-        corpus = tuning_folder.open_corpus_of_search(search, folder.path)
-        settled(corpus, search.planned(groups[0].grid, {})[0].config.canaries)  # refuses what cannot be planted in it
+    search.groups()  # refuses a file that does not fit the sweep
+    known = foresight.corpus_or_its_settings(search.tier, search.corpus, folder.path)
+    foresight.refuse_impossible_runs(search.typical(), known, is_trained_here=address is None)
     with folder.hold_lock():
         corpus = tuning_folder.open_corpus_of_search(search, folder.path)
         tuned = search_all(folder, search, corpus.split("train"), corpus.digest, address, at_once)

@@ -66,6 +66,17 @@ class SyntheticHParams:
     by: By = "words"
 
     @property
+    def token_layout(self) -> Layout:
+        """Return the layout of the corpus, which is known before it is made."""
+        words = len(SYMBOLS) if self.by == "characters" else self.vocabulary_size - SPECIAL_TOKENS
+        return Layout(words + SPECIAL_TOKENS, self.record_words, self.layout)
+
+    @property
+    def most_records(self) -> int:
+        """Return a number of training records that the corpus does not exceed: that of the shortest ones."""
+        return self.users * -(-self.words_per_user // SHORTEST)
+
+    @property
     def symbols(self) -> tuple[str, ...]:
         """Return the texts of token ids, in the order in which a language counts them."""
         if self.by == "characters":
@@ -216,7 +227,7 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
         InputError: `out` exists.
         WorkerDied: a process was killed.
     """
-    layout = Layout(len(hparams.symbols) + SPECIAL_TOKENS, hparams.record_words, hparams.layout)
+    layout = hparams.token_layout
     sizes = {"train": hparams.users, "heldout": hparams.heldout_users, "test": hparams.test_users}
     step = max(1, PART_WORDS // hparams.words_per_user)
     with new_folder(out) as folder:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import Diverged, InputError, at_least_one
 from flsim.base.extensions import Own, refuse_unknown
+from flsim.base.machine import refuse_beyond_memory
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.base.types import refuse_other_types
@@ -79,9 +80,21 @@ class EvaluationHParams:
         if self.weight_bits is not None and not FEWEST <= self.weight_bits <= MOST:
             raise InputError(f"weight_bits must be from {FEWEST} to {MOST}, found {self.weight_bits}")
 
-    def refuse_too_large(self, length: int) -> None:
-        """Raise InputError where references of `length` unknown words do not fit this machine's memory."""
+    def refuse_too_large(self, length: int, continuations: int) -> None:
+        """Refuse references and beams that do not fit this machine's memory.
+
+        Args:
+            length: number of the unknown words of a canary.
+            continuations: number of phrases that those words can be; a beam keeps no more.
+
+        Raises:
+            InputError: they do not fit it.
+        """
         refuse_too_many(self.references, length)
+        width = min(self.beam_width, continuations)
+        # The last step holds phrases without and with their last word, and a score and three indices of each.
+        needed = 8 * width * (length - 1 + length + 4)
+        refuse_beyond_memory(needed, f"evaluation.beam_width = {self.beam_width:,}", "set a smaller beam_width")
 
 
 def evaluate(

@@ -85,7 +85,7 @@ class Run:
             settings = replace(settings, canaries=settled(corpus, settings.canaries))
             train = settings.data.kept(corpus.split("train"), settings.seed)
             refuse_unfit(settings.model, corpus.layout, settings.seed)
-            foresee_training(settings, train)
+            foresee_training(settings, train, corpus)
             if not len(corpus.test_users):
                 raise InputError(f"{corpus.path}: has no test users for utility; import it with a larger --test")
             planting = planting_of(corpus, settings.canaries, settings.seed, train, settings.rounds_over(train))

@@ -1,14 +1,60 @@
 """Errors of training that are known before a run has a folder."""
 
-from flsim.data.corpus import Split
+from dataclasses import replace
+
+from flsim.canaries import limits
+from flsim.canaries.in_corpus import Planted, settled
+from flsim.data.corpus import Corpus, Split
+from flsim.data.vocabulary import Layout
 from flsim.privacy import report
 from flsim.runs.config import Config
+from flsim.training.own_model import refuse_too_large
 
 
-def foresee_training(settings: Config, train: Split) -> None:
-    """Raise InputError if training on these users could not begin, or its privacy could not be accounted for."""
+def refuse_impossible_in(settings: Config, corpus: Corpus, is_trained_here: bool = True) -> None:
+    """Refuse settings that no run over the corpus could train or measure, as `refuse_impossible` does.
+
+    Raises:
+        InputError: see `refuse_impossible`; or the settings ask for other canaries than the corpus has in place.
+    """
+    settings = replace(settings, canaries=settled(corpus, settings.canaries))
+    records = None if Planted.read(corpus) else corpus.split("train").records
+    refuse_impossible(settings, corpus.layout, records, is_trained_here)
+
+
+def refuse_impossible(settings: Config, layout: Layout, records: int | None, is_trained_here: bool = True) -> None:
+    """Refuse settings that no run could train or measure, by counting alone: nothing is drawn or made.
+
+    Args:
+        settings: settings of a run.
+        layout: the layout of its corpus.
+        records: number of the training records, or a number that is not exceeded where the corpus is yet to be made;
+            None where the corpus has its canaries in place.
+        is_trained_here: whether the memory of this machine bounds the run.
+
+    Raises:
+        InputError: there are too many canaries or copies of them, canaries are longer than records, or references,
+            beams or the model do not fit the memory.
+    """
+    if records is not None:
+        limits.refuse_too_many(settings.canaries, records)
+        if not settings.canaries.template:
+            limits.refuse_too_long(settings.canaries.length, layout)
+    if is_trained_here:
+        canaries, prefix = settings.canaries, settings.evaluation.prefix
+        continuations = canaries.continuations(prefix, layout.words)
+        settings.evaluation.refuse_too_large(canaries.unknown_words(prefix), continuations)
+        refuse_too_large(settings.model, layout)
+
+
+def foresee_training(settings: Config, train: Split, corpus: Corpus) -> None:
+    """Refuse a run whose training on these users of the corpus could not begin, or be measured or accounted for.
+
+    Raises:
+        InputError: see `refuse_impossible`; or training could not begin, or its privacy not be accounted for.
+    """
+    refuse_impossible_in(settings, corpus)
     settings.training_of(train, rounds := settings.rounds_over(train))
-    settings.evaluation.refuse_too_large(settings.canaries.unknown_words(settings.evaluation.prefix))
     if settings.privacy.mechanism == "dp":
         units = settings.protected(train)
         delta, entry = settings.privacy.delta_for(units), settings.planned(units, rounds)

@@ -206,9 +206,15 @@ def corpus_of(tier: Tier, source: Path, folder: Path) -> Path | str:
 
 def open_corpus(tier: Tier, path: Path | str, folder: Path, seed: int = CORPUS_SEED) -> Corpus:
     """Open the corpus; make it first, from a seed, if it is the sweep's own and does not exist."""
-    if tier.corpus.synthetic is not None and path == (own := folder / CORPUS) and not own.exists():
-        make_synthetic(own, tier.corpus.synthetic, seed)
+    if makes_corpus(tier, path, folder) and tier.corpus.synthetic is not None:
+        make_synthetic(folder / CORPUS, tier.corpus.synthetic, seed)
     return Corpus.open(path)
+
+
+def makes_corpus(tier: Tier, path: Path | str, folder: Path) -> bool:
+    """Return whether the corpus at `path` is the sweep's own, and does not exist yet."""
+    own = folder / CORPUS
+    return tier.corpus.synthetic is not None and path == own and not own.exists()
 
 
 def _entry(run: Planned) -> dict[str, Any]:

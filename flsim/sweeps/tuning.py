@@ -161,6 +161,14 @@ class Search:
         ]
         return [replace(run, config=measuring_utility(run.config)) for run in kept]
 
+    def typical(self) -> list[Planned]:
+        """Return the runs of all grids with the middle value of each range."""
+        return [
+            run
+            for grid, ranges in self.at.grids.items()
+            for run in self.planned(grid, {name: range_.at(0.5) for name, range_ in ranges.items()})
+        ]
+
     def groups(self) -> list[Group]:
         """Return the groups in the table's order.
 

@@ -84,8 +84,3 @@ def open_corpus_of_search(search: Search, folder: Path) -> Corpus:
     """Open the corpus; make it first if it is the search's own, synthetic, and does not exist."""
     seed = CORPUS_SEED if search.at.corpus_seed is None else search.at.corpus_seed
     return open_corpus(search.tier, search.corpus, folder, seed)
-
-
-def is_made(search: Search) -> bool:
-    """Return whether the search makes its corpus."""
-    return search.at.corpus is None and search.tier.corpus.synthetic is not None

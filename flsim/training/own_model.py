@@ -23,11 +23,7 @@ def refuse_unfit(model: ModelHParams, layout: Layout, seed: int) -> None:
             for. The message names what is wrong; an error of the user's code names its file and line.
     """
     if not is_own(model.architecture):
-        number = weights_of(layout.vocabulary_size, model)
-        update = 8  # bytes of a weight in a sum of updates, which are added in float64
-        refuse_beyond_memory(
-            (4 + update) * number, f"a model of {number:,} weights", "set a smaller model.embedding or model.units"
-        )
+        refuse_too_large(model, layout)
         return
     try:
         with naming_own_code(InputError):
@@ -36,6 +32,17 @@ def refuse_unfit(model: ModelHParams, layout: Layout, seed: int) -> None:
         raise
     except Exception as error:  # such as a call of a constructor that takes other arguments
         raise InputError(f"{model.label}: {type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def refuse_too_large(model: ModelHParams, layout: Layout) -> None:
+    """Raise InputError where a built-in network does not fit this machine's memory; no code of a user is executed."""
+    if is_own(model.architecture):
+        return
+    number = weights_of(layout.vocabulary_size, model)
+    update = 8  # bytes of a weight in a sum of updates, which are added in float64
+    refuse_beyond_memory(
+        (4 + update) * number, f"a model of {number:,} weights", "set a smaller model.embedding or model.units"
+    )
 
 
 def _try(model: ModelHParams, layout: Layout, seed: int) -> None:

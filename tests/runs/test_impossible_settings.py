@@ -8,7 +8,7 @@ from helpers import Experiment
 
 from flsim.base import machine
 from flsim.base.errors import InputError
-from flsim.canaries.planting import MOST
+from flsim.canaries.limits import MOST
 from flsim.data.vocabulary import Layout
 from flsim.memorization.random_sampling import references
 from flsim.models.architectures import BUILT_IN, build, weights_of
@@ -27,6 +27,8 @@ from flsim.runs.folder import Run
         ),
         (["canaries.p_u=[1e-9]", "canaries.p_e=[1.0]", "canaries.count=100000"], "100,000 canaries; a run has at most"),
         (["evaluation.references=99999999999999"], "evaluation.references = 99,999,999,999,999 needs"),
+        (["evaluation.beam_width=100000000000", "canaries.length=20"], "evaluation.beam_width = 100,000,000,000 needs"),
+        (["canaries.length=1000000000"], "canaries of 1,000,000,000 words would be cut"),
         (["model.embedding=1000000000"], "set a smaller model.embedding or model.units"),
         (["model.units=1000000000"], "weights needs"),
     ],

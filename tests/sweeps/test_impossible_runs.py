@@ -1,0 +1,89 @@
+"""A sweep, or a search, whose runs could never be trained is refused before anything is made."""
+
+from pathlib import Path
+
+import pytest
+
+from flsim import cli
+from flsim.data.synthetic import SyntheticHParams, make_synthetic
+from flsim.sweeps.definition import load, planned_runs
+from flsim.sweeps.foresight import refuse_impossible_runs
+
+SWEEP = """
+title = "t"
+[base]
+canaries = { p_u = [0.1], p_e = [0.5], count = 4 }
+[[grids]]
+name = "fedavg"
+axes = { "data.world" = ["iid", "non-iid"] }
+set = { training = { rounds = 1, cohort = 4 } }
+[tiers.smoke.corpus]
+synthetic = { users = 12, test_users = 2, heldout_users = 0, words_per_user = 60, vocabulary_size = 600 }
+[tiers.smoke.set]
+"""
+TUNE = """
+sweep = "sweep.toml"
+seeds = [7]
+[tiers.smoke.grids.fedavg]
+"local.learning_rate" = { low = 0.1, high = 10.0 }
+"""
+REFERENCES = "evaluation.references=99999999999999"
+IMPOSSIBLE = {
+    REFERENCES: "fedavg-iid-seed0: evaluation.references = 99,999,999,999,999 needs",
+    "evaluation.beam_width=100000000000": "evaluation.beam_width = 100,000,000,000 needs",
+    "model.embedding=1000000000": "set a smaller model.embedding or model.units",
+    "canaries.count=100000000000": "100,000,000,000 canaries; a run has at most 65,536",
+    "canaries.count=1000": "1,000 canaries would replace about 7,200 records, and the training users have 144",
+    "canaries.length=1000000000": "canaries of 1,000,000,000 words would be cut",
+}
+
+
+def assert_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], message: str, *arguments: str
+) -> None:
+    before = sorted(folder.rglob("*"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.argv", ["flsim", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    printed = capsys.readouterr().err
+    assert (stop.value.code, printed.count("\n")) == (2, 1), printed
+    assert message in printed
+    assert sorted(folder.rglob("*")) == before
+
+
+@pytest.mark.parametrize(("setting", "message"), IMPOSSIBLE.items())
+def test_a_sweep_is_refused_before_its_corpus_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], setting: str, message: str
+) -> None:
+    """12 users of 60 words have at most 12 records of 5 words each, and half of a tenth of those a canary."""
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    assert_refused(tmp_path, monkeypatch, capsys, message, "sweep", "sweep.toml", "--set", setting)
+
+
+def test_a_sweep_over_a_corpus_is_refused_before_it_has_a_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    sizes = SyntheticHParams(users=12, test_users=2, heldout_users=0, words_per_user=60, vocabulary_size=600)
+    make_synthetic(tmp_path / "mine", sizes, 0)
+    capsys.readouterr()  # the making of the corpus
+    arguments = ("sweep", "sweep.toml", "--corpus", "mine", "--set", REFERENCES)
+    assert_refused(tmp_path, monkeypatch, capsys, IMPOSSIBLE[REFERENCES], *arguments)
+
+
+def test_a_search_is_refused_before_its_corpus_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "sweep.toml").write_text(SWEEP + REFERENCES)
+    (tmp_path / "tune.toml").write_text(TUNE)
+    assert_refused(tmp_path, monkeypatch, capsys, "evaluation.references = 99,999", "tune", "tune.toml")
+
+
+def test_the_memory_of_this_machine_does_not_bound_runs_on_a_cluster(tmp_path: Path) -> None:
+    (tmp_path / "sweep.toml").write_text(SWEEP)
+    definition = load(tmp_path / "sweep.toml")
+    tier = definition.tiers["smoke"]
+    planned = planned_runs(definition, tier, tmp_path / "corpus", str(tmp_path / "sweep.toml"), overrides=[REFERENCES])
+    assert tier.corpus.synthetic
+    refuse_impossible_runs(planned, tier.corpus.synthetic, is_trained_here=False)
