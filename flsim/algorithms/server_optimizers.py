@@ -226,7 +226,10 @@ def apply(
 
 def slots_of(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> list[str]:
     """Return the slots of the optimizer's state that have the parameters' shapes."""
-    x = {name: value.detach() for name, value in build(vocabulary_size, model).named_parameters()}
+    is_built_in = not (is_own(hparams.server_optimizer) or is_own(model.architecture))
+    # On "meta" a large model takes no memory; a user's own code may read values.
+    with torch.device("meta" if is_built_in else "cpu"):
+        x = {name: value.detach() for name, value in build(vocabulary_size, model).named_parameters()}
     return sorted(init(x, hparams).keys() - {"step"})
 
 

@@ -16,6 +16,7 @@ from flsim.runs.config import load, toml
 from flsim.sweeps import definition
 from flsim.sweeps.definition import Planned
 from flsim.sweeps.folder import corpus_of, open_corpus
+from flsim.sweeps.foresight import corpus_or_its_settings, refuse_impossible_runs
 
 
 @dataclass(frozen=True)
@@ -71,8 +72,8 @@ def read_request(
         overrides: changes of settings, as ``section.key=value``.
 
     Raises:
-        InputError: the file is wrong, an option does not apply to it, or the corpus does not exist and its users are
-            not known.
+        InputError: the file is wrong, an option does not apply to it, no run could have its settings, or the corpus
+            does not exist and its users are not known.
     """
     if "grids" not in toml.read(file):
         for option, value in (("--tier", tier), ("--seeds", seeds), ("--only", only)):
@@ -89,6 +90,7 @@ def _request_of_run(file: Path, corpus: Path | str | None, overrides: Sequence[s
     opened = Corpus.open(config.data.corpus)
     config = replace(config, canaries=settled(opened, config.canaries))
     run = Planned(file.stem, file.stem, config.seed, {}, None, config)
+    refuse_impossible_runs([run], opened)
     return Request(file.stem, None, [run], Users.in_corpus(opened), opened.split("train"))
 
 
@@ -114,6 +116,7 @@ def _request_of_sweep(
         say(f"{error}; until then the plan assumes the published number of users, all alike, and measures nothing")
     planned = definition.planned_runs(sweep, at, path, str(file), seeds, only, overrides)
     train = users.split() if users else None
+    refuse_impossible_runs(planned, corpus_or_its_settings(at, path, folder) if train is None else train)
     if users is None or train is None:
         opened = open_corpus(at, path, folder)
         users, train = Users.in_corpus(opened), opened.split("train")

@@ -128,6 +128,10 @@ def test_a_run_without_canaries_has_no_power_and_proves_nothing(experiment: Expe
         (("--seeds", "0"), '"0" names no seed'),
         (("--seeds", "9-5"), '"9-5" names no seed'),
         (("--against", "nowhere"), "--against holds a calibration"),
+        (("--set", "model.embedding=1000000000"), "weights needs"),
+        (("--set", "canaries.count=1000"), "canaries would replace about"),
+        (("--set", "evaluation.references=99999999999999"), "evaluation.references = 99,999,999,999,999 needs"),
+        (("--tier", "paper", "--set", "model.embedding=1000000000"), "weights needs"),
     ],
 )
 def test_bad_input_is_one_line(flsim: Flsim, arguments: tuple[str, ...], message: str) -> None:
