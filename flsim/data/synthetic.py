@@ -6,6 +6,7 @@ learn, and users of different topics really differ.
 """
 
 import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,6 +18,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.files import new_folder
+from flsim.base.machine import refuse_beyond_memory
 from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import progress, tracked
 from flsim.base.rng import stream
@@ -224,13 +226,14 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
     are counted, then written with ids in order of frequency. Memory therefore does not grow with the number of users.
 
     Raises:
-        InputError: `out` exists.
+        InputError: `out` exists, or the corpus exceeds the disk, or a user the memory.
         WorkerDied: a process was killed.
     """
     layout = hparams.token_layout
     sizes = {"train": hparams.users, "heldout": hparams.heldout_users, "test": hparams.test_users}
     step = max(1, PART_WORDS // hparams.words_per_user)
     with new_folder(out) as folder:
+        _refuse_too_large(hparams, folder)
         scratch = folder / "scratch"
         scratch.mkdir()
         parts = [
@@ -255,6 +258,22 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
             scratch.rmdir()
             writer.finish(dropped={}, sources=[], parameters={"synthetic": {**parameters, "seed": seed}, **by})
     return Corpus.open(out)
+
+
+def _refuse_too_large(hparams: SyntheticHParams, folder: Path) -> None:
+    """Raise InputError where a user's random numbers exceed the memory, or all tokens the disk."""
+    random_numbers = 3 * 8 * hparams.words_per_user  # three of 8 bytes for each word of the user that is drawn
+    what = f"a user of {hparams.words_per_user:,} words"
+    refuse_beyond_memory(random_numbers, what, "set fewer words per user, and more users")
+    users = hparams.users + hparams.test_users + hparams.heldout_users
+    token = np.dtype(hparams.token_layout.token_type).itemsize
+    needed = users * (hparams.words_per_user * token + np.dtype(np.int64).itemsize)  # each user's place too
+    free = shutil.disk_usage(folder).free
+    if needed > free:
+        raise InputError(
+            f"{folder.parent}: no room for {users:,} users of {hparams.words_per_user:,} words, which take "
+            f"{needed / 1e9:,.0f} GB at least; {free / 1e9:,.0f} GB are free. Set fewer users or words"
+        )
 
 
 def _draw_parts(parts: list[_Range], hparams: SyntheticHParams, seed: int) -> NDArray[np.int64]:

@@ -53,6 +53,19 @@ def test_sizes_are_those_asked_for(tmp_path: Path) -> None:
     assert len({name for split in SPLITS for name in corpus.split(split).names}) == 68
 
 
+@pytest.mark.parametrize(
+    ("hparams", "message"),
+    [
+        (replace(HPARAMS, users=10**11), "no room for 100,000,000,008 users of 300 words, which take 60,800 GB"),
+        (replace(HPARAMS, words_per_user=10**13), "a user of 10,000,000,000,000 words needs"),
+    ],
+)
+def test_sizes_beyond_the_machine_are_refused_at_once(tmp_path: Path, hparams: SyntheticHParams, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        make(tmp_path, hparams)
+    assert not list(tmp_path.iterdir())
+
+
 def test_the_seed_decides_everything(tmp_path: Path) -> None:
     first, again, other = (
         folder_bytes(make(tmp_path, seed=seed, name=name).path) for name, seed in (("a", 3), ("b", 3), ("c", 4))
