@@ -1,8 +1,8 @@
 """The effect of each factor on mean exposure, in sentences: pairs of settings that differ in this factor alone."""
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 from markupsafe import Markup
@@ -15,7 +15,7 @@ from flsim.report.factors import Contrast, contrasts
 from flsim.report.gather import Gathered, RunView, Setting
 from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
 from flsim.results.inference import ROUNDING, t_interval
-from flsim.results.like_utility import pair_at_like_utility
+from flsim.results.like_utility import left_out_text, pair_at_like_utility
 
 NOTE = (
     "Each effect is a mean over the pairs of settings that differ in this factor alone, and in what always changes "
@@ -40,9 +40,9 @@ class Effect:
         low, high: 95% interval of their mean, from Student's t over seeds; NaN below two.
         perplexities: mean perplexities at a and at b; NaN if not measured.
         at_ceiling: shares of the canaries that have the largest possible exposure, at a and at b.
-        alike: the same differences where both models first predict equally well (`flsim.results.like_utility`); empty
-            if not every pair has such a point.
-        unlike: why they are empty.
+        alike: the same differences where both models first predict equally well (`flsim.results.like_utility`), for
+            each seed that has such a point in every pair.
+        unlike: why a seed has none in some pair, by seed.
         alike_low, alike_high: 95% interval of their mean over seeds.
     """
 
@@ -56,7 +56,7 @@ class Effect:
     alike: tuple[float, ...] = ()
     alike_low: float = math.nan
     alike_high: float = math.nan
-    unlike: str = ""
+    unlike: Mapping[int, str] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
@@ -112,17 +112,22 @@ def _with_common_seeds(pairs: Sequence[Pair]) -> tuple[Sequence[Pair], list[int]
     return [], []
 
 
-def _at_like_utility(pairs: Sequence[Pair], seeds: Sequence[int]) -> tuple[tuple[float, ...], str]:
-    """Return the mean difference of pairs where both models first predict equally well, for each seed; or why not."""
+def _at_like_utility(pairs: Sequence[Pair], seeds: Sequence[int]) -> tuple[tuple[float, ...], dict[int, str]]:
+    """Return the mean difference of pairs where both models first predict equally well, for each seed that has it.
+
+    A seed for which some pair has no such point is in the second mapping, with the reason of the first such pair.
+    """
 
     def difference(a: RunView, b: RunView) -> float:
         return float(pair_at_like_utility(a.results, b.results).differences.mean())
 
-    try:
-        means = [np.mean([difference(a[seed], b[seed]) for a, b in pairs]) for seed in seeds]
-    except InputError as error:
-        return (), str(error)
-    return tuple(np.round(means, ROUNDING).tolist()), ""
+    means, unlike = list[float](), dict[int, str]()
+    for seed in seeds:
+        try:
+            means.append(float(np.mean([difference(a[seed], b[seed]) for a, b in pairs])))
+        except InputError as error:
+            unlike[seed] = str(error)
+    return tuple(np.round(means, ROUNDING).tolist()), unlike
 
 
 def sentences(every: Sequence[Effect]) -> list[Markup]:
@@ -158,9 +163,11 @@ def _sentence(effect: Effect) -> str:
         mean, low, high = (
             number(value, "{:+.2f}") for value in (effect.alike_mean, effect.alike_low, effect.alike_high)
         )
-        text += f"; where both first predict equally well {mean}" + f" ({low} to {high})" * (count > 1)
+        text += f"; where both first predict equally well {mean}" + f" ({low} to {high})" * (len(effect.alike) > 1)
+        if effect.unlike:
+            text += f" over {plural(len(effect.alike), 'seed')} ({left_out_text(effect.unlike)})"
     elif effect.unlike:
-        text += f"; not compared where both first predict equally well ({effect.unlike})"
+        text += f"; not compared where both first predict equally well ({next(iter(effect.unlike.values()))})"
     if max(effect.at_ceiling) >= MANY:
         a, b = (number(share, "{:.0%}") for share in effect.at_ceiling)
         text += f"; {a} and {b} of the canaries are at the ceiling"

@@ -15,7 +15,7 @@ from flsim.report.worlds import both
 from flsim.results.compare import signed
 from flsim.results.curves import exposure_by_utility
 from flsim.results.inference import holm
-from flsim.results.like_utility import LikeUtility, like_utility
+from flsim.results.like_utility import LikeUtility, left_out_text, like_utility
 
 CAPTION = (
     "Mean exposure against perplexity on test text, from one evaluation to the next; both axes are means over seeds. "
@@ -81,7 +81,9 @@ def _compared(gathered: Gathered) -> list[Block]:
     ]
     headings = [left("Setting"), Heading("Seeds"), Heading("Perplexity"), Heading("bits, IID less non"), Heading("p")]
     blocks: list[Block] = [Table("IID against non-IID at equal perplexity", headings, rows, NOTE)] if rows else []
-    return [*blocks, Prose(f"Not compared: {'; '.join(reasons)}.", is_note=True)] if reasons else blocks
+    lost = [f"{label}: {left_out_text(compared.left_out)}" for label, compared in settings if compared.left_out]
+    notes = [f"{words}." for words in lost] + ([f"Not compared: {'; '.join(reasons)}."] if reasons else [])
+    return [*blocks, *(Prose(text, is_note=True) for text in notes)]
 
 
 def _perplexities(compared: LikeUtility) -> str:

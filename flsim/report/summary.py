@@ -195,7 +195,7 @@ def _at_like_utility(by_technique: Mapping[str, Sequence[Line]]) -> list[str]:
         mean = float(np.mean([one.mean_difference for one in of_all]))
         more = sum(one.mean_difference > 0 for one in of_all)
         says = f"{begin} is higher with IID data in {more} of {len(of_all)} settings, by {_bits(mean)} bits over all."
-        return [says, *_sure_at_like_utility(of_all)]
+        return [says, *_left_out_at_like_utility(of_all), *_sure_at_like_utility(of_all)]
     words = []
     for technique, of_technique in differences.items():
         mean = float(np.mean([one.mean_difference for one in of_technique]))
@@ -207,7 +207,15 @@ def _at_like_utility(by_technique: Mapping[str, Sequence[Line]]) -> list[str]:
     says = f"{begin} with IID data less that with non-IID data is {listed(words)}."
     # A technique of one setting has its interval in that sentence.
     has_means = any(len(of_technique) > 1 for of_technique in differences.values())
-    return [says, *(_sure_at_like_utility(list(chain(*differences.values()))) if has_means else [])]
+    every = list(chain(*differences.values()))
+    return [says, *_left_out_at_like_utility(every), *(_sure_at_like_utility(every) if has_means else [])]
+
+
+def _left_out_at_like_utility(compared: Sequence[LikeUtility]) -> list[str]:
+    """Return a sentence on how many pairs of runs these differences leave out; none where they have all."""
+    lost = sum(len(one.left_out) for one in compared)
+    total = lost + sum(len(one.seeds) for one in compared)
+    return [f"There, {lost} of {plural(total, 'pair')} of runs cannot be compared."] if lost else []
 
 
 def _sure_at_like_utility(compared: Sequence[LikeUtility]) -> list[str]:

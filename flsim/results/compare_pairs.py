@@ -24,7 +24,7 @@ The frame:
                                reached; like_utility_low, _high, its 95% interval over seeds, blank for one seed
     like_utility_p             p of Student's t over seeds that it is zero, blank for one seed: not of canaries, even
                                where `p` is; like_utility_p_holm, corrected for the number of rows with such a test
-    like_utility_left_out      why there is no such difference
+    like_utility_left_out      why there is no such difference, or the seeds that it leaves out, with their reasons
     left_out                   runs that are not compared, with reasons
 
 A cell is blank if it was not measured or cannot be computed.
@@ -43,7 +43,7 @@ from flsim.results.columns import AT_CEILING, DIFFERENCE, described, prefix_of, 
 from flsim.results.compare import counted_at_ceiling, counts_of, paired_exposure
 from flsim.results.compare_seeds import counts_over_seeds
 from flsim.results.inference import holm
-from flsim.results.like_utility import like_utility
+from flsim.results.like_utility import left_out_text, like_utility
 from flsim.results.pairing import compared_in, paired_canaries
 from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.seeds import sample
@@ -174,12 +174,13 @@ def _compared(
 
 
 def _at_like_utility(pairs: Sequence[tuple[int, RunResults, RunResults]]) -> dict[str, Any]:
-    """Return the cells of `LIKE_UTILITY`, or why a run lacks evaluations near the common perplexity."""
+    """Return the cells of `LIKE_UTILITY`, and why runs lack evaluations near the common perplexity."""
     try:
         over = like_utility([run for _, run, _ in pairs], [run for _, _, run in pairs])
     except InputError as error:
         return {"like_utility_left_out": str(error)}
-    return dict(zip(LIKE_UTILITY, (over.mean_difference, over.ci_low, over.ci_high, over.p), strict=True))
+    cells = dict(zip(LIKE_UTILITY, (over.mean_difference, over.ci_low, over.ci_high, over.p), strict=True))
+    return cells | {"like_utility_left_out": left_out_text(over.left_out) if over.left_out else None}
 
 
 def _difference(

@@ -157,7 +157,12 @@ def _notes(table: pd.DataFrame, labels: list[str], width: int) -> str:
     for label, why in zip(labels, table["left_out"], strict=True):
         if not pd.isna(why):
             text += formats.note(f"Left out of {label}: {why}", width)
-    whys = zip(labels, table["like_utility_left_out"], strict=True)
-    if unlike := [f"{label}: {why}" for label, why in whys if not pd.isna(why)]:
+    unlike = []
+    for label, why, mean in zip(labels, table["like_utility_left_out"], table[LIKE_UTILITY[0]], strict=True):
+        if pd.isna(mean) and not pd.isna(why):
+            unlike.append(f"{label}: {why}")
+        elif not pd.isna(why):
+            text += formats.note(f"At equal perplexity, {label}: {why}.", width)
+    if unlike:
         text += formats.note(f"Not compared at equal perplexity: {'; '.join(unlike)}.", width)
     return text

@@ -7,8 +7,8 @@ logarithm of perplexity.
 """
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import pandas as pd
@@ -27,7 +27,7 @@ class LikeUtility:
     """A number of canaries in setting a less that in setting b at equal perplexity, compared over seeds.
 
     Attributes:
-        seeds: seeds with a run of both, ascending.
+        seeds: seeds with a run of both that reached a common perplexity, ascending.
         perplexities: the lowest perplexity that both runs of each seed reached.
         rounds: when a and b first reached it, for each seed; between two evaluations, a fraction of a round.
         differences: mean over the canaries that either run planted of a - b, for each seed, in the number's unit.
@@ -35,6 +35,7 @@ class LikeUtility:
         ci_low, ci_high: its 95% interval, from Student's t over seeds; NaN below two.
         p: two-sided p-value of the t test that it is zero; NaN below two seeds.
         quantity: the compared number.
+        left_out: why the two runs of a seed cannot be compared, by seed; such a seed is in no other field.
     """
 
     seeds: tuple[int, ...]
@@ -46,6 +47,7 @@ class LikeUtility:
     ci_high: float
     p: float
     quantity: Quantity = PRIMARY
+    left_out: Mapping[int, str] = field(default_factory=dict)
 
     def __str__(self) -> str:
         return self.text()
@@ -53,13 +55,21 @@ class LikeUtility:
     def text(self, corrected: float = math.nan) -> str:
         """Return the comparison in words, with p as `corrected` by Holm too; NaN leaves that out."""
         seeds = f"{len(self.seeds)} seed{'s' * (len(self.seeds) != 1)}"
-        return f"{mean_text(self.differences, self.quantity, corrected)}, {seeds}"
+        lost = f"; {left_out_text(self.left_out)}" if self.left_out else ""
+        return f"{mean_text(self.differences, self.quantity, corrected)}, {seeds}{lost}"
+
+
+def left_out_text(left_out: Mapping[int, str]) -> str:
+    """Return words on seeds that are left out, with their reasons, e.g. ``"seed 3 left out: run a: ..."``."""
+    seeds = f"seed{'s' * (len(left_out) != 1)} {', '.join(map(str, left_out))}"
+    return f"{seeds} left out: {'; '.join(left_out.values())}"
 
 
 def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Quantity = PRIMARY) -> LikeUtility:
     """Compare two series of runs seed by seed, each seed at the lowest perplexity that both of its runs reached.
 
-    Seeds are the independent unit, as in `flsim.results.worlds.paired_over_seeds`.
+    Seeds are the independent unit, as in `flsim.results.worlds.paired_over_seeds`. A seed whose runs have no common
+    perplexity, such as one that is below it at its first evaluation, is left out with its reason.
 
     Args:
         a: runs of one series, one for each seed.
@@ -67,21 +77,29 @@ def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Qua
         quantity: the compared number.
 
     Raises:
-        InputError: no seed has a run of both, a run diverged or lacks evaluations, or one of the runs of a seed was
+        InputError: no seed has a run of both, or none is left: in each a run diverged or lacks evaluations, or was
             never above the perplexity that the other ended with.
     """
-    pairs = pairs_of_seeds(a, b)
-    compared = [pair_at_like_utility(run_a, run_b, quantity) for _, run_a, run_b in pairs]
-    rounded = np.round([float(pair.differences.mean()) for pair in compared], ROUNDING)
+    compared, left_out = dict[int, PairAtLikeUtility](), dict[int, str]()
+    for seed, run_a, run_b in pairs_of_seeds(a, b):
+        try:
+            compared[seed] = pair_at_like_utility(run_a, run_b, quantity)
+        except InputError as error:
+            left_out[seed] = str(error)
+    if not compared:
+        first, why = next(iter(left_out.items()))
+        raise InputError(why if len(left_out) == 1 else f"no seed can be compared; seed {first}: {why}")
+    rounded = np.round([float(pair.differences.mean()) for pair in compared.values()], ROUNDING)
     return LikeUtility(
-        tuple(seed for seed, _, _ in pairs),
-        tuple(pair.perplexity for pair in compared),
-        tuple(pair.rounds for pair in compared),
+        tuple(compared),
+        tuple(pair.perplexity for pair in compared.values()),
+        tuple(pair.rounds for pair in compared.values()),
         tuple(rounded.tolist()),
         float(rounded.mean()),
         *t_interval(rounded),
         paired_t_p(rounded),
         quantity,
+        left_out,
     )
 
 

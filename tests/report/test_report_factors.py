@@ -270,6 +270,21 @@ def test_a_sentence_says_why_nothing_is_compared_at_equal_perplexity() -> None:
     assert "its first evaluation is below perplexity 60 already" in text
 
 
+def test_a_seed_that_begins_below_is_left_out_of_the_comparison_at_equal_perplexity() -> None:
+    """Seed 3 of one setting of two predicts better at its first evaluation than the other world at its last."""
+    configs = [config for config in table_1() if is_federated(config) and config.round_size < 16]
+    gathered = gathered_of(configs, lambda config, seed: 4.0 + (config.data.world == "iid") * seed, seeds=5)
+    runs = gathered.settings[0].runs
+    assert runs[3].config
+    runs[3] = run_of(runs[3].config, 7.0, perplexity=40.0)
+    effect = by_name(effects(gathered))["World", ""]
+    assert effect.differences == pytest.approx([0.0, 1.0, 2.0, 3.0, 4.0])
+    assert effect.alike == pytest.approx([0.0, 1.0, 2.0, 4.0])
+    (text,) = sentences([effect])
+    why = "run FedAvg, b_u=4-3: its first evaluation is below perplexity 60 already, at 40"
+    assert f"equally well +1.75 (−0.97 to +4.47) over 4 seeds (seed 3 left out: {why}" in text
+
+
 def test_a_pair_that_leaves_no_seed_is_left_out_and_the_sentence_says_so() -> None:
     """All but seed 0 of one setting diverged, and seed 0 of another: seeds 1 and 2 of two pairs of three are left."""
     gathered = gathered_of(

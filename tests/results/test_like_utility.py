@@ -86,6 +86,24 @@ def test_over_seeds_it_is_the_t_test_of_their_differences(make_curve: Callable[.
     assert back.mean_difference == pytest.approx(-compared.mean_difference)
 
 
+def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Callable[..., RunResults]) -> None:
+    """IID runs of seeds 3 and 4 begin below the lowest perplexity of the others; seed 3 alone, then every seed."""
+    a = [make_curve(f"a-{seed}", [(5, 1), (4, 5)], seed) for seed in range(5)]
+    b = [make_curve(f"b-{seed}", [(5, 0), (4.5, 2 - seed)], seed) for seed in range(5)]
+    late = [make_curve(f"late-{seed}", [(4, 5)], seed) for seed in range(5)]
+    compared, expected = like_utility([*a[:3], late[3], a[4]], b), stats.ttest_1samp([1.0, 2.0, 3.0, 5.0], 0)
+    assert (compared.seeds, compared.differences) == ((0, 1, 2, 4), pytest.approx((1, 2, 3, 5)))
+    assert (len(compared.perplexities), len(compared.rounds)) == (4, 4)
+    assert compared.p == pytest.approx(expected.pvalue)
+    why = "run late-3: its first evaluation is below perplexity 90.02 already, at 54.6; evaluate it earlier"
+    assert {*compared.left_out} == {3}
+    assert f", 4 seeds; seed 3 left out: {why}" in str(compared)
+    two = str(like_utility([*a[:3], *late[3:]], b))
+    assert f"3 seeds; seeds 3, 4 left out: {why}, with a smaller evaluation.every; run late-4: its first" in two
+    with pytest.raises(InputError, match="no seed can be compared; seed 3: run late-3: its first evaluation is below"):
+        like_utility(late[3:], b)
+
+
 @given(st.lists(st.integers(1, 60), min_size=2, max_size=6, unique=True), st.floats(0, 1))
 def test_interpolated_values_lie_between_their_neighbours(tenths: list[int], share: float) -> None:
     entropies = [tenth / 10 for tenth in sorted(tenths, reverse=True)]

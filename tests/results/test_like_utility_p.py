@@ -7,7 +7,7 @@ that the difference at equal perplexity is that effect. IID runs are trained fur
 import io
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from flsim.results.sweep_pairs import twins
 from flsim.results.sweeps import read_sweep
 
 MakeRun = Callable[..., Path]
-MakeSweep = Callable[[Mapping[str, Sequence[float | None]]], Path]
+MakeSweep = Callable[..., Path]
 CANARIES = 9
 NATS = {"iid": (5.0, 4.0, 3.5), "non-iid": (5.2, 4.6, 4.0)}  # the lowest of both is 4 nats
 STRONG, WEAK = (2.1, 1.8, 2.2, 1.9, 2.0), (0.4, 1.0, 0.2, 1.3, 0.9)
@@ -63,9 +63,12 @@ def p_of(*rows: Sequence[float | None]) -> list[float]:
 
 @pytest.fixture
 def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
-    """Write a sweep: the effect on each seed of a setting, None where its run of the non-IID world has not begun."""
+    """Write a sweep: the effect on each seed of a setting, None where its run of the non-IID world has not begun.
 
-    def make(effects: Mapping[str, Sequence[float | None]]) -> Path:
+    Runs that are named `late` were evaluated at the end alone.
+    """
+
+    def make(effects: Mapping[str, Sequence[float | None]], late: Collection[str] = ()) -> Path:
         (tmp_path / "sweep" / "runs").mkdir(parents=True)
         runs = []
         for grid, world in ((grid, world) for grid in effects for world in NATS):
@@ -76,7 +79,9 @@ def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
                 if effect is not None or world == "iid":
                     setting = f"{'IID' if world == 'iid' else 'Non-IID'}, {grid}, b_u=40"
                     about = {"seed": seed, "series": f"{grid}-{world}", "rounds_per_epoch": 1.0, "setting": setting}
-                    folder = make_run(rounds_of(world, effect or 0.0), name=name, shift=100 * seed, **about)
+                    rounds = rounds_of(world, effect or 0.0)
+                    rounds = {max(rounds): rounds[max(rounds)]} if name in late else rounds
+                    folder = make_run(rounds, name=name, shift=100 * seed, **about)
                     folder.rename(tmp_path / "sweep" / "runs" / name)
         about_all: dict[str, object] = {"name": "sweep", "title": "Effects", "source": None, "versions": {}}
         about_all |= {"runs": runs, "sessions": []} | dict.fromkeys(("question", "tier", "about", "command"), "-")
@@ -125,6 +130,29 @@ def test_a_row_without_a_common_perplexity_does_not_count(make_sweep: MakeSweep,
     assert "its first evaluation is below perplexity" in table["like_utility_left_out"].iloc[2]
     assert table["like_utility_p_holm"].tolist()[:2] == pytest.approx(by_hand(p_of(STRONG, WEAK)))
     assert table[["like_utility_p", "like_utility_p_holm"]].iloc[2].isna().all()
+
+
+def test_a_row_without_one_seed_is_compared_and_names_it(make_sweep: MakeSweep, flsim: Flsim, tmp_path: Path) -> None:
+    """The run of seed 3 on IID data begins below 4 nats, the lowest of both; four seeds are left."""
+    folder = make_sweep({"strong": STRONG, "weak": WEAK}, late=["weak-iid-seed3"])
+    table = compare_pairs(twins(read_sweep(folder)))
+    left = [effect for seed, effect in enumerate(WEAK) if seed != 3]
+    assert table["like_utility_difference"].tolist() == pytest.approx([2, float(np.mean(left))])
+    assert table["like_utility_p"].tolist() == pytest.approx(p_of(STRONG, left))
+    assert table["seeds"].tolist() == [5, 5]
+    why = "seed 3 left out: run weak-iid-seed3: its first evaluation is below perplexity 54.6 already"
+    assert pd.isna(table["like_utility_left_out"].iloc[0])
+    assert why in table["like_utility_left_out"].iloc[1]
+    for command, words in (("compare", f"At equal perplexity, weak, b_u=40: {why}"), ("table", f", 4 seeds; {why}")):
+        code, text, err = flsim(command, "sweep")
+        assert code == 0, err
+        assert words in " ".join(text.split())
+        assert "ot compared" not in text
+        assert max(map(len, text.splitlines())) <= 80
+    assert flsim("report", "sweep", "--out", "report.html")[0] == 0
+    page = (tmp_path / "report.html").read_text()
+    assert f"{why}, at 33.12" in page
+    assert "There, 1 of 10 pairs of runs cannot be compared." in page
 
 
 def _without_first(run: RunResults, number: int) -> RunResults:
