@@ -10,7 +10,7 @@ from markupsafe import Markup
 from flsim.base.errors import InputError
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.utility import PERPLEXITY
-from flsim.report.blocks import number, plural
+from flsim.report.blocks import listed, number, plural
 from flsim.report.factors import Contrast, contrasts
 from flsim.report.gather import Gathered, RunView, Setting
 from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
@@ -44,6 +44,7 @@ class Effect:
             each seed that has such a point in every pair.
         unlike: why a seed has none in some pair, by seed.
         alike_low, alike_high: 95% interval of their mean over seeds.
+        diverged: seeds that are in no difference, since a run of a compared setting diverged.
     """
 
     contrast: Contrast
@@ -57,6 +58,7 @@ class Effect:
     alike_low: float = math.nan
     alike_high: float = math.nan
     unlike: Mapping[int, str] = field(default_factory=dict)
+    diverged: tuple[int, ...] = ()
 
     @property
     def mean(self) -> float:
@@ -80,9 +82,11 @@ def effect_of(contrast: Contrast) -> Effect:
     """
     by_seed = [(_by_seed(a), _by_seed(b)) for a, b in contrast.pairs]
     pairs, seeds = _with_common_seeds([(a, b) for a, b in by_seed if {*a} & {*b} and _references(a) == _references(b)])
+    compared = [both for both, pair in zip(contrast.pairs, by_seed, strict=True) if pair in pairs]
+    diverged = _diverged(compared or contrast.pairs, seeds)
     nan = (math.nan, math.nan)
     if not seeds:
-        return Effect(contrast, 0, (), *nan, nan, nan)
+        return Effect(contrast, 0, (), *nan, nan, nan, diverged=diverged)
     differences = [np.mean([_exposure(a[seed]) - _exposure(b[seed]) for a, b in pairs]) for seed in seeds]
     rounded = np.round(differences, ROUNDING)
     sides = [[run[seed] for run in side for seed in seeds] for side in zip(*pairs, strict=True)]
@@ -99,7 +103,15 @@ def effect_of(contrast: Contrast) -> Effect:
         alike,
         *(t_interval(np.asarray(alike)) if alike else nan),
         unlike,
+        diverged,
     )
+
+
+def _diverged(pairs: Sequence[tuple[Setting, Setting]], compared: Sequence[int]) -> tuple[int, ...]:
+    """Return the seeds of which a run diverged in a setting of the pairs, without those that are compared."""
+    runs = [run.results for pair in pairs for setting in pair for run in setting.runs]
+    seeds = {run.seed for run in runs if run.status == "diverged" and run.seed is not None}
+    return tuple(sorted(seeds - {*compared}))
 
 
 def _with_common_seeds(pairs: Sequence[Pair]) -> tuple[Sequence[Pair], list[int]]:
@@ -145,7 +157,7 @@ def _sentence(effect: Effect) -> str:
     contrast = effect.contrast
     between = f"{contrast.a} less {contrast.b}"
     if not effect.differences:
-        return f"{between} is not compared, because no seed is completed on both sides."
+        return f"{between} is not compared, because no seed is completed on both sides{_lost(effect, '')}."
     ends = f", with {plural(contrast.between, 'value')} between them," if contrast.between else ""
     mean, low, high = (number(value, "{:+.2f}") for value in (effect.mean, effect.low, effect.high))
     count = len(effect.differences)
@@ -155,7 +167,7 @@ def _sentence(effect: Effect) -> str:
     pairs = plural(effect.compared, "pair") + " of settings"
     if effect.compared < len(contrast.pairs):
         pairs += f" of {len(contrast.pairs)}, as others have too few seeds that are completed on both sides"
-    text = f"{between}{ends} is {mean} bits ({interval}; {pairs})"
+    text = f"{between}{ends} is {mean} bits ({interval}; {pairs}{_lost(effect, ', so dropped from all pairs')})"
     if not any(map(math.isnan, effect.perplexities)):
         a, b = (number(value, "{:.3g}") for value in effect.perplexities)
         text += f", at perplexity {a} against {b}"
@@ -172,6 +184,12 @@ def _sentence(effect: Effect) -> str:
         a, b = (number(share, "{:.0%}") for share in effect.at_ceiling)
         text += f"; {a} and {b} of the canaries are at the ceiling"
     return f"{text}."
+
+
+def _lost(effect: Effect, outcome: str) -> str:
+    """Return words on the seeds that diverged, with the outcome for them; empty where none did."""
+    seeds = listed([str(seed) for seed in effect.diverged])
+    return f"; seed{'s' * (len(effect.diverged) > 1)} {seeds} diverged{outcome}" if seeds else ""
 
 
 def _by_seed(setting: Setting) -> dict[int, RunView]:

@@ -9,10 +9,10 @@ from markupsafe import Markup
 
 from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import flags
-from flsim.report.blocks import Dots, number
+from flsim.report.blocks import Cell, Dots, number, plural
 from flsim.report.factors import name_of
 from flsim.report.figures import ceiling_of, style_of
-from flsim.report.gather import Gathered, Setting
+from flsim.report.gather import Gathered, RunView, Setting
 from flsim.report.svg import Axis, decoration, image, labels, marker
 from flsim.results.inference import t_interval
 from flsim.results.run_file import WORLDS, setting_of
@@ -33,12 +33,18 @@ class _Row:
         settings: the settings; one unless the row is of a technique and world.
         means: mean over the settings for each seed that all of them have; the mean over all if there is none.
         parts: the means of the settings, or of the seeds of one setting.
+        seeds: number of seeds that all the settings have, which `means` are over.
+        begun: number of seeds with a run in any of the settings, whatever its outcome.
+        diverged: number of seeds with a run that diverged.
     """
 
     label: str
     settings: Sequence[Setting]
     means: Sequence[float]
     parts: Sequence[float]
+    seeds: int
+    begun: int
+    diverged: int
 
     @property
     def mean(self) -> float:
@@ -50,7 +56,19 @@ class _Row:
         return t_interval(np.array(self.means))
 
     @property
+    def count(self) -> str:
+        """Return the number of seeds where some are lost, such as "3 of 5 seeds, 2 diverged"; empty where none is."""
+        if self.seeds == self.begun:
+            return ""
+        seeds = f"{self.seeds} of {plural(self.begun, 'seed')}" if self.seeds else "no seed in all settings"
+        return seeds + f", {self.diverged} diverged" * bool(self.diverged)
+
+    @property
     def text(self) -> str:
+        return self.value + (f" · {self.count}" if self.count else "")
+
+    @property
+    def value(self) -> str:
         low, high = self.interval
         interval = "" if math.isnan(low) else f" ({number(low)} to {number(high)})"
         shares = [share for setting in self.settings if (share := setting.share(FLAG.name)) is not None]
@@ -65,8 +83,11 @@ def overview(gathered: Gathered) -> list[Dots]:
     Techniques that were trained in both worlds in equally many settings share rows as well. A seed that one world of a
     setting lacks is left out of the other, too. No figure is returned for one row, or for more than a dozen.
     """
-    every = [setting for line in gathered.lines for setting in (line.paired if line.is_pair else line.settings)]
-    measured = [setting for setting in every if setting.shown_runs and setting.mean(PRIMARY.name) is not None]
+    begun: dict[Setting, list[RunView]] = {}  # all runs of each setting, also those of seeds that a pair leaves out
+    for line in gathered.lines:
+        for setting in line.paired if line.is_pair else line.settings:
+            begun[setting] = [run for own in line.settings if own.world == setting.world for run in own.runs]
+    measured = [setting for setting in begun if setting.shown_runs and setting.mean(PRIMARY.name) is not None]
     groups: dict[tuple[str, str | None], list[Setting]] = {}
     for setting in measured:
         groups.setdefault((name_of(setting), setting.world), []).append(setting)
@@ -74,16 +95,16 @@ def overview(gathered: Gathered) -> list[Dots]:
     if is_grouped:
         order, names = [*WORLDS, None], list(dict.fromkeys(name for name, _ in groups))
         places = sorted(groups, key=lambda group: (names.index(group[0]), order.index(group[1])))
-        rows = [_row(setting_of(world, name), groups[name, world]) for name, world in places]
+        rows = [_row(setting_of(world, name), groups[name, world], begun) for name, world in places]
     else:
-        rows = [_row(setting.label, [setting]) for setting in measured]
+        rows = [_row(setting.label, [setting], begun) for setting in measured]
     if not 1 < len(rows) <= MOST:
         return []
     ceilings = [bound for setting in measured if (bound := ceiling_of(setting)) is not None]
     ceiling = max(ceilings) if ceilings else None
     ends = [end for row in rows for end in (*row.parts, row.mean, *row.interval) if not math.isnan(end)]
     axis = Axis(0.0, ceiling or 1.05 * max(ends) or 1.0, most=4)  # an interval may reach further; exposure cannot
-    strips = [(row.label, _strip(row, axis, ceiling, index), row.text) for index, row in enumerate(rows)]
+    strips = [(row.label, _strip(row, axis, ceiling, index), _words(row)) for index, row in enumerate(rows)]
     return [Dots(_caption(rows, is_grouped, ceiling), strips, _scale(axis, ceiling))]
 
 
@@ -95,7 +116,7 @@ def _is_balanced(groups: Mapping[tuple[str, str | None], Sequence[Setting]]) -> 
     return len(names) > 1 and is_crossed and len(sizes) == 1 and sizes != {1}
 
 
-def _row(label: str, settings: Sequence[Setting]) -> _Row:
+def _row(label: str, settings: Sequence[Setting], begun: Mapping[Setting, Sequence[RunView]]) -> _Row:
     by_seed = [
         {
             run.results.seed if run.results.seed is not None else -place: float(values[round_])
@@ -107,7 +128,15 @@ def _row(label: str, settings: Sequence[Setting]) -> _Row:
     seeds = sorted(set.intersection(*map(set, by_seed)))
     of_settings = [float(np.mean(list(values.values()))) for values in by_seed]
     means = [float(np.mean([values[seed] for values in by_seed])) for seed in seeds] or [float(np.mean(of_settings))]
-    return _Row(label, settings, means, of_settings if len(settings) > 1 else means if len(means) > 1 else [])
+    parts = of_settings if len(settings) > 1 else means if len(means) > 1 else []
+    runs = [run.results for setting in settings for run in begun[setting]]
+    every, diverged = {run.seed for run in runs}, {run.seed for run in runs if run.status == "diverged"}
+    total = len(seeds) if None in every else len(every)  # older runs do not say their seed
+    return _Row(label, settings, means, parts, len(seeds), total, len(diverged))
+
+
+def _words(row: _Row) -> Cell:
+    return Markup("{} <small>{}</small>").format(row.value, row.count) if row.count else row.value
 
 
 def _caption(rows: Sequence[_Row], is_grouped: bool, ceiling: float | None) -> str:
@@ -118,6 +147,9 @@ def _caption(rows: Sequence[_Row], is_grouped: bool, ceiling: float | None) -> s
     text += ", with 95% intervals over seeds (Student’s t)" if has_seeds else "; one seed, so without intervals"
     if any(row.parts for row in rows):
         text += f". Pale marks below: each {'setting' if is_grouped else 'seed'}"
+    worlds = {setting.world for row in rows for setting in row.settings}
+    if len(worlds) > 1 and any(row.diverged for row in rows):
+        text += ". A seed that diverged in one world is left out of both"
     text += ". Dotted: the ceiling, log₂(|R| + 1)" if ceiling else ""
     return f"{text}. {FLAG.heading}: share of the planted canaries that {FLAG.title} {FLAG.finds}."
 

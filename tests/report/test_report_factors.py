@@ -256,6 +256,8 @@ def test_a_seed_that_diverged_is_dropped_from_all_pairs_and_running_ones_do_not_
     effect = by_name(effects(gathered))["World", ""]
     assert effect.compared == 3
     assert effect.differences == pytest.approx([1.0])
+    (text,) = sentences([effect])
+    assert "; 3 pairs of settings; seed 1 diverged, so dropped from all pairs), at" in text
 
 
 def test_a_sentence_says_why_nothing_is_compared_at_equal_perplexity() -> None:

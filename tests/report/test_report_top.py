@@ -97,3 +97,6 @@ def test_the_figure_leaves_a_seed_that_diverged_out_of_both_worlds() -> None:
     ((iid, _, of_iid), (other, _, of_other)) = overview(gathered)[0].rows
     assert (str(iid).startswith("IID"), str(other).startswith("Non-IID")) == (True, True)
     assert (of_iid.split()[0], of_other.split()[0]) == ("5.5", "4.5")  # seeds 0 and 1 of both
+    counts = ("<small>2 of 3 seeds, 1 diverged</small>", "<small>2 of 3 seeds</small>")
+    assert tuple(str(words)[str(words).index("<small>") :] for words in (of_iid, of_other)) == counts
+    assert "A seed that diverged in one world is left out of both" in str(overview(gathered)[0].caption)
