@@ -11,6 +11,8 @@ from flsim.cli.options import Format, FormatOption, Json, print_or_write, refuse
 from flsim.cli.results import Epoch, Round, TableOut
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping, Sequence
+
     import pandas as pd
 
 EPILOG = """Example: flsim compare runs/iid runs/non-iid --epoch 10
@@ -47,6 +49,7 @@ def compare(
     Sweeps: a row for each pair of settings, over seeds, or over canaries where there is only one seed. P-values of
     several rows are corrected for their number (Holm), those at equal perplexity too.
     """
+    from flsim.base.progress import say
     from flsim.results import formats
 
     refuse_two_prints(format, out, as_json)
@@ -54,6 +57,8 @@ def compare(
     if format is Format.parquet and out is not None:
         formats.write_parquet(table, out)
         return
+    for note in as_object["tuned"] if format is Format.csv else ():
+        say(note)  # below a table that has no room for it
     text = json.dumps(as_object, indent=2, allow_nan=False, ensure_ascii=False) + "\n" if as_json else texts[format]
     print_or_write(text, out)
 
@@ -68,7 +73,7 @@ def _compared(
     from flsim.results.paths import expanded
     from flsim.results.store import read_run
     from flsim.results.sweep_pairs import same_names, twins
-    from flsim.results.sweeps import is_sweep, read_sweep
+    from flsim.results.sweeps import is_sweep, read_sweep, tuned_notes
 
     a, b = _two(expanded([a]), None if b is None else expanded([b]))
     are_sweeps = [is_sweep(path) for path in (a, b) if path is not None]
@@ -87,7 +92,7 @@ def _compared(
             Format.csv: formats.to_csv(compared.table),
         }
         proof = {"proof": {"a": proven[0].to_json(), "b": proven[1].to_json()}}
-        return compared.table, texts, compare_runs.to_json(compared) | proof
+        return compared.table, *_with_notes(texts, compare_runs.to_json(compared) | proof, tuned_notes([a, b]))
     if not all(are_sweeps):
         raise InputError(f"{a} and {b}: a run and a sweep do not compare; name two runs, a sweep, or two sweeps")
     if b is None:
@@ -106,7 +111,20 @@ def _compared(
         Format.latex: compare_pairs_text.to_latex(table, pairs),
         Format.csv: formats.to_csv(table),
     }
-    return table, texts, {**about, "rows": json_rows(table)}
+    notes = tuned_notes([a] if b is None else [a, b])
+    return table, *_with_notes(texts, {**about, "rows": json_rows(table)}, notes)
+
+
+def _with_notes(
+    texts: "Mapping[Format, str]", as_object: "Mapping[str, Any]", notes: "Sequence[str]"
+) -> tuple[dict[Format, str], dict[str, Any]]:
+    """Return texts for people and a JSON object with the sentences on how settings were chosen; CSV has no room."""
+    from flsim.results import formats, layout
+
+    below = "".join(f"\n{formats.note(text)}" for text in notes)
+    comments = "".join(f"% {line}\n" for text in notes for line in formats.note(text, layout.TERMINAL - 2).splitlines())
+    added = {Format.md: texts[Format.md] + below, Format.latex: comments + texts[Format.latex]}
+    return {**texts, **added}, {**as_object, "tuned": list(notes)}
 
 
 def _two(first: list[Path], second: list[Path] | None) -> tuple[Path, Path | None]:

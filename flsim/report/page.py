@@ -33,6 +33,7 @@ from flsim.report.factors import name_of
 from flsim.report.gather import Gathered, gather
 from flsim.report.overview import overview
 from flsim.results.run_file import WORLDS
+from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
 
 FOLDER = Path(__file__).parent
 MOST_NAMES = 3  # in a title
@@ -110,12 +111,14 @@ def sections(gathered: Gathered, comparison: pd.DataFrame) -> list[Section]:
 def _openings(gathered: Gathered) -> list[Opening]:
     if not gathered.sweeps:
         title = gathered.runs[0].results.name if len(gathered.runs) == 1 else title_of(gathered)
-        return [Opening(title, "What did the models memorize of the canaries that were planted in their data?")]
+        question = "What did the models memorize of the canaries that were planted in their data?"
+        notes = tuned_notes([run.path for run in gathered.runs])
+        return [Opening(title, question, [("Tuning", note) for note in notes])]
     openings = []
     for sweep in gathered.sweeps:
         facts = [("Published values", sweep.source)] if sweep.source else []
         facts.append(("Scale", f"{sweep.tier}: {sweep.about}" if sweep.about else sweep.tier))
-        facts += [("Tuning", sweep.tuned)] if sweep.tuned else []
+        facts.append(("Tuning", sweep.tuned or NOT_SEARCHED))
         openings.append(Opening(sweep.heading, sweep.question, facts))
     return openings
 

@@ -24,6 +24,7 @@ from flsim.results.sweep_file import SWEEP_FILE
 from flsim.results.sweep_file import is_sweep as is_sweep
 
 RUNS = "runs"
+NOT_SEARCHED = "Learning rates were not searched for: they are as the sweep sets them, and may suit one side better."
 Measured = TypeVar("Measured")
 WORLD = "data.world"  # the axis that makes twins
 
@@ -194,8 +195,28 @@ def published_of(paths: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
 
 
 def tuned_notes(paths: Sequence[Path]) -> list[str]:
-    """Return the different sentences on the searches that chose settings of the sweeps among the paths."""
-    return list(dict.fromkeys(note for path in paths if is_sweep(path) and (note := _read(path).get("tuned"))))
+    """Return the different sentences on how settings were chosen in the sweeps that the paths are, or are runs of.
+
+    Where sweeps differ in it, each sentence begins with the names of its sweeps. Runs of no sweep have none.
+
+    Raises:
+        InputError: a sweep.json is damaged.
+    """
+    by_note: dict[str, list[str]] = {}
+    for sweep in dict.fromkeys(folder for path in paths if (folder := _sweep_of(path))):
+        by_note.setdefault(_read(sweep).get("tuned") or NOT_SEARCHED, []).append(sweep.name)
+    if len(by_note) == 1:
+        return list(by_note)
+    return [f"{', '.join(names)}: {note}" for note, names in by_note.items()]
+
+
+def _sweep_of(path: Path) -> Path | None:
+    """Return the folder of the sweep that a path is, or is a run of; None for a run of no sweep."""
+    path = path.resolve()
+    if is_sweep(path):
+        return path
+    sweep = path.parent.parent
+    return sweep if path.parent.name == RUNS and is_sweep(sweep) and path.name in _names(sweep) else None
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -142,10 +142,11 @@ class Tuned(Strict):
         )
         shares = ", ".join(f"{100 * share:g}%" for share in self.halving[:-1])
         widened = [group.name for group in self.groups if group.widenings]
+        before = " before ranges were widened" * bool(widened)
         parts = [
             f"Settings were chosen by {self.objective} alone, never by canaries (search {self.search[:DIGITS]}): "
             f"{chosen}.",
-            f"Each group had the same budget: {self.trials} trials ({self.method}) of {self.runs} "
+            f"Each group had the same budget{before}: {self.trials} trials ({self.method}) of {self.runs} "
             f"{'run' if self.runs == 1 else 'runs'}" + (f", halved after {shares} of training" if shares else "") + ",",
             f"on seeds {', '.join(map(str, self.seeds))}"
             + (" and a corpus of their own." * self.has_own_corpus or "."),

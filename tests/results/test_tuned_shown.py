@@ -1,11 +1,16 @@
-"""The sentences on a search stand below tables for people, and in no table for machines."""
+"""The sentences on how settings were chosen stand below tables and comparisons for people, and in no CSV."""
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+
+import pytest
+from helpers import Flsim
 
 from flsim.results import formats, seeds_table, tables
 from flsim.results.display_columns import TUNED
 from flsim.results.store import read_run
+from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
 from flsim.results.tables import memorization_table
 
 NOTE = "Settings were chosen by perplexity on test users alone, never by canaries (search 0123456789ab): a rate 0.4."
@@ -28,3 +33,52 @@ def test_the_note_on_a_search_is_below_tables_for_people(make_run: Callable[...,
         assert latex != kind.to_latex(table)
         assert NOTE in " ".join(kind.to_latex(table).replace("%", "").split())
         assert formats.to_csv(table) == csv
+
+
+@pytest.fixture
+def make_sweep(make_run: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
+    """Write a sweep of one run in each world, and what its file has about a search."""
+
+    def make(name: str = "sweep", **about: str) -> Path:
+        folder, runs = tmp_path / name, []
+        (folder / "runs").mkdir(parents=True)
+        for world, words in (("iid", "IID"), ("non-iid", "Non-IID")):
+            rounds = {10: {"rs": [1.0] * 9, "exposure": [3.0] * 9, "references": 100.0, "perplexity": 50.0}}
+            run = make_run(rounds, name=f"{name}-{world}", seed=0, series=world, setting=f"{words}, FedAvg, b_u=40")
+            run.rename(folder / "runs" / run.name)
+            axes = {"data.world": world, "training.cohort": 40}
+            runs.append({"name": run.name, "grid": "fedavg", "seed": 0, "axes": axes, "published": None})
+        file: dict[str, object] = {"name": name, "title": "Worlds", "source": None, "versions": {}, "sessions": []}
+        file |= {"runs": runs, **dict.fromkeys(("question", "tier", "about", "command"), "-"), **about}
+        (folder / "sweep.json").write_text(json.dumps(file))
+        return folder
+
+    return make
+
+
+@pytest.mark.parametrize(("about", "note"), [({}, NOT_SEARCHED), ({"tuned": NOTE}, NOTE)])
+def test_how_settings_were_chosen_is_said_wherever_worlds_are_compared(
+    about: dict[str, str], note: str, make_sweep: Callable[..., Path], flsim: Flsim, tmp_path: Path
+) -> None:
+    make_sweep(**about)
+    runs = ["sweep/runs/sweep-iid", "sweep/runs/sweep-non-iid"]
+    for arguments in (["compare", "sweep"], ["compare", *runs], ["table", "sweep"], ["table", *runs]):
+        code, text, err = flsim(*arguments)
+        assert code == 0, err
+        assert " ".join(text.split()).endswith(note), arguments
+        assert max(map(len, text.splitlines())) <= 80
+    assert json.loads(flsim("compare", "sweep", "--json")[1])["tuned"] == [note]
+    assert note in " ".join(flsim("compare", "sweep", "--format", "latex")[1].replace("% ", "").split())
+    _, csv, err = flsim("compare", "sweep", "--format", "csv")
+    assert (note in " ".join(err.split()), note in csv) == (True, False)
+    for paths in (["sweep"], runs):
+        assert flsim("report", *paths, "--out", "report.html")[0] == 0
+        assert note in (tmp_path / "report.html").read_text()
+
+
+def test_sweeps_that_differ_are_named_and_runs_of_no_sweep_have_no_note(
+    make_run: Callable[..., Path], make_sweep: Callable[..., Path], tmp_path: Path
+) -> None:
+    searched, other, alone = make_sweep("searched", tuned=NOTE), make_sweep("other"), make_run(name="alone")
+    assert tuned_notes([searched, other, alone]) == [f"searched: {NOTE}", f"other: {NOT_SEARCHED}"]
+    assert tuned_notes([alone, tmp_path / "other" / "runs" / "another"]) == []

@@ -231,12 +231,14 @@ def test_a_sweep_takes_the_chosen_values_and_says_which_search_chose_them(tmp_pa
     with folder.hold_lock():
         folder.write(tmp_path / "sweep.toml", definition, "smoke", runs, "flsim sweep", tuned)
     (note,) = tuned_notes([folder.path])
+    assert tuned_notes([folder.path / "runs" / run.name for run in runs]) == [note]
     assert note == read_sweep(folder.path).tuned
     assert read_sweep(folder.path).chosen == ["local.learning_rate"]
     for part in (
         "chosen by perplexity on test users alone, never by canaries (search 0123456789ab)",
         "a-iid local.learning_rate 0.4; a-non-iid local.learning_rate 3.2.",
-        "the same budget: 8 trials (grid) of 2 runs, halved after 50% of training, on seeds 7, 8",
+        "Each group had the same budget before ranges were widened: 8 trials (grid) of 2 runs, halved after 50%",
+        "of training, on seeds 7, 8",
         "and a corpus of their own.",
         "Ranges were widened, with more trials, for a-non-iid.",
     ):
