@@ -301,8 +301,8 @@ def test_a_sweep_is_also_compared_at_equal_perplexity(flsim: Flsim, make_sweep: 
     _, text, _ = flsim("compare", "sweep")
     assert "Like perp." in text
     assert (
-        "Not compared at equal perplexity: central, b_u=40: no seed can be compared; seed 0: run central-iid-seed0: its "
-        "first evaluation is below" in (" ".join(text.split()))
+        "Not compared at equal perplexity: central, b_u=40: no seed can be compared; seed 0: run central-iid-seed0: "
+        "its first evaluation is below" in (" ".join(text.split()))
     )
     assert max(map(len, text.splitlines())) <= 80
     assert "+0.00" in text
