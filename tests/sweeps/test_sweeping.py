@@ -21,7 +21,7 @@ from flsim.training import central
 from flsim.training.central import CentralTraining, train_central
 
 DEADLINE = 900.0  # a busy machine takes half a minute to start a run
-STEPS = 1_000
+STEPS = 3_000
 SWEEP = f"""
 title = "Two worlds"
 question = "?"
