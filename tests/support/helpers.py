@@ -232,3 +232,22 @@ PRIVATE = (  # every part of a state: noise, a clip that adapts, moments, ledger
     "privacy.target_quantile=0.5",
     "privacy.count_noise=2",
 )
+
+
+def assert_refused(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    arguments: list[str],
+    message: str,
+) -> None:
+    """The command of these arguments is refused in one line, with exit code 2, and changes nothing in the folder."""
+    before = sorted(folder.rglob("*"))
+    monkeypatch.chdir(folder)
+    monkeypatch.setattr("sys.argv", ["flsim", *arguments])
+    with pytest.raises(SystemExit) as stop:
+        cli.main()
+    printed = capsys.readouterr().err
+    assert (stop.value.code, printed.count("\n")) == (2, 1), printed
+    assert message in printed
+    assert sorted(folder.rglob("*")) == before

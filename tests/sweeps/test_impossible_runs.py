@@ -3,8 +3,8 @@
 from pathlib import Path
 
 import pytest
+from helpers import assert_refused
 
-from flsim import cli
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.sweeps.definition import load, planned_runs
 from flsim.sweeps.foresight import refuse_impossible_runs
@@ -38,27 +38,13 @@ IMPOSSIBLE = {
 }
 
 
-def assert_refused(
-    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], message: str, *arguments: str
-) -> None:
-    before = sorted(folder.rglob("*"))
-    monkeypatch.chdir(folder)
-    monkeypatch.setattr("sys.argv", ["flsim", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    printed = capsys.readouterr().err
-    assert (stop.value.code, printed.count("\n")) == (2, 1), printed
-    assert message in printed
-    assert sorted(folder.rglob("*")) == before
-
-
 @pytest.mark.parametrize(("setting", "message"), IMPOSSIBLE.items())
 def test_a_sweep_is_refused_before_its_corpus_is_made(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], setting: str, message: str
 ) -> None:
     """12 users of 60 words have at most 12 records of 5 words each, and half of a tenth of those a canary."""
     (tmp_path / "sweep.toml").write_text(SWEEP)
-    assert_refused(tmp_path, monkeypatch, capsys, message, "sweep", "sweep.toml", "--set", setting)
+    assert_refused(tmp_path, monkeypatch, capsys, ["sweep", "sweep.toml", "--set", setting], message)
 
 
 def test_a_sweep_over_a_corpus_is_refused_before_it_has_a_folder(
@@ -69,7 +55,7 @@ def test_a_sweep_over_a_corpus_is_refused_before_it_has_a_folder(
     make_synthetic(tmp_path / "mine", sizes, 0)
     capsys.readouterr()  # the making of the corpus
     arguments = ("sweep", "sweep.toml", "--corpus", "mine", "--set", REFERENCES)
-    assert_refused(tmp_path, monkeypatch, capsys, IMPOSSIBLE[REFERENCES], *arguments)
+    assert_refused(tmp_path, monkeypatch, capsys, [*arguments], IMPOSSIBLE[REFERENCES])
 
 
 def test_a_search_is_refused_before_its_corpus_is_made(
@@ -77,7 +63,7 @@ def test_a_search_is_refused_before_its_corpus_is_made(
 ) -> None:
     (tmp_path / "sweep.toml").write_text(SWEEP + REFERENCES)
     (tmp_path / "tune.toml").write_text(TUNE)
-    assert_refused(tmp_path, monkeypatch, capsys, "evaluation.references = 99,999", "tune", "tune.toml")
+    assert_refused(tmp_path, monkeypatch, capsys, ["tune", "tune.toml"], "evaluation.references = 99,999")
 
 
 def test_the_memory_of_this_machine_does_not_bound_runs_on_a_cluster(tmp_path: Path) -> None:

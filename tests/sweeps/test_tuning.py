@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import tomli_w
+from helpers import assert_refused
 
-from flsim import cli
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
@@ -176,24 +176,6 @@ def test_bad_input_is_one_line_and_nothing_is_written(
 ) -> None:
     write_files(tmp_path, tune, sweep)
     assert_refused(tmp_path, monkeypatch, capsys, ["tune", "tune.toml"], message)
-
-
-def assert_refused(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: list[str],
-    message: str,
-) -> None:
-    before = sorted(tmp_path.rglob("*"))
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("sys.argv", ["flsim", *arguments])
-    with pytest.raises(SystemExit) as stop:
-        cli.main()
-    told = capsys.readouterr().err
-    assert (stop.value.code, told.count("\n")) == (2, 1), told
-    assert message in told
-    assert sorted(tmp_path.rglob("*")) == before
 
 
 def test_other_files_are_not_searches(
