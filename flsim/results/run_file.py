@@ -77,6 +77,11 @@ def read_settings(run_folder: Path) -> dict[str, Any]:
 def refuse_begun(path: Path) -> None:
     """Raise InputError where the folder is of a run; of one that is not completed, it offers to go on with the run."""
     if not is_run(path):
+        if (path / "config.toml").is_file():
+            raise InputError(
+                f"{path}: exists already, a run that was killed before it began; add --resume to begin it, or name "
+                f"another folder"
+            )
         return
     about = read_run_file(path)
     if about["status"] in {"running", "failed", "interrupted"}:

@@ -19,6 +19,7 @@ from flsim.evaluation.continuations import write_on
 from flsim.evaluation.evaluate import evaluate
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
+from flsim.results.run_file import read_run_file
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
@@ -144,6 +145,18 @@ def test_an_unfinished_run_is_to_be_resumed(experiment: Experiment, trained: Pat
         assert row["status"] == status
     Run.open(trained).mark("completed")
     assert "--resume" not in refuse("run", experiment.config, "--out", trained)
+
+
+def test_a_run_that_was_killed_before_it_began_is_to_be_resumed(
+    experiment: Experiment, trained: Path, refuse: Refuse
+) -> None:
+    """The folder of a run has its settings for a moment before run.json is there."""
+    (trained / "run.json").unlink()
+    shutil.rmtree(trained / "checkpoints")
+    (trained / "checkpoints").mkdir()
+    assert "killed before it began; add --resume to begin it" in refuse("run", experiment.config, "--out", trained)
+    experiment.call("run", experiment.config, "--out", trained, "--resume")
+    assert read_run_file(trained)["status"] == "completed"
 
 
 def test_what_beam_search_wrote_is_what_it_extracts(experiment: Experiment, trained: Path) -> None:
