@@ -5,7 +5,7 @@ corpus of the search if it had its own, are refused.
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +16,7 @@ from flsim.base.errors import InputError
 from flsim.base.files import new_file
 from flsim.runs.config import toml
 from flsim.sweeps.search import Point
-from flsim.sweeps.values import Strict, Values
+from flsim.sweeps.values import Strict, Values, slug
 
 DIGITS = 12  # of a digest that people read
 
@@ -136,16 +136,12 @@ class Tuned(Strict):
     @property
     def note(self) -> str:
         """Return sentences below a table on how the values were chosen."""
-        chosen = "; ".join(
-            f"{group.name} " + ", ".join(f"{name} {value:g}" for name, value in group.values.items())
-            for group in self.groups
-        )
         shares = ", ".join(f"{100 * share:g}%" for share in self.halving[:-1])
         widened = [group.name for group in self.groups if group.widenings]
         before = " before ranges were widened" * bool(widened)
         parts = [
             f"Settings were chosen by {self.objective} alone, never by canaries (search {self.search[:DIGITS]}): "
-            f"{chosen}.",
+            f"{_chosen(self.groups)}.",
             f"Each group had the same budget{before}: {self.trials} trials ({self.method}) of {self.runs} "
             f"{'run' if self.runs == 1 else 'runs'}" + (f", halved after {shares} of training" if shares else "") + ",",
             f"on seeds {', '.join(map(str, self.seeds))}"
@@ -161,6 +157,36 @@ class Tuned(Strict):
         del values["source"]
         with new_file(path) as partial:
             partial.write_text(f"# Written by `flsim tune`; name it in a tier of the sweep.\n\n{tomli_w.dumps(values)}")
+
+
+def _chosen(groups: Iterable[TunedGroup]) -> str:
+    """Return the chosen values in words, each with the groups that have it.
+
+    Groups of a grid are named by no more of their axes than tell different values apart: ``sgd`` where all of its
+    groups share them, and not ``sgd-iid, sgd-non-iid``.
+    """
+    of_grids: dict[str, list[TunedGroup]] = {}
+    for group in groups:
+        of_grids.setdefault(group.grid, []).append(group)
+    names: dict[str, list[str]] = {}
+    for grid, of_grid in of_grids.items():
+        for name, values in _shortest(grid, of_grid).items():
+            text = ", ".join(f"{key} {value:g}" for key, value in values.items())
+            names.setdefault(text, []).append(name)
+    return "; ".join(f"{text} for {', '.join(of_text)}" for text, of_text in names.items())
+
+
+def _shortest(grid: str, groups: Sequence[TunedGroup]) -> dict[str, Point]:
+    """Return the values of a grid's groups by the shortest names that tell different values apart."""
+    most = max(len(group.axes) for group in groups)
+    for length in range(most):
+        values: dict[str, list[Point]] = {}
+        for group in groups:
+            parts = [slug(axis, value) for axis, value in list(group.axes.items())[:length]]
+            values.setdefault("-".join([grid, *parts]), []).append(group.values)
+        if all(value == of_name[0] for of_name in values.values() for value in of_name):
+            return {name: of_name[0] for name, of_name in values.items()}
+    return {group.name: group.values for group in groups}
 
 
 def read_tuned(path: Path) -> Tuned:

@@ -1,6 +1,7 @@
 """Files of `flsim tune` and of its outcome: what they mean, and what is refused before anything is trained."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -218,7 +219,7 @@ def test_a_sweep_takes_the_chosen_values_and_says_which_search_chose_them(tmp_pa
     assert read_sweep(folder.path).chosen == ["local.learning_rate"]
     for part in (
         "chosen by perplexity on test users alone, never by canaries (search 0123456789ab)",
-        "a-iid local.learning_rate 0.4; a-non-iid local.learning_rate 3.2.",
+        "local.learning_rate 0.4 for a-iid; local.learning_rate 3.2 for a-non-iid.",
         "Each group had the same budget before ranges were widened: 8 trials (grid) of 2 runs, halved after 50%",
         "of training, on seeds 7, 8",
         "and a corpus of their own.",
@@ -226,6 +227,35 @@ def test_a_sweep_takes_the_chosen_values_and_says_which_search_chose_them(tmp_pa
     ):
         assert part in note
     assert read_tuned(folder.path / "tuned.toml").search == "0123456789abcdef"
+
+
+@pytest.mark.parametrize(
+    ("rates", "words"),
+    [
+        ((0.4, 0.4, 0.4, 0.4), "0.4 for a, b."),
+        ((0.4, 0.4, 0.8, 0.8), "0.4 for a-iid, b; local.learning_rate 0.8 for a-non-iid."),
+        (
+            (0.4, 0.4, 0.8, 1.6),
+            "0.4 for a-iid-cohort2, a-iid-cohort3, b; local.learning_rate 0.8 for a-non-iid-cohort2",
+        ),
+    ],
+)
+def test_groups_that_share_a_choice_share_its_words(tmp_path: Path, rates: tuple[float, ...], words: str) -> None:
+    """Sixteen groups would otherwise fill the first screen of a report; b has one group, of the first rate."""
+    write_files(tmp_path)
+    points = [(world, cohort) for world in ("iid", "non-iid") for cohort in (2, 3)]
+    like = outcome(tmp_path / "tuned.toml").groups[0]
+    groups = [
+        replace(
+            like,
+            name=f"a-{world}-cohort{cohort}",
+            axes={"data.world": world, "training.cohort": cohort},
+            values={RATE: rate},
+        )
+        for (world, cohort), rate in zip(points, rates, strict=True)
+    ]
+    alone = replace(like, name="b", grid="b", axes={}, values={RATE: rates[0]})
+    assert words in outcome(tmp_path / "tuned.toml", groups=(*groups, alone)).note
 
 
 @pytest.mark.parametrize(
