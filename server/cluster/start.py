@@ -52,6 +52,9 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     # Task events are of use to a dashboard alone, and the control store keeps 100,000: hundreds of MB in a long run.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
+    # Ray would start workers before it answers, and never answer if one of them took over a minute, as on a machine
+    # that is busy with something else (https://github.com/ray-project/ray/issues/40131).
+    os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     if address is not None and head is not None:
         raise InputError("--address joins a cluster and --head starts one; give one of them")
     with ExitStack() as stack:

@@ -1,4 +1,4 @@
-"""A local Ray starts on a machine that is too busy for Ray's agents, which are Python processes."""
+"""A local Ray starts on a machine that is too busy for Ray's agents and workers, which are Python processes."""
 
 import os
 import subprocess
@@ -38,9 +38,25 @@ def start_with_a_stopped_agent() -> None:
         thread.join()
 
 
+def start_without_workers() -> None:
+    """In a process of its own: no worker is ready within a second, after which Ray gives it up."""
+    with cluster(None, 2):
+        assert ray.cluster_resources()["CPU"] == 2
+
+
+def in_a_process(function: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", f"import test_slow_starts; test_slow_starts.{function}()"]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), **environment}
+    return subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+
+
 def test_ray_starts_though_its_agent_does_not() -> None:
     """The raylet would wait for the agent's ports, and abort after 15 seconds."""
-    command = [sys.executable, "-c", "import test_slow_agents; test_slow_agents.start_with_a_stopped_agent()"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    done = in_a_process("start_with_a_stopped_agent")
+    assert done.returncode == 0, done.stderr
+
+
+def test_ray_starts_though_its_workers_do_not() -> None:
+    """The raylet would wait for the first workers, and for ever for one that it gave up."""
+    done = in_a_process("start_without_workers", RAY_worker_register_timeout_seconds="1")
     assert done.returncode == 0, done.stderr
