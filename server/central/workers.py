@@ -1,4 +1,4 @@
-"""Central training in several processes on any nodes, by Ray Train with torch's DistributedDataParallel."""
+"""Central training in several processes on any nodes, by Ray Train and `torch.distributed`."""
 
 import os
 from collections import deque
@@ -15,7 +15,8 @@ from flsim.base.extensions import naming_own_code
 from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
 from flsim.runs.locks import hold_lock
-from flsim.training.central.distributed import DistributedEngine, shared
+from flsim.training.central.distributed import shared
+from flsim.training.central.engines import group_engine_of
 from flsim.training.central.training import train_chunks
 from server.central.steps import Lost, News, opened, use, written
 from server.cluster.internals import trainer_without_cleaner
@@ -96,7 +97,7 @@ def train_in_group(run: Run, tell: Callable[[News], None]) -> None:
     with hold_lock(run) if leads else nullcontext(), naming_own_code():
         state = shared(opened(run)[1] if leads else None)
         training = run.central.training_of(run.users, run.rounds)
-        engine = DistributedEngine(training, state, StopFile(run.path))
+        engine = group_engine_of(training, state, StopFile(run.path))
         chunks = train_chunks(state, training, run.rounds, run.is_saved_at, engine, engine.ends)
         if leads:
             for news in written(run, state, chunks):

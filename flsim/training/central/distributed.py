@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from flsim.base.errors import InputError
-from flsim.base.progress import say
 from flsim.data.records import batch
 from flsim.models.architectures import declared
 from flsim.models.language_model import Params, TrainableModel, representative
 from flsim.models.loss import loss_sum
 from flsim.privacy.mechanism import Mechanism
+from flsim.training.central.shares import dealt, tokens_of
 from flsim.training.central.state import load_moments, moments_of
 from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.gradient import PackedBatch, PackedModel, packed_batches
@@ -32,11 +32,6 @@ from flsim.training.dropout import factors
 from flsim.training.hparams import Precision
 from flsim.training.local import bound_norm
 from flsim.training.state import Moments, State
-
-# Both figures: docs/benchmarks.md, "Central training".
-SLOW_ON_GPUS = """\
-several processes on GPUs take autograd's gradient: 12 ms a step of 32 records on an H200, where one process, with
-gradients of its own, takes 0.7; from which batch on they are faster has not been measured"""
 
 
 @dataclass(frozen=True)
@@ -69,18 +64,46 @@ def refuse_what_trains_alone(mechanism: Mechanism, precision: Precision, archite
         raise InputError(f'training.precision "{precision}" is of one process; set system.workers = 1, or "float32"')
 
 
+class Group:
+    """The processes of the default group, which end together.
+
+    Args:
+        is_asked: whether training shall end; only the first process of the group calls it, once a chunk.
+
+    Attributes:
+        rank, workers: the number of this process, from 0, and how many there are.
+        ends: whether the first process was asked to end in the last chunk; the same in every process.
+    """
+
+    def __init__(self, is_asked: Callable[[], bool]) -> None:
+        self._is_asked, self.ends = is_asked, False
+        self.rank, self.workers = dist.get_rank(), dist.get_world_size()
+
+    def summed(self, losses: Tensor) -> list[float]:
+        """Return the losses of a chunk's steps, float64 [steps], summed over the processes.
+
+        The request to end travels with them: processes that asked for themselves would end after different chunks, and
+        a sum over all processes would wait for those that ended.
+        """
+        is_asked = self.rank == 0 and self._is_asked()
+        summed = torch.cat([losses, losses.new_tensor([is_asked])])
+        dist.all_reduce(summed)
+        *sums, asked = summed.tolist()
+        self.ends = asked > 0
+        return sums
+
+
 class DistributedEngine:
     """Data parallel training; a `flsim.training.central.engines.Engine` in each process of the default group.
 
-    The engines of all processes begin with the same state. A batch's records are sorted by length and dealt out in
-    turn, so that all processes have about equal work; a process may get none. Every process returns the same losses,
-    parameters and moments, bit for bit. With engine "fused" on a CPU the gradient is the written-out one, else it is
-    autograd's.
+    The engines of all processes begin with the same state, and read the shares of `dealt`. Every process returns the
+    same losses, parameters and moments, bit for bit. With engine "fused" on a CPU the gradient is the written-out one,
+    else it is autograd's.
 
     Args:
         training: settings and records of training.
         state: the state to continue from; it is not changed.
-        is_asked: whether training shall end; only the first process of the group calls it, once a chunk.
+        is_asked: as for `Group`.
 
     Raises:
         InputError: see `refuse_what_trains_alone`.
@@ -89,16 +112,13 @@ class DistributedEngine:
     def __init__(self, training: CentralTask, state: State, is_asked: Callable[[], bool] = lambda: False) -> None:
         refuse_what_trains_alone(training.privacy.mechanism, training.hparams.precision, training.architecture)
         self._training, self._layout = training, training.records.layout
-        self._is_asked, self._ends = is_asked, False
-        self._rank, self._workers = dist.get_rank(), dist.get_world_size()
+        self._group = Group(is_asked)
         model = training.model_with(state.params)
         self._params: Params = dict(model.trainable)
         self._width = model.hparams.embedding
         self._optimizer = training.hparams.optimizer_over(self._params.values())
         load_moments(self._optimizer, self._params, state.moments)
         self._is_written_out = training.engine == "fused" and training.device == "cpu"
-        if self._rank == 0 and training.device != "cpu":
-            say(SLOW_ON_GPUS)
         self._loss = DistributedDataParallel(
             WrittenOutLoss(model) if self._is_written_out else PlainLoss(model, self._layout.pad),
             device_ids=None if training.device == "cpu" else [torch.cuda.current_device()],
@@ -106,30 +126,21 @@ class DistributedEngine:
         self._settle_buckets()
 
     def pack(self, chunk: Chunk) -> list[Share]:
-        ends, lengths = np.cumsum(chunk.counts), np.diff(chunk.records.offsets)
-        lengths = lengths + self._layout.ends_with_eos(lengths)
+        record, step = dealt(chunk, self._layout, self._group.rank, self._group.workers)
+        mine = np.split(record, np.cumsum(np.bincount(step, minlength=len(chunk)))[:-1])
         shares = []
-        for step, (first, end) in enumerate(zip(ends - chunk.counts, ends, strict=True), start=chunk.first):
-            longest_first = first + np.argsort(-lengths[first:end], kind="stable")
-            mine = longest_first[self._rank :: self._workers]
-            read = self._read(chunk, mine, self._kept(step, int(end - first)))
-            shares.append(Share(step, int(lengths[first:end].sum()), read))
+        for index, tokens in enumerate(tokens_of(chunk, self._layout).tolist()):
+            kept = self._kept(chunk.first + index, int(chunk.counts[index]))
+            shares.append(Share(chunk.first + index, tokens, self._read(chunk, mine[index], kept)))
         return shares
 
     def train(self, packed: list[Share]) -> tuple[Sequence[float], Sequence[int]]:
         losses = torch.stack([self._step(share) for share in packed]).double()
-        # The request travels with the losses: processes that asked for themselves would end after different chunks, and
-        # a sum over all processes would wait for those that ended.
-        is_asked = self._rank == 0 and self._is_asked()
-        summed = torch.cat([losses, losses.new_tensor([is_asked])])
-        dist.all_reduce(summed)
-        *sums, asked = summed.tolist()
-        self._ends = asked > 0
-        return sums, [share.tokens for share in packed]
+        return self._group.summed(losses), [share.tokens for share in packed]
 
     def ends(self) -> bool:
         """Return whether the first process was asked to end in the last chunk; the same in every process."""
-        return self._ends
+        return self._group.ends
 
     def params(self) -> Params:
         return {name: value.detach().cpu().clone() for name, value in self._params.items()}
@@ -155,7 +166,7 @@ class DistributedEngine:
         self._optimizer.zero_grad()
         device = self._training.device
         loss: Tensor = self._loss(*(part.to(device) if isinstance(part, Tensor) else part for part in share.read))
-        torch.autograd.backward(loss * (self._workers / share.tokens))
+        torch.autograd.backward(loss * (self._group.workers / share.tokens))
         return loss.detach()
 
     def _settle_buckets(self) -> None:
@@ -175,7 +186,9 @@ class DistributedEngine:
         if not probability:
             return None
         drawn = factors(probability, self._training.seed, step, rows, self._layout.record_words, width)
-        return torch.from_numpy(drawn[:, self._rank :: self._workers].copy()).to(representative(self._params).dtype)
+        return torch.from_numpy(drawn[:, self._group.rank :: self._group.workers].copy()).to(
+            representative(self._params).dtype
+        )
 
     def _read(self, chunk: Chunk, mine: NDArray[np.int64], kept: Tensor | None) -> tuple[Any, ...]:
         """Return the arguments of the loss for the records at positions `mine` of the chunk, longest first."""

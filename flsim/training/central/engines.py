@@ -1,11 +1,18 @@
 """The choice of the engine that trains a task on its device."""
 
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
 from flsim.base.progress import say
 from flsim.training.central.autograd import AutogradEngine
 from flsim.training.central.packed import PackedEngine
 from flsim.training.central.task import CentralTask, Engine, refuse_precision
 from flsim.training.optimizers import optimizer_named
 from flsim.training.state import State
+
+if TYPE_CHECKING:
+    from flsim.training.central.distributed import DistributedEngine
+    from flsim.training.central.distributed_stacked import DistributedStackedEngine
 
 
 def engine_of(training: CentralTask, state: State) -> Engine:
@@ -33,3 +40,27 @@ def engine_of(training: CentralTask, state: State) -> Engine:
     from flsim.training.central.stacked import StackedEngine
 
     return StackedEngine(training, state)
+
+
+def group_engine_of(
+    training: CentralTask, state: State, is_asked: Callable[[], bool]
+) -> "DistributedEngine | DistributedStackedEngine":
+    """Return the engine of a process of torch's default group, holding the state.
+
+    On GPUs it is the kernels' where `engine_of` would return theirs.
+
+    Args:
+        training, state: as for `engine_of`; the state is the same in all processes.
+        is_asked: whether training shall end; only the first process of the group calls it.
+
+    Raises:
+        InputError: see `flsim.training.central.distributed.refuse_what_trains_alone`.
+    """
+    from flsim.training.central.distributed import DistributedEngine, refuse_what_trains_alone
+    from flsim.training.central.distributed_stacked import DistributedStackedEngine
+
+    refuse_what_trains_alone(training.privacy.mechanism, training.hparams.precision, training.architecture)
+    has_kernels = training.capabilities.stacked and optimizer_named(training.hparams.optimizer).direction is not None
+    if training.device != "cpu" and training.engine == "fused" and has_kernels:
+        return DistributedStackedEngine(training, state, is_asked)
+    return DistributedEngine(training, state, is_asked)

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from flsim.models.language_model import Params, representative
 from flsim.training.central.hparams import CentralHParams
+from flsim.training.central.shares import dealt, tokens_of
 from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.cuda_graphs import Graphs
 from flsim.training.cohort.devices import kernels_for, products
@@ -30,7 +31,10 @@ POSITIONS = 2  # for each record of a batch; CUDA graphs are for multiples of th
 
 
 class PackedChunk(NamedTuple):
-    """Steps as those of one user, the positions of each step, and dropout's uint8 values, one step after another."""
+    """Steps as those of one user, their numbers of positions, and dropout's uint8 values, one step after another.
+
+    `tokens` counts the positions of whole batches; the others are of this process' share of each.
+    """
 
     group: PackedGroup
     tokens: list[int]
@@ -45,14 +49,27 @@ class StackedEngine:
         state: the state to continue from.
         kernels: the kernels of a step; None for Triton's on an NVIDIA GPU that has it, else PyTorch's.
         graphs: whether to use CUDA graphs; None for yes where Triton's kernels are used on a GPU.
+        rank, workers: which share of each batch this process has, of how many; see `dealt`.
 
     Raises:
         torch.OutOfMemoryError: the device's memory does not suffice, also in `train` (RuntimeError on a CPU).
+
+    Attributes:
+        sums_gradients: whether a step needs the gradient of the whole batch, which plain SGD by one process does not.
     """
 
+    sums_gradients = False
+
     def __init__(
-        self, training: CentralTask, state: State, kernels: Kernels | None = None, graphs: bool | None = None
+        self,
+        training: CentralTask,
+        state: State,
+        kernels: Kernels | None = None,
+        graphs: bool | None = None,
+        rank: int = 0,
+        workers: int = 1,
     ) -> None:
+        self._rank, self._workers = rank, workers
         self._training, self._hparams, self._device = training, training.hparams, torch.device(training.device)
         self._like = {name: value.detach().to(self._device) for name, value in state.params.items()}
         self._kernels = kernels or kernels_for(self._like, self._hparams.precision, is_single=True)
@@ -63,7 +80,8 @@ class StackedEngine:
         self._largest = Shape(1, times, rows, times * rows)
         self._rounding = Shape(1, 4, rows, POSITIONS * rows) if use_graphs else EXACT
 
-        wide, holds_gradients = widened_for(self._kernels, self._like), not self._hparams.is_plain
+        wide = widened_for(self._kernels, self._like)
+        holds_gradients = self.sums_gradients or not self._hparams.is_plain
         self._model = StackedModel(wide, 1, self._hparams.precision, self._kernels, holds_gradients, is_single=True)
         self._model.load(wide)
         self._rule = _rule(self._hparams)
@@ -76,12 +94,12 @@ class StackedEngine:
         self._kept = torch.zeros(self._kept_values(self._largest), dtype=torch.uint8, device=self._device)
 
     def pack(self, chunk: Chunk) -> PackedChunk:
-        record, step = np.arange(len(chunk.records)), np.repeat(np.arange(len(chunk)), chunk.counts)
-        steps = _by_token(lay_out(chunk.records, self._training.records.layout, record, step, len(chunk)))
+        layout = self._training.records.layout
+        record, step = dealt(chunk, layout, self._rank, self._workers)
+        steps = _by_token(lay_out(chunk.records, layout, record, step, len(chunk)))
         scalars = np.array([self._scalars(number) for number in range(chunk.first, chunk.end)])
         group = pack([steps], self._rounding, self._largest, self._device.type == "cuda", scalars.reshape(-1, SCALARS))
-        tokens: list[int] = np.diff(steps.ends, prepend=0).tolist()
-        return PackedChunk(group, tokens, self._drop(chunk, steps, group.shapes))
+        return PackedChunk(group, tokens_of(chunk, layout).tolist(), self._drop(chunk, steps, group.shapes))
 
     @torch.no_grad()
     def train(self, packed: PackedChunk) -> tuple[Sequence[float], Sequence[int]]:
@@ -97,12 +115,7 @@ class StackedEngine:
             first = first_kept = 0
             for shape in shapes:
                 end, end_kept = first + shape.values, first_kept + self._kept_values(shape)
-                reads_from = data[first:end], kept[first_kept:end_kept]
-                if self._graphs:
-                    reads = buffers.data(shape), self._kept[: len(reads_from[1])]
-                    self._graphs.run(self._step, shape, reads, reads_from)
-                else:
-                    self._step(shape, *reads_from)
+                self._run(shape, data[first:end], kept[first_kept:end_kept])
                 first, first_kept = end, end_kept
         self._done += len(shapes)
         losses: list[float] = self._losses[1 : len(shapes) + 1].tolist()
@@ -118,17 +131,28 @@ class StackedEngine:
             moments["step"] = {name: torch.tensor(float(self._done)) for name in self._like}
         return moments
 
+    def _run(self, shape: Shape, data: Tensor, kept: Tensor) -> None:
+        if self._graphs:
+            reads = self._model.buffers.data(shape), self._kept[: len(kept)]
+            self._graphs.run(self._step, shape, reads, (data, kept))
+        else:
+            self._step(shape, data, kept)
+
     def _step(self, shape: Shape, data: Tensor, kept: Tensor) -> None:
         parts, dropped = shape.parts(data), None
         if self._hparams.dropout:
             stays, places = kept.view(1, -1, self._width), shape.times * shape.rows
             dropped = Dropped(stays[:, :places], stays[:, places:], _factor(self._hparams.dropout))
-        if self._hparams.is_plain:
-            losses = self._model.descend(shape, parts, parts.scalars[:1], dropped)
-        else:
-            losses = self._model.gradient(shape, parts, dropped)
-            self._optimize(parts)
+        losses = self._descend(shape, parts, dropped)
         self._losses.index_add_(0, parts.number, losses.sum(1, dtype=torch.float64))
+
+    def _descend(self, shape: Shape, parts: Parts, dropped: Dropped | None) -> Tensor:
+        """Take a step; return the loss of each position, nats [1, N]."""
+        if self._hparams.is_plain:
+            return self._model.descend(shape, parts, parts.scalars[:1], dropped)
+        losses = self._model.gradient(shape, parts, dropped)
+        self._optimize(parts)
+        return losses
 
     def _optimize(self, parts: Parts) -> None:
         """Apply the clip, then the weight decay, then the optimizer."""
@@ -163,7 +187,7 @@ class StackedEngine:
         for index, (shape, end) in enumerate(zip(shapes, steps.ends, strict=True)):
             draw = self._hparams.dropout, training.seed, chunk.first + index, int(chunk.counts[index])
             row, time = steps.row[begin:end], steps.time[begin:end]
-            drawn = factors(*draw, self._largest.times, self._width)[:, row, time] != 0
+            drawn = factors(*draw, self._largest.times, self._width)[:, self._rank :: self._workers][:, row, time] != 0
             values = self._kept_values(shape)
             part, places = flat[first : first + values].reshape(-1, self._width), shape.times * shape.rows
             part[time * shape.rows + row], part[places : places + len(row)] = drawn

@@ -120,7 +120,9 @@ def pack(
     segment_step = np.concatenate([np.arange(len(member)) for member in members])
     count = np.concatenate([np.diff(member.ends, prepend=0) for member in members])
     begin = np.cumsum(count) - count
-    shapes = shapes_of(segment_step, count, _peaks(time, begin), _peaks(row, begin), steps, rounding, most)
+    shapes = shapes_of(
+        segment_step, count, _peaks(time, begin, count), _peaks(row, begin, count), steps, rounding, most
+    )
     data, first, rows = allocate(shapes, segment_step, segment_user, count, pin, scalars)
 
     def spread(values: Ints) -> NDArray[np.int32]:
@@ -192,9 +194,12 @@ def shapes_of(
     return [Shape(*shape) for shape in (sizes if most is None else np.minimum(sizes, most)).tolist()]
 
 
-def _peaks(values: NDArray[np.int32], begin: Ints) -> Ints:
-    """Return the largest value of each segment; no segment is empty."""
-    return np.maximum.reduceat(values, begin).astype(np.int64) if len(begin) else np.zeros(0, np.int64)
+def _peaks(values: NDArray[np.int32], begin: Ints, count: Ints) -> Ints:
+    """Return the largest value of each segment; 0 of an empty one."""
+    peaks, has_positions = np.zeros(len(begin), np.int64), count > 0
+    if has_positions.any():
+        peaks[has_positions] = np.maximum.reduceat(values, begin[has_positions])
+    return peaks
 
 
 def _aligned(values: int) -> int:

@@ -22,6 +22,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central import CentralHParams, CentralTraining, Log, init, train_central
 from flsim.training.central.distributed import DistributedEngine, shared
+from flsim.training.central.distributed_stacked import DistributedStackedEngine
 from flsim.training.central.records import Order
 from flsim.training.central.task import EngineName
 from flsim.training.central.training import train_chunks
@@ -33,11 +34,14 @@ WORKERS, STEPS = 3, 9
 
 @dataclass(frozen=True)
 class Case:
+    """A training; one by stacked products takes the engine of GPUs, with its kernels in PyTorch."""
+
     hparams: CentralHParams
     engine: EngineName = "fused"
     order: Order = "iid"
     dtype: torch.dtype = torch.float64
     model: ModelHParams = SIZES
+    is_stacked: bool = False
 
     @property
     def training(self) -> CentralTraining:
@@ -72,8 +76,14 @@ KINDS: tuple[tuple[str, Order, CentralHParams], ...] = (
     ("rmsprop", "sequence", replace(ALL, optimizer="rmsprop", gradient_clip=None)),
 )
 CASES = {f"{name}-{engine}": Case(hparams, engine, order) for engine in ENGINES for name, order, hparams in KINDS}
+CASES |= {
+    f"{name}-stacked": Case(hparams, order=order, is_stacked=True)
+    for name, order, hparams in KINDS
+    if name != "rmsprop"
+}
 CASES["lstm-fused"] = Case(replace(ALL, optimizer="rmsprop"), model=ModelHParams(3, 5, "lstm", layers=2))
 FLOAT32 = {f"float32-{engine}": Case(ALL, engine, dtype=torch.float32) for engine in ENGINES}
+FLOAT32["float32-stacked"] = Case(ALL, dtype=torch.float32, is_stacked=True)
 WILD = Case(CentralHParams(batch_size=5, learning_rate=1e300, steps=9))
 
 
@@ -86,7 +96,8 @@ class Outcome:
 
 def trained(case: Case, start: State, until: int, stop: int = 0) -> tuple[dict[int, State], Log]:
     """States by step, of this process."""
-    engine, states, log = DistributedEngine(case.training, start), {}, Log()
+    engine_of = DistributedStackedEngine if case.is_stacked else DistributedEngine
+    engine, states, log = engine_of(case.training, start), {}, Log()
     for step, new, state in train_chunks(start, case.training, until, lambda step: step == stop, engine):
         log = log.merge(new)
         if state is not None:
