@@ -76,11 +76,7 @@ KINDS: tuple[tuple[str, Order, CentralHParams], ...] = (
     ("rmsprop", "sequence", replace(ALL, optimizer="rmsprop", gradient_clip=None)),
 )
 CASES = {f"{name}-{engine}": Case(hparams, engine, order) for engine in ENGINES for name, order, hparams in KINDS}
-CASES |= {
-    f"{name}-stacked": Case(hparams, order=order, is_stacked=True)
-    for name, order, hparams in KINDS
-    if name != "rmsprop"
-}
+CASES |= {f"{name}-stacked": Case(hparams, order=order, is_stacked=True) for name, order, hparams in KINDS}
 CASES["lstm-fused"] = Case(replace(ALL, optimizer="rmsprop"), model=ModelHParams(3, 5, "lstm", layers=2))
 FLOAT32 = {f"float32-{engine}": Case(ALL, engine, dtype=torch.float32) for engine in ENGINES}
 FLOAT32["float32-stacked"] = Case(ALL, dtype=torch.float32, is_stacked=True)
