@@ -76,7 +76,7 @@ class StackedEngine:
         on_gpu = self._device.type == "cuda"
         use_graphs = graphs if graphs is not None else on_gpu and not isinstance(self._kernels, TorchKernels)
         self._graphs = Graphs(self._device) if use_graphs else None
-        rows, times = training.largest_batch, training.records.layout.record_words
+        rows, times = -(-training.largest_batch // workers), training.records.layout.record_words
         self._largest = Shape(1, times, rows, times * rows)
         self._rounding = Shape(1, 4, rows, POSITIONS * rows) if use_graphs else EXACT
 
