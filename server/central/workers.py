@@ -16,7 +16,7 @@ from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
 from flsim.runs.locks import hold_lock
 from flsim.training.central.distributed import shared
-from flsim.training.central.engines import group_engine_of
+from flsim.training.central.distributed_stacked import group_engine_of
 from flsim.training.central.training import train_chunks
 from server.central.steps import Lost, News, opened, use, written
 from server.cluster.internals import trainer_without_cleaner

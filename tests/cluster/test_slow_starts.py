@@ -39,7 +39,7 @@ def start_with_a_stopped_agent() -> None:
 
 
 def start_without_workers() -> None:
-    """In a process of its own: no worker is ready within a second, after which Ray gives it up."""
+    """In a process of its own, whose Ray gives every worker up as soon as it begins."""
     with cluster(None, 2):
         assert ray.cluster_resources()["CPU"] == 2
 
@@ -58,5 +58,5 @@ def test_ray_starts_though_its_agent_does_not() -> None:
 
 def test_ray_starts_though_its_workers_do_not() -> None:
     """The raylet would wait for the first workers, and for ever for one that it gave up."""
-    done = in_a_process("start_without_workers", RAY_worker_register_timeout_seconds="1")
+    done = in_a_process("start_without_workers", RAY_worker_register_timeout_seconds="0")
     assert done.returncode == 0, done.stderr

@@ -6,7 +6,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from flsim.training.central.distributed import Group
+from flsim.training.central.distributed import DistributedEngine, Group, refuse_what_trains_alone
+from flsim.training.central.engines import has_kernels
 from flsim.training.central.stacked import PackedChunk, StackedEngine
 from flsim.training.central.task import CentralTask
 from flsim.training.cohort.kernels import Kernels
@@ -72,3 +73,20 @@ class DistributedStackedEngine(StackedEngine):
 
     def _descend(self, shape: Shape, parts: Parts, dropped: Dropped | None) -> Tensor:
         return self._model.gradient(shape, parts, dropped)
+
+
+def group_engine_of(
+    training: CentralTask, state: State, is_asked: Callable[[], bool]
+) -> DistributedEngine | DistributedStackedEngine:
+    """Return the engine of a process of torch's default group: on GPUs the kernels', where there are kernels.
+
+    Args:
+        training, state, is_asked: as for the engines; the state is the same in all processes.
+
+    Raises:
+        InputError: see `flsim.training.central.distributed.refuse_what_trains_alone`.
+    """
+    refuse_what_trains_alone(training.privacy.mechanism, training.hparams.precision, training.architecture)
+    if training.device != "cpu" and training.engine == "fused" and has_kernels(training):
+        return DistributedStackedEngine(training, state, is_asked)
+    return DistributedEngine(training, state, is_asked)

@@ -18,8 +18,7 @@ from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
-from flsim.training.central.distributed_stacked import DistributedStackedEngine
-from flsim.training.central.engines import group_engine_of
+from flsim.training.central.distributed_stacked import DistributedStackedEngine, group_engine_of
 from flsim.training.central.packed import PackedEngine
 from flsim.training.central.stacked import StackedEngine
 from flsim.training.clip import global_norm
