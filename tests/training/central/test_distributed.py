@@ -23,6 +23,7 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central import CentralHParams, CentralTraining, Log, init, train_central
 from flsim.training.central.distributed import DistributedEngine, shared
 from flsim.training.central.distributed_stacked import DistributedStackedEngine
+from flsim.training.central.engines import has_kernels
 from flsim.training.central.records import Order
 from flsim.training.central.task import EngineName
 from flsim.training.central.training import train_chunks
@@ -176,6 +177,11 @@ def test_dp_sgd_and_low_precision_are_refused_before_there_is_a_group() -> None:
         DistributedEngine(private, WILD.start)
     with pytest.raises(InputError, match=r'training\.precision "bf16" is of one process'):
         DistributedEngine(replace(training, hparams=replace(training.hparams, precision="bf16")), WILD.start)
+
+
+def test_gpus_have_kernels_for_the_cell_of_the_paper_and_not_for_others() -> None:
+    assert has_kernels(CASES["adam-fused"].training)
+    assert not has_kernels(CASES["lstm-fused"].training)
 
 
 def test_divergence_is_the_same_everywhere(outcomes: list[dict[str, object]]) -> None:
