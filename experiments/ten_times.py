@@ -1,6 +1,7 @@
 """Federated Averaging at ten times the demo's scale on one GPU: a search of learning rates, then pairs of runs.
 
     python -m experiments.ten_times --out runs/ten-times --seconds 3600
+    python -m experiments.ten_times --summary experiments/results/ten-times.parquet     # of the stored measurements
 
 The settings are those of the tier "ten-times" of `four-worlds.toml`: 4,000 users, the paper's model, 628 rounds of 51
 users. Stage 1 trains one run for each partition (IID, non-IID) and each learning rate of `GRID` on another corpus and
@@ -28,7 +29,10 @@ from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 
+import numpy as np
+import pandas as pd
 import torch
+from scipy import stats
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import Diverged
@@ -169,7 +173,9 @@ def chosen(perplexities: Mapping[float, float]) -> float:
 def main() -> None:
     """Train the runs that the command line asks for."""
     parser = argparse.ArgumentParser(prog="python -m experiments.ten_times", description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--out", type=Path, required=True, help="folder of outcomes, archives and run folders")
+    task = parser.add_mutually_exclusive_group(required=True)
+    task.add_argument("--out", type=Path, help="folder of outcomes, archives and run folders")
+    task.add_argument("--summary", type=Path, metavar="FILE", help="only summarize the measurements of a Parquet file")
     parser.add_argument("--runs", type=Path, help="folder of run folders (default: in --out)")
     parser.add_argument("--corpus", type=Path, help="corpus of the tier; made if it does not exist")
     parser.add_argument("--device", default="cuda")
@@ -179,6 +185,9 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="tiny corpus and model, which only try the script")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of all runs")
     given = parser.parse_args()
+    if given.summary:
+        print(summary(pd.read_parquet(given.summary)))  # noqa: T201
+        return
     until, runs = time.time() + given.seconds, given.runs or given.out
     corpora = {seed: given.out / f"corpus-{seed}" for seed in (0, TUNING_CORPUS_SEED)}
     corpora[0] = given.corpus or corpora[0]
@@ -229,6 +238,39 @@ def main() -> None:
         follow([pool.submit(train, one) for one in jobs])
 
 
+def summary(rows: pd.DataFrame) -> str:
+    """Return means by partition and round, and the difference of exposure between the partitions over seeds.
+
+    Args:
+        rows: columns partition, seed, round, metric, canary and value.
+    """
+    means = rows.groupby(["partition", "round", "seed", "metric"])["value"].mean().unstack("metric")
+    shown = ["exposure", "rs", "bs", "accuracy", "perplexity"]
+    lines = [means[shown].groupby(["partition", "round"]).mean().round(3).to_string(), ""]
+    iid, non_iid = means.loc["iid"], means.loc["non-iid"]
+    earlier, last = sorted(rows["round"].unique())
+    for round_ in (earlier, last):
+        difference = iid["exposure"].loc[round_] - non_iid["exposure"].loc[round_]
+        lines.append(f"IID minus non-IID, round {round_}: {_interval(difference)}")
+    difference = iid["exposure"].loc[earlier] - non_iid["exposure"].loc[last]
+    lines.append(f"IID in round {earlier} minus non-IID in round {last}: {_interval(difference)}")
+    # Exposure of the IID run at the perplexity with which the non-IID run ends, on a line through its two evaluations.
+    logs = np.log(iid["perplexity"])
+    share = (np.log(non_iid["perplexity"].loc[last]) - logs.loc[earlier]) / (logs.loc[last] - logs.loc[earlier])
+    growth = iid["exposure"].loc[last] - iid["exposure"].loc[earlier]
+    difference = iid["exposure"].loc[earlier] + share * growth - non_iid["exposure"].loc[last]
+    lines.append(f"IID minus non-IID at equal perplexity, extrapolated: {_interval(difference)}")
+    return "\n".join(lines)
+
+
+def _interval(differences: pd.Series) -> str:
+    """Return the mean over seeds with its 95% interval and p (Student's t)."""
+    values = differences.dropna().to_numpy()
+    test = stats.ttest_1samp(values, 0.0)
+    low, high = test.confidence_interval()
+    return f"{values.mean():+.2f} bits ({low:.2f} to {high:.2f}), p = {test.pvalue:.2g}, {len(values)} seeds"
+
+
 def _make(path: Path, seed: int, is_quick: bool) -> None:
     """Make a corpus with the settings of the tier."""
     synthetic = load(SWEEP).tiers[TIER].corpus.synthetic
@@ -245,8 +287,9 @@ def _archive(runs: Path, out: Path) -> None:
     partial = out / "rows.partial"
     with tarfile.open(partial, "w:gz") as archive:
         for folder in folders:
-            for name in ("config.toml", "run.json", "rounds.jsonl", "rows"):
-                archive.add(folder / name, f"{folder.name}/{name}")
+            for part in (folder / name for name in ("config.toml", "run.json", "rounds.jsonl", "rows")):
+                if part.exists():  # a run that has just begun has no log yet
+                    archive.add(part, f"{folder.name}/{part.name}")
     partial.replace(out / "rows.tgz")
     for seed in range(KEPT_PAIRS):
         pair = [runs / f"fedavg-{partition}-seed{seed}" for partition in GRID]

@@ -19,16 +19,16 @@ from flsim.base.progress import say
 from flsim.bench.gpu import parts, profiles
 from flsim.bench.gpu.figures import Figure, page, predicted
 
-# The most valuable first, with seconds after which a part is ended.
+# The most valuable first, with seconds after which a part is ended. The tests need a call of their own: `--parts tests`.
 LIMITS: dict[str, tuple[Callable[[parts.Setup], parts.Measured], float]] = {
     "env": (parts.env, 30),
-    "engine": (parts.engine, 150),
-    "tests": (parts.tests, 180),
+    "engine": (parts.engine, 200),
     "profile": (profiles.profile, 40),
     "recurrence": (profiles.recurrence, 80),
     "central": (parts.central, 90),
     "repeat": (parts.repeat, 50),
     "ranks": (parts.ranks, 80),
+    "tests": (parts.tests, 400),  # most of which compiles kernels
 }
 SHORTEST = 5.0  # seconds; a part that has less is not begun
 
