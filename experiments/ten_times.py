@@ -85,7 +85,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job.
+    """The outcome of a job.
 
     Attributes:
         partition, rate, seed, is_search: as in `Job`.
@@ -184,16 +184,16 @@ def main() -> None:
     parser.add_argument("--rate", type=float, help="learning rate for both partitions; omits the search")
     parser.add_argument("--quick", action="store_true", help="tiny corpus and model, which only try the script")
     parser.add_argument("--set", nargs="+", default=[], metavar="KEY=VALUE", help="further settings of all runs")
-    given = parser.parse_args()
-    if given.summary:
-        print(summary(pd.read_parquet(given.summary)))  # noqa: T201
+    arguments = parser.parse_args()
+    if arguments.summary:
+        print(summary(pd.read_parquet(arguments.summary)))  # noqa: T201
         return
-    until, runs = time.time() + given.seconds, given.runs or given.out
-    corpora = {seed: given.out / f"corpus-{seed}" for seed in (0, TUNING_CORPUS_SEED)}
-    corpora[0] = given.corpus or corpora[0]
-    given.out.mkdir(parents=True, exist_ok=True)
+    until, runs = time.time() + arguments.seconds, arguments.runs or arguments.out
+    corpora = {seed: arguments.out / f"corpus-{seed}" for seed in (0, TUNING_CORPUS_SEED)}
+    corpora[0] = arguments.corpus or corpora[0]
+    arguments.out.mkdir(parents=True, exist_ok=True)
     (runs / "search").mkdir(parents=True, exist_ok=True)
-    overrides = tuple(QUICK if given.quick else ()) + tuple(given.set)
+    overrides = tuple(QUICK if arguments.quick else ()) + tuple(arguments.set)
     outcomes: list[Outcome] = []
 
     def follow(futures: Iterable[Future[Outcome]]) -> list[Outcome]:
@@ -206,15 +206,17 @@ def main() -> None:
             done.append(future.result())
             say(json.dumps(asdict(future.result())))
             outcomes.append(future.result())
-            write_json(given.out / "outcomes.json", {"outcomes": [asdict(outcome) for outcome in outcomes]})
-            _archive(runs, given.out)
+            write_json(arguments.out / "outcomes.json", {"outcomes": [asdict(outcome) for outcome in outcomes]})
+            _archive(runs, arguments.out)
         return done
 
-    with ProcessPoolExecutor(given.workers, mp_context=get_context("spawn")) as pool:
-        makers = [pool.submit(_make, path, seed, given.quick) for seed, path in corpora.items() if not path.exists()]
+    with ProcessPoolExecutor(arguments.workers, mp_context=get_context("spawn")) as pool:
+        makers = [
+            pool.submit(_make, path, seed, arguments.quick) for seed, path in corpora.items() if not path.exists()
+        ]
         for maker in makers:
             maker.result()
-        common = (given.device, overrides, until)
+        common = (arguments.device, overrides, until)
 
         def job(partition: str, rate: float, seed: int, is_search: bool) -> Job:
             device, settings, end = common
@@ -222,18 +224,18 @@ def main() -> None:
             corpus = corpora[TUNING_CORPUS_SEED if is_search else 0]
             return Job(folder, corpus, partition, rate, seed, is_search, device, settings, end)
 
-        if given.rate is None:
+        if arguments.rate is None:
             searched = [job(partition, rate, TUNING_SEED, True) for partition, rates in GRID.items() for rate in rates]
             tried = follow([pool.submit(train, one) for one in searched])
-            found = {
+            perplexities = {
                 partition: {outcome.rate: outcome.perplexity for outcome in tried if outcome.partition == partition}
                 for partition in GRID
             }
-            rates = {partition: chosen(perplexities) for partition, perplexities in found.items()}
+            rates = {partition: chosen(by_rate) for partition, by_rate in perplexities.items()}
         else:
-            rates = dict.fromkeys(GRID, given.rate)
+            rates = dict.fromkeys(GRID, arguments.rate)
         say(f"learning rates: {rates}")
-        write_json(given.out / "rates.json", rates)
+        write_json(arguments.out / "rates.json", rates)
         jobs = [job(partition, rates[partition], seed, False) for seed in SEEDS for partition in GRID]
         follow([pool.submit(train, one) for one in jobs])
 
@@ -245,8 +247,8 @@ def summary(rows: pd.DataFrame) -> str:
         rows: columns partition, seed, round, metric, canary and value.
     """
     means = rows.groupby(["partition", "round", "seed", "metric"])["value"].mean().unstack("metric")
-    shown = ["exposure", "rs", "bs", "accuracy", "perplexity"]
-    lines = [means[shown].groupby(["partition", "round"]).mean().round(3).to_string(), ""]
+    columns = ["exposure", "rs", "bs", "accuracy", "perplexity"]
+    lines = [means[columns].groupby(["partition", "round"]).mean().round(3).to_string(), ""]
     iid, non_iid = means.loc["iid"], means.loc["non-iid"]
     earlier, last = sorted(rows["round"].unique())
     for round_ in (earlier, last):
