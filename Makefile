@@ -82,16 +82,11 @@ peers: .venv-peers/done ## make .venv-peers with the platforms that are compared
 	touch $@
 
 bench: setup peers ## all benchmarks; half an hour, 5 GB of temporary disk
-	$(BIN)/flsim bench training
-	$(BIN)/flsim bench characters
-	$(BIN)/flsim bench evaluation
-	$(BIN)/flsim bench interference
-	$(BIN)/flsim bench data
-	$(BIN)/flsim bench scale
+	for name in training central evaluation data scale; do $(BIN)/python -m benchmarks $$name || exit; done
 
 # Needs torch, Triton, numpy and pytest only, and so neither `make setup` nor a network.
 gpu:             ## measure engines and kernels on this machine's GPU, in gpu/: under ten minutes; docs/gpu.md
-	$(firstword $(wildcard $(BIN)/python) python3) -m flsim.bench.gpu $(GPU)
+	$(firstword $(wildcard $(BIN)/python) python3) -m benchmarks.gpu $(GPU)
 
 # The release that torch 2.11 requires; constraints.txt has the one of torch 2.13.
 TRITON ?= 3.6.0

@@ -33,8 +33,8 @@ def main() -> None:
     parser.add_argument(
         "what",
         nargs=argparse.REMAINDER,
-        help="size; rows CONFIG with options of `flsim run`; bench with options of `flsim bench`; time with those of "
-        "`flsim`, in which {} is a new folder",
+        help="size; rows CONFIG with options of `flsim run`; bench with options of `python -m benchmarks`; time with "
+        "those of `flsim`, in which {} is a new folder",
     )
     options = parser.parse_args()
     sides = (options.before.resolve(), HERE)
@@ -91,7 +91,7 @@ def compare_results(before: Results, now: Results) -> int:
 def measure(checkout: Path, kind: str, *arguments: str) -> dict[str, float]:
     """Return figures by their names: the results of a benchmark, or the seconds of a command."""
     if kind == "bench":
-        return dict(figures(json.loads(flsim(checkout, "bench", *arguments, "--json"))))
+        return dict(figures(json.loads(run(checkout, "benchmarks", *arguments, "--json"))))
     with tempfile.TemporaryDirectory() as folder:
         began = time.monotonic()
         flsim(checkout, *(argument.replace("{}", folder) for argument in arguments))
@@ -100,8 +100,13 @@ def measure(checkout: Path, kind: str, *arguments: str) -> dict[str, float]:
 
 def flsim(checkout: Path, *arguments: str) -> str:
     """Return the output of `flsim` of a checkout."""
+    return run(checkout, "flsim", *arguments)
+
+
+def run(checkout: Path, module: str, *arguments: str) -> str:
+    """Return the output of a module of a checkout that is run as a program."""
     environment = {**os.environ, "PYTHONPATH": str(checkout)}  # before the installed one
-    command = [sys.executable, "-m", "flsim", *arguments]
+    command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 

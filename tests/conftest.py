@@ -13,6 +13,7 @@ from filelock import FileLock
 from helpers import TINY, Experiment, Flsim, MakeCorpus, Trained, train_here
 from hypothesis import settings
 
+from benchmarks import __main__ as benchmarks
 from flsim import cli
 from flsim.base.files import new_folder
 from flsim.data.corpus import Corpus, CorpusWriter
@@ -26,7 +27,7 @@ os.environ["PYTHONFAULTHANDLER"] = "1"  # a process that crashes in C++ code say
 LONG = (  # files that train on Ray for a minute or more
     *("test_central_run", "faults/", "test_flower", "test_central_cluster", "pool/", "test_own_server_optimizers"),
     *("data/test_remote", "cluster/", "algorithms/test_algorithms", "test_extending", "sweeps/test_sweeping"),
-    *("test_prometheus", "runs/test_tracking", "bench/test_training", "deploy/test_slurm", "test_own_model"),
+    *("test_prometheus", "runs/test_tracking", "benchmarks/test_training", "deploy/test_slurm", "test_own_model"),
 )
 
 
@@ -123,12 +124,21 @@ def trained_once(
 @pytest.fixture
 def flsim(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Flsim:
     """A command in this process: exit code, standard output, standard error."""
+    return _runs(cli.main, capsys, monkeypatch)
 
+
+@pytest.fixture
+def benchmark_command(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Flsim:
+    """A command of `python -m benchmarks` in this process: exit code, standard output, standard error."""
+    return _runs(benchmarks.main, capsys, monkeypatch)
+
+
+def _runs(main: Callable[[], None], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Flsim:
     def run(*arguments: str | Path) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["flsim", *map(str, arguments)])
+        monkeypatch.setattr("sys.argv", ["command", *map(str, arguments)])
         with pytest.raises(SystemExit) as stop:
-            cli.main()
-        said = capsys.readouterr()
-        return int(stop.value.code or 0), said.out, said.err
+            main()
+        output = capsys.readouterr()
+        return int(stop.value.code or 0), output.out, output.err
 
     return run

@@ -38,7 +38,6 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "forgetting": {"audits", "measures", "results", "runs"},
     "sweeps": {"data", "measures", "results", "runs"},
-    "theory": {"algorithms", "data", "models", "training"},
     "wire": {"algorithms", "models", "training"},
     "simulation": {"algorithms", "canaries", "data", "models", "privacy", "training"},
     "api": {
@@ -49,14 +48,9 @@ MAY_IMPORT: dict[str, set[str]] = {
         *("audits", "canaries", "data", "evaluation", "forgetting", "measures", "models", "privacy", "results", "runs"),
         *("sweeps", "server"),
     },
-    "bench": {
-        *("algorithms", "audits", "canaries", "data", "memorization", "models", "privacy", "results", "runs"),
-        *("theory", "training", "server"),
-    },
     "cli": {
         *(
             "audits",
-            "bench",
             "canaries",
             "data",
             "defences",
@@ -76,12 +70,19 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__init__": {"api"},
     "__main__": {"cli"},
 }
-ON_THE_SERVER = {"api", "bench", "cli", "planning"}  # rooms of flsim/ that call server/, which calls the other ones
+ON_THE_SERVER = {"api", "cli", "planning"}  # rooms of flsim/ that call server/, which calls the other ones
 KNOW_KINDS = {"flsim/planning/kinds.py", "flsim/runs/folder.py", "server/app.py", "server/launch.py"}
 PUBLIC_FLOWER = ("flwr.app.", "flwr.clientapp.", "flwr.serverapp.", "flwr.simulation.")
-PEERS = ROOT / "flsim" / "bench" / "peers"  # other platforms as their users run them, in processes of their own
+PEERS = ROOT / "benchmarks" / "peers"  # other platforms as their users run them, in processes of their own
 FLSIM = sorted((ROOT / "flsim").rglob("*.py"))
-ALL = [*FLSIM, *(path for name in ("clients", "server", "experiments") for path in sorted((ROOT / name).rglob("*.py")))]
+ALL = [
+    *FLSIM,
+    *(
+        path
+        for name in ("clients", "server", "experiments", "benchmarks")
+        for path in sorted((ROOT / name).rglob("*.py"))
+    ),
+]
 
 
 @cache
@@ -179,7 +180,7 @@ def test_kinds_of_training_are_known_to_their_own_rooms() -> None:
     """Elsewhere settings answer for themselves (`flsim.runs.config.base.Config`)."""
 
     def tests_of_kind(path: Path) -> list[str]:
-        if place_of(path).startswith(("flsim/bench/", "flsim/runs/config/")):
+        if place_of(path).startswith(("benchmarks/", "flsim/runs/config/")):
             return []
         return re.findall(r"isinstance\([^)]*(?:Federated|Central)Config", path.read_text(encoding="utf-8"))
 
@@ -204,7 +205,7 @@ def test_modules_are_imported_in_the_open() -> None:
     """By a string only a user's own code, an app that Flower names, and a peer in a process of its own."""
     assert set(offenders(ALL, lambda path: "import_module" in path.read_text(encoding="utf-8"))) == {
         "flsim/evaluation/loading.py",
-        "flsim/bench/peers/__main__.py",
+        "benchmarks/peers/__main__.py",
         "server/pool/client.py",
     }
 

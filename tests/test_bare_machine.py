@@ -12,14 +12,14 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("models", "training", "memorization", "bench/gpu")
+ROOMS = ("flsim/models", "flsim/training", "flsim/memorization", "benchmarks/gpu")
 FILES = [
-    *(path for room in ROOMS for path in sorted((ROOT / "flsim" / room).rglob("*.py"))),
+    *(path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))),
     *(ROOT / "flsim" / "data" / f"{name}.py" for name in ("corpus", "records", "vocabulary", "synthetic", "manifest")),
-    *(ROOT / "flsim" / "bench" / f"{name}.py" for name in ("engine", "central", "evaluation")),
+    *(ROOT / "benchmarks" / f"{name}.py" for name in ("engine", "central", "evaluation")),
 ]
 CUDA_TESTS = sorted((ROOT / "tests" / "training").rglob("test_*cuda*.py"))
-OWN = {"flsim", "clients", "server", "experiments"}
+OWN = {"flsim", "clients", "server", "experiments", "benchmarks"}
 HIDING = """
 import sys
 class Hiding:
@@ -76,8 +76,8 @@ def test_the_science_imports() -> None:
 
 BENCHMARKS = """
 import json
-from flsim.bench import engine, evaluation
-from flsim.bench.central import CentralBenchHParams, bench_central
+from benchmarks import engine, evaluation
+from benchmarks.central import CentralBenchHParams, bench_central
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 tiny = CentralBenchHParams(batch_sizes=(2,), records=16, turns=2, threads=1, model=ModelHParams(4, 6), users=1)
@@ -102,7 +102,7 @@ def test_the_benchmarks_of_a_gpu_run() -> None:
 
 @pytest.mark.parametrize("path", CUDA_TESTS, ids=lambda path: path.name)
 def test_tests_of_a_gpu_are_collected(path: Path) -> None:
-    """With the options of `flsim.bench.gpu`."""
+    """With the options of `benchmarks.gpu`."""
     options = ["--noconftest", "-p", "no:cacheprovider", "--collect-only", str(path)]
     plugins = "import os\nos.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'"
     code = f"{plugins}\nimport pytest\nraise SystemExit(pytest.main({options!r}))"

@@ -17,7 +17,6 @@ from flsim.base.errors import InputError, Interrupted, RunFailed, Terminated
 from flsim.base.extensions import naming_own_code
 from flsim.cli.audit import EPILOG as AUDIT_EPILOG
 from flsim.cli.audit import audit
-from flsim.cli.bench import bench
 from flsim.cli.canaries import EPILOG as CANARIES_EPILOG
 from flsim.cli.canaries import canaries
 from flsim.cli.compare import EPILOG as COMPARE_EPILOG
@@ -34,7 +33,6 @@ from flsim.cli.membership import EPILOG as MEMBERSHIP_EPILOG
 from flsim.cli.membership import membership
 from flsim.cli.options import (
     DATA,
-    DEVELOPMENT,
     MACHINES,
     MEASURE,
     START,
@@ -230,10 +228,9 @@ app.command(rich_help_panel=TABLES, epilog=CANARIES_EPILOG)(canaries)
 app.command(rich_help_panel=TABLES, epilog=COMPARE_EPILOG)(compare)
 app.command(rich_help_panel=TABLES, epilog=TRACE_EPILOG)(trace)
 app.command(rich_help_panel=TABLES, epilog=REPORT_EPILOG)(report)
-app.add_typer(bench, name="bench", rich_help_panel=DEVELOPMENT)
 add_making(data)
 add_defences(data)
-for commands in (app, data, bench):
+for commands in (app, data):
     lay_out(commands)
 
 

@@ -19,8 +19,7 @@ DATA = "Data"
 TRAIN = "Train"
 MEASURE = "Measure"
 TABLES = "Tables and figures"
-DEVELOPMENT = "Development"
-PANELS = (START, DATA, TRAIN, MEASURE, TABLES, DEVELOPMENT)
+PANELS = (START, DATA, TRAIN, MEASURE, TABLES)
 # Headings of options that concern the machines.
 MACHINES = "Machines"
 

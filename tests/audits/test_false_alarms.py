@@ -1,7 +1,7 @@
 """How often bounds exceed the truth: mechanisms whose epsilon is known, and models that know nothing.
 
-The simulations are those of `flsim bench alarms`. They are seeded, so they pass or fail for good. A bound at 5% may
-exceed the truth in 100 of 2,000 simulations, with a standard deviation of 9.7; the limit is three of them above.
+The simulations are those of `python -m benchmarks alarms`. They are seeded, so they pass or fail for good. A bound at
+5% may exceed the truth in 100 of 2,000 simulations, with a standard deviation of 9.7; the limit is three of them above.
 """
 
 import json
@@ -14,11 +14,11 @@ import scipy
 from helpers import Flsim
 from numpy.typing import NDArray
 
+from benchmarks.alarms import bench_alarms, describe, elsewhere
+from benchmarks.alarms.cases import Case, most_alarms
+from benchmarks.alarms.elsewhere import ELSEWHERE, Elsewhere
+from benchmarks.alarms.ours import ESTIMATES, OURS, epsilon_of_noise, right_guesses, right_guesses_of_users
 from flsim.base.rng import stream
-from flsim.bench.alarms import bench_alarms, describe, elsewhere
-from flsim.bench.alarms.cases import Case, most_alarms
-from flsim.bench.alarms.elsewhere import ELSEWHERE, Elsewhere
-from flsim.bench.alarms.ours import ESTIMATES, OURS, epsilon_of_noise, right_guesses, right_guesses_of_users
 
 SIMULATIONS = 2_000
 PAGE = Path(__file__).parents[2] / "docs" / "false-alarms.md"
@@ -98,8 +98,8 @@ def test_vertices_are_those_of_the_convex_hull() -> None:
         assert set(zip(hits.tolist(), alarms.tolist(), strict=True)) == {curve[at - 1] for at in corners if at}
 
 
-def test_the_command_prints_what_was_measured(flsim: Flsim) -> None:
-    code, out, _ = flsim("bench", "alarms", "--simulations", 20, "--json")
+def test_the_command_prints_what_was_measured(benchmark_command: Flsim) -> None:
+    code, out, _ = benchmark_command("alarms", "--simulations", 20, "--json")
     assert code == 0
     measured = json.loads(out)
     assert [len(measured[kind]) for kind in ("bounds", "estimates", "elsewhere")] == [

@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from reading import Sentence, by_user, check_post, parts_of, read, sentences
 
-from flsim.bench import writers
+from benchmarks import writers
 from flsim.data.formats.known import FORMATS, format_of
 from flsim.data.formats.posts import OOV_WORD
 from flsim.data.html import records

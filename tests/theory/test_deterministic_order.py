@@ -5,8 +5,8 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+from experiments.theory.deterministic_order import BITS, difference, measured_steps_until_equal, path, steps_until_equal
 from flsim.base.rng import stream
-from flsim.theory.deterministic_order import BITS, difference, measured_steps_until_equal, path, steps_until_equal
 
 
 @pytest.mark.parametrize("eta", [Fraction(1, 100), Fraction(1, 3), Fraction(49, 100)])

@@ -5,9 +5,9 @@ from itertools import combinations
 import numpy as np
 import pytest
 
+from experiments.theory.k_means import KMeansExperiment, lloyd, two_means
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.theory.k_means import KMeansExperiment, lloyd, two_means
 
 
 def cost(points: np.ndarray, clusters: tuple[list[int], ...]) -> float:

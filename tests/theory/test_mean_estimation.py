@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 from scipy import integrate, stats
 
+from experiments.theory.federated_means import FederatedMeans, accuracy, separation
+from experiments.theory.mean_estimation import MeanEstimation
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.privacy.sampling import draw_cohort
-from flsim.theory.federated_means import FederatedMeans, accuracy, separation
-from flsim.theory.mean_estimation import MeanEstimation
 
 PAPER = MeanEstimation.injected(4, 0.01)
 

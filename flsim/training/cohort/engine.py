@@ -26,7 +26,7 @@ from flsim.training.update import UpdateSum
 
 Member = tuple[int, Records]
 
-# By `python -m flsim.bench.small_models`.
+# Measured: docs/benchmarks.md, "Small models".
 SMALL_STEP = 600_000  # parameters times records of a step, up to which users are quicker stacked
 STACKED_ON_CPU = 16
 

@@ -11,7 +11,7 @@ the processor. Some processors multiply bfloat16 several times as fast as float3
 Products of few rows gain nothing: the recurrence's, of 16 rows at most, take twice as long with AMX as in float32.
 
 In float32 torch has two libraries. MKL, which it takes, uses AVX-512 on Intel's processors alone: one core of a Zen 5
-does 105 GFLOP/s with it, and 240 with oneDNN (`python -m flsim.bench.products`).
+does 105 GFLOP/s with it, and 240 with oneDNN (docs/benchmarks.md).
 """
 
 from collections.abc import Iterator

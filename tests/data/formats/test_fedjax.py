@@ -11,8 +11,8 @@ import pytest
 from dumps import peak_kilobytes
 from reading import read
 
+from benchmarks.writers import fedjax_client, write_fedjax
 from flsim.base.errors import InputError
-from flsim.bench.writers import fedjax_client, write_fedjax
 from flsim.data.formats import fedjax
 from flsim.data.formats.posts import Post
 

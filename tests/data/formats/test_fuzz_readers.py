@@ -14,8 +14,8 @@ import pytest
 from fuzzing import outcome
 from reading import check_post, damaged, read
 
+from benchmarks import writers
 from flsim.base.rng import stream
-from flsim.bench import writers
 
 CASES = 10_000
 MEMORY = Path("/dev/shm")

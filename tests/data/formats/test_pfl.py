@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from reading import read
 
+from benchmarks.writers import write_pfl
 from flsim.base.errors import InputError
-from flsim.bench.writers import write_pfl
 from flsim.data.formats.known import FORMATS
 from flsim.data.formats.posts import Post
 

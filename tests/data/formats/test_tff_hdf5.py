@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from reading import read
 
+from benchmarks.writers import write_tff_hdf5
 from flsim.base.errors import InputError
-from flsim.bench.writers import write_tff_hdf5
 from flsim.data.formats import hdf5
 from flsim.data.formats.posts import Post
 

@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from reading import read, sentences
 
+from benchmarks.writers import tf_example, write_tff_sqlite
 from flsim.base.errors import InputError
-from flsim.bench.writers import tf_example, write_tff_sqlite
 from flsim.data.formats import posts
 from flsim.data.formats.known import FORMATS
 from flsim.data.formats.posts import Post

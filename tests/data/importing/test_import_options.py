@@ -10,8 +10,8 @@ import pytest
 from dumps import folder_bytes, write_jsonl
 from helpers import Flsim
 
+from benchmarks import writers
 from flsim.base.errors import InputError
-from flsim.bench import writers
 from flsim.data.corpus import Corpus
 from flsim.data.formats import canonical
 from flsim.data.formats.canonical import USERS

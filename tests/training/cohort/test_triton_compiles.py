@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.gpu.profiles import TILES
 from flsim.base.rng import stream
-from flsim.bench.gpu.profiles import TILES
 from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout

@@ -6,8 +6,8 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.engine import DrawnUsers
 from flsim.base.rng import stream
-from flsim.bench.engine import DrawnUsers
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
 from flsim.training.cohort.packing import EXACT, PackedGroup, Shape, pack

@@ -1,0 +1,1 @@
+"""The measurement of a machine with a GPU: `make gpu`, or `python -m benchmarks.gpu`."""

@@ -1,0 +1,290 @@
+"""The parts of `make gpu`. Each is a generator, so that the figures before a failure or the end of time are kept."""
+
+import os
+import platform
+import shutil
+import subprocess
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.central import CentralBenchHParams, drawn, measure_central
+from benchmarks.engine import (
+    CLIP,
+    FULL,
+    LAYOUT,
+    USER_WORDS,
+    DrawnUsers,
+    Held,
+    bench_engine,
+    start_of,
+    step_name,
+)
+from benchmarks.evaluation import bench_evaluation
+from benchmarks.gpu.figures import Detail, Figure
+from flsim.base.errors import RunFailed
+from flsim.base.rng import stream
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
+from flsim.training.central import CentralHParams, CentralTraining, init, train_central
+from flsim.training.clip import global_norm
+from flsim.training.cohort.devices import products
+from flsim.training.cohort.engine import CohortEngine
+from flsim.training.hparams import LocalHParams, Precision
+from flsim.training.update import UpdateSum
+
+ROOT = Path(__file__).parents[2]
+TESTS = "tests/**/test_*cuda*.py"
+AT_ONCE = 264  # users: two for each of an H200's 132 multiprocessors
+ENGINE: tuple[tuple[Precision, bool, int], ...] = (  # precision, by position?, users at once; the most valuable first
+    ("bf16", True, AT_ONCE), ("bf16", True, 2 * AT_ONCE), ("bf16", True, AT_ONCE // 2), ("bf16", False, AT_ONCE),
+    ("tf32", False, AT_ONCE), ("tf32", True, AT_ONCE), ("float32", False, AT_ONCE), ("float32", True, AT_ONCE),
+)  # fmt: skip
+COHORT = 1_584  # users: a multiple of all numbers of users at once
+Measured = Iterator[Figure | Detail]
+
+
+@dataclass(frozen=True)
+class Setup:
+    """The device and the sizes of a measurement.
+
+    Attributes:
+        device: "cuda" or "cpu".
+        is_quick: whether sizes are so small that all parts take a minute on a CPU.
+    """
+
+    device: str
+    is_quick: bool
+
+    @property
+    def precisions(self) -> tuple[Precision, ...]:
+        """Return the precisions of the device, the fastest first."""
+        return ("bf16", "float32") if self.device == "cpu" else ("bf16", "tf32", "float32")
+
+    @property
+    def words(self) -> int:
+        """Return the number of words of a user."""
+        return 40 if self.is_quick else USER_WORDS
+
+    @property
+    def sizes(self) -> ModelHParams:
+        """Return the sizes of the model."""
+        return ModelHParams(8, 12) if self.is_quick else FULL
+
+
+def env(setup: Setup) -> Measured:
+    """Name the machine, and measure its memory's bandwidth and its products."""
+    yield Figure("Python, torch, numpy", f"{platform.python_version()}, {torch.__version__}, {np.__version__}")
+    yield Figure("Triton", _triton_version())
+    yield Figure("CPU cores", len(os.sched_getaffinity(0)))
+    device = torch.device(setup.device)
+    if device.type == "cuda":
+        about = torch.cuda.get_device_properties(device)
+        free, whole = torch.cuda.mem_get_info(device)
+        yield Figure("GPU", f"{about.name}, compute capability {about.major}.{about.minor}, CUDA {torch.version.cuda}")
+        yield Figure("multiprocessors", about.multi_processor_count)
+        yield Figure("memory, free and whole", f"{free / 1e9:.1f} and {whole / 1e9:.1f} GB")
+    if tool := shutil.which("nvidia-smi"):
+        query = "--query-gpu=driver_version,power.limit,clocks.max.sm,clocks.max.memory"
+        command = [tool, query, "--format=csv,noheader"]
+        answer = subprocess.run(command, capture_output=True, text=True, timeout=20, check=False)
+        yield Figure("driver, limit of power, highest clocks", answer.stdout.strip())
+    values = torch.zeros(2**20 if setup.is_quick else 2**29, device=device)
+    copy = torch.empty_like(values)
+    moved = 2 * values.numel() * values.itemsize
+    yield Figure("copy in memory", moved / _fastest(lambda: copy.copy_(values), device) / 1e9, "GB/s")
+    size = 2**8 if setup.is_quick else 2**13
+    normals = torch.from_numpy(stream(0, "products").standard_normal((size, size), dtype=np.float32)).to(device)
+    for precision in setup.precisions:
+        dtype = torch.bfloat16 if precision == "bf16" else torch.float32
+        matrix = normals.to(dtype)
+        with products(precision, device):
+            seconds = _fastest(partial(torch.mm, matrix, matrix, out=torch.empty_like(matrix)), device)
+        yield Figure(f"product in {precision}", 2 * size**3 / seconds / 1e12, "TFLOP/s")
+
+
+def _fastest(work: Callable[[], object], device: torch.device) -> float:
+    """Return the seconds of the fastest of some repetitions."""
+    seconds = []
+    for _ in range(8):
+        began = time.perf_counter()
+        work()
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+        seconds.append(time.perf_counter() - began)
+    return min(seconds)
+
+
+def _triton_version() -> str:
+    try:
+        import triton  # type: ignore[import-untyped]
+    except ModuleNotFoundError:
+        return "none"
+    return str(triton.__version__)
+
+
+def tests(setup: Setup) -> Measured:
+    """Run the tests that need an NVIDIA GPU, file by file, without the fixtures of the whole project."""
+    import pytest
+
+    failed, paths = 0, sorted(ROOT.glob(TESTS))
+    if not paths:
+        raise RunFailed(f"{ROOT}: no tests, as in a package that is installed; run `make gpu` in a checkout")
+    for path in paths:
+        counter = _Counter()
+        configuration = ["--rootdir", str(ROOT), "-c", str(ROOT / "pyproject.toml")]
+        # Another release of torch or Triton may warn of what this one does not.
+        options = ["--noconftest", "-p", "no:cacheprovider", "-o", "filterwarnings=default", "-v", "--tb=short"]
+        options += ["--maxfail=1"] if setup.is_quick else []
+        code = int(pytest.main([*configuration, *options, str(path)], plugins=[counter]))
+        counts = ", ".join(f"{count} {outcome}" for outcome, count in counter.counts.items())
+        yield Figure(path.name, counts or f"no test ran (exit code {code})")
+        for name in counter.failures:
+            yield Figure(name, "failed")
+        failed += len(counter.failures) + (code not in (0, 1))
+    if failed:
+        raise RunFailed(f"{failed} tests failed; tests.log has their errors")
+
+
+class _Counter:
+    """Plugin of pytest that counts outcomes.
+
+    Attributes:
+        counts: number of tests by outcome.
+        failures: names of the tests that failed.
+    """
+
+    def __init__(self) -> None:
+        self.counts: dict[str, int] = {}
+        self.failures: list[str] = []
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.when == "call" or report.outcome != "passed":
+            self.counts[report.outcome] = self.counts.get(report.outcome, 0) + 1
+        if report.outcome == "failed":
+            self.failures.append(report.nodeid.rpartition("/")[2])
+
+
+def engine_name(precision: Precision, by_position: bool, users: int) -> str:
+    """Return the name of a row of `engine`."""
+    return f"{precision} {step_name(by_position)}, {users} at once"
+
+
+def engine(setup: Setup) -> Measured:
+    """Measure users per second of rounds by step, precision and users that train at once, and peak memory."""
+    rows, cohort, failed = ENGINE, COHORT, 0
+    if setup.is_quick:
+        rows, cohort = (("float32", False, 1), ("bf16", False, 2), ("bf16", True, 2)), 2
+    for precision, by_position, at_once in rows:
+        name = engine_name(precision, by_position, at_once)
+        try:
+            measured = bench_engine(
+                setup.device,
+                [at_once],
+                [precision],
+                cohort,
+                words=setup.words,
+                sizes=setup.sizes,
+                by_position=[by_position],
+            )
+        except Exception as error:  # the other rows are worth measuring, whatever it is
+            yield failure(name, error)
+            failed += 1
+            continue
+        for row in measured["rows"]:
+            if "failed" in row:
+                yield Figure(name, row["failed"])
+                continue
+            yield Figure(name, row["users_per_second"], "users/s")
+            yield Figure(f"{name}: training only", row["training_alone"], "users/s")
+            yield Figure(f"{name}: packing only", row["packing_alone"], "users/s")
+            yield Figure(f"{name}: peak memory", row["peak_gigabytes"], "GB")
+            yield Figure(f"{name}: memory by StackedTrainer.memory", row["said_gigabytes"], "GB")
+    if failed:
+        raise RunFailed(f"{failed} rows failed; engine.log has their errors")
+
+
+def failure(name: str, error: Exception) -> Figure:
+    """Print an error with its place, and return the figure that stands for it."""
+    traceback.print_exception(error)
+    lines = str(error).strip().splitlines() or [""]
+    return Figure(name, f"failed: {type(error).__name__}: {lines[0]:.100}")
+
+
+def central(setup: Setup) -> Measured:
+    """Measure milliseconds of a step of central training at batch 32 by precision, beside a plain PyTorch loop."""
+    hparams = CentralBenchHParams((32,), turns=3, model=setup.sizes, precisions=setup.precisions)
+    if setup.is_quick:
+        hparams = replace(hparams, records=128, turns=2, users=2, threads=1)
+    measured = measure_central(hparams, setup.device)
+    for name, rate in measured["records_per_second"]["32"].items():
+        yield Figure(name, 32e3 / rate, "ms a step")
+        yield Figure(f"{name}: records", rate, "records/s")
+    for name, distance in measured["distance"]["32"].items():
+        yield Figure(f"{name}: distance from the plain loop's model", distance, "of the way that training went")
+
+
+def ranks(setup: Setup) -> Measured:
+    """Measure seconds of exact ranks and of decisions, which must agree, of canaries of a full model."""
+    canaries, count = (10, 500) if setup.is_quick else (90, 2_000_000)
+    sizes = {"steps": 3, "units": 12} if setup.is_quick else {}
+    measured = bench_evaluation(canaries, count, setup.device, **sizes)
+    for name, what in (("decide", "decisions"), ("rank", "ranks"), ("straightforward", "straightforward scores")):
+        at = measured["measured_at"][name]
+        title = f"{what} of {at['canaries']} canaries, |R| {at['references']:,}"
+        yield Figure(title, measured[f"{name}_seconds"], "s")
+    yield Figure("memorized canaries", measured["memorized"])
+
+
+def repeat(setup: Setup) -> Measured:
+    """Compare bits: the same round twice, by another engine, and after a resume; central training after a resume."""
+    differing, users = 0, Held(DrawnUsers(2 if setup.is_quick else AT_ONCE + 36, words=setup.words))
+    for precision in setup.precisions:
+        for name, distance in {**_rounds(precision, users, setup), **_central(precision, setup)}.items():
+            yield Figure(f"{precision}: {name}", f"differs by {distance:.1e}" if distance else "the same bits")
+            differing += distance != 0
+    if differing:
+        raise RunFailed(f"{differing} comparisons differ; the same work must give the same bits")
+
+
+def _rounds(precision: Precision, users: Held, setup: Setup) -> dict[str, float]:
+    """Return distances between sums of updates that should be equal, relative to their norm."""
+    start, hparams = start_of(torch.device(setup.device), setup.sizes), LocalHParams(precision=precision)
+    used = CohortEngine(start, LAYOUT, hparams)
+
+    def train(engine: CohortEngine, params: Params, round_: int) -> UpdateSum:
+        return engine.train(params, users, range(len(users)), 0, round_, CLIP)
+
+    first, again = train(used, start, 0), train(used, start, 0)
+    after = {name: (value.cpu() + first.delta[name] / first.weight).float() for name, value in start.items()}
+    second = train(used, after, 1)
+    del used  # each engine takes all of the memory
+    resumed = train(CohortEngine(start, LAYOUT, hparams), after, 1)
+    other = train(CohortEngine(start, LAYOUT, hparams), start, 0)
+    return {
+        "the same round again": _distance(first.delta, again.delta),
+        "the same round by another engine": _distance(first.delta, other.delta),
+        "the next round by an engine that resumes": _distance(second.delta, resumed.delta),
+    }
+
+
+def _central(precision: Precision, setup: Setup) -> dict[str, float]:
+    """Return the distance between parameters after central training with and without a resume halfway."""
+    steps, hparams = 4 if setup.is_quick else 128, CentralHParams(precision=precision)
+    training = CentralTraining(drawn(2 if setup.is_quick else 20), hparams, 0, device=setup.device)
+    begin = init(LAYOUT.vocabulary_size, setup.sizes, 0)
+    ((whole, _),) = train_central(begin, training, steps)
+    ((half, _),) = train_central(begin, training, steps // 2)
+    ((resumed, _),) = train_central(half, training, steps)
+    return {"central training after a resume": _distance(whole.params, resumed.params)}
+
+
+def _distance(one: Params, other: Params) -> float:
+    return global_norm({name: one[name].double() - other[name].double() for name in one}) / global_norm(one)

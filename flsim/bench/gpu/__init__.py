@@ -1,1 +1,0 @@
-"""The measurement of a machine with a GPU: `make gpu`, or `python -m flsim.bench.gpu`."""

@@ -1,0 +1,53 @@
+"""`python -m benchmarks central` on little: what it prints, and that it refuses to compare different work."""
+
+import json
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import Flsim
+
+from benchmarks import central
+from benchmarks.central import CentralBenchHParams, bench_central, describe
+from flsim.base.errors import RunFailed
+from flsim.models.hparams import ModelHParams
+from flsim.training.central import CentralHParams
+
+TINY = CentralBenchHParams(batch_sizes=(2, 8), records=16, turns=2, threads=1, model=ModelHParams(4, 6), users=1)
+
+
+def test_figures() -> None:
+    measured = bench_central(replace(TINY, precisions=("float32", "bf16")))
+    for what in ("records_per_second", "ratio", "distance", "products"):
+        assert measured[what].keys() == {"2", "8"}
+    for size, rates in measured["records_per_second"].items():
+        assert measured["ratio"][size] == {name: rates[name] / rates["plain"] for name in ("ours", "ours, bf16")}
+    smallest = measured["records_per_second"]["2"]
+    assert measured["hours_of_the_paper"] == {
+        name: 37.5e6 * 2 / smallest[name] / 3600 for name in ("ours", "ours, bf16")
+    }
+    assert all(0 <= distances["ours"] < 0.01 for distances in measured["distance"].values())
+    assert all(len(line) <= 80 for line in describe(measured).splitlines()[1:])
+
+
+def test_other_work_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The loop trains at another learning rate than ours."""
+    rate = CentralHParams.rate
+    asked: list[int] = []
+
+    def drifting(self: CentralHParams, step: int, steps: int) -> float:
+        asked.append(step)
+        return rate(self, step, steps) * (1 if len(asked) == 1 else 2)
+
+    monkeypatch.setattr(CentralHParams, "rate", drifting)
+    with pytest.raises(RunFailed, match="the plain loop came to another model"):
+        bench_central(replace(TINY, batch_sizes=(2,)))
+
+
+def test_the_command(benchmark_command: Flsim, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(central, "CentralBenchHParams", lambda **chosen: replace(TINY, **chosen))
+    code, out, _ = benchmark_command("central", "--json", "--batch", "4", "--threads", "1")
+    assert code == 0
+    assert json.loads(out)["records_per_second"].keys() == {"4"}
+    assert torch.get_num_threads() == threads

@@ -1,0 +1,54 @@
+"""The benchmark measures what it says, at a size that a test can afford."""
+
+import json
+
+import pytest
+import torch
+
+from benchmarks import evaluation
+from benchmarks.evaluation import bench_evaluation, describe, mid_training
+from flsim.base.errors import InputError
+from flsim.canaries.spec import draw_phrase
+from flsim.memorization.score import log_perplexity
+
+
+def test_figures_of_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every tenth of 12 canaries is two. That decisions equal ranks, and ranks scores, is checked inside."""
+    monkeypatch.setattr(evaluation, "STRAIGHTFORWARD", 150)
+    measured = bench_evaluation(canaries=12, count=400, steps=5, units=8)
+    assert measured["device"] == "cpu"
+    assert measured["measured_at"] == {
+        "rank": {"references": 400, "canaries": 2},
+        "decide": {"references": 400, "canaries": 12},
+        "straightforward": {"references": 150, "canaries": 2},
+    }
+    each = {
+        name: measured[f"{name}_seconds"] / at["references"] / at["canaries"]
+        for name, at in measured["measured_at"].items()
+    }
+    assert min(each.values()) > 0
+    for name in ("rank", "decide"):
+        assert measured["speedup"][name] == pytest.approx(each["straightforward"] / each[name])
+    assert json.loads(json.dumps(measured)) == measured
+    text = describe(measured)
+    assert all(f"{name} " in text for name in each)
+    assert "in mid-training: 5 steps" in text
+
+
+def test_canaries_that_are_planted_often_are_learned_first() -> None:
+    """The first third of nine often, the next four ever more rarely, the last two never."""
+    phrases = [draw_phrase(evaluation.SEED, index, 0, evaluation.WORDS, evaluation.LAYOUT) for index in range(9)]
+    prefix = torch.tensor([evaluation.LAYOUT.bos])
+    before, after = (
+        log_perplexity(mid_training(phrases, steps, units=30), prefix, torch.tensor(phrases)) for steps in (1, 60)
+    )
+    gained = before - after  # nats
+    assert gained[:3].min() > 1 + gained[-2:].max()
+
+
+def test_devices() -> None:
+    with pytest.raises(InputError, match='found "tpu"'):
+        bench_evaluation(canaries=1, count=1, device="tpu")
+    if not torch.cuda.is_available():
+        with pytest.raises(InputError, match="no GPU here"):
+            bench_evaluation(canaries=1, count=1, device="cuda")

@@ -1,0 +1,69 @@
+"""`python -m benchmarks forgetting`, its figures, and the numbers of docs/why-models-forget.md."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers import Flsim
+
+from benchmarks.forgetting import MOVED, ROUNDS, clusters, describe, known_order, order_table, settings
+from benchmarks.forgetting_figures import draw_k_means, draw_order
+
+PAGE = (Path(__file__).parents[2] / "docs" / "why-models-forget.md").read_text(encoding="utf-8")
+
+
+def test_the_page_has_the_measured_numbers_of_k_means_and_of_a_known_order() -> None:
+    before, *after = [f"{row['success']:.1%}" for row in clusters()]
+    assert f"Accuracy is {before} before and {after[0]} after the first 300 later points" in PAGE
+    assert set(after) == {after[0]}
+    assert order_table(known_order()) in PAGE
+
+
+def test_the_page_has_the_formulas_numbers_of_federated_means() -> None:
+    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in PAGE.splitlines() if "±" in line]
+    expected = [
+        [
+            *(str(setting.cohort), str(setting.steps), str(round_)),
+            *(f"{setting.expected.separation(round_):.2f}", f"{setting.expected.accuracy(round_):.1%}"),
+        ]
+        for setting in settings()
+        for round_ in ROUNDS
+    ]
+    assert [[*row[:4], row[5]] for row in rows] == expected
+
+
+def test_figures_draw_what_was_measured() -> None:
+    """At the step of the median half of the pairs are equal: the attacker who compares bits is right in 3 of 4."""
+    rows, order = clusters(), known_order()
+    accuracy, false = draw_k_means(rows).axes[1].get_lines()[:2]
+    assert np.asarray(accuracy.get_ydata()).tolist() == [row["success"] for row in rows]
+    assert np.asarray(false.get_ydata()).tolist() == [row["false"] for row in rows]
+    known = draw_order(order).axes[1].get_lines()[0]
+    [row] = [row for row in order if row["floats"] == "float64" and row["rate"] == 0.01]
+    shares = dict(zip(*(np.asarray(values).tolist() for values in known.get_data()), strict=True))
+    assert shares[1] == 1.0
+    assert shares[round(np.median(row["measured"]))] == pytest.approx(0.75, abs=0.03)
+
+
+def test_a_missing_folder_is_refused_before_anything_is_computed(benchmark_command: Flsim, tmp_path: Path) -> None:
+    code, out, error = benchmark_command("forgetting", "--figures", tmp_path / "nowhere")
+    assert (code, out) == (2, "")
+    assert "no such folder to write figures into; make it first" in error
+
+
+@pytest.mark.nightly
+def test_the_command_measures_what_the_page_says_and_draws_it(benchmark_command: Flsim, tmp_path: Path) -> None:
+    """Measured separations are within four standard errors of the formula, in all 20 rows."""
+    code, out, _ = benchmark_command("forgetting", "--figures", tmp_path, "--json")
+    assert code == 0
+    measured = json.loads(out)
+    for table in describe(measured).split("\n\n\n")[1:]:
+        assert table in PAGE
+    for setting in measured["means"]:
+        assert setting["distance"] == pytest.approx(2 * MOVED / 16, rel=1e-3)
+        for row in setting["rounds"]:
+            assert abs(row["measured_separation"] - row["separation"]) < 4 * row["standard_error"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("forgetting-k-means.png", "forgetting-means.png", "forgetting-order.png"),
+    ]

@@ -1,0 +1,145 @@
+"""`make gpu` on a CPU and on little: every part in a process of its own, and what is kept where a part is cut off."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from argparse import Namespace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.engine import bench_engine
+from benchmarks.gpu import __main__ as program
+from benchmarks.gpu import parts, profiles
+from benchmarks.gpu.figures import PREDICTED, Figure, page, predicted
+from flsim.base.errors import RunFailed
+from flsim.training.hparams import Precision
+
+ROOT = Path(__file__).parents[2]
+FIGURES = {  # some of each part
+    "env": {"Triton", "copy in memory", "product in bf16", "product in float32"},
+    "engine": {
+        "float32 padded, 1 at once",
+        "bf16 padded, 2 at once",
+        "bf16 padded, 2 at once: memory by StackedTrainer.memory",
+        "bf16 by position, 2 at once",
+    },
+    "tests": {"test_stacked_cuda.py", "test_central_stacked_cuda.py"},
+    "central": {"ours", "ours, bf16", "plain", "ours: distance from the plain loop's model"},
+    "repeat": {"bf16: the same round again", "float32: central training after a resume"},
+    "ranks": {"decisions of 10 canaries, |R| 500", "memorized canaries"},
+    "recurrence": {"tiles"},
+    "profile": {
+        f"{step}: {name}" for step in ("padded", "by position") for name in ("a step of 2 users", *profiles.KINDS)
+    },
+}
+
+
+def run(*options: str | Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "benchmarks.gpu", *map(str, options)]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+
+
+@pytest.mark.nightly
+def test_every_part_on_a_cpu(tmp_path: Path) -> None:
+    done = run("--device", "cpu", "--quick", "--out", tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    measured = json.loads((tmp_path / "gpu.json").read_text())
+    assert measured.keys() == FIGURES.keys() == program.LIMITS.keys()
+    for name, part in measured.items():
+        figures = {figure["name"]: figure for figure in part["figures"]}
+        assert part["status"] == "done"
+        assert figures.keys() >= FIGURES[name], name
+        assert {figure["predicted"] for figure in figures.values()} == {""}  # predictions are of the full sizes
+        assert json.loads((tmp_path / f"{name}.json").read_text())["figures"] == part["figures"]
+    assert {figure["value"] for figure in measured["repeat"]["figures"]} == {"the same bits"}
+    assert measured["profile"]["details"][0]["text"].count("\n") > 5
+    assert (tmp_path / "gpu.md").read_text() == done.stdout.removesuffix("\n")
+
+
+def in_place_of_python(folder: Path, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
+    """Parts run this shell script in the folder of the results, and not Python."""
+    script = folder / "script"
+    script.write_text("\n".join(["#!/bin/sh", f"cd {folder}", *lines, ""]))
+    script.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(script))
+
+
+def test_what_was_measured_is_kept_where_a_part_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The part measures one figure and then does not end; the next one has no time left."""
+    figure = {"name": "bf16, 264 at once", "value": 2345.6, "unit": "users/s", "predicted": "2,300 ± 400 users/s"}
+    content = json.dumps({"figures": [figure], "details": []})
+    lines = ["echo $$ > pid", "echo a step is slow", f"echo '{content}' > engine.json", "exec sleep 600"]
+    in_place_of_python(tmp_path, monkeypatch, *lines)
+    monkeypatch.setattr(program, "SHORTEST", 1.0)
+    chosen = Namespace(out=tmp_path, device="cpu", quick=True, parts=["engine", "ranks"], minutes=4 / 60)
+    assert program._measure_all(chosen) == 1
+    measured = json.loads((tmp_path / "gpu.json").read_text())
+    assert re.fullmatch(r"cut off after \d s: a step is slow", measured["engine"]["status"])
+    assert measured["engine"]["figures"] == [figure]
+    assert measured["ranks"]["status"].startswith("not begun")
+    assert "| bf16, 264 at once | 2,346 users/s | 2,300 ± 400 users/s |" in (tmp_path / "gpu.md").read_text()
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((tmp_path / "pid").read_text()), 0)
+
+
+def test_a_part_that_fails_says_why_and_the_next_one_is_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    in_place_of_python(tmp_path, monkeypatch, "echo 3 comparisons differ >&2", "exit 1")
+    chosen = Namespace(out=tmp_path, device="cpu", quick=True, parts=["repeat", "env"], minutes=1)
+    assert program._measure_all(chosen) == 1
+    measured = json.loads((tmp_path / "gpu.json").read_text())
+    statuses = {name: part["status"] for name, part in measured.items()}
+    assert statuses == dict.fromkeys(("repeat", "env"), "failed: 3 comparisons differ")
+
+
+def test_a_row_of_the_engine_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kernel that does not compile fails so."""
+    values: dict[str, float | str] = {}
+
+    def failing(device: str, at_once: list[int], precisions: list[Precision], *others: Any, **named: Any) -> Any:
+        if precisions == ["float32"]:
+            raise RuntimeError("PassManager::run failed\nat line 7")
+        return bench_engine(device, at_once, precisions, *others, **named)
+
+    def measure() -> None:
+        for figure in parts.engine(parts.Setup("cpu", is_quick=True)):
+            assert isinstance(figure, Figure)
+            values[figure.name] = figure.value
+
+    monkeypatch.setattr(parts, "bench_engine", failing)
+    with pytest.raises(RunFailed, match="1 rows failed"):
+        measure()
+    assert values["float32 padded, 1 at once"] == "failed: RuntimeError: PassManager::run failed"
+    assert float(values["bf16 padded, 2 at once"]) > 0
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu() -> None:
+    done = run("--parts", "env")
+    assert done.returncode == 2
+    assert "torch finds no NVIDIA GPU on this machine" in done.stderr.splitlines()[-1]
+
+
+def test_predictions_name_figures_that_are_measured() -> None:
+    """The names of rows of the engine at full size are made from its own constants."""
+    rows = {parts.engine_name(*row) for row in parts.ENGINE}
+    assert {name.partition(":")[0] for name in PREDICTED["engine"]} <= rows
+    assert all(parts.COHORT % users == 0 for _, _, users in parts.ENGINE)
+    step = f"a step of {parts.AT_ONCE} users"
+    named = {name.partition(": ") for name in PREDICTED["profile"]}
+    assert {first for first, _, _ in named} == {"padded", "by position"}
+    assert {last for _, _, last in named} == {step, *profiles.KINDS}
+    assert predicted("repeat", "anything") == "the same bits"
+    assert predicted("env", "anything") == ""
+
+
+def test_a_page_escapes_the_bars_of_a_table() -> None:
+    figure = {"name": "ranks, |R| 2", "value": 0.1234, "unit": "s", "predicted": ""}
+    text = page({"ranks": {"status": "done", "seconds": 1.0, "figures": [figure], "details": []}})
+    assert "| ranks, \\|R\\| 2 | 0.123 s |  |" in text

@@ -1,0 +1,61 @@
+"""The benchmark measures what it says, at a size that a test can afford."""
+
+import json
+import mmap
+import tempfile
+from itertools import product
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from benchmarks.scale import PAPER_USERS, PUBLISHED, bench_scale, describe, drawn_extremes
+from flsim.canaries.spec import Canary
+
+
+def test_figures_of_a_small_corpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    measured = bench_scale(users=30)
+    assert not list(tmp_path.iterdir())
+    assert measured["users"] == measured["cohort"] == 30
+    assert measured["words"] >= 30 * 2_000
+    assert measured["canaries"] == 90
+    # tokens of two bytes and offsets of eight, of the training users alone
+    assert measured["bytes"]["corpus"] > 2 * measured["words"] + 8 * measured["records"]
+    # a number of four bytes for each record, of eight for each user; and two digests
+    order = measured["bytes"]["iid"] - measured["bytes"]["non-iid"]
+    assert order == pytest.approx(4 * measured["records"] + 8 * 31 + 2 * 84, abs=30)
+    steps = measured["steps"]
+    worlds = [name for name in steps if name.startswith("iid")]
+    assert [name.replace("iid", "non-iid") for name in worlds] == [name for name in steps if name.startswith("non")]
+    assert steps["iid: read a cohort warm"]["rounds"] == 7
+    for step in steps.values():
+        assert step["seconds"] > 0
+        assert min(step["peak_anonymous_bytes"], step["peak_file_bytes"]) > mmap.PAGESIZE
+    assert json.loads(json.dumps(measured)) == measured
+    text = describe(measured)
+    assert all(name in text for name in steps)
+    assert max(map(len, text.splitlines())) <= 120
+    planted = measured["planted"]
+    assert planted["fewest sharers of a canary"]["here"] == 0
+    assert planted["most insertions of a canary"]["here"] <= measured["insertions"]
+    assert all(row["published"] is None for row in planted.values())
+    assert "published" not in text
+
+
+def test_published_extremes_are_within_the_law_at_the_papers_size() -> None:
+    """392,000 users with 237 records each. The range of the most sharers is that of the largest of 30 binomials."""
+    canaries = [
+        Canary(f"c{index}", (1, 2, 3, 4, 5), p_u, p_e)
+        for index, (p_u, p_e) in enumerate(product((1 / 5_000, 3 / 50_000, 1 / 50_000), (0.01, 0.1, 1.0)))
+        for _ in range(10)
+    ]
+    drawn = drawn_extremes(canaries, PAPER_USERS, 237 * PAPER_USERS)
+    low, high = np.quantile(drawn, [0.005, 0.995], axis=1)
+    published = np.array(list(PUBLISHED.values()))
+    assert (low <= published).all()
+    assert (published <= high).all()
+    law = stats.binom(PAPER_USERS, 1 / 5_000)  # of the 30 canaries with most sharers
+    assert law.ppf(0.005 ** (1 / 30)) == pytest.approx(low[1], abs=1)
+    assert law.ppf(0.995 ** (1 / 30)) == pytest.approx(high[1], abs=2)

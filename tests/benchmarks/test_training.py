@@ -1,0 +1,141 @@
+"""The benchmark of training measures equal work, at a size that a test can afford, and refuses unequal work."""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.peers.model import NextWord, PlainLSTM, train
+from benchmarks.peers.work import Result, Work
+from benchmarks.rounds import BenchHParams, new_run
+from benchmarks.sides import plain_work_of, train_with_engines, train_with_peer, work_of
+from benchmarks.training import FAR, PROCESSORS, bench_training, describe, distances, refuse_no_training
+from flsim.base.errors import InputError, RunFailed
+from flsim.models.hparams import ModelHParams
+from flsim.runs.folder import Run
+
+SMALL = BenchHParams(users=3 + PROCESSORS, words=60, rounds=3, vocabulary_size=60, model=ModelHParams(4, 6))
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+    return new_run(tmp_path_factory.mktemp("bench"), SMALL, shards=2)
+
+
+@pytest.mark.nightly
+def test_all_figures_of_one_run(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Real processes of every side but pfl, whose environment is missing here: that is said, and nothing made up.
+
+    On a processor without instructions for bfloat16, "bf16" is float32, and still within its own distance.
+    """
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    missing = tmp_path / "python"
+    measured = bench_training(missing, SMALL, SMALL, many_shards=PROCESSORS, precision="bf16")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("flsim-bench")]
+    said = " ".join(capsys.readouterr().err.split())
+    assert "no figures for pfl: there is no" in said
+    assert "`make peers`" in said
+    rates = dict(measured["users_per_second"])
+    assert list(rates) == [
+        *("local", "cohort", "system", "system float32", "pfl", "flower"),
+        *("pfl as it comes", "flower as it comes"),
+    ]
+    assert rates.pop("pfl") is rates.pop("pfl as it comes") is None
+    assert min(rates.values()) > 0
+    assert measured["ratios"] == {
+        "cohort / local": rates["cohort"] / rates["local"],
+        "system / system float32": rates["system"] / rates["system float32"],
+        "system / pfl": None,
+        "system / flower": rates["system"] / rates["flower"],
+        "system / pfl as it comes": None,
+        "system / flower as it comes": rates["system"] / rates["flower as it comes"],
+    }
+    assert measured["distance"].keys() == rates.keys() - {"flower as it comes"}
+    assert {measured["distance"].pop(name) < FAR["bf16"] for name in ("cohort", "system")} == {True}
+    assert max(measured["distance"].values()) < FAR["float32"]
+    assert measured["precision"] == "bf16"
+    assert list(measured["round_overhead_seconds"]) == [str(PROCESSORS)]
+    assert measured["round_overhead_seconds"][str(PROCESSORS)] > 0
+    assert measured["clients"] >= 1
+    assert "60 words" in measured["unit"]
+    assert json.loads(json.dumps(measured)) == measured
+    text = describe(measured).splitlines()
+    assert [line[:18].strip() for line in text[1:9]] == list(measured["users_per_second"])
+    assert text[5].split() == ["pfl", "-"]
+
+
+def test_a_plain_model_learns_from_padded_records(run: Run) -> None:
+    """Its loss ignores padding: it is that of the records alone, one by one; and no training is refused."""
+    plain = plain_work_of(work_of(run), run)
+    inputs, targets = plain.rounds[0][0]
+    assert inputs.shape == targets.shape == (len(run.users[0]), run.users.layout.record_words)
+    model = PlainLSTM.from_params(plain.start)
+    total = torch.zeros(())
+    for record, target in zip(inputs, targets, strict=True):
+        length = int((target != 0).sum())
+        total += model.total_loss(record[None, :length], target[None, :length])[0].detach()
+    assert float(model.loss(inputs, targets).detach()) == pytest.approx(
+        float(total) / int((targets != 0).sum()), rel=1e-5
+    )
+    with pytest.raises(RunFailed, match="flower did not train: the loss was"):
+        refuse_no_training({"flower": Result(plain.start, [])}, plain)
+    with pytest.raises(RunFailed, match=r"flower did not train: .* is nan afterwards"):
+        refuse_no_training({"flower": Result({}, [])}, plain)
+    train(model, plain.rounds[0][0], plain)
+    refuse_no_training({"flower": Result(model.state_dict(), [])}, plain)
+
+
+def test_a_user_s_plain_loop_equals_the_local_engine_on_the_same_batches(run: Run, tmp_path: Path) -> None:
+    """Federated Averaging by hand, weighted by records: so the work is all that a platform needs to do the same."""
+    work_of(run).save(tmp_path / "work")
+    work = Work.load(tmp_path / "work")
+    assert [len(users) for users in work.rounds] == [SMALL.users] * 3
+    params = work.start
+    for users in work.rounds:
+        models = [NextWord.from_params(params) for _ in users]
+        for model, data in zip(models, users, strict=True):
+            train(model, data, work)
+        records = torch.tensor([float(len(inputs)) for inputs, _ in users], dtype=torch.float64)
+        assert records.tolist() == [len(run.users[user]) for user in range(SMALL.users)]
+        share = records / records.sum()
+        params = {
+            name: sum(
+                (weight * model.state_dict()[name].double() for weight, model in zip(share, models, strict=True)),
+                torch.zeros(()),
+            ).float()
+            for name in params
+        }
+    results = train_with_engines({"local": (run, "local")})
+    assert len(results["local"].seconds) == 3
+    for name, value in results["local"].params.items():
+        torch.testing.assert_close(params[name], value, rtol=1e-5, atol=1e-6)
+        assert not torch.equal(value, work.start[name])
+
+
+def test_other_training_is_refused(run: Run) -> None:
+    """Users one after another instead of averaged; no training; no parameters, as Flower ends if all clients fail."""
+    work, local = work_of(run), train_with_engines({"local": (run, "local")})["local"]
+    far = dict.fromkeys(("local", "flower"), FAR["float32"])
+    assert distances({"local": local}, work.start, far) == {"local": 0}
+    model = NextWord.from_params(work.start)
+    for data in work.rounds[0]:
+        train(model, data, work)
+    other = Result({name: value.detach() for name, value in model.named_parameters()}, local.seconds)
+    for result in (other, Result(work.start, []), Result({}, [])):
+        with pytest.raises(RunFailed, match=r"^flower trained something else than local"):
+            distances({"local": local, "flower": result}, work.start, far)
+
+
+def test_a_peer_that_fails_is_named_with_what_it_said(tmp_path: Path) -> None:
+    with pytest.raises(RunFailed, match=r"(?s)^nobody failed; it said last:\n.*No module named"):
+        train_with_peer("nobody", tmp_path, 1, [sys.executable])
+
+
+def test_without_a_second_round_there_is_nothing_to_measure() -> None:
+    with pytest.raises(InputError, match="rounds must be at least 2, found 1"):
+        BenchHParams(users=1, rounds=1)
