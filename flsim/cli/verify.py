@@ -39,11 +39,14 @@ def verify(
     """
     import torch
 
+    from flsim.runs.config import own_code
     from flsim.runs.folder import Run
     from server.verify import verify as train_again
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    verified = train_again(Run.open(run), round, device)
+    opened = Run.open(run)
+    own_code.announce(opened.config, *own_code.TRAINED)
+    verified = train_again(opened, round, device)
     if json_:
         typer.echo(json.dumps(asdict(verified)))
     if verified.differs:

@@ -13,7 +13,7 @@ from flsim.results.store import read_run
 from flsim.runs.config import dump
 from flsim.runs.config.own_code import with_copies
 from flsim.runs.folder import Run, Status
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.measuring import announce_evaluation, evaluate_checkpoint
 
 
 def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run:
@@ -35,6 +35,7 @@ def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run
     kept = [name for name in names if (source / "checkpoints" / name).is_file()]
     if not kept:
         raise InputError(f"{source}: has no evaluated checkpoint; wait for its first one")
+    announce_evaluation(settings)
     with new_folder(out) as folder:
         dump(with_copies(settings, folder), folder / "config.toml")
         shutil.copytree(source / "planted", folder / "planted")

@@ -13,7 +13,7 @@ from scipy.special import expit, ndtr
 
 from flsim.audits import coins, guesses, intervals, ranks, thresholds, trade_off
 from flsim.audits.canary_users import delta_of_cosines
-from flsim.audits.subject import Claim
+from flsim.audits.claim import Claim
 from flsim.base.rng import stream
 from flsim.bench.alarms.cases import Case, Counts, Flags, Simulate, judged, tossed
 from flsim.privacy.ledger import Entry, Ledger
