@@ -1,14 +1,13 @@
 """Reading a run executes no code of the run: each command that reads runs, and each kind of custom code."""
 
 import random
-import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import pytest
 import typer
 from click import Group
-from helpers import TINY, Experiment, train_here
+from helpers import TINY, Experiment
 
 from flsim import cli
 from flsim.base import extensions
@@ -19,12 +18,12 @@ CODE = {
     "model": """
 from torch import nn
 
-from flsim import TrainableModel
+from flsim.models.language_model import TrainableModel
 
 
 class Bow(TrainableModel):
     def __init__(self, vocabulary_size, hparams):
-        super().__init__()
+        super().__init__(vocabulary_size, hparams)
         self.read = nn.Embedding(vocabulary_size, 6)
         self.write = nn.Linear(6, vocabulary_size)
 
@@ -176,14 +175,12 @@ def trained(folder: Path, kind: str) -> Experiment:
     chosen += ("--words-per-user", "50")
     experiment.call("data", "import", "text.txt", *chosen, "--out", "corpus")
     experiment.config.write_text(TINY)
-    (folder / "settings.toml").write_text(TINY)
-    overrides = [*PRIVATE, *([SETTINGS[kind]] if kind in SETTINGS else [])]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.chdir(folder)
-        run = train_here(experiment, overrides)
+    for name, rate in (("run", "0.1"), ("other", "0.2")):
+        settings = [*PRIVATE, *([SETTINGS[kind]] if kind in SETTINGS else []), f"local.learning_rate={rate}"]
+        options = [part for setting in settings for part in ("--set", setting)]
+        experiment.call("run", "tiny.toml", "--out", name, "--in-process", *options)
     if kind == "attack":
         experiment.call("membership", "run", "--attack", "attack.py:worst_word")
-    shutil.copytree(run, folder / "other")
     assert (folder / "mark").exists()
     return experiment
 
@@ -234,7 +231,7 @@ def test_a_file_is_named_before_it_is_executed(
     """The file says that it is executed; the command has named the file by then."""
     experiment = made("model")
     (copy,) = (experiment.folder / "run" / "code").iterdir()
-    settings = [*PRIVATE, SETTINGS["model"]] if arguments[0] == "run" else []
+    settings = [*PRIVATE, SETTINGS["model"], "local.learning_rate=0.1"] if arguments[0] == "run" else []
     more = [part for setting in settings for part in ("--set", setting)]
     said: list[str] = []
     execute = extensions._execute
