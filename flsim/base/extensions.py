@@ -180,6 +180,11 @@ def execute(path: Path) -> ModuleType:
     return _execute(path, source)
 
 
+def add_own_file(path: str) -> None:
+    """Take a file of a module that was imported for the user as one of the user's own, for `place`."""
+    _files.add(path)
+
+
 def place(error: BaseException) -> str | None:
     """Return the innermost frame of an error in a user's own file, such as ``file.py:12``.
 
@@ -193,7 +198,8 @@ def place(error: BaseException) -> str | None:
 def naming_own_code(failure: type[InputError] | type[RunFailed] = OwnCodeFailed) -> Iterator[None]:
     """Turn an error of a user's own code into a one-line error that names the file and the line.
 
-    Errors of flsim, errors of other libraries, and a lack of memory leave the block unchanged.
+    SystemExit is such an error too, or code that calls `sys.exit(0)` would end a command as if it had succeeded. Errors
+    of flsim, errors of other libraries, Ctrl-C, and a lack of memory leave the block unchanged.
 
     Args:
         failure: the type of the new error; InputError if nothing has been trained yet. Errors of disks and GPUs, which
@@ -201,9 +207,9 @@ def naming_own_code(failure: type[InputError] | type[RunFailed] = OwnCodeFailed)
     """
     try:
         yield
-    except (InputError, RunFailed):
+    except (InputError, RunFailed, Terminated, KeyboardInterrupt, GeneratorExit):
         raise
-    except Exception as error:
+    except BaseException as error:
         where = place(error)
         if where is None or is_out_of_memory(error):
             raise
@@ -262,11 +268,9 @@ def _execute(path: Path, source: bytes) -> ModuleType:
             exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 (the user asked for it)
     except SyntaxError as error:
         raise InputError(f"{path}:{error.lineno}: {error.msg}") from error
-    except Terminated:
-        raise
-    except (ValueError, SystemExit) as error:
-        if isinstance(error, InputError):
-            raise _about_neighbours(path, error) from error
+    except InputError as error:
+        raise _about_neighbours(path, error) from error
+    except ValueError as error:
         raise InputError(f"{path}: failed with {type(error).__name__}: {error}") from error
     return module
 
@@ -279,5 +283,5 @@ def _about_neighbours(path: Path, error: InputError) -> InputError:
     return error
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
