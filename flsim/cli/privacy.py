@@ -109,9 +109,11 @@ def _planned(
     sampler: str,
 ) -> "list[Line]":
     from flsim.privacy.ledger import Entry, Ledger
+    from flsim.privacy.mechanism import check_noise_multiplier
     from flsim.privacy.sampling import SAMPLERS
     from flsim.privacy.table import calibrated, report
 
+    check_noise_multiplier(noise_multiplier or 0.0, "--noise-multiplier")
     lines = []
     accounted = [name for name, kind in SAMPLERS.items() if not kind.unaccounted]
     for name in accounted if sampler == BOTH else [sampler]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flsim.base.errors import RunFailed
-from flsim.cli.options import Json
+from flsim.cli.options import Json, check_device
 
 EPILOG = "Example: flsim verify runs/iid\n\nExample: flsim verify runs/iid --round 120"
 
@@ -44,6 +44,7 @@ def verify(
     from server.verify import verify as train_again
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
     opened = Run.open(run)
     own_code.announce(opened.config, *own_code.TRAINED)
     verified = train_again(opened, round, device)

@@ -70,7 +70,7 @@ def parameters(probe):
 size = Measure("size", parameters, (Quantity(name="size", subject="model", description="Number of parameters."),))
 """
 FUNCTION = """
-def work(*_):
+def work(*_, **__):
     {exit}
 """
 READER = """
