@@ -14,7 +14,7 @@ from scipy.special import expit, ndtr
 from benchmarks.alarms.cases import Case, Counts, Flags, Simulate, judged, tossed
 from flsim.audits import coins, guesses, intervals, ranks, thresholds, trade_off
 from flsim.audits.canary_users import delta_of_cosines
-from flsim.audits.subject import Claim
+from flsim.audits.claim import Claim
 from flsim.base.rng import stream
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.update_canaries import AuditHParams, cosines, with_canaries

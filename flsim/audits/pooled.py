@@ -10,8 +10,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from flsim.audits import coins, guesses
+from flsim.audits.claim import Claim
 from flsim.audits.ranks import Detection, detection_at
-from flsim.audits.subject import Claim, Subject
+from flsim.audits.subject import Subject
 
 
 @dataclass(frozen=True)

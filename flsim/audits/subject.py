@@ -9,64 +9,18 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.audits.canary_users import CanaryUsers, canary_users_of
-from flsim.audits.trade_off import Allowed, LeastProbability, of_group
+from flsim.audits.claim import Claim, needs_code
 from flsim.base.errors import InputError
+from flsim.base.extensions import executing_only, is_own, short_name
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
 from flsim.models.language_model import Params
-from flsim.privacy.allowed import EPSILONS, delta_curve, sound_convention
-from flsim.privacy.conventions import Convention
-from flsim.privacy.ledger import Ledger, epsilon
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.report import Unit
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.results.store import RunResults, read_run
 from flsim.runs.folder import Run
 from flsim.training.state import State
-
-
-@dataclass(frozen=True)
-class Claim:
-    """The claim of the ledger of a run at an evaluated round.
-
-    Attributes:
-        convention: the sound convention under which it is stated.
-        epsilon, delta: the claim as one point.
-        curve: the claim as a whole curve.
-    """
-
-    convention: Convention
-    epsilon: float
-    delta: float
-    curve: Allowed
-
-    @classmethod
-    def of_ledger(cls, ledger: Ledger, sampler: str, delta: float) -> "Claim":
-        """Return the claim of a ledger at a delta.
-
-        Args:
-            ledger: the ledger.
-            sampler: the sampler of its rounds, a key of `flsim.privacy.sampling.SAMPLERS` or a user's own.
-            delta: delta of the point.
-
-        Raises:
-            InputError: the sampler has no sound convention, or the ledger cannot be accounted for.
-        """
-        convention = sound_convention(sampler)
-        curve = Allowed(EPSILONS, delta_curve(ledger, convention))
-        return cls(convention, epsilon(ledger, delta, convention), delta, curve)
-
-    @property
-    def steps(self) -> int:
-        """Return how many neighbours apart two data sets are that differ in what one unit holds.
-
-        To exchange a unit is to remove it and to add another.
-        """
-        return 1 if self.convention.relation == "replace-one" else 2
-
-    def least_of_group(self, units: int) -> LeastProbability:
-        """Return T of data sets in which so many units hold other data."""
-        return of_group(self.curve.least_probability, units * self.steps)
 
 
 @dataclass(frozen=True)
@@ -134,6 +88,8 @@ class Audited:
         users: returns the training users; it raises InputError where their corpus is not there.
         first: returns the model's parameters before training.
         note: what an epsilon of the training is not about; empty where it is about all who trained.
+        executes_code: whether a custom sampler and noise may be executed to account for the ledger. Otherwise the claim
+            is the one in the rows.
     """
 
     unit: Unit
@@ -146,6 +102,7 @@ class Audited:
     users: Callable[[], Population]
     first: Callable[[], Params]
     note: str = ""
+    executes_code: bool = False
 
     @property
     def needs_state(self) -> bool:
@@ -170,9 +127,9 @@ class Audited:
         groups, is_exact = _groups(self, results) if len(ranks) else (np.empty(0, np.int64), True)
         users, claim = None, None
         if state is not None:
+            if self.privacy.mechanism == "dp" and not self.note:
+                claim = self._claim(results, round_, state, delta)
             delta = self.privacy.delta_for(self.protected) if delta is None else delta
-            is_about_holders = self.privacy.mechanism == "dp" and not self.note
-            claim = Claim.of_ledger(state.ledger, self.sampler, delta) if is_about_holders else None
             if self.canary_users.update_canaries:
                 users = canary_users_of(self.canary_users, self.seed, self.first(), state.params, delta)
         return Subject(
@@ -191,9 +148,19 @@ class Audited:
             self.note,
         )
 
+    def _claim(self, results: RunResults, round_: int, state: State, delta: float | None) -> Claim | None:
+        if needs_code(state.ledger) and not self.executes_code:
+            return Claim.of_rows(results, round_, self.sampler, self.unit, delta)
+        return Claim.of_ledger(
+            state.ledger, self.sampler, self.privacy.delta_for(self.protected) if delta is None else delta
+        )
 
+
+@executing_only()
 def subject_of(path: Path, round: int | None = None, epoch: float | None = None, delta: float | None = None) -> Subject:
     """Read what an audit needs of a run, which may have neither canaries nor canary users.
+
+    No code of the run is executed.
 
     Args:
         path: the run folder.
@@ -203,7 +170,7 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
 
     Raises:
         InputError: `path` is no run, or was not evaluated there; or the checkpoint of the round, which a claim and
-            canary users need, is gone.
+            canary users need, is gone; or it has canary users and a custom model.
     """
     results, run = read_run(path), Run.open(path)
     at, config = results.at(round, epoch), run.config
@@ -216,7 +183,7 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
         config.seed,
         run.canaries,
         lambda: run.users,
-        lambda: run.training().first_state().params,
+        lambda: _first_params(run),
         config.canaries.about_injections,
     )
     return audited.subject(results, at, _state(run, at) if audited.needs_state else None, delta)
@@ -269,11 +236,27 @@ def _state(run: Run, round_: int) -> State:
     kept = run.path / "checkpoints" / f"round-{round_:06d}.safetensors"
     if not kept.exists():
         raise InputError(f"{kept}: no such checkpoint, and the ledger of that round is in it; audit another --round")
-    return run.load(kept)
+    return run.load(kept, executes_code=False)
+
+
+def _first_params(run: Run) -> Params:
+    if is_own(run.config.model.architecture):
+        raise InputError(
+            f"{run.path}: an audit of canary users needs the first parameters of the custom model "
+            f"{short_name(run.config.model.architecture)}, and reading a run executes no code; audit it in Python with "
+            f"flsim.audit_simulation"
+        )
+    return run.training().first_state().params
 
 
 def claim_of(run: Run, state: State, delta: float | None = None) -> Claim | None:
-    """Return the claim of a state's ledger, at the run's delta if none is given; None without noise."""
-    if run.config.privacy.mechanism != "dp":
+    """Return the claim of a state's ledger, at the run's delta if none is given.
+
+    It is None without noise, and if only code of the run could account for the ledger and no evaluation stored it.
+    """
+    config = run.config
+    if config.privacy.mechanism != "dp":
         return None
-    return Claim.of_ledger(state.ledger, run.config.sampler, run.delta if delta is None else delta)
+    if needs_code(state.ledger):
+        return Claim.of_rows(read_run(run.path), state.round, config.sampler, config.unit, delta)
+    return Claim.of_ledger(state.ledger, config.sampler, run.delta if delta is None else delta)

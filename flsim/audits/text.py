@@ -6,7 +6,8 @@ from typing import Any
 
 import pandas as pd
 
-from flsim.audits.subject import Claim, Subject
+from flsim.audits.claim import Claim
+from flsim.audits.subject import Subject
 from flsim.results.formats import formatted, note
 from flsim.results.layout import Column, markdown
 

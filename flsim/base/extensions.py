@@ -8,6 +8,7 @@ import sys
 import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
+from contextvars import ContextVar
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -23,6 +24,7 @@ _modules: dict[str, ModuleType] = {}  # by sha256 of the source
 _places: dict[str, Path] = {}  # where files lie that were named by content, by sha256 of the source
 _files: set[str] = set()  # all that were executed, as frames of a traceback name them
 _lock = RLock()
+_executable: ContextVar[frozenset[str] | None] = ContextVar("_executable", default=None)  # kinds; None for all
 
 
 @dataclass(frozen=True)
@@ -72,18 +74,42 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
         kind: what the objects are, such as "model", for messages.
 
     Raises:
-        InputError: the name is neither, there is no such file or NAME, or the file failed.
+        InputError: the name is neither, there is no such file or NAME, the file failed, or `executing_only` forbids to
+            execute it.
     """
     refuse_unknown(name, built_in, kind)
     if not is_own(name):
         return built_in[name]
     path, attribute = parts(name)
+    kinds = _executable.get()
+    if kinds is not None and kind not in kinds:
+        raise InputError(
+            f"{as_written(name)}: a custom {kind}, and no code of a run is executed to read the run; use a run with a "
+            f"built-in {kind}"
+        )
     with _lock:
         module = _modules.get(path.stem) or _module_of(path)
     if not hasattr(module, attribute):
         raise InputError(f"{_places.get(path.stem, path)}: defines no {attribute}; correct the name of the {kind}")
     thing: Thing = getattr(module, attribute)
     return thing
+
+
+@contextmanager
+def executing_only(*kinds: str) -> Iterator[None]:
+    """Refuse to execute custom code of other kinds in the block, or in the function that this decorates.
+
+    Commands that read runs are guarded by it, so that a run folder which somebody sent cannot execute code.
+
+    Args:
+        kinds: what may be executed, such as "architecture"; nothing if there are none.
+    """
+    outer = _executable.get()
+    token = _executable.set(frozenset(kinds) if outer is None else outer.intersection(kinds))
+    try:
+        yield
+    finally:
+        _executable.reset(token)
 
 
 def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, base: type[Thing]) -> type[Thing]:
@@ -154,6 +180,11 @@ def execute(path: Path) -> ModuleType:
     return _execute(path, source)
 
 
+def add_own_file(path: str) -> None:
+    """Take a file of a module that was imported for the user as one of the user's own, for `place`."""
+    _files.add(path)
+
+
 def place(error: BaseException) -> str | None:
     """Return the innermost frame of an error in a user's own file, such as ``file.py:12``.
 
@@ -167,7 +198,8 @@ def place(error: BaseException) -> str | None:
 def naming_own_code(failure: type[InputError] | type[RunFailed] = OwnCodeFailed) -> Iterator[None]:
     """Turn an error of a user's own code into a one-line error that names the file and the line.
 
-    Errors of flsim, errors of other libraries, and a lack of memory leave the block unchanged.
+    SystemExit is such an error too, or code that calls `sys.exit(0)` would end a command as if it had succeeded. Errors
+    of flsim, errors of other libraries, Ctrl-C, and a lack of memory leave the block unchanged.
 
     Args:
         failure: the type of the new error; InputError if nothing has been trained yet. Errors of disks and GPUs, which
@@ -175,9 +207,9 @@ def naming_own_code(failure: type[InputError] | type[RunFailed] = OwnCodeFailed)
     """
     try:
         yield
-    except (InputError, RunFailed):
+    except (InputError, RunFailed, Terminated, KeyboardInterrupt, GeneratorExit):
         raise
-    except Exception as error:
+    except BaseException as error:
         where = place(error)
         if where is None or is_out_of_memory(error):
             raise
@@ -236,11 +268,9 @@ def _execute(path: Path, source: bytes) -> ModuleType:
             exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 (the user asked for it)
     except SyntaxError as error:
         raise InputError(f"{path}:{error.lineno}: {error.msg}") from error
-    except Terminated:
-        raise
-    except (ValueError, SystemExit) as error:
-        if isinstance(error, InputError):
-            raise _about_neighbours(path, error) from error
+    except InputError as error:
+        raise _about_neighbours(path, error) from error
+    except ValueError as error:
         raise InputError(f"{path}: failed with {type(error).__name__}: {error}") from error
     return module
 
@@ -253,5 +283,5 @@ def _about_neighbours(path: Path, error: InputError) -> InputError:
     return error
 
 
-def _described(error: Exception) -> str:
+def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"

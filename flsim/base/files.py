@@ -7,6 +7,8 @@ import json
 import os
 import secrets
 import shutil
+import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import lru_cache
@@ -96,7 +98,7 @@ def remove_abandoned(folder: Path) -> None:
 
 def refuse_existing(path: Path) -> None:
     """Raise InputError if `path` exists, so that no file of the user's is ever overwritten."""
-    if path.exists():
+    if os.path.lexists(path):
         raise InputError(f"{path}: exists already; name another folder, or remove it first")
 
 
@@ -221,19 +223,64 @@ def new_file(path: Path) -> Iterator[Path]:
 def named_file(path: Path) -> Iterator[Path]:
     """Yield a new file as `new_file` does, for a place that a person named.
 
+    A symbolic link is followed. A file that exists keeps its mode and its owner. What is no regular file, such as a
+    device or a pipe, is never replaced: the new file is then written into it.
+
     Raises:
         InputError: the place is a folder, its folder does not exist, or it cannot be written.
     """
     if path.is_dir():
         raise InputError(f"{path}: is a folder; name a file in it")
-    if not path.parent.is_dir():
-        raise InputError(f"{path}: no such folder as {path.parent}; make it first")
     with ExitStack() as stack:
         try:
-            partial = stack.enter_context(new_file(path))
-        except OSError as error:
-            raise InputError(f"{path}: cannot be written ({error.strerror}); name another file") from error
+            if _is_device(path):
+                partial, mode = stack.enter_context(_written_into(path)), None
+            else:
+                partial, mode = _replacing(path, stack)
+        except (OSError, RuntimeError) as error:  # RuntimeError: a symbolic link to itself
+            reason = error.strerror if isinstance(error, OSError) else error
+            raise InputError(f"{path}: cannot be written ({reason}); name another file") from error
         yield partial
+        if mode is not None:
+            partial.chmod(mode)
+
+
+def _replacing(path: Path, stack: ExitStack) -> tuple[Path, int | None]:
+    """Return a new file with the owner of the file that it will replace, and the mode that it is to have, if any."""
+    target = path.resolve()
+    if not target.parent.is_dir():
+        raise InputError(f"{path}: no such folder as {target.parent}; make it first")
+    partial = stack.enter_context(new_file(target))
+    if not target.exists():
+        return partial, None
+    about = target.stat()
+    with suppress(OSError):  # only root may give files away
+        os.chown(partial, about.st_uid, about.st_gid)
+    partial.chmod(about.st_mode & 0o777 | stat.S_IWUSR)  # before anything is in it that others may not read
+    return partial, about.st_mode & 0o7777
+
+
+def _is_device(path: Path) -> bool:
+    """Return whether a path is something to write into: a device, a pipe, or an open file such as /dev/stdout."""
+    for _ in range(40):  # links that the kernel follows
+        if path.parent.resolve().is_relative_to("/proc"):
+            return True
+        if not path.is_symlink():
+            break
+        path = path.parent / path.readlink()
+    return path.exists() and not path.is_file()
+
+
+@contextmanager
+def _written_into(path: Path) -> Iterator[Path]:
+    """Yield a new file elsewhere, whose bytes are written into a device or a pipe when the block ends."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
+    with naming(path), open(descriptor, "wb") as device, tempfile.TemporaryDirectory() as folder:  # noqa: PTH123
+        partial = Path(folder) / path.name
+        partial.touch()
+        yield partial
+        with partial.open("rb") as complete:
+            shutil.copyfileobj(complete, device)
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from flsim.base.errors import InputError
 
+DEVICES = ("cpu", "cuda")  # types of torch's devices
 GROUP = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
 
@@ -39,7 +40,9 @@ def text_of(path: Path) -> str:
 
 
 def refuse_missing_device(device: str, name: str = "device") -> None:
-    """Raise InputError where torch has no such device here.
+    """Raise InputError where torch has no such device here, or flsim does not compute on it.
+
+    torch has more devices, such as "meta", whose tensors hold no values, and "mps".
 
     Args:
         device: torch's name of a device, such as "cuda".
@@ -48,6 +51,8 @@ def refuse_missing_device(device: str, name: str = "device") -> None:
     import torch
 
     try:
+        if torch.device(device).type not in DEVICES:
+            raise InputError(f"{name} {device}: flsim computes on {' and '.join(DEVICES)}; name one of them")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
         raise InputError(f"{name} {device}: torch has none here; use cpu") from error

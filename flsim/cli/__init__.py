@@ -14,7 +14,7 @@ import click
 import typer
 
 from flsim.base.errors import InputError, Interrupted, RunFailed, Terminated
-from flsim.base.extensions import naming_own_code
+from flsim.base.extensions import executing_only, naming_own_code
 from flsim.cli.audit import EPILOG as AUDIT_EPILOG
 from flsim.cli.audit import audit
 from flsim.cli.canaries import EPILOG as CANARIES_EPILOG
@@ -217,17 +217,19 @@ app.command(rich_help_panel=TRAIN, epilog=PLAN_EPILOG)(plan)
 app.command(rich_help_panel=TRAIN, epilog=VERIFY_EPILOG)(verify)
 app.command(rich_help_panel=MEASURE, epilog=EPILOG)(evaluate)
 app.command(rich_help_panel=MEASURE, epilog=QUANTIZE_EPILOG)(quantize)
+# Commands that read runs execute no code of a run, except that some need a custom model; docs/security.md lists them.
+reading, of_model = executing_only(), executing_only("architecture", "attack")
 app.command(rich_help_panel=MEASURE, epilog=PRIVACY_EPILOG)(privacy)
-app.command(rich_help_panel=MEASURE, epilog=AUDIT_EPILOG)(audit)
-app.command(rich_help_panel=MEASURE, epilog=FORGETTING_EPILOG)(forgetting)
-app.command(rich_help_panel=MEASURE, epilog=MEMBERSHIP_EPILOG)(membership)
-app.command(rich_help_panel=MEASURE, epilog=EXTRACT_EPILOG)(extract)
-app.command(rich_help_panel=TABLES, epilog=TABLE_EPILOG)(table)
-app.command(rich_help_panel=TABLES, epilog=PLOT_EPILOG)(plot)
-app.command(rich_help_panel=TABLES, epilog=CANARIES_EPILOG)(canaries)
-app.command(rich_help_panel=TABLES, epilog=COMPARE_EPILOG)(compare)
-app.command(rich_help_panel=TABLES, epilog=TRACE_EPILOG)(trace)
-app.command(rich_help_panel=TABLES, epilog=REPORT_EPILOG)(report)
+app.command(rich_help_panel=MEASURE, epilog=AUDIT_EPILOG)(reading(audit))
+app.command(rich_help_panel=MEASURE, epilog=FORGETTING_EPILOG)(reading(forgetting))
+app.command(rich_help_panel=MEASURE, epilog=MEMBERSHIP_EPILOG)(of_model(membership))
+app.command(rich_help_panel=MEASURE, epilog=EXTRACT_EPILOG)(of_model(extract))
+app.command(rich_help_panel=TABLES, epilog=TABLE_EPILOG)(reading(table))
+app.command(rich_help_panel=TABLES, epilog=PLOT_EPILOG)(reading(plot))
+app.command(rich_help_panel=TABLES, epilog=CANARIES_EPILOG)(of_model(canaries))
+app.command(rich_help_panel=TABLES, epilog=COMPARE_EPILOG)(reading(compare))
+app.command(rich_help_panel=TABLES, epilog=TRACE_EPILOG)(reading(trace))
+app.command(rich_help_panel=TABLES, epilog=REPORT_EPILOG)(reading(report))
 add_making(data)
 add_defences(data)
 for commands in (app, data):

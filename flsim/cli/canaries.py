@@ -57,10 +57,12 @@ def canaries(
 
 def _written(folder: Path, round: int, device: str) -> dict[str, str]:
     """Return what beam search writes with the checkpoint of a round, in words, by the canary's id."""
+    from flsim.runs.config.own_code import announce
     from flsim.runs.folder import Run
     from flsim.runs.measuring import written_after
 
     check_device(device)
     run = Run.open(folder)
+    announce(run.config, "architecture")
     tokens = written_after(run, round, device)
     return {canary: run.corpus.vocabulary.text(ids) for canary, ids in tokens.items()}

@@ -1,17 +1,20 @@
 """`flsim privacy`: compute the epsilon of a plan or of a run, or the noise that an epsilon needs."""
 
 import json
+import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from flsim.base.errors import InputError
+from flsim.base.extensions import executing_only
 from flsim.base.progress import say
 
 if TYPE_CHECKING:
     from flsim.privacy.report import Unit
     from flsim.privacy.table import Line
+    from flsim.runs.folder import Run
 
 OF_RECORDS = "Record-level: epsilon protects one record, not its author. Read each user below as a record."
 BOTH = "both"  # the built-in samplers that accountants support
@@ -106,9 +109,11 @@ def _planned(
     sampler: str,
 ) -> "list[Line]":
     from flsim.privacy.ledger import Entry, Ledger
+    from flsim.privacy.mechanism import check_noise_multiplier
     from flsim.privacy.sampling import SAMPLERS
     from flsim.privacy.table import calibrated, report
 
+    check_noise_multiplier(noise_multiplier or 0.0, "--noise-multiplier")
     lines = []
     accounted = [name for name, kind in SAMPLERS.items() if not kind.unaccounted]
     for name in accounted if sampler == BOTH else [sampler]:
@@ -118,16 +123,47 @@ def _planned(
     return lines
 
 
+@executing_only()
 def _spent(folder: Path, delta: float | None) -> "tuple[list[Line], Unit]":
+    from flsim.audits.claim import needs_code
     from flsim.privacy.table import report
     from flsim.runs.folder import Run
+    from flsim.runs.measuring import newest_checkpoint
 
     run = Run.open(folder)
-    ledger, delta = run.latest_state().ledger, run.delta if delta is None else delta
-    lines, unit = report(ledger, delta), run.config.unit
-    say(f"{folder}: {ledger.rounds:,} {'rounds' if unit == 'user' else 'steps'}, delta {delta:.3g}")
+    ledger = run.load(newest_checkpoint(folder), executes_code=False).ledger
+    rounds, unit = ledger.rounds, run.config.unit
+    if needs_code(ledger):
+        lines, rounds, delta = _stored(run, delta)
+    else:
+        delta = run.delta if delta is None else delta
+        lines = report(ledger, delta)
+    say(f"{folder}: {rounds:,} {'rounds' if unit == 'user' else 'steps'}, delta {delta:.3g}")
     _warn(delta, ledger.entries[0].population, unit)
     return lines, unit
+
+
+def _stored(run: "Run", delta: float | None) -> "tuple[list[Line], int, float]":
+    """Return what the last evaluation stored, its round and its delta, as only custom code accounts for the ledger."""
+    from flsim.audits.claim import stored_epsilons
+    from flsim.privacy.table import NO_NOISE, Line
+    from flsim.results.store import read_run
+
+    results = read_run(run.path)
+    round_ = results.evaluation()
+    spent, stored = stored_epsilons(results, round_, run.config.sampler, run.config.unit)
+    if not spent or stored is None:
+        raise InputError(
+            f"{run.path}: has a custom sampler or noise, which is not executed to read the run, and round {round_} has "
+            f"no stored epsilon; run `flsim evaluate {run.path}` first"
+        )
+    if delta not in (None, stored):
+        raise InputError(
+            f"--delta {delta:g}: {run.path} has a custom sampler or noise, which is not executed to read the run, and "
+            f"its epsilon is stored at delta {stored:g}; leave out --delta, or describe the plan with --sampler"
+        )
+    lines = [Line(one, value, note=None if math.isfinite(value) else NO_NOISE) for one, value in spent.items()]
+    return lines, round_, stored
 
 
 def _warn(delta: float, population: int, unit: "Unit") -> None:

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from flsim.cli.options import TorchDevice
+from flsim.cli.options import TorchDevice, check_device
 
 EPILOG = "Example: flsim quantize runs/iid --out runs/iid-8bit"
 
@@ -26,5 +26,6 @@ def quantize(
     from flsim.results.store import read_run
     from flsim.runs.quantizing import quantize_run
 
+    check_device(device)
     quantize_run(run, out, bits, device)
     typer.echo(tables.to_markdown(tables.memorization_table([read_run(run), read_run(out)])), nl=False)

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from flsim.base.errors import RunFailed
-from flsim.cli.options import Json
+from flsim.cli.options import Json, check_device
 
 EPILOG = "Example: flsim verify runs/iid\n\nExample: flsim verify runs/iid --round 120"
 
@@ -39,11 +39,15 @@ def verify(
     """
     import torch
 
+    from flsim.runs.config import own_code
     from flsim.runs.folder import Run
     from server.verify import verify as train_again
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
-    verified = train_again(Run.open(run), round, device)
+    check_device(device)
+    opened = Run.open(run)
+    own_code.announce(opened.config, *own_code.TRAINED)
+    verified = train_again(opened, round, device)
     if json_:
         typer.echo(json.dumps(asdict(verified)))
     if verified.differs:

@@ -12,7 +12,7 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from flsim.base.errors import InputError
-from flsim.base.files import new_file
+from flsim.base.files import named_file
 from flsim.data.histogram import short
 from flsim.data.inspect import LENGTHS
 from flsim.data.manifest import SPLITS, WHOLE
@@ -62,7 +62,7 @@ def plot_lengths(summary: dict[str, Any], path: Path) -> None:
     """
     refuse_plot(path)
     kind = path.suffix.lower()
-    with mpl.rc_context(STYLE), new_file(path) as partial:
+    with mpl.rc_context(STYLE), named_file(path) as partial:
         draw_lengths(summary).savefig(partial, format=kind[1:], dpi=150, metadata=FORMATS[kind])
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from flsim.base.errors import InputError, Terminated
-from flsim.base.extensions import execute, place
+from flsim.base.extensions import add_own_file, execute, place
 
 Made = TypeVar("Made")
 
@@ -56,4 +56,6 @@ def _is_path(where: str) -> bool:
 
 def _import(name: str) -> Any:
     sys.path.insert(0, str(Path.cwd()))
-    return importlib.import_module(name)
+    module = importlib.import_module(name)
+    add_own_file(str(module.__file__))
+    return module

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 
 from flsim.base.errors import InputError, as_list, at_least_one
+from flsim.base.extensions import executing_only
 from flsim.base.machine import refuse_missing_device
 from flsim.base.progress import tracked
 from flsim.canaries.population import Population
@@ -131,6 +132,7 @@ def extract(
     return Extraction(strings, rates, eidetic, scheme)
 
 
+@executing_only("architecture")
 def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Return the tables of `Extraction` of one run.
 

@@ -10,7 +10,8 @@ import pandas as pd
 import torch
 
 from flsim.algorithms import checkpoint
-from flsim.audits.subject import Claim, claim_of
+from flsim.audits.claim import Claim
+from flsim.audits.subject import claim_of
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.files import refuse_unwritable
 from flsim.base.machine import refuse_missing_device
@@ -22,6 +23,7 @@ from flsim.membership.targets import unigram_of
 from flsim.models.language_model import TrainableModel
 from flsim.models.quantization import quantized
 from flsim.results.sweeps import over_runs
+from flsim.runs.config.own_code import announce
 from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint
 from flsim.training.state import State
@@ -129,6 +131,7 @@ def attacked_model(run: Run, round_: int | None, device: str) -> tuple[State, Tr
     path = run.path / "checkpoints" / name if name else newest_checkpoint(run.path)
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint; name another --round, or leave it out for the newest one")
+    announce(run.config, "architecture")
     state, model = load_model(run, path, device)
     return state, as_measured(run, model)
 
@@ -148,4 +151,5 @@ def _reference_model(run: Run, path: Path, device: str) -> TrainableModel:
         raise InputError(f"--reference {path}: trained on the run's own corpus; name a checkpoint of another one")
     if other.corpus.vocabulary.words != run.corpus.vocabulary.words or other.corpus.layout != run.corpus.layout:
         raise InputError(f"--reference {path}: its corpus has other words; name a checkpoint with the run's vocabulary")
+    announce(other.config, "architecture")
     return load_model(other, path, device)[1]

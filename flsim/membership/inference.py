@@ -14,9 +14,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from flsim.audits.claim import Claim
 from flsim.audits.roc import auroc, auroc_interval, roc
-from flsim.audits.subject import Claim
 from flsim.base.errors import InputError, RunFailed, as_list
+from flsim.base.extensions import executing_only
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.membership.attack import Attack
@@ -70,6 +71,7 @@ def infer_membership(
     return over_folders(runs, lambda path: attack_run(path, names, hparams))
 
 
+@executing_only("architecture", "attack")
 def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> pd.DataFrame:
     """Return the rows of `infer_membership` of one run, with notes as `flsim.membership.attacked.Attacked.stored` has.
 

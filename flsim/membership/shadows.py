@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from flsim.audits.roc import RESAMPLES, auroc, roc
 from flsim.base.errors import InputError
+from flsim.base.extensions import executing_only
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.data.corpus import Corpus, Split
@@ -65,6 +66,7 @@ class _Side:
     positions: Ints  # of each target, among users or among records of its split
 
 
+@executing_only("architecture")
 def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None, device: str = "cpu") -> Shadows:
     """Score the same targets by the models of all runs.
 

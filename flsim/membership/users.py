@@ -21,10 +21,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from flsim.audits.claim import Claim
 from flsim.audits.roc import auroc
-from flsim.audits.subject import Claim
 from flsim.audits.trade_off import of_group
 from flsim.base.errors import InputError
+from flsim.base.extensions import executing_only
 from flsim.base.rng import stream
 from flsim.data.corpus import Split
 from flsim.data.inspect import author_of
@@ -174,6 +175,7 @@ def infer_users(
     return over_folders(runs, lambda path: attack_users(path, hparams))
 
 
+@executing_only("architecture")
 def attack_users(path: Path, hparams: AttackHParams) -> pd.DataFrame:
     """Return the rows of `infer_users` of one run, with notes as `flsim.membership.attacked.Attacked.stored` has.
 

@@ -12,13 +12,14 @@ from flsim.privacy.conventions import Convention
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 
 TOLERANCE = 1e-3  # largest excess of the result over the least sufficient noise multiplier, as a share of the latter
+LEAST_EPSILON = 1e-6  # of a target
 RANGE = 2.0**20  # the search for a noise multiplier ends beyond this, and below its inverse
 
 
 def check_target(target: float) -> None:
-    """Raise InputError unless the target epsilon is above 0 and finite."""
-    if not 0 < target < math.inf:
-        raise InputError(f"epsilon must be above 0 and finite, found {target:g}")
+    """Raise InputError unless the target epsilon is finite, and large enough for accountants to compute with."""
+    if not LEAST_EPSILON <= target < math.inf:
+        raise InputError(f"epsilon must be finite and at least {LEAST_EPSILON:g}, found {target:g}")
 
 
 def calibrate(planned: Entry, target: float, delta: float, convention: Convention, guess: float = 1.0) -> float:

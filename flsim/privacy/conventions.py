@@ -83,8 +83,21 @@ def conventions_of(sampler: str) -> tuple[Convention, ...]:
     """
     if not is_own(sampler):
         return tuple(convention for convention in (*CONVENTIONS, *REFUSED) if convention.sampler == sampler)
-    name, relation = short_name(sampler), sampler_class(sampler).relation
-    about = name, relation, SENSITIVITY[relation]
+    return _of_own(sampler, sampler_class(sampler).relation)
+
+
+def possible_conventions(sampler: str) -> tuple[Convention, ...]:
+    """Return the conventions that may be about a sampler, without executing a user's own.
+
+    For a user's own sampler, these are the conventions of both relations, one of which it declares.
+    """
+    if not is_own(sampler):
+        return conventions_of(sampler)
+    return tuple(convention for relation in SENSITIVITY for convention in _of_own(sampler, relation))
+
+
+def _of_own(sampler: str, relation: Relation) -> tuple[Convention, ...]:
+    about = short_name(sampler), relation, SENSITIVITY[relation]
     return (
         Convention(*about, "rdp", "tight", f"own-{relation}-rdp"),
         Convention(*about, "pld", None, f"own-{relation}-pld"),

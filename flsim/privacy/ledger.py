@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-from flsim.base.errors import InputError, at_least_one
+from flsim.base.errors import InputError, at_least_one, first_line
 from flsim.base.extensions import refuse_unknown, short_name
 from flsim.base.files import from_json
 from flsim.privacy.conventions import Convention, Sensitivity
@@ -136,4 +136,13 @@ def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
             f"{convention} is about {convention.sampler} sampling, but the ledger has {others.pop()} rounds; "
             f"ask for a convention of that sampler"
         )
-    return epsilon_of(ledger.event(convention.sensitivity), delta, convention)
+    try:
+        return epsilon_of(ledger.event(convention.sensitivity), delta, convention)
+    except (ArithmeticError, ValueError) as error:  # accountants overflow for extreme noise
+        if isinstance(error, InputError):
+            raise
+        multipliers = ", ".join(dict.fromkeys(f"{entry.noise_multiplier:.3g}" for entry in ledger.entries))
+        raise InputError(
+            f"{convention}: cannot account for noise multiplier {multipliers} ({first_line(error)}); name a noise "
+            f"multiplier nearer to 1, or an epsilon that needs one"
+        ) from error

@@ -20,6 +20,17 @@ from flsim.privacy.noise import NOISES
 Mechanism = Literal["none", "clip", "dp"]
 
 
+LEAST_NOISE, MOST_NOISE = 1e-6, 1e6  # noise multipliers, beyond which accountants overflow
+
+
+def check_noise_multiplier(value: float, name: str = "noise_multiplier") -> None:
+    """Raise InputError unless a noise multiplier is 0, or one that accountants can compute with."""
+    if not 0 <= value < math.inf:
+        raise InputError(f"{name} must be finite and at least 0, found {value:g}")
+    if value and not LEAST_NOISE <= value <= MOST_NOISE:
+        raise InputError(f"{name} must be 0, or between {LEAST_NOISE:g} and {MOST_NOISE:,.0f}, found {value:g}")
+
+
 @dataclass(frozen=True)
 class PrivacyHParams:
     """Settings of the mechanism that bounds how far one user can move the model.
@@ -61,8 +72,7 @@ class PrivacyHParams:
         refuse_other_types(self)
         if self.clip is not None and not 0 < self.clip < math.inf:
             raise InputError(f"clip must be above 0, found {self.clip}")
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise InputError(f"noise_multiplier must not be negative, found {self.noise_multiplier}")
+        check_noise_multiplier(self.noise_multiplier)
         if self.delta is not None and not 0 < self.delta < 1:
             raise InputError(f"delta must be between 0 and 1, found {self.delta}")
         if self.target_quantile is not None and not 0 < self.target_quantile < 1:

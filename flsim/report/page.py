@@ -10,6 +10,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from flsim.base.errors import InputError
+from flsim.base.extensions import executing_only
 from flsim.base.files import named_file
 from flsim.measures.built_in import PRIMARY
 from flsim.report import (
@@ -48,6 +49,7 @@ class Opening:
     facts: Sequence[tuple[str, str]] = ()
 
 
+@executing_only()
 def write_report(paths: Sequence[Path], out: Path) -> None:
     """Write a report about run folders and sweeps, whole or not at all.
 

@@ -5,6 +5,7 @@ checkpoint for both.
 """
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 from flsim.algorithms import checkpoint, micro_cohorts
@@ -18,6 +19,7 @@ from flsim.results.rows import copy_rows, rows_in
 from flsim.runs import roundlog
 from flsim.runs.config.arms import settings_of_both
 from flsim.runs.folder import Run
+from flsim.runs.locks import hold_lock
 
 
 def begin_from(run: Run, twin: Run) -> Run:
@@ -38,11 +40,19 @@ def begin_from(run: Run, twin: Run) -> Run:
             its files are damaged.
     """
     _refuse_other_runs(run, twin)
-    run = run.recorded(run.config.resuming(twin.config))
+    run = replace(run, config=run.config.resuming(twin.config))
+    with hold_lock(run):
+        _refuse_other_runs(run, twin)  # another process may have trained the run meanwhile
+        run.record()
+        _take_over(run, twin)
+    return run
+
+
+def _take_over(run: Run, twin: Run) -> None:
     files = _shared_checkpoints(run, twin)
     if not files:
         say(f"{run.name}: begins with nothing of {twin.name}, which has no checkpoint for it by round {run.parting:,}")
-        return run
+        return
     reached = checkpoint.round_of(files[-1])
     roundlog.copy(twin.path, run.path, reached)
     _copy_micro_cohorts(run, twin, reached)
@@ -59,7 +69,6 @@ def begin_from(run: Run, twin: Run) -> Run:
     run.mark("running")
     say(f"{run.name}: begins with the first {reached:,} of {run.rounds:,} rounds of {twin.name}", round=reached)
     log.info("begun from the other arm", extra={"run": twin.name, "rounds": reached})
-    return run
 
 
 def _refuse_other_runs(run: Run, twin: Run) -> None:

@@ -103,6 +103,8 @@ class Run:
     def reopen(cls, settings: Config, path: Path) -> "Run":
         """Return a run to continue with `settings`, which may differ in the length of training and the use of machines.
 
+        Nothing in the folder changes. `record` writes the settings once the run is locked and every check has passed.
+
         Raises:
             InputError: there is no such run, it was started with settings that give other results, its files have
                 changed, rows in it are of another run, or its folder of checkpoints is gone.
@@ -114,28 +116,23 @@ class Run:
         own_code.refuse_other_settings(started.config, settings, path)
         run = cls(path, own_code.with_copies(settings, path))
         run.verify()
+        own_code.announce(run.config)
         refuse_unfit(run.config.model, corpus.layout, settings.seed)
         refuse_foreign_rows(path, run.identity)
         if not (kept := path / "checkpoints").is_dir():
             raise InputError(
                 f"{kept}: no such folder; put it back, or make an empty one to train the run again from its beginning"
             )
-        run.recorded(run.config)
         return run
 
-    def recorded(self, settings: Config) -> "Run":
-        """Write settings to config.toml in place of the former ones, and return the run with them."""
+    def record(self) -> None:
+        """Write the settings to config.toml in place of the former ones. Only who holds the lock of the run may."""
         with new_file(self.path / "config.toml") as partial:
-            dump(settings, partial)
-        return Run(self.path, settings)
+            dump(self.config, partial)
 
     @classmethod
     def open(cls, path: Path) -> "Run":
-        """Open a run folder; raise InputError if `path` is none.
-
-        Raises:
-            InputError: `path` is no run folder.
-        """
+        """Open a run folder; raise InputError if `path` is none."""
         if not (path / "config.toml").is_file():
             raise InputError(f"{path}: not a run folder (it has no config.toml); make one with `flsim run`")
         return cls(path, load(path / "config.toml"))
@@ -196,9 +193,12 @@ class Run:
 
     @property
     def provenance(self) -> checkpoint.Provenance:
-        """Return the origin that each checkpoint of this run records."""
-        model = self.corpus.layout.vocabulary_size, self.config.model
-        return checkpoint.Provenance(self.config.digest, self.corpus.digest, *model, frozen_digest(*model))
+        """Return the origin that each checkpoint of this run records. A custom model is executed."""
+        return self._with_frozen(frozen_digest(self.corpus.layout.vocabulary_size, self.config.model))
+
+    def _with_frozen(self, frozen: str) -> checkpoint.Provenance:
+        size = self.corpus.layout.vocabulary_size
+        return checkpoint.Provenance(self.config.digest, self.corpus.digest, size, self.config.model, frozen)
 
     @property
     def federated(self) -> FederatedConfig:
@@ -255,13 +255,14 @@ class Run:
         newest = checkpoint.latest(self.path / "checkpoints")
         return self.training().first_state() if newest is None else self.load(newest)
 
-    def load(self, path: Path) -> State:
-        """Load a checkpoint of this run.
+    def load(self, path: Path, executes_code: bool = True) -> State:
+        """Load a checkpoint of this run; without code, frozen parameters of a custom model are not compared.
 
         Raises:
             InputError: the checkpoint is damaged, or of another model, configuration or corpus.
         """
-        (state, theirs), ours = checkpoint.load(path), self.provenance.by_content
+        state, theirs = checkpoint.load(path)
+        ours = (self.provenance if executes_code else self._with_frozen(theirs.frozen)).by_content
         if (ours.vocabulary_size, ours.model, ours.frozen) != (theirs.vocabulary_size, theirs.model, theirs.frozen):
             raise InputError(f"{path}: a checkpoint of another model ({theirs.sizes}); {self.path} has {ours.sizes}")
         if ours.corpus != theirs.corpus:
@@ -340,9 +341,8 @@ class Run:
 
     def epsilons(self, state: State) -> dict[str, float]:
         """Return the epsilons that the state's rounds spent, by the name of the convention; empty without noise."""
-        if self.config.privacy.mechanism != "dp":
-            return {}
-        return report.spent(state.ledger, self.config.sampler, self.delta)
+        is_private = self.config.privacy.mechanism == "dp"
+        return report.spent(state.ledger, self.config.sampler, self.delta) if is_private else {}
 
     @property
     def delta(self) -> float:

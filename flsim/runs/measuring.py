@@ -16,6 +16,8 @@ from flsim.evaluation.evaluate import evaluate
 from flsim.evaluation.measures import own_quantities
 from flsim.models.language_model import TrainableModel
 from flsim.results.rows import DIVERGED, Row, write_rows
+from flsim.runs.config import Config
+from flsim.runs.config.own_code import announce
 from flsim.runs.folder import Run
 from flsim.training.state import State
 
@@ -74,7 +76,15 @@ def evaluate_where_writable(
         InputError: the rows could not be stored, which is known before anything is measured; or as there.
     """
     refuse_unwritable(run, "rows")
+    config = Run.open(run).config
+    announce_evaluation(replace(config, evaluation=replace(config.evaluation, **changes)))
     return evaluate_checkpoint(run, path, device, calibrate, **changes)
+
+
+def announce_evaluation(config: Config) -> None:
+    """Print the files of a user's own code that evaluations with these settings are about to execute."""
+    accounting = ("sampler", "noise") if config.privacy.mechanism == "dp" else ()
+    announce(config, "architecture", "measure", *accounting)
 
 
 def newest_checkpoint(folder: Path) -> Path:
@@ -118,6 +128,7 @@ def _without(run: Run, path: Path, device: str) -> TrainableModel:
         raise InputError(
             f"{path}: trained with {len(seen)} of the canaries that are measured; calibrate by a run of another seed"
         )
+    announce(other.config, "architecture")
     return load_model(other, path, device)[1]
 
 

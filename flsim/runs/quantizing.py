@@ -8,12 +8,13 @@ from typing import cast
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
 from flsim.base.files import new_folder
+from flsim.base.machine import refuse_missing_device
 from flsim.base.progress import tracked
 from flsim.results.store import read_run
 from flsim.runs.config import dump
 from flsim.runs.config.own_code import with_copies
 from flsim.runs.folder import Run, Status
-from flsim.runs.measuring import evaluate_checkpoint
+from flsim.runs.measuring import announce_evaluation, evaluate_checkpoint
 
 
 def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run:
@@ -22,8 +23,10 @@ def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run
     The new run's checkpoints hold the trained weights unchanged. Weights are rounded only for the measurement.
 
     Raises:
-        InputError: `out` exists, `bits` is out of range, the run has no evaluated checkpoint, or is quantized already.
+        InputError: `out` exists, `bits` is out of range, the run has no evaluated checkpoint, or is quantized already;
+            or torch has no such device. There is no new folder then, nor after any other error.
     """
+    refuse_missing_device(device)
     run = Run.open(source)
     if run.config.evaluation.weight_bits is not None:
         raise InputError(
@@ -35,6 +38,7 @@ def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run
     kept = [name for name in names if (source / "checkpoints" / name).is_file()]
     if not kept:
         raise InputError(f"{source}: has no evaluated checkpoint; wait for its first one")
+    announce_evaluation(settings)
     with new_folder(out) as folder:
         dump(with_copies(settings, folder), folder / "config.toml")
         shutil.copytree(source / "planted", folder / "planted")
@@ -43,9 +47,8 @@ def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run
         about = replace(run.provenance, config=settings.digest)
         for name in kept:
             checkpoint.save(folder / "checkpoints", run.load(source / "checkpoints" / name), about)
+        for name in tracked(f"{out.name}: evaluating", kept):  # the folder vanishes if one of them fails
+            evaluate_checkpoint(folder, folder / "checkpoints" / name, device)
     quantized = Run(out, with_copies(settings, out))
-    quantized.mark("running")
-    for name in tracked(f"{out.name}: evaluating", kept):
-        evaluate_checkpoint(out, out / "checkpoints" / name, device)
     quantized.mark(cast(Status, results.status), results.reason)
     return quantized

@@ -40,10 +40,10 @@ from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams
 from flsim.results.published import matching, published_rows
 from flsim.runs.config import Config, from_working_directory, parse, toml
+from flsim.sweeps import values as refusals
 from flsim.sweeps.tuned import Tuned, read_tuned
-from flsim.sweeps.values import Strict, Values, flat, merge, nested, refuse_missing, refuse_what_runs_differ_in, slug
+from flsim.sweeps.values import Strict, Values, flat, merge, nested, slug
 
-LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and logs and partial files say more
 NOT_TRAINING = {"evaluation", "system"}  # sections
 Axes = dict[str, list[Any]]
 
@@ -175,7 +175,7 @@ def load(path: Path) -> Definition:
     values = toml.read(path)
     if "grids" not in values:
         raise InputError(f"{path}: not a sweep, as it has no grids; a run's configuration is for `flsim run`")
-    refuse_missing(values, path)
+    refusals.refuse_missing(values, path)
     definition = toml.validate(Definition, values, str(path))
     names = [grid.name for grid in definition.grids]
     if not names or len(set(names)) < len(names):
@@ -219,8 +219,8 @@ def planned_runs(
             working directory.
 
     Raises:
-        InputError: there is no such grid, a run's settings are wrong, an override changes a setting that runs differ
-            in, axes of a tier do not fit, or a published row is missing.
+        InputError: there is no such grid, the number of runs is 0 or too large, a run's settings are wrong, an override
+            changes a setting that runs differ in, axes of a tier do not fit, or a published row is missing.
     """
     only, grids = list(only), [grid.name for grid in definition.grids]
     for name in only:
@@ -228,6 +228,10 @@ def planned_runs(
             raise InputError(f"{source}: has no grid {name!r}; choose one of {', '.join(grids)}")
     rows = published_rows(definition.published.file, definition.published.table) if definition.published else []
     tuned, runs = tuned_of(definition, tier, source), []
+    seeds = tier.seeds if seeds is None else seeds
+    refusals.refuse_number(
+        {grid.name: grid.axes for grid in definition.grids if not only or grid.name in only}, seeds, source
+    )
     for grid in definition.grids:
         if only and grid.name not in only:
             continue
@@ -236,10 +240,10 @@ def planned_runs(
         for part in (definition.base, grid.set, tier.set, change.set, {"data": {"corpus": str(located(corpus))}}):
             merge(settings, part)
         for theirs, ours in _points(grid, change, source):
-            refuse_what_runs_differ_in(overrides, ours, f"{source}: grids.{grid.name}")
+            refusals.refuse_what_runs_differ_in(overrides, ours, f"{source}: grids.{grid.name}")
             row = _published(definition.published, grid, theirs, rows, source)
             chosen = tuned.values_for(grid.name, ours, overrides) if tuned else {}
-            for seed in tier.seeds if seeds is None else seeds:
+            for seed in seeds:
                 values = deepcopy(settings)
                 for key, value in ours.items():
                     merge(values, nested(key, value))
@@ -253,7 +257,7 @@ def planned_runs(
                 name = "-".join([grid.name, *(slug(key, value) for key, value in ours.items()), f"seed{seed}"])
                 config = parse(values, f"{source}, {name}", Path(source).parent)
                 runs.append(Planned(name, grid.name, seed, ours, row, config))
-    _refuse_names(runs, source)
+    refusals.refuse_names([run.name for run in runs], source)
     return runs
 
 
@@ -296,15 +300,6 @@ def training_digest(definition: Definition, tier: Tier, chosen: Collection[str])
 
 def _is_of_training(name: str) -> bool:
     return name.partition(".")[0] not in NOT_TRAINING
-
-
-def _refuse_names(runs: Sequence[Planned], source: str) -> None:
-    """Raise InputError if two runs would share a folder, or the name of a run cannot name one."""
-    names = [run.name for run in runs]
-    for name in names:
-        if names.count(name) > 1 or len(name.encode()) > LONGEST_NAME:
-            why = "too long" if len(name.encode()) > LONGEST_NAME else "the name of two runs"
-            raise InputError(f"{source}: {name:.80}: {why}; give axes values that read differently, and shortly")
 
 
 def longest_first(planned: Sequence[Planned], train: Split) -> list[Planned]:

@@ -1,7 +1,9 @@
 """Settings of a sweep as nested tables, and the parts of names that are made of them."""
 
+import math
 import re
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +14,8 @@ from pydantic import ConfigDict
 from flsim.base.errors import InputError
 
 Values = dict[str, Any]
+LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and logs and partial files say more
+MOST_RUNS = 10_000  # of a sweep: each has a folder, a file of settings and an entry in sweep.json
 
 
 @dataclass(frozen=True)
@@ -80,3 +84,33 @@ def refuse_missing(values: Mapping[str, Any], path: Path) -> None:
         missing += [f"tiers.{name}.corpus"] if isinstance(tier, dict) and "corpus" not in tier else []
     if missing:
         raise InputError(f'{path}: has no {", ".join(missing)}; docs/sweeps.md, "Write your own sweep", lists all keys')
+
+
+def refuse_number(axes: Mapping[str, Mapping[str, Sequence[Any]]], seeds: Sequence[int], source: str) -> None:
+    """Raise InputError if there are no runs, or more than `MOST_RUNS`, before any of them is made.
+
+    Args:
+        axes: values of each axis, by grid.
+        seeds: seeds of each combination of values.
+        source: the sweep file, for messages.
+    """
+    for grid, values_of in axes.items():
+        for axis, values in values_of.items():
+            if not values:
+                raise InputError(f"{source}: grids.{grid}: axis {axis} has no values; name one at least")
+    if not seeds:
+        raise InputError(f"{source}: seeds has no values; name one at least")
+    runs = sum(math.prod(map(len, values_of.values())) for values_of in axes.values()) * len(seeds)
+    if runs > MOST_RUNS:
+        raise InputError(
+            f"{source}: describes {runs:,} runs, and a sweep has at most {MOST_RUNS:,}; name fewer grids (--only), "
+            f"seeds or values of axes"
+        )
+
+
+def refuse_names(names: Sequence[str], source: str) -> None:
+    """Raise InputError if two runs would share a folder, or the name of a run cannot name one."""
+    for name, count in Counter(names).items():
+        if count > 1 or len(name.encode()) > LONGEST_NAME:
+            why = "too long" if len(name.encode()) > LONGEST_NAME else "the name of two runs"
+            raise InputError(f"{source}: {name:.80}: {why}; give axes values that read differently, and shortly")

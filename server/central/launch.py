@@ -46,8 +46,8 @@ def simulate(
         Interrupted: a signal ended the run, after a checkpoint.
         RunFailed: training or an evaluation failed.
     """
-    with _driven(run, retrain_lost):
-        _simulate(run, address, cpus, head)
+    with _driven(run):
+        _simulate(run, address, cpus, head, retrain_lost)
 
 
 def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
@@ -63,7 +63,8 @@ def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
     if not run.central.system.is_one_process:
         raise InputError('--in-process: trains in one process on a CPU; set system.workers = 1 and device = "cpu"')
     stop, stop_file = Stop(), StopFile(run.path)
-    with _driven(run, retrain_lost), stopping(stop):
+    with _driven(run), stopping(stop):
+        _begin(run, retrain_lost)
         stop_file.remove()
         try:
             with supervised(run, service=EvaluationInProcess(evaluate_checkpoint), stop=stop) as evaluations:
@@ -74,16 +75,22 @@ def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
 
 
 @contextmanager
-def _driven(run: Run, retrain_lost: bool) -> Iterator[None]:
-    """Hold the run, recovered and found fit for training."""
+def _driven(run: Run) -> Iterator[None]:
+    """Hold the run, found fit for training. Nothing in it is changed."""
     with hold_lock(run, DRIVEN), logging_to(run.path):
-        with hold_lock(run):  # a trainer whose driver died may still write
-            recover(run, retrain_lost)
-        opened(run)
+        run.central.training_of(run.users, run.rounds)
         yield
 
 
-def _simulate(run: Run, address: str | None, cpus: int | None, head: str | None) -> None:
+def _begin(run: Run, retrain_lost: bool) -> None:
+    """Record the settings and recover the run, once every check has passed."""
+    with hold_lock(run):  # a trainer whose driver died may still write
+        run.record()
+        recover(run, retrain_lost)
+    opened(run)
+
+
+def _simulate(run: Run, address: str | None, cpus: int | None, head: str | None, retrain_lost: bool) -> None:
     gpus, evaluation_gpus = process_gpu_shares(run.central.system)
     stop, stop_file = Stop(), StopFile(run.path)
     stop_file.remove()
@@ -91,6 +98,7 @@ def _simulate(run: Run, address: str | None, cpus: int | None, head: str | None)
         Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None).check()
         refuse_what_does_not_fit(run.central.system, gpus, nodes())
         say_where(run.path, address is None and head is None)
+        _begin(run, retrain_lost)
         try:
             with supervised(run, evaluation_gpus, stop=stop) as evaluations:
                 train_on_ray(run, gpus, evaluations, stop, stop_file)

@@ -14,12 +14,11 @@ from ray.exceptions import NodeDiedError, RayError, RayTaskError, RuntimeEnvSetu
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from flsim.base.errors import InputError, RunFailed, in_one_line, last_line
-from flsim.base.files import digest, file_digest
 from flsim.base.progress import say
 from flsim.base.versions import processor, versions
 from flsim.data.corpus import Corpus
 from flsim.data.stores import is_uri, located
-from flsim.runs.config.own_code import FOLDER
+from flsim.runs.config import load
 from server.cluster.causes import death
 
 DEADLINE = 300.0  # seconds in which all nodes answer at a run's start; a cold one imports from a shared filesystem
@@ -36,7 +35,8 @@ class About:
     Attributes:
         versions: versions of code and libraries.
         processor: model of the processor.
-        run: digest of the run's settings and of its user's own code; None where the node does not see the folder.
+        run: digest of the run's settings, as far as results depend on them, and of its user's own code; None where the
+            node does not see the folder.
         corpus: digest of the corpus's manifest; None where the node cannot open the corpus.
         trouble: the reason why it cannot open the corpus.
     """
@@ -51,9 +51,8 @@ class About:
 def about(run: Path, corpus: Path | str) -> About:
     """Return the code, files and processor of this node; a corpus in an object store is fetched."""
     try:
-        files = [run / "config.toml", *sorted((run / FOLDER).glob("*.py"))]
-        settings = digest(*map(file_digest, files))
-    except OSError:
+        settings = load(run / "config.toml").digest  # not of the file, which a run that begins replaces
+    except (InputError, OSError):
         settings = None
     try:
         return About(versions(), processor(), settings, Corpus.open(corpus).digest)

@@ -62,13 +62,13 @@ def train(
     with hold_lock(run), logging_to(run.path), threads(1):
         if not _is_trained(run):  # else only evaluations may be missing, which need no client
             wait_for_nodes(grid, system.known_shards, stop, NODES_DEADLINE)
+        keeps = run.federated.training_of(run.users, run.rounds).method.user_slots
+        run.record()  # now that the run is locked, and nothing refuses it any more
         recover(run, retrain_lost)
         address = Address(str(run.path.resolve()), run.config.digest)
         exchange = Exchange(
             grid, system.known_shards, system.known_branch, address, Deadline(system.deadline), system.retries, stop
         )
-
-        keeps = run.federated.training_of(run.users, run.rounds).method.user_slots
 
         def send(asked: Sequence[RoundRequest]) -> Iterator[Reply]:
             if keeps:
@@ -85,7 +85,7 @@ def train(
 def with_shards(run: Run, processes: int) -> Run:
     """Return the run with the numbers of shards and of shards in a branch, its own ones or those decided now.
 
-    What is decided is recorded in the run. A run that has rounds already keeps the order in which its sums were added.
+    `train` records what is decided. A run that has rounds already keeps the order in which its sums were added.
     Where it recorded no number of shards, it had 2; where it recorded no branches, it had none.
 
     Args:
@@ -96,7 +96,7 @@ def with_shards(run: Run, processes: int) -> Run:
     if system.shards is not None and (system.branch is not None or has_begun):
         return run
     decided = run.federated.with_shards(SHARDS if has_begun else processes, len(run.users))
-    return run if decided == run.federated else run.recorded(decided)
+    return replace(run, config=decided)
 
 
 def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -> State:

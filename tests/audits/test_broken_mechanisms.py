@@ -18,7 +18,7 @@ import flsim
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.audits import coins
-from flsim.audits.subject import Claim
+from flsim.audits.claim import Claim
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.privacy.ledger import Entry, Ledger

@@ -75,7 +75,7 @@ def test_a_file_is_executed_once_for_its_content(tmp_path: Path, capfd: pytest.C
         ("a = 1\nb = a / 0\n", "{folder}/mine.py:Thing", "{folder}/mine.py:2: ZeroDivisionError: division by zero"),
         ("a = 1\nb = = 2\n", "{folder}/mine.py:Thing", "{folder}/mine.py:2: invalid syntax"),
         ("import json\njson.loads('{{')", "{folder}/mine.py:Thing", "{folder}/mine.py:2: JSONDecodeError: "),
-        ("raise SystemExit(0)", "{folder}/mine.py:Thing", "{folder}/mine.py: failed with SystemExit: 0"),
+        ("raise SystemExit(0)", "{folder}/mine.py:Thing", "{folder}/mine.py:1: SystemExit: 0"),
         ("\nimport neighbour", "{folder}/mine.py:Thing", "{folder}/mine.py:2: ModuleNotFoundError: No module named"),
         ("import neighbour", "{folder}/mine.py:Thing", "not its neighbours: make it one file"),
     ],

@@ -219,3 +219,100 @@ def test_a_lock_is_waited_for_and_found_gone_where_its_file_was_removed(tmp_path
                 lock.touch()
         waiting.join()
         assert outcomes[-1] == expected
+
+
+def test_a_device_gets_the_bytes_and_stays_a_device(tmp_path: Path) -> None:
+    """A terminal is a character device, which tests may write to whoever runs them."""
+    seen, terminal = os.openpty()
+    path = Path(os.ttyname(terminal))
+    (tmp_path / "link").symlink_to(path)
+    for place in (path, tmp_path / "link"):
+        with named_file(place) as partial:
+            partial.write_text("table")
+        assert os.read(seen, 100) == b"table"
+        assert stat.S_ISCHR(path.stat().st_mode)
+    assert (tmp_path / "link").is_symlink()
+    os.close(terminal)
+    os.close(seen)
+
+
+def test_a_device_that_is_full_is_named(tmp_path: Path) -> None:
+    (tmp_path / "link").symlink_to("/dev/full")
+    with pytest.raises(OSError, match="No space left") as caught, named_file(tmp_path / "link") as partial:
+        partial.write_text("table")
+    assert caught.value.filename == str(tmp_path / "link")
+    assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
+
+
+def test_a_pipe_gets_the_bytes_and_stays_a_pipe(tmp_path: Path) -> None:
+    pipe, read = tmp_path / "pipe", list[bytes]()
+    os.mkfifo(pipe)
+    reader = Thread(target=lambda: read.append(pipe.read_bytes()))
+    reader.start()
+    with named_file(pipe) as partial:
+        partial.write_text("table")
+    reader.join()
+    assert read == [b"table"]
+    assert stat.S_ISFIFO(pipe.stat().st_mode)
+    assert [*tmp_path.iterdir()] == [pipe]
+
+
+WRITE = "from pathlib import Path\nfrom flsim.base.files import named_file\n"
+WRITE += "with named_file(Path('/dev/stdout')) as partial: partial.write_text('table')"
+
+
+def test_standard_output_is_written_into_where_it_leads_to_a_pipe_or_a_file(tmp_path: Path) -> None:
+    """`>> notes.txt` appends, as it does for other programs."""
+    command = [sys.executable, "-c", WRITE]
+    with Popen(command, stdout=PIPE) as process:
+        assert process.communicate()[0] == b"table"
+    notes = tmp_path / "notes.txt"
+    notes.write_text("notes, ")
+    inode = notes.stat().st_ino
+    with notes.open("ab") as file, Popen(command, stdout=file) as process:
+        process.wait()
+    assert notes.read_text() == "notes, table"
+    assert notes.stat().st_ino == inode
+
+
+@pytest.mark.parametrize("is_absolute", [True, False])
+def test_a_symbolic_link_is_followed(tmp_path: Path, is_absolute: bool) -> None:
+    (tmp_path / "far").mkdir()
+    real, link, second = tmp_path / "far" / "real.csv", tmp_path / "link.csv", tmp_path / "second.csv"
+    real.write_text("old")
+    link.symlink_to(real if is_absolute else "far/real.csv")
+    second.symlink_to("link.csv")
+    with named_file(second) as partial:
+        assert partial.parent == tmp_path / "far"
+        partial.write_text("new")
+    assert real.read_text() == "new"
+    assert link.is_symlink()
+    assert second.is_symlink()
+    dangling = tmp_path / "dangling.csv"
+    dangling.symlink_to("far/new.csv")
+    with named_file(dangling) as partial:
+        partial.write_text("new")
+    assert dangling.is_symlink()
+    assert (tmp_path / "far" / "new.csv").read_text() == "new"
+
+
+def test_links_that_lead_nowhere_are_refused_in_one_line(tmp_path: Path) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "gone").symlink_to("no/such/file")
+    for name, why in (("loop", "cannot be written"), ("gone", "no such folder as")):
+        with pytest.raises(InputError, match=f"{name}: {why}") as caught, named_file(tmp_path / name):
+            pass
+        assert "\n" not in str(caught.value)
+        assert (tmp_path / name).is_symlink()
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o444])
+def test_a_file_that_exists_keeps_its_mode(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "table.csv"
+    path.write_text("old")
+    path.chmod(mode)
+    with named_file(path) as partial:
+        assert not stat.S_IMODE(partial.stat().st_mode) & ~(mode | stat.S_IWUSR)
+        partial.write_text("new")
+    assert path.read_text() == "new"
+    assert stat.S_IMODE(path.stat().st_mode) == mode

@@ -75,7 +75,7 @@ def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
     run = Run.create(load(experiment.config, private), experiment.folder / "run")
     code, out, err = flsim(run.path)
     assert (code, out) == (2, "")
-    assert "no round is completed" in err
+    assert "has no checkpoint yet" in err
     params, ledger = run.latest_state().params, Ledger((Entry("fixed-size", 24, 6, 2.0, 4),))
     run.save(State(4, params, values={"clip": 0.2}, ledger=ledger))
     code, out, err = flsim(run.path, "--json")
@@ -93,9 +93,9 @@ def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
         (("--users", "10", "--delta", "0.1"), "--cohort, --rounds missing"),
         (SMALL, "--noise-multiplier and --epsilon: each follows from the other; give one"),
         ((*SMALL, "--noise-multiplier", "1", "--epsilon", "1"), "--noise-multiplier and --epsilon: each follows"),
-        ((*SMALL, "--noise-multiplier", "-1"), "noise_multiplier must be finite and at least 0, found -1"),
-        ((*SMALL, "--noise-multiplier", "nan"), "noise_multiplier must be finite"),
-        ((*SMALL, "--epsilon", "0"), "epsilon must be above 0 and finite, found 0"),
+        ((*SMALL, "--noise-multiplier", "-1"), "--noise-multiplier must be finite and at least 0, found -1"),
+        ((*SMALL, "--noise-multiplier", "nan"), "--noise-multiplier must be finite"),
+        ((*SMALL, "--epsilon", "0"), "epsilon must be finite and at least 1e-06, found 0"),
         ((*SMALL, "--noise-multiplier", "1", "--cohort", "1001"), "cohort must be between 1 and the 1,000"),
         ((*SMALL, "--noise-multiplier", "1", "--cohort", "0"), "cohort must be between 1 and the 1,000"),
         ((*SMALL, "--noise-multiplier", "1", "--users", "0"), "population must be at least 1"),

@@ -66,7 +66,9 @@ def test_a_run_keeps_its_branches_and_one_that_had_none_gets_none(
     assert with_shards(run, 24) == run
     assert (run.path / "config.toml").read_bytes() == before
     (run.path / "rounds.jsonl").unlink()
-    assert with_shards(run, 24).federated.system.branch == 5  # sqrt(24) is 4.9
+    decided = with_shards(run, 24)
+    assert decided.federated.system.branch == 5  # sqrt(24) is 4.9
+    decided.record()
     again = Run.reopen(load(experiment.config), run.path)
     assert with_shards(again, 24).federated.system.branch == Run.open(run.path).federated.system.branch == 5
     flat = load(experiment.config, ["system.branch=0"])

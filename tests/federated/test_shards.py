@@ -44,7 +44,10 @@ def test_the_run_keeps_the_number_whatever_resumes_it(experiment: Experiment) ->
     experiment.config.write_text(TINY.replace("shards = 1\n", ""))
     run = Run.create(load(experiment.config), experiment.folder / "run")
     assert "shards" not in (run.path / "config.toml").read_text()
-    assert with_shards(run, 3).federated.system.shards == 3
+    decided = with_shards(run, 3)
+    assert "shards" not in (run.path / "config.toml").read_text()  # training records it, once the run is locked
+    decided.record()
+    assert decided.federated.system.shards == 3
     for processes in (5, 1):
         again = with_shards(Run.reopen(load(experiment.config), run.path), processes)
         assert again.federated.system.shards == Run.open(run.path).federated.system.shards == 3

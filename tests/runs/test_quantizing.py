@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import Experiment, rows
+from helpers import Experiment, Trained, rows
 from runs.test_measuring import checkpoint_of
 
 from flsim.algorithms.checkpoint import load
@@ -13,7 +13,9 @@ from flsim.base.errors import InputError
 from flsim.evaluation.evaluate import EvaluationHParams, evaluate
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.quantization import quantized
+from flsim.results.rows import Row
 from flsim.results.store import read_run
+from flsim.runs import quantizing
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.quantizing import quantize_run
@@ -80,3 +82,26 @@ def test_bits_out_of_range_are_refused() -> None:
     for bits in (1, 17):
         with pytest.raises(InputError, match=f"weight_bits must be from 2 to 16, found {bits}"):
             EvaluationHParams(weight_bits=bits)
+
+
+def test_a_quantization_that_fails_leaves_no_folder(
+    experiment: Experiment, trained_here: Trained, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second of two checkpoints fails, as where memory runs out, or Ctrl-C ends the command."""
+    run, rounded = trained_here(), experiment.folder / "rounded"
+    measured: list[Path] = []
+
+    def fails(folder: Path, path: Path, device: str) -> list[Row]:
+        measured.append(path)
+        if len(measured) == 2:
+            raise error
+        return evaluate_checkpoint(folder, path, device)
+
+    monkeypatch.setattr(quantizing, "evaluate_checkpoint", fails)
+    before = sorted(rounded.parent.iterdir())
+    for error in (MemoryError(), KeyboardInterrupt()):
+        measured.clear()
+        with pytest.raises(type(error)):
+            quantize_run(run, rounded, 8)
+        assert len(measured) == 2
+        assert sorted(rounded.parent.iterdir()) == before

@@ -14,11 +14,13 @@ from flsim.base.errors import InputError
 from flsim.base.extensions import Own, by_content, is_own, parts, source_digest
 from flsim.base.files import new_file
 from flsim.base.mappings import flat
+from flsim.base.progress import say
 from flsim.runs.config import toml
 
 FOLDER = "code"
 LENGTHS = ("training.rounds", "training.epochs", "training.steps", "training.words")
 CHANGES_NO_RESULT = ("system.", "data.corpus", "evaluation.every", "training.order")
+TRAINED = ("architecture", "algorithm", "sampler", "noise", "optimizer", "schedule", "server optimizer")
 DIGITS = 16  # of the digest in a copy's name
 Settings = TypeVar("Settings")
 
@@ -30,7 +32,7 @@ def renamed(kind: type, values: Mapping[str, Any], change: Callable[[str], str])
         value = values.get(name)
         if is_dataclass(hint) and isinstance(value, Mapping):
             changed[name] = renamed(hint, value, change)  # type: ignore[arg-type]
-        elif value is not None and _may_be_own(hint):
+        elif value is not None and _own_in(hint):
             changed[name] = _change_each(value, change)
     return changed
 
@@ -40,8 +42,9 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _may_be_own(hint: Any) -> bool:
-    return isinstance(hint, Own) or any(map(_may_be_own, get_args(hint)))
+def _own_in(hint: Any) -> Own | None:
+    """Return the mark in a type hint, at any depth; None without one."""
+    return hint if isinstance(hint, Own) else next(filter(None, map(_own_in, get_args(hint))), None)
 
 
 def _change_each(value: Any, change: Callable[[str], str]) -> Any:
@@ -52,9 +55,37 @@ def _change_each(value: Any, change: Callable[[str], str]) -> Any:
 
 def names_in(settings: Any) -> list[str]:
     """Return all names of a user's own in settings, in the order of the fields."""
-    names: list[str] = []
-    renamed(type(settings), asdict(settings), lambda name: names.append(name) or name)  # type: ignore[func-returns-value]
-    return names
+    return [name for _, name in kinds_in(settings)]
+
+
+def kinds_in(settings: Any) -> list[tuple[str, str]]:
+    """Return the kind, such as "model", and the name of each object of a user's own, in the order of the fields."""
+    found: list[tuple[str, str]] = []
+    for field, hint in _hints(type(settings)).items():
+        value, own = getattr(settings, field), _own_in(hint)
+        if is_dataclass(value):
+            found += kinds_in(value)
+        elif own is not None:
+            values = value if isinstance(value, tuple) else (value,)
+            found += [(own.kind, name) for name in values if isinstance(name, str) and is_own(name)]
+    return found
+
+
+def announce(settings: Any, *kinds: str) -> None:
+    """Print the files of a user's own code that a command is about to execute, each with what it defines.
+
+    Args:
+        settings: the settings that name the files.
+        kinds: the kinds of objects that the command executes; all if there are none.
+    """
+    defined: dict[str, list[str]] = {}
+    for kind, name in kinds_in(settings):
+        if not kinds or kind in kinds:
+            path, attribute = parts(name)
+            defined.setdefault(str(path), []).append(f"{kind} {attribute}")
+    for file, objects in defined.items():
+        # A stranger's config.toml may hold codes that move a terminal's cursor.
+        say(f"Executing {file if file.isprintable() else repr(file)}: {', '.join(objects)}")
 
 
 def located(name: str, base: Path) -> str:
@@ -91,6 +122,8 @@ def _without_folder(name: str) -> str:
 def with_copies(settings: Settings, folder: Path) -> Settings:
     """Copy all files of a user's own into ``folder/code``, and return settings that name the copies.
 
+    A file whose content is there already is not copied again.
+
     Raises:
         InputError: a file cannot be read.
     """
@@ -104,8 +137,9 @@ def with_copies(settings: Settings, folder: Path) -> Settings:
 def _copy(name: str, folder: Path) -> str:
     path, attribute = parts(name)
     mark = source_digest(name)[:DIGITS]
-    copy = folder / f"{path.stem.removesuffix(f'.{mark}')}.{mark}.py"
-    if not copy.exists():
+    copy = next(iter(sorted(folder.glob(f"*.{mark}.py"))), None)
+    if copy is None:
+        copy = folder / f"{path.stem.removesuffix(f'.{mark}')}.{mark}.py"
         folder.mkdir(exist_ok=True)
         with new_file(copy) as partial:
             partial.write_bytes(path.read_bytes())

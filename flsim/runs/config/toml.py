@@ -1,6 +1,7 @@
 """Reading TOML into frozen dataclasses, with overrides; each error is one line that names the key."""
 
 import difflib
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -28,17 +29,40 @@ def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any],
         change: a function (key, value) -> value to set, for each override.
 
     Raises:
-        InputError: the file is missing or no TOML, or an override has another form.
+        InputError: the file is missing or no TOML, an override has another form, or a whole number has more than 64
+            bits.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise InputError(f"{path}: not TOML: {error}") from error
+    except (ValueError, RecursionError) as error:  # also of integers of thousands of digits
+        raise InputError(f"{path}: not TOML: {_reason(error)}") from error
     for override in overrides:
         override_value(values, override, change)
+    _refuse_large(values, str(path))
     return values
+
+
+def _refuse_large(values: Any, where: str) -> None:
+    """Raise InputError for a whole number of more than 64 bits, which TOML does not have, though Python reads it."""
+    if isinstance(values, Mapping):
+        for key, value in values.items():
+            _refuse_large(value, f"{where}: {key}" if ": " not in where else f"{where}.{key}")
+    elif isinstance(values, list):
+        for value in values:
+            _refuse_large(value, where)
+    elif isinstance(values, int) and not -(2**63) <= values < 2**63:
+        raise InputError(f"{where}: found {values!s:.20}..., a whole number of more than 64 bits; name a smaller one")
+
+
+def _reason(error: ValueError | RecursionError) -> str:
+    """Return why Python's parser refuses a text; tomllib documents only the first two kinds of errors."""
+    if isinstance(error, tomllib.TOMLDecodeError | UnicodeDecodeError):
+        return str(error)
+    if isinstance(error, RecursionError):
+        return "its values are nested too deeply"
+    return f"it has a number of more than {sys.get_int_max_str_digits():,} digits"
 
 
 def validate(kind: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
@@ -97,6 +121,8 @@ def override_value(values: dict[str, Any], override: str, change: Callable[[str,
         value = tomllib.loads(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    except (ValueError, RecursionError) as error:
+        raise InputError(f"--set {override:.60}: not TOML: {_reason(error)}") from error
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):

@@ -1,0 +1,114 @@
+"""Inputs that Python's parsers, torch or accountants fail on are refused in one line with exit code 2."""
+
+from pathlib import Path
+
+import pytest
+import tomli_w
+from helpers import Experiment, Flsim
+
+from flsim.sweeps.values import MOST_RUNS
+
+DEEP = "x = " + "[" * 5_000 + "]" * 5_000
+DIGITS = "seed = " + "9" * 5_000
+LARGE = "[training]\nrounds = " + "9" * 400
+PLAN = ("privacy", "--users", "1000", "--cohort", "10", "--rounds", "10", "--delta", "1e-5")
+
+
+def refused(answer: tuple[int, str, str], *words: str) -> None:
+    code, out, error = answer
+    assert (code, out, error.count("\n")) == (2, "", 1), error
+    assert len(error) < 400
+    for word in words:
+        assert word in error
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (DEEP, "not TOML: its values are nested too deeply"),
+        (DIGITS, "not TOML: it has a number of more than 4,300 digits"),
+        (LARGE, "training.rounds: found 99999999999999999999..., a whole number of more than 64 bits"),
+    ],
+    ids=["deep", "digits", "large"],
+)
+@pytest.mark.parametrize("command", ["run", "plan", "sweep", "tune", "data plant corpus --out p --config"])
+def test_toml_that_python_cannot_take(
+    flsim: Flsim, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str, text: str, why: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "hostile.toml").write_text(text)
+    refused(flsim(*command.split(), "hostile.toml"), "hostile.toml", why)
+
+
+@pytest.mark.parametrize(("value", "why"), [("[" * 5_000 + "]" * 5_000, "too deeply"), ("9" * 5_000, "digits")])
+def test_a_setting_that_python_cannot_take(experiment: Experiment, flsim: Flsim, value: str, why: str) -> None:
+    refused(flsim("run", experiment.config, "--out", "x", "--set", f"seed={value}"), "--set seed=", why)
+
+
+@pytest.mark.parametrize("device", ["meta", "mps", "xla", "cpu:x", "gpu"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        ("evaluate", "run"),
+        ("verify", "run"),
+        ("membership", "run"),
+        ("extract", "run"),
+        ("canaries", "run", "--written"),
+        ("quantize", "run", "--out", "rounded"),
+    ],
+    ids=lambda command: command[0],
+)
+def test_devices_that_are_neither_cpu_nor_cuda(
+    experiment: Experiment, flsim: Flsim, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], device: str
+) -> None:
+    """The run has results where the command reads them before it looks at the device."""
+    monkeypatch.chdir(experiment.folder)
+    if command[0] == "canaries":
+        experiment.call("run", "tiny.toml", "--out", "run", "--in-process", "--set", "training.rounds=1")
+    refused(flsim(*command, "--device", device), f"--device {device}")
+    assert not (experiment.folder / "rounded").exists()
+
+
+@pytest.mark.parametrize("noise", ["1e-300", "1e-160", "1e9", "1e300", "inf", "nan", "-1"])
+def test_extreme_noise(experiment: Experiment, flsim: Flsim, noise: str) -> None:
+    refused(flsim(*PLAN, "--noise-multiplier", noise), "--noise-multiplier must")
+    settings = ("privacy.mechanism=dp", "privacy.clip=1.0", f"privacy.noise_multiplier={noise}")
+    options = [part for setting in settings for part in ("--set", setting)]
+    refused(flsim("run", experiment.config, "--out", "x", *options), "privacy: noise_multiplier must")
+
+
+@pytest.mark.parametrize("epsilon", ["1e-300", "0", "-1", "nan", "inf"])
+def test_extreme_targets(flsim: Flsim, epsilon: str) -> None:
+    refused(flsim(*PLAN, "--epsilon", epsilon), "epsilon must be finite and at least 1e-06")
+
+
+def write_sweep(folder: Path, **values: object) -> Path:
+    axes = values.pop("axes", {"training.rounds": [1, 2]})
+    definition = {
+        "title": "A sweep",
+        "grids": [{"name": "grid", "axes": axes}],
+        "tiers": {"smoke": {"corpus": {"synthetic": {"users": 40}}, **values}},
+    }
+    path = folder / "sweep.toml"
+    path.write_text(tomli_w.dumps(definition))
+    return path
+
+
+@pytest.mark.parametrize("command", ["sweep", "plan"])
+def test_a_sweep_without_runs(tmp_path: Path, flsim: Flsim, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(flsim(command, write_sweep(tmp_path, axes={"data.world": []})), "grids.grid: axis data.world has no values")
+    refused(flsim(command, write_sweep(tmp_path, seeds=[])), "seeds has no values")
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
+
+
+def test_a_sweep_of_a_million_runs_is_counted_and_not_made(
+    tmp_path: Path, flsim: Flsim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """10 values of each of 5 axes, and 10 seeds."""
+    monkeypatch.chdir(tmp_path)
+    names = ("rounds", "cohort", "server_learning_rate", "server_momentum", "server_tau")
+    axes = {f"training.{name}": [index + 1 for index in range(10)] for name in names}
+    path = write_sweep(tmp_path, axes=axes, seeds=list(range(10)))
+    refused(flsim("sweep", path), "describes 1,000,000 runs", f"at most {MOST_RUNS:,}")
+    assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]

@@ -1,0 +1,94 @@
+"""A resume changes nothing in the run folder until it holds the lock and every check has passed."""
+
+from pathlib import Path
+
+import pytest
+from helpers import CENTRAL, TINY, Experiment
+
+from flsim.runs import locks
+from flsim.runs.folder import Run
+from flsim.runs.locks import DRIVEN, TRAINED, hold_lock
+from server.cluster.nodes import about
+
+LOCKS = {TRAINED, DRIVEN, "log.jsonl"}  # what a process that waits for the lock, or is refused with it, may write
+KINDS = pytest.mark.parametrize(
+    ("config", "length"), [(TINY, "training.rounds"), (CENTRAL, "training.steps")], ids=["federated", "central"]
+)
+
+
+def tree(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in LOCKS}
+
+
+def trained(experiment: Experiment, config: str, length: str) -> Path:
+    """A run of four rounds whose newest checkpoint is damaged, so that a resume has something to put aside."""
+    experiment.config.write_text(config)
+    options = ("--set", f"{length}=4", "--set", "system.checkpoint_every=1")
+    experiment.call("run", "tiny.toml", "--out", "run", "--in-process", *options)
+    newest = max((experiment.folder / "run" / "checkpoints").iterdir())
+    newest.write_bytes(newest.read_bytes()[:-1])
+    return experiment.folder / "run"
+
+
+@KINDS
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--address", "127.0.0.1:1"), "no Ray cluster answers there"),
+        (("--in-process", "--cpus", "2"), "--in-process: starts no Ray"),
+        (("--in-process", "--set", "seed=5"), "seed was 0 and is 5 now"),
+        (("--in-process", "--begin-from", "run"), "has begun already"),
+    ],
+    ids=["no cluster", "arguments", "settings", "begun"],
+)
+def test_a_refused_resume_changes_nothing(
+    experiment: Experiment, config: str, length: str, options: tuple[str, ...], message: str
+) -> None:
+    run = trained(experiment, config, length)
+    before = tree(run)
+    more = ("--set", "system.checkpoint_every=1", "--set", f"{length}=6")
+    refused = experiment.call("run", "tiny.toml", "--out", "run", "--resume", *more, *options, check=False)
+    assert refused.returncode == 2, refused.stderr
+    assert message in refused.stderr
+    assert tree(run) == before
+
+
+@KINDS
+def test_a_resume_of_a_live_run_changes_nothing(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, config: str, length: str
+) -> None:
+    """The process that holds the lock is this one. Once the lock is free, the same command records its settings."""
+    run = trained(experiment, config, length)
+    before = tree(run)
+    again = ("run", "tiny.toml", "--out", "run", "--resume", "--in-process", "--set", f"{length}=6")
+    with hold_lock(Run.open(run)), monkeypatch.context() as patch:
+        patch.setattr(locks, "LOCK_DEADLINE", 0.3)
+        refused = experiment.call(*again, check=False)
+    assert refused.returncode == 1
+    assert "is trained by" in refused.stderr
+    assert tree(run) == before
+    experiment.call(*again)
+    assert Run.open(run).rounds == 6
+    assert [path.name for path in (run / "checkpoints").glob("*.damaged")] == ["round-000004.safetensors.damaged"]
+
+
+def test_a_custom_file_of_another_name_and_the_same_content_is_not_copied_again(experiment: Experiment) -> None:
+    source = "def plain(done, total):\n    return 1.0\n"
+    for name in ("one.py", "other.py"):
+        (experiment.folder / name).write_text(source)
+    options = ("run", "tiny.toml", "--out", "run", "--in-process", "--set")
+    experiment.call(*options, "local.schedule=one.py:plain")
+    (copy,) = (experiment.folder / "run" / "code").iterdir()
+    experiment.call(*options, "local.schedule=other.py:plain", "--resume")
+    assert [*(experiment.folder / "run" / "code").iterdir()] == [copy]
+    assert copy.name.startswith("one.")
+
+
+def test_nodes_that_join_know_the_run_before_and_after_its_settings_are_recorded(experiment: Experiment) -> None:
+    """A node that joins later reads config.toml as the resume has written it."""
+    run = trained(experiment, TINY, "training.rounds")
+    corpus = experiment.folder / "corpus"
+    before = about(run, corpus)
+    experiment.call("run", "tiny.toml", "--out", "run", "--resume", "--in-process", "--set", "training.rounds=6")
+    assert before.run is not None
+    assert about(run, corpus).run == before.run

@@ -1,0 +1,275 @@
+"""Reading a run executes no code of the run: each command that reads runs, and each kind of custom code."""
+
+import random
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+import pytest
+import typer
+from click import Group
+from helpers import TINY, Experiment
+
+from flsim import cli
+from flsim.base import extensions
+
+# Each file leaves a mark whenever it is executed.
+MARK = "from pathlib import Path\n\nPath({mark!r}).touch()\n\n"
+CODE = {
+    "model": """
+from torch import nn
+
+from flsim.models.language_model import TrainableModel
+
+
+class Bow(TrainableModel):
+    def __init__(self, vocabulary_size, hparams):
+        super().__init__(vocabulary_size, hparams)
+        self.read = nn.Embedding(vocabulary_size, 6)
+        self.write = nn.Linear(6, vocabulary_size)
+
+    def forward(self, tokens):
+        return self.write(self.read(tokens))
+""",
+    "sampler": """
+import numpy as np
+
+from flsim.base.rng import stream
+from flsim.privacy.sampling import Sampler
+
+
+class Turns(Sampler):
+    relation = "replace-one"
+
+    def draw(self, seed, round_, population):
+        order = stream(seed, "turns").permutation(population)
+        return np.sort(order[(round_ * self.cohort + np.arange(self.cohort)) % population])
+
+    def event(self, population, mechanism):
+        return mechanism
+""",
+    "noise": """
+from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+
+from flsim.privacy.noise import Noise
+
+
+class Fresh(Noise):
+    def init(self):
+        return {}
+
+    def next(self, state, round_):
+        return self.fresh(round_), {}
+
+    @staticmethod
+    def event(sampled, noise_multiplier, rounds):
+        return SelfComposedDpEvent(sampled(GaussianDpEvent(noise_multiplier)), rounds)
+""",
+    "measure": """
+from flsim.measures import Measure, ModelProbe, Quantity
+
+
+def parameters(probe: ModelProbe) -> float:
+    return sum(parameter.numel() for parameter in probe.model.parameters())
+
+
+size = Measure("size", parameters, (Quantity(name="size", subject="model", description="Number of parameters."),))
+""",
+    "algorithm": """
+from flsim.algorithms.algorithm import Algorithm
+
+
+class Plain(Algorithm):
+    pass
+""",
+    "optimizer": """
+import torch
+
+
+def plain(parameters, lr):
+    return torch.optim.SGD(parameters, lr)
+""",
+    "server_optimizer": """
+from flsim.algorithms.server_optimizers import elementwise
+
+plain = elementwise("Plain", lambda x, settings: {}, lambda d, slots, settings: (d, {}))
+""",
+    "schedule": """
+def constant(done, total):
+    return 1.0
+""",
+    "attack": """
+def worst_word(candidates):
+    return candidates.log_probs.min(axis=1)
+""",
+    "format": """
+def lines(path):
+    for line in path.read_text().splitlines():
+        user, _, text = line.partition(" ")
+        yield user, [text]
+""",
+}
+
+SETTINGS = {
+    "model": 'model.architecture="model.py:Bow"',
+    "sampler": 'training.sampler="sampler.py:Turns"',
+    "noise": 'privacy.noise="noise.py:Fresh"',
+    "measure": 'evaluation.also=["measure.py:size"]',
+    "algorithm": 'training.algorithm="algorithm.py:Plain"',
+    "optimizer": 'local.optimizer="optimizer.py:plain"',
+    "server_optimizer": 'training.server_optimizer="server_optimizer.py:plain"',
+    "schedule": 'local.schedule="schedule.py:constant"',
+}
+PRIVATE = (
+    'training.sampler="poisson"',
+    'privacy.mechanism="dp"',
+    "privacy.clip=0.5",
+    "privacy.noise_multiplier=0.8",
+    "privacy.delta=0.001",
+)
+READING: dict[str, tuple[str, ...]] = {
+    "audit": ("run",),
+    "canaries": ("run",),
+    "compare": ("run", "other"),
+    "extract": ("run",),
+    "forgetting": ("run",),
+    "membership": ("run",),
+    "plot": ("run", "--out", "figure.png"),
+    "privacy": ("run",),
+    "report": ("run", "--out", "report.html"),
+    "table": ("run",),
+    "trace": ("run",),
+    "data inspect": ("corpus",),
+}
+# What docs/security.md lists: commands that execute code of a run, and name the file first.
+EXECUTING = {"evaluate", "quantize", "run", "verify"}
+# These read no run folder: they make corpora and runs, from files that their user wrote.
+WRITING = {"demo", "plan", "settings", "sweep", "tune", "bench"}
+NEEDS_MODEL = {("membership", "model"), ("extract", "model")}
+# Who took part in which round is known only to the sampler, and these commands do not execute it.
+NEEDS_SAMPLER = {("trace", "sampler"), ("membership", "sampler"), ("extract", "sampler"), ("forgetting", "sampler")}
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Experiment]:
+    """Train a run whose only custom code is of one kind, once for all commands."""
+    done: dict[str, Experiment] = {}
+
+    def make(kind: str) -> Experiment:
+        if kind not in done:
+            done[kind] = trained(tmp_path_factory.mktemp(kind), kind)
+        return done[kind]
+
+    return make
+
+
+def trained(folder: Path, kind: str) -> Experiment:
+    experiment = Experiment(folder)
+    (folder / f"{kind}.py").write_text(MARK.format(mark=str(folder / "mark")) + CODE[kind])
+    drawn = random.Random(0)
+    words = [f"w{index}" for index in range(30)]
+    lines = [f"u{user:02d} {' '.join(drawn.choices(words, k=8))}." for user in range(40) for _ in range(8)]
+    (folder / "text.txt").write_text("\n".join(sorted(lines)) + "\n")
+    if kind != "format":
+        (folder / "format.py").write_text(CODE["format"])
+    chosen = ("--format", "format.py:lines", "--vocabulary", "34", "--heldout", "0.3", "--test", "0.1")
+    chosen += ("--words-per-user", "50")
+    experiment.call("data", "import", "text.txt", *chosen, "--out", "corpus")
+    experiment.config.write_text(TINY)
+    for name, rate in (("run", "0.1"), ("other", "0.2")):
+        settings = [*PRIVATE, *([SETTINGS[kind]] if kind in SETTINGS else []), f"local.learning_rate={rate}"]
+        options = [part for setting in settings for part in ("--set", setting)]
+        experiment.call("run", "tiny.toml", "--out", name, "--in-process", *options)
+    if kind == "attack":
+        experiment.call("membership", "run", "--attack", "attack.py:worst_word")
+    assert (folder / "mark").exists()
+    return experiment
+
+
+def called(experiment: Experiment, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, bool]:
+    """Call a command in a process that has executed no custom code yet: exit code, errors, and whether code ran."""
+    monkeypatch.setattr(extensions, "_modules", {})
+    mark = experiment.folder / "mark"
+    mark.unlink(missing_ok=True)
+    done = experiment.call(*arguments, check=False)
+    return done.returncode, done.stderr, mark.exists()
+
+
+@pytest.mark.parametrize("kind", CODE)
+@pytest.mark.parametrize("command", READING)
+def test_reading_executes_nothing(
+    made: Callable[[str], Experiment], monkeypatch: pytest.MonkeyPatch, command: str, kind: str
+) -> None:
+    code, error, is_executed = called(made(kind), monkeypatch, *command.split(), *READING[command])
+    if (command, kind) in NEEDS_MODEL:
+        assert code == 0, error
+        assert is_executed
+        return
+    assert not is_executed
+    if (command, kind) in NEEDS_SAMPLER:
+        assert code == 2
+        assert "Turns" in error.splitlines()[-1]
+    else:
+        assert code == 0, error
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("membership", "run"),
+        ("extract", "run"),
+        ("canaries", "run", "--written"),
+        ("evaluate", "run"),
+        ("quantize", "run", "--out", "rounded"),
+        ("verify", "run"),
+        ("run", "tiny.toml", "--out", "run", "--resume", "--in-process"),
+    ],
+    ids=lambda arguments: arguments[0],
+)
+def test_a_file_is_named_before_it_is_executed(
+    made: Callable[[str], Experiment], monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    """The file says that it is executed; the command has named the file by then."""
+    experiment = made("model")
+    (copy,) = (experiment.folder / "run" / "code").iterdir()
+    settings = [*PRIVATE, SETTINGS["model"], "local.learning_rate=0.1"] if arguments[0] == "run" else []
+    more = [part for setting in settings for part in ("--set", setting)]
+    said: list[str] = []
+    execute = extensions._execute
+
+    def watched(path: Path, source: bytes) -> object:
+        said.append("executed")
+        return execute(path, source)
+
+    monkeypatch.setattr(extensions, "_execute", watched)
+    monkeypatch.setattr("flsim.runs.config.own_code.say", said.append)
+    code, error, is_executed = called(experiment, monkeypatch, *arguments, *more)
+    assert code == 0, error
+    assert is_executed
+    assert said.index(f"Executing {copy}: architecture Bow") < said.index("executed")
+
+
+def test_every_command_is_classified() -> None:
+    group = typer.main.get_command(cli.app)
+    assert isinstance(group, Group)
+    commands: Mapping[str, object] = group.commands
+    assert commands.keys() - {"data"} == {*READING, *EXECUTING, *WRITING} - {"data inspect"}
+
+
+def test_an_audit_holds_a_run_against_the_stored_epsilon(
+    made: Callable[[str], Experiment], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The epsilon that an evaluation stored is the one that the code of the sampler states."""
+    experiment = made("sampler")
+    monkeypatch.chdir(experiment.folder)
+    from flsim.audits.subject import subject_of
+    from flsim.runs.folder import Run
+
+    run = Run.open(experiment.folder / "run")
+    claim = subject_of(run.path).claim
+    assert claim is not None
+    assert claim.convention.name == "own-replace-one-rdp"
+    assert {claim.convention.name: claim.epsilon} == run.epsilons(run.latest_state())
+    assert claim.curve.tpr(0.0) == pytest.approx(claim.delta)  # e^epsilon 0 + delta
+    code, error, is_executed = called(experiment, monkeypatch, "audit", "run", "--delta", "1e-9")
+    assert (code, is_executed) == (2, False)
+    assert "--delta 1e-09" in error
