@@ -58,9 +58,9 @@ def _settle_checkpoints(run: Run) -> None:
     if back_to is not None:
         why = "a checkpoint that cannot be used was still to be evaluated"
         _go_back(run, checkpoint.round_of(back_to) - 1, why, refused)
-    for path, error in refused.items():
+    for path, refusal in refused.items():
         if path.exists():
-            _put_aside(path, str(error), "foreign" if error in foreign else "damaged")
+            _put_aside(path, str(refusal), "foreign" if refusal in foreign else "damaged")
     last = run.last_round
     if paths and not checkpoint.all_in(run.path / "checkpoints"):
         say(f"{run.name}: no readable checkpoint is left; training restarts from the beginning")

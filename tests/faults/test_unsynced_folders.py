@@ -57,7 +57,9 @@ def test_a_run_of_many_processes_there_warns_once(experiment: Experiment) -> Non
 
 def test_an_import_there_warns_once(experiment: Experiment) -> None:
     around = environment(experiment.folder, errno.EINVAL)
-    posts = [json.dumps({"author": f"author{number % 20}", "text": "one two three four five."}) for number in range(400)]
+    posts = [
+        json.dumps({"author": f"author{number % 20}", "text": "one two three four five."}) for number in range(400)
+    ]
     (experiment.folder / "posts.jsonl").write_text("\n".join(posts))
     options = ("--user-column", "author", "--words-per-user", "50", "--out", "imported")
     assert_warned_once(experiment, call(experiment, around, "data", "import", "posts.jsonl", *options))
