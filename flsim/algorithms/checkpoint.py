@@ -1,11 +1,12 @@
 """A state of training on disk: one safetensors file, written then renamed; loading it executes no code.
 
 Tensors      the parameters under their names; the optimizer's moments as "m/embedding", "v/embedding", ...
-Metadata     round, values (JSON, such as the clip), ledger (JSON), the digest of all of these, and the fields of
-             `Provenance` and of its model. A user's own model is named by the digest of its source.
+Metadata     round, values (JSON, such as the clip), ledger (JSON), the digest of the state, the fields of `Provenance`
+             and of its model, and the seal, which is the digest of all other metadata. A user's own model is named by
+             the digest of its source.
 
 Older checkpoints have the clip ("" without one), or for central training the step, under their own names, and settings
-that a model's metadata lack are at their defaults. The oldest checkpoints have no digest.
+that a model's metadata lack are at their defaults. They have no seal, and the oldest ones have no digest.
 """
 
 import errno
@@ -22,7 +23,7 @@ from safetensors.torch import save_file
 
 from flsim.base.errors import InputError, first_line
 from flsim.base.extensions import by_content, is_own
-from flsim.base.files import from_json, new_file
+from flsim.base.files import digest, from_json, new_file
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import SIZES_OF_ONE, Params, TrainableModel
@@ -31,6 +32,10 @@ from flsim.training.state import State
 
 SUFFIX = ".safetensors"
 NAME = re.compile(r"round-(\d{6,18})\.safetensors", re.ASCII)
+
+
+class OfAnotherRun(InputError):  # noqa: N818 (the file is whole; the caller decides whether that is an error)
+    """The refusal of a whole checkpoint that belongs to another model, corpus or configuration."""
 
 
 @dataclass(frozen=True)
@@ -96,6 +101,7 @@ def save(folder: Path, state: State, provenance: Provenance) -> Path:
     values = json.dumps(dict(state.values))  # JSON keeps every bit of a float
     metadata |= {"round": str(state.round), "values": values}
     metadata |= {"ledger": state.ledger.to_json(), "digest": digest_of(state)}
+    metadata["seal"] = _seal_of(metadata)
     with new_file(path) as partial:
         try:
             partial.touch()  # with the permissions of the run's other files; safetensors makes one only its owner reads
@@ -105,6 +111,11 @@ def save(folder: Path, state: State, provenance: Provenance) -> Path:
         except SafetensorError as error:  # such as that of a full disk
             raise OSError(errno.EIO, f"the checkpoint cannot be written ({first_line(error)})", str(path)) from error
     return path
+
+
+def _seal_of(metadata: dict[str, str]) -> str:
+    """Return the digest of all metadata but the seal, names included, in the order of the names."""
+    return digest(*(part for name in sorted(metadata.keys() - {"seal"}) for part in (name, metadata[name])))
 
 
 def digest_of(state: State) -> str:
@@ -135,6 +146,8 @@ def load(path: Path) -> tuple[State, Provenance]:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+        if "seal" in metadata and metadata["seal"] != _seal_of(metadata):
+            raise ValueError("its metadata are not those that it was written with")
         provenance = Provenance(
             metadata["config"],
             metadata["corpus"],

@@ -8,6 +8,7 @@ Each row says what it is:
 """
 
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -15,8 +16,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.audits import coins, guesses, ranks, thresholds
+from flsim.audits.claim import Claim
 from flsim.audits.pooled import pooled
 from flsim.audits.subject import Subject
+from flsim.audits.testing import LedgerTest
 from flsim.audits.trade_off import LeastProbability, epsilon_of_gaussian
 from flsim.base.errors import InputError
 
@@ -43,6 +46,8 @@ COLUMNS = {
     "delta": "Float64",
     "allowed": "Float64",
     "refuted": "boolean",
+    "needed": "Int64",
+    "refutable": "Float64",
 }
 
 
@@ -52,7 +57,8 @@ def audit(subject: Subject, threshold: int | None = None) -> pd.DataFrame:
         tpr              share of canaries of rank <= threshold, at a false-positive rate of threshold / (R + 1);
                          "allowed" is the largest that the claim leaves to an attacker
         epsilon          lower bound under pure DP, replace-one, of one unit
-        trade-off        whether the ledger's own curve is refuted
+        trade-off        whether the ledger's own curve is refuted; "needed" hits would, and none could where that is
+                         missing; "refutable": see `flsim.audits.testing.Verdict`
         epsilon, GDP     epsilon at the claim's delta, if the mechanism is Gaussian
         epsilon, coins   lower bound at the claim's delta (or 0) from guesses of coins, replace-one, of one unit
         trade-off, coins     whether the ledger's own curve is refuted by guesses of coins
@@ -148,13 +154,9 @@ def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
     }
     yield common | {"method": "epsilon", "kind": "bound", "low": proven.low, "delta": 0.0}
     if claim is not None:
-        yield common | {"method": "trade-off", "kind": "bound", "refuted": proven.refuted}
-        share = guesses.share_of_references(threshold, subject.references, canaries)
-        significance = guesses.SIGNIFICANCE - guesses.OF_SHARES
-        mu = coins.mu_refuted(
-            lambda least: coins.is_refuted(coins.of_set(least, share), canaries, canaries, hits, significance)
-        )
-        of_one = mu / (largest * claim.steps)
+        test = LedgerTest.of_ranks(canaries, threshold, subject.references, largest * claim.steps)
+        yield common | {"method": "trade-off", "kind": "bound"} | asdict(test.verdict(claim, hits))
+        of_one = test.mu_refuted(hits)
         yield common | {
             "method": "epsilon, GDP",
             "kind": "estimate",
@@ -182,10 +184,9 @@ def of_coins(subject: Subject) -> Iterator[dict[str, Any]]:
     if tossed is None or not len(tossed.ranks):
         return
     largest = int(tossed.groups.max())
-    least = None if claim is None else claim.least_of_group(largest)
-    delta = 0.0 if claim is None else claim.delta
+    neighbours = 1 if claim is None else largest * claim.steps
     of_what = {"neighbours": "replace-one", "group": largest}
-    yield from _of_guesses("coins", of_what, -tossed.ranks, tossed.planted, largest, delta, least)
+    yield from _of_guesses("coins", of_what, -tossed.ranks, tossed.planted, claim, neighbours)
 
 
 def of_canary_users(subject: Subject) -> Iterator[dict[str, Any]]:
@@ -207,9 +208,8 @@ def of_canary_users(subject: Subject) -> Iterator[dict[str, Any]]:
         yield common | {"method": "epsilon, canary users left out", "estimate": chance}
     if users.has_coins:
         # Under either relation of a ledger a user may be replaced by one that sends nothing, or be removed.
-        least, delta = (None, 0.0) if claim is None else (claim.curve.least_probability, claim.delta)
         of_what["allowed"] = None if claim is None else claim.epsilon
-        yield from _of_guesses("canary users by coins", of_what, users.cosines, users.present, 1, delta, least)
+        yield from _of_guesses("canary users by coins", of_what, users.cosines, users.present, claim, neighbours=1)
 
 
 def _of_guesses(
@@ -217,9 +217,8 @@ def _of_guesses(
     of_what: dict[str, Any],
     scores: NDArray[np.float64],
     planted: NDArray[np.bool_],
-    group: int,
-    delta: float,
-    least: LeastProbability | None,
+    claim: Claim | None,
+    neighbours: int,
 ) -> Iterator[dict[str, Any]]:
     """Yield what guesses of coins prove, and whether they refute the ledger's trade-off function, if there is one."""
     canaries = len(scores)
@@ -234,11 +233,12 @@ def _of_guesses(
         "detected": right,
         "confidence": CONFIDENCE,
     }
-    low = coins.epsilon_of_coins(canaries, 2 * each_kind, right, delta, users=group)
+    delta = 0.0 if claim is None else claim.delta
+    low = coins.epsilon_of_coins(canaries, 2 * each_kind, right, delta, users=of_what["group"])
     yield common | {"method": f"epsilon, {name}", "low": low, "delta": delta}
-    if least is not None:
-        refuted = coins.is_refuted(coins.of_one(least), canaries, 2 * each_kind, right)
-        yield common | {"method": f"trade-off, {name}", "refuted": refuted, "allowed": None}
+    if claim is not None:
+        verdict = LedgerTest(canaries, 2 * each_kind, neighbours).verdict(claim, right)
+        yield common | {"method": f"trade-off, {name}", "allowed": None} | asdict(verdict)
 
 
 def _least(subject: Subject) -> LeastProbability | None:

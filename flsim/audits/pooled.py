@@ -9,10 +9,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from flsim.audits import coins, guesses
+from flsim.audits import guesses
 from flsim.audits.claim import Claim
 from flsim.audits.ranks import Detection, detection_at
 from flsim.audits.subject import Subject
+from flsim.audits.testing import LedgerTest, Verdict
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Pooled:
         low: lower bound on epsilon of one unit, replace-one, at delta 0.
         claim: the claim of the first run; None of runs without noise.
         allowed: the largest true-positive rate that the claim leaves to an attacker; None without a claim.
-        refuted: whether the claim is refuted; None without a claim.
+        verdict: whether the claim is refuted, and what could have been; None without a claim.
     """
 
     runs: int
@@ -33,7 +34,7 @@ class Pooled:
     low: float
     claim: Claim | None
     allowed: float | None
-    refuted: bool | None
+    verdict: Verdict | None
 
 
 def pooled(subjects: Sequence[Subject], threshold: int | None = None) -> Pooled:
@@ -49,11 +50,10 @@ def pooled(subjects: Sequence[Subject], threshold: int | None = None) -> Pooled:
     groups = np.concatenate([subject.groups for subject in subjects])
     detection = detection_at(ranks, references, threshold)
     low = guesses.epsilon_of_ranks(detection.detected, threshold, references, groups.tolist())
-    claim, allowed, refuted = subjects[0].claim, None, None
+    claim, allowed, verdict = subjects[0].claim, None, None
     if claim is not None:
-        least = claim.least_of_group(int(groups.max()))
-        share = guesses.share_of_references(threshold, references, len(ranks))
-        significance = guesses.SIGNIFICANCE - guesses.OF_SHARES
-        allowed = 1 - least(1 - detection.fpr_high)
-        refuted = coins.is_refuted(coins.of_set(least, share), len(ranks), len(ranks), detection.detected, significance)
-    return Pooled(len(subjects), detection, low, claim, allowed, refuted)
+        largest = int(groups.max())
+        allowed = 1 - claim.least_of_group(largest)(1 - detection.fpr_high)
+        test = LedgerTest.of_ranks(len(ranks), threshold, references, largest * claim.steps)
+        verdict = test.verdict(claim, detection.detected)
+    return Pooled(len(subjects), detection, low, claim, allowed, verdict)

@@ -91,7 +91,9 @@ def sentence(subject: Subject, table: pd.DataFrame) -> str:
     low = float(row["low"])
     if subject.claim is None:
         return f"{about} {_without_claim(low, subject.unit)}"
-    return f"{about} {_with_claim(low, subject.claim, bool(row_of(table, 'trade-off')['refuted']), subject.unit)}"
+    stated = f"The ledger claims {_stated(subject.claim, subject.unit)}."
+    under_pure = f" With delta 0 it would prove an epsilon of {low:.2f} (replace-one)." if low else ""
+    return f"{about} {stated} {_verdict(table, 'trade-off', subject.claim)}{under_pure}"
 
 
 def row_of(table: pd.DataFrame, method: str) -> Mapping[Any, Any]:
@@ -107,17 +109,6 @@ def _without_claim(low: float, unit: str) -> str:
         f"If this training were epsilon-differentially private for one {unit} (replace-one, delta 0) with epsilon "
         f"below {low:.2f}, that would happen in at most 5% of runs. So no smaller epsilon can be claimed for it."
     )
-
-
-def _with_claim(low: float, claim: Claim, is_refuted: bool, unit: str) -> str:
-    stated = _stated(claim, unit)
-    verdict = (
-        f"That contradicts the ledger, which claims {stated}: the claim is refuted at 95% confidence."
-        if is_refuted
-        else f"That does not contradict the ledger, which claims {stated}."
-    )
-    under_pure = f" With delta 0 it would prove an epsilon of {low:.2f} (replace-one)." if low else ""
-    return verdict + under_pure
 
 
 def _stated(claim: Claim, unit: str) -> str:
@@ -147,7 +138,7 @@ def _others(subject: Subject, table: pd.DataFrame) -> list[str]:
             f"{row['low']:.2f} at delta {row['delta']:.3g} (replace-one)."
         )
         if subject.claim is not None:
-            sentences.append(_verdict(table, "trade-off, coins"))
+            sentences.append(_verdict(table, "trade-off, coins", subject.claim))
     sentences += _of_canary_users(subject, table)
     if len(subject.control_ranks):
         row = row_of(table, "epsilon, controls")
@@ -175,7 +166,8 @@ def _of_canary_users(subject: Subject, table: pd.DataFrame) -> list[str]:
         )
     if "epsilon, canary users by coins" in methods:
         row = row_of(table, "epsilon, canary users by coins")
-        verdict = f" {_verdict(table, 'trade-off, canary users by coins')}" if subject.claim is not None else ""
+        method = "trade-off, canary users by coins"
+        verdict = f" {_verdict(table, method, subject.claim)}" if subject.claim is not None else ""
         sentences.append(
             f"Bound: coins decided on {row['n_in'] + row['n_out']:,} canary users. Of {2 * row['threshold']:,} "
             f"guesses, those of the largest and the smallest cosines, {row['detected']:,} are right, which proves an "
@@ -191,8 +183,17 @@ def _by_chance(table: pd.DataFrame) -> str:
     return f" The {row['n_out']:,} that took no part give {row['estimate']:.2f}: so far chance alone goes."
 
 
-def _verdict(table: pd.DataFrame, method: str) -> str:
-    return "They refute the ledger." if row_of(table, method)["refuted"] else "They do not refute the ledger."
+def _verdict(table: pd.DataFrame, method: str, claim: Claim) -> str:
+    """Return whether a test refutes the ledger, or what the test could have found."""
+    row = row_of(table, method)
+    if row["refuted"]:
+        return "They refute the ledger at 95% confidence."
+    most = int(row["n_in"]) if method == "trade-off" else 2 * int(row["threshold"])
+    kind = "canaries found" if method == "trade-off" else "right guesses"
+    limit = f"The largest epsilon that they can refute is {row['refutable']:.2f} at delta {claim.delta:.3g}"
+    if pd.isna(row["needed"]):
+        return f"They cannot test the ledger: not even {most:,} of {most:,} {kind} refute it. {limit}."
+    return f"They do not refute the ledger; {row['needed']:,} of {most:,} {kind} would. {limit}."
 
 
 def _groups(subject: Subject) -> str:

@@ -17,6 +17,7 @@ from pathlib import Path, PurePath
 from typing import IO, Any
 
 from flsim.base.errors import InputError
+from flsim.base.syncing import sync, sync_folder
 
 
 @contextmanager
@@ -133,21 +134,6 @@ def make_folder(path: Path) -> None:
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
         sync(folder.parent)
-
-
-def sync(path: Path) -> None:
-    """Return once a file's bytes, or the names in a folder, are on the disk and survive a loss of power."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(path: Path) -> None:
-    """Return once a folder and all files in it are on the disk."""
-    for part in [path, *path.rglob("*")]:
-        sync(part)
 
 
 def inside(folder: Path, name: object) -> Path:

@@ -10,6 +10,7 @@ import pandas as pd
 
 from flsim.audits.audit import audit
 from flsim.audits.subject import Subject, subject_of
+from flsim.audits.testing import Verdict
 from flsim.audits.text import to_object
 from flsim.base.errors import InputError
 from flsim.membership.stored import newest_rows
@@ -20,9 +21,11 @@ from flsim.results.store import read_run
 
 NOTE = (
     ">=: a lower bound on epsilon with 95% confidence. About: an estimate, which may be above the truth. Ledger: "
-    "whether a test refutes what the run claims. Attacks on membership: the probability that a member scores above a "
-    "non-member (AUROC), with a 95% interval by resampling authors; with *, an attack that reads no model does well, "
-    "too. No row tests the difference of the runs. `flsim audit` and `flsim membership` have more."
+    "whether a test refutes what the run claims. Limit: the largest epsilon that the test can refute, all guesses "
+    "being right. Cannot be tested: no outcome of the test refutes the claim. Attacks on membership: the probability "
+    "that a member scores above a non-member (AUROC), with a 95% interval by resampling authors; with *, an attack "
+    "that reads no model does well, too. No row tests the difference of the runs. `flsim audit` and `flsim membership` "
+    "have more."
 )
 
 
@@ -61,9 +64,9 @@ class Proven:
         for row in self.rows.to_dict("records"):
             if pd.notna(row["low"]) and row["method"] != "tpr":
                 named[row["method"]] = f">= {row['low']:.2f}"
-            elif pd.notna(row["refuted"]):
-                name = row["method"].replace("trade-off", "ledger")
-                named[name] = "refuted" if row["refuted"] else "not refuted"
+            elif verdict := Verdict.of_row(row):
+                named[row["method"].replace("trade-off", "ledger")] = verdict.in_words
+                named[row["method"].replace("trade-off", "limit")] = f"{verdict.refutable:.2f}"
             elif row["kind"] == "estimate":
                 named[row["method"]] = f"about {row['estimate']:.2f}"
         if self.subject is not None and self.subject.claim is not None:

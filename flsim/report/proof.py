@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from flsim.audits.audit import of_canary_users, of_coins
 from flsim.audits.pooled import Pooled, pooled
 from flsim.audits.subject import Subject, subject_of
+from flsim.audits.testing import Verdict
 from flsim.base.errors import InputError
 from flsim.report import proof_figures
 from flsim.report.blocks import Block, Cell, Heading, Table, left, number
@@ -27,6 +28,10 @@ USERS = (
     "Canary users sent random updates as long as the clip norm. ε about: an estimate from the cosines of their vectors "
     "and the change of the model, which may be above the truth. ε at least: a lower bound with 95% confidence, from "
     "guesses of the coins that decided who took part. Both are of one user, whose updates are in the sums or not."
+)
+LEDGER = (
+    " Ledger: whether the test refutes the ledger. At most: the largest ε at the ledger’s δ that the test can refute, "
+    "all guesses being right. Cannot be tested: no outcome of the test refutes the ledger."
 )
 
 
@@ -56,7 +61,7 @@ def _of_ranks(every: Sequence[_Audited]) -> list[Block]:
     if has_claims:
         headings += [Heading("Allowed"), Heading("Ledger’s ε"), left("Ledger")]
     rows = [_row(setting, result, has_claims) for setting, result in audited]
-    return [Table("What an attacker finds, and what that proves", headings, rows, NOTE)]
+    return [Table("What an attacker finds, and what that proves", headings, rows, NOTE + LEDGER * has_claims)]
 
 
 def _row(setting: Setting, result: Pooled, has_claims: bool) -> list[Cell]:
@@ -65,7 +70,7 @@ def _row(setting: Setting, result: Pooled, has_claims: bool) -> list[Cell]:
     cells: list[Cell] = [setting.label, f"{result.runs}", f"{detection.fpr:.2g}", share, number(result.low, "{:.2f}")]
     if has_claims:
         claim = result.claim
-        cells += [number(result.allowed, "{:.1%}"), number(claim and claim.epsilon, "{:.3g}"), _verdict(result.refuted)]
+        cells += [number(result.allowed, "{:.1%}"), number(claim and claim.epsilon, "{:.3g}"), _verdict(result.verdict)]
     return cells
 
 
@@ -86,12 +91,12 @@ def _of_coins(every: Sequence[_Audited]) -> list[Block]:
                     number(bound["delta"], "{:.2g}"),
                     number(bound["low"], "{:.2f}"),
                     number(claim and claim.epsilon, "{:.3g}"),
-                    _verdict(proven.get("trade-off, coins", {}).get("refuted")),
+                    _verdict(Verdict.of_row(proven.get("trade-off, coins", {}))),
                 ]
             )
     headings = [left("Run"), Heading("Planted"), Heading("Guessed right"), Heading("δ"), Heading("ε at least")]
     headings += [Heading("Ledger’s ε"), left("Ledger")]
-    return [Table("What guesses of coins prove", headings, rows, COINS)] if rows else []
+    return [Table("What guesses of coins prove", headings, rows, COINS + LEDGER)] if rows else []
 
 
 def _named(setting: Setting, subject: Subject) -> str:
@@ -108,7 +113,6 @@ def _of_users(every: Sequence[_Audited]) -> list[Block]:
             proven = {row["method"]: row for row in of_canary_users(subject)}
             estimate = proven.get("epsilon, canary users", {}).get("estimate")
             bound = proven.get("epsilon, canary users by coins", {}).get("low")
-            refuted = proven.get("trade-off, canary users by coins", {}).get("refuted")
             claim = subject.claim
             rows.append(
                 [
@@ -118,16 +122,16 @@ def _of_users(every: Sequence[_Audited]) -> list[Block]:
                     number(estimate, "{:.2f}"),
                     number(bound, "{:.2f}"),
                     number(claim and claim.epsilon, "{:.3g}"),
-                    _verdict(refuted),
+                    _verdict(Verdict.of_row(proven.get("trade-off, canary users by coins", {}))),
                 ]
             )
     headings = [left("Run"), Heading("Canary users"), Heading("δ"), Heading("ε about"), Heading("ε at least")]
     headings += [Heading("Ledger’s ε"), left("Ledger")]
-    return [Table("What canary users with random updates show", headings, rows, USERS)] if rows else []
+    return [Table("What canary users with random updates show", headings, rows, USERS + LEDGER)] if rows else []
 
 
-def _verdict(refuted: bool | None) -> str:
-    return "–" if refuted is None else "refuted" if refuted else "not contradicted"
+def _verdict(verdict: Verdict | None) -> str:
+    return "–" if verdict is None else f"{verdict.in_words} (at most {verdict.refutable:.2f})"
 
 
 def _audited(setting: Setting) -> _Audited:

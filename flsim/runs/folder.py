@@ -191,7 +191,7 @@ class Run:
         """Return the planted canaries."""
         return self._population[1]
 
-    @property
+    @cached_property
     def provenance(self) -> checkpoint.Provenance:
         """Return the origin that each checkpoint of this run records. A custom model is executed."""
         return self._with_frozen(frozen_digest(self.corpus.layout.vocabulary_size, self.config.model))
@@ -259,19 +259,19 @@ class Run:
         """Load a checkpoint of this run; without code, frozen parameters of a custom model are not compared.
 
         Raises:
-            InputError: the checkpoint is damaged, or of another model, configuration or corpus.
+            InputError: the checkpoint is damaged; `checkpoint.OfAnotherRun` if it is whole, and of another run.
         """
         state, theirs = checkpoint.load(path)
         ours = (self.provenance if executes_code else self._with_frozen(theirs.frozen)).by_content
         if (ours.vocabulary_size, ours.model, ours.frozen) != (theirs.vocabulary_size, theirs.model, theirs.frozen):
-            raise InputError(f"{path}: a checkpoint of another model ({theirs.sizes}); {self.path} has {ours.sizes}")
-        if ours.corpus != theirs.corpus:
-            raise InputError(
-                f"{path}: trained on another corpus than {self.config.data.corpus} is now; restore it or train again"
-            )
-        if ours.config != theirs.config:
-            raise InputError(f"{path}: trained with other settings than {self.path / 'config.toml'}; name its own run")
-        return state
+            why = f"a checkpoint of another model ({theirs.sizes}); {self.path} has {ours.sizes}"
+        elif ours.corpus != theirs.corpus:
+            why = f"trained on another corpus than {self.config.data.corpus} is now; restore it or train again"
+        elif ours.config != theirs.config:
+            why = f"trained with other settings than {self.path / 'config.toml'}; name its own run"
+        else:
+            return state
+        raise checkpoint.OfAnotherRun(f"{path}: {why}")
 
     def save(self, state: State) -> Path:
         """Write a checkpoint, then remove older ones that are neither kept for good nor the last before it."""

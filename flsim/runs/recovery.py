@@ -1,12 +1,14 @@
 """Recovery of a run folder after a fault, before training goes on; nothing is lost."""
 
+from collections.abc import Collection
 from pathlib import Path
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
-from flsim.base.files import remove_abandoned, sync
+from flsim.base.files import remove_abandoned
 from flsim.base.logs import log
 from flsim.base.progress import say
+from flsim.base.syncing import sync
 from flsim.results.rows import is_whole, rows_in, strange_rows_in
 from flsim.runs import roundlog
 from flsim.runs.folder import Run
@@ -15,13 +17,16 @@ from flsim.runs.folder import Run
 def recover(run: Run, retrain_lost: bool = False) -> None:
     """Make the newest checkpoint a valid one from which training loses nothing, and complete the log of rounds.
 
-    Damaged files are named and put aside. If a damaged checkpoint is due for evaluation and has no rows, later
-    checkpoints are put aside too. Training then passes that round again and reaches the same bits. No other process may
-    train the run meanwhile.
+    Files that training cannot use are named and put aside: damaged files, and checkpoints of other runs. If such a
+    checkpoint is due for evaluation and has no rows, later checkpoints are put aside too. Training then passes that
+    round again and reaches the same bits. No other process may train the run meanwhile.
 
     Args:
         run: the run.
         retrain_lost: whether to train again the rounds whose lines the log has lost, from the checkpoint before them.
+
+    Raises:
+        InputError: no checkpoint is of this run, and at least one is whole and of another run; none is renamed.
     """
     folder = run.path / "checkpoints"
     remove_abandoned(run.path)
@@ -35,23 +40,27 @@ def recover(run: Run, retrain_lost: bool = False) -> None:
 
 
 def _settle_checkpoints(run: Run) -> None:
-    """Put damaged checkpoints aside.
+    """Put aside the checkpoints that `Run.load` refuses.
 
-    If a damaged checkpoint is due for evaluation, later ones are put aside too.
+    If one of them is due for evaluation, later checkpoints are put aside too.
     """
-    damaged: dict[Path, str] = {}
+    refused: dict[Path, InputError] = {}
     paths = checkpoint.all_in(run.path / "checkpoints")
     for path in paths:
         try:
-            checkpoint.load(path)
+            run.load(path)
         except InputError as error:
-            damaged[path] = str(error)
-    back_to = next((path for path in damaged if run.lacks_rows(path)), None)
+            refused[path] = error
+    foreign = [error for error in refused.values() if isinstance(error, checkpoint.OfAnotherRun)]
+    if foreign and len(refused) == len(paths):  # then the folder, its settings or its corpus were exchanged
+        raise foreign[-1]
+    back_to = next((path for path in refused if run.lacks_rows(path)), None)
     if back_to is not None:
-        _go_back(run, checkpoint.round_of(back_to) - 1, "a damaged checkpoint was still to be evaluated", damaged)
-    for path, why in damaged.items():
+        why = "a checkpoint that cannot be used was still to be evaluated"
+        _go_back(run, checkpoint.round_of(back_to) - 1, why, refused)
+    for path, refusal in refused.items():
         if path.exists():
-            _put_aside(path, why)
+            _put_aside(path, str(refusal), "foreign" if refusal in foreign else "damaged")
     last = run.last_round
     if paths and not checkpoint.all_in(run.path / "checkpoints"):
         say(f"{run.name}: no readable checkpoint is left; training restarts from the beginning")
@@ -67,12 +76,12 @@ def _settle_log(run: Run, retrain_lost: bool) -> None:
         say(f"{run.path / roundlog.FILE}: has lost rounds {roundlog.in_words(missing)}; they are marked as lost")
     lost = roundlog.lost(run.path)
     if lost and retrain_lost:
-        _go_back(run, lost[0].start - 1, "the log has lost the next round", {})
+        _go_back(run, lost[0].start - 1, "the log has lost the next round", ())
         newest = checkpoint.latest(run.path / "checkpoints")
         roundlog.cut(run.path, checkpoint.round_of(newest) if newest else 0)
 
 
-def _go_back(run: Run, round_: int, why: str, damaged: dict[Path, str]) -> None:
+def _go_back(run: Run, round_: int, why: str, refused: Collection[Path]) -> None:
     """Put aside the readable checkpoints of later rounds.
 
     The last checkpoint goes first. If the process is killed meanwhile, the rest is still to be done, and the next call
@@ -80,9 +89,9 @@ def _go_back(run: Run, round_: int, why: str, damaged: dict[Path, str]) -> None:
     """
     later = [path for path in checkpoint.all_in(run.path / "checkpoints") if checkpoint.round_of(path) > round_]
     for path in reversed(later):
-        if path not in damaged:
+        if path not in refused:
             _put_aside(path, "training reaches this round again", "superseded")
-    newest = [path for path in checkpoint.all_in(run.path / "checkpoints") if path not in damaged]
+    newest = [path for path in checkpoint.all_in(run.path / "checkpoints") if path not in refused]
     start = checkpoint.round_of(newest[-1]) if newest else 0
     say(f"{run.name}: training restarts from round {start:,}: {why}", round=start)
 

@@ -19,7 +19,7 @@ FEWER = "run fewer processes at once (system.shards, system.evaluators)"
 NO_PROCESS = re.compile(r"Resource temporarily unavailable|can't start new thread")
 NO_ROOM = re.compile(r"No space left on device")
 NO_MEMORY = re.compile(r"Cannot allocate memory|std::bad_alloc|MemoryError")
-NO_FILE = re.compile(r"Too many open files")
+NO_FILE = re.compile(r"Too many open files|Try setting `ulimit -n")  # the system's words, and those of Ray's raylet
 
 
 def death(error: RayError) -> str:
@@ -63,8 +63,7 @@ def named_in(*texts: str | Path) -> str | None:
     if NO_MEMORY.search(text):
         return f"there is not enough memory ({limits()}); {FEWER}, or give them more"
     if NO_FILE.search(text):
-        most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        return f"no further file may be opened (`ulimit -n` is {most}); raise that limit, or {FEWER}"
+        return f"no further file may be opened (`ulimit -n` is {most_files()}); raise that limit, or {FEWER}"
     return None
 
 
@@ -84,6 +83,12 @@ def oom_kills() -> int:
         if line := re.search(r"^oom_kill (\d+)$", text, re.MULTILINE):
             return int(line[1])
     return 0
+
+
+def most_files() -> int:
+    """Return how many files this process, and each process that it starts, may have open at once."""
+    most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most
 
 
 def limits() -> str:

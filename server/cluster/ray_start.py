@@ -17,6 +17,7 @@ from server.cluster.watch import LOOK, is_alive
 
 ROOM = 1 << 20  # bytes: a short run writes a quarter of it, and without room Ray waits for itself
 THREADS = 300  # a run of two clients and an evaluator has 250; with a few less Ray hangs within a call, for ever
+FILES = 100  # open at once in one process: the raylet of a run of two clients and an evaluator has 70
 MAKE_ROOM = "make room there, or set RAY_TMPDIR to another folder"
 GRACE = 2.0  # seconds in which Ray may say by itself that a process of its own has ended
 
@@ -33,6 +34,7 @@ def starting() -> Iterator[None]:
     """
     folder = temporary_folder()
     refuse_without_room(folder)
+    _refuse_without_files()
     _refuse_without_threads()
     over = threading.Event()
     thread = threading.Thread(target=_watch, args=(folder, over), daemon=True)
@@ -55,6 +57,15 @@ def refuse_without_room(folder: Path) -> None:
         raise RunFailed(f"{folder}: Ray cannot use it ({error.strerror}); set RAY_TMPDIR to another folder") from error
     if left < ROOM:
         raise RunFailed(f"{folder}: Ray needs {ROOM:,} bytes there, and {left:,} are left; {MAKE_ROOM}")
+
+
+def _refuse_without_files() -> None:
+    """Raise RunFailed if Ray's processes could not open their files; its raylet would end while clients start."""
+    if 0 <= (most := causes.most_files()) < FILES:  # no limit is -1
+        raise RunFailed(
+            f"Ray's processes need some {FILES} open files each, and `ulimit -n` is {most}: there would be too many "
+            f"open files; raise the limit, such as by `ulimit -n 1024`, or run without Ray by --in-process"
+        )
 
 
 def _refuse_without_threads() -> None:

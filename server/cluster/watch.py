@@ -13,7 +13,8 @@ import psutil
 
 from flsim.base.logs import log
 from flsim.base.progress import say
-from server.cluster.internals import arguments_of_own_processes
+from server.cluster import causes
+from server.cluster.internals import arguments_of_own_processes, logs_folder
 
 LOOK = 0.1  # seconds between two checks
 GRACE = 5.0  # seconds before the exit: a signal to all processes asks for a checkpoint of the last round
@@ -53,13 +54,20 @@ def _watch(processes: list[psutil.Process], over: threading.Event) -> None:
         ended = next((process for process in processes if not is_alive(process)), None)
         if ended is not None:
             try:  # at once: Ray itself may end this process within the grace, without a word
-                reason = f"Ray's {ended.info['name']} on this machine has ended"
+                reason = f"Ray's {ended.info['name']} on this machine has ended{_cause(ended.info['name'])}"
                 log.error("failed", extra={"reason": reason})
                 say(f"flsim: {reason}; `flsim run --resume` continues from the newest checkpoint")
             finally:  # without memory the message may fail, and the process must end all the same
                 if not over.wait(GRACE):
                     os._exit(1)
             return
+
+
+def _cause(name: str) -> str:
+    """Return the cause of the end of one of Ray's processes, from its logs, after a colon; empty if none is logged."""
+    folder = logs_folder()
+    cause = causes.named_in(*folder.glob(f"{name}.*")) if folder else None
+    return f": {cause}" if cause else ""
 
 
 def is_alive(process: psutil.Process) -> bool:

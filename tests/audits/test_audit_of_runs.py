@@ -74,7 +74,8 @@ def test_a_ledger_is_held_against_what_was_detected(trained_here: Trained, flsim
     assert subject.claim.curve.deltas[at + 1] <= subject.claim.delta <= subject.claim.curve.deltas[at - 1]
     _, out, _ = flsim("audit", run)
     text = " ".join(out.split())
-    assert f"That does not contradict the ledger, which claims epsilon {subject.claim.epsilon:.3g} at delta" in text
+    assert f"The ledger claims epsilon {subject.claim.epsilon:.3g} at delta" in text
+    assert "They cannot test the ledger: not even 4 of 4 canaries found refute it." in text
     assert "Estimate, not a bound: if training is a Gaussian mechanism" in text
 
 

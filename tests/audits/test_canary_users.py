@@ -136,7 +136,7 @@ def test_an_audit_of_a_run_with_canary_users(trained_here: Trained, flsim: Flsim
     assert f"Estimate, not a bound: {tossed.sum()} canary users sent random updates" in text
     guessed = "Of 12 guesses, those of the largest and the smallest cosines,"
     assert f"Bound: coins decided on 60 canary users. {guessed} {right}" in text
-    assert "They do not refute the ledger." in text
+    assert "They cannot test the ledger: not even 12 of 12 right guesses refute it." in text
 
 
 def test_canary_users_are_audited_where_no_canary_is_ranked(trained_here: Trained) -> None:

@@ -11,7 +11,7 @@ from faulty import fill, kill, of_run, small_disk
 from helpers import Experiment, finish, start
 from waiting import wait_until
 
-from server.cluster import causes
+from server.cluster import causes, ray_start
 
 
 def refused(experiment: Experiment, *prefix: str) -> str:
@@ -37,6 +37,23 @@ def test_a_limit_of_processes_is_named(experiment: Experiment) -> None:
         "flsim: a run needs some 300 threads on this machine, and may not start them (`ulimit -u` is 100"
     )
     assert line.endswith("raise the limit")
+
+
+def test_a_limit_of_open_files_is_named(experiment: Experiment) -> None:
+    """Ray's raylet would end while clients start; the same run passes without Ray."""
+    assert refused(experiment, "prlimit", "--nofile=64") == (
+        "flsim: Ray's processes need some 100 open files each, and `ulimit -n` is 64: there would be too many open "
+        "files; raise the limit, such as by `ulimit -n 1024`, or run without Ray by --in-process"
+    )
+    run = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "whole", "--in-process"]
+    subprocess.run(["prlimit", "--nofile=64", *run], cwd=experiment.folder, capture_output=True, check=True)
+
+
+def test_the_least_limit_of_open_files_suffices(experiment: Experiment) -> None:
+    run = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "whole", "--set", "system.shards=2"]
+    subprocess.run(
+        ["prlimit", f"--nofile={ray_start.FILES}", *run], cwd=experiment.folder, capture_output=True, check=True
+    )
 
 
 def test_a_temporary_folder_without_room_is_named(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +118,10 @@ def test_clients_without_memory_say_so(experiment: Experiment) -> None:
         ("terminate called after throwing an instance of 'std::bad_alloc'", "there is not enough memory"),
         ("MemoryError\n", "there is not enough memory"),
         ("OSError: [Errno 24] Too many open files: '/dev/null'", "no further file may be opened"),
+        (
+            "Too many workers, failed to create a file. Try setting `ulimit -n <num_files>` then restart Ray.",
+            "no further file may be opened",
+        ),
     ],
 )
 def test_what_logs_say_is_said_again(tmp_path: Path, said: str, cause: str) -> None:

@@ -33,7 +33,9 @@ def test_a_comparison_has_the_bounds_and_the_stored_attacks(both: tuple[Path, Pa
     assert lines["epsilon"] == [f">= {float(part['low']['epsilon']):.2f}" for part in (first, second)]
     estimate = float(second["estimate"]["epsilon, canary users"])
     assert lines["epsilon, canary users"] == ["", f"about {estimate:.2f}"]
-    assert lines["ledger, canary users by coins"] == ["", "not refuted"]
+    assert lines["ledger, canary users by coins"] == ["", "cannot be tested"]
+    refutable = float(second["refutable"]["trade-off, canary users by coins"])
+    assert lines["limit, canary users by coins"] == ["", f"{refutable:.2f}"]
     assert max(map(len, section.splitlines())) <= 80
     proof = json.loads(flsim("compare", *both, "--json")[1])["proof"]
     assert [row["attack"] for row in proof["a"]["membership"]] == ["loss", "zlib"]

@@ -1,0 +1,113 @@
+"""A verdict on a ledger says what the test could have found: all outcomes of small designs are tried, one by one."""
+
+import re
+from dataclasses import replace
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers import TESTED, Flsim, Trained
+
+from flsim.audits import coins
+from flsim.audits.audit import audit, of_coins
+from flsim.audits.claim import Claim
+from flsim.audits.subject import Coins, Subject, subject_of
+from flsim.audits.testing import LedgerTest, Verdict
+from flsim.audits.trade_off import Allowed, delta_of_gaussian, epsilon_of_gaussian
+from flsim.privacy.allowed import EPSILONS, sound_convention
+
+DELTA = 1e-5
+MUS = (0.01, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0)
+
+
+def claim_of_gaussian(mu: float, delta: float = DELTA) -> Claim:
+    """The claim of a ledger that is exactly mu-GDP."""
+    curve = Allowed(EPSILONS, np.array([delta_of_gaussian(mu, epsilon) for epsilon in EPSILONS]))
+    return Claim(sound_convention("fixed-size"), epsilon_of_gaussian(mu, delta), delta, curve)
+
+
+@pytest.mark.parametrize("mu", MUS)
+@pytest.mark.parametrize(("canaries", "each", "neighbours"), [(10, 1, 1), (12, 2, 1), (12, 6, 1), (10, 5, 2)])
+def test_of_all_coins_the_best_decides_what_can_be_refuted(
+    canaries: int, each: int, neighbours: int, mu: float
+) -> None:
+    """Scores in any order are the same design: the coins are tried in all 2^m ways."""
+    claim, test = claim_of_gaussian(mu), LedgerTest(canaries, 2 * each, neighbours)
+    scores = np.arange(canaries, dtype=np.float64)
+    outcomes = {coins.correct_guesses(scores, np.array(c, bool), each) for c in product((0, 1), repeat=canaries)}
+    refuting = {right for right in outcomes if test.refutes(claim.curve, right)}
+    assert outcomes == set(range(2 * each + 1))
+    assert test.needed(claim.curve) == min(refuting, default=None)
+    for right in outcomes:
+        verdict = test.verdict(claim, right)
+        assert verdict.refuted == (right in refuting)
+        assert verdict.needed == min(refuting, default=None)
+        assert (claim.epsilon <= verdict.refutable) if refuting else (claim.epsilon >= verdict.refutable)
+
+
+@pytest.mark.parametrize("mu", MUS)
+def test_of_all_hits_the_best_decides_what_can_be_refuted(mu: float) -> None:
+    """Each of 8 canaries is among the first 2 of its 200 references or not, in all 2^8 ways."""
+    claim, test = claim_of_gaussian(mu), LedgerTest.of_ranks(8, 2, 200, neighbours=1)
+    refuting = {sum(hit) for hit in product((0, 1), repeat=8) if test.refutes(claim.curve, sum(hit))}
+    assert test.needed(claim.curve) == min(refuting, default=None)
+    assert bool(refuting) == (claim.epsilon <= test.verdict(claim, 0).refutable)
+
+
+@pytest.mark.parametrize(("canaries", "each"), [(12, 6), (48, 5), (100, 10), (1_000, 100)])
+def test_the_largest_epsilon_divides_gaussian_ledgers_that_can_be_refuted_from_those_that_cannot(
+    canaries: int, each: int
+) -> None:
+    test = LedgerTest(canaries, 2 * each, neighbours=1)
+    largest = test.largest(DELTA)
+    mu = test.mu_refuted(2 * each)
+    assert epsilon_of_gaussian(mu, DELTA) == pytest.approx(largest)
+    # The curve is known on a grid of epsilons, so that its claim allows a little more than the mechanism.
+    assert test.needed(claim_of_gaussian(0.95 * mu).curve) is not None
+    assert test.needed(claim_of_gaussian(1.001 * mu).curve) is None
+
+
+@pytest.fixture
+def subject(trained_here: Trained) -> Subject:
+    return subject_of(trained_here(*TESTED))
+
+
+def test_rows_of_all_coins_agree_with_what_they_say_can_be_found(
+    subject: Subject, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The audit of 10 canaries, for all 1,024 tosses of their coins and two ledgers, one of which can be refuted.
+
+    All canaries are guessed: the fifth of them that an audit guesses would be too few to refute anything.
+    """
+    monkeypatch.setattr("flsim.audits.audit.OF_EACH_KIND", 0.5)
+    for mu, can_be in ((0.1, True), (2.0, False)):
+        refuted = []
+        for tossed in product((False, True), repeat=10):
+            design = Coins(np.arange(1.0, 11.0), np.array(tossed), np.ones(10, np.int64))
+            one = replace(subject, coins=design, claim=claim_of_gaussian(mu))
+            rows = {row["method"]: row for row in of_coins(one)}
+            row = rows["trade-off, coins"]
+            refuted.append(row["refuted"])
+            assert row["refuted"] == (row["needed"] is not None and row["detected"] >= row["needed"])
+            assert (row["needed"] is not None) == can_be
+        assert any(refuted) == can_be
+
+
+def test_the_text_says_what_could_have_been_found(subject: Subject, trained_here: Trained, flsim: Flsim) -> None:
+    """60 canary users, of whom 12 are guessed, cannot test the ledger of this run."""
+    (row,) = audit(subject).query("method == 'trade-off, canary users by coins'").to_dict("records")
+    assert subject.claim is not None
+    assert pd.isna(row["needed"])
+    assert row["refutable"] == pytest.approx(LedgerTest(60, 12, 1).largest(subject.claim.delta))
+    assert row["refutable"] < subject.claim.epsilon
+    text = " ".join(flsim("audit", trained_here(*TESTED))[1].split())
+    assert "They cannot test the ledger: not even 12 of 12 right guesses refute it." in text
+    assert re.search(rf"The largest epsilon that they can refute is {row['refutable']:.2f} at delta", text)
+    assert "do not refute the ledger" not in text.split("canary users")[-1]
+
+
+def test_cells_of_tables_say_it_in_three_words() -> None:
+    assert Verdict(True, 17, 3.24).in_words == "refuted"
+    assert Verdict(False, 17, 3.24).in_words == "not refuted"
+    assert Verdict(False, None, 3.24).in_words == "cannot be tested"
