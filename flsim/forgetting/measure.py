@@ -18,13 +18,13 @@ from flsim.forgetting import advantage, success
 from flsim.forgetting.arms import arms_of
 from flsim.forgetting.observations import CONFIGURATION, GROUP, observations
 from flsim.forgetting.times import (
-    CanaryTime,
-    canary_time,
+    canary_times,
     evaluated_by,
     forgetting_time,
     grid,
     log_rank_p,
     median_time,
+    p_after_window,
     reached,
 )
 from flsim.results.inference import holm, t_interval
@@ -74,9 +74,11 @@ class Forgetting:
         success: a row per group and k, with the columns of `SUCCESS`.
         times: a row per group, with the columns of `TIMES`: T(alpha) as ``time``, missing and ``is_censored`` where it
             was not reached by ``k_max``, and both missing without arm OUT. ``advantage`` and what is ``left`` of it
-            are those of `flsim.forgetting.advantage`.
+            are those of `flsim.forgetting.advantage`. ``median_time`` is in rounds since the window's end, as is
+            ``forgotten``, the number of canaries with an uncensored time; see `flsim.forgetting.times.canary_times`.
         tests: a row for each two groups that differ in one thing, with the log-rank test of their canaries' times, and
-            what is left in a less what is left in b.
+            what is left in a less what is left in b. Times are those of the evaluations that both groups have at equal
+            numbers of rounds since the window's end; p is missing if there are none.
         notes: sentences on what cannot be said.
     """
 
@@ -147,6 +149,7 @@ def measure(
     """
     if observed.empty:
         raise InputError("no canary was planted in these runs, so there is nothing to forget; plant some")
+    observed = observed.reset_index(drop=True)
     observed = observed.assign(hardness=_hardness(observed) if by_hardness else None).astype({"hardness": "string"})
     if by_hardness:
         place = observed["hardness"].map({name: index for index, name in enumerate(HARDNESS)})
@@ -154,21 +157,21 @@ def measure(
     if pool:
         observed = observed.assign(p_u=None, p_e=None, copies=None).astype(CONFIGURATION)
     observed["group"] = observed.groupby(list(KEYS), sort=False, dropna=False).ngroup()
-    rows, times, of_canaries = list[dict[str, Any]](), list[dict[str, Any]](), list[list[CanaryTime]]()
-    advantages = []
+    rows, times = list[dict[str, Any]](), list[dict[str, Any]]()
+    ranks, advantages = list[pd.DataFrame](), list[pd.DataFrame]()
     for group, table in observed.groupby("group"):
         keys = {"group": group} | {name: table[name].iloc[0] for name in KEYS}
-        measured, about, of_group = _group(table, alpha)
+        ranks.append(p_after_window(table))
+        measured, about = _group(table, alpha)
         rows += [keys | row for row in measured]
         advantages.append(advantage.by_seed(table))
-        times.append(keys | about | advantage.of_group(advantages[-1]))
-        of_canaries.append(of_group)
+        times.append(keys | about | _times(ranks[-1]) | advantage.of_group(advantages[-1]))
     summary = pd.DataFrame(times).reindex(columns=list(TIMES)).astype(TIMES)
     return Forgetting(
         observed,
         pd.DataFrame(rows).reindex(columns=list(SUCCESS)).astype(SUCCESS),
         summary,
-        _tests(summary, of_canaries, advantages),
+        _tests(summary, ranks, advantages),
         tuple(notes),
     )
 
@@ -184,21 +187,15 @@ def _hardness(observed: pd.DataFrame) -> "pd.Series[str]":
     return pd.Series(names, index=observed.index).where(share.notna())
 
 
-def _group(table: pd.DataFrame, alpha: float) -> tuple[list[dict[str, Any]], dict[str, Any], list[CanaryTime]]:
-    """Return the rows of a group's k, its summary, and its canaries' times."""
-    at, longest = by_k(table)
+def _group(table: pd.DataFrame, alpha: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows of a group's k, and its summary."""
+    at, longest = by_k(table.assign(chooses=success.halves(table)))
     rows = [{"k": k} | _success(of_k) for k, of_k in at]
     total = table.groupby(["run", "canary"]).ngroups
     has_twin = bool(table["score_out"].notna().any())
     bounds = [row["success_upper"] for row in rows if 2 * row["canaries"] >= total]
     evaluated = [row["k"] for row in rows if 2 * row["canaries"] >= total]
     time = forgetting_time(evaluated, bounds, alpha)
-    every = [
-        canary_time(of_canary["since"].to_numpy("float64"), of_canary["p_in"].to_numpy("float64"))
-        for _, of_canary in table.groupby(["run", "canary"], sort=False)
-    ]
-    of_canaries = [known for known in every if known is not None]
-    middle = median_time(of_canaries)
     about = {
         "canaries": total,
         "seeds": table["run"].nunique(),
@@ -208,11 +205,19 @@ def _group(table: pd.DataFrame, alpha: float) -> tuple[list[dict[str, Any]], dic
         "time": time,
         "is_censored": time is None if has_twin and evaluated else None,
         "least_alpha": success.least_alpha(2 * (total // 2)) if has_twin else None,
+    }
+    return rows, about
+
+
+def _times(p: pd.DataFrame) -> dict[str, Any]:
+    """Return the median of the canaries' times of a group, and how many are not censored."""
+    times = canary_times(p)
+    middle = median_time(times)
+    return {
         "median_time": None if middle is None else middle.rounds,
         "median_is_censored": None if middle is None else middle.is_censored,
-        "forgotten": sum(not known.is_censored for known in of_canaries),
+        "forgotten": sum(not time.is_censored for time in times),
     }
-    return rows, about, of_canaries
 
 
 def by_k(table: pd.DataFrame) -> tuple[list[tuple[int, pd.DataFrame]], int | None]:
@@ -260,7 +265,7 @@ def _success(table: pd.DataFrame) -> dict[str, Any]:
         row |= {f"bits_{arm}{end}": value for end, value in exposure(table, arm).items()}
     both = table.dropna(subset=["score_in", "score_out"])
     members, others = both["score_in"].to_numpy("float64"), both["score_out"].to_numpy("float64")
-    named = success.accuracy(members, others)
+    named = success.accuracy(members, others, both["chooses"].to_numpy(bool))
     row |= {"success": named.estimate, "success_upper": named.upper, "trials": named.trials}
     if (at := success.at_level(members, others)) is not None:
         precision = success.precision_at(at, len(members), len(others))
@@ -270,22 +275,18 @@ def _success(table: pd.DataFrame) -> dict[str, Any]:
     return row
 
 
-def _tests(
-    times: pd.DataFrame, of_canaries: Sequence[list[CanaryTime]], advantages: Sequence[pd.DataFrame]
-) -> pd.DataFrame:
-    """Return the log-rank tests of groups that differ in one thing, corrected by Holm, and what each has left."""
-    rows = [
-        {
-            "group_a": a,
-            "group_b": b,
-            "differs": differs,
-            "n_a": len(of_canaries[a]),
-            "n_b": len(of_canaries[b]),
-            "p": log_rank_p(of_canaries[a], of_canaries[b]),
-            **advantage.of_pair(advantages[a], advantages[b]),
-        }
-        for a, b, differs in _pairs(times)
-    ]
+def _tests(times: pd.DataFrame, ranks: Sequence[pd.DataFrame], advantages: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the log-rank tests of groups that differ in one thing, corrected by Holm, and what each has left.
+
+    Canaries that are evaluated seldom or late are found to be forgotten late. So the times of two groups are those of
+    the evaluations that both have at equal numbers of rounds since their windows' ends.
+    """
+    rows = []
+    for a, b, differs in _pairs(times):
+        common = ranks[a].columns.intersection(ranks[b].columns)
+        of_a, of_b = (canary_times(ranks[group][common]) for group in (a, b))
+        row = {"group_a": a, "group_b": b, "differs": differs, "n_a": len(of_a), "n_b": len(of_b)}
+        rows.append(row | {"p": log_rank_p(of_a, of_b)} | advantage.of_pair(advantages[a], advantages[b]))
     table = pd.DataFrame(rows).reindex(columns=list(TESTS))
     return table.assign(p_holm=holm(table["p"].astype("float64").tolist())).astype(TESTS)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import scipy
 from numpy.typing import NDArray
 
@@ -44,8 +45,8 @@ class Accuracy:
         return upper(self.correct, self.trials, TAIL) if self.trials else math.nan
 
 
-def accuracy(members: Floats, others: Floats) -> Accuracy:
-    """Return the accuracy on every second canary of the threshold that does best on the rest.
+def accuracy(members: Floats, others: Floats, chooses: NDArray[np.bool_]) -> Accuracy:
+    """Return the accuracy, on the rest of the canaries, of the threshold that does best on those that choose it.
 
     Both arms of a canary lie in the same half. They are not independent, but their outcomes vary no more than those of
     independent trials with the mean accuracy as long as harder canaries score higher in both arms or in neither.
@@ -53,12 +54,27 @@ def accuracy(members: Floats, others: Floats) -> Accuracy:
     Args:
         members: scores in arm IN, float64 [canaries].
         others: scores of the same canaries in arm OUT, float64 [canaries].
+        chooses: whether a canary is of the half that chooses the threshold, bool [canaries]; see `halves`.
     """
-    if len(members) < 2:
+    if not chooses.any():
         return Accuracy(0, 0)
-    threshold = best_threshold(members[::2], others[::2])
-    correct = int((members[1::2] > threshold).sum() + (others[1::2] <= threshold).sum())
-    return Accuracy(correct, 2 * len(members[1::2]))
+    threshold = best_threshold(members[chooses], others[chooses])
+    correct = int((members[~chooses] > threshold).sum() + (others[~chooses] <= threshold).sum())
+    return Accuracy(correct, 2 * int((~chooses).sum()))
+
+
+def halves(observed: pd.DataFrame) -> "pd.Series[bool]":
+    """Return whether the canary of each row is of the half that chooses thresholds: every second one that was used.
+
+    The half of a canary is the same at every k. So all thresholds are independent of all canaries that test them,
+    which the claim of `flsim.forgetting.times.forgetting_time` needs.
+
+    Args:
+        observed: rows of a group, with the columns ``seed``, ``run``, ``canary`` and ``last_use``.
+    """
+    used = observed[observed["last_use"].notna()]
+    chooses = used.groupby(["seed", "run", "canary"], dropna=False).ngroup() % 2 == 0
+    return chooses.reindex(observed.index, fill_value=False)
 
 
 def best_threshold(members: Floats, others: Floats) -> float:

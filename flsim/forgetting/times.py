@@ -9,12 +9,17 @@ import math
 from dataclasses import dataclass
 
 import numpy as np
+import pandas as pd
 import scipy
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 SIGNIFICANCE = 0.05  # p-value of ranks up to which a canary counts as remembered: log2 20 = 4.32 bits of exposure
+RESAMPLES = 9_999  # random exchanges of a log-rank test
+RESAMPLING_SEED = 0
+DECIMALS = 12  # of log-rank scores, far below 1 / canaries, so that equal ones tie
+ROUNDING = 1e-6  # of a sum of rounded scores
 
 
 def grid(longest: int) -> list[int]:
@@ -71,8 +76,11 @@ def evaluated_by(since: Floats, canaries: Ints, ks: list[int]) -> Ints:
 def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | None:
     """Return T(alpha): the least k from which on all upper bounds of the success are at most alpha; None if censored.
 
-    A claim that is too early is wrong about the last k whose true success is above alpha. So at most 5% of claims are,
-    although k is searched for.
+    The attack at k is the threshold that half of the canaries chose there, and the bounds are those of its success on
+    the other half. In at most 5% of groups this attack's success is above alpha at some evaluated k from T(alpha) on:
+    then it is above alpha at the last such k, which depends on the first half only, and the bound at that k alone is
+    too low in at most 5%. The search over k costs nothing. An attack by the best threshold of all, which no attacker
+    knows, has a larger success.
 
     Args:
         ks: evaluated k, ascending.
@@ -92,10 +100,10 @@ def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | N
 
 @dataclass(frozen=True)
 class CanaryTime:
-    """The time after which a canary's rank is never again surprising.
+    """The time after which a canary's rank is not surprising.
 
     Attributes:
-        rounds: rounds since last use; the largest evaluated k where the time is censored.
+        rounds: rounds since the end of the canary's window; the largest evaluated one if the time is censored.
         is_censored: whether the canary was not forgotten by then.
     """
 
@@ -103,24 +111,45 @@ class CanaryTime:
     is_censored: bool
 
 
-def canary_time(since: Floats, p: Floats) -> CanaryTime | None:
-    """Return the first evaluated k from which on the p-value of the ranks stays above 0.05; None without evaluations.
+def p_after_window(observed: pd.DataFrame) -> pd.DataFrame:
+    """Return the p-value of each used canary's rank in arm IN at each evaluation after its window.
 
-    A canary that was never memorized is forgotten at its first evaluation, as Definition 3.1 has it.
+    The window's end, unlike a canary's last use, is equally far from the next evaluation for all canaries of a window,
+    however many copies they have. The time from the last use to that evaluation, in which nothing is measured, would
+    otherwise count as a time in which the canary was remembered.
 
     Args:
-        since: rounds since last use of each evaluation, float64 [n], ascending; NaN before it.
-        p: exact p-values of its ranks, float64 [n], NaN where it was not ranked; see `flsim.audits.ranks.p_values`.
+        observed: rows with the columns of `flsim.forgetting.observations.TYPES`.
+
+    Returns:
+        A table of float64, NaN if the rank was not measured, with a row per canary and run, and a column for each
+        number of rounds since the window's end, ascending. Canaries without a window's end or without a rank at any of
+        these evaluations are in no row.
     """
-    is_known = np.isfinite(since) & np.isfinite(p)
-    since, p = since[is_known], p[is_known]
-    if not len(since):
-        return None
-    remembered = np.flatnonzero(p <= SIGNIFICANCE)
-    first = int(remembered[-1]) + 1 if len(remembered) else 0
-    if first == len(since):
-        return CanaryTime(int(since[-1]), is_censored=True)
-    return CanaryTime(int(since[first]), is_censored=False)
+    after = observed["round"] - observed["last_round"].astype("float64")
+    known = observed.assign(after=after)[(after >= 0) & observed["last_use"].notna() & observed["p_in"].notna()]
+    return known.astype({"after": "int64"}).pivot(index=["run", "canary"], columns="after", values="p_in")
+
+
+def canary_times(p: pd.DataFrame) -> list[CanaryTime]:
+    """Return the first evaluation of each canary at which the p-value of its rank is above 0.05.
+
+    The time of a canary does not depend on evaluations after it, so that times of trainings that end sooner or later
+    have the same law, and are censored independently. A canary that was never memorized is forgotten at its first
+    evaluation in 95% of cases.
+
+    Args:
+        p: p-values, a row per canary, as of `p_after_window`.
+    """
+    rounds, values = p.columns.to_numpy("int64"), p.to_numpy("float64")
+    times = []
+    for of_canary in values:
+        forgotten = np.flatnonzero(of_canary > SIGNIFICANCE)
+        if len(forgotten):
+            times.append(CanaryTime(int(rounds[forgotten[0]]), is_censored=False))
+        elif np.isfinite(of_canary).any():
+            times.append(CanaryTime(int(rounds[np.isfinite(of_canary)][-1]), is_censored=True))
+    return times
 
 
 def median_time(times: list[CanaryTime]) -> CanaryTime | None:
@@ -135,15 +164,39 @@ def median_time(times: list[CanaryTime]) -> CanaryTime | None:
 
 
 def log_rank_p(one: list[CanaryTime], other: list[CanaryTime]) -> float:
-    """Return the two-sided p-value that two groups of canaries have the same law of times (Mantel, 1966).
+    """Return the two-sided p-value of the log-rank test that two groups of canaries have the same law of times.
 
-    It is NaN where a group is empty, and 1 where no canary of either was forgotten, or all at once.
+    The statistic is that of Mantel (1966): the number of canaries of a group that were forgotten, minus the number
+    that is expected if all canaries have one law. Its distribution is that over random exchanges of canaries between
+    the groups, of which `RESAMPLES` are drawn from a fixed seed, and the p-value is at least 1 / (`RESAMPLES` + 1)
+    (Phipson and Smyth, 2010). The test is exact for groups of any size if canaries are independent. Its normal
+    approximation is not: a hundred canaries, of which five are not forgotten at the first evaluation, are few.
+
+    It is NaN if a group is empty, and 1 if no canary of either was forgotten, or all at once.
     """
     if not one or not other:
         return math.nan
-    with np.errstate(invalid="ignore"):  # a variance of zero, 0 / 0
-        p = float(scipy.stats.logrank(_censored(one), _censored(other)).pvalue)
-    return 1.0 if math.isnan(p) else p
+    scores, places = np.unique(_log_rank_scores([*one, *other]), return_inverse=True)
+    rng = np.random.default_rng(RESAMPLING_SEED)
+    counts = np.bincount(places).tolist()
+    drawn = rng.multivariate_hypergeometric(counts, len(one), RESAMPLES) @ scores
+    observed = abs(scores[places[: len(one)]].sum())
+    extreme = int((np.abs(drawn) >= observed - ROUNDING).sum())
+    return (1 + extreme) / (1 + RESAMPLES)
+
+
+def _log_rank_scores(times: list[CanaryTime]) -> Floats:
+    """Return for each canary whether it was forgotten, minus its cumulative hazard (Nelson and Aalen); the sum is 0.
+
+    The sum over a group is the log-rank statistic. Scores are rounded, so that equal ones tie.
+    """
+    rounds = np.array([time.rounds for time in times])
+    is_forgotten = np.array([not time.is_censored for time in times])
+    at, place = np.unique(rounds, return_inverse=True)
+    forgotten = np.bincount(place, is_forgotten, len(at))
+    at_risk = len(times) - np.searchsorted(np.sort(rounds), at)
+    hazard = np.cumsum(forgotten / at_risk)
+    return np.asarray(np.round(is_forgotten - hazard[place], DECIMALS), np.float64)
 
 
 def _censored(times: list[CanaryTime]) -> "scipy.stats.CensoredData":

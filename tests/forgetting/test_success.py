@@ -3,7 +3,9 @@
 import math
 
 import numpy as np
+import pandas as pd
 import pytest
+from numpy.typing import NDArray
 from scipy.stats import norm
 
 from flsim.audits.roc import AtLevel
@@ -12,6 +14,7 @@ from flsim.forgetting.success import (
     accuracy,
     at_level,
     best_threshold,
+    halves,
     heuristic_epsilon,
     least_alpha,
     median_interval,
@@ -21,6 +24,10 @@ from flsim.forgetting.success import (
 
 CANARIES = 20_000
 DISTANCE, DECAY = 3.0, 20.0  # standard deviations at k = 0, and rounds after which a factor e is left
+
+
+def every_second(canaries: int) -> NDArray[np.bool_]:
+    return np.arange(canaries) % 2 == 0
 
 
 def arms(k: float, canaries: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
@@ -33,7 +40,7 @@ def test_success_is_that_of_two_gaussians(k: int) -> None:
     """Accuracy Phi(d/2), and Phi(Phi^-1(FPR) + d) of members at a false-positive rate, each within 4 deviations."""
     d = DISTANCE * math.exp(-k / DECAY)
     members, others = arms(k, CANARIES)
-    measured = accuracy(members, others)
+    measured = accuracy(members, others, every_second(CANARIES))
     expected = norm.cdf(d / 2)
     assert measured.trials == CANARIES
     assert abs(measured.estimate - expected) < 4 * math.sqrt(expected * (1 - expected) / CANARIES) + 0.002
@@ -50,20 +57,35 @@ def test_bounds_of_accuracy_are_those_of_its_trials() -> None:
     """Beta quantiles; n canaries give n trials, half of the canaries in both arms."""
     assert [round(least_alpha(trials), 3) for trials in (48, 100, 270)] == [0.626, 0.586, 0.552]
     members, others = arms(1e6, 48)
-    assert accuracy(members, others).trials == 48
-    ten = accuracy(np.arange(20.0) + 100, np.arange(20.0))
+    assert accuracy(members, others, every_second(48)).trials == 48
+    ten = accuracy(np.arange(20.0) + 100, np.arange(20.0), every_second(20))
     assert (ten.correct, ten.trials, ten.estimate) == (20, 20, 1.0)
     assert ten.upper == 1.0
-    nothing = accuracy(np.array([1.0]), np.array([0.0]))
+    nothing = accuracy(np.array([1.0]), np.array([0.0]), every_second(1))
     assert nothing.trials == 0
     assert math.isnan(nothing.estimate)
     assert math.isnan(nothing.upper)
+    untested = accuracy(np.array([1.0]), np.array([0.0]), ~every_second(1))
+    assert (untested.trials, math.isnan(untested.upper)) == (0, True)
+
+
+def test_a_canary_is_of_one_half_at_all_rounds() -> None:
+    """Of used canaries in the order of seeds and names, every second one: b was never used, and c comes later."""
+    rows = [(round_, canary) for round_ in (10, 20) for canary in "abcd"] + [(30, "c"), (30, "d")]
+    observed = pd.DataFrame(rows, columns=["round", "canary"]).assign(seed=0, run="r")
+    observed["last_use"] = observed["canary"].map({"a": 5, "c": 6, "d": 7})
+    chooses = halves(observed)
+    assert {canary: set(chooses[observed["canary"] == canary]) for canary in "acd"} == {
+        "a": {True},
+        "c": {False},
+        "d": {True},
+    }
 
 
 def test_chance_is_one_half_whatever_the_threshold() -> None:
     """Chosen on the same canaries it would be above: 24 canaries a half, 2,000 times."""
     rng = np.random.default_rng(1)
-    estimates = [accuracy(rng.normal(size=48), rng.normal(size=48)).estimate for _ in range(2_000)]
+    estimates = [accuracy(rng.normal(size=48), rng.normal(size=48), every_second(48)).estimate for _ in range(2_000)]
     assert abs(np.mean(estimates) - 0.5) < 4 * 0.5 / math.sqrt(48 * 2_000)
 
 
