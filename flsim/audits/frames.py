@@ -111,5 +111,6 @@ def audit_simulation(
         lambda: users,
         lambda: (start or training.first_state()).params,
         ABOUT_INJECTIONS.format(f"in rounds {', '.join(map(str, injected))}") if len(injected) else "",
+        executes=True,
     )
     return rows_of(audited.subject(results, state.round, state, delta), threshold)

@@ -9,6 +9,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.audits.canary_users import CanaryUsers, canary_users_of
+from flsim.audits.rounds import RoundTest, independence, participation
 from flsim.audits.trade_off import Allowed, LeastProbability, of_group
 from flsim.base.errors import InputError
 from flsim.canaries.population import Population
@@ -101,6 +102,8 @@ class Subject:
         coins: canaries that coins decided on; None where no coin did.
         claim: what the ledger claims; None of a run without noise, and where it is not about those who hold canaries.
         canary_users: canary users with random updates; None where there are none.
+        participation: the test of who took part in the rounds; None where there is none.
+        noise: the test of the noise of the rounds; None where there is none.
         note: what an epsilon of the run is not about; empty where it is about all who trained.
     """
 
@@ -117,6 +120,8 @@ class Subject:
     claim: Claim | None
     canary_users: CanaryUsers | None = None
     note: str = ""
+    participation: RoundTest | None = None
+    noise: RoundTest | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +139,7 @@ class Audited:
         users: returns the training users; it raises InputError where their corpus is not there.
         first: returns the model's parameters before training.
         note: what an epsilon of the training is not about; empty where it is about all who trained.
+        executes: whether a custom sampler or noise process may be executed, as those of the calling process may.
     """
 
     unit: Unit
@@ -146,6 +152,7 @@ class Audited:
     users: Callable[[], Population]
     first: Callable[[], Params]
     note: str = ""
+    executes: bool = False
 
     @property
     def needs_state(self) -> bool:
@@ -175,6 +182,10 @@ class Audited:
             claim = Claim.of_ledger(state.ledger, self.sampler, delta) if is_about_holders else None
             if self.canary_users.update_canaries:
                 users = canary_users_of(self.canary_users, self.seed, self.first(), state.params, delta)
+        of_rounds = None, None
+        if state is not None and claim is not None and self.unit == "user":
+            drawn = participation(state.ledger, self.seed, self.executes)
+            of_rounds = drawn, independence(state.ledger, self.seed, state.params, self.executes)
         return Subject(
             results,
             round_,
@@ -189,6 +200,7 @@ class Audited:
             claim,
             users,
             self.note,
+            *of_rounds,
         )
 
 

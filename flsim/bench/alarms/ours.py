@@ -17,7 +17,8 @@ from flsim.audits.subject import Claim
 from flsim.base.rng import stream
 from flsim.bench.alarms.cases import Case, Counts, Flags, Simulate, judged, tossed
 from flsim.privacy.ledger import Entry, Ledger
-from flsim.privacy.update_canaries import AuditHParams, cosines, with_canaries
+from flsim.privacy.update_canaries import AuditHParams, cosines
+from flsim.training.canary_updates import with_canaries
 
 CANARIES = 48
 ALIKE, UNLIKE = np.ones(CANARIES, np.int64), np.arange(CANARIES) % 5 + 1
