@@ -115,7 +115,7 @@ def _rdp_of(event: DpEvent, convention: Convention) -> renyi.Floats:
     orders, relation = renyi.ORDERS, convention.relation
     match event:
         case ComposedDpEvent(events=events):
-            return np.sum([np.zeros_like(orders), *(_rdp_of(part, convention) for part in events)], axis=0)
+            return sum((_rdp_of(part, convention) for part in events), np.zeros_like(orders))
         case SelfComposedDpEvent(event=part, count=count):
             return _rdp_of(part, convention) * count if count else np.zeros_like(orders)
         case GaussianDpEvent(noise_multiplier=noise):

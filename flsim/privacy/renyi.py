@@ -85,7 +85,7 @@ def _excess_of_poisson(order: float, sigma: float, rate: float) -> float:
         log_weights = _log_binomial(order, drawn) + drawn * math.log(rate) + (order - drawn) * math.log1p(-rate)
         return float(logsumexp(log_weights + _log_abs_expm1(_log_moment(drawn, sigma))))
     if sigma < SEPARATE:
-        return order * math.log(rate) + float(_log_moment(np.float64(order), sigma))
+        return order * math.log(rate) + float(_log_moment(np.array(order), sigma))
     # The trapezoidal rule converges exponentially: the integrand is analytic up to a distance of pi min(1, sigma).
     step = min(1.0, sigma) / 4
     places = np.arange(-TAIL, order / sigma + TAIL, step)
@@ -98,7 +98,7 @@ def _log_moments_without_replacement(orders: Floats, sigma: float, rate: float) 
     """Return the logarithm of the bound of [WBK], Theorem 27, on A at integer orders from 1 on."""
     drawn = np.arange(2.0, orders.max() + 1)
     log_terms = math.log(2) + _log_moment(drawn, sigma)
-    pair = math.log(4) + float(_log_abs_expm1(_log_moment(np.float64(2), sigma)))
+    pair = math.log(4) + float(_log_abs_expm1(_log_moment(np.array(2.0), sigma)))
     log_terms[0] = min(log_terms[0], pair)
     if sigma >= DIFFERENCES:  # below, differences are nearly the moments, and 4 times these is more than twice
         differences = _log_differences(drawn, sigma)
