@@ -38,7 +38,8 @@ from flsim.privacy.sampling import (
     sampler_class,
     shard_ranges,
 )
-from flsim.privacy.update_canaries import AuditHParams, with_canaries
+from flsim.privacy.update_canaries import AuditHParams
+from flsim.training.canary_updates import with_canaries
 from flsim.training.engines import Engine, EngineName, LocalEngine, engine_of, refuse_precision
 from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import refuse_failing, refuse_low_precision

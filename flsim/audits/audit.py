@@ -48,6 +48,7 @@ COLUMNS = {
     "refuted": "boolean",
     "needed": "Int64",
     "refutable": "Float64",
+    "p_value": "Float64",
 }
 
 
@@ -65,6 +66,7 @@ def audit(subject: Subject, threshold: int | None = None) -> pd.DataFrame:
         epsilon, canary users          estimate at the run's delta from the cosines of canary users, of one user
         epsilon, canary users left out    the same estimate from those that took no part: what chance gives
         epsilon, canary users by coins, and trade-off    as for coins of canaries, one user's updates in or out
+        participation, noise    whether the rounds refute the sampler or the noise that the ledger states
         epsilon, controls    planted canaries against never-planted ones, at one threshold
 
     Args:
@@ -83,7 +85,7 @@ def audit(subject: Subject, threshold: int | None = None) -> pd.DataFrame:
             f"{subject.references}"
         )
     of_ranks = [*_detected(subject), *_bounds(subject, fixed)] if has_ranks else []
-    rows = [*of_ranks, *of_coins(subject), *of_canary_users(subject)]
+    rows = [*of_ranks, *of_coins(subject), *of_canary_users(subject), *of_rounds(subject)]
     table = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
     results = subject.results
     table = table.assign(run=results.name, setting=results.setting, round=subject.round, unit=subject.unit)
@@ -210,6 +212,20 @@ def of_canary_users(subject: Subject) -> Iterator[dict[str, Any]]:
         # Under either relation of a ledger a user may be replaced by one that sends nothing, or be removed.
         of_what["allowed"] = None if claim is None else claim.epsilon
         yield from _of_guesses("canary users by coins", of_what, users.cosines, users.present, claim, neighbours=1)
+
+
+def of_rounds(subject: Subject) -> Iterator[dict[str, Any]]:
+    """Yield rows with the tests of the rounds themselves; nothing without a ledger that states their laws."""
+    for method, test in (("participation", subject.participation), ("noise", subject.noise)):
+        if test is not None:
+            yield {
+                "method": method,
+                "kind": "bound",
+                "n_in": test.rounds,
+                "confidence": CONFIDENCE,
+                "refuted": test.p_value < 1 - CONFIDENCE,
+                "p_value": test.p_value,
+            }
 
 
 def _of_guesses(

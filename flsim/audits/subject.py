@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from flsim.audits.canary_users import CanaryUsers, canary_users_of
 from flsim.audits.claim import Claim, needs_code
+from flsim.audits.rounds import RoundTest, independence, participation
 from flsim.base.errors import InputError
 from flsim.base.extensions import executing_only, is_own, short_name
 from flsim.canaries.population import Population
@@ -55,6 +56,8 @@ class Subject:
         coins: canaries that coins decided on; None where no coin did.
         claim: what the ledger claims; None of a run without noise, and where it is not about those who hold canaries.
         canary_users: canary users with random updates; None where there are none.
+        participation: the test of who took part in the rounds; None where there is none.
+        noise: the test of the noise of the rounds; None where there is none.
         note: what an epsilon of the run is not about; empty where it is about all who trained.
     """
 
@@ -71,6 +74,8 @@ class Subject:
     claim: Claim | None
     canary_users: CanaryUsers | None = None
     note: str = ""
+    participation: RoundTest | None = None
+    noise: RoundTest | None = None
 
 
 @dataclass(frozen=True)
@@ -132,6 +137,10 @@ class Audited:
             delta = self.privacy.delta_for(self.protected) if delta is None else delta
             if self.canary_users.update_canaries:
                 users = canary_users_of(self.canary_users, self.seed, self.first(), state.params, delta)
+        of_rounds = None, None
+        if state is not None and claim is not None and self.unit == "user":
+            drawn = participation(state.ledger, self.seed, self.executes_code)
+            of_rounds = drawn, independence(state.ledger, self.seed, state.params, self.executes_code)
         return Subject(
             results,
             round_,
@@ -146,6 +155,7 @@ class Audited:
             claim,
             users,
             self.note,
+            *of_rounds,
         )
 
     def _claim(self, results: RunResults, round_: int, state: State, delta: float | None) -> Claim | None:

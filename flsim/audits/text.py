@@ -139,7 +139,7 @@ def _others(subject: Subject, table: pd.DataFrame) -> list[str]:
         )
         if subject.claim is not None:
             sentences.append(_verdict(table, "trade-off, coins", subject.claim))
-    sentences += _of_canary_users(subject, table)
+    sentences += [*_of_canary_users(subject, table), *_of_rounds(subject, table)]
     if len(subject.control_ranks):
         row = row_of(table, "epsilon, controls")
         sentences.append(
@@ -173,6 +173,18 @@ def _of_canary_users(subject: Subject, table: pd.DataFrame) -> list[str]:
             f"guesses, those of the largest and the smallest cosines, {row['detected']:,} are right, which proves an "
             f"epsilon of at least {row['low']:.2f} at delta {row['delta']:.3g} of one user (zero-out).{verdict}"
         )
+    return sentences
+
+
+def _of_rounds(subject: Subject, table: pd.DataFrame) -> list[str]:
+    sentences = []
+    for method, test in (("participation", subject.participation), ("noise", subject.noise)):
+        if test is not None:
+            verdict = "is refuted" if row_of(table, method)["refuted"] else "is not refuted"
+            sentences.append(
+                f"Rounds: the audit drew the {method} of {test.rounds:,} rounds again from the seed. The ledger states "
+                f"{test.stated}, which {verdict} (p = {test.p_value:.2g})."
+            )
     return sentences
 
 

@@ -119,6 +119,9 @@ def _planned(
     for name in accounted if sampler == BOTH else [sampler]:
         entry = Entry(name, users, cohort, noise_multiplier or 0.0, rounds)
         lines += report(Ledger((entry,)), delta) if epsilon is None else calibrated(entry, epsilon, delta)
+    if epsilon is not None and all(line.noise_multiplier is None for line in lines):
+        sound = [line for line in lines if line.convention.is_sound and line.convention.accountant == "rdp"]
+        raise InputError(f"--epsilon {epsilon:g}: {(sound or lines)[0].note}")
     _warn(delta, users, "user")
     return lines
 

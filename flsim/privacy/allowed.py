@@ -30,7 +30,5 @@ def delta_curve(ledger: Ledger, convention: Convention) -> NDArray[np.float64]:
     """
     from flsim.privacy.accounting import rdp_of  # loads dp_accounting and scipy.stats, which take a second
 
-    accountant = rdp_of(ledger.event(convention.sensitivity), convention)
-    with np.errstate(all="ignore"):  # extreme noise overflows on the way
-        deltas = np.array([float(accountant.get_delta(float(epsilon))) for epsilon in EPSILONS])
-    return np.where(np.isfinite(deltas), deltas.clip(0, 1), 1.0)
+    spent = rdp_of(ledger.event(convention.sensitivity), convention)
+    return np.array([spent.delta(epsilon) for epsilon in EPSILONS.tolist()])

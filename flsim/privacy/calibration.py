@@ -60,5 +60,5 @@ def _bracket(excess: Callable[[float], float], start: float, failure: str) -> tu
         at += step
         step *= 2
         if abs(at) > math.log(RANGE):
-            raise InputError(f"{failure} at this delta (tried up to {math.exp(at):.1g})")
+            raise InputError(f"{failure} at this delta (tried up to {math.exp(at):.1g}); raise epsilon or delta")
     return min(at, at + step), max(at, at + step)

@@ -17,6 +17,7 @@ Sound: sensitivity 2S under replace-one, as exchanging a user can move the sum
 of clipped updates by 2S; and S under add-or-remove-one, with Poisson sampling.
 """
 NO_NOISE = "without noise epsilon is infinite"
+TINY_NOISE = "an infinite epsilon is one above 1e308; raise the noise multiplier"
 STAR = "* the paper's own (Thakkar et al., 2020), which takes S under replace-one.\n"
 
 
@@ -58,14 +59,15 @@ def report(ledger: Ledger, delta: float) -> list[Line]:
     check_delta(delta)
     if not ledger.entries:
         raise InputError("no round is completed: nothing was spent yet")
-    lines = []
+    has_noise = all(entry.noise_multiplier for entry in ledger.entries)
+    lines, of_infinite = [], TINY_NOISE if has_noise else NO_NOISE
     for convention in tracked("accounting", _about(ledger)):
         try:
             spent = epsilon(ledger, delta, convention)
         except InputError as error:
             lines.append(Line(convention, None, note=str(error)))
         else:
-            lines.append(Line(convention, spent, note=NO_NOISE if spent == math.inf else None))
+            lines.append(Line(convention, spent, note=of_infinite if spent == math.inf else None))
     return lines
 
 

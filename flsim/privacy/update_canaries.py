@@ -1,8 +1,9 @@
 """Canary users, whose updates are random directions, beside the users of a federated run.
 
 Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning" (2023). Canary user j answers in each of
-its rounds with the clip norm times u_j, a uniform unit vector of its own. After training, the cosine of u_j and the
-change of the model tells how much of one user's updates the noise leaves to be seen.
+its rounds with 10 clip norms times u_j, a uniform unit vector of its own, and the clip that real users' updates get
+makes this one clip norm. After training, the cosine of u_j and the change of the model tells how much of one user's
+updates the clip and the noise leave to be seen.
 
 Canary users take part by draws of their own, so that no draw for a real user changes. The run's sampler draws from a
 virtual copy of the population, and canary user j takes part where it draws the user with the number j. To the privacy
@@ -27,14 +28,17 @@ from flsim.models.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import draw_cohort
 
+LENGTH = 10.0  # norm of a canary user's update before the clip, in clip norms: a clip that is missing is seen
+
 
 @dataclass(frozen=True)
 class AuditHParams:
-    """Settings of canary users, whose updates are random: they test the noise of a run for `flsim audit`.
+    """Settings of canary users, whose updates are random: they test the clip and the noise of a run for `flsim audit`.
 
     Attributes:
-        update_canaries: Number K of canary users beside the users of the corpus; they take part as users do, and each
-            sends a random direction of the clip norm's length. Needs privacy.mechanism "clip" or "dp". Unit: users.
+        update_canaries: Number K of canary users beside the users of the corpus. They take part as users do, and each
+            sends a random direction of ten times the clip norm's length, which the clip shortens. Needs
+            privacy.mechanism "clip" or "dp". Unit: users.
         canary_coins: Let a canary user take part in training only if a fair coin of its own says so, so that guesses
             of the coins bound epsilon. Otherwise all take part, which gives an estimate alone.
     """
@@ -53,7 +57,7 @@ class AuditHParams:
         """Raise InputError where there are canary users, and no clip norm that their updates could have."""
         if self.update_canaries and privacy.mechanism == "none":
             raise InputError(
-                f"audit.update_canaries {self.update_canaries:,}: the update of a canary user is as long as the clip "
+                f"audit.update_canaries {self.update_canaries:,}: the update of a canary user is clipped to the clip "
                 f'norm, and privacy.mechanism "none" has none; set it to "clip" or "dp", or remove update_canaries'
             )
 
@@ -118,23 +122,17 @@ def direction(seed: int, canary: int, like: Mapping[str, torch.Tensor]) -> tuple
     )
 
 
-def with_canaries(total: Params, users: NDArray[np.int64], seed: int, clip: float) -> Params:
-    """Return a sum of clipped updates with those of canary users: each is `clip` times a unit vector.
+def update_of(canary: int, seed: int, clip: float, like: Mapping[str, torch.Tensor]) -> Params:
+    """Return the update of a canary user before the clip: `LENGTH` clip norms long, float64 by parameter.
 
     Args:
-        total: sum of the real users' updates, float64 by parameter; it is not changed.
-        users: int64 [n], the canary users of the round; one that is drawn twice counts twice.
+        canary: number of the canary user.
         seed: the experiment's seed.
         clip: S of the round.
+        like: tensors of the parameters' names and shapes.
     """
-    if not len(users):
-        return total
-    total = {name: value.clone() for name, value in total.items()}
-    for canary in users.tolist():
-        vector, norm = direction(seed, canary, total)
-        for name, block in vector.items():
-            total[name].add_(block, alpha=clip / norm)
-    return total
+    vector, norm = direction(seed, canary, like)
+    return {name: block.double() * (LENGTH * clip / norm) for name, block in vector.items()}
 
 
 def cosines(change: Params, seed: int, canaries: range) -> NDArray[np.float64]:

@@ -26,8 +26,9 @@ from flsim.models.hparams import ModelHParams
 from flsim.privacy.allowed import sound_convention
 from flsim.privacy.ledger import epsilon
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.update_canaries import AuditHParams, cosines, direction, toss, with_canaries
+from flsim.privacy.update_canaries import AuditHParams, cosines, direction, toss
 from flsim.runs.folder import Run
+from flsim.training.canary_updates import with_canaries
 from flsim.training.hparams import LocalHParams
 
 

@@ -23,8 +23,10 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import SAMPLERS
-from flsim.privacy.update_canaries import AuditHParams, cosines, direction, toss, with_canaries
+from flsim.privacy.update_canaries import LENGTH, AuditHParams, cosines, direction, toss, update_of
 from flsim.runs.config import load as load_config
+from flsim.training.canary_updates import with_canaries
+from flsim.training.clip import global_norm
 from flsim.training.hparams import LocalHParams
 from flsim.training.state import State
 
@@ -90,6 +92,7 @@ def test_a_round_has_the_canaries_sum_beside_that_of_the_real_users(training: Tr
 def test_an_update_is_as_long_as_the_clip_norm_and_its_direction_is_of_its_number_alone() -> None:
     like = {"a": torch.zeros(30, 7), "b": torch.zeros(11)}
     zero = {name: value.double() for name, value in like.items()}
+    assert global_norm(update_of(5, 1, 0.3, like)) == pytest.approx(LENGTH * 0.3, rel=1e-12)
     update = with_canaries(zero, np.array([5]), 1, 0.3)
     assert math.sqrt(sum(float((value**2).sum()) for value in update.values())) == pytest.approx(0.3, rel=1e-12)
     turned = with_canaries(dict(reversed(zero.items())), np.array([5]), 1, 0.3)
@@ -168,7 +171,8 @@ MEMORY = """
 import resource, torch, numpy as np
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
-from flsim.privacy.update_canaries import AuditHParams, cosines, with_canaries
+from flsim.privacy.update_canaries import AuditHParams, cosines
+from flsim.training.canary_updates import with_canaries
 params = {name: value.detach().double() for name, value in build(10_000, ModelHParams()).trainable.items()}
 cosines({"a": torch.ones(3)}, 0, range(1))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

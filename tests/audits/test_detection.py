@@ -1,0 +1,102 @@
+"""Audits of real runs whose mechanism is broken, and the tests of rounds against their laws.
+
+`benchmarks.detection` measures the power; the mechanisms of this file are those that were refuted in each repetition.
+"""
+
+import numpy as np
+import pytest
+import torch
+
+import flsim
+from benchmarks import detection
+from benchmarks.detection import MECHANISMS, audited, clip_of_each_layer, own, planted_in, without_clip
+from flsim.audits.rounds import independence, participation
+from flsim.privacy.ledger import Entry, Ledger
+from flsim.simulation import Planted
+from flsim.training.canary_updates import with_canaries
+from flsim.training.clip import global_norm
+
+LIKE = {"weights": torch.zeros(50, 20), "bias": torch.zeros(20)}
+
+
+@pytest.fixture(scope="module")
+def planted(tmp_path_factory: pytest.TempPathFactory) -> Planted:
+    return planted_in(tmp_path_factory.mktemp("detection"))
+
+
+def ledger(sampler: str = "poisson", noise: str = "independent", population: int = 400, rounds: int = 20) -> Ledger:
+    return Ledger((Entry(sampler, population, 40, 2.0, rounds, noise),))
+
+
+def test_a_run_without_a_clip_refutes_its_ledger_and_an_honest_run_does_not(planted: Planted) -> None:
+    """Without a clip a canary user is 10 clip norms long: more guesses are right than the ledger allows."""
+    assert audited(MECHANISMS["no clip"], planted, 100, 0)["canary users"]
+    assert not any(audited(MECHANISMS["honest"], planted, 100, 0).values())
+
+
+def test_canary_users_pass_through_the_clip_of_real_users() -> None:
+    """A clip per layer leaves each tensor S: two of them have the length S sqrt(2); and no clip leaves 10 S."""
+    zero = {name: value.double() for name, value in LIKE.items()}
+    lengths = [global_norm(with_canaries(zero, np.array([3]), 0, 0.5))]
+    for change in (clip_of_each_layer, without_clip):
+        with change():
+            lengths.append(global_norm(with_canaries(zero, np.array([3]), 0, 0.5)))
+    assert lengths == pytest.approx([0.5, 0.5 * 2**0.5, 5.0], rel=1e-9)
+    assert global_norm(with_canaries(zero, np.array([3]), 0, 0.5)) == pytest.approx(0.5), "the clip is back"
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        ("one cohort of a fixed seed", "participation"),
+        ("one user counted 50 times", "participation"),
+        ("a fixed size stated as Poisson sampling", "participation"),
+        ("the same noise in every round", "noise"),
+        ("noise divided by the square root of the cohort", "noise"),
+    ],
+)
+def test_rounds_refute_a_ledger_that_the_models_may_not(name: str, method: str, planted: Planted) -> None:
+    mechanism = MECHANISMS[name]
+    spent = ledger(mechanism.sampler, mechanism.noise)
+    drawn, noise = participation(spent, 0, executes=True), independence(spent, 0, LIKE, executes=True)
+    assert drawn is not None
+    assert noise is not None
+    assert {"participation": drawn.p_value < 1e-4, "noise": noise.p_value < 1e-4} == {
+        "participation": method == "participation",
+        "noise": method == "noise",
+    }
+
+
+@pytest.mark.parametrize("sampler", ["poisson", "fixed-size"])
+@pytest.mark.parametrize(("population", "rounds"), [(60, 4), (400, 20)])
+def test_honest_rounds_are_refuted_in_at_most_5_percent(sampler: str, population: int, rounds: int) -> None:
+    """400 seeds: at a rate of 5% more than 33 refutations have a probability below 0.3%."""
+    spent = ledger(sampler, population=population, rounds=rounds)
+    tests = [participation(spent, seed, executes=False) for seed in range(400)]
+    assert sum(test is not None and test.p_value < 0.05 for test in tests) <= 33
+    assert None not in tests
+
+
+def test_honest_noise_is_refuted_in_at_most_5_percent() -> None:
+    """400 seeds, as above."""
+    tests = [independence(ledger(rounds=5), seed, LIKE, executes=False) for seed in range(400)]
+    assert sum(test is not None and test.p_value < 0.05 for test in tests) <= 33
+
+
+def test_custom_code_of_a_run_folder_is_not_executed_and_changing_settings_have_no_law() -> None:
+    assert participation(ledger(own("FixedCohort")), 0, executes=False) is None
+    assert independence(ledger(noise=own("SameEveryRound")), 0, LIKE, executes=False) is None
+    changed = Ledger((*ledger().entries, Entry("poisson", 400, 20, 2.0, 5)))
+    assert participation(changed, 0, executes=True) is None
+
+
+def test_an_audit_prints_the_tests_of_rounds(planted: Planted) -> None:
+    algorithm = flsim.FedAvg(
+        40, sampler=own("FixedCohort"), privacy=flsim.Privacy("dp", clip=0.5, noise_multiplier=2.0), shards=1
+    )
+    *_, last = flsim.simulate(planted, detection.MODEL, algorithm, 3)
+    rows = flsim.audit_simulation(last, planted, detection.MODEL, algorithm).set_index("method")
+    assert bool(rows.loc["participation", "refuted"])
+    assert not bool(rows.loc["noise", "refuted"])
+    assert rows.loc["participation", "p_value"] < 1e-4
+    assert rows.loc["noise", "n_in"] == 3
