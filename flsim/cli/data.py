@@ -110,6 +110,14 @@ def import_(
     text_column: Annotated[
         str, typer.Option(help="Column of the text in Parquet or CSV, or key in JSON lines.", rich_help_panel=FILES)
     ] = "text",
+    ascii: Annotated[
+        bool,
+        typer.Option(
+            "--ascii",
+            help="Remove characters outside ASCII from plain text, as TensorFlow Federated does.",
+            rich_help_panel=FILES,
+        ),
+    ] = False,
     workers: Annotated[
         int | None,
         typer.Option(help="Number of processes, e.g. 4.", show_default="one per core", rich_help_panel=MACHINES),
@@ -137,6 +145,7 @@ def import_(
         seed=seed,
         layout=layout,
         by=by,
+        ascii=ascii,
     )
     columns = (user_column, text_column)
     corpus = import_corpus(

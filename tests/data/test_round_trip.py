@@ -12,8 +12,8 @@ from reading import Sentence, by_user, check_post, parts_of, read, sentences
 from flsim.bench import writers
 from flsim.data.formats.known import FORMATS, format_of
 from flsim.data.formats.posts import OOV_WORD
-from flsim.data.html import records
 from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.sentences import records
 
 SPLITS = st.sampled_from(["train", "heldout", "test"])
 NO_NUL = st.characters(exclude_categories=["Cs"], exclude_characters="\0")

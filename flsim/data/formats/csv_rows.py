@@ -47,7 +47,7 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                 if not row[user].strip():
                     dropped["posts_without_user"] += 1
                 else:
-                    yield post_of(row[user], row[text])
+                    yield post_of(row[user], row[text], ascii=part.reading.ascii)
         except UnicodeDecodeError as error:
             raise InputError(f"{part.source}: not UTF-8; convert the file to UTF-8") from error  # read ahead: no line
         except csv.Error as error:

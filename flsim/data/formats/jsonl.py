@@ -60,7 +60,7 @@ def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                 if start == 0:
                     line = line.removeprefix(BYTE_ORDER_MARK)
                 if line.strip():
-                    yield _post(line.removesuffix(b"\n"), part.columns)
+                    yield _post(line.removesuffix(b"\n"), part)
             except _LineError as error:
                 raise InputError(f"{part.source}: line {line_number(part.path, start)}: {error}") from error
 
@@ -92,7 +92,8 @@ def _expected(columns: tuple[str, str]) -> str:
     return f"expected {{{json.dumps(columns[0])}: ..., {json.dumps(columns[1])}: ...}}"
 
 
-def _post(line: bytes, columns: tuple[str, str]) -> Post:
+def _post(line: bytes, part: Part) -> Post:
+    columns = part.columns
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -106,7 +107,7 @@ def _post(line: bytes, columns: tuple[str, str]) -> Post:
             keys = ", ".join(map(_abbreviated, value)) or "none"
             raise _LineError(f"no {key!r}; its keys: {keys}; name the right one with {option}")
     user, text = columns
-    return post_of(_user(value[user], user), _text(value[text], text))
+    return post_of(_user(value[user], user), _text(value[text], text), ascii=part.reading.ascii)
 
 
 def _user(value: Any, key: str) -> str:

@@ -21,7 +21,7 @@ from typing import Any
 
 from flsim.base.errors import InputError
 from flsim.base.extensions import naming_own_code, parts, resolve, source_digest
-from flsim.data.formats.posts import Format, Part, Post, post_of, user_name
+from flsim.data.formats.posts import Format, Part, Post, Reading, post_of, user_name
 from flsim.data.manifest import SPLITS
 
 YIELDS = "yield (user, text) or (user, text, split), where text is a string or a list of sentences"
@@ -75,7 +75,7 @@ class _Reader:
         thing = self.resolved()
         with _naming(part.source):
             yielded = thing.read(part, dropped) if isinstance(thing, Format) else thing(part.path)
-            yield from _posts(self.name, yielded)
+            yield from _posts(self.name, yielded, part.reading)
 
 
 def maker_of(name: str, seed: int, options: Mapping[str, Any]) -> Format:
@@ -115,10 +115,10 @@ class _Maker:
             raise InputError(f"{self.name}{signature}: {error}; set its options as --set NAME=VALUE") from error
         return partial(thing, **arguments)
 
-    def read(self, _part: Part, _dropped: Counter[str]) -> Iterator[Post]:
+    def read(self, part: Part, _dropped: Counter[str]) -> Iterator[Post]:
         make = self.bound()
         with naming_own_code(InputError):
-            yield from _posts(self.name, make())
+            yield from _posts(self.name, make(), part.reading)
 
 
 @contextmanager
@@ -141,12 +141,12 @@ def _whole(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
     return [Part(data, source, 0, 1, columns)]
 
 
-def _posts(name: str, yielded: Any) -> Iterator[Post]:
+def _posts(name: str, yielded: Any, reading: Reading) -> Iterator[Post]:
     if not isinstance(yielded, Iterable):
         raise InputError(f"{name}: returned {type(yielded).__name__}; {YIELDS}")
     for value in yielded:
         try:
-            post = _post(value)
+            post = _post(value, reading)
         except InputError as error:
             frame = getattr(yielded, "gi_frame", None)  # of a generator, which waits at its `yield`
             where = f"{parts(name)[0]}:{frame.f_lineno}" if frame else name
@@ -154,7 +154,7 @@ def _posts(name: str, yielded: Any) -> Iterator[Post]:
         yield post
 
 
-def _post(value: Any) -> Post:
+def _post(value: Any, reading: Reading) -> Post:
     characters = removed = 0
     if isinstance(value, Post):
         characters, removed = value.characters, value.removed
@@ -173,7 +173,7 @@ def _post(value: Any) -> Post:
     if any(user_name(sentence) is None for sentence in sentences):
         raise InputError(f"the text {_shortened(text)}, which holds half of a surrogate pair; leave that out")
     if isinstance(text, str):
-        return post_of(known, text, split)
+        return post_of(known, text, split, reading.ascii)
     joined = (" ".join(sentence.split()) for sentence in sentences)
     return Post(known, [sentence for sentence in joined if sentence], split, characters, removed)
 

@@ -86,7 +86,7 @@ def read_parquet(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                 elif len(text) > LONGEST_TEXT:
                     dropped["posts_too_long"] += 1
                 else:
-                    yield post_of(str(user), text)
+                    yield post_of(str(user), text, ascii=part.reading.ascii)
 
 
 PARQUET = Format("parquet", parquet_parts, read_parquet)

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from flsim.data.html import records, removed_characters
+from flsim.data.sentences import records, removed_characters
 
 PART_BYTES = 2**26  # of input; a part has about so many,
 PART_RECORDS = 200_000  # or so many sentences, whichever the format can tell
@@ -34,7 +34,7 @@ class Post:
         split: ``"train"``, ``"heldout"`` or ``"test"`` if the source states it; None lets the import draw it.
         characters: number of characters that were cut into the sentences, without spaces; 0 of sentences that the
             source has as such.
-        removed: how many of these characters the cut removed, as they are outside ASCII.
+        removed: how many of these characters the cut removed because they are outside ASCII; see `Reading.ascii`.
     """
 
     user: str
@@ -42,6 +42,17 @@ class Post:
     split: str | None = None
     characters: int = field(default=0, compare=False)
     removed: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The options of a user for reading sources; a format uses the options that apply to it.
+
+    Attributes:
+        ascii: whether characters outside ASCII are removed from plain text, see `flsim.data.sentences.sentences`.
+    """
+
+    ascii: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +66,7 @@ class Part:
         last: where the part ends: exclusive, except for rowids, where it is the last one.
         columns: the keys or columns of user and text, for formats that name them.
         line: number of the part's first line in the file, from 1, for formats that count lines.
+        reading: how the user asked to read the source.
     """
 
     path: Path
@@ -63,12 +75,20 @@ class Part:
     last: int
     columns: tuple[str, str] = ("user", "text")
     line: int = 1
+    reading: Reading = Reading()
 
 
-def post_of(user: str, text: str, split: str | None = None) -> Post:
-    """Return the post of a plain text, which is cut into sentences by `flsim.data.html.sentences`."""
+def post_of(user: str, text: str, split: str | None = None, ascii: bool = False) -> Post:
+    """Return the post of a plain text, which is cut into sentences by `flsim.data.sentences.sentences`.
+
+    Args:
+        user: the author's name.
+        text: the text.
+        split: the split that the source states.
+        ascii: whether characters outside ASCII are removed.
+    """
     characters = len(text) - text.count(" ") - text.count("\n")
-    return Post(user, records(text), split, characters, removed_characters(text))
+    return Post(user, records(text, ascii), split, characters, removed_characters(text) if ascii else 0)
 
 
 def no_warnings(_data: Path, _source: Path) -> list[str]:

@@ -6,12 +6,13 @@ neither JSON nor a word contains. Lines are in the order of the sha256 of names.
 
 import json
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flsim.base.pool import Report
 from flsim.data.formats.known import format_of
-from flsim.data.formats.posts import Format, Part
+from flsim.data.formats.posts import Format, Part, Reading
 from flsim.data.importing.spill import hash_of, write_lines
 from flsim.data.vocabulary import By
 
@@ -25,10 +26,11 @@ def detect(_report: Report, data: Path, source: Path) -> str:
 
 
 def parts_of(
-    _report: Report, format: Format, data: Path, source: Path, columns: tuple[str, str]
+    _report: Report, format: Format, data: Path, source: Path, columns: tuple[str, str], reading: Reading
 ) -> tuple[list[Part], list[str]]:
-    """Return the parts of a file, and warnings about the file as a whole."""
-    return format.parts(data, source, columns), format.check(data, source)
+    """Return the parts of a file, and warnings about the complete file."""
+    parts = [replace(part, reading=reading) for part in format.parts(data, source, columns)]
+    return parts, format.check(data, source)
 
 
 def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int, by: By) -> dict[str, Any]:

@@ -37,7 +37,7 @@ from flsim.data.importing.tasks import Given, Steps, words_short
 from flsim.data.importing.unpack import is_compressed
 from flsim.data.manifest import SCHEMA
 
-VERSION = 4  # of the pieces: what another version left is not used
+VERSION = 5  # of the pieces: what another version left is not used
 SMALL = 2**23  # bytes of sources that are not worth other processes
 MOST_WORKERS = 12  # together they stay below 2 GB
 UNPACKED = 8  # bytes for each of a compressed source, more or less

@@ -15,7 +15,7 @@ from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
 from flsim.data.formats import canonical
 from flsim.data.formats.known import FORMATS, is_fragile
-from flsim.data.formats.posts import OOV_WORD, Format, Part
+from flsim.data.formats.posts import OOV_WORD, Format, Part, Reading
 from flsim.data.importing import lengths
 from flsim.data.importing.count import count_words, merge, words_of
 from flsim.data.importing.gather import balance_bucket, users_of
@@ -195,12 +195,13 @@ class Steps:
     ) -> tuple[list[Path], list[str]]:
         """Read all parts, and return the files of sentences in order, and warnings."""
         described: dict[int, tuple[list[Part], list[str]]] = {}
+        reading = Reading(self.hparams.ascii)
         self.pool.run(
             [
                 Task(
                     f"{source.path}",
                     parts_of,
-                    (source_format, source.data, source.path, columns),
+                    (source_format, source.data, source.path, columns, reading),
                     _silence(source_format),
                 )
                 for source, source_format in zip(sources, formats, strict=True)

@@ -14,7 +14,7 @@ from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.formats import csv_rows
 from flsim.data.formats.posts import Post
-from flsim.data.html import records
+from flsim.data.sentences import records
 
 FIELD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 

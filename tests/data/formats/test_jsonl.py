@@ -12,7 +12,7 @@ from flsim.data.formats import jsonl, posts
 from flsim.data.formats.jsonl import CHUNK
 from flsim.data.formats.known import FORMATS
 from flsim.data.formats.posts import Post
-from flsim.data.html import records
+from flsim.data.sentences import records
 
 
 def read(path: Path) -> list[Post]:
