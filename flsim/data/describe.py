@@ -31,6 +31,7 @@ REASONS = {
     "records_without_words": "without words",
     "remainder_records": "after an author's last whole balanced user",
     "remainder_words": "after an author's last whole balanced user",
+    "rows_with_forbidden_characters": "kept, without the characters that XML forbids",
     "users_not_utf8": "whose names are no UTF-8 text",
     "users_too_large": "with too much text for one author",
     "users_too_short": "too short for a balanced user",
