@@ -71,18 +71,23 @@ class CharacterFilter:
         return (
             len(chunk.translate(None, _CONTROLS)) < len(chunk)
             or _SUSPECT_REFERENCE.search(chunk) is not None
-            or (self._utf8 and any(start in chunk and found.search(chunk) for start, found in _SUSPECT_BYTES.items()))
+            or (
+                self._utf8
+                and any(start in chunk and pattern.search(chunk) for start, pattern in _SUSPECT_BYTES.items())
+            )
         )
 
     def _allowed(self, match: re.Match[bytes], chunk: bytes) -> bytes:
         """Return the allowed characters of a match, and count the element of removed ones."""
-        found = match[0]
-        is_text = found[:1] != b"&"
-        text = found.decode("utf-8", "surrogatepass") if is_text else "".join(map(_character, found.split(b";")[:-1]))
+        matched = match[0]
+        is_text = matched[:1] != b"&"
+        text = (
+            matched.decode("utf-8", "surrogatepass") if is_text else "".join(map(_character, matched.split(b";")[:-1]))
+        )
         joined = _PAIR_IN_TEXT.sub(lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), text)
         allowed = "".join(character for character in joined if is_allowed(character))
         if allowed == text:
-            return found
+            return matched
         if not self._is_counted or b"<" in chunk[self._seen : match.start()]:
             self.elements += 1
         self._is_counted, self._seen = True, match.start()

@@ -50,7 +50,9 @@ def write(path: Path, *bodies: bytes) -> Path:
 
 @pytest.mark.parametrize("piece", FORBIDDEN.values(), ids=FORBIDDEN)
 def test_forbidden_characters_are_removed_and_rows_counted(tmp_path: Path, piece: bytes) -> None:
-    path = write(tmp_path / "a.Posts.xml", b"a b", b"c" + piece + b"d &#xA;&#x2318; e", b"x " + piece + b" " + piece, b"y")
+    path = write(
+        tmp_path / "a.Posts.xml", b"a b", b"c" + piece + b"d &#xA;&#x2318; e", b"x " + piece + b" " + piece, b"y"
+    )
     texts = [["a b"], ["cd ⌘ e"], ["x"], ["y"]]
     assert reading.read(path, "stackexchange") == (
         [Post("a/1", text) for text in texts],
