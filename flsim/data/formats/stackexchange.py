@@ -107,7 +107,7 @@ def _reason_to_drop(row: dict[str, str]) -> str | None:
     if row["OwnerUserId"] == COMMUNITY:
         return "posts_of_community_user"
     body = row.get("Body")
-    if not body:
+    if not body or body.isspace():
         return "posts_without_body"
     return "posts_too_long" if len(body) > LONGEST_RECORD or body.count("<") > MOST_TAGS else None
 

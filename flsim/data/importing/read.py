@@ -58,6 +58,9 @@ def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int
     splits: Counter[str] = Counter()
     posts = words = files = pending = characters = removed = 0
     for post in format.read(part, dropped):
+        if not post.user.strip():
+            dropped["posts_without_user"] += 1
+            continue
         posts += 1
         characters, removed = characters + post.characters, removed + post.removed
         if posts % ALIVE == 0:
