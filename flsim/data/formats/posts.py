@@ -20,6 +20,8 @@ USER_RECORDS = 10**6  # of one user, in formats that have them in one piece; the
 LONGEST_RECORD = 2**20  # bytes of a sentence or of its record; longer ones are no text, and are dropped and counted
 POST_RECORDS = 64  # sentences that a reader of sentences joins to one post
 
+PACKED = {".gz", ".bz2", ".xz", ".lzma", ".zst", ".7z"}  # suffixes of compressed files
+
 OOV_WORD = "<oov>"
 """A word that is known to be out of vocabulary: what formats of token ids have in place of rare words."""
 
@@ -50,9 +52,11 @@ class Reading:
 
     Attributes:
         ascii: whether characters outside ASCII are removed from plain text, see `flsim.data.sentences.sentences`.
+        site: the site of a Stack Exchange dump; None takes the site from the file's name.
     """
 
     ascii: bool = False
+    site: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,6 +140,15 @@ def ranges(first: int, last: int, parts: int) -> list[tuple[int, int]]:
 def parts_between(bounds: list[int], data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
     """Return the parts that begin and end at ascending bounds."""
     return [Part(data, source, first, last, columns) for first, last in pairwise(bounds)]
+
+
+def unpacked_name(source: Path) -> str:
+    """Return a file's name without the suffix of its compression, so that compression changes no identity.
+
+    >>> unpacked_name(Path("dumps/ai.Posts.xml.GZ"))
+    'ai.Posts.xml'
+    """
+    return source.stem if source.suffix.lower() in PACKED else source.name
 
 
 def split_of_name(source: Path) -> str | None:

@@ -21,7 +21,7 @@ from xml.parsers import expat
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.posts import LONGEST_RECORD, Format, Part, Post, post_of
+from flsim.data.formats.posts import LONGEST_RECORD, Format, Part, Post, post_of, unpacked_name
 from flsim.data.formats.xml_characters import CharacterFilter, utf16_decoder
 from flsim.data.html import plain_text
 
@@ -35,6 +35,7 @@ _HEAD = re.compile(
     rb"""(?:\xef\xbb\xbf)?(?:<\?xml(?:[^?>]*encoding\s*=\s*["']utf-8["'])?[^?>]*\?>)?\s*<posts\s*>""", re.IGNORECASE
 )
 _OTHER_ENCODING = re.compile(rb"""<\?xml[^?>]*encoding\s*=\s*["'](?!utf-8["'])""", re.IGNORECASE)
+_POSTS = re.compile(r"[-._ ]posts\Z", re.IGNORECASE)
 _ROW = re.compile(rb"\n[ \t\r]{0,16}<row\s")
 
 
@@ -75,7 +76,7 @@ def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     Raises:
         InputError: the file is not XML, is cut short, has no posts, or declares entities.
     """
-    site = site_of(part.source)
+    site = part.reading.site or site_of(part.source)
     rows = 0
     for row in _rows(part, dropped):
         rows += 1
@@ -91,12 +92,19 @@ def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
 def site_of(path: Path) -> str:
     """Return a dump's site: ``ai`` of ``ai.Posts.xml``, or the folder's name if the file is just ``Posts.xml``.
 
-    >>> site_of(Path("dumps/history.meta.Posts.xml")), site_of(Path("dumps/ai.stackexchange.com/Posts.xml"))
+    Compression changes no site.
+
+    >>> site_of(Path("dumps/history.meta.Posts.xml.gz")), site_of(Path("dumps/ai.stackexchange.com/Posts.xml"))
     ('history.meta', 'ai.stackexchange.com')
+    >>> site_of(Path("dumps/stackoverflow.com-Posts.7z"))
+    'stackoverflow.com'
     """
-    if path.name.lower() == "posts.xml":
+    name = unpacked_name(path)
+    if path.suffix.lower() != ".7z" or name.lower().endswith(".xml"):
+        name = Path(name).stem
+    if name.lower() == "posts":
         return path.resolve().parent.name
-    return path.stem[: -len(".posts")] if path.stem.lower().endswith(".posts") else path.stem
+    return _POSTS.sub("", name)
 
 
 def _reason_to_drop(row: dict[str, str]) -> str | None:
