@@ -110,6 +110,23 @@ def import_(
     text_column: Annotated[
         str, typer.Option(help="Column of the text in Parquet or CSV, or key in JSON lines.", rich_help_panel=FILES)
     ] = "text",
+    site: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Site of a Stack Exchange dump, e.g. ai.stackexchange.com; once for each dump, in their order.",
+            show_default="told from the file names",
+            rich_help_panel=FILES,
+        ),
+    ] = None,
+    ascii: Annotated[
+        bool,
+        typer.Option(
+            "--ascii",
+            help="Remove characters outside ASCII from plain text, as TensorFlow Federated does.",
+            rich_help_panel=FILES,
+        ),
+    ] = False,
     workers: Annotated[
         int | None,
         typer.Option(help="Number of processes, e.g. 4.", show_default="one per core", rich_help_panel=MACHINES),
@@ -121,7 +138,7 @@ def import_(
     All users get about the same number of words. Test and held-out authors are also kept whole: accuracy and perplexity
     are measured on whole test authors.
 
-    Files compressed by gz, bz2, xz or lzma are unpacked while they are read.
+    Files compressed by gz, bz2, xz, lzma, zst or 7z are unpacked while they are read.
 
     An interrupted import continues when you repeat the command.
     """
@@ -137,6 +154,7 @@ def import_(
         seed=seed,
         layout=layout,
         by=by,
+        ascii=ascii,
     )
     columns = (user_column, text_column)
     corpus = import_corpus(
@@ -149,6 +167,7 @@ def import_(
         workers=workers,
         fit_vocabulary=vocabulary is None,
         lines_per_author=lines_per_author,
+        sites=site or (),
     )
     show(inspect(corpus), as_json)
 

@@ -16,6 +16,7 @@ _FEW = 3  # names
 REASONS = {
     "posts_of_community_user": "by the Community user, which is no person",
     "posts_of_other_types": "neither question nor answer",
+    "posts_not_utf8": "that hold half of a character: they are no UTF-8 text",
     "posts_too_long": "too long for a text that a person wrote",
     "posts_without_body": "without a text",
     "posts_without_owner": "whose author is not known",
@@ -31,6 +32,7 @@ REASONS = {
     "records_without_words": "without words",
     "remainder_records": "after an author's last whole balanced user",
     "remainder_words": "after an author's last whole balanced user",
+    "rows_with_forbidden_characters": "kept, without the characters that XML forbids",
     "users_not_utf8": "whose names are no UTF-8 text",
     "users_too_large": "with too much text for one author",
     "users_too_short": "too short for a balanced user",

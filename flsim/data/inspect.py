@@ -17,7 +17,7 @@ from flsim.data.streaming import windows
 from flsim.data.vocabulary import Layout
 
 LENGTHS = ("words_per_record", "records_per_user", "words_per_user")
-UNITS = ("posts", "records", "words", "users")
+UNITS = ("posts", "records", "words", "users", "rows")
 TOP = (100, 1_000, 10_000)
 _MOST_FREQUENT = 10
 

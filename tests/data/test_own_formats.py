@@ -64,6 +64,9 @@ def half(path):
 def empty(path):
     yield " ", "text"
 
+def truth(path):
+    yield True, "text"
+
 constant = 7
 '''
 
@@ -127,14 +130,12 @@ def _last_line(err: str, code: Path) -> str:
         ("fails", "{source}: {file}:21: KeyError: 'author'"),
         ("nothing", "{source}: {code}:nothing: returned int; yield (user, text) or (user, text, split), where"),
         ("three", "{source}: {file}:27: yielded 3; yield (user, text) or (user, text, split), where text is a string"),
-        ("nobody", "{source}: {file}:30: yielded the user None; a user is a whole number or a string that"),
+        ("nobody", "{source}: no text of any user in 1 posts"),
+        ("truth", "{source}: {file}:45: yielded the user True, which must be a string or a whole number; yield (user,"),
         ("where", "{source}: {file}:33: yielded the split 'dev'; a split is one of train, heldout, test"),
         ("pairs", "{source}: {file}:36: yielded the text [('b', 'c')]; yield (user, text)"),
-        (
-            "empty",
-            "{source}: {file}:42: yielded the user ' '; a user is a whole number or a string that names an author",
-        ),
-        ("half", "{source}: {file}:39: yielded the text 'b \\ud800', which holds half of a surrogate pair"),
+        ("empty", "{source}: no text of any user in 1 posts"),
+        ("half", "{source}: no text of any user in 1 posts"),
         ("constant", "{code}:constant: is int, not a function of a path or a Format of flsim"),
         ("missing", "{code}: defines no missing; correct the name of the format"),
     ],

@@ -1,10 +1,12 @@
 import html
+import unicodedata
 
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flsim.data.html import plain_text, sentences
+from flsim.data.html import plain_text
+from flsim.data.sentences import sentences, sentences_of_any_script
 
 ABBREVIATIONS = ("e.g.", "i.e.", "etc.", "vs.")
 PIECES = [
@@ -24,7 +26,7 @@ PIECES = [
 
 
 def slow_sentences(text: str) -> list[list[str]]:
-    """The docstring of `sentences`, one character after another; only the abbreviations above, and no URLs."""
+    """The docstring of `sentences` with `ascii`, character by character; only the abbreviations above, no URLs."""
     text = "".join(" " if c.isspace() and c != "\n" else c for c in text.lower())
     text = "".join(c for c in text if ord(c) < 128)
     lines = [""]
@@ -63,12 +65,12 @@ def slow_tokens(line: str) -> list[str]:
 
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
 def test_sentences_do_what_their_docstring_says(text: str) -> None:
-    assert sentences(text) == slow_sentences(text)
+    assert sentences(text, ascii=True) == slow_sentences(text)
 
 
 @given(st.text())
 def test_any_text_gives_ascii_tokens_in_lower_case(text: str) -> None:
-    for sentence in sentences(text):
+    for sentence in sentences(text, ascii=True):
         assert sentence
         for token in sentence:
             assert token == "<URL>" or (token.isascii() and token == token.lower() and token.split() == [token])
@@ -99,14 +101,81 @@ def test_escaped_text_comes_back(text: str) -> None:
         ("(http://a.b/c), WWW.A.ORG!", ["( <URL> ) , <URL> !"]),
         ("http:// is no URL", ["http : / / is no <URL>".replace("<URL>", "url")]),
         ("<url> <URL>", ["< url > < url >"]),
-        ("naïve café\u2014bar", ["nave cafbar"]),
         ("a\u00a0b\u2003c", ["a b c"]),
         ("", []),
-        (" \n\t\n\u00e9\n\x00", []),
+        (" \n\t\n\x00", []),
     ],
 )
 def test_sentences(text: str, expected: list[str]) -> None:
     assert [" ".join(sentence) for sentence in sentences(text)] == expected
+    assert [" ".join(sentence) for sentence in sentences(text, ascii=True)] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("naïve café\u2014bar", ["nave cafbar"]),
+        ("\u212a can’t, Привет.", ["k cant , ."]),  # the Kelvin sign is a small k in lower case
+        ("\n\u00e9\n", []),
+    ],
+)
+def test_sentences_without_characters_outside_ascii(text: str, expected: list[str]) -> None:
+    """What TensorFlow Federated's third step does, "Remove non-ascii symbols"."""
+    assert [" ".join(sentence) for sentence in sentences(text, ascii=True)] == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("Naïve Café—bar, can’t.", ["naïve café — bar , can’t ."]),
+        ("“No.” Ja! Straße", ["“ no . ” ja !", "straße"]),
+        ("ÉCOLE E\u0301cole", ["école école"]),
+        ("Привет, мир! Ещё раз.", ["привет , мир !", "ещё раз ."]),
+        ("Γειά σου. ΚΌΣΜΟΣ", ["γειά σου .", "κόσμος"]),
+        ("صباح الخير؟ نعم، شكرا.", ["صباح الخير ؟", "نعم ، شكرا ."]),
+        ('צה"ל אמר "כן"', ['צה"ל אמר " כן "']),  # WB7b and WB7c: an acronym holds a quotation mark
+        ("हिन्दी है। दूसरा वाक्य।", ["हिन्दी है ।", "दूसरा वाक्य ।"]),
+        ("한국어 문장입니다. 다음", ["한국어 문장입니다 .", "다음"]),
+        ("日本のテスト。次！「はい。」終", ["日 本 の テスト 。", "次 ！", "「 は い 。 」", "終"]),  # WB13
+        ("ไทย ok", ["ไ ท ย ok"]),  # without a dictionary, each cluster of Thai is a word
+        ("می\u200cخواهم col·lecció", ["می\u200cخواهم col·lecció"]),  # WB4, WB6
+        ("👍🏽 👩\u200d👩\u200d👧 🇫🇷🇩🇪 ❤️!", ["👍🏽 👩\u200d👩\u200d👧 🇫🇷 🇩🇪 ❤️ !"]),
+        ("soft\u00adhyphen zero\u200bwidth \u200fמ\u200f", ["softhyphen zero width מ"]),
+        ("м2 x² ٣٫٥ well‑known", ["м2 x ² ٣٫٥ well‑known"]),  # the decimal mark has Word_Break Numeric
+        ("请看https://example.org/a，然后。 см. http://a.b/ё?", ["请 看 <URL> ， 然 后 。", "см .", "<URL> ?"]),
+        ("é\ue000\x00\U000e0001", ["é"]),  # private use, control, and a tag of a language
+    ],
+)
+def test_sentences_of_other_scripts(text: str, expected: list[str]) -> None:
+    assert [" ".join(sentence) for sentence in sentences(text)] == expected
+
+
+ASCII_PIECES = [*map(chr, range(128)), *ABBREVIATIONS, "www.a", "https://x.y"]
+
+
+@given(st.lists(st.sampled_from(ASCII_PIECES), max_size=30).map("".join))
+def test_ascii_text_has_the_same_sentences_by_all_rules(text: str) -> None:
+    assert sentences(text) == sentences(text, ascii=True) == sentences_of_any_script(text)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_no_letter_or_digit_is_lost(text: str) -> None:
+    expected = unicodedata.normalize("NFC", unicodedata.normalize("NFC", text).lower())
+    assume(not any(start in expected for start in ("www.", "http", "ftp")))
+    tokens = "".join(token for sentence in sentences(text) for token in sentence)
+    assert [c for c in tokens if c.isalnum()] == [c for c in expected if c.isalnum()]
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_tokens_of_any_script_are_normal_and_without_white_space(text: str) -> None:
+    found = sentences(text)
+    for form in ("NFC", "NFD"):
+        assert sentences(unicodedata.normalize(form, text)) == found
+    for sentence in found:
+        assert sentence
+        for token in sentence:
+            assert token.split() == [token]
+            assert token == "<URL>" or token == unicodedata.normalize("NFC", token.lower())
 
 
 @pytest.mark.parametrize(

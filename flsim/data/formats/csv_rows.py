@@ -5,15 +5,18 @@ two rows, and a file is one part, which is read row by row.
 """
 
 import csv
+import re
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.posts import Format, Part, Post, post_of
+from flsim.data.formats.fields import WrongFieldError, posts_of
+from flsim.data.formats.posts import Format, Part, Post
 
 LONGEST_FIELD = 2**24  # characters; a quote that never ends holds so much before it is refused
+_FLOAT = re.compile(r"-?[0-9]{1,300}\.0+")
 
 
 def csv_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
@@ -25,7 +28,7 @@ def csv_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
 def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield one post per row; blank lines are skipped, and other columns are ignored.
 
-    Dropped are ``posts_without_user``, whose name is empty or white space, as CSV has no null.
+    Dropped are the posts that `flsim.data.formats.fields.posts_of` names; CSV has empty fields in place of nulls.
 
     Raises:
         InputError: the file is not UTF-8, has no such columns, or has a row with other columns than the header.
@@ -44,14 +47,20 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                         f"{part.source}: line {rows.line_num}: a row of {len(row)} fields, but the header has "
                         f"{len(header)}; put quotes around fields that hold commas, quotes or line feeds"
                     )
-                if not row[user].strip():
-                    dropped["posts_without_user"] += 1
-                else:
-                    yield post_of(row[user], row[text])
+                yield from posts_of(_author(row[user]), row[text], dropped, part.reading)
+        except WrongFieldError as error:
+            raise InputError(
+                f"{part.source}: line {rows.line_num}: {part.columns[error.place]!r} {error.why}, found {row[user]:.40}"
+            ) from error
         except UnicodeDecodeError as error:
             raise InputError(f"{part.source}: not UTF-8; convert the file to UTF-8") from error  # read ahead: no line
         except csv.Error as error:
             raise InputError(f"{part.source}: line {rows.line_num}: not CSV ({error})") from error
+
+
+def _author(field: str) -> str | float:
+    """Return an author; a whole number stored as a float, as pandas writes a column with nulls, as that float."""
+    return float(field) if _FLOAT.fullmatch(field) else field
 
 
 def _options(part: Part) -> Iterator[tuple[str, str]]:

@@ -8,7 +8,8 @@ from typing import IO, Any
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.posts import Format, Part, Post, post_of
+from flsim.data.formats.fields import TEXT, USER, WrongFieldError, posts_of
+from flsim.data.formats.posts import Format, Part, Post
 
 LONGEST_LINE = 2**24  # bytes
 CHUNK = 2**16  # bytes
@@ -36,10 +37,10 @@ def _after_line_feed(file: IO[bytes], offset: int) -> int:
 
 
 def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Yield one post per line; blank lines are skipped, and other keys are ignored.
+    """Yield one post per text; blank lines are skipped, and other keys are ignored.
 
-    A user is a whole number, or a string that is more than white space; 7 and "7" are one user. Lines of more than
-    16 MB are dropped, as ``posts_too_long``.
+    `flsim.data.formats.fields.posts_of` states what an author and a text are, and which posts are dropped. Lines of
+    more than 16 MB are dropped too, as ``posts_too_long``.
 
     Raises:
         InputError: a line is not UTF-8, not JSON, or not such an object.
@@ -60,7 +61,7 @@ def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                 if start == 0:
                     line = line.removeprefix(BYTE_ORDER_MARK)
                 if line.strip():
-                    yield _post(line.removesuffix(b"\n"), part.columns)
+                    yield from _posts(line.removesuffix(b"\n"), part, dropped)
             except _LineError as error:
                 raise InputError(f"{part.source}: line {line_number(part.path, start)}: {error}") from error
 
@@ -92,41 +93,42 @@ def _expected(columns: tuple[str, str]) -> str:
     return f"expected {{{json.dumps(columns[0])}: ..., {json.dumps(columns[1])}: ...}}"
 
 
-def _post(line: bytes, columns: tuple[str, str]) -> Post:
+def _posts(line: bytes, part: Part, dropped: Counter[str]) -> Iterator[Post]:
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
         raise _LineError(f"not UTF-8 (byte {error.start + 1} of the line); convert the file to UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise _LineError(f"not JSON ({_reason(error)}); {_expected(columns)}") from error
+        raise _LineError(f"not JSON ({_reason(error)}); {_expected(part.columns)}") from error
+    try:
+        yield from posts_of_object(value, part, dropped)
+    except WrongFieldError as error:
+        raise _LineError(error.why) from error
+
+
+def posts_of_object(value: Any, part: Part, dropped: Counter[str]) -> Iterator[Post]:
+    """Yield the posts of a JSON object; see `flsim.data.formats.fields.posts_of`.
+
+    Raises:
+        WrongFieldError: the value is no object, lacks the author or the text, or has one of another type.
+    """
     if not isinstance(value, dict):
-        raise _LineError(f"not a JSON object; {_expected(columns)}")
-    for key, option in zip(columns, ("--user-column", "--text-column"), strict=True):
-        if key not in value:
-            keys = ", ".join(map(_abbreviated, value)) or "none"
-            raise _LineError(f"no {key!r}; its keys: {keys}; name the right one with {option}")
-    user, text = columns
-    return post_of(_user(value[user], user), _text(value[text], text))
+        raise WrongFieldError(USER, f"not a JSON object; {_expected(part.columns)}")
+    user, text = (_field(value, place, part.columns[place]) for place in (USER, TEXT))
+    try:
+        yield from posts_of(user, text, dropped, part.reading)
+    except WrongFieldError as error:
+        value = (user, text)[error.place]
+        why = f"{part.columns[error.place]!r} {error.why}, found {_abbreviated(value)}"
+        raise WrongFieldError(error.place, why) from error
 
 
-def _user(value: Any, key: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int):
-        raise _LineError(f"{key!r} must be a string or a whole number, found {_abbreviated(value)}")
-    name = str(value)
-    if not name.strip():
-        raise _LineError(f"{key!r} must name an author, found {_abbreviated(value)}; leave out posts without an author")
-    if not name.isascii():
-        try:
-            name.encode("utf-8")
-        except UnicodeEncodeError as error:
-            raise _LineError(f"{key!r} holds half of a surrogate pair, which is no character") from error
-    return name
-
-
-def _text(value: Any, key: str) -> str:
-    if not isinstance(value, str):
-        raise _LineError(f"{key!r} must be a string, found {_abbreviated(value)}")
-    return value
+def _field(value: dict[str, Any], place: int, key: str) -> Any:
+    if key in value:
+        return value[key]
+    option = ("--user-column", "--text-column")[place]
+    keys = ", ".join(map(_abbreviated, value)) or "none"
+    raise WrongFieldError(place, f"no {key!r}; its keys: {keys}; name the right one with {option}")
 
 
 def _abbreviated(value: Any) -> str:

@@ -11,7 +11,7 @@ from flsim.data.formats.jsonl import JSONL
 from flsim.data.formats.own import reader_of
 from flsim.data.formats.parquet import PARQUET
 from flsim.data.formats.pfl import PFL
-from flsim.data.formats.posts import Format
+from flsim.data.formats.posts import PACKED, Format
 from flsim.data.formats.stackexchange import STACKEXCHANGE
 from flsim.data.formats.text import TEXT
 from flsim.data.formats.tff_hdf5 import TFF_HDF5
@@ -39,7 +39,6 @@ def format_named(name: str) -> Format:
 
 
 _SUFFIXES = {".xml": STACKEXCHANGE, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL, ".csv": CSV, ".txt": TEXT}
-_PACKED = {".gz", ".bz2", ".xz", ".lzma"}
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 _COMPRESSED = (b"7z\xbc\xaf\x27\x1c", b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
 
@@ -56,7 +55,7 @@ def format_of(data: Path, source: Path) -> Format:
     """
     with data.open("rb") as file:
         head = file.read(2**12)
-    suffixes = [suffix for suffix in map(str.lower, source.suffixes) if suffix not in _PACKED]
+    suffixes = [suffix for suffix in map(str.lower, source.suffixes) if suffix not in PACKED]
     suffix = suffixes[-1] if suffixes else ""
     if not head and suffix not in _SUFFIXES:
         raise InputError(f"{source}: empty, so no format can be told; name the file that holds the text, or --format")

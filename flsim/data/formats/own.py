@@ -21,7 +21,8 @@ from typing import Any
 
 from flsim.base.errors import InputError
 from flsim.base.extensions import naming_own_code, parts, resolve, source_digest
-from flsim.data.formats.posts import Format, Part, Post, post_of, user_name
+from flsim.data.formats.fields import WrongFieldError, author_of, posts_of
+from flsim.data.formats.posts import Format, Part, Post, Reading, user_name
 from flsim.data.manifest import SPLITS
 
 YIELDS = "yield (user, text) or (user, text, split), where text is a string or a list of sentences"
@@ -75,7 +76,7 @@ class _Reader:
         thing = self.resolved()
         with _naming(part.source):
             yielded = thing.read(part, dropped) if isinstance(thing, Format) else thing(part.path)
-            yield from _posts(self.name, yielded)
+            yield from _posts(self.name, yielded, part.reading, dropped)
 
 
 def maker_of(name: str, seed: int, options: Mapping[str, Any]) -> Format:
@@ -115,10 +116,10 @@ class _Maker:
             raise InputError(f"{self.name}{signature}: {error}; set its options as --set NAME=VALUE") from error
         return partial(thing, **arguments)
 
-    def read(self, _part: Part, _dropped: Counter[str]) -> Iterator[Post]:
+    def read(self, part: Part, dropped: Counter[str]) -> Iterator[Post]:
         make = self.bound()
         with naming_own_code(InputError):
-            yield from _posts(self.name, make())
+            yield from _posts(self.name, make(), part.reading, dropped)
 
 
 @contextmanager
@@ -141,20 +142,19 @@ def _whole(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
     return [Part(data, source, 0, 1, columns)]
 
 
-def _posts(name: str, yielded: Any) -> Iterator[Post]:
+def _posts(name: str, yielded: Any, reading: Reading, dropped: Counter[str]) -> Iterator[Post]:
     if not isinstance(yielded, Iterable):
         raise InputError(f"{name}: returned {type(yielded).__name__}; {YIELDS}")
     for value in yielded:
         try:
-            post = _post(value)
+            yield from _posts_of(value, reading, dropped)
         except InputError as error:
             frame = getattr(yielded, "gi_frame", None)  # of a generator, which waits at its `yield`
             where = f"{parts(name)[0]}:{frame.f_lineno}" if frame else name
             raise InputError(f"{where}: yielded {error}") from error
-        yield post
 
 
-def _post(value: Any) -> Post:
+def _posts_of(value: Any, reading: Reading, dropped: Counter[str]) -> Iterator[Post]:
     characters = removed = 0
     if isinstance(value, Post):
         characters, removed = value.characters, value.removed
@@ -162,20 +162,25 @@ def _post(value: Any) -> Post:
     if not isinstance(value, tuple) or len(value) not in (2, 3):
         raise InputError(f"{_shortened(value)}; {YIELDS}")
     user, text, split = value if len(value) == 3 else (*value, None)
-    known = user_name(str(user) if isinstance(user, int) and not isinstance(user, bool) else user)
-    if known is None or not known.strip():
-        raise InputError(f"the user {_shortened(user)}; a user is a whole number or a string that names an author")
     if split is not None and split not in SPLITS:
         raise InputError(f"the split {_shortened(split)}; a split is one of {', '.join(SPLITS)}")
-    sentences = [text] if isinstance(text, str) else text
-    if not isinstance(sentences, list | tuple) or not all(isinstance(sentence, str) for sentence in sentences):
-        raise InputError(f"the text {_shortened(text)}; {YIELDS}")
-    if any(user_name(sentence) is None for sentence in sentences):
-        raise InputError(f"the text {_shortened(text)}, which holds half of a surrogate pair; leave that out")
-    if isinstance(text, str):
-        return post_of(known, text, split)
-    joined = (" ".join(sentence.split()) for sentence in sentences)
-    return Post(known, [sentence for sentence in joined if sentence], split, characters, removed)
+    try:
+        if not isinstance(text, list | tuple):
+            yield from posts_of(user, text, dropped, reading, split)
+            return
+        if not all(isinstance(sentence, str) for sentence in text):
+            raise InputError(f"the text {_shortened(text)}; {YIELDS}")
+        author = author_of(user)
+    except WrongFieldError as error:
+        what, field = (("user", user), ("text", text))[error.place]
+        raise InputError(f"the {what} {_shortened(field)}, which {error.why}; {YIELDS}") from error
+    if author is None:
+        dropped["posts_without_user"] += 1
+    elif any(user_name(string) is None for string in (author, *text)):
+        dropped["posts_not_utf8"] += 1
+    else:
+        joined = (" ".join(sentence.split()) for sentence in text)
+        yield Post(author, [sentence for sentence in joined if sentence], split, characters, removed)
 
 
 def _shortened(value: Any) -> str:

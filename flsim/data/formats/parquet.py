@@ -1,4 +1,7 @@
-"""Reader of Parquet files with a column of users, which are strings or whole numbers, and a column of plain text."""
+"""Reader of Parquet files with a column of users and a column of plain text.
+
+Users are strings or whole numbers, also as floats. A text is a string, or a list of texts.
+"""
 
 from collections import Counter
 from collections.abc import Iterator
@@ -11,11 +14,11 @@ import pyarrow.parquet as pq
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.posts import Format, Part, Post, library_message, post_of
+from flsim.data.formats.fields import WrongFieldError, posts_of
+from flsim.data.formats.posts import Format, Part, Post, library_message
 
 MAGIC = b"PAR1"
 BATCH = 256  # rows in memory at a time
-LONGEST_TEXT = 2**24  # characters
 
 
 @contextmanager
@@ -49,8 +52,11 @@ def _check_columns(schema: Any, source: Path, columns: tuple[str, str]) -> None:
     for column, option, expected, ok in zip(
         columns,
         ("--user-column", "--text-column"),
-        ("strings or whole numbers", "strings"),
-        ((_is_text, pa.types.is_integer), (_is_text,)),
+        ("strings or whole numbers", "strings or lists of strings"),
+        (
+            (_is_text, pa.types.is_integer, pa.types.is_floating, pa.types.is_null),
+            (_is_text, _is_texts, pa.types.is_null),
+        ),
         strict=True,
     ):
         if schema.names.count(column) != 1:
@@ -66,27 +72,27 @@ def _is_text(kind: Any) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
 
 
-def read_parquet(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Yield one post per row; 7 and "7" are one user.
+def _is_texts(kind: Any) -> bool:
+    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
+    return bool(is_list and (_is_text(kind.value_type) or pa.types.is_null(kind.value_type)))
 
-    Dropped, under the first reason that applies, are ``posts_without_user`` (null, or white space alone),
-    ``posts_without_text`` (null) and ``posts_too_long`` (16 million characters).
+
+def read_parquet(part: Part, dropped: Counter[str]) -> Iterator[Post]:
+    """Yield one post per text; `flsim.data.formats.fields.posts_of` states which ones are dropped.
 
     Raises:
-        InputError: the part cannot be read, or is not UTF-8.
+        InputError: the part cannot be read, is not UTF-8, or has an author that is no whole number.
     """
     with _open(part.path, part.source) as file:
         groups = range(part.first, part.last)
         for batch in file.iter_batches(BATCH, row_groups=groups, columns=list(part.columns), use_threads=False):
             for user, text in zip(*(batch.column(name).to_pylist() for name in part.columns), strict=True):
-                if user is None or not str(user).strip():
-                    dropped["posts_without_user"] += 1
-                elif text is None:
-                    dropped["posts_without_text"] += 1
-                elif len(text) > LONGEST_TEXT:
-                    dropped["posts_too_long"] += 1
-                else:
-                    yield post_of(str(user), text)
+                try:
+                    yield from posts_of(user, text, dropped, part.reading)
+                except WrongFieldError as error:
+                    raise InputError(
+                        f"{part.source}: column {part.columns[error.place]!r} {error.why}, found {user!s:.40}"
+                    ) from error
 
 
 PARQUET = Format("parquet", parquet_parts, read_parquet)

@@ -12,13 +12,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from flsim.data.html import records, removed_characters
+from flsim.data.sentences import records, removed_characters
 
 PART_BYTES = 2**26  # of input; a part has about so many,
 PART_RECORDS = 200_000  # or so many sentences, whichever the format can tell
 USER_RECORDS = 10**6  # of one user, in formats that have them in one piece; the largest published has 194,167
 LONGEST_RECORD = 2**20  # bytes of a sentence or of its record; longer ones are no text, and are dropped and counted
 POST_RECORDS = 64  # sentences that a reader of sentences joins to one post
+
+PACKED = {".gz", ".bz2", ".xz", ".lzma", ".zst", ".7z"}  # suffixes of compressed files
 
 OOV_WORD = "<oov>"
 """A word that is known to be out of vocabulary: what formats of token ids have in place of rare words."""
@@ -34,7 +36,7 @@ class Post:
         split: ``"train"``, ``"heldout"`` or ``"test"`` if the source states it; None lets the import draw it.
         characters: number of characters that were cut into the sentences, without spaces; 0 of sentences that the
             source has as such.
-        removed: how many of these characters the cut removed, as they are outside ASCII.
+        removed: how many of these characters the cut removed because they are outside ASCII; see `Reading.ascii`.
     """
 
     user: str
@@ -42,6 +44,19 @@ class Post:
     split: str | None = None
     characters: int = field(default=0, compare=False)
     removed: int = field(default=0, compare=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """The options of a user for reading sources; a format uses the options that apply to it.
+
+    Attributes:
+        ascii: whether characters outside ASCII are removed from plain text, see `flsim.data.sentences.sentences`.
+        site: the site of a Stack Exchange dump; None takes the site from the file's name.
+    """
+
+    ascii: bool = False
+    site: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +70,7 @@ class Part:
         last: where the part ends: exclusive, except for rowids, where it is the last one.
         columns: the keys or columns of user and text, for formats that name them.
         line: number of the part's first line in the file, from 1, for formats that count lines.
+        reading: how the user asked to read the source.
     """
 
     path: Path
@@ -63,12 +79,20 @@ class Part:
     last: int
     columns: tuple[str, str] = ("user", "text")
     line: int = 1
+    reading: Reading = Reading()
 
 
-def post_of(user: str, text: str, split: str | None = None) -> Post:
-    """Return the post of a plain text, which is cut into sentences by `flsim.data.html.sentences`."""
+def post_of(user: str, text: str, split: str | None = None, ascii: bool = False) -> Post:
+    """Return the post of a plain text, which is cut into sentences by `flsim.data.sentences.sentences`.
+
+    Args:
+        user: the author's name.
+        text: the text.
+        split: the split that the source states.
+        ascii: whether characters outside ASCII are removed.
+    """
     characters = len(text) - text.count(" ") - text.count("\n")
-    return Post(user, records(text), split, characters, removed_characters(text))
+    return Post(user, records(text, ascii), split, characters, removed_characters(text) if ascii else 0)
 
 
 def no_warnings(_data: Path, _source: Path) -> list[str]:
@@ -116,6 +140,15 @@ def ranges(first: int, last: int, parts: int) -> list[tuple[int, int]]:
 def parts_between(bounds: list[int], data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
     """Return the parts that begin and end at ascending bounds."""
     return [Part(data, source, first, last, columns) for first, last in pairwise(bounds)]
+
+
+def unpacked_name(source: Path) -> str:
+    """Return a file's name without the suffix of its compression, so that compression changes no identity.
+
+    >>> unpacked_name(Path("dumps/ai.Posts.xml.GZ"))
+    'ai.Posts.xml'
+    """
+    return source.stem if source.suffix.lower() in PACKED else source.name
 
 
 def split_of_name(source: Path) -> str | None:

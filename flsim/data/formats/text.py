@@ -54,7 +54,7 @@ def _read(lines_per_author: int, part: Part, dropped: Counter[str]) -> Iterator[
     Raises:
         InputError: the file became shorter while it was read.
     """
-    split, name = posts.split_of_name(part.source), posts.user_name(part.source.name) or "text"
+    split, name = posts.split_of_name(part.source), posts.user_name(posts.unpacked_name(part.source)) or "text"
     for author, lines in groupby(enumerate(_lines(part)), key=lambda line: line[0] // lines_per_author):
         user = f"{name}:{part.line + author * lines_per_author}"
         yield from posts.published(user, split, (line for _, line in lines), dropped)

@@ -6,17 +6,19 @@ neither JSON nor a word contains. Lines are in the order of the sha256 of names.
 
 import json
 from collections import Counter, defaultdict
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from flsim.base.pool import Report
 from flsim.data.formats.known import format_of
-from flsim.data.formats.posts import Format, Part
+from flsim.data.formats.posts import Format, Part, Reading
 from flsim.data.importing.spill import hash_of, write_lines
 from flsim.data.vocabulary import By
 
 LINE = 2**12  # sentences
 ALIVE = 100  # posts between two signs of life
+COUNTED_TOO = ("posts_without_words", "rows_with_forbidden_characters")  # what they count is among the posts
 
 
 def detect(_report: Report, data: Path, source: Path) -> str:
@@ -25,10 +27,11 @@ def detect(_report: Report, data: Path, source: Path) -> str:
 
 
 def parts_of(
-    _report: Report, format: Format, data: Path, source: Path, columns: tuple[str, str]
+    _report: Report, format: Format, data: Path, source: Path, columns: tuple[str, str], reading: Reading
 ) -> tuple[list[Part], list[str]]:
-    """Return the parts of a file, and warnings about the file as a whole."""
-    return format.parts(data, source, columns), format.check(data, source)
+    """Return the parts of a file, and warnings about the complete file."""
+    parts = [replace(part, reading=reading) for part in format.parts(data, source, columns)]
+    return parts, format.check(data, source)
 
 
 def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int, by: By) -> dict[str, Any]:
@@ -55,6 +58,9 @@ def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int
     splits: Counter[str] = Counter()
     posts = words = files = pending = characters = removed = 0
     for post in format.read(part, dropped):
+        if not post.user.strip():
+            dropped["posts_without_user"] += 1
+            continue
         posts += 1
         characters, removed = characters + post.characters, removed + post.removed
         if posts % ALIVE == 0:
@@ -74,7 +80,7 @@ def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int
         files += 1
     read = Counter(posts=posts, records=splits.total(), words=words)
     for reason, count in dropped.items():
-        read[reason.split("_")[0]] += count * (reason != "posts_without_words")
+        read[reason.split("_")[0]] += count * (reason not in COUNTED_TOO)
     usual = max(splits, key=lambda split: splits[split], default="")  # a part is of one split, but where two meet
     splits[usual] += sum(count for reason, count in dropped.items() if reason.startswith("records_"))
     return {

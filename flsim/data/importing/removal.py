@@ -1,4 +1,4 @@
-"""The account of an import of characters outside ASCII, which the cut into sentences removes.
+"""The account of an import of characters outside ASCII, which the setting `ascii` removes.
 
 The corpus has no count of them: a few typographic quotes must not change the digest of a corpus. It keeps the warning
 that much of the text is gone.
@@ -7,10 +7,7 @@ that much of the text is gone.
 from dataclasses import dataclass
 
 MUCH = 0.01  # share of characters whose loss changes words: of English text, typographic apostrophes alone are less
-READER = (
-    "to keep them, read the file with a function of your own that yields lists of sentences (--format "
-    "path/to/file.py:NAME, docs/own-data.md)"
-)
+ADVICE = "import without --ascii to keep them (docs/own-data.md)"
 
 
 @dataclass
@@ -35,8 +32,8 @@ class Removal:
         """Return the line that an import prints where characters were removed; a `MUCH` larger share has advice."""
         count = f"{self.removed:,} of {self.characters:,} characters ({self.share:.1%}) are outside ASCII"
         if self.share <= MUCH:
-            return f"{count} and were removed, as docs/own-data.md explains"
-        return f"{count} and were removed, which deletes or shortens words; {READER}"
+            return f"{count} and were removed"
+        return f"{count} and were removed, which deletes or shortens words; {ADVICE}"
 
     @property
     def warnings(self) -> list[str]:
@@ -48,4 +45,4 @@ class Removal:
         """Return the end of an error about a text without words, with its reason; empty where nothing was removed."""
         if not self.removed:
             return ""
-        return f": {self.removed:,} of its {self.characters:,} characters are outside ASCII and were removed; {READER}"
+        return f": {self.removed:,} of its {self.characters:,} characters are outside ASCII and were removed; {ADVICE}"

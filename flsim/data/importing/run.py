@@ -37,7 +37,7 @@ from flsim.data.importing.tasks import Given, Steps, words_short
 from flsim.data.importing.unpack import is_compressed
 from flsim.data.manifest import SCHEMA
 
-VERSION = 4  # of the pieces: what another version left is not used
+VERSION = 5  # of the pieces: what another version left is not used
 SMALL = 2**23  # bytes of sources that are not worth other processes
 MOST_WORKERS = 12  # together they stay below 2 GB
 UNPACKED = 8  # bytes for each of a compressed source, more or less
@@ -54,6 +54,7 @@ def import_corpus(
     workers: int | None = None,
     fit_vocabulary: bool = False,
     lines_per_author: int | None = None,
+    sites: Sequence[str] = (),
 ) -> Corpus:
     """Import sources as one corpus; users that occur in several sources are one user.
 
@@ -73,6 +74,7 @@ def import_corpus(
         fit_vocabulary: whether a corpus, or a file of words, with fewer different words than the vocabulary needs gets
             a vocabulary of all its words, in place of an error.
         lines_per_author: consecutive lines of plain text that count as one author; by default 200.
+        sites: the site of each Stack Exchange dump, in their order; by default taken from the files' names.
 
     Returns:
         The new corpus.
@@ -80,8 +82,8 @@ def import_corpus(
     Raises:
         InputError: a source cannot be read as its format, no author has enough words, there are no train users, there
             are fewer different words than the vocabulary needs, a vocabulary of words is named for a corpus by
-            characters, `lines_per_author` is less than 1 or no source is plain text, or `out` exists or is being
-            imported to.
+            characters, `lines_per_author` is less than 1 or no source is plain text, two sources have one name (see
+            `flsim.data.importing.sites.with_sites`), or `out` exists or is being imported to.
         RunFailed: the disk is full.
 
     Examples:
@@ -117,12 +119,13 @@ def import_corpus(
                 "parameters": hparams.described,
                 "format": format and ([format.name, dict(format.about)] if format.about else format.name),
                 "columns": columns,
+                "sites": list(sites),
                 "lines_per_author": lines_per_author,
                 "vocabulary_from": vocabulary and vocabulary.parameter,
             }
         )
         with Pool(workers or _workers(opened)) as pool:
-            steps = Steps(pieces, pool, hparams, fit_vocabulary, text)
+            steps = Steps(pieces, pool, hparams, fit_vocabulary, text, sites)
             made = steps.make(unpack_sources(opened, pieces, pool), format, columns, vocabulary)
         for source in opened:
             source.refuse_if_changed()

@@ -7,6 +7,9 @@ from flsim.base.errors import InputError, at_least_one
 from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.vocabulary import By, Layout, refuse_unit
 
+# Settings that manifests of earlier commits do not have, with their defaults.
+ADDED: dict[str, Any] = {"by": "words", "ascii": False}
+
 
 @dataclass(frozen=True)
 class ImportHParams:
@@ -25,6 +28,8 @@ class ImportHParams:
         layout: layout of token ids; a key of `flsim.data.vocabulary.LAYOUTS`.
         by: "characters" takes each character of a sentence for a word, spaces and punctuation too. The other settings
             then count characters; set a larger `record_words`, e.g. 600.
+        ascii: whether characters outside ASCII are removed from plain text, as in TensorFlow Federated's Stack Overflow
+            data. Formats that publish sentences as tokens are read as they are.
 
     Examples:
         >>> flsim.ImportSettings(vocabulary_size=5_000, words_per_user=500)    # doctest: +SKIP
@@ -38,6 +43,7 @@ class ImportHParams:
     seed: int = 0
     layout: str = "tff"
     by: By = "words"
+    ascii: bool = False
 
     def __post_init__(self) -> None:
         refuse_unit(self.by)
@@ -53,8 +59,8 @@ class ImportHParams:
 
     @property
     def described(self) -> dict[str, Any]:
-        """Return the settings by name, without `by` for words, so that older corpora keep their digests."""
-        return {name: value for name, value in asdict(self).items() if (name, value) != ("by", "words")}
+        """Return the settings by name, without `ADDED` ones at their default, so that corpora keep their digests."""
+        return {name: value for name, value in asdict(self).items() if name not in ADDED or value != ADDED[name]}
 
     @property
     def splits(self) -> tuple[str, ...]:

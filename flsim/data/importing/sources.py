@@ -30,6 +30,7 @@ class Source:
         data: the file to read: the same file, or one in the scratch folder.
         identity: values that tell whether the file is still the same; JSON.
         digest: bytes and sha256 of the file that the user named, once they are known.
+        site: the site of a Stack Exchange dump, if the user named it.
         changed_at: when the file's content, name or permissions last changed before the import began, in ns.
     """
 
@@ -38,6 +39,7 @@ class Source:
     identity: dict[str, Any]
     digest: dict[str, Any] | None = None
     changed_at: int = 0
+    site: str | None = None
 
     @property
     def file(self) -> Path:

@@ -2,6 +2,7 @@
 
 import shutil
 from collections import Counter
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
 from flsim.data.formats import canonical
 from flsim.data.formats.known import FORMATS, is_fragile
-from flsim.data.formats.posts import OOV_WORD, Format, Part
+from flsim.data.formats.posts import OOV_WORD, Format, Part, Reading
 from flsim.data.importing import lengths
 from flsim.data.importing.count import count_words, merge, words_of
 from flsim.data.importing.gather import balance_bucket, users_of
@@ -23,6 +24,7 @@ from flsim.data.importing.read import detect, parts_of, read_part
 from flsim.data.importing.removal import Removal
 from flsim.data.importing.scratch import MADE, Pieces
 from flsim.data.importing.settings import ImportHParams
+from flsim.data.importing.sites import with_sites
 from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
 from flsim.data.importing.spill import cuts, ranges_of
 from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary
@@ -82,7 +84,9 @@ class Steps:
         hparams: ImportHParams,
         fit_vocabulary: bool = False,
         text: Format | None = None,
+        sites: Sequence[str] = (),
     ) -> None:
+        self.sites = sites
         self.text = text  # in place of the format text, where lines per author are set
         self.pieces, self.pool, self.hparams, self.fit_vocabulary = pieces, pool, hparams, fit_vocabulary
         self.read: Counter[str] = Counter()
@@ -99,6 +103,7 @@ class Steps:
         for source, source_format in zip(sources, formats, strict=True):
             if format is None:
                 say(f"{source.path}: {source_format.name}")
+        sources = with_sites(sources, formats, self.sites)
         notes = list(dict.fromkeys(source_format.lost for source_format in formats if source_format.lost))
         sources, files, warnings = self.read_parts(sources, formats, columns)
         buckets, words = self.balance(sources, files)
@@ -129,6 +134,7 @@ class Steps:
                     {
                         "name": source.path.name,
                         "format": source_format.name,
+                        **({} if source.site is None else {"site": source.site}),
                         **(source.digest or {}),
                         **source_format.about,
                     }
@@ -200,7 +206,7 @@ class Steps:
                 Task(
                     f"{source.path}",
                     parts_of,
-                    (source_format, source.data, source.path, columns),
+                    (source_format, source.data, source.path, columns, Reading(self.hparams.ascii, source.site)),
                     _silence(source_format),
                 )
                 for source, source_format in zip(sources, formats, strict=True)

@@ -1,6 +1,7 @@
 """Unpacking of compressed files and copying of pipes, so that sources can be read in parts."""
 
 import bz2
+import functools
 import gzip
 import lzma
 import zlib
@@ -8,24 +9,29 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from backports.zstd import DecompressionParameter, ZstdError, ZstdFile
+
 from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import HashedFile, new_file
 from flsim.base.pool import Report
+from flsim.data.importing import archives
 
 CHUNK = 2**20  # bytes
+WINDOW = 31  # log2 of bytes: the largest window of zstd, which dumps of Reddit need
 
 _OPENERS: dict[bytes, Callable[[Any], IO[bytes]]] = {
     b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file, mode="rb"),  # type: ignore[dict-item, return-value]
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ\x00": lzma.LZMAFile,
     b"\x5d\x00\x00": lzma.LZMAFile,
-}  # the last is LZMA alone, as TensorFlow Federated publishes: properties, then a dictionary size that is round
+    b"\x28\xb5\x2f\xfd": functools.partial(ZstdFile, options={DecompressionParameter.window_log_max: WINDOW}),
+}  # the second LZMA is LZMA alone, as TensorFlow Federated publishes: properties, then a round dictionary size
 
 
 def is_compressed(path: Path) -> bool:
     """Return whether `unpack` knows how the file is compressed."""
     with path.open("rb") as file:
-        return file.read(8).startswith(tuple(_OPENERS))
+        return file.read(8).startswith((*_OPENERS, archives.MAGIC))
 
 
 class _Reported(HashedFile):
@@ -71,13 +77,16 @@ def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, A
     """
     with packed.open("rb") as file:
         head = file.read(8)
+        if head.startswith(archives.MAGIC):
+            archives.unpack_archive(packed, source, out)
+            return hash_file(report, packed)
         opener = next(opener for magic, opener in _OPENERS.items() if head.startswith(magic))
         file.seek(0)
         hashed = _Reported(file, report)
         try:
             with opener(hashed) as unpacked:
                 copy(unpacked, out)
-        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile) as error:
+        except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, ZstdError) as error:
             raise InputError(f"{source}: cut short or damaged ({in_one_line(error)}); fetch it again") from error
         except OSError as error:
             if error.errno is not None:

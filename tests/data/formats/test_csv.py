@@ -14,12 +14,12 @@ from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.formats import csv_rows
 from flsim.data.formats.posts import Post
-from flsim.data.html import records
+from flsim.data.sentences import records
 
 FIELD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
 
 
-@given(st.lists(st.tuples(FIELD.filter(str.strip), FIELD)), st.sampled_from(["utf-8", "utf-8-sig"]))
+@given(st.lists(st.tuples(FIELD.filter(str.strip), FIELD.filter(str.strip))), st.sampled_from(["utf-8", "utf-8-sig"]))
 def test_what_is_written_is_read(
     tmp_path_factory: pytest.TempPathFactory, posts: list[tuple[str, str]], encoding: str
 ) -> None:
@@ -45,6 +45,7 @@ def test_posts_without_an_author_and_blank_lines(tmp_path: Path) -> None:
         (b"user,text,text\na,b,c\n", "no column 'text'; its columns, between commas: user, text, text; name the right"),
         (b"user,text\na,b\nc,d,e\n", "line 3: a row of 3 fields, but the header has 2; put quotes around fields that"),
         (b'user,text\na,"b\n', "line 2: not CSV (unexpected end of data)"),
+        (b"user,text\n9007199254740992.0,b\n", "line 2: 'user' is a float too large to be one whole number; write"),
         (b"user,text\na,caf\xe9\n", "not UTF-8; convert the file to UTF-8"),
     ],
 )

@@ -25,7 +25,7 @@ def test_kinds_of_columns(tmp_path: Path, user: Any, text: Any) -> None:
     names = pa.array(["7", "8", "7"], pa.string()).cast(pa.int64()).cast(user) if "int" in str(user) else None
     users = names if names is not None else pa.array(["7", "8", "7"], user)
     path = write(tmp_path / "a.parquet", user=users, text=pa.array(["A b. C", "d", ""], text), other=[1, 2, 3])
-    assert read(path, FORMAT)[0] == [Post("7", ["a b .", "c"]), Post("8", ["d"]), Post("7", [])]
+    assert read(path, FORMAT)[0] == [Post("7", ["a b .", "c"]), Post("8", ["d"])]
 
 
 def test_dictionaries(tmp_path: Path) -> None:
@@ -55,9 +55,9 @@ def test_columns_are_named(tmp_path: Path) -> None:
     assert read(path, FORMAT, columns=("author", "body"))[0] == [Post("a", ["b"])]
     with pytest.raises(InputError, match=r"a\.parquet: no column 'user'; its columns: author, body, n"):
         read(path, FORMAT)
-    with pytest.raises(InputError, match="column 'n' has double, not strings or whole numbers"):
+    with pytest.raises(InputError, match=r"column 'n' must be a string or a whole number, found 0\.5"):
         read(path, FORMAT, columns=("n", "body"))
-    with pytest.raises(InputError, match="column 'n' has double, not strings"):
+    with pytest.raises(InputError, match="column 'n' has double, not strings or lists of strings"):
         read(path, FORMAT, columns=("author", "n"))
 
 

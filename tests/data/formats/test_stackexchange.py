@@ -13,7 +13,7 @@ from flsim.data.formats import stackexchange
 from flsim.data.formats.known import FORMATS
 from flsim.data.formats.posts import Post
 from flsim.data.formats.stackexchange import site_of
-from flsim.data.html import records
+from flsim.data.sentences import records
 
 
 def read(path: Path) -> tuple[list[Post], Counter[str]]:
@@ -87,7 +87,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, posts
 def test_dumps_as_they_come(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "a.Posts.xml"
     path.write_bytes(content)
-    assert read(path)[0] == [Post("a/1", ["caf"])]
+    assert read(path)[0] == [Post("a/1", ["café"])]
 
 
 @pytest.mark.parametrize(

@@ -45,7 +45,7 @@ def nothing_but(folder: Path) -> bool:
         ("a.xml", b"\x1f\x8b\x08", r"a\.xml: cut short or damaged"),
         ("a.xml", b"", r"a\.xml: line 1, column 1: no element found"),
         ("a.jsonl", b"", r"a\.jsonl: no text of any user in 0 posts"),
-        ("a.jsonl", b'{"user": 1, "text": "\xc3\xa9"}', r"a\.jsonl: no text of any user in 1 posts"),
+        ("a.jsonl", b'{"user": 1, "text": "\xe2\x80\x8b"}', r"a\.jsonl: no text of any user in 1 posts"),
         ("a.jsonl", b"hello", r"a\.jsonl: line 1: not JSON"),
         ("a.json", b'[{"user": 1, "text": "a"}]', r"a\.json: line 1: not a JSON object"),
         ("a.xml", b'{"user": 1, "text": "a b c"}', "no user has 12 words; the longest, '1', has 3: import more text"),
@@ -191,7 +191,7 @@ def stop(*arguments: object, **named: object) -> None:
 @pytest.mark.parametrize(
     "step",
     [
-        "formats.jsonl.post_of",
+        "formats.fields.post_of",
         "importing.gather._encode",
         "importing.tasks.merge",
         "importing.tasks.CorpusWriter.finish",

@@ -1,4 +1,4 @@
-"""Characters outside ASCII, which the cut into sentences removes: an import counts them, and never hides that."""
+"""Characters outside ASCII, which `--ascii` removes: an import counts and reports them."""
 
 from pathlib import Path
 
@@ -12,11 +12,11 @@ from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.html import removed_characters, sentences
 from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.sentences import removed_characters, sentences
 
-SETTINGS = ("--words-per-user", 10, "--heldout", 0, "--test", 0)
-ADVICE = "to keep them, read the file with a function of your own that yields lists of sentences (--format path/to/file"
+SETTINGS = ("--words-per-user", 10, "--heldout", 0, "--test", 0, "--ascii")
+ADVICE = "import without --ascii to keep them"
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_removed_characters_are_counted(text: str, removed: int) -> None:
 
 @given(st.text(st.characters(codec="utf-8", categories=["L", "Nd", "P"]), max_size=30))
 def test_what_is_neither_removed_nor_kept_is_nothing(text: str) -> None:
-    kept = len("".join(word for sentence in sentences(text) for word in sentence))
+    kept = len("".join(word for sentence in sentences(text, ascii=True) for word in sentence))
     assert kept + removed_characters(text) == len(text.lower())
 
 
@@ -62,7 +62,7 @@ def test_a_little_removed_text_is_counted_and_leaves_the_corpus_alone(tmp_path: 
     source = write_jsonl(tmp_path / "a.jsonl", [*posts, ("one", "naïve")])
     code, out, err = flsim("data", "import", source, *SETTINGS, "--out", tmp_path / "corpus")
     assert code == 0, err
-    assert "1 of 1,145 characters (0.1%) are outside ASCII and were removed, as docs/own-data.md explains\n" in err
+    assert "1 of 1,145 characters (0.1%) are outside ASCII and were removed\n" in err
     assert "WARNING" not in out
     assert Corpus.open(tmp_path / "corpus").manifest["warnings"] == []
     plain = write_jsonl(tmp_path / "b.jsonl", posts)
@@ -79,7 +79,7 @@ def test_text_of_which_nothing_is_left_says_why_and_advises_no_zero(tmp_path: Pa
     (tmp_path / "own.py").write_text(f"def read(path):\n    yield from {posts!r}\n")
     for name, form in (("a.jsonl", None), ("a.parquet", None), ("a.jsonl", f"{tmp_path}/own.py:read")):
         with pytest.raises(InputError, match=why) as caught:
-            import_corpus([tmp_path / name], tmp_path / "corpus", ImportHParams(9, 6, 50), form)
+            import_corpus([tmp_path / name], tmp_path / "corpus", ImportHParams(9, 6, 50, ascii=True), form)
         assert f"{9 * 9} of its {9 * len(text.replace(' ', ''))} characters are outside ASCII" in str(caught.value)
         assert ADVICE in str(caught.value)
         assert "--words-per-user" not in str(caught.value)

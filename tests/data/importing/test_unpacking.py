@@ -3,6 +3,7 @@
 import bz2
 import gzip
 import hashlib
+import io
 import lzma
 import os
 import subprocess
@@ -10,7 +11,9 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
+import py7zr
 import pytest
+from backports import zstd
 from dumps import folder_bytes, write_jsonl
 
 from flsim.base.errors import InputError
@@ -27,11 +30,20 @@ def lzma_alone(content: bytes) -> bytes:
     return lzma.compress(content, lzma.FORMAT_ALONE)
 
 
+def seven_zip(content: bytes) -> bytes:
+    packed = io.BytesIO()
+    with py7zr.SevenZipFile(packed, "w") as archive:
+        archive.writef(io.BytesIO(content), "posts.jsonl")
+    return packed.getvalue()
+
+
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "gz": gzip.compress,
     "bz2": bz2.compress,
     "xz": lzma.compress,
     "lzma": lzma_alone,
+    "zst": zstd.compress,
+    "7z": seven_zip,
 }
 packers = pytest.mark.parametrize("packer", PACKERS.values(), ids=PACKERS)
 
@@ -67,8 +79,8 @@ def test_packed_is_as_good_as_plain(tmp_path: Path, plain: bytes, packer: Callab
 
 @packers
 def test_a_file_in_several_streams(tmp_path: Path, plain: bytes, packer: Callable[[bytes], bytes]) -> None:
-    """As pbzip2 and `cat a.gz b.gz` make them. (LZMA alone has no such thing.)"""
-    if packer is lzma_alone:
+    """As pbzip2 and `cat a.gz b.gz` make them. (LZMA alone and 7z have no such thing.)"""
+    if packer in (lzma_alone, seven_zip):
         return
     (tmp_path / "packed").write_bytes(packer(plain[:100]) + packer(plain[100:]))
     unpack(lambda amount: None, tmp_path / "packed", tmp_path / "packed", tmp_path / "out")

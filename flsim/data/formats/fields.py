@@ -1,0 +1,87 @@
+"""The rules for the author and the text of a post, which are the same in all formats of plain text.
+
+A null is None, a number that is not one (NaN, as pandas writes a null), or a string of white space.
+"""
+
+import math
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+from flsim.data.formats.posts import Post, Reading, post_of, user_name
+
+LONGEST_TEXT = 2**24  # characters
+EXACT = 2**53  # from here on, a float stands for several whole numbers
+USER, TEXT = 0, 1  # places in `columns`
+
+
+class WrongFieldError(Exception):
+    """The fault of an author or a text.
+
+    Attributes:
+        place: `USER` or `TEXT`.
+        why: end of a sentence that begins with the name of the field.
+    """
+
+    def __init__(self, place: int, why: str) -> None:
+        super().__init__(why)
+        self.place, self.why = place, why
+
+
+def posts_of(user: Any, text: Any, dropped: Counter[str], reading: Reading, split: str | None = None) -> Iterator[Post]:
+    """Yield the post of an author and a text, or one post for each text of a list.
+
+    Dropped, under the first reason that applies, are ``posts_without_user`` and ``posts_without_text`` (null or blank),
+    ``posts_too_long`` (more than `LONGEST_TEXT` characters) and ``posts_not_utf8`` (the author or the text holds half
+    of a surrogate pair).
+
+    Args:
+        user: a string, or a whole number, also as a float; 7, 7.0 and "7" are one author.
+        text: a string, or a list of strings.
+        dropped: counts by reason.
+        reading: how the text is read.
+        split: the split that the source states.
+
+    Raises:
+        WrongFieldError: the author or the text has another type.
+    """
+    texts = text if isinstance(text, list) and text else [text]
+    name = author_of(user)
+    for one in texts:
+        if name is None:
+            dropped["posts_without_user"] += 1
+        elif _is_null(one) or one == []:
+            dropped["posts_without_text"] += 1
+        elif not isinstance(one, str):
+            raise WrongFieldError(TEXT, "must be a string or a list of strings")
+        elif len(one) > LONGEST_TEXT:
+            dropped["posts_too_long"] += 1
+        elif user_name(name) is None or user_name(one) is None:
+            dropped["posts_not_utf8"] += 1
+        else:
+            yield post_of(name, one, split, reading.ascii)
+
+
+def author_of(user: Any) -> str | None:
+    """Return an author's name; None for a null.
+
+    Raises:
+        WrongFieldError: the author is neither a string nor a whole number.
+    """
+    if _is_null(user):
+        return None
+    if isinstance(user, float) and user.is_integer():
+        if abs(user) >= EXACT:
+            raise WrongFieldError(USER, "is a float too large to be one whole number; write authors as strings")
+        return str(int(user))
+    if isinstance(user, bool) or not isinstance(user, str | int):
+        raise WrongFieldError(USER, "must be a string or a whole number")
+    return str(user)
+
+
+def _is_null(value: Any) -> bool:
+    return (
+        value is None
+        or (isinstance(value, float) and math.isnan(value))
+        or (isinstance(value, str) and not value.strip())
+    )
