@@ -282,7 +282,7 @@ def simulate(
     refuse_other(FedAvg | Central, "a flsim.FedAvg or flsim.Central", algorithm=algorithm)
     at_least_one(rounds=rounds, **{} if callable(every) else {"every": every})
     refuse_impossible(seed, threads, device)
-    refuse_unfit(model, planted.corpus.layout, seed)
+    refuse_unfit(model, planted.corpus.layout, seed, is_new=start is None)
     if start is not None:
         refuse_other(State, "a state of flsim.simulate", start=start)
         restore(start.params, model, planted.corpus.layout.vocabulary_size)  # raises where it is of another model

@@ -239,9 +239,9 @@ def test_what_engines_cannot_do_is_refused(own: Experiment, kind: str, setting: 
     "kind", [TINY_OWN, pytest.param(CENTRAL, marks=pytest.mark.nightly)], ids=["federated", "central"]
 )
 def test_an_error_in_training_names_file_and_line(own: Experiment, kind: str) -> None:
-    """Exit code 1: what is tried before training are records of four words, and there are longer ones."""
+    """Exit code 1: what is tried before training are at most three records together, and a step reads four."""
     own.config.write_text(kind + SECTION)
-    write_model(own.folder, (FORWARD, f"        if tokens.shape[1] > 4: [][0]\n{FORWARD}"))
+    write_model(own.folder, (FORWARD, f"        if len(tokens) > 3: [][0]\n{FORWARD}"))
     options = ("--set", "system.retries=0")
     failed = own.flsim("run", own.config, "--out", "run", *options, check=False)
     (copy,) = (own.folder / "run" / "code").iterdir()

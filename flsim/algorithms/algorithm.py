@@ -21,6 +21,7 @@ from flsim.models.language_model import Params, TrainableModel
 from flsim.training.batches import local_batches
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import restored, train_user
+from flsim.training.randomness import training_mode
 from flsim.training.state import Moments, by_slot, flat
 from flsim.training.update import UpdateSum
 
@@ -161,7 +162,7 @@ def train_users(
 ) -> UpdateSum:
     """Train the users of a cohort one after another by the algorithm's `train`, and return the sum of their answers.
 
-    A user's batches are those of `flsim.training.local.train_cohort`.
+    A user's batches, and what torch draws at random, are those of `flsim.training.local.train_cohort`.
 
     Args:
         algorithm: the algorithm, whose `train` is called for each user.
@@ -188,7 +189,8 @@ def train_users(
         records = users[user]
         batches = list(local_batches(records, users.layout, hparams, stream(seed, "local", round_, user)))
         kept = states.read(user, round_) if algorithm.user_slots else None
-        answer = algorithm.train(User(model, batches, hparams, rate, sent, kept))
+        with training_mode(model, seed, round_, user):
+            answer = algorithm.train(User(model, batches, hparams, rate, sent, kept))
         if algorithm.user_slots and answer.kept is not None:
             states.write(user, round_, answer.kept, forget)
         examples, trained = hparams.examples(len(records)), answer.trained

@@ -114,7 +114,7 @@ class Run:
         own_code.refuse_other_settings(started.config, settings, path)
         run = cls(path, own_code.with_copies(settings, path))
         run.verify()
-        refuse_unfit(run.config.model, corpus.layout, settings.seed)
+        refuse_unfit(run.config.model, corpus.layout, settings.seed, is_new=False)
         refuse_foreign_rows(path, run.identity)
         if not (kept := path / "checkpoints").is_dir():
             raise InputError(

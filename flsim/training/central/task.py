@@ -6,11 +6,13 @@ from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one
+from flsim.base.extensions import is_own
 from flsim.data.records import Records, RecordsByRound
-from flsim.models.architectures import class_of, restore, with_low_precision
+from flsim.models.architectures import build, class_of, restore, with_low_precision
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.language_model import Capabilities, ModelSettings, NextWordModel, Params, TrainableModel
 from flsim.privacy.ledger import Entry
@@ -18,6 +20,7 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.central.records import Order, poisson_lot, positions_at
 from flsim.training.optimizers import refuse_low_precision, slots_of
+from flsim.training.randomness import draws
 from flsim.training.state import Moments
 
 EngineName = Literal["fused", "autograd"]
@@ -113,10 +116,21 @@ class CentralTask:
             raise InputError("target_quantile adapts the clip of users' updates; central training has a fixed clip")
         if self.privacy.noise != "independent":
             raise InputError("privacy.noise is for users' updates; remove it, or train federated")
+        self._refuse_draws()
         for name in ("gradient_clip", "dropout"):
             if getattr(self.hparams, name):
                 raise InputError(f"{name} is not for DP-SGD, which clips each record's gradient; remove it")
         poisson_lot(0, self.records.records, self.hparams.batch_size, self.seed)
+
+    def _refuse_draws(self) -> None:
+        if self.model is None or not is_own(self.architecture):
+            return
+        layout = self.records.layout
+        if draws(build(layout.vocabulary_size, self.model), torch.tensor([[layout.bos, layout.first_word]])):
+            raise InputError(
+                f"{self.architecture}: draws at random in training, as dropout does, which is not for DP-SGD; set its "
+                f"probabilities to 0"
+            )
 
     @property
     def architecture(self) -> str:
