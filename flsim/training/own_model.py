@@ -158,7 +158,7 @@ def _refuse_unseeded(name: str, model: TrainableModel, layout: Layout, seed: int
     tokens = _tokens(layout)
     with torch.no_grad():
         for parameter, value in model.trainable.items():
-            value += torch.from_numpy(stream(seed, "trial", parameter).normal(0, 0.01, value.shape)).to(value)
+            value.add_(torch.from_numpy(stream(seed, "trial", parameter).normal(0, 0.01, value.shape)).to(value))
         if not torch.equal(model(tokens), model(tokens)):
             raise InputError(OUTSIDE.format(name))
         logits = []
