@@ -10,7 +10,7 @@ from contextlib import ExitStack, contextmanager
 import torch
 from torch import Tensor, nn
 
-from flsim.base.rng import stream
+from flsim.base.rng import torch_stream
 from flsim.models.language_model import TrainableModel
 
 
@@ -25,17 +25,10 @@ def training_mode(model: TrainableModel, seed: int, *keys: int) -> Iterator[None
         seed: the experiment's seed.
         keys: the round and the user of federated training; the step of central training.
     """
-    device, value = model.device, int(stream(seed, "torch", *keys).integers(2**63))
     with ExitStack() as stack:
-        if device.type == "cuda":
-            index = torch.cuda.current_device() if device.index is None else device.index
-            stack.enter_context(torch.random.fork_rng([index]))
-            torch.cuda.default_generators[index].manual_seed(value)
-            if _drops_between_layers(model):
-                stack.enter_context(torch.backends.cudnn.flags(enabled=False))
-        else:
-            stack.enter_context(torch.random.fork_rng([]))
-        torch.default_generator.manual_seed(value)
+        stack.enter_context(torch_stream(model.device, seed, *keys))
+        if model.device.type == "cuda" and _drops_between_layers(model):
+            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
         model.train()
         try:
             yield
