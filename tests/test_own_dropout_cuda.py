@@ -1,4 +1,4 @@
-"""Dropout of a network of a user's own on a GPU, where cuDNN and torch draw from other generators than on a CPU."""
+"""Dropout of a network of a user's own on a GPU, where torch and cuDNN draw from the device's generator."""
 
 from pathlib import Path
 

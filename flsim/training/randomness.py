@@ -5,10 +5,10 @@ that what is drawn does not depend on the process, or on what the process traine
 """
 
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from flsim.base.rng import torch_stream
 from flsim.models.language_model import TrainableModel
@@ -25,20 +25,12 @@ def training_mode(model: TrainableModel, seed: int, *keys: int) -> Iterator[None
         seed: the experiment's seed.
         keys: the round and the user of federated training; the step of central training.
     """
-    with ExitStack() as stack:
-        stack.enter_context(torch_stream(model.device, seed, *keys))
-        if model.device.type == "cuda" and _drops_between_layers(model):
-            stack.enter_context(torch.backends.cudnn.flags(enabled=False))
+    with torch_stream(model.device, seed, *keys):
         model.train()
         try:
             yield
         finally:
             model.eval()
-
-
-def _drops_between_layers(model: nn.Module) -> bool:
-    """Return whether a recurrence of torch has dropout, which cuDNN draws from a generator that cannot be seeded."""
-    return any(isinstance(module, nn.RNNBase) and module.dropout > 0 for module in model.modules())
 
 
 @torch.no_grad()
