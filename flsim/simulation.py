@@ -9,7 +9,7 @@ A notebook runs the same loop as `flsim run`:
 A state holds what a checkpoint holds. Any state can be the `start` of another simulation.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -22,7 +22,7 @@ from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import default_branch
 from flsim.algorithms.training import Training
 from flsim.base.errors import InputError, at_least_one, not_negative
-from flsim.base.extensions import Own, by_content
+from flsim.base.extensions import Option, Own, by_content, configured, refuse_wrong_options
 from flsim.base.machine import refuse_missing_device
 from flsim.base.types import refuse_other, refuse_other_types
 from flsim.canaries.in_corpus import planting_of, settled
@@ -149,6 +149,8 @@ class FedAvg:
             and equal numbers give equal bits.
         branch: number of consecutive shards whose sums are added before those of branches, as `system.branch`; 0 for
             none. None for the default of a run with as many shards.
+        algorithm_options: options of an algorithm of one's own: arguments of its class by name, numbers or text.
+        sampler_options: options of a sampler of one's own, likewise.
 
     Examples:
         >>> flsim.FedAvg(cohort=40, local=flsim.LocalSGD(learning_rate=0.5))   # doctest: +SKIP
@@ -163,17 +165,20 @@ class FedAvg:
     canary_users: AuditHParams = field(default_factory=AuditHParams)
     shards: int = 2
     branch: int | None = None
+    algorithm_options: Mapping[str, Option] = field(default_factory=dict)
+    sampler_options: Mapping[str, Option] = field(default_factory=dict)
     unit: ClassVar[Unit] = "user"
 
     def __post_init__(self) -> None:
         kinds = {"local": "LocalSGD", "server": "ServerOptimizer", "privacy": "Privacy", "canary_users": "CanaryUsers"}
         refuse_other_types(self, **kinds)
+        refuse_wrong_options(self, "algorithm", "sampler")
         at_least_one(cohort=self.cohort, shards=self.shards)
 
     @property
     def sampler_of_units(self) -> str:
         """Return the sampler of users, as a ledger names it."""
-        return by_content(self.sampler)
+        return by_content(configured(self, "sampler"))
 
     def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
         """Return the training of these users.
@@ -182,7 +187,13 @@ class FedAvg:
             InputError: the settings do not fit the users or each other.
         """
         settings = FedAvgHParams(
-            **asdict(self.server), rounds=rounds, cohort=self.cohort, algorithm=self.algorithm, sampler=self.sampler
+            **asdict(self.server),
+            rounds=rounds,
+            cohort=self.cohort,
+            algorithm=self.algorithm,
+            sampler=self.sampler,
+            algorithm_options=self.algorithm_options,
+            sampler_options=self.sampler_options,
         )
         return FederatedTraining(
             planted.users,

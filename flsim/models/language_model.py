@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from flsim.base.errors import InputError
+from flsim.base.extensions import Option
 from flsim.base.rng import stream
 
 Params = dict[str, Tensor]
@@ -31,7 +32,7 @@ class ModelSettings:
     layers: int = 1
     heads: int = 4
     filter_width: int = 3
-    options: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -225,8 +226,6 @@ class NextWordModel(TrainableModel):
 
     @classmethod
     def refuse_settings(cls, hparams: ModelSettings) -> None:
-        if hparams.options:
-            raise InputError(f'options are for models of your own, found "{hparams.architecture}"; remove them')
         for name, architecture in SIZES_OF_ONE.items():
             if hparams.architecture != architecture and getattr(hparams, name) != getattr(ModelSettings, name):
                 raise InputError(

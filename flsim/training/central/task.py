@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one
-from flsim.base.extensions import is_own
+from flsim.base.extensions import configured, is_own
 from flsim.data.records import Records, RecordsByRound
 from flsim.models.architectures import build, class_of, restore, with_low_precision
 from flsim.models.cifg import CIFGLanguageModel
@@ -105,7 +105,7 @@ class CentralTask:
         at_least_one(physical_batch=self.physical_batch)
         if not self.records.records:
             raise InputError("there are no training records; import a corpus whose train split has users")
-        slots_of(self.hparams.optimizer)  # a user's own is tried, as its state has to be in checkpoints
+        slots_of(configured(self.hparams, "optimizer"))  # a user's own is tried, as its state has to be in checkpoints
         if self.hparams.dropout and not issubclass(class_of(self.architecture), NextWordModel):
             raise InputError(f"training.dropout needs a NextWordModel, which {self.architecture} is not; set it to 0")
         if self.privacy.mechanism == "none":
@@ -209,6 +209,6 @@ def refuse_precision(training: CentralTask) -> None:
         raise InputError(
             f'training.precision "{precision}" needs engine "fused" without clip or noise; set it to "float32"'
         )
-    refuse_low_precision(training.hparams.optimizer, precision)
+    refuse_low_precision(configured(training.hparams, "optimizer"), precision)
     if precision == "tf32" and training.device == "cpu":
         raise InputError('training.precision "tf32" needs an NVIDIA GPU; set system.device = "cuda", or "float32"')
