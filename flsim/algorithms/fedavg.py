@@ -12,10 +12,10 @@ from typing import Annotated
 import torch
 
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.algorithm import split
+from flsim.algorithms.algorithm import ServerRound, split
 from flsim.algorithms.built_in import ALGORITHMS, algorithm_named
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
-from flsim.base.errors import Diverged, at_least_one
+from flsim.base.errors import Diverged, RunFailed, at_least_one
 from flsim.base.extensions import Option, Own, by_content, configured, refuse_unknown, refuse_wrong_options
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
@@ -92,7 +92,7 @@ class ServerStep:
     """The server's step of a round, by its size; norms are over all parameters.
 
     Attributes:
-        mean_norm: norm of the averaged update that the server optimizer got, noise included; None if none was averaged.
+        mean_norm: norm of the update that the server optimizer got, noise included; None if none was averaged.
         step_norm: norm of the change of the model.
         rms: root mean square of the averaged update's entries, to choose the constants of adaptive optimizers from.
     """
@@ -151,16 +151,26 @@ def step(
     own = {slot: state.moments[slot] for slot in algorithm.slots}
     others, params = own.keys() | of_noise.keys(), state.params
     moments = {slot: tensors for slot, tensors in state.moments.items() if slot not in others}
+    averaged = mean or {name: torch.zeros_like(value) for name, value in delta.items()}
+    update, after = algorithm.aggregate(ServerRound(averaged, own, summed, total.users, population))
     if mean is not None:
+        _refuse_other_shapes(algorithm.label, update, mean)
+        mean = update
         rate = hparams.server_rate(state.round, hparams.rounds if rounds is None else rounds)
-        params, moments = server_optimizers.apply(params, mean, moments, hparams, rate)
-    moments = moments | algorithm.step(own, summed, total.users, population) | of_noise
+        params, moments = server_optimizers.apply(params, update, moments, hparams, rate)
+    moments = moments | after | of_noise
     if not all(bool(torch.isfinite(value).all()) for kept in (params, *moments.values()) for value in kept.values()):
         raise Diverged(
             f"round {state.round + 1}: the averaged model overflows; most likely server_learning_rate is too high"
         )
     ledger = state.ledger.record(hparams.releases(privacy, population, rounds=1))
     return State(state.round + 1, params, moments, _values(clip), ledger), _server_step(state.params, params, mean)
+
+
+def _refuse_other_shapes(label: str, update: Params, mean: Params) -> None:
+    shapes, expected = ({name: value.shape for name, value in tensors.items()} for tensors in (update, mean))
+    if shapes != expected:
+        raise RunFailed(f"{label}: aggregate returned an update of other names or shapes than the model's parameters")
 
 
 def _server_step(before: Params, after: Params, mean: Params | None) -> ServerStep:

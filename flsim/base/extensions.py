@@ -116,7 +116,8 @@ def made(name: str, make: Callable[..., Thing], *arguments: object) -> Thing:
         try:
             inspect.signature(make).bind(*arguments, **options)
         except TypeError as error:
-            raise InputError(f"{as_written(name)}: {error}; correct its options") from error
+            path, attribute = parts(as_written(name))
+            raise InputError(f"{path}:{attribute}: {error}; correct its options") from error
     return make(*arguments, **options)
 
 
