@@ -9,7 +9,7 @@ A notebook runs the same loop as `flsim run`:
 A state holds what a checkpoint holds. Any state can be the `start` of another simulation.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -35,7 +35,7 @@ from flsim.data.kept import Shadow, kept
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.report import Unit
+from flsim.privacy.report import Unit, epsilons
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order
@@ -208,6 +208,39 @@ class FedAvg:
             branch=default_branch(self.shards) if self.branch is None else self.branch,
             audit=self.canary_users,
         )
+
+
+def epsilon(state: State, delta: float | None = None, conventions: Iterable[str] | None = None) -> dict[str, float]:
+    """Return what the completed rounds of a state spent: epsilon of (epsilon, delta)-DP, by the name of a convention.
+
+    Neighbours differ in a user in federated training, and in a record in central training. Conventions are those of
+    docs/dp.md; numbers of different conventions do not compare.
+
+    Args:
+        state: a state of `simulate`, or of a run.
+        delta: delta; by default 1 / (10 N) for N users, or records, as `privacy.delta`.
+        conventions: names such as "poisson-pld"; by default those that runs report: the paper's, where it is about the
+            sampler, and a sound one.
+
+    Returns:
+        Epsilon by convention; infinite if a round had no noise.
+
+    Raises:
+        InputError: the state has no completed round, delta is not between 0 and 1, there is no such convention for the
+            sampler, or it cannot account for the rounds.
+
+    Examples:
+        >>> flsim.epsilon(state)                                               # doctest: +SKIP
+        {'poisson-rdp': 4.61}
+        >>> flsim.epsilon(state, delta=1e-5, conventions=["poisson-pld"])      # doctest: +SKIP
+        {'poisson-pld': 3.9}
+    """
+    refuse_other(State, "a state of flsim.simulate", state=state)
+    if not state.ledger.entries:
+        raise InputError("epsilon: the state has no completed round; train at least one")
+    (first, *_) = state.ledger.entries
+    chosen = 1 / (10 * first.population) if delta is None else delta
+    return epsilons(state.ledger, first.sampler, chosen, conventions)
 
 
 @dataclass(frozen=True)

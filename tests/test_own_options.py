@@ -4,6 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import tomli_w
 import torch
 from helpers import TINY, Experiment, final_state
 from populations import InMemory
@@ -23,6 +24,8 @@ from flsim.privacy.ledger import Entry, Ledger, epsilon
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.runs import config
 from flsim.runs.folder import Run
+from flsim.sweeps.definition import load as load_sweep
+from flsim.sweeps.definition import planned_runs
 from flsim.training.central import CentralHParams
 from flsim.training.hparams import LocalHParams
 
@@ -244,3 +247,26 @@ def test_dp_with_a_sampler_of_options_is_accounted_before_training(own: str) -> 
     training = FederatedTraining(users, ModelHParams(3, 5), server, privacy=private)
     *_, state = training.states(training.first_state(), 2)
     assert [options_of(entry.sampler) for entry in state.ledger.entries] == [{"part": 0.5}]
+
+
+def test_a_sweep_varies_an_option(tmp_path: Path, own: str) -> None:
+    """Each value is a run with its own digest and name."""
+    sweep = {
+        "title": "A sweep",
+        "question": "Which level?",
+        "base": {"training": {"algorithm": "own.py:Named", "algorithm_options": {"mode": "fast"}}},
+        "grids": [{"name": "levels", "axes": {"training.algorithm_options.level": [1, 2]}}],
+        "tiers": {"tiny": {"about": "Small.", "corpus": {"synthetic": {"users": 40}}, "seeds": [0]}},
+    }
+    file = tmp_path / "sweep.toml"
+    file.write_text(tomli_w.dumps(sweep))
+    definition = load_sweep(file)
+    runs = planned_runs(definition, definition.tiers["tiny"], tmp_path / "corpus", str(file))
+    assert [run.config.training.algorithm_options for run in runs] == [  # type: ignore[attr-defined]
+        {"mode": "fast", "level": 1},
+        {"mode": "fast", "level": 2},
+    ]
+    assert len({run.config.digest for run in runs}) == 2
+    assert [run.config.label for run in runs] == [
+        f"Named algorithm(level={level}, mode=fast), b_u=500" for level in (1, 2)
+    ]
