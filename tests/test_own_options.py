@@ -15,7 +15,7 @@ from flsim.algorithms import server_optimizers
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import InputError
-from flsim.base.extensions import by_content, configured, is_own, options_of, parts, short_name
+from flsim.base.extensions import Option, by_content, configured, is_own, options_of, parts, short_name
 from flsim.base.labels import declared_label
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
@@ -107,7 +107,7 @@ def own(tmp_path: Path) -> str:
 
 def test_a_name_carries_its_options() -> None:
     """Text may hold what names and tables are made of; a name by content keeps the options."""
-    options = {"text": 'a.py:b{"c": 1}', "share": 0.1, "times": 3, "fast": True}
+    options: dict[str, Option] = {"text": 'a.py:b{"c": 1}', "share": 0.1, "times": 3, "fast": True}
     settings = FedAvgHParams(sampler="folder/own.py:Sparse", sampler_options=options)
     name = configured(settings, "sampler")
     assert (is_own(name), parts(name)) == (True, (Path("folder/own.py"), "Sparse"))

@@ -47,9 +47,10 @@ def _label_of_call(node: ast.expr | None) -> str | None:
     if not isinstance(node, ast.Call):
         return None
     named = [keyword.value for keyword in node.keywords if keyword.arg == "label"]
-    return _text((named or node.args or [None])[0])
+    return next(map(_text, (*named, *node.args)), None)
 
 
 def _text(node: ast.expr | None) -> str | None:
-    is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isprintable()
-    return node.value.strip() or None if is_text else None  # type: ignore[union-attr, return-value]
+    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isprintable():
+        return node.value.strip() or None
+    return None

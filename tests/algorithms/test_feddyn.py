@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from helpers import Experiment
+from one_vector import ONE_VECTOR, USERS, Vector, frequencies, softmax
 from populations import InMemory
 from stepping import LAYOUT
-from test_algorithms import ONE_VECTOR, USERS, Vector, frequencies, softmax
 
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
@@ -25,7 +25,7 @@ STEPS, RATE = 3, 0.4
 LOCAL = LocalHParams(epochs=STEPS, batch_size=10, learning_rate=RATE)
 
 
-def training_of(folder: Path, source: str, shards: int = 1, **options: float) -> FederatedTraining:
+def training_of(folder: Path, source: str, options: dict[str, float], shards: int = 1) -> FederatedTraining:
     (folder / "bias.py").write_text(ONE_VECTOR)
     (folder / "feddyn.py").write_text(source)
     server = FedAvgHParams(algorithm=f"{folder}/feddyn.py:FedDyn", cohort=3, algorithm_options=options)
@@ -59,7 +59,7 @@ def by_hand(training: FederatedTraining, rounds: int, alpha: float) -> tuple[Vec
 @pytest.mark.parametrize("shards", [1, 2])
 def test_it_follows_the_equations(tmp_path: Path, alpha: float, shards: int) -> None:
     """Eight rounds of three out of five users, one of whom has no records."""
-    training = training_of(tmp_path, FEDDYN, shards, alpha=alpha)
+    training = training_of(tmp_path, FEDDYN, {"alpha": alpha}, shards)
     *_, last = training.states(training.first_state(), 8)
     theta, h = by_hand(training, 8, alpha)
     scale = np.abs(theta).max()
@@ -100,10 +100,10 @@ def test_wrong_options_are_refused_before_training(
     tmp_path: Path, change: tuple[str, str], options: dict[str, float], message: str
 ) -> None:
     with pytest.raises(InputError, match=re.escape(message)):
-        training_of(tmp_path, FEDDYN.replace(*change), **options)
+        training_of(tmp_path, FEDDYN.replace(*change), options)
 
 
 def test_an_update_of_other_shapes_is_refused(tmp_path: Path) -> None:
-    training = training_of(tmp_path, FEDDYN.replace("return update, {", "return {}, {"))
+    training = training_of(tmp_path, FEDDYN.replace("return update, {", "return {}, {"), {})
     with pytest.raises(RunFailed, match="FedDyn: aggregate returned an update of other names or shapes"):
         [*training.states(training.first_state(), 1)]
