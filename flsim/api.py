@@ -18,7 +18,6 @@ from flsim.data.making import make_corpus as make_by_code
 from flsim.evaluation.audit import audit as measure_any_model
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.evaluation.evaluate import evaluate as measure_our_model
-from flsim.evaluation.loading import load_model
 from flsim.extraction.extract import Extraction, extract
 from flsim.forgetting.measure import Forgetting, measure_forgetting
 from flsim.membership.inference import infer_membership
@@ -38,9 +37,10 @@ from flsim.results.tables import memorization_table
 from flsim.runs import arms
 from flsim.runs.config import Config, load
 from flsim.runs.folder import Run
+from flsim.runs.loading import load_model
 from flsim.runs.locks import discard
 from flsim.runs.measuring import evaluate_where_writable
-from flsim.simulation import Central, FedAvg, Planted, plant, refuse_impossible, simulate
+from flsim.simulation import Central, FedAvg, Planted, epsilon, plant, refuse_impossible, simulate
 from flsim.training.central import CentralHParams as CentralSGD
 from flsim.training.hparams import LocalHParams as LocalSGD
 from flsim.training.state import State
@@ -72,6 +72,7 @@ __all__ = [
     "audit",
     "audit_simulation",
     "compare",
+    "epsilon",
     "evaluate",
     "extract",
     "frames",
@@ -131,9 +132,6 @@ def make_corpus(
             or ``"path/to/file.py:NAME"``, a function that yields (user, sentences) or (user, sentences, split).
         writing: settings of `ImportSettings` for a maker of one's own, such as ``{"vocabulary_size": 500}``.
         options: options of the maker.
-
-    Returns:
-        The new corpus.
 
     Raises:
         InputError: `out` exists, an option is wrong, or a maker of one's own failed.

@@ -9,7 +9,7 @@ A notebook runs the same loop as `flsim run`:
 A state holds what a checkpoint holds. Any state can be the `start` of another simulation.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -22,7 +22,7 @@ from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import default_branch
 from flsim.algorithms.training import Training
 from flsim.base.errors import InputError, at_least_one, not_negative
-from flsim.base.extensions import Own, by_content
+from flsim.base.extensions import Option, Own, by_content, configured, refuse_wrong_options
 from flsim.base.machine import refuse_missing_device
 from flsim.base.types import refuse_other, refuse_other_types
 from flsim.canaries.in_corpus import planting_of, settled
@@ -35,7 +35,7 @@ from flsim.data.kept import Shadow, kept
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.report import Unit
+from flsim.privacy.report import Unit, epsilons
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order
@@ -149,6 +149,8 @@ class FedAvg:
             and equal numbers give equal bits.
         branch: number of consecutive shards whose sums are added before those of branches, as `system.branch`; 0 for
             none. None for the default of a run with as many shards.
+        algorithm_options: options of an algorithm of one's own: arguments of its class by name, numbers or text.
+        sampler_options: options of a sampler of one's own, likewise.
 
     Examples:
         >>> flsim.FedAvg(cohort=40, local=flsim.LocalSGD(learning_rate=0.5))   # doctest: +SKIP
@@ -163,17 +165,20 @@ class FedAvg:
     canary_users: AuditHParams = field(default_factory=AuditHParams)
     shards: int = 2
     branch: int | None = None
+    algorithm_options: Mapping[str, Option] = field(default_factory=dict)
+    sampler_options: Mapping[str, Option] = field(default_factory=dict)
     unit: ClassVar[Unit] = "user"
 
     def __post_init__(self) -> None:
         kinds = {"local": "LocalSGD", "server": "ServerOptimizer", "privacy": "Privacy", "canary_users": "CanaryUsers"}
         refuse_other_types(self, **kinds)
+        refuse_wrong_options(self, "algorithm", "sampler")
         at_least_one(cohort=self.cohort, shards=self.shards)
 
     @property
     def sampler_of_units(self) -> str:
         """Return the sampler of users, as a ledger names it."""
-        return by_content(self.sampler)
+        return by_content(configured(self, "sampler"))
 
     def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
         """Return the training of these users.
@@ -182,7 +187,13 @@ class FedAvg:
             InputError: the settings do not fit the users or each other.
         """
         settings = FedAvgHParams(
-            **asdict(self.server), rounds=rounds, cohort=self.cohort, algorithm=self.algorithm, sampler=self.sampler
+            **asdict(self.server),
+            rounds=rounds,
+            cohort=self.cohort,
+            algorithm=self.algorithm,
+            sampler=self.sampler,
+            algorithm_options=self.algorithm_options,
+            sampler_options=self.sampler_options,
         )
         return FederatedTraining(
             planted.users,
@@ -197,6 +208,39 @@ class FedAvg:
             branch=default_branch(self.shards) if self.branch is None else self.branch,
             audit=self.canary_users,
         )
+
+
+def epsilon(state: State, delta: float | None = None, conventions: Iterable[str] | None = None) -> dict[str, float]:
+    """Return what the completed rounds of a state spent: epsilon of (epsilon, delta)-DP, by the name of a convention.
+
+    Neighbours differ in a user in federated training, and in a record in central training. Conventions are those of
+    docs/dp.md; numbers of different conventions do not compare.
+
+    Args:
+        state: a state of `simulate`, or of a run.
+        delta: delta; by default 1 / (10 N) for N users, or records, as `privacy.delta`.
+        conventions: names such as "poisson-pld"; by default those that runs report: the paper's, where it is about the
+            sampler, and a sound one.
+
+    Returns:
+        Epsilon by convention; infinite if a round had no noise.
+
+    Raises:
+        InputError: the state has no completed round, delta is not between 0 and 1, there is no such convention for the
+            sampler, or it cannot account for the rounds.
+
+    Examples:
+        >>> flsim.epsilon(state)                                               # doctest: +SKIP
+        {'poisson-rdp': 4.61}
+        >>> flsim.epsilon(state, delta=1e-5, conventions=["poisson-pld"])      # doctest: +SKIP
+        {'poisson-pld': 3.9}
+    """
+    refuse_other(State, "a state of flsim.simulate", state=state)
+    if not state.ledger.entries:
+        raise InputError("epsilon: the state has no completed round; train at least one")
+    (first, *_) = state.ledger.entries
+    chosen = 1 / (10 * first.population) if delta is None else delta
+    return epsilons(state.ledger, first.sampler, chosen, conventions)
 
 
 @dataclass(frozen=True)
@@ -282,7 +326,7 @@ def simulate(
     refuse_other(FedAvg | Central, "a flsim.FedAvg or flsim.Central", algorithm=algorithm)
     at_least_one(rounds=rounds, **{} if callable(every) else {"every": every})
     refuse_impossible(seed, threads, device)
-    refuse_unfit(model, planted.corpus.layout, seed)
+    refuse_unfit(model, planted.corpus.layout, seed, is_new=start is None)
     if start is not None:
         refuse_other(State, "a state of flsim.simulate", start=start)
         restore(start.params, model, planted.corpus.layout.vocabulary_size)  # raises where it is of another model

@@ -69,7 +69,7 @@ def test_everything_of_ones_own_goes_from_a_dump_to_a_report(tmp_path: Path) -> 
     assert_same(run, tmp_path / "runs" / "whole")
 
     said = place.flsim(*by_name["table"]).stdout
-    assert all(part in said for part in ("Counting+normalized", "TwistedGRU", "Surpr."))
+    assert all(part in said for part in ("Counting+Normalized", "TwistedGRU", "Surpr."))
     for name in ("plot", "report"):
         place.flsim(*by_name[name])
     assert (tmp_path / "all.png").stat().st_size > 10_000

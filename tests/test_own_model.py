@@ -223,8 +223,8 @@ def test_what_is_no_such_network_is_refused_before_training(
         (CENTRAL, "training.precision='bf16'", 'trains in float32; training.precision "bf16" needs "cifg"'),
         (CENTRAL, "training.dropout=0.1", "training.dropout needs a NextWordModel, which "),
         (CENTRAL, "system.workers=2", "trains in one process; set system.workers = 1"),
-        (TINY_OWN, "model.options.scale=inf", "options.scale must be a finite number, found inf"),
-        (TINY_OWN, "model.architecture='gru'", 'options are for models of your own, found "gru"; remove them'),
+        (TINY_OWN, "model.options.scale=inf", "options.scale must be text, true, false or a finite number, found inf"),
+        (TINY_OWN, "model.architecture='gru'", 'options are for code of your own, found "gru"; remove them'),
     ],
 )  # fmt: skip
 def test_what_engines_cannot_do_is_refused(own: Experiment, kind: str, setting: str, message: str) -> None:
@@ -239,9 +239,9 @@ def test_what_engines_cannot_do_is_refused(own: Experiment, kind: str, setting: 
     "kind", [TINY_OWN, pytest.param(CENTRAL, marks=pytest.mark.nightly)], ids=["federated", "central"]
 )
 def test_an_error_in_training_names_file_and_line(own: Experiment, kind: str) -> None:
-    """Exit code 1: what is tried before training are records of four words, and there are longer ones."""
+    """Exit code 1: what is tried before training are at most three records together, and a step reads four."""
     own.config.write_text(kind + SECTION)
-    write_model(own.folder, (FORWARD, f"        if tokens.shape[1] > 4: [][0]\n{FORWARD}"))
+    write_model(own.folder, (FORWARD, f"        if len(tokens) > 3: [][0]\n{FORWARD}"))
     options = ("--set", "system.retries=0")
     failed = own.flsim("run", own.config, "--out", "run", *options, check=False)
     (copy,) = (own.folder / "run" / "code").iterdir()

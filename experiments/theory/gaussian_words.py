@@ -37,7 +37,7 @@ class GaussianWords(TrainableModel):
         """Return logits [B, T, V] of tokens int64 [B, T]; they depend on the position alone."""
         time = tokens.shape[1]
         values: Tensor = self.values  # type: ignore[assignment]
-        away = (values - self.theta[:time, None]) / self.hparams.options["tau"]
+        away = (values - self.theta[:time, None]) / float(self.hparams.options["tau"])
         logits = torch.where(values.isnan(), NEVER, -away.nan_to_num().square() / 2)
         return logits.expand(len(tokens), time, -1)
 

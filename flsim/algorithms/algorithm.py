@@ -21,6 +21,7 @@ from flsim.models.language_model import Params, TrainableModel
 from flsim.training.batches import local_batches
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import restored, train_user
+from flsim.training.randomness import training_mode
 from flsim.training.state import Moments, by_slot, flat
 from flsim.training.update import UpdateSum
 
@@ -45,14 +46,16 @@ class User:
     sent: Moments
     kept: Moments | None
 
-    def train(self, correction: Params | None = None) -> "Trained":
+    def train(self, correction: Params | None = None, proximal: float | None = None) -> "Trained":
         """Take a step for each batch, and restore the model's parameters afterwards.
 
         Args:
             correction: tensors by parameter name, added to each step's gradient; None for none.
+            proximal: weight mu of mu / 2 ||w - w_global||^2 in the loss; None for `local.proximal`.
         """
         start = {name: value.detach().clone() for name, value in self.model.trainable.items()}
-        loss, tokens = train_user(self.model, self.batches, self.hparams, self.rate, correction)
+        hparams = self.hparams if proximal is None else replace(self.hparams, proximal=proximal)
+        loss, tokens = train_user(self.model, self.batches, hparams, self.rate, correction)
         return Trained(restored(self.model, start), len(self.batches), loss, tokens)
 
 
@@ -88,14 +91,35 @@ class Answer:
     kept: Moments | None = None
 
 
+@dataclass(frozen=True)
+class ServerRound:
+    """A round as the server sees it, after the cohort has answered and before the server's step.
+
+    Attributes:
+        mean: the averaged update by parameter, float64, after any noise; zeros where no user had an example.
+        own: the server's own tensors before the round: slot -> parameter -> tensor.
+        summed: the tensors of `Algorithm.answers`, summed over the cohort; float64.
+        users: number of users in the cohort.
+        population: N, number of training users.
+    """
+
+    mean: Params
+    own: Moments
+    summed: Moments
+    users: int
+    population: int
+
+
 class Algorithm:
     """Federated Averaging: McMahan et al. (2017), Algorithm 1. Subclasses override what differs.
 
-    An object has no state of its own: the server's tensors are in `flsim.training.state.State`, a user's in files of
-    the run folder. So a run resumes to the same bits, and any process may serve any user.
+    `algorithm_options` are arguments of the constructor. An object keeps nothing else: the server's tensors are in
+    `flsim.training.state.State`, a user's in files of the run folder. So a run resumes to the same bits, and any
+    process may serve any user.
 
     Attributes:
-        label: the algorithm's part of the name of a table's row.
+        label: the algorithm's part of the name of a table's row. Of a user's own it is read from the source where it is
+            written as text.
         slots: names of the server's own tensors, which are sent to users; for each slot one float32 tensor per
             parameter.
         answers: names of tensors that are summed over the cohort beside the updates; likewise per parameter.
@@ -140,6 +164,14 @@ class Algorithm:
         """
         return own
 
+    def aggregate(self, round_: ServerRound) -> tuple[Params, Moments]:
+        """Return the update that the server optimizer steps along, and the server's own tensors after the round.
+
+        Unless overridden these are the averaged update, and what `step` returns. A round without examples leaves the
+        model as it is.
+        """
+        return round_.mean, self.step(round_.own, round_.summed, round_.users, round_.population)
+
 
 FEDAVG = Algorithm()
 
@@ -161,7 +193,7 @@ def train_users(
 ) -> UpdateSum:
     """Train the users of a cohort one after another by the algorithm's `train`, and return the sum of their answers.
 
-    A user's batches are those of `flsim.training.local.train_cohort`.
+    A user's batches, and what torch draws at random, are those of `flsim.training.local.train_cohort`.
 
     Args:
         algorithm: the algorithm, whose `train` is called for each user.
@@ -188,7 +220,8 @@ def train_users(
         records = users[user]
         batches = list(local_batches(records, users.layout, hparams, stream(seed, "local", round_, user)))
         kept = states.read(user, round_) if algorithm.user_slots else None
-        answer = algorithm.train(User(model, batches, hparams, rate, sent, kept))
+        with training_mode(model, seed, round_, user):
+            answer = algorithm.train(User(model, batches, hparams, rate, sent, kept))
         if algorithm.user_slots and answer.kept is not None:
             states.write(user, round_, answer.kept, forget)
         examples, trained = hparams.examples(len(records)), answer.trained

@@ -69,7 +69,9 @@ class Provenance:
         own = [name for name, architecture in SIZES_OF_ONE.items() if architecture == model.architecture]
         sizes = f"vocabulary_size {self.vocabulary_size:,}, embedding {model.embedding:,}, units {model.units:,}"
         numbers = {name: getattr(model, name) for name in own} | dict(model.options)
-        options = "".join(f", {name} {value:g}" for name, value in numbers.items())
+        options = "".join(
+            f", {name} {value}" if isinstance(value, str) else f", {name} {value:g}" for name, value in numbers.items()
+        )
         return kind + sizes + options + (f", frozen {self.frozen[:12]}" if self.frozen else "")
 
 

@@ -5,17 +5,18 @@ clip and noise, Thakkar et al. (2020), Algorithm 1.
 """
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
 
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.algorithm import split
+from flsim.algorithms.algorithm import ServerRound, split
 from flsim.algorithms.built_in import ALGORITHMS, algorithm_named
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
-from flsim.base.errors import Diverged, at_least_one
-from flsim.base.extensions import Own, by_content, refuse_unknown
+from flsim.base.errors import Diverged, RunFailed, at_least_one
+from flsim.base.extensions import Option, Own, by_content, configured, refuse_unknown, refuse_wrong_options
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
@@ -42,23 +43,31 @@ class FedAvgHParams(ServerOptimizerHParams):
             from all users, as the paper's experiments did by its footnote 1; a user drawn twice counts twice, and
             mechanism "dp" is refused. "round-robin" takes the users in one random order, cohort after cohort, again
             and again; "dp" is refused. Your own: see docs/privacy.md.
+        algorithm_options: Options of an algorithm of your own, e.g. { alpha = 0.1 }: arguments by name, numbers or
+            text. Unit: none.
+        sampler_options: Options of a sampler of your own, e.g. { block = 8 }: arguments by name, numbers or text. Unit:
+            none.
     """
 
     rounds: int = 8_000
     cohort: int = 500
     sampler: Annotated[str, Own("sampler")] = "fixed-size"
     algorithm: Annotated[str, Own("algorithm")] = "fedavg"
+    algorithm_options: Mapping[str, Option] = field(default_factory=dict)
+    sampler_options: Mapping[str, Option] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_unknown(self.algorithm, ALGORITHMS, "training.algorithm")
         refuse_unknown(self.sampler, SAMPLERS, "sampler")
+        refuse_wrong_options(self, "algorithm", "sampler")
         at_least_one(rounds=self.rounds, cohort=self.cohort)
 
     def releases(self, privacy: PrivacyHParams, population: int, rounds: int) -> Entry:
         """Return the ledger's entry for a number of rounds over a population of that many users."""
         multiplier, process = privacy.noise_multiplier, by_content(privacy.noise)
-        return Entry(by_content(self.sampler), population, self.cohort, multiplier, rounds, process)
+        sampler = by_content(configured(self, "sampler"))
+        return Entry(sampler, population, self.cohort, multiplier, rounds, process)
 
 
 def init(
@@ -72,7 +81,7 @@ def init(
     network = build(vocabulary_size, model).initialize(seed)
     params = {name: value.detach() for name, value in network.trainable.items()}
     server = training or FedAvgHParams()
-    moments = server_optimizers.init(params, server) | algorithm_named(server.algorithm).init(params)
+    moments = server_optimizers.init(params, server) | algorithm_named(configured(server, "algorithm")).init(params)
     if privacy and privacy.mechanism == "dp":
         moments |= noise.init(privacy.noise, seed, params)
     return State(0, params, moments, _values(privacy.clip if privacy else None))
@@ -83,7 +92,7 @@ class ServerStep:
     """The server's step of a round, by its size; norms are over all parameters.
 
     Attributes:
-        mean_norm: norm of the averaged update that the server optimizer got, noise included; None if none was averaged.
+        mean_norm: norm of the update that the server optimizer got, noise included; None if none was averaged.
         step_norm: norm of the change of the model.
         rms: root mean square of the averaged update's entries, to choose the constants of adaptive optimizers from.
     """
@@ -128,7 +137,7 @@ def step(
             `flsim.training.divergence`.
     """
     _refuse_divergence(state, total, vocabulary_size)
-    mean, clip, algorithm = None, state.clip, algorithm_named(hparams.algorithm)
+    mean, clip, algorithm = None, state.clip, algorithm_named(configured(hparams, "algorithm"))
     delta, summed = split(total.delta, state.params)
     drawn: Params | None = None
     of_noise: Moments = {}
@@ -142,16 +151,26 @@ def step(
     own = {slot: state.moments[slot] for slot in algorithm.slots}
     others, params = own.keys() | of_noise.keys(), state.params
     moments = {slot: tensors for slot, tensors in state.moments.items() if slot not in others}
+    averaged = mean or {name: torch.zeros_like(value) for name, value in delta.items()}
+    update, after = algorithm.aggregate(ServerRound(averaged, own, summed, total.users, population))
     if mean is not None:
+        _refuse_other_shapes(algorithm.label, update, mean)
+        mean = update
         rate = hparams.server_rate(state.round, hparams.rounds if rounds is None else rounds)
-        params, moments = server_optimizers.apply(params, mean, moments, hparams, rate)
-    moments = moments | algorithm.step(own, summed, total.users, population) | of_noise
+        params, moments = server_optimizers.apply(params, update, moments, hparams, rate)
+    moments = moments | after | of_noise
     if not all(bool(torch.isfinite(value).all()) for kept in (params, *moments.values()) for value in kept.values()):
         raise Diverged(
             f"round {state.round + 1}: the averaged model overflows; most likely server_learning_rate is too high"
         )
     ledger = state.ledger.record(hparams.releases(privacy, population, rounds=1))
     return State(state.round + 1, params, moments, _values(clip), ledger), _server_step(state.params, params, mean)
+
+
+def _refuse_other_shapes(label: str, update: Params, mean: Params) -> None:
+    shapes, expected = ({name: value.shape for name, value in tensors.items()} for tensors in (update, mean))
+    if shapes != expected:
+        raise RunFailed(f"{label}: aggregate returned an update of other names or shapes than the model's parameters")
 
 
 def _server_step(before: Params, after: Params, mean: Params | None) -> ServerStep:

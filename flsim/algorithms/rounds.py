@@ -22,7 +22,7 @@ from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.summation import Reply, ShardReply, ShardWork, TreeSum
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
-from flsim.base.extensions import calling_own, is_own
+from flsim.base.extensions import calling_own, configured, is_own
 from flsim.data.records import UsersByRound
 from flsim.models.architectures import build, class_of
 from flsim.models.hparams import ModelHParams
@@ -95,7 +95,7 @@ class Round:
 
 def refuse_injections(algorithm: FedAvgHParams, privacy: PrivacyHParams) -> None:
     """Raise InputError where pseudo-users cannot take part in training."""
-    method = algorithm_named(algorithm.algorithm)
+    method = algorithm_named(configured(algorithm, "algorithm"))
     if method.user_slots:
         raise InputError(
             f"training.algorithm {method.label}: users keep states between rounds, and pseudo-users of "
@@ -156,14 +156,15 @@ class FederatedTraining:
 
     def __post_init__(self) -> None:
         self.audit.refuse_without_clip(self.privacy)
-        check_cohort(len(self.users), self.algorithm.cohort, self.algorithm.sampler)
+        check_cohort(len(self.users), self.algorithm.cohort, self.sampler)
         shard_ranges(len(self.users), self.shards)
         if self.local.precision != "float32":  # else a user's own file need not be executed to see what it declares
             name = self.model.architecture
             refuse_precision(self.engine, self.local, name, class_of(name).capabilities)
         server_optimizers.refuse_unfit(self.algorithm, self.users.layout.vocabulary_size, self.model)
-        refuse_failing(self.local.optimizer)
-        refuse_low_precision(self.local.optimizer, self.local.precision)
+        optimizer = configured(self.local, "optimizer")
+        refuse_failing(optimizer)
+        refuse_low_precision(optimizer, self.local.precision)
         method = self.method
         method.refuse(self.local)
         if not method.bounds_users and self.privacy.mechanism != "none":
@@ -180,7 +181,7 @@ class FederatedTraining:
 
     def _refuse_repeats(self) -> None:
         """Refuse a sampler that may draw a user twice where that cannot be accounted, or users keep states."""
-        sampler, method = self.algorithm.sampler, self.method
+        sampler, method = self.sampler, self.method
         if self.privacy.mechanism == "dp":
             refuse_unaccounted(sampler)
         if method.user_slots and sampler_class(sampler).has_repeats:
@@ -191,7 +192,7 @@ class FederatedTraining:
 
     def _refuse_own_privacy(self) -> None:
         """Try a user's own sampler and noise before training."""
-        sampler, privacy, users = self.algorithm.sampler, self.privacy, len(self.users)
+        sampler, privacy, users = self.sampler, self.privacy, len(self.users)
         if is_own(sampler):
             refuse_unrepeatable(self.seed, users, self.algorithm.cohort, sampler)
         if is_own(privacy.noise):
@@ -202,9 +203,14 @@ class FederatedTraining:
             report.spent(Ledger((spent,)), spent.sampler, privacy.delta_for(users))
 
     @property
+    def sampler(self) -> str:
+        """Return the name of the sampler, with its options."""
+        return configured(self.algorithm, "sampler")
+
+    @property
     def method(self) -> Algorithm:
         """Return the algorithm of a round."""
-        return algorithm_named(self.algorithm.algorithm)
+        return algorithm_named(configured(self.algorithm, "algorithm"))
 
     def first_state(self) -> State:
         """Return the state before the first round."""
@@ -213,7 +219,7 @@ class FederatedTraining:
 
     def cohort(self, round_: int) -> NDArray[np.int64]:
         """Return the users of a round, counted from 0, in ascending order; pseudo-users are the last."""
-        drawn = draw_cohort(self.seed, round_, len(self.users), self.algorithm.cohort, self.algorithm.sampler)
+        drawn = draw_cohort(self.seed, round_, len(self.users), self.algorithm.cohort, self.sampler)
         return np.concatenate([drawn, len(self.users) + self.users.extra.users_in(round_)])
 
     def requests(self, state: State) -> list[RoundRequest]:
@@ -238,7 +244,7 @@ class FederatedTraining:
         """Return the sum with the updates of canary users; counts, which steer an adaptive clip, are of real users."""
         if not self.audit.update_canaries or state.clip is None:
             return total
-        sampler, size = self.algorithm.sampler, self.algorithm.cohort
+        sampler, size = self.sampler, self.algorithm.cohort
         drawn = self.audit.drawn(self.seed, state.round, len(self.users), size, sampler)
         own = {name: total.delta[name] for name in state.params}
         return replace(total, delta=total.delta | with_canaries(own, drawn, self.seed, state.clip))

@@ -2,18 +2,33 @@
 
 FedAvg is `sgd` at rate 1. Reddi et al., "Adaptive Federated Optimization" (2021), Algorithm 2, for `adam`, `yogi` and
 `adagrad`; Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification" (2019), for `momentum` (FedAvgM). A user's own, ``path/to/file.py:NAME``, is a `ServerOptimizer` too.
+Classification" (2019), for `momentum` (FedAvgM). A user's own, ``path/to/file.py:NAME``, is a `ServerOptimizer`
+too, or a function that returns one and gets the options as arguments.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from inspect import signature
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import Own, calling_own, is_own, naming_own_code, parts, refuse_unknown, resolve
+from flsim.base.extensions import (
+    Option,
+    Own,
+    calling_own,
+    configured,
+    is_own,
+    made,
+    naming_own_code,
+    options_of,
+    refuse_unknown,
+    refuse_wrong_options,
+    resolve,
+)
+from flsim.base.labels import declared_label
 from flsim.base.types import refuse_other_types
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
@@ -27,7 +42,8 @@ class ServerOptimizer:
     """A rule by which the server steps along the averaged update, after any noise.
 
     Attributes:
-        label: the optimizer's name in a table, after "FedAvg+"; "" for none.
+        label: the optimizer's name in a table, after "FedAvg+"; "" for none. Of a user's own it is read from the source
+            where it is written as text; see `flsim.base.labels.declared_label`.
         init: (x, settings) -> moments before the first step. x are the parameters by name. Moments are by slot, then by
             parameter, in the parameter's shape; slot "step" has one number per parameter.
         apply: (x, D, moments, eta, settings) -> (x, moments) after a step. D is the averaged update by name, eta the
@@ -150,6 +166,10 @@ class ServerOptimizerHParams:
         server_milestones: With server_schedule "steps": when the server's learning rate changes, in completed rounds,
             e.g. 120, or below 1 in fractions of training, e.g. 0.6. Unit: rounds.
         server_milestone_factor: With server_schedule "steps": factor of the rate at each milestone. Unit: none.
+        server_optimizer_options: Options of a server optimizer of your own, e.g. { decay = 0.5 }: arguments by name,
+            numbers or text. Unit: none.
+        server_schedule_options: Options of a schedule of your own, e.g. { floor = 0.1 }: arguments by name, numbers or
+            text. Unit: none.
 
     Examples:
         >>> flsim.ServerOptimizer("adam", server_learning_rate=0.01)           # doctest: +SKIP
@@ -163,11 +183,14 @@ class ServerOptimizerHParams:
     server_schedule: Annotated[str, Own("schedule")] = "constant"
     server_milestones: tuple[float, ...] = ()
     server_milestone_factor: float = 0.1
+    server_optimizer_options: Mapping[str, Option] = field(default_factory=dict)
+    server_schedule_options: Mapping[str, Option] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         refuse_other_types(self)
         refuse_unknown(self.server_optimizer, SERVER_OPTIMIZERS, "server_optimizer")
         refuse_unknown(self.server_schedule, SCHEDULES, "server_schedule")
+        refuse_wrong_options(self, "server_optimizer", "server_schedule")
         milestones, factor = self.server_milestones, self.server_milestone_factor
         refuse_wrong_milestones(self.server_schedule, milestones, factor, "server_")
         for name in ("server_learning_rate", "server_tau"):
@@ -180,14 +203,14 @@ class ServerOptimizerHParams:
     def server_rate(self, round_: int, rounds: int) -> float:
         """Return eta of a round, from 0, in a run of `rounds` rounds."""
         milestones, factor = self.server_milestones, self.server_milestone_factor
-        rate, schedule = self.server_learning_rate, self.server_schedule
+        rate, schedule = self.server_learning_rate, configured(self, "server_schedule")
         return rate_at(rate, schedule, round_, rounds, milestones=milestones, factor=factor)
 
     @property
     def server_label(self) -> str:
         """Return the server optimizer's name in a table, "" for plain averaging, without executing a user's code."""
-        name = self.server_optimizer
-        return parts(name)[1] if is_own(name) else SERVER_OPTIMIZERS[name].label
+        name = configured(self, "server_optimizer")
+        return declared_label(name) if is_own(name) else SERVER_OPTIMIZERS[name].label
 
 
 def init(params: Params, hparams: ServerOptimizerHParams) -> Moments:
@@ -229,7 +252,7 @@ def slots_of(hparams: ServerOptimizerHParams, vocabulary_size: int, model: Model
     is_built_in = not (is_own(hparams.server_optimizer) or is_own(model.architecture))
     # On "meta" a large model takes no memory; a user's own code may read values.
     with torch.device("meta" if is_built_in else "cpu"):
-        x = {name: value.detach() for name, value in build(vocabulary_size, model).named_parameters()}
+        x = {name: value.detach() for name, value in build(vocabulary_size, model).trainable.items()}
     return sorted(init(x, hparams).keys() - {"step"})
 
 
@@ -259,13 +282,22 @@ def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: M
 
 
 def _optimizer_of(hparams: ServerOptimizerHParams) -> ServerOptimizer:
-    optimizer = resolve(hparams.server_optimizer, SERVER_OPTIMIZERS, "server_optimizer")
+    name = configured(hparams, "server_optimizer")
+    optimizer: object = resolve(name, SERVER_OPTIMIZERS, "server_optimizer")
+    if options_of(name) and isinstance(optimizer, ServerOptimizer):
+        raise InputError(f"{hparams.server_optimizer}: takes no options; name a function of them that returns it")
+    if callable(optimizer) and (options_of(name) or _needs_no_arguments(optimizer)):
+        optimizer = made(name, optimizer)
     if not isinstance(optimizer, ServerOptimizer):
         raise InputError(
             f"{hparams.server_optimizer}: is {type(optimizer).__name__}, not a ServerOptimizer; make one with "
             f"flsim.algorithms.server_optimizers.ServerOptimizer(label, init, apply)"
         )
     return optimizer
+
+
+def _needs_no_arguments(function: Callable[..., object]) -> bool:
+    return all(argument.default is not argument.empty for argument in signature(function).parameters.values())
 
 
 def _exact(value: Tensor) -> Tensor:

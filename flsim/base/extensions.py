@@ -2,11 +2,18 @@
 
 Such a file is one module. It may import flsim and installed packages, but not the files beside it. It is executed when
 the object that it defines is first used, and never to read a configuration or results.
+
+Settings beside the name may hold options, which a class or function gets as keyword arguments. Within flsim a name
+carries its options: ``path/to/file.py:NAME{"alpha": 0.1}``.
 """
 
+import inspect
+import json
+import math
+import re
 import sys
 import traceback
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -20,6 +27,8 @@ from flsim.base.errors import InputError, OwnCodeFailed, RunFailed, Terminated, 
 from flsim.base.files import file_digest
 
 Thing = TypeVar("Thing")
+Option = int | float | bool | str
+NAME = re.compile(r"(.+?\.py):(\w+)(\{.*\})?", re.DOTALL)
 _modules: dict[str, ModuleType] = {}  # by sha256 of the source
 _places: dict[str, Path] = {}  # where files lie that were named by content, by sha256 of the source
 _files: set[str] = set()  # all that were executed, as frames of a traceback name them
@@ -39,15 +48,79 @@ class Own:
 
 
 def is_own(name: str) -> bool:
-    """Return whether a name has the form ``path/to/file.py:NAME``."""
-    path, _, attribute = name.rpartition(":")
-    return path.endswith(".py") and attribute.isidentifier()
+    """Return whether a name has the form ``path/to/file.py:NAME``, with or without options."""
+    match = NAME.fullmatch(name)
+    return match is not None and match[2].isidentifier() and _is_table(match[3] or "{}")
+
+
+def _is_table(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except ValueError:
+        return False
 
 
 def parts(name: str) -> tuple[Path, str]:
-    """Return the file and the NAME of ``path/to/file.py:NAME``."""
+    """Return the file and the NAME of ``path/to/file.py:NAME``, without options."""
+    if match := NAME.fullmatch(name):
+        return Path(match[1]), match[2]
     path, _, attribute = name.rpartition(":")
     return Path(path), attribute
+
+
+def options_of(name: str) -> dict[str, Option]:
+    """Return the options that a name carries; empty for a built-in name."""
+    match = NAME.fullmatch(name)
+    options: dict[str, Option] = json.loads(match[3]) if match and match[3] else {}
+    return options
+
+
+def configured(settings: object, setting: str) -> str:
+    """Return the name in a setting, with the options in the setting ``{setting}_options`` of the same dataclass."""
+    name, options = getattr(settings, setting), getattr(settings, f"{setting}_options")
+    return f"{name}{json.dumps(dict(options), sort_keys=True, ensure_ascii=False)}" if options else name
+
+
+def refuse_wrong_options(settings: object, *names: str) -> None:
+    """Check the options of several settings of a dataclass; see `refuse_options`."""
+    for setting in names:
+        name = getattr(settings, setting)
+        if options_of(name):
+            raise InputError(f"{setting}: write the options of {short_name(name)} in {setting}_options")
+        refuse_options(name, getattr(settings, f"{setting}_options"), f"{setting}_options")
+
+
+def refuse_options(name: str, options: Mapping[str, object], setting: str) -> None:
+    """Raise InputError for options of a built-in name, and for options that cannot be keyword arguments.
+
+    Args:
+        name: the built-in name, or ``path/to/file.py:NAME``.
+        options: values by name.
+        setting: the setting that holds the options, for messages.
+    """
+    if options and not is_own(name):
+        raise InputError(f'{setting}: options are for code of your own, found "{name}"; remove them')
+    for key, value in options.items():
+        if not key.isidentifier():
+            raise InputError(f"{setting}: {key!r} cannot be an argument's name; use letters, digits and _")
+        if not isinstance(value, str) and not (isinstance(value, int | float) and math.isfinite(value)):
+            raise InputError(f"{setting}.{key} must be text, true, false or a finite number, found {value!r}")
+
+
+def made(name: str, make: Callable[..., Thing], *arguments: object) -> Thing:
+    """Call a class or function with arguments, and with the options of its name as keyword arguments.
+
+    Raises:
+        InputError: a user's class or function does not take these options.
+    """
+    options = options_of(name)
+    if options or not arguments:
+        try:
+            inspect.signature(make).bind(*arguments, **options)
+        except TypeError as error:
+            path, attribute = parts(as_written(name))
+            raise InputError(f"{path}:{attribute}: {error}; correct its options") from error
+    return make(*arguments, **options)
 
 
 def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None:
@@ -127,11 +200,20 @@ def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, bas
 
 
 def short_name(name: str) -> str:
-    """Return the NAME of ``path/to/file.py:NAME``, or a built-in name unchanged.
+    """Return the NAME of ``path/to/file.py:NAME`` with its options, or a built-in name unchanged.
 
     No code is executed.
+
+    >>> short_name('my.py:Blocks{"size": 3}')
+    'Blocks(size=3)'
     """
-    return parts(name)[1] if is_own(name) else name
+    return parts(name)[1] + options_as_text(name) if is_own(name) else name
+
+
+def options_as_text(name: str) -> str:
+    """Return the options of a name as ``(alpha=0.1, mode=fast)``; empty where there are none."""
+    told = ", ".join(f"{key}={value}" for key, value in options_of(name).items())
+    return f"({told})" if told else ""
 
 
 def source_digest(name: str) -> str:
@@ -160,13 +242,18 @@ def by_content(name: str) -> str:
         return name
     digest = source_digest(name)
     _places[digest] = path
-    return f"{digest}.py:{attribute}"
+    return f"{digest}.py:{attribute}{_options_in(name)}"
+
+
+def _options_in(name: str) -> str:
+    match = NAME.fullmatch(name)
+    return (match[3] or "") if match else ""
 
 
 def as_written(name: str) -> str:
     """Return the name that a user wrote, also of one that is by content; messages show it."""
     path, attribute = parts(name)
-    return f"{_places[path.stem]}:{attribute}" if is_own(name) and path.stem in _places else name
+    return f"{_places[path.stem]}:{attribute}{_options_in(name)}" if is_own(name) and path.stem in _places else name
 
 
 def execute(path: Path) -> ModuleType:

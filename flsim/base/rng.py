@@ -6,8 +6,14 @@ undisturbed run, whatever the number of processes.
 """
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import numpy as np
+
+if TYPE_CHECKING:
+    import torch
 
 
 def stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
@@ -23,6 +29,28 @@ def stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
     """
     name = "/".join([str(int(seed)), purpose, *(f"{type(key).__name__}:{key}" for key in map(_plain, keys))])
     return np.random.Generator(np.random.PCG64(int.from_bytes(hashlib.sha256(name.encode()).digest()[:16], "little")))
+
+
+@contextmanager
+def torch_stream(device: "torch.device", seed: int, *keys: int | str) -> Iterator[None]:
+    """Seed torch's default generators of CPUs and of one device within the block, and restore their states afterwards.
+
+    Args:
+        device: the device; on "cpu" only the generator of CPUs is seeded.
+        seed: the experiment's seed.
+        keys: values that tell this block from others, as for `stream`.
+    """
+    import torch
+
+    value = int(stream(seed, "torch", *keys).integers(2**63))
+    gpus = []
+    if device.type == "cuda":
+        gpus.append(torch.cuda.current_device() if device.index is None else device.index)
+    with torch.random.fork_rng(gpus):
+        torch.default_generator.manual_seed(value)
+        for gpu in gpus:
+            torch.cuda.default_generators[gpu].manual_seed(value)
+        yield
 
 
 def _plain(key: int | str) -> int | str:

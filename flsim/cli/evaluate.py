@@ -228,11 +228,11 @@ def _of_model(
 
     from flsim.canaries.from_file import read_listed
     from flsim.evaluation.audit import audit
-    from flsim.evaluation.loading import load_model
+    from flsim.evaluation.loading import model_of_factory
 
     layout, vocabulary, test = words
     canaries = read_listed(listed, layout, vocabulary)
-    rows = audit(load_model(spec), canaries, layout, hparams, seed, spec, torch.device(device), test)
+    rows = audit(model_of_factory(spec, "--model "), canaries, layout, hparams, seed, spec, torch.device(device), test)
     return rows, canaries, hparams
 
 

@@ -41,14 +41,14 @@ def with_low_precision() -> str:
 
 
 def build(vocabulary_size: int, hparams: ModelSettings) -> TrainableModel:
-    """Return a model of these settings before `initialize`; built-in models are all zeros.
+    """Return a model of these settings in evaluation mode, before `initialize`; built-in models are all zeros.
 
     From then on cuDNN, which computes recurrences and convolutions on NVIDIA GPUs, does so in float32 in this process,
     and chooses algorithms that repeat themselves. torch lets it round factors to TF32, in training and in ranks.
     """
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
-    return class_of(hparams.architecture)(vocabulary_size, hparams)
+    return class_of(hparams.architecture)(vocabulary_size, hparams).eval()
 
 
 def weights_of(vocabulary_size: int, hparams: ModelSettings) -> int:

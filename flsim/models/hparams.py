@@ -1,12 +1,12 @@
 """The settings of the network: architecture and sizes."""
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from flsim.base.errors import InputError, at_least_one
-from flsim.base.extensions import Own, is_own, parts, refuse_unknown
+from flsim.base.errors import at_least_one
+from flsim.base.extensions import Option, Own, is_own, refuse_options, refuse_unknown
+from flsim.base.labels import declared_label
 from flsim.base.types import refuse_other_types
 from flsim.models.architectures import BUILT_IN
 from flsim.models.language_model import ModelSettings
@@ -25,14 +25,14 @@ class ModelHParams(ModelSettings):
         layers: Number of layers; "cifg" has 1. Unit: layers.
         heads: Number of attention heads of a transformer, which divides `embedding`. Unit: heads.
         filter_width: Number of tokens that a filter of a convolutional network reads, e.g. 5. Unit: tokens.
-        options: Numbers by name, for an architecture of your own, e.g. { scale = 2.5 }. Unit: none.
+        options: Numbers or text by name, for an architecture of your own, e.g. { scale = 2.5 }. Unit: none.
 
     Examples:
         >>> flsim.Model(embedding=32, units=64)                                # doctest: +SKIP
     """
 
     architecture: Annotated[str, Own("architecture")] = "cifg"
-    options: Mapping[str, int | float] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         refuse_other_types(self)
@@ -41,13 +41,11 @@ class ModelHParams(ModelSettings):
         refuse_unknown(self.architecture, BUILT_IN, "architecture")
         if not is_own(self.architecture):
             BUILT_IN[self.architecture].refuse_settings(self)
-        for name, value in self.options.items():
-            if not isinstance(value, int | float) or not math.isfinite(value):
-                raise InputError(f"options.{name} must be a finite number, found {value!r}")
+        refuse_options(self.architecture, self.options, "options")
 
     @property
     def label(self) -> str:
         """Return the architecture's name in a table's row; empty for the paper's."""
         if is_own(self.architecture):  # no code is executed to name a row
-            return parts(self.architecture)[1]
+            return declared_label(self.architecture)
         return BUILT_IN[self.architecture].label_of(self)

@@ -11,12 +11,14 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding
 
 from flsim.base.errors import InputError
+from flsim.base.extensions import Option
 from flsim.base.rng import stream
 
 Params = dict[str, Tensor]
 State = tuple[Tensor, ...]
 Stepper = Callable[[State, Tensor, Tensor], State]
 SIZES_OF_ONE = {"heads": "transformer", "filter_width": "convolutional"}  # settings of a single architecture
+FLOATS_OF_NUMPY = (torch.float16, torch.float32, torch.float64)
 FLOATS = 2**26  # about as many as a layer holds at once while `start` reads sequences: 256 MB
 
 
@@ -30,7 +32,7 @@ class ModelSettings:
     layers: int = 1
     heads: int = 4
     filter_width: int = 3
-    options: Mapping[str, float] = field(default_factory=dict)
+    options: Mapping[str, Option] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ class TrainableModel(nn.Module, ABC):
 
     The parameters that require a gradient travel between server and clients, and are clipped, noised and saved; tied
     ones count once. The constructor makes frozen parameters and buffers, as a function of its arguments, and training
-    does not change them. `forward` draws nothing at random, and its position t depends on no token after t.
+    does not change them. `forward` draws at random only in training mode, from torch's default generator, as nn.Dropout
+    does. flsim sets training mode while it trains, and seeds the generator; otherwise models are in evaluation mode.
+    Position t of the logits depends on no token after t.
 
     Shapes: B batch, T time, V vocabulary.
 
@@ -222,8 +226,6 @@ class NextWordModel(TrainableModel):
 
     @classmethod
     def refuse_settings(cls, hparams: ModelSettings) -> None:
-        if hparams.options:
-            raise InputError(f'options are for models of your own, found "{hparams.architecture}"; remove them')
         for name, architecture in SIZES_OF_ONE.items():
             if hparams.architecture != architecture and getattr(hparams, name) != getattr(ModelSettings, name):
                 raise InputError(
@@ -288,6 +290,10 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
     """Return the sha256, in hexadecimal, of tensors with their names, types and shapes."""
     whole = hashlib.sha256()
     for name, value in sorted(tensors.items()):
-        array = value.detach().cpu().numpy()
-        whole.update(f"{name} {array.dtype.str} {array.shape} ".encode() + array.tobytes())
+        kept = value.detach().cpu().contiguous()
+        if kept.is_floating_point() and kept.dtype not in FLOATS_OF_NUMPY:  # such as bfloat16
+            kind, data = str(kept.dtype), kept.reshape(-1).view(torch.uint8).numpy().tobytes()
+        else:
+            kind, data = kept.numpy().dtype.str, kept.numpy().tobytes()
+        whole.update(f"{name} {kind} {tuple(kept.shape)} ".encode() + data)
     return whole.hexdigest()

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import as_written, calling_own, is_own, resolve_class, short_name
+from flsim.base.extensions import as_written, calling_own, is_own, resolve_class
+from flsim.base.labels import declared_label
 from flsim.base.rng import stream
 from flsim.privacy.sampling import refuse_no_event
 
@@ -31,7 +32,8 @@ class Noise(ABC):
     Attributes:
         seed: the experiment's seed.
         shapes: shapes of the parameters, by name.
-        label: the process's part of the name of a table's row; "" for none. For a user's own it is the NAME.
+        label: the process's part of the name of a table's row; "" for none. For a user's own without one it is the
+            NAME.
     """
 
     seed: int
@@ -100,7 +102,7 @@ def noise_class(name: str) -> type[Noise]:
 
 def label_of(name: str) -> str:
     """Return a process's part of the name of a table's row, without executing a user's file."""
-    return short_name(name) if is_own(name) else NOISES[name].label
+    return declared_label(name) if is_own(name) else NOISES[name].label
 
 
 def noise_event(name: str, sampled: "Callable[[DpEvent], DpEvent]", noise_multiplier: float, rounds: int) -> "DpEvent":

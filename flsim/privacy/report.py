@@ -1,7 +1,9 @@
 """The epsilons that a run reports: the paper's, to compare with the paper, and one whose assumptions hold."""
 
+from collections.abc import Iterable
 from typing import Literal
 
+from flsim.base.errors import InputError, as_list
 from flsim.base.extensions import short_name
 from flsim.base.progress import say
 from flsim.privacy.conventions import PAPER, Convention, conventions_of
@@ -19,6 +21,22 @@ def reported(sampler: str) -> tuple[Convention, ...]:
 def spent(ledger: Ledger, sampler: str, delta: float) -> dict[str, float]:
     """Return epsilon by the name of each reported convention; each takes a third of a second."""
     return {convention.name: epsilon(ledger, delta, convention) for convention in reported(sampler)}
+
+
+def epsilons(ledger: Ledger, sampler: str, delta: float, names: Iterable[str] | None = None) -> dict[str, float]:
+    """Return epsilon by the name of each convention that is named; of each reported convention where `names` is None.
+
+    Raises:
+        InputError: there is no such convention for the sampler; or as `flsim.privacy.ledger.epsilon`.
+    """
+    if names is None:
+        return spent(ledger, sampler, delta)
+    known = {convention.name: convention for convention in conventions_of(sampler)}
+    chosen = as_list("conventions", names)
+    for name in chosen:
+        if name not in known:
+            raise InputError(f"conventions: {name!r} is not of {short_name(sampler)} sampling; take {', '.join(known)}")
+    return {name: epsilon(ledger, delta, known[name]) for name in chosen}
 
 
 def note(epsilons: dict[str, float], unit: Unit = "user") -> str:

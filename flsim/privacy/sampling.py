@@ -1,7 +1,7 @@
 """Samplers: each is one value, which draws the users of a round and states what the draw means for privacy.
 
 A draw is a pure function of (seed, round, population). A user's own sampler, ``path/to/file.py:NAME``, is a class like
-those of this file.
+those of this file; its options are further fields of the dataclass.
 """
 
 from abc import ABC, abstractmethod
@@ -13,7 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import as_written, calling_own, is_own, refuse_unknown, resolve_class, short_name
+from flsim.base.extensions import as_written, calling_own, is_own, made, refuse_unknown, resolve_class
+from flsim.base.labels import declared_label
 from flsim.base.rng import stream
 
 if TYPE_CHECKING:  # the import takes half a second, which every process of a run would pay
@@ -28,7 +29,8 @@ class Sampler(ABC):
 
     Attributes:
         cohort: users per round; their expected number, where sizes differ. Sums of clipped updates are divided by it.
-        label: the sampler's part of the name of a table's row; "" for none. For a user's own it is the NAME.
+        label: the sampler's part of the name of a table's row; "" for none. For a user's own without one it is the
+            NAME.
         relation: what neighbours differ in, for which `event` holds: one user's data ("replace-one"), or the presence
             of one user ("add-or-remove-one").
         has_repeats: whether a cohort may hold a user more than once. Each time counts as a user of its own in the sum.
@@ -157,7 +159,7 @@ def sampler_class(name: str) -> type[Sampler]:
 
 def label_of(name: str) -> str:
     """Return a sampler's part of the name of a table's row, without executing a user's file."""
-    return short_name(name) if is_own(name) else SAMPLERS[name].label
+    return declared_label(name) if is_own(name) else SAMPLERS[name].label
 
 
 def draw_cohort(
@@ -185,7 +187,7 @@ def draw_cohort(
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
     with calling_own(sampler, "draw(seed, round_, population) and sizes(population)", failure):
-        drawn = kind(size)
+        drawn = made(sampler, kind, size)
         cohort, (fewest, most) = drawn.draw(seed, round_, population), drawn.sizes(population)
     are_users = _are_users(cohort, population, kind.has_repeats)
     if is_own(sampler) and not (are_users and fewest <= len(cohort) <= most):
@@ -227,7 +229,7 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
     kind = sampler_class(sampler)
     written = as_written(sampler)
     with calling_own(written, "event(population, mechanism)", InputError):
-        event = kind(size).event(population, mechanism)
+        event = made(sampler, kind, size).event(population, mechanism)
     if event is None:
         if not is_own(sampler):
             raise InputError(f'training.sampler "{sampler}": {kind.unaccounted}')

@@ -117,7 +117,7 @@ class Run:
         run = cls(path, own_code.with_copies(settings, path))
         run.verify()
         own_code.announce(run.config)
-        refuse_unfit(run.config.model, corpus.layout, settings.seed)
+        refuse_unfit(run.config.model, corpus.layout, settings.seed, is_new=False)
         refuse_foreign_rows(path, run.identity)
         if not (kept := path / "checkpoints").is_dir():
             raise InputError(

@@ -5,6 +5,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
 from flsim.base.errors import InputError
+from flsim.base.extensions import configured
 from flsim.base.progress import say
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
@@ -65,11 +66,11 @@ def engine_of(
     able = model.capabilities
     refuse_precision(name, hparams, model.hparams.architecture, able)
     if name == "cohort" and able.written_out:
-        refuse_low_precision(hparams.optimizer, hparams.precision)
+        refuse_low_precision(configured(hparams, "optimizer"), hparams.precision)
         like = {name: value.detach() for name, value in model.trainable.items()}
         if representative(like).device.type == "cpu":
             hparams = replace(hparams, precision=precision_here(hparams.precision))
-        can_stack = able.stacked and optimizer_named(hparams.optimizer).direction is not None
+        can_stack = able.stacked and optimizer_named(configured(hparams, "optimizer")).direction is not None
         if micro_cohort is None and can_stack:
             micro_cohort = users_on_cpu(like, hparams)
         if can_stack or not is_stacked(like, micro_cohort):

@@ -1,14 +1,15 @@
 """The settings of local training, for whichever engine trains."""
 
 import math
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
 
 from flsim.base.errors import InputError, at_least_one
-from flsim.base.extensions import Own, refuse_unknown
+from flsim.base.extensions import Option, Own, configured, refuse_unknown, refuse_wrong_options
 from flsim.base.types import refuse_other_types
 from flsim.training.optimizers import OPTIMIZERS, optimizer_named
 from flsim.training.schedules import SCHEDULES, rate_at, refuse_wrong_milestones
@@ -44,6 +45,10 @@ class LocalHParams:
         milestones: With schedule "steps": when the learning rate changes, in completed rounds, e.g. 120, or below 1 in
             fractions of training, e.g. 0.6. Unit: rounds.
         milestone_factor: With schedule "steps": factor of the learning rate at each milestone. Unit: none.
+        optimizer_options: Options of an optimizer of your own, e.g. { beta = 0.99 }: arguments by name, numbers or
+            text. Unit: none.
+        schedule_options: Options of a schedule of your own, e.g. { floor = 0.1 }: arguments by name, numbers or text.
+            Unit: none.
 
     Examples:
         >>> flsim.LocalSGD(batch_size=4, learning_rate=1.0)                    # doctest: +SKIP
@@ -61,12 +66,15 @@ class LocalHParams:
     schedule: Annotated[str, Own("schedule")] = "constant"
     milestones: tuple[float, ...] = ()
     milestone_factor: float = 0.1
+    optimizer_options: Mapping[str, Option] = field(default_factory=dict)
+    schedule_options: Mapping[str, Option] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         refuse_other_types(self)
         at_least_one(epochs=self.epochs, batch_size=self.batch_size)
         refuse_unknown(self.optimizer, OPTIMIZERS, "optimizer")
         refuse_unknown(self.schedule, SCHEDULES, "schedule")
+        refuse_wrong_options(self, "optimizer", "schedule")
         refuse_wrong_milestones(self.schedule, self.milestones, self.milestone_factor)
         if self.max_records is not None:
             at_least_one(max_records=self.max_records)
@@ -99,12 +107,13 @@ class LocalHParams:
         if rounds is None:
             raise ValueError(f"schedule {self.schedule!r} needs the number of rounds")
         milestones, factor = self.milestones, self.milestone_factor
-        return rate_at(self.learning_rate, self.schedule, round_, rounds, milestones=milestones, factor=factor)
+        schedule = configured(self, "schedule")
+        return rate_at(self.learning_rate, schedule, round_, rounds, milestones=milestones, factor=factor)
 
     def optimizer_over(self, parameters: list[Tensor], rate: float | None = None) -> torch.optim.Optimizer:
         """Return a new torch optimizer over parameters; a `rate` of None stands for `learning_rate`."""
         rate = self.learning_rate if rate is None else rate
-        return optimizer_named(self.optimizer).over(parameters, rate, self.momentum, 0.0)
+        return optimizer_named(configured(self, "optimizer")).over(parameters, rate, self.momentum, 0.0)
 
     def examples(self, records: int) -> int:
         """Return how many of a user's records it trains on in a round, from how many it has."""

@@ -14,6 +14,7 @@ from flsim.models.language_model import Params, TrainableModel
 from flsim.models.loss import loss_sum
 from flsim.training.batches import local_batches
 from flsim.training.hparams import LocalHParams
+from flsim.training.randomness import training_mode
 from flsim.training.update import UpdateSum
 
 
@@ -37,7 +38,7 @@ def train_cohort(
         users: the population.
         cohort: indices of users in the population; a user without records counts, with an update of zero.
         hparams: settings of local training.
-        seed: the experiment's seed; a user's batches are a function of (seed, round, user).
+        seed: the experiment's seed; a user's batches and dropout are functions of (seed, round, user).
         round_: the round, from 0.
         clip: S, the bound on the norm of a user's whole update; None leaves updates as they are.
         rounds: number of rounds of the run, which a schedule of the learning rate needs.
@@ -47,7 +48,8 @@ def train_cohort(
     for user in cohort:
         records = users[user]
         batches = local_batches(records, users.layout, hparams, stream(seed, "local", round_, user))
-        loss, tokens = train_user(model, batches, hparams, rate)
+        with training_mode(model, seed, round_, user):
+            loss, tokens = train_user(model, batches, hparams, rate)
         examples = hparams.examples(len(records))
         part = UpdateSum.of_user(restored(model, start), examples, loss, tokens, clip, len(records) - examples)
         total = total.merge(part)

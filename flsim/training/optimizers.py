@@ -2,7 +2,7 @@
 
 A user's own optimizer, ``path/to/file.py:NAME``, is one of three things: a class of `torch.optim.Optimizer`; a function
 (parameters, lr) that makes such an optimizer; or an `Optimizer` as below, whose `direction` then also runs stacked on a
-GPU. Where `weight_decay` is set, the class or function gets it as an argument.
+GPU. Where `weight_decay` is set, the class or function gets it as an argument, and it gets its options so, too.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import is_own, naming_own_code, parts, resolve
+from flsim.base.extensions import is_own, naming_own_code, options_as_text, options_of, parts, resolve
+from flsim.base.labels import declared_label
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # defaults of torch.optim.Adam
 ALPHA = 0.99  # default of torch.optim.RMSprop, whose epsilon is Adam's
@@ -121,6 +122,8 @@ def optimizer_named(name: str) -> Optimizer:
         InputError: the user's file has nothing of that name, what it has is no optimizer, or the file failed.
     """
     thing = resolve(name, OPTIMIZERS, "optimizer")
+    if isinstance(thing, Optimizer) and options_of(name):
+        raise InputError(f"{name}: takes no options; name a class or a function of (parameters, lr) and the options")
     return thing if isinstance(thing, Optimizer) else _own(name, thing)
 
 
@@ -131,7 +134,7 @@ def _own(name: str, make: object) -> Optimizer:
         raise InputError(f"{name}: must be a torch.optim.Optimizer, a function that makes one, or flsim's Optimizer")
 
     def over(parameters: Iterable[Tensor], rate: float, _momentum: float, decay: float) -> torch.optim.Optimizer:
-        settings = {"lr": rate} | ({"weight_decay": decay} if decay else {})
+        settings = {"lr": rate} | ({"weight_decay": decay} if decay else {}) | options_of(name)
         try:
             with naming_own_code(InputError):
                 made = make(parameters, **settings)
@@ -141,12 +144,12 @@ def _own(name: str, make: object) -> Optimizer:
             raise InputError(f"{name}: made {type(made).__name__}, not a torch.optim.Optimizer with a learning rate")
         return made
 
-    return Optimizer(parts(name)[1], over)
+    return Optimizer(parts(name)[1] + options_as_text(name), over)
 
 
 def label_of(name: str) -> str:
     """Return an optimizer's name in a table, without executing a user's code."""
-    return parts(name)[1] if is_own(name) else OPTIMIZERS[name].label
+    return declared_label(name) if is_own(name) else OPTIMIZERS[name].label
 
 
 def refuse_low_precision(name: str, precision: str) -> None:

@@ -3,20 +3,32 @@
 import torch
 from torch import Tensor
 
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, in_one_line
 from flsim.base.extensions import is_own, naming_own_code
 from flsim.base.machine import refuse_beyond_memory
+from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.models.architectures import build, weights_of
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import TrainableModel, digest_of
 from flsim.models.loss import loss_sum
+from flsim.training.randomness import training_mode
 
 TOLERANCE = 1e-4  # absolute and relative, of log-probabilities in float32
+OUTSIDE = (
+    "{}: forward gives other logits each time in evaluation mode; draw at random only where self.training is set, as "
+    "nn.Dropout does"
+)
 
 
-def refuse_unfit(model: ModelHParams, layout: Layout, seed: int) -> None:
-    """Try a user's own network on a few tokens; of a built-in one only the size is checked.
+def refuse_unfit(model: ModelHParams, layout: Layout, seed: int, is_new: bool = True) -> None:
+    """Try a user's own network on a few tokens and on the longest record; of a built-in one check only the size.
+
+    Args:
+        model: settings of the network.
+        layout: the corpus' token layout.
+        seed: the experiment's seed.
+        is_new: whether training begins with this network; a run that continues has its first weights already.
 
     Raises:
         InputError: the network does not fit this machine's memory, cannot be made, or is not what `TrainableModel` asks
@@ -27,7 +39,7 @@ def refuse_unfit(model: ModelHParams, layout: Layout, seed: int) -> None:
         return
     try:
         with naming_own_code(InputError):
-            _try(model, layout, seed)
+            _try(model, layout, seed, is_new)
     except InputError:
         raise
     except Exception as error:  # such as a call of a constructor that takes other arguments
@@ -45,13 +57,19 @@ def refuse_too_large(model: ModelHParams, layout: Layout) -> None:
     )
 
 
-def _try(model: ModelHParams, layout: Layout, seed: int) -> None:
-    one, other = (build(layout.vocabulary_size, model).initialize(seed) for _ in range(2))
-    untouched = build(layout.vocabulary_size, model).frozen_digest
+def _try(model: ModelHParams, layout: Layout, seed: int, is_new: bool) -> None:
+    one, other = (build(layout.vocabulary_size, model) for _ in range(2))
+    untouched = one.frozen_digest
+    if is_new:
+        _refuse_overwritten(model.label, one, other)
+    one, other = one.initialize(seed), other.initialize(seed)
     _refuse_names(model.label, one)
     _refuse_chance(model.label, one, other, untouched)
     _refuse_logits(model.label, one, layout)
-    _refuse_gradient(model.label, one, layout)
+    _refuse_short(model.label, one, layout)
+    with training_mode(one, seed):
+        _refuse_gradient(model.label, one, layout)
+    _refuse_unseeded(model.label, one, layout, seed)
     if one.frozen_digest != untouched:
         raise InputError(f"{model.label}: reading changes its buffers or frozen parameters, which must stay")
 
@@ -59,6 +77,24 @@ def _try(model: ModelHParams, layout: Layout, seed: int) -> None:
 def frozen_digest(vocabulary_size: int, model: ModelHParams) -> str:
     """Return the digest of a user's own network's frozen values; empty for a built-in network."""
     return build(vocabulary_size, model).frozen_digest if is_own(model.architecture) else ""
+
+
+def _refuse_overwritten(name: str, one: TrainableModel, other: TrainableModel) -> None:
+    """Refuse a network whose constructor sets weights that the inherited `initialize` would replace.
+
+    A matrix that is the same in two models was loaded, or set to zeros as the matrices B of LoRA are. If all matrices
+    are zeros, then the constructor leaves them to `initialize`, as the built-in networks do.
+    """
+    matrices = {key: value for key, value in one.trainable.items() if value.dim() > 1}
+    is_set = [key for key, value in matrices.items() if torch.equal(value, other.trainable[key])]
+    is_inherited = type(one).initialize is TrainableModel.initialize
+    if not (is_inherited and is_set and any(bool(value.any()) for value in matrices.values())):
+        return
+    more = f" and {len(is_set) - 1:,} more" * (len(is_set) > 1)
+    raise InputError(
+        f"{name}: the constructor sets {is_set[0]}{more} to the same values each time, and initialize would replace "
+        f"them; override initialize, e.g. with one that returns self"
+    )
 
 
 def _refuse_names(name: str, model: TrainableModel) -> None:
@@ -90,7 +126,7 @@ def _refuse_logits(name: str, model: TrainableModel, layout: Layout) -> None:
     if not logits.isfinite().all():
         raise InputError(f"{name}: forward gives logits that are not finite")
     if not torch.equal(model(tokens), logits):
-        raise InputError(f"{name}: forward gives other logits each time; it must draw nothing (no nn.Dropout)")
+        raise InputError(OUTSIDE.format(name))
     if not _near(model(tokens[:, :2]), logits[:, :2]):
         raise InputError(f"{name}: forward lets a position depend on later tokens, or on how many there are")
     state, stepped = model.start(tokens[:, :2])
@@ -99,6 +135,41 @@ def _refuse_logits(name: str, model: TrainableModel, layout: Layout) -> None:
     scores = logits.log_softmax(-1)
     if not (_near(stepped, scores[:, 1]) and _near(after, scores[[1, 0, 1], 2]) and _near(last, scores[[1, 0, 1], 3])):
         raise InputError(f"{name}: start and step give other log-probabilities than forward of the same tokens")
+
+
+@torch.no_grad()
+def _refuse_short(name: str, model: TrainableModel, layout: Layout) -> None:
+    words = layout.record_words
+    record = torch.tensor([[layout.bos] + [layout.first_word] * (words - 1)])
+    try:
+        with naming_own_code(InputError):
+            model(record)
+    except InputError as error:
+        raise InputError(
+            f"{in_one_line(error)} ({name} was tried on {words:,} tokens, the longest record of the corpus)"
+        ) from error
+
+
+def _refuse_unseeded(name: str, model: TrainableModel, layout: Layout, seed: int) -> None:
+    """Refuse what is drawn at random outside of training, or from another generator than torch's.
+
+    All trained parameters get random values first, since zeros, such as the matrices B of LoRA, hide what is drawn.
+    """
+    tokens = _tokens(layout)
+    with torch.no_grad():
+        for parameter, value in model.trainable.items():
+            value.add_(torch.from_numpy(stream(seed, "trial", parameter).normal(0, 0.01, value.shape)).to(value))
+        if not torch.equal(model(tokens), model(tokens)):
+            raise InputError(OUTSIDE.format(name))
+        logits = []
+        for _ in range(2):
+            with training_mode(model, seed):
+                logits.append(model(tokens))
+    if not torch.equal(*logits):
+        raise InputError(
+            f"{name}: forward gives other logits each time in training mode, although torch's generators are seeded; "
+            f"draw at random with torch's default generator"
+        )
 
 
 def _refuse_gradient(name: str, model: TrainableModel, layout: Layout) -> None:

@@ -1,7 +1,7 @@
 """Learning rate schedules: each is a function (step or round, total) -> factor of the learning rate.
 
 Central steps, local training and the server's step share them. A user's own, ``path/to/file.py:NAME``, is such a
-function. Steps and rounds count from 0, so the last one is total - 1.
+function, which may take options as further arguments. Steps and rounds count from 0, so the last one is total - 1.
 """
 
 import math
@@ -10,7 +10,7 @@ from collections.abc import Callable
 import numpy as np
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import is_own, naming_own_code, resolve
+from flsim.base.extensions import is_own, made, naming_own_code, resolve
 
 Schedule = Callable[[int, int], float]
 
@@ -101,7 +101,7 @@ def rate_at(
     if schedule == "steps":
         return rate * steps(at, total, milestones, factor)
     with naming_own_code(InputError):
-        factor = resolve(schedule, SCHEDULES, "schedule")(at - warmup, max(total - warmup, 1))
+        factor = made(schedule, resolve(schedule, SCHEDULES, "schedule"), at - warmup, max(total - warmup, 1))
     if is_own(schedule) and not (isinstance(factor, int | float) and 0 <= factor < math.inf):
         raise InputError(
             f"{schedule}: gave the factor {factor!r} at {at:,} of {total:,}; return a finite number of at least 0"

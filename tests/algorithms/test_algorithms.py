@@ -11,7 +11,7 @@ import pytest
 import torch
 from helpers import Experiment, assert_same, killed_and_whole
 from hypothesis import given, settings
-from numpy.typing import NDArray
+from one_vector import ONE_VECTOR, USERS, Vector, frequencies, softmax
 from populations import InMemory
 from stepping import LAYOUT
 
@@ -26,23 +26,7 @@ from flsim.runs.folder import Run
 from flsim.training.hparams import LocalHParams
 from server.verify import verify
 
-Vector = NDArray[np.float64]
 ROOT = Path(__file__).parents[2]
-USERS = [[[1, 2, 3], [4]], [[5, 6]], [], [[1, 1, 1, 2]], [[7], [8], [9]]]
-ONE_VECTOR = """
-import torch
-from flsim.models.language_model import TrainableModel
-
-class Bias(TrainableModel):
-    '''Logits that are the same whatever was read, so that gradients can be computed by hand.'''
-
-    def __init__(self, vocabulary_size, hparams):
-        super().__init__(vocabulary_size, hparams)
-        self.bias = torch.nn.Parameter(torch.zeros(vocabulary_size))
-
-    def forward(self, tokens):
-        return self.bias.expand(*tokens.shape, -1)
-"""
 OWN = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs" / "algorithms.md").read_text(), re.MULTILINE | re.DOTALL)[0]
 
 
@@ -55,20 +39,6 @@ def bias(tmp_path: Path) -> ModelHParams:
 def training_of(model: ModelHParams, algorithm: str, local: LocalHParams, **others: object) -> FederatedTraining:
     server = FedAvgHParams(algorithm=algorithm, cohort=3, server_learning_rate=0.5)
     return FederatedTraining(InMemory(LAYOUT, USERS), model, server, local, **others)  # type: ignore[arg-type]
-
-
-def frequencies(records: list[list[int]]) -> Vector:
-    """How often each token is to be predicted in a user's records, ends included, as a share."""
-    counts = np.zeros(LAYOUT.vocabulary_size)
-    for words in records:
-        for token in [*words, *([LAYOUT.eos] if len(words) < LAYOUT.record_words else [])]:
-            counts[token] += 1
-    return np.asarray(counts / counts.sum())
-
-
-def softmax(x: Vector) -> Vector:
-    powers = np.exp(x - x.max())
-    return np.asarray(powers / powers.sum())
 
 
 def scaffold_by_hand(training: FederatedTraining, rounds: int, steps: int, rate: float) -> tuple[Vector, Vector]:

@@ -10,6 +10,7 @@ from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.participation import Flags, Meetings
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
+from flsim.base.extensions import configured
 from flsim.canaries.population import Population, World
 from flsim.data.corpus import Split
 from flsim.privacy.ledger import Entry
@@ -157,7 +158,7 @@ class CentralConfig(Config):
     @property
     def _label(self) -> str:
         training, privacy = self.training, self.privacy
-        optimizer = label_of(training.optimizer)
+        optimizer = label_of(configured(training, "optimizer"))
         algorithm = {"none": optimizer, "clip": f"{optimizer}+Clip", "dp": f"DP-{optimizer}"}
         parts = [algorithm[privacy.mechanism], *filter(None, [self.model.label])]
         if privacy.clip is not None:
@@ -203,7 +204,7 @@ class CentralConfig(Config):
         return self.training.batch_size
 
     def optimizer_slots(self, vocabulary_size: int) -> int:  # noqa: ARG002 (torch's optimizers have the same for all)
-        return len(slots_of(self.training.optimizer))
+        return len(slots_of(configured(self.training, "optimizer")))
 
     def meetings(self, users: Population, rounds: int) -> Meetings:
         size = self.training.batch_size

@@ -15,7 +15,7 @@ from flsim.algorithms.rounds import FederatedTraining, refuse_injections
 from flsim.algorithms.summation import default_branch
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
-from flsim.base.extensions import by_content, is_own, short_name
+from flsim.base.extensions import by_content, configured, is_own, short_name
 from flsim.canaries.population import Population
 from flsim.data.corpus import Split
 from flsim.models.architectures import build, declared
@@ -159,7 +159,7 @@ class FederatedConfig(Config):
     @property
     def _label(self) -> str:
         training, privacy = self.training, self.privacy
-        label = label_of(training.algorithm)
+        label = label_of(configured(training, "algorithm"))
         algorithm = {"none": label, "clip": f"{label}+Clip", "dp": f"DP-{label}"}[privacy.mechanism]
         if training.server_label:
             algorithm += f"+{training.server_label}"
@@ -173,14 +173,15 @@ class FederatedConfig(Config):
         local = self.local
         parts.append(label_of_steps(local.milestones, local.milestone_factor, "local rate"))
         parts.append(label_of_steps(training.server_milestones, training.server_milestone_factor, "server rate"))
-        parts += [noise.label_of(privacy.noise), f"b_u={training.cohort}", sampling.label_of(training.sampler)]
+        sampler = sampling.label_of(configured(training, "sampler"))
+        parts += [noise.label_of(privacy.noise), f"b_u={training.cohort}", sampler]
         if self.audit.update_canaries:
             parts.append(f"{self.audit.update_canaries:,} canary users" + " by coins" * self.audit.canary_coins)
         return ", ".join(filter(None, parts))
 
     @property
     def sampler(self) -> str:
-        return by_content(self.training.sampler)
+        return by_content(configured(self.training, "sampler"))
 
     @property
     def round_size(self) -> int:
@@ -188,7 +189,7 @@ class FederatedConfig(Config):
 
     def optimizer_slots(self, vocabulary_size: int) -> int:
         slots = len(server_optimizers.slots_of(self.training, vocabulary_size, self.model))
-        slots += len(algorithm_named(self.training.algorithm).slots)
+        slots += len(algorithm_named(configured(self.training, "algorithm")).slots)
         if self.privacy.mechanism == "dp":
             like = build(vocabulary_size, self.model).trainable
             slots += 2 * len(noise.init(self.privacy.noise, self.seed, like))  # in float64
@@ -196,7 +197,7 @@ class FederatedConfig(Config):
 
     @property
     def slots_kept_by_users(self) -> int:
-        return len(algorithm_named(self.training.algorithm).user_slots)
+        return len(algorithm_named(configured(self.training, "algorithm")).user_slots)
 
     @property
     def canary_users(self) -> AuditHParams:

@@ -64,7 +64,7 @@ def dump(config: Config, path: Path) -> None:
     """Write all settings, defaults included, as TOML that `load` reads back."""
     settings = own_code.renamed(type(config), asdict(config), lambda name: own_code.relative(name, path.parent))
     values = {
-        name: {key: value for key, value in section.items() if value is not None}
+        name: {key: value for key, value in section.items() if value not in (None, {})}
         if isinstance(section, dict)
         else section
         for name, section in settings.items()

@@ -195,7 +195,7 @@ def _type(hint: Any) -> tuple[str, str]:
     if get_origin(hint) is tuple:
         kind, choices = _type(get_args(hint)[0])
         return f"list of {_plural(kind)}", choices.replace("One of", "Any of")
-    return TYPES.get(hint, "table of numbers"), ""
+    return TYPES.get(hint, "table of numbers or text"), ""
 
 
 def _plural(kind: str) -> str:

@@ -14,6 +14,7 @@ from flsim.training.central.state import load_moments, moments_of
 from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.dropout import factors
 from flsim.training.local import bound_norm
+from flsim.training.randomness import training_mode
 from flsim.training.state import Moments, State
 
 Batches = tuple[int, list[Batch]]
@@ -39,7 +40,10 @@ class AutogradEngine:
 
     def train(self, packed: Batches) -> tuple[Sequence[float], Sequence[int]]:
         first, batches = packed
-        done = [self._step(step, step_batch) for step, step_batch in enumerate(batches, start=first)]
+        done = []
+        for step, step_batch in enumerate(batches, start=first):
+            with training_mode(self._model, self._training.seed, step):
+                done.append(self._step(step, step_batch))
         return [loss for loss, _ in done], [tokens for _, tokens in done]
 
     def params(self) -> Params:

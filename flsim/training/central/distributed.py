@@ -113,7 +113,7 @@ class DistributedEngine:
         refuse_what_trains_alone(training.privacy.mechanism, training.hparams.precision, training.architecture)
         self._training, self._layout = training, training.records.layout
         self._group = Group(is_asked)
-        model = training.model_with(state.params)
+        model = training.model_with(state.params).train()  # cuDNN has no gradient of a recurrence in evaluation mode
         self._params: Params = dict(model.trainable)
         self._width = model.hparams.embedding
         self._optimizer = training.hparams.optimizer_over(self._params.values())

@@ -1,5 +1,6 @@
 """The choice of the engine that trains a task on its device."""
 
+from flsim.base.extensions import configured
 from flsim.base.progress import say
 from flsim.training.central.autograd import AutogradEngine
 from flsim.training.central.packed import PackedEngine
@@ -36,7 +37,7 @@ def has_kernels(training: CentralTask) -> bool:
     """Return whether there are kernels for the model and the optimizer; says where only the optimizer has none."""
     if not training.capabilities.stacked:
         return False
-    if optimizer_named(training.hparams.optimizer).direction is None:
+    if optimizer_named(configured(training.hparams, "optimizer")).direction is None:
         say(f'optimizer "{training.hparams.optimizer}" has no kernel; engine "autograd" trains in its place')
         return False
     return True

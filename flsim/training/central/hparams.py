@@ -1,15 +1,15 @@
 """The settings of a step of central training, and the number of steps."""
 
 import math
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
 from flsim.base.errors import InputError, at_least_one
-from flsim.base.extensions import Own, refuse_unknown
+from flsim.base.extensions import Option, Own, configured, refuse_unknown, refuse_wrong_options
 from flsim.base.types import refuse_other_types
 from flsim.training.central.records import steps_per_epoch
 from flsim.training.hparams import Precision
@@ -48,6 +48,10 @@ class CentralHParams:
             kept (Zaremba et al., 2014). Unit: probability.
         precision: Precision of matrix products, as in `flsim.training.hparams.LocalHParams`. "tf32" and "bf16" need
             engine "fused", and exclude DP-SGD.
+        optimizer_options: Options of an optimizer of your own, e.g. { beta = 0.99 }: arguments by name, numbers or
+            text. Unit: none.
+        schedule_options: Options of a schedule of your own, e.g. { floor = 0.1 }: arguments by name, numbers or text.
+            Unit: none.
 
     Examples:
         >>> flsim.CentralSGD(batch_size=256, learning_rate=0.5)                # doctest: +SKIP
@@ -69,12 +73,15 @@ class CentralHParams:
     weight_decay: float = 0.0
     dropout: float = 0.0
     precision: Precision = "float32"
+    optimizer_options: Mapping[str, Option] = field(default_factory=dict)
+    schedule_options: Mapping[str, Option] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         refuse_other_types(self)
         at_least_one(batch_size=self.batch_size)
         refuse_unknown(self.optimizer, OPTIMIZERS, "optimizer")
         refuse_unknown(self.schedule, SCHEDULES, "schedule")
+        refuse_wrong_options(self, "optimizer", "schedule")
         refuse_wrong_milestones(self.schedule, self.milestones, self.milestone_factor)
         at_least_one(
             **{name: value for name in ("steps", "words", "tuned_at") if (value := getattr(self, name)) is not None}
@@ -116,7 +123,8 @@ class CentralHParams:
         rate = self.learning_rate
         if self.tuned_at is not None:
             rate *= math.sqrt(self.batch_size / self.tuned_at)
-        return rate_at(rate, self.schedule, step, steps, self.warmup, self.milestones, self.milestone_factor)
+        schedule = configured(self, "schedule")
+        return rate_at(rate, schedule, step, steps, self.warmup, self.milestones, self.milestone_factor)
 
     @property
     def is_plain(self) -> bool:
@@ -125,5 +133,5 @@ class CentralHParams:
 
     def optimizer_over(self, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
         """Return a new torch optimizer over parameters, whose learning rate the caller sets before each step."""
-        optimizer = optimizer_named(self.optimizer)
+        optimizer = optimizer_named(configured(self, "optimizer"))
         return optimizer.over(parameters, self.learning_rate, self.momentum, self.weight_decay)

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from flsim.base.extensions import configured
 from flsim.models.language_model import Params, representative
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.central.shares import dealt, tokens_of
@@ -211,7 +212,7 @@ class StackedEngine:
 
 
 def _rule(hparams: CentralHParams) -> Rule:
-    optimizer = optimizer_named(hparams.optimizer)
+    optimizer = optimizer_named(configured(hparams, "optimizer"))
     if optimizer is MOMENTUM and not hparams.momentum:
         optimizer = SGD  # torch keeps no buffer then
     return Rule(optimizer, hparams.momentum, decay=hparams.weight_decay)

@@ -6,11 +6,13 @@ from itertools import pairwise
 from typing import Any, Literal, Protocol
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one
+from flsim.base.extensions import configured, is_own
 from flsim.data.records import Records, RecordsByRound
-from flsim.models.architectures import class_of, restore, with_low_precision
+from flsim.models.architectures import build, class_of, restore, with_low_precision
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.language_model import Capabilities, ModelSettings, NextWordModel, Params, TrainableModel
 from flsim.privacy.ledger import Entry
@@ -18,6 +20,7 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.central.records import Order, poisson_lot, positions_at
 from flsim.training.optimizers import refuse_low_precision, slots_of
+from flsim.training.randomness import draws
 from flsim.training.state import Moments
 
 EngineName = Literal["fused", "autograd"]
@@ -102,7 +105,7 @@ class CentralTask:
         at_least_one(physical_batch=self.physical_batch)
         if not self.records.records:
             raise InputError("there are no training records; import a corpus whose train split has users")
-        slots_of(self.hparams.optimizer)  # a user's own is tried, as its state has to be in checkpoints
+        slots_of(configured(self.hparams, "optimizer"))  # a user's own is tried, as its state has to be in checkpoints
         if self.hparams.dropout and not issubclass(class_of(self.architecture), NextWordModel):
             raise InputError(f"training.dropout needs a NextWordModel, which {self.architecture} is not; set it to 0")
         if self.privacy.mechanism == "none":
@@ -113,10 +116,21 @@ class CentralTask:
             raise InputError("target_quantile adapts the clip of users' updates; central training has a fixed clip")
         if self.privacy.noise != "independent":
             raise InputError("privacy.noise is for users' updates; remove it, or train federated")
+        self._refuse_draws()
         for name in ("gradient_clip", "dropout"):
             if getattr(self.hparams, name):
                 raise InputError(f"{name} is not for DP-SGD, which clips each record's gradient; remove it")
         poisson_lot(0, self.records.records, self.hparams.batch_size, self.seed)
+
+    def _refuse_draws(self) -> None:
+        if self.model is None or not is_own(self.architecture):
+            return
+        layout = self.records.layout
+        if draws(build(layout.vocabulary_size, self.model), torch.tensor([[layout.bos, layout.first_word]])):
+            raise InputError(
+                f"{self.architecture}: draws at random in training, as dropout does, which is not for DP-SGD; set its "
+                f"probabilities to 0"
+            )
 
     @property
     def architecture(self) -> str:
@@ -195,6 +209,6 @@ def refuse_precision(training: CentralTask) -> None:
         raise InputError(
             f'training.precision "{precision}" needs engine "fused" without clip or noise; set it to "float32"'
         )
-    refuse_low_precision(training.hparams.optimizer, precision)
+    refuse_low_precision(configured(training.hparams, "optimizer"), precision)
     if precision == "tf32" and training.device == "cpu":
         raise InputError('training.precision "tf32" needs an NVIDIA GPU; set system.device = "cuda", or "float32"')

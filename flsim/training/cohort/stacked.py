@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from flsim.base.extensions import configured
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.cuda_graphs import Graphs
@@ -231,4 +232,4 @@ def _model(like: Params, hparams: LocalHParams, by_position: bool | None) -> Any
 
 
 def _rule(hparams: LocalHParams) -> Rule:
-    return Rule(optimizer_named(hparams.optimizer), hparams.momentum, hparams.proximal)
+    return Rule(optimizer_named(configured(hparams, "optimizer")), hparams.momentum, hparams.proximal)

@@ -1,0 +1,294 @@
+"""Networks of a user's own that draw at random in training, and that begin with loaded weights."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import CENTRAL, TINY, Experiment
+from populations import InMemory
+from stepping import LAYOUT, same, source
+from torch import nn
+
+import flsim
+from flsim.algorithms import fedavg
+from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.rounds import FederatedTraining
+from flsim.base.errors import InputError
+from flsim.models.architectures import build, restore
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import digest_of
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.runs import config
+from flsim.runs.folder import Run
+from flsim.training.central import CentralHParams, CentralTraining, init, train_central
+from flsim.training.engines import LocalEngine
+from flsim.training.hparams import LocalHParams
+from flsim.training.own_model import refuse_unfit
+from flsim.training.randomness import training_mode
+from flsim.training.update import UpdateSum
+from server.verify import verify
+
+ADAPTED = '''
+import random
+
+import numpy as np
+import torch
+from torch import nn
+
+from flsim.algorithms.algorithm import Algorithm, Answer
+from flsim.base.rng import stream
+from flsim.models.language_model import TrainableModel
+
+
+class Adapted(TrainableModel):
+    """A frozen table of logits in bfloat16, with a LoRA adapter (Hu et al., 2022) whose input has dropout."""
+
+    def __init__(self, vocabulary_size, hparams):
+        super().__init__(vocabulary_size, hparams)
+        size, rank = vocabulary_size, 3
+        table = torch.from_numpy(stream(7, "table").normal(size=(size, size)))
+        self.table = nn.Parameter(table.to(torch.bfloat16), requires_grad=False)
+        self.lora_a = nn.Parameter(torch.randn(rank, size))
+        self.lora_b = nn.Parameter(torch.zeros(size, rank))
+        self.dropout = nn.Dropout(hparams.options.get("dropout", 0.5))
+
+    def initialize(self, seed):
+        super().initialize(seed)
+        nn.init.zeros_(self.lora_b)
+        return self
+
+    def forward(self, tokens):
+        base = self.table[tokens].float()
+        return base + self.dropout(base) @ self.lora_a.T @ self.lora_b.T
+
+
+class Counting(Algorithm):
+    """Federated Averaging whose users are trained by `train`."""
+
+    def train(self, user):
+        return Answer(user.train(), {})
+'''
+RECORDS = [[1, 2, 3, 4], [5, 6, 7], [8], [1, 2, 3, 9, 9, 9], [4, 5], [2]]
+USERS = InMemory(LAYOUT, [RECORDS[:2], RECORDS[2:4], RECORDS[4:], [[3, 3], [7]], [[6]]])
+LOCAL = LocalHParams(batch_size=2, epochs=3, learning_rate=0.2)
+INITIALIZE = ADAPTED[ADAPTED.index("    def initialize") : ADAPTED.index("    def forward")]
+
+
+def write(folder: Path, *changes: tuple[str, str]) -> Path:
+    text = ADAPTED
+    for old, new in changes:
+        assert old in text
+        text = text.replace(old, new)
+    file = folder / "adapted.py"
+    file.write_text(text)
+    return file
+
+
+@pytest.fixture
+def hparams(tmp_path: Path) -> ModelHParams:
+    return ModelHParams(architecture=f"{write(tmp_path)}:Adapted")
+
+
+@pytest.fixture
+def own(experiment: Experiment) -> Experiment:
+    """`experiment` with the network in the place of the CIFG."""
+    write(experiment.folder)
+    section = "[model]\nembedding = 8\nunits = 12\n"
+    assert section in TINY
+    experiment.config.write_text(TINY.replace(section, '[model]\narchitecture = "adapted.py:Adapted"\n'))
+    return experiment
+
+
+def table_of(model: nn.Module) -> torch.Tensor:
+    """The frozen logits."""
+    return dict(model.named_parameters())["table"]
+
+
+def federated(model: ModelHParams, algorithm: str = "fedavg", shards: int = 1) -> FederatedTraining:
+    return FederatedTraining(USERS, model, FedAvgHParams(cohort=4, algorithm=algorithm), LOCAL, shards=shards)
+
+
+def test_dropout_depends_on_seed_round_and_user_alone(hparams: ModelHParams) -> None:
+    """Neither on what the process drew or trained before, nor on the order of the users."""
+    engine = LocalEngine(build(LAYOUT.vocabulary_size, hparams), LOCAL)
+    start = fedavg.init(LAYOUT.vocabulary_size, hparams, 0).params
+
+    def update(user: int, seed: int = 0, round_: int = 0) -> UpdateSum:
+        return engine.train(start, USERS, [user], seed, round_)
+
+    together = engine.train(start, USERS, [0, 1, 3], 0, 0)
+    torch.manual_seed(5)
+    parts = {user: update(user) for user in (3, 1, 0)}
+    alone = UpdateSum.zero(start).merge(parts[0]).merge(parts[1]).merge(parts[3])
+    for name, value in together.delta.items():
+        assert torch.equal(value, alone.delta[name]), name
+    assert together.loss == alone.loss
+    assert all(update(0).loss != other.loss for other in (update(0, seed=1), update(0, round_=1)))
+    without = build(LAYOUT.vocabulary_size, replace(hparams, options={"dropout": 0.0}))
+    assert LocalEngine(without, LOCAL).train(start, USERS, [0], 0, 0).loss != parts[0].loss
+
+
+def test_a_masked_step_is_that_of_the_mask(hparams: ModelHParams) -> None:
+    """The gradient of B, which is zeros at first, is that of the logits over A and the input times the mask."""
+    model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
+    tokens = torch.tensor([[LAYOUT.bos, 1, 2], [LAYOUT.bos, 4, 4]])
+    with training_mode(model, 3, 1, 2):
+        (found,) = torch.autograd.grad(model(tokens).square().sum() / 2, [model.trainable["lora_b"]])
+    with training_mode(model, 3, 1, 2):
+        base = table_of(model)[tokens].float()
+        mask = nn.functional.dropout(torch.ones_like(base), 0.5)
+    assert set(mask.flatten().tolist()) == {0.0, 2.0}
+    low = (mask * base) @ model.trainable["lora_a"].detach().T
+    torch.testing.assert_close(found, torch.einsum("btv,btr->vr", base, low))
+
+
+def test_the_generators_of_the_process_are_left_alone(hparams: ModelHParams) -> None:
+    model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
+    before = torch.get_rng_state()
+    with training_mode(model, 0, 1):
+        assert model.training
+        torch.randn(5)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert not model.training
+    assert not restore({name: value.detach() for name, value in model.trainable.items()}, hparams, 12).training
+
+
+def test_federated_states_repeat_and_resume(hparams: ModelHParams, tmp_path: Path) -> None:
+    """Also where an algorithm of a user's own trains the users, and in two shards up to rounding."""
+    training = federated(hparams)
+    first, *_, whole = training.states(training.first_state(), 4)
+    torch.manual_seed(9)
+    *_, resumed = federated(hparams).states(first, 4)
+    assert same(resumed, whole)
+    own = federated(hparams, f"{tmp_path}/adapted.py:Counting")
+    assert same([*own.states(own.first_state(), 4)][-1], whole)
+    *_, other = federated(hparams, shards=2).states(training.first_state(), 4)
+    for name, value in whole.params.items():
+        torch.testing.assert_close(other.params[name], value, rtol=1e-5, atol=1e-6)
+
+
+def test_central_states_repeat_and_resume(hparams: ModelHParams) -> None:
+    """Dropout is a function of (seed, step)."""
+    settings = CentralHParams(batch_size=2, learning_rate=0.1, steps=9)
+    training = CentralTraining(source(RECORDS), settings, 0, model=hparams)
+    first = init(LAYOUT.vocabulary_size, hparams, 0)
+    ((half, _), (whole, _)) = train_central(first, training, 9, lambda step: step == 4)
+    torch.manual_seed(9)
+    ((resumed, _),) = train_central(half, training, 9)
+    assert same(resumed, whole)
+    ((other, _),) = train_central(first, replace(training, seed=1), 4)
+    assert not same(other, half)
+    private = PrivacyHParams("dp", clip=0.5, noise_multiplier=0.3)
+    with pytest.raises(InputError, match=r"Adapted: draws at random in training.*not for DP-SGD"):
+        CentralTraining(source(RECORDS), settings, 0, privacy=private, model=hparams)
+    CentralTraining(source(RECORDS), settings, 0, privacy=private, model=replace(hparams, options={"dropout": 0.0}))
+
+
+@pytest.mark.parametrize("kind", ["federated", "central"])
+def test_a_run_is_verified(own: Experiment, kind: str) -> None:
+    """Rounds are trained again in a process whose generators are elsewhere."""
+    if kind == "central":
+        section = "[model]\nembedding = 8\nunits = 12\n"
+        own.config.write_text(CENTRAL.replace(section, '[model]\narchitecture = "adapted.py:Adapted"\n'))
+    torch.manual_seed(1)
+    assert own.call("run", own.config, "--out", "run", "--in-process").returncode == 0
+    torch.manual_seed(2)
+    found = verify(Run.open(own.folder / "run"))
+    assert (found.differs, found.logged) == (None, found.found)
+
+
+def test_evaluation_draws_nothing(own: Experiment) -> None:
+    planted = flsim.plant(own.folder / "corpus", flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2), seed=0)
+    model = flsim.Model(architecture=f"{own.folder}/adapted.py:Adapted")
+    *_, state = flsim.simulate(
+        planted, model, flsim.FedAvg(cohort=6, local=flsim.LocalSGD(learning_rate=1.0)), rounds=2
+    )
+    one, other = (flsim.evaluate(state, planted, model, references=50) for _ in range(2))
+    assert one.equals(other)
+
+
+DROPS = "self.dropout(base)"
+NOISE = "base * float(np.random.default_rng().uniform(0.5, 1.5))"
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ((DROPS, "nn.functional.dropout(base)"), "other logits each time in evaluation mode; draw at random only"),
+        ((DROPS, f"({NOISE} if self.training else base)"), "in training mode, although torch's generators are seeded"),
+        ((DROPS, "(base * random.random() if self.training else base)"), "draw at random with torch's default"),
+        ((DROPS, "base[:, :8]"), r"the longest record of the corpus"),
+    ],
+    ids=["functional", "numpy", "random", "shape"],
+)  # fmt: skip
+def test_what_zeros_hide_is_refused(tmp_path: Path, change: tuple[str, str], message: str) -> None:
+    """B is zeros before training, so that the first logits do not depend on what the adapter reads."""
+    layout = replace(LAYOUT, record_words=9)
+    with pytest.raises(InputError, match=message):
+        refuse_unfit(ModelHParams(architecture=f"{write(tmp_path, change)}:Adapted"), layout, 0)
+
+
+def test_a_table_of_positions_that_is_too_short_is_refused(tmp_path: Path) -> None:
+    """By the file's line, before training; a table of the longest record's length is not."""
+    place = "        base = self.table[tokens].float()\n"
+    longer = place + "        base = base + self.places[torch.arange(tokens.shape[1])][:, None]\n"
+    model = "        self.dropout"
+    for places in (5, 6):
+        made = f'        self.register_buffer("places", torch.zeros({places}))\n'
+        file = write(tmp_path, (place, longer), (model, made + model))
+        line = file.read_text().splitlines().index(longer.splitlines()[1]) + 1
+        settings = ModelHParams(architecture=f"{file}:Adapted")
+        if places < LAYOUT.record_words:
+            with pytest.raises(InputError) as refused:
+                refuse_unfit(settings, LAYOUT, 0)
+            assert str(refused.value).startswith(f"{file}:{line}: IndexError: ")
+            assert str(refused.value).endswith("(Adapted was tried on 6 tokens, the longest record of the corpus)")
+            assert len(str(refused.value).splitlines()) == 1
+        else:
+            refuse_unfit(settings, LAYOUT, 0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ([(INITIALIZE, "")], "the constructor sets lora_b to the same values each time, and initialize would replace"),
+        (
+            [(INITIALIZE, ""), ("torch.randn(rank, size)", "torch.from_numpy(stream(1, 'a').normal(size=(rank, size)))"
+             ".float()")],
+            "sets lora_a and 1 more to the same values",
+        ),
+        ([(INITIALIZE, ""), ("torch.zeros(size, rank)", "torch.randn(size, rank)")], None),
+        ([(INITIALIZE, ""), ("torch.randn(rank, size)", "torch.zeros(rank, size)")], None),
+    ],
+    ids=["LoRA", "loaded", "random", "all zeros"],
+)  # fmt: skip
+def test_weights_of_the_constructor_are_not_overwritten(
+    tmp_path: Path, changes: list[tuple[str, str]], message: str | None
+) -> None:
+    model = ModelHParams(architecture=f"{write(tmp_path, *changes)}:Adapted")
+    if message is None:
+        refuse_unfit(model, LAYOUT, 0)
+        return
+    with pytest.raises(InputError, match=message):
+        refuse_unfit(model, LAYOUT, 0)
+    refuse_unfit(model, LAYOUT, 0, is_new=False)  # a run that began before has its weights
+
+
+def test_a_run_begins_with_the_weights_of_initialize(own: Experiment) -> None:
+    run = Run.create(config.load(own.config), own.folder / "run")
+    assert not run.training().first_state().params["lora_b"].any()
+    assert run.training().first_state().params["lora_a"].any()
+
+
+def test_frozen_values_in_bfloat16_have_a_digest(hparams: ModelHParams) -> None:
+    """Of every bit; digests of numpy's types do not depend on this."""
+    one, other = (build(LAYOUT.vocabulary_size, hparams) for _ in range(2))
+    assert one.frozen_digest == other.frozen_digest
+    with torch.no_grad():
+        table = table_of(other)
+        table[2, 3] = torch.nextafter(table[2, 3], torch.tensor(torch.inf, dtype=torch.bfloat16))
+    assert one.frozen_digest != other.frozen_digest
+    half = {"x": torch.ones(2, dtype=torch.bfloat16)}
+    as_bits = {"x": half["x"].view(torch.int16)}
+    assert digest_of(half) != digest_of(as_bits)
