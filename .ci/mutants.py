@@ -9,6 +9,7 @@ tested by the fastest of the tests that call the changed function, in a process 
 """
 
 import argparse
+import gc
 import importlib
 import json
 import os
@@ -33,8 +34,8 @@ from mutations import Mutant, mutants_of
 HERE = Path(__file__).parent
 COPIED = ("flsim", "clients", "server", "experiments", "tests", "docs", "pyproject.toml", "README.md")
 # Modules that are imported once, before processes are forked.
-HEAVY = "torch scipy.stats scipy.optimize pandas matplotlib.pyplot ray flwr dp_accounting.pld opacus"
-TRAINED = 4.0  # seconds that count for a test of a trained run in addition: only the first test of a process trains it
+HEAVY = "torch scipy.stats scipy.optimize pandas matplotlib.pyplot ray flwr hypothesis dp_accounting.pld opacus"
+PYTEST = ("-q", "-m", "not slow and not nightly", "-p", "no:cacheprovider", "--assert=plain")
 MEMORY = 2**35  # bytes of address space of a mutant's process
 Calls = dict[str, dict[str, Any]]  # by test: "seconds", and "calls", a list of [file, first line of a function]
 
@@ -45,13 +46,14 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--count", type=int, default=300, help="number of mutants, equivalent ones included")
     parser.add_argument("--only", nargs="+", default=[], metavar="FILE", help="mutate these files only")
-    parser.add_argument("--seconds", type=float, default=8.0, help="of tests for each mutant")
+    parser.add_argument("--seconds", type=float, default=3.0, help="processor time of the tests of each mutant")
     options = parser.parse_args()
     listed = tomllib.loads((HERE / "mutants.toml").read_text(encoding="utf-8"))
     files = [f"flsim/{folder}/{name}.py" for folder, names in listed["modules"].items() for name in names]
     unknown = set(options.only) - set(files)
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: not among the modules in .ci/mutants.toml")
+    folders = sorted({f"tests/{Path(file).parts[1]}" for file in options.only or files})
     mutants = draw(options.only or files, options.seed, options.count)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         root = copied(Path(folder) / "project")
@@ -60,7 +62,8 @@ def main() -> None:
         sys.path[:0] = [str(root)]
         for name in HEAVY.split():
             importlib.import_module(name)
-        calls = recorded(files, [f"tests/{folder}" for folder in {Path(file).parts[1]: 0 for file in options.only or files}])
+        gc.freeze()  # children need not look for garbage in what is imported
+        calls = recorded(files, folders)
         results = [(mutant, outcome(mutant, root, calls, options.seconds)) for mutant in progress(mutants)]
     sys.exit(report(results, listed.get("equivalent", [])))
 
@@ -102,15 +105,17 @@ class Recorder:
             if (name := self.names.get(frame.f_code.co_filename)) is not None:
                 calls.add((name, frame.f_code.co_firstlineno))
 
-        trains = any(name.startswith("trained") for name in getattr(item, "fixturenames", ()))
-        start = time.perf_counter()
+        start = processor_seconds()
         sys.settrace(trace)
         try:
             return (yield)
         finally:
             sys.settrace(None)
-            seconds = TRAINED * trains + time.perf_counter() - start
-            self.calls[item.nodeid] = {"seconds": seconds, "calls": sorted(calls)}
+            self.calls[item.nodeid] = {"seconds": processor_seconds() - start, "calls": sorted(calls)}
+
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """Leave out tests of trained runs, which take longer than all others."""
+        items[:] = [item for item in items if not {"trained", "trained_here"} & {*getattr(item, "fixturenames", ())}]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Leave out tests that do not pass."""
@@ -123,11 +128,15 @@ class Recorder:
         self.out.write_text(json.dumps(kept))
 
 
+def processor_seconds() -> float:
+    """Return the seconds that this process and its children have computed."""
+    return sum(os.times()[:4])
+
+
 def recorded(files: list[str], folders: list[str]) -> Calls:
     """Run the tests of folders and return what each calls."""
     out = Path("calls.json").absolute()
-    arguments = [*folders, "-m", "not slow and not nightly", "-q", "-p", "no:cacheprovider"]
-    code = forked(lambda: pytest.main(arguments, plugins=[Recorder(Path.cwd(), files, out)]), 3600, quiet=False)
+    code = forked(lambda: pytest.main([*PYTEST, *folders], plugins=[Recorder(Path.cwd(), files, out)]), 3600, quiet=False)
     if code not in (0, 1):
         sys.exit(f"The tests ended with code {code} before a mutant was made.")
     return dict(json.loads(out.read_text()))
@@ -148,7 +157,7 @@ def outcome(mutant: Mutant, root: Path, calls: Calls, seconds: float) -> str:
     original, status = path.read_text(encoding="utf-8"), path.stat()
     path.write_text(mutant.source, encoding="utf-8")
     try:
-        code = forked(lambda: pytest.main(["-x", "-q", "-p", "no:cacheprovider", *tests]), 60 + 5 * seconds)
+        code = forked(lambda: pytest.main(["-x", *PYTEST, *tests]), 30 + 5 * seconds)
     finally:
         path.write_text(original, encoding="utf-8")
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # compiled files of the original stay valid
@@ -161,8 +170,8 @@ def forked(work: Callable[[], int], seconds: float, quiet: bool = True) -> int |
     child = os.fork()
     if not child:
         os.setpgid(0, 0)
+        sys.dont_write_bytecode = quiet  # compiled files of the original are valid for all mutants of other files
         if quiet:
-            sys.dont_write_bytecode = True
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, 1)
