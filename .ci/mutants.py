@@ -1,4 +1,4 @@
-"""Mutation testing of the formulas: do tests notice a small random change of the source?
+"""Mutation testing of the formulas: whether tests notice small random changes of the source.
 
 .venv/bin/python .ci/mutants.py --seed 1 --count 300
 .venv/bin/python .ci/mutants.py --only flsim/audits/coins.py --count 50
@@ -47,7 +47,9 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=300, help="number of mutants, equivalent ones included")
     parser.add_argument("--only", nargs="+", default=[], metavar="FILE", help="mutate these files only")
     parser.add_argument("--seconds", type=float, default=3.0, help="processor time of the tests of each mutant")
+    parser.add_argument("--calls", type=Path, help="file of recorded calls, which is written if it does not exist")
     options = parser.parse_args()
+    kept = options.calls and options.calls.absolute()
     listed = tomllib.loads((HERE / "mutants.toml").read_text(encoding="utf-8"))
     files = [f"flsim/{folder}/{name}.py" for folder, names in listed["modules"].items() for name in names]
     unknown = set(options.only) - set(files)
@@ -63,8 +65,14 @@ def main() -> None:
         for name in HEAVY.split():
             importlib.import_module(name)
         gc.freeze()  # children need not look for garbage in what is imported
-        calls = recorded(files, folders)
-        results = [(mutant, outcome(mutant, root, calls, options.seconds)) for mutant in progress(mutants)]
+        calls = json.loads(kept.read_text()) if kept and kept.exists() else recorded(files, folders)
+        if kept:
+            kept.write_text(json.dumps(calls))
+        results = []
+        for number, mutant in enumerate(mutants, 1):
+            result = outcome(mutant, root, calls, options.seconds)
+            results.append((mutant, result))
+            print(f"{number} of {len(mutants)}: {mutant.path}:{mutant.place} {result}", file=sys.stderr, flush=True)
     sys.exit(report(results, listed.get("equivalent", [])))
 
 
@@ -136,7 +144,9 @@ def processor_seconds() -> float:
 def recorded(files: list[str], folders: list[str]) -> Calls:
     """Run the tests of folders and return what each calls."""
     out = Path("calls.json").absolute()
-    code = forked(lambda: pytest.main([*PYTEST, *folders], plugins=[Recorder(Path.cwd(), files, out)]), 3600, quiet=False)
+    code = forked(
+        lambda: pytest.main([*PYTEST, *folders], plugins=[Recorder(Path.cwd(), files, out)]), 3600, quiet=False
+    )
     if code not in (0, 1):
         sys.exit(f"The tests ended with code {code} before a mutant was made.")
     return dict(json.loads(out.read_text()))
@@ -195,15 +205,6 @@ def forked(work: Callable[[], int], seconds: float, quiet: bool = True) -> int |
     if code is None:
         os.waitpid(child, 0)
     return code
-
-
-def progress(mutants: list[Mutant]) -> Iterator[Mutant]:
-    """Yield mutants; print each tenth's number to standard error."""
-    start = time.monotonic()
-    for index, mutant in enumerate(mutants, 1):
-        yield mutant
-        if index % 10 == 0:
-            print(f"{index} of {len(mutants)} mutants, {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
 
 
 def report(results: list[tuple[Mutant, str]], equivalent: list[dict[str, str]]) -> int:
