@@ -4,8 +4,8 @@
 .venv/bin/python .ci/mutants.py --only flsim/audits/coins.py --count 50
 
 The modules and the equivalent mutants are listed in .ci/mutants.toml. Everything runs in a copy of the project. First
-the tests of the modules' folders run once, and each call of a function of the modules is recorded. Then each mutant is
-tested by the fastest of the tests that call the changed function, in a process of its own, up to the first failure.
+the nearest test files of the modules run once, and each call of a function of the modules is recorded. Then each mutant
+is tested by the fastest of the tests that call the changed function, in a process of its own, up to the first failure.
 """
 
 import argparse
@@ -14,6 +14,7 @@ import importlib
 import json
 import os
 import random
+import re
 import resource
 import shutil
 import signal
@@ -55,7 +56,7 @@ def main() -> None:
     unknown = set(options.only) - set(files)
     if unknown:
         parser.error(f"{', '.join(sorted(unknown))}: not among the modules in .ci/mutants.toml")
-    folders = sorted({f"tests/{Path(file).parts[1]}" for file in options.only or files})
+    tests = sorted({test for file in options.only or files for test in nearest(file)})
     mutants = draw(options.only or files, options.seed, options.count)
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         root = copied(Path(folder) / "project")
@@ -65,7 +66,7 @@ def main() -> None:
         for name in HEAVY.split():
             importlib.import_module(name)
         gc.freeze()  # children need not look for garbage in what is imported
-        calls = json.loads(kept.read_text()) if kept and kept.exists() else recorded(files, folders)
+        calls = json.loads(kept.read_text()) if kept and kept.exists() else recorded(files, tests)
         if kept:
             kept.write_text(json.dumps(calls))
         results = []
@@ -81,6 +82,14 @@ def draw(files: list[str], seed: int, count: int) -> list[Mutant]:
     sites = [site for file in files for site in mutants_of(file, (HERE.parent / file).read_text(encoding="utf-8"))]
     rng = random.Random(seed)  # noqa: S311 (no secret)
     return [rng.choice(site) for site in rng.sample(sites, min(count, len(sites)))]
+
+
+def nearest(file: str) -> list[str]:
+    """Return the test files that import a module, of the folder with the same name."""
+    _, folder, name = Path(file).with_suffix("").parts
+    imports = re.compile(rf"flsim\.{folder}(\.| import .*\b){name}\b")
+    tests = sorted((HERE.parent / "tests" / folder).glob("test_*.py"))
+    return [f"tests/{folder}/{test.name}" for test in tests if imports.search(test.read_text(encoding="utf-8"))]
 
 
 def copied(root: Path) -> Path:
@@ -141,11 +150,11 @@ def processor_seconds() -> float:
     return sum(os.times()[:4])
 
 
-def recorded(files: list[str], folders: list[str]) -> Calls:
-    """Run the tests of folders and return what each calls."""
+def recorded(files: list[str], tests: list[str]) -> Calls:
+    """Run files of tests and return what each test calls."""
     out = Path("calls.json").absolute()
     code = forked(
-        lambda: pytest.main([*PYTEST, *folders], plugins=[Recorder(Path.cwd(), files, out)]), 3600, quiet=False
+        lambda: pytest.main([*PYTEST, *tests], plugins=[Recorder(Path.cwd(), files, out)]), 3600, quiet=False
     )
     if code not in (0, 1):
         sys.exit(f"The tests ended with code {code} before a mutant was made.")
