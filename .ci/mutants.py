@@ -36,7 +36,16 @@ HERE = Path(__file__).parent
 COPIED = ("flsim", "clients", "server", "experiments", "tests", "docs", "pyproject.toml", "README.md")
 # Modules that are imported once, before processes are forked.
 HEAVY = "torch scipy.stats scipy.optimize pandas matplotlib.pyplot ray flwr hypothesis dp_accounting.pld opacus"
-PYTEST = ("-q", "-m", "not slow and not nightly", "-p", "no:cacheprovider", "--assert=plain")
+PYTEST = (
+    "-q",
+    "-m",
+    "not slow and not nightly",
+    "-p",
+    "no:cacheprovider",
+    "--assert=plain",
+    "-p",
+    "no:unraisableexception",
+)
 MEMORY = 2**35  # bytes of address space of a mutant's process
 Calls = dict[str, dict[str, Any]]  # by test: "seconds", and "calls", a list of [file, first line of a function]
 
@@ -73,7 +82,8 @@ def main() -> None:
         for number, mutant in enumerate(mutants, 1):
             result = outcome(mutant, root, calls, options.seconds)
             results.append((mutant, result))
-            print(f"{number} of {len(mutants)}: {mutant.path}:{mutant.place} {result}", file=sys.stderr, flush=True)
+            change = "" if result == "killed" else f": {mutant.before}  ->  {mutant.after}"
+            print(f"{number} {mutant.path}:{mutant.place} {result}{change}", file=sys.stderr, flush=True)
     sys.exit(report(results, listed.get("equivalent", [])))
 
 
@@ -153,9 +163,7 @@ def processor_seconds() -> float:
 def recorded(files: list[str], tests: list[str]) -> Calls:
     """Run files of tests and return what each test calls."""
     out = Path("calls.json").absolute()
-    code = forked(
-        lambda: pytest.main([*PYTEST, *tests], plugins=[Recorder(Path.cwd(), files, out)]), 3600, quiet=False
-    )
+    code = forked(lambda: pytest.main([*PYTEST, *tests], plugins=[Recorder(Path.cwd(), files, out)]), 3600, quiet=False)
     if code not in (0, 1):
         sys.exit(f"The tests ended with code {code} before a mutant was made.")
     return dict(json.loads(out.read_text()))
