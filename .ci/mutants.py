@@ -46,6 +46,7 @@ PYTEST = (
     "-p",
     "no:unraisableexception",
 )
+PATIENCE = 900  # seconds
 MEMORY = 2**35  # bytes of address space of a mutant's process
 Calls = dict[str, dict[str, Any]]  # by test: "seconds", and "calls", a list of [file, first line of a function]
 
@@ -163,7 +164,7 @@ def processor_seconds() -> float:
 def recorded(files: list[str], tests: list[str]) -> Calls:
     """Run files of tests and return what each test calls."""
     out = Path("calls.json").absolute()
-    code = forked(lambda: pytest.main([*PYTEST, *tests], plugins=[Recorder(Path.cwd(), files, out)]), 3600, quiet=False)
+    code = forked(lambda: pytest.main([*PYTEST, *tests], plugins=[Recorder(Path.cwd(), files, out)]), 0, quiet=False)
     if code not in (0, 1):
         sys.exit(f"The tests ended with code {code} before a mutant was made.")
     return dict(json.loads(out.read_text()))
@@ -181,18 +182,22 @@ def outcome(mutant: Mutant, root: Path, calls: Calls, seconds: float) -> str:
     if not tests:
         return "untested"
     path = root / mutant.path
-    original, status = path.read_text(encoding="utf-8"), path.stat()
+    original, status, limit = path.read_text(encoding="utf-8"), path.stat(), int(15 + 5 * seconds)
     path.write_text(mutant.source, encoding="utf-8")
     try:
-        code = forked(lambda: pytest.main(["-x", *PYTEST, *tests]), 30 + 5 * seconds)
+        code = forked(lambda: pytest.main(["-x", *PYTEST, *tests]), limit)
     finally:
         path.write_text(original, encoding="utf-8")
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # compiled files of the original stay valid
-    return "timeout" if code is None else "killed" if code else "survived"
+    return "timeout" if code in (None, -signal.SIGXCPU) else "killed" if code else "survived"
 
 
-def forked(work: Callable[[], int], seconds: float, quiet: bool = True) -> int | None:
-    """Run work in a process group of its own and return its code; None if it takes longer."""
+def forked(work: Callable[[], int], seconds: int, quiet: bool = True) -> int | None:
+    """Run work in a process group of its own and return its code.
+
+    A busy machine must not look like a change that never ends. So `seconds` limit the processor time, beyond which the
+    code is that of SIGXCPU; None if the work waits for a whole `PATIENCE`.
+    """
     sys.stdout.flush()
     child = os.fork()
     if not child:
@@ -200,6 +205,7 @@ def forked(work: Callable[[], int], seconds: float, quiet: bool = True) -> int |
         sys.dont_write_bytecode = quiet  # compiled files of the original are valid for all mutants of other files
         if quiet:
             resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
+            resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds + 1))
             nothing = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nothing, 1)
             os.dup2(nothing, 2)
@@ -211,9 +217,9 @@ def forked(work: Callable[[], int], seconds: float, quiet: bool = True) -> int |
         finally:
             sys.stdout.flush()
             os._exit(code)
-    end = time.monotonic() + seconds
+    end = time.monotonic() + PATIENCE
     code = None
-    while code is None and time.monotonic() < end:
+    while code is None and (time.monotonic() < end or not quiet):
         ended, status = os.waitpid(child, os.WNOHANG)
         code = os.waitstatus_to_exitcode(status) if ended else None
         time.sleep(0.02)

@@ -2,14 +2,21 @@
 
 import math
 import zlib
+from dataclasses import dataclass
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy
+from membership.before_model import drawn
 from scipy.stats import norm
 
+from flsim.audits.trade_off import Allowed
+from flsim.data.kept import held_out
 from flsim.membership import lira, rmia, scores, shadows
-from flsim.membership.users import user_statistics
+from flsim.membership.users import FreshRecords, _allows, author_of, user_statistics
 
 PHI = np.array([0.5, -1.0, 2.0])
 SHADOWS = np.array([[0.1, -1.5, 1.0], [0.9, -0.5, 3.0], [0.4, -2.0, 1.5], [1.4, -0.9, 0.5], [0.2, 0.3, 2.5]])
@@ -185,3 +192,58 @@ def test_each_run_is_attacked_by_the_others() -> None:
         assert found["LiRA offline"][run, known] == pytest.approx(lira.offline(own, phi, is_in))
         assert found["RMIA online"][run, known].tolist() == online.tolist()
         assert found["RMIA offline"][run, known].tolist() == offline.tolist()
+
+
+@dataclass
+class Held:
+    """Users of 4, 0, 10 and 7 records, as a split has them."""
+
+    user_offsets = np.array([0, 4, 4, 14, 21])
+    records = 21
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_candidates_of_shadow_models_are_those_that_a_run_may_train_on(share: float) -> None:
+    held = {
+        first + record
+        for user, (first, last) in enumerate(pairwise(Held.user_offsets.tolist()))
+        for record in held_out(last - first, user, share).tolist()
+    }
+    assert len(held) == (6 if share else 0)  # 1, 3 and 2 records
+    found = shadows._candidates(Held(), "record", share)  # type: ignore[arg-type]
+    assert found.tolist() == [record for record in range(21) if record not in held]
+    assert shadows._candidates(Held(), "user", share).tolist() == [0, 2, 3]  # type: ignore[arg-type]
+
+
+def run_of(unit: str = "user", world: str = "non-iid") -> Any:
+    names = ["ann#0", "ann#1", "ann#2", "bob#0", "cid#0"]
+    split = SimpleNamespace(names=names)
+    config = SimpleNamespace(unit=unit, data=SimpleNamespace(world=world))
+    return SimpleNamespace(config=config, corpus=SimpleNamespace(split=lambda name: split))
+
+
+def test_what_a_ledger_allows_of_authors_is_that_of_all_their_users() -> None:
+    """The largest group of an author among these: Ann's three training users, or none of Dan's, which count as one."""
+    claim: Any = SimpleNamespace(curve=Allowed.point(0.4, 0.01))
+    names = sorted({author_of(name) for name in run_of().corpus.split("train").names})
+    assert len(names) == 3
+
+    def side(users: tuple[str, ...], authors: tuple[str, ...]) -> FreshRecords:
+        size = len(users)
+        return FreshRecords(drawn(size), np.arange(size), users, authors, np.ones(size, bool), np.ones(size))
+
+    cases = [
+        (side(("train:0", "train:3"), ("ann", "bob")), 1),
+        (side(("ann", "dan"), ("ann", "dan")), 3),
+        (side(("bob", "dan"), ("bob", "dan")), 1),
+        (side(("dan",), ("dan",)), 1),
+    ]
+    for one, group in cases:
+        allows = _allows(run_of(), claim, one)
+        for fpr in (0.01, 0.2):
+            x = 1 - fpr
+            for _ in range(group):
+                x = Allowed.point(0.4, 0.01).least_probability(x)
+            assert allows(fpr) == pytest.approx(1 - x, rel=1e-12)
+    for run, of_claim in ((run_of(), None), (run_of(unit="record"), claim), (run_of(world="iid"), claim)):
+        assert _allows(run, of_claim, cases[0][0])(0.1) is None

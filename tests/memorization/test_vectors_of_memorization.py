@@ -225,3 +225,12 @@ def test_costs_are_not_below_zero_and_the_cheapest_come_first() -> None:
     costs, columns = cheapest(torch.tensor([[3.0, 1.0, 2.0, 1.0], [0.0, 0.0, 0.0, 5.0]]), 3)
     assert (costs.tolist(), columns.tolist()) == ([[1, 1, 2], [0, 0, 0]], [[1, 3, 2], [0, 1, 2]])
     assert cheapest(torch.tensor([[3.0, 1.0]]), 9)[1].tolist() == [[1, 0]]
+
+
+def test_defaults_are_those_of_the_pages() -> None:
+    hparams = importance_sampling.ImportanceHParams()
+    assert (hparams.samples, hparams.pilot, hparams.confidence) == (20_000, 2_000, 0.95)
+    assert hparams.powers == (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
+    assert dict(hparams.shares) == {0.0: 0.1, 1.0: 0.9}
+    assert extrapolation.ExtrapolationHParams() == extrapolation.ExtrapolationHParams(200, 0.95)
+    assert (proposals.KEPT, proposals.LEAST, extrapolation.FEWEST, extrapolation.POOR) == (0.2, 0.01, 20, 0.01)
