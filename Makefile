@@ -8,7 +8,7 @@ BIN := .venv/bin
 unexport PYTHONDONTWRITEBYTECODE  # each of many processes would compile what it imports: 20 seconds with torch, Ray and Flower
 
 .PHONY: help setup demo test test-slow docs nightly numbers lint audit package tools peers bench gpu triton image-check chaos soak \
-	clean
+	mutants clean
 
 help:            ## this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## / - /'
@@ -36,9 +36,10 @@ docs: setup      ## the documentation site, in site/; a dead link or a missing n
 	rm -rf site
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -d .doctrees docs site
 
-nightly: setup   ## tests that take minutes and say in full what shorter ones say, `make triton`, `make chaos`
+nightly: setup   ## tests that take minutes and say in full what shorter ones say, `make triton`, `make mutants`, `make chaos`
 	$(PYTEST) -m nightly
 	$(MAKE) triton
+	$(MAKE) mutants
 	$(MAKE) chaos
 
 # What trains and scores with floats, without Ray, in seconds; kernels of a GPU, compiled or interpreted, ask nothing of a
@@ -103,6 +104,9 @@ chaos: setup     ## KILLS times harm to processes of real runs, power lost at ea
 
 soak: setup      ## ROUNDS rounds: does memory grow, or descriptors, or Ray's objects; a minute or two
 	$(BIN)/python tests/support/soak.py --rounds $(or $(ROUNDS),2000) --out $(or $(FIGURE),soak.png)
+
+mutants: setup   ## COUNT random changes of formulas, drawn by SEED: a table of those that no test notices; under an hour
+	$(BIN)/python .ci/mutants.py --seed $(or $(SEED),1) --count $(or $(COUNT),300)
 
 clean:           ## remove the environments, the site and dist/
 	rm -rf .venv .venv-peers .doctrees site build dist

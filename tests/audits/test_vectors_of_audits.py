@@ -1,0 +1,383 @@
+"""Bounds at inputs whose values follow from their definition: enumeration, scipy.stats, or numerical integration.
+
+The inputs leave no term of a formula at 0 or 1: groups of 5, a share of 0.3, delta above 0.
+"""
+
+import math
+from collections.abc import Sequence
+from itertools import product
+
+import numpy as np
+import pytest
+import scipy
+from scipy.stats import beta, binom, norm
+
+from flsim.audits import canary_users, coins, guesses, intervals, ranks, roc, thresholds, trade_off
+from flsim.results.agreement import share_interval
+
+
+def enumerated(probabilities: Sequence[float], successes: int) -> float:
+    """Return the probability of so many successes or more, as the sum over all outcomes."""
+    outcomes = product((0, 1), repeat=len(probabilities))
+    return sum(
+        math.prod(p if hit else 1 - p for p, hit in zip(probabilities, outcome, strict=True))
+        for outcome in outcomes
+        if sum(outcome) >= successes
+    )
+
+
+@pytest.mark.parametrize("probabilities", [(0.1, 0.3, 0.6), (0.3, 0.3, 0.3), (0.2,)])
+def test_sums_of_coins_are_those_of_all_outcomes(probabilities: tuple[float, ...]) -> None:
+    for successes in range(len(probabilities) + 2):
+        expected = enumerated(probabilities, successes)
+        assert intervals.at_least(probabilities, successes) == pytest.approx(expected, rel=1e-12)
+    assert intervals.at_least(probabilities, 0) == 1.0
+    assert intervals.at_least(probabilities, -1) == 1.0
+
+
+def test_sums_of_coins_are_at_most_1() -> None:
+    """Of these 40 coins the convolution sums to more than 1 in float64."""
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        assert intervals.at_least(rng.uniform(0.9999, 1, 40).tolist(), 1) <= 1.0
+
+
+@pytest.mark.parametrize(("successes", "trials", "tail"), [(14, 48, 0.025), (1, 7, 0.2), (7, 7, 0.01)])
+def test_exact_bounds_invert_binomial_tails(successes: int, trials: int, tail: float) -> None:
+    low, high = intervals.lower(successes, trials, tail), intervals.upper(successes, trials, tail)
+    assert binom.sf(successes - 1, trials, low) == pytest.approx(tail, rel=1e-9)
+    assert high == 1 if successes == trials else binom.cdf(successes, trials, high) == pytest.approx(tail, rel=1e-9)
+    assert intervals.lower(0, trials, tail) == 0
+
+
+def test_the_interval_of_a_difference_is_newcombes() -> None:
+    """Newcombe (1998), Table II, example (a), method 10; and Wilson's formula by hand at another confidence."""
+    assert intervals.difference(56, 70, 48, 80) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+    z = norm.ppf(0.9)  # 80%
+
+    def wilson(hits: int, trials: int) -> tuple[float, float]:
+        p, spread = hits / trials, z * math.sqrt(hits / trials * (1 - hits / trials) / trials + z**2 / 4 / trials**2)
+        middle, scale = p + z**2 / 2 / trials, 1 + z**2 / trials
+        return (middle - spread) / scale, (middle + spread) / scale
+
+    (low, high), (other_low, other_high) = wilson(3, 10), wilson(1, 20)
+    d = 3 / 10 - 1 / 20
+    expected = d - math.hypot(0.3 - low, other_high - 0.05), d + math.hypot(high - 0.3, 0.05 - other_low)
+    assert intervals.difference(3, 10, 1, 20, confidence=0.8) == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(("epsilon", "share"), [(0.7, 0.3), (0.0, 0.3), (5.0, 1e-4)])
+def test_a_hit_is_as_likely_as_the_definition_says(epsilon: float, share: float) -> None:
+    odds = math.exp(epsilon) * share / (1 - share)
+    assert guesses.hit_probability(epsilon, share) == pytest.approx(odds / (1 + odds), rel=1e-12)
+    assert guesses.hit_probability(epsilon, 1.0) == 1.0
+
+
+def test_the_share_of_references_is_exceeded_by_none_of_all_canaries() -> None:
+    """The share of a set is Beta(t, R - t + 1); each of m canaries has an m-th of the significance."""
+    for threshold, references, canaries in ((20, 20_000, 48), (1, 500, 3)):
+        share = guesses.share_of_references(threshold, references, canaries)
+        tail = beta.sf(share, threshold, references - threshold + 1)
+        assert tail == pytest.approx(0.01 / canaries, rel=1e-6)
+    share = guesses.share_of_references(5, 100, 7, significance=0.2)
+    assert beta.sf(share, 5, 96) == pytest.approx(0.2 / 7, rel=1e-9)
+
+
+@pytest.mark.parametrize(("hits", "groups"), [(3, (5, 5, 5, 5)), (4, (1, 2, 5, 1, 3)), (2, (5, 1, 1, 1, 1, 1))])
+def test_bounds_of_hits_of_groups_solve_their_equation(hits: int, groups: tuple[int, ...]) -> None:
+    share, significance = 0.1, 0.03
+
+    def q(epsilon: float, users: int) -> float:
+        return share * math.exp(users * epsilon) / (share * math.exp(users * epsilon) + 1 - share)
+
+    bound = guesses.epsilon_of_hits(hits, share, groups, significance)
+    expected = enumerated([q(bound, users) for users in groups], hits)
+    if enumerated([share] * len(groups), hits) < significance:
+        assert expected == pytest.approx(significance, rel=1e-6)
+    else:
+        assert bound == 0
+
+
+def test_bounds_of_hits_at_their_ends() -> None:
+    assert guesses.epsilon_of_hits(0, 0.3, (1, 1)) == 0
+    assert guesses.epsilon_of_hits(1, 0.3, (1, 1)) == 0  # 1 - 0.7^2 > 0.05
+    assert guesses.epsilon_of_hits(1, 1e-40, (1, 1)) == guesses.HIGHEST == 60  # at epsilon 60 a hit has 1e-14
+
+
+def test_ranks_pay_for_their_shares() -> None:
+    """The share is exceeded with probability 0.01, and 0.04 are left for the hits."""
+    share = beta.isf(0.01 / 6, 2, 499)
+    expected = guesses.epsilon_of_hits(5, share, (1, 2, 5, 1, 1, 1), 0.04)
+    assert guesses.epsilon_of_ranks(5, 2, 500, (1, 2, 5, 1, 1, 1)) == pytest.approx(expected, rel=1e-6)
+    expected = guesses.epsilon_of_hits(5, share, (1, 2, 5, 1, 1, 1), 0.19)
+    assert guesses.epsilon_of_ranks(5, 2, 500, (1, 2, 5, 1, 1, 1), 0.2) == pytest.approx(expected, rel=1e-6)
+
+
+def test_default_thresholds() -> None:
+    """A thousandth of the references, at least 1, and 100 from 100,000 references on."""
+    found = [guesses.default_threshold(references) for references in (1, 1_999, 2_000, 99_999, 100_000, 2_000_000)]
+    assert found == [1, 1, 2, 99, 100, 100]
+
+
+def p_of_coins(epsilon: float, delta: float, canaries: int, made: int, right: int) -> float:
+    """Return the bound of Steinke et al. (2023), Theorem 5.2, as its sums: beta + alpha 2 m delta."""
+    q = math.exp(epsilon) / (1 + math.exp(epsilon))
+    law = [math.comb(made, count) * q**count * (1 - q) ** (made - count) for count in range(made + 1)]
+    alpha = max(sum(law[right - step : right]) / step for step in range(1, right + 1))
+    return min(1.0, sum(law[right:]) + 2 * canaries * delta * alpha)
+
+
+@pytest.mark.parametrize("right", [1, 4, 7, 9])
+@pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.003), (0.3, 0.003), (2.5, 1e-3), (1.0, 0.0)])
+def test_p_values_of_coins_are_the_sums_of_the_theorem(right: int, epsilon: float, delta: float) -> None:
+    expected = p_of_coins(epsilon, delta, 30, 9, right)
+    assert coins.p_value(epsilon, delta, 30, 9, right) == pytest.approx(expected, rel=1e-9)
+    assert coins.p_value(epsilon, 0.9, 30, 9, right) == 1.0
+    assert coins.p_value(epsilon, delta, 30, 9, 0) == 1.0
+
+
+@pytest.mark.parametrize("users", [1, 2, 5])
+@pytest.mark.parametrize("significance", [0.05, 0.2])
+def test_bounds_of_coins_of_groups_solve_their_equation(users: int, significance: float) -> None:
+    """Vadhan (2017), Lemma 2.2: g users have delta (1 + e^epsilon + ... + e^((g - 1) epsilon))."""
+    bound = coins.epsilon_of_coins(100, 40, 39, 1e-5, significance, users)
+    delta = 1e-5 * sum(math.exp(user * bound) for user in range(users))
+    assert p_of_coins(users * bound, delta, 100, 40, 39) == pytest.approx(significance, rel=1e-5)
+
+
+def test_bounds_of_coins_of_groups_where_the_group_has_no_delta_left() -> None:
+    """At epsilon 60 a group of 20 has e^1200 delta: 1 of any delta above 0, and 0 of none."""
+    assert coins.p_value(0.0, 1.0, 50, 50, 50) == 1
+    with_delta, without = (coins.epsilon_of_coins(50, 50, 50, delta, users=20) for delta in (1e-300, 0.0))
+    assert without == pytest.approx(math.log(0.05 ** (1 / 50) / (1 - 0.05 ** (1 / 50))) / 20, rel=1e-6)
+    assert with_delta == pytest.approx(without, rel=1e-6)
+    assert coins.epsilon_of_coins(50, 50, 50, 0.5, users=20) == 0
+    assert coins.epsilon_of_coins(50, 50, 10, 0.0, users=20) == 0
+
+
+def test_a_bound_ends_where_the_search_ends() -> None:
+    assert coins.epsilon_of_coins(10**30, 10**6, 10**6, 0.0) < guesses.HIGHEST
+    assert coins.mu_refuted(lambda least: True) == 30
+    assert coins.mu_refuted(lambda least: False) == 0
+    mu = coins.mu_refuted(lambda least: least(0.5) > norm.cdf(-1.7))  # refuted below mu of 1.7
+    assert mu == pytest.approx(1.7, abs=2e-9)
+
+
+def test_guesses_are_of_the_highest_and_of_the_lowest_scores() -> None:
+    scores = np.array([5.0, 1.0, 4.0, 2.0, 3.0, 0.0, 6.0])
+    planted = np.array([True, True, False, False, True, False, True])
+    # Two of each kind: 6 and 5 are planted; 0 is not, 1 is.
+    assert coins.correct_guesses(scores, planted, 2) == 3
+    # Three of each kind: 4 is not planted, 2 is not.
+    assert coins.correct_guesses(scores, planted, 3) == 4
+    assert coins.correct_guesses(scores, planted, 0) == 0
+    # Equal scores are ordered by position, whatever the coins.
+    assert coins.correct_guesses(np.zeros(4), np.array([False, True, False, True]), 1) == 2
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.0, 2.0])
+@pytest.mark.parametrize("x", [0.05, 0.3, 0.9])
+def test_least_probabilities_of_one_value_and_of_sets(mu: float, x: float) -> None:
+    """T(x) / f - x, as its docstring proves; (k - 1) T(x) of Mahloujifar et al. (2024), Theorem 3.2."""
+    least = trade_off.gaussian(mu)
+    expected = norm.cdf(norm.ppf(x) - mu)
+    assert least(x) == pytest.approx(expected, rel=1e-12)
+    assert coins.of_set(least, 0.3)(x) == pytest.approx(expected / 0.3 - x, rel=1e-12)
+    assert coins.of_one(least)(x) == pytest.approx(expected, rel=1e-12)
+    assert coins.of_one(least, 5)(x) == pytest.approx(4 * expected, rel=1e-12)
+    assert trade_off.of_group(least, 5)(x) == pytest.approx(norm.cdf(norm.ppf(x) - 5 * mu), rel=1e-6)
+
+
+def test_a_set_without_privacy_loss_is_hit_as_often_as_its_share() -> None:
+    """T(x) = x: of a hit with probability f the miss has 1 - f, and not 1."""
+    assert coins.of_set(trade_off.gaussian(0.0), 0.3)(0.3) == pytest.approx(0.7, rel=1e-12)
+
+
+def refuted_by_lists(least: trade_off.LeastProbability, canaries: int, made: int, right: int, level: float) -> bool:
+    """Return whether Mahloujifar et al. (2024), Algorithm 3, refutes: h and r of each number of right guesses."""
+    h, r = [0.0] * (right + 1), [0.0] * (right + 1)
+    h[right], r[right] = level * right / canaries, level * (made - right) / canaries
+    for i in range(right - 1, -1, -1):
+        r[i] = max(r[i + 1], least(h[i + 1]))
+        h[i] = min(1.0, h[i + 1] + i * (r[i] - r[i + 1]) / (made - i))
+    return h[0] + r[0] > made / canaries
+
+
+@pytest.mark.parametrize(
+    ("canaries", "made", "right", "level"), [(30, 30, 25, 0.05), (40, 25, 24, 0.1), (9, 9, 9, 0.2)]
+)
+def test_refutations_are_those_of_the_algorithm(canaries: int, made: int, right: int, level: float) -> None:
+    """Both refute Gaussian mechanisms up to the same mu, of coins and of sets of the share 0.3."""
+    for turned in (coins.of_one, lambda least: coins.of_set(least, 0.3)):
+        found = coins.mu_refuted(lambda least: coins.is_refuted(turned(least), canaries, made, right, level))  # noqa: B023
+        listed = coins.mu_refuted(lambda least: refuted_by_lists(turned(least), canaries, made, right, level))  # noqa: B023
+        assert 0.1 < found < 5
+        assert found == pytest.approx(listed, abs=1e-8)
+
+
+def test_the_last_step_of_a_refutation_has_no_right_guess() -> None:
+    """Of one canary and one right guess: hits 0.05, misses T(0.05); refuted where their sum exceeds 1."""
+    for level in (0.04, 0.06):
+        assert coins.is_refuted(lambda x: 0.95, 1, 1, 1, level) == (level > 0.05)
+
+
+def test_detections_of_a_test_by_ranks() -> None:
+    found = ranks.detection_at(np.array([1.0, 3.0, 3.0, 4.0, 10.0]), 9, 3)
+    low, high = beta.ppf([0.025, 0.975], 3, 7)
+    assert (found.threshold, found.fpr, found.detected, found.canaries, found.tpr) == (3, 0.3, 3, 5, 0.6)
+    assert (found.fpr_low, found.fpr_high) == pytest.approx((low, high), rel=1e-9)
+    assert (found.tpr_low, found.tpr_high) == share_interval(3, 5)
+    assert math.isnan(ranks.detection_at(np.array([]), 9, 3).tpr)
+    assert ranks.p_values(np.array([1.0, 10.0]), 9).tolist() == [0.1, 1.0]
+    points = [values.tolist() for values in ranks.curve(np.array([1.0, 3, 3, 10]), 9)]
+    assert points == [[0.1, 0.3, 1.0], [0.25, 0.75, 1.0]]
+
+
+def test_levels_of_ranks_are_those_that_the_references_can_have() -> None:
+    found = ranks.detections_by_level(np.array([1.0, 15.0, 200.0]), 1_999)
+    assert {level: (one.threshold, one.detected) for level, one in found.items()} == {
+        **{1e-3: (2, 1), 1e-2: (20, 2), 1e-1: (200, 3)}
+    }
+    assert ranks.detections_by_level(np.array([1.0]), 999)[1e-3].threshold == 1
+    assert ranks.LEVELS == (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+
+
+@pytest.mark.parametrize("level", [0.02, 0.1, 0.4])
+@pytest.mark.parametrize("confidence", [0.95, 0.6])
+def test_intervals_of_rates_are_those_of_two_scores(level: float, confidence: float) -> None:
+    """The k-th highest of n others has a rate of at most `level` where Bin(n, level) is k or more."""
+    rng = np.random.default_rng(3)
+    members, others = rng.normal(1, 1, 150), np.sort(rng.normal(0, 1, 120))[::-1]
+    tail = (1 - confidence) / 4
+    is_below = [binom.sf(k - 1, 120, level) for k in range(1, 121)]
+    strict = max((k for k in range(1, 121) if is_below[k - 1] >= 1 - tail), default=0)
+    lax = next(k for k in range(1, 121) if is_below[k - 1] <= tail)
+    low = share_interval(int((members > others[strict - 1]).sum()), 150, 1 - 2 * tail)[0] if strict else 0.0
+    high = share_interval(int((members >= others[lax - 1]).sum()), 150, 1 - 2 * tail)[1]
+    assert roc.roc(members, others).interval(level, confidence) == pytest.approx((low, high), rel=1e-12)
+
+
+def test_an_interval_of_rates_where_no_other_is_surely_above_the_level() -> None:
+    """Of 3 others the lowest has a rate above 0.9 with probability 0.27, so that nothing bounds from above."""
+    curve = roc.roc(np.array([1.0, 2.0]), np.array([0.0, 0.5, 1.5]))
+    assert curve.interval(0.9)[1] == 1.0
+
+
+def test_rates_at_a_level_are_those_of_the_lowest_threshold() -> None:
+    curve = roc.roc(np.array([5.0, 4.0, 2.0, 0.0]), np.array([4.5, 3.0, 1.0, 0.5, -1.0]))
+    at = curve.at(0.4)  # two of five: 4.5 and 3, and members from just above 1
+    assert (at.level, at.alarms, at.detected, at.tpr) == (0.4, 2, 3, 0.75)
+    assert (at.low, at.high) == curve.interval(0.4)
+    at = curve.at(0.39)
+    assert (at.alarms, at.detected) == (1, 2)
+
+
+def test_bootstraps_draw_units() -> None:
+    """Members of author A score above all others, those of B below: an area of 0, a mixture, or 1 in 1:2:1."""
+    members, others = np.array([1.0, 1.0, 1.0, -1.0]), np.array([0.0, 0.0])
+    units = (["a", "a", "a", "b"], ["c", "c"])
+    rng = np.random.default_rng(0)
+    assert roc.auroc_interval(members, others, units, rng) == (0.0, 1.0)
+    # Quantiles 0.3 and 0.7 lie inside the half of the draws that have one of each: 3 of 4 members above.
+    assert roc.auroc_interval(members, others, units, rng, confidence=0.4) == (0.75, 0.75)
+    # Quantiles 0.2 and 0.8 lie in the outer quarters.
+    assert roc.auroc_interval(members, others, units, rng, confidence=0.6) == (0.0, 1.0)
+
+
+def test_areas_count_equal_scores_half() -> None:
+    assert roc.auroc(np.array([1.0, 2.0]), np.array([1.0, 0.0, 2.0])) == pytest.approx((1.5 + 2.5) / 6)
+
+
+@pytest.mark.parametrize(("detected", "alarms"), [(40, 3), (12, 1), (49, 30), (3, 40)])
+def test_bounds_of_one_threshold_are_ratios_of_exact_bounds(detected: int, alarms: int) -> None:
+    """Jagielski, Ullman and Oprea (2020), section 4: of hits, or of misses with the classes exchanged."""
+    delta, tail = 0.01, 0.02
+    tpr_low, fpr_high = beta.ppf(tail, detected, 51 - detected), beta.isf(tail, alarms + 1, 60 - alarms)
+    tnr_low, fnr_high = beta.ppf(tail, 60 - alarms, alarms + 1), beta.isf(tail, 51 - detected, detected)
+    expected = max(0.0, math.log((tpr_low - delta) / fpr_high), math.log((tnr_low - delta) / fnr_high))
+    found = thresholds.epsilon_of_threshold(detected, 50, alarms, 60, delta, 2 * tail)
+    assert found == pytest.approx(expected, rel=1e-9)
+    mu = max(0.0, norm.isf(fpr_high) - norm.ppf(fnr_high))
+    expected = trade_off.epsilon_of_gaussian(mu, delta) if mu else 0.0
+    found = thresholds.epsilon_of_gaussian_threshold(detected, 50, alarms, 60, delta, 2 * tail)
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_threshold_that_finds_nothing_proves_nothing() -> None:
+    assert thresholds.epsilon_of_threshold(0, 50, 60, 60, 0.01) == 0
+    assert thresholds.epsilon_of_threshold(1, 50, 0, 60, 0.5) == 0
+    assert thresholds.epsilon_of_gaussian_threshold(0, 50, 60, 60, 0.01) == 0
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.2255, 4.0])
+@pytest.mark.parametrize("epsilon", [0.0, 0.7, 5.0, 40.0])
+def test_deltas_of_gaussians_are_integrals(mu: float, epsilon: float) -> None:
+    """Delta is the integral of max(0, p - e^epsilon q) of N(mu, 1) and N(0, 1): above epsilon / mu + mu / 2."""
+    start = epsilon / mu + mu / 2
+    expected = norm.sf(start - mu) - (math.exp(epsilon) * norm.sf(start))
+    assert trade_off.delta_of_gaussian(mu, epsilon) == pytest.approx(expected, rel=1e-6, abs=1e-15)
+    assert trade_off.delta_of_gaussian(0, epsilon) == 0
+
+
+@pytest.mark.parametrize(("mu", "delta"), [(0.5, 1e-5), (1.0, 0.01), (4.0, 1e-9)])
+def test_epsilons_of_gaussians_invert_their_deltas(mu: float, delta: float) -> None:
+    epsilon = trade_off.epsilon_of_gaussian(mu, delta)
+    assert trade_off.delta_of_gaussian(mu, epsilon) == pytest.approx(delta, rel=1e-6)
+    assert trade_off.epsilon_of_gaussian(0.01, 0.01) == 0  # delta at epsilon 0 is 2 Phi(0.005) - 1 = 0.004
+
+
+def test_a_claim_of_several_points_allows_what_all_of_them_do() -> None:
+    claim = trade_off.Allowed(np.array([0.5, 2.0, 900.0]), np.array([0.1, 1e-3, 0.0]))
+    for fpr in (1e-4, 0.05, 0.2, 0.6, 0.9):
+        lines = [math.exp(0.5) * fpr + 0.1, math.exp(2) * fpr + 1e-3]
+        lines += [1 - math.exp(-0.5) * (0.9 - fpr), 1 - math.exp(-2) * (1 - 1e-3 - fpr), 1.0]
+        assert claim.tpr(fpr) == pytest.approx(min(lines), rel=1e-12)
+        assert claim.least_probability(1 - fpr) == pytest.approx(1 - min(lines), rel=1e-9)
+    assert claim.tpr(1.0) == 1.0
+    assert claim.least_probability(0.0) == 0.0
+
+
+def cosine_density(t: float, dimension: int) -> float:
+    """Return the density of the cosine of a uniform direction, normalized by its integral."""
+    half = (dimension - 3) / 2
+    return float((1 - t * t) ** half / scipy.integrate.quad(lambda x: (1 - x * x) ** half, -1, 1)[0])
+
+
+@pytest.mark.parametrize(("dimension", "mean", "deviation"), [(60, 0.2, 0.13), (60, 0.1, 0.1), (200, 0.15, 0.07)])
+@pytest.mark.parametrize("epsilon", [0.0, 0.8, 2.0])
+def test_deltas_of_cosines_are_integrals(dimension: int, mean: float, deviation: float, epsilon: float) -> None:
+    places = np.linspace(-1, 1, 400_001)
+    half = (dimension - 3) / 2
+    chance = (1 - places**2) ** half * cosine_density(0.0, dimension)
+    taking_part = norm.pdf(places, mean, deviation)
+    beyond = norm.sf(1, mean, deviation) + norm.cdf(-1, mean, deviation)  # where chance has no density
+    one = np.trapezoid(np.maximum(0, taking_part - math.exp(epsilon) * chance), places) + beyond
+    other = np.trapezoid(np.maximum(0, chance - math.exp(epsilon) * taking_part), places)
+    expected = max(one, other)
+    assert canary_users.delta_of_cosines(mean, deviation, dimension, epsilon) == pytest.approx(expected, rel=1e-3)
+    if expected < canary_users.delta_of_cosines(mean, deviation, dimension, 0.0):
+        found = canary_users.epsilon_of_cosines(mean, deviation, dimension, expected)
+        assert found == pytest.approx(epsilon, abs=2e-3)
+
+
+@pytest.mark.parametrize("mu", [0.5, 1.0, 3.0])
+def test_cosines_of_many_parameters_are_gaussian(mu: float) -> None:
+    """With the deviation of chance, 1 / sqrt d, a mean of mu / sqrt d is mu-GDP."""
+    spread = 1e-4  # of 1e8 parameters
+    expected = trade_off.epsilon_of_gaussian(mu, 1e-3)
+    found = canary_users.epsilon_of_cosines(mu * spread, spread, 10**8, 1e-3)
+    assert found == pytest.approx(expected, abs=1e-3)
+    assert canary_users.epsilon_of_cosines(0.0, spread, 10**8, 1e-3) == 0
+
+
+def test_canary_users_have_two_sides() -> None:
+    cosines, present = np.array([0.1, 0.2, 0.3, -0.1, 0.0]), np.array([True, True, True, False, False])
+    users = canary_users.CanaryUsers(cosines, present, np.array([0.05]), True, 60, 0.01)
+    assert users.members.tolist() == [0.1, 0.2, 0.3]
+    assert users.others.tolist() == [-0.1, 0.0, 0.05]
+    assert users.estimate == pytest.approx(canary_users.epsilon_of_cosines(0.2, 0.1, 60, 0.01))
+    deviation = math.sqrt((0.1**2 + 0.0**2 + 0.05**2 - 3 * (0.05 / 3) ** 2) / 2)
+    assert users.estimate_of_others == pytest.approx(canary_users.epsilon_of_cosines(-0.05 / 3, deviation, 60, 0.01))
+    few = canary_users.CanaryUsers(cosines[:3], np.array([True, False, False]), np.array([]), True, 60, 0.01)
+    assert few.estimate is None
+    assert few.estimate_of_others is not None

@@ -1,0 +1,111 @@
+"""Extraction at inputs whose values follow from their definition."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from scipy.stats import beta
+
+from flsim.audits.intervals import difference
+from flsim.canaries.spec import Canary
+from flsim.extraction import discoverable, eidetic, rates
+from flsim.extraction.discoverable import Scheme
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "planted_after"),
+    [(None, None, 1), (1, None, 1), (2, None, 2), (3, 4, 3), (3, 2, None), (1, 0, None), (None, 5, 1)],
+)
+def test_canaries_are_planted_from_the_first_round_of_their_window(
+    first: int | None, last: int | None, planted_after: int | None
+) -> None:
+    canary = Canary("c", (1, 2), 0.5, 0.5, first_round=first, last_round=last)
+    found = [rounds for rounds in range(1, 8) if eidetic._is_planted(canary, rounds)]
+    assert found == ([] if planted_after is None else list(range(planted_after, 8)))
+    control = Canary("c", (1, 2), 0.5, 0.5, is_planted=False, first_round=first, last_round=last)
+    assert not any(eidetic._is_planted(control, rounds) for rounds in range(1, 8))
+
+
+@pytest.mark.parametrize("p_z", [1e-7, 0.013, 0.3, 0.999])
+def test_tries_are_bernoulli(p_z: float) -> None:
+    """1 - (1 - p_z)^n, and the least n at which it reaches p, by trying."""
+    log_probs = np.log([p_z])
+    for n in (1, 7, 1_000):
+        assert discoverable.probability_within(n, log_probs)[0] == pytest.approx(1 - (1 - p_z) ** n, rel=1e-6)
+    for p in (0.1, 0.5, 0.9):
+        least = discoverable.least_tries(log_probs, p)[0]
+        assert least >= 1
+        assert 1 - (1 - p_z) ** least >= p * (1 - 1e-9)
+        assert least == 1 or 1 - (1 - p_z) ** (least - 1) < p
+    assert discoverable.least_tries(np.array([0.0, -math.inf]), 0.5).tolist() == [1, math.inf]
+    assert discoverable.probability_within(3, np.array([0.0, -math.inf])).tolist() == [1, 0]
+
+
+@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [*product((1.0, 0.5, 2.0), (0, 2, 4), (1.0, 0.6, 0.01))])
+def test_schemes_keep_the_likeliest_words(temperature: float, top_k: int, top_p: float) -> None:
+    """By hand: divide, keep k, keep until their share reaches p, and renormalize."""
+    logits = torch.tensor([0.3, 2.0, -1.0, 1.2, 0.3]).double()
+    powered = {word: math.exp(value / temperature) for word, value in enumerate(logits.tolist())}
+    order = sorted(powered, key=lambda word: (-powered[word], word))[: top_k or None]
+    total, kept, so_far = sum(powered[word] for word in order), [], 0.0
+    for word in order:
+        if so_far / total < top_p:
+            kept.append(word)
+        so_far += powered[word]
+    expected = [
+        math.log(powered[word] / sum(powered[k] for k in kept)) if word in kept else -math.inf for word in range(5)
+    ]
+    is_likeliest, found = discoverable.next_words(
+        logits.expand(5, -1), torch.arange(5), Scheme(temperature, top_k, top_p)
+    )
+    assert found.tolist() == pytest.approx(expected, rel=1e-9)
+    assert is_likeliest.tolist() == [False, True, False, False, False]
+
+
+def table() -> pd.DataFrame:
+    return pd.DataFrame(
+        {
+            "kind": "record",
+            "prefix": 3,
+            "is_trained": [True, True, True, False, False],
+            "is_greedy": [True, True, False, True, False],
+            "log_probability": np.log([0.2, 0.01, 1e-9, 0.05, 1e-9]),
+            "is_elicited": [True, False, False, False, False],
+            "is_near": [True, True, True, True, False],
+            "k_users": [1, 2, 12, 0, 4],
+        }
+    )
+
+
+def test_rates_of_attacks_stand_beside_controls() -> None:
+    found = rates.rates_of(table())
+    greedy = found[found["attack"] == "greedy"].iloc[0]
+    assert (greedy["rate"], greedy["control_rate"], greedy["excess"]) == pytest.approx((2 / 3, 1 / 2, 1 / 6))
+    assert (greedy["low"], greedy["high"]) == pytest.approx((beta.ppf(0.025, 2, 2), beta.ppf(0.975, 3, 1)))
+    assert (greedy["control_low"], greedy["control_high"]) == pytest.approx(
+        (beta.ppf(0.025, 1, 2), beta.ppf(0.975, 2, 1))
+    )
+    assert (greedy["excess_low"], greedy["excess_high"]) == pytest.approx(difference(2, 3, 1, 2))
+    sampling = found[found["attack"] == "sampling"].set_index(["n", "p"])
+    assert len(sampling) == 21
+    assert sampling.loc[(1, 0.1), "extracted"] == 1
+    assert sampling.loc[(10, 0.5), ["extracted", "control_extracted"]].tolist() == [1, 0]  # 0.89; 0.096 and 0.40
+    assert sampling.loc[(10, 0.9), "extracted"] == 0
+    assert sampling.loc[(100, 0.5), ["extracted", "control_extracted"]].tolist() == [2, 1]
+    assert sampling.loc[(1_000_000, 0.9), ["extracted", "control_extracted"]].tolist() == [2, 1]
+    assert found[found["attack"] == "one-word prompt"]["rate"].tolist() == pytest.approx([1 / 3])
+    assert found[found["attack"] == "near-verbatim"]["rate"].tolist() == [1]
+
+
+def test_strings_of_few_users_stand_beside_controls_of_one_less() -> None:
+    found = rates.eidetic_of(table())
+    assert set(found["attack"]) == {"greedy", "sampling"}
+    assert set(found["n"].dropna()) == {1_000_000}
+    assert set(found["p"].dropna()) == {0.5}
+    greedy = found[found["attack"] == "greedy"].set_index("k_users")
+    assert greedy["strings"].tolist() == [1, 2, 2, 2, 3]
+    assert greedy["control_strings"].tolist() == [1, 1, 2, 2, 2]
+    assert greedy.index.tolist() == [1, 2, 5, 10, math.inf]

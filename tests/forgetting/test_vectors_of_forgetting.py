@@ -1,0 +1,198 @@
+"""Success and times of forgetting at inputs whose values follow from their definition."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy.stats import beta, binom, chi2, t
+
+from flsim.audits.roc import AtLevel
+from flsim.forgetting import advantage, success, times
+from flsim.forgetting.times import CanaryTime
+from flsim.results.agreement import share_interval
+
+
+def test_accuracy_is_of_the_other_half() -> None:
+    """Canaries 0, 2 and 4 choose the threshold 2.5, which is wrong about one arm of canaries 1 and 3, a score of 2."""
+    members, others = np.array([3.0, 4.0, 5.0, 2.0, 6.0]), np.array([0.0, 1.0, 1.0, 0.0, 2.0])
+    found = success.accuracy(members, others)
+    assert (found.correct, found.trials, found.estimate) == (3, 4, 0.75)
+    assert found.upper == pytest.approx(beta.isf(0.05, 4, 1))
+    assert success.accuracy(members[:2], others[:2]) == success.Accuracy(2, 2)
+    # A score at the threshold counts as no member: it is halfway between 2 and 4.
+    found = success.accuracy(np.array([4.0, 3.0]), np.array([2.0, 3.0]))
+    assert (found.correct, found.trials) == (1, 2)
+    none = success.accuracy(members[:1], others[:1])
+    assert (none.correct, none.trials) == (0, 0)
+    assert math.isnan(none.estimate)
+    assert math.isnan(none.upper)
+
+
+def test_best_thresholds_lie_halfway() -> None:
+    assert success.best_threshold(np.array([3.0, 5.0]), np.array([0.0, 1.0])) == 2
+    assert success.best_threshold(np.array([3.0, 7.0]), np.array([0.0, 4.0, 4.0])) == 5.5
+    assert success.best_threshold(np.array([0.0]), np.array([1.0])) == math.inf
+
+
+def test_rates_at_a_tenth_need_ten_others() -> None:
+    scores = np.arange(10.0)
+    assert success.at_level(scores, scores[:9]) is None
+    assert success.at_level(scores[:0], scores) is None
+    found = success.at_level(scores + 0.5, scores)
+    assert found is not None
+    assert (found.level, found.alarms, found.detected) == (0.1, 1, 2)
+
+
+def test_precision_and_the_heuristic_are_of_the_observed_rate() -> None:
+    at = AtLevel(0.1, 3, 12, 0.6, 0.0, 1.0)
+    low, high = share_interval(12, 20)
+    expected = tuple(tpr / (tpr + 0.075) for tpr in (0.6, low, high))
+    assert success.precision_at(at, 20, 40) == pytest.approx(expected)
+    assert success.heuristic_epsilon(at, 40) == pytest.approx(math.log(0.6 / 0.075))
+    none = AtLevel(0.1, 0, 12, 0.6, 0.0, 1.0)
+    assert success.precision_at(none, 20, 40)[0] == pytest.approx(0.6 / 0.7)
+    assert success.heuristic_epsilon(none, 40) == pytest.approx(math.log(6))
+    assert success.heuristic_epsilon(AtLevel(0.1, 3, 0, 0.0, 0.0, 1.0), 40) == 0
+    assert success.heuristic_epsilon(AtLevel(0.1, 30, 1, 0.05, 0.0, 1.0), 40) == 0
+
+
+@pytest.mark.parametrize("count", [5, 6, 11, 40])
+def test_intervals_of_medians_invert_the_sign_test(count: int) -> None:
+    """The largest k with P[Bin(n, 1/2) < k] <= 0.025 leaves k - 1 values outside on each side."""
+    values = np.random.default_rng(count).permutation(np.arange(1.0, count + 1))
+    median, low, high = success.median_interval(values)
+    assert median == (count + 1) / 2
+    allowed = [k for k in range(1, count) if binom.cdf(k - 1, count, 0.5) <= 0.025]
+    if allowed:
+        assert (low, high) == (max(allowed), count + 1 - max(allowed))
+    else:
+        assert math.isnan(low)
+        assert math.isnan(high)
+    assert all(map(math.isnan, success.median_interval(np.array([]))))
+
+
+def test_least_alphas_and_scores() -> None:
+    assert success.least_alpha(101) == pytest.approx(beta.isf(0.05, 51, 51))
+    assert success.least_alpha(48) == pytest.approx(beta.isf(0.05, 25, 24))
+    assert math.isnan(success.least_alpha(0))
+    assert success.scores(np.array([3.0, 1.0]), np.array([5.0, 4.0])).tolist() == [2.0, 3.0]
+
+
+def test_grids_end_at_three_quarters_and_at_the_end() -> None:
+    assert times.grid(0) == [0]
+    assert times.grid(7) == [0, 1, 2, 5, 7]
+    assert times.grid(200) == [0, 1, 2, 5, 10, 20, 50, 100, 200]
+    assert times.grid(2_000) == [0, 1, 2, 5, 10, 20, 50, 100, 200, 500, 1_000, 2_000]
+    assert times.grid(20) == [0, 1, 2, 5, 10, 20]  # 15 is three quarters
+
+
+def test_half_of_the_canaries_reach_a_round() -> None:
+    since, canaries = np.array([math.nan, 3.0, 1.0, 7.0, 4.0, math.nan]), np.array([0, 0, 0, 1, 2, 3])
+    assert times.reached(since, canaries) == 4  # 3, 4 and 7
+    assert times.reached(np.append(since, 9.0), np.append(canaries, 3)) == 4  # 3, 4, 7 and 9: two at or after 7
+    assert times.reached(np.array([0.0]), np.array([0])) == 0
+    assert times.reached(np.array([math.nan]), np.array([0])) is None
+
+
+def test_an_evaluation_counts_once_at_the_next_k() -> None:
+    since = np.array([0.0, 1.0, 2.0, 4.0, 6.0, math.nan, 5.0, 3.0])
+    canaries = np.array([0, 0, 0, 0, 0, 0, 1, 1])
+    # 1 and 2 lie in (0, 2]: the later counts; 4 in (2, 5], 6 nowhere; of the other canary 5 counts and not 3.
+    assert times.evaluated_by(since, canaries, [0, 2, 5]).tolist() == [0, -1, 2, 5, -1, -1, 5, -1]
+
+
+def test_times_need_all_later_bounds() -> None:
+    ks = [0, 1, 2, 5]
+    assert times.forgetting_time(ks, [0.5, 0.5, 0.5, 0.6], 0.6) == 0
+    assert times.forgetting_time(ks, [0.5, 0.7, 0.5, 0.6], 0.6) == 2
+    assert times.forgetting_time(ks, [0.5, math.nan, 0.5, 0.6], 0.6) == 2
+    assert times.forgetting_time(ks, [0.5, 0.5, 0.5, 0.61], 0.6) is None
+
+
+def kaplan_meier_median(observed: list[tuple[int, bool]]) -> float:
+    """Return the first time at which the product of 1 - deaths / at risk is at most one half."""
+    survival = 1.0
+    for time in sorted({time for time, _ in observed}):
+        at_risk = sum(other >= time for other, _ in observed)
+        survival *= 1 - sum(other == time and not censored for other, censored in observed) / at_risk
+        if survival <= 0.5 + 1e-9:
+            return time
+    return math.inf
+
+
+def test_medians_are_kaplan_meiers() -> None:
+    for drawn in product([(1, False), (2, False), (2, True), (5, True), (9, False)], repeat=4):
+        found = times.median_time([CanaryTime(*one) for one in drawn])
+        expected = kaplan_meier_median([*drawn])
+        assert found is not None
+        if math.isinf(expected):
+            assert found == CanaryTime(max(time for time, _ in drawn), is_censored=True)
+        else:
+            assert found == CanaryTime(int(expected), is_censored=False)
+    assert times.median_time([]) is None
+
+
+def test_log_rank_is_mantels_sum() -> None:
+    """Observed less expected deaths, over the hypergeometric variances (Mantel, 1966)."""
+    one = [(1, False), (3, False), (4, True), (6, False)]
+    other = [(2, False), (5, False), (8, True), (9, False), (9, False)]
+    excess = variance = 0.0
+    for time in sorted({time for time, censored in one + other if not censored}):
+        in_one, at_risk = sum(at >= time for at, _ in one), sum(at >= time for at, _ in one + other)
+        deaths = sum(at == time and not censored for at, censored in one + other)
+        excess += sum(at == time and not censored for at, censored in one) - deaths * in_one / at_risk
+        if at_risk > 1:
+            share = in_one / at_risk
+            variance += deaths * share * (1 - share) * (at_risk - deaths) / (at_risk - 1)
+    expected = chi2.sf(excess**2 / variance, 1)
+    found = times.log_rank_p(*([CanaryTime(*pair) for pair in group] for group in (one, other)))
+    assert found == pytest.approx(expected, rel=1e-9)
+    known = [CanaryTime(1, is_censored=False)]
+    assert math.isnan(times.log_rank_p([], known))
+    assert math.isnan(times.log_rank_p(known, []))
+    assert times.log_rank_p([CanaryTime(1, True)], [CanaryTime(2, True)]) == 1
+
+
+def observed(advantages: dict[tuple[int, int], list[float]], last_round: int = 10) -> pd.DataFrame:
+    """Return observations by (seed, round) with these advantages of canaries."""
+    rows = [
+        {"seed": seed, "round": round_, "last_round": last_round, "uses": 1, "nats_out": 5.0, "nats_in": 5.0 - value}
+        for (seed, round_), values in advantages.items()
+        for value in values
+    ]
+    return pd.DataFrame(rows).astype({"last_round": "Int64"})
+
+
+def test_the_advantage_counts_from_the_windows_end() -> None:
+    table = observed(
+        {
+            **{(0, 5): [9.0, 9.0], (0, 10): [2.0, 4.0], (0, 20): [1.0, 1.0], (0, 30): [0.6, 0.0]},
+            **{(1, 5): [9.0, 9.0], (1, 10): [4.0, 4.0], (1, 20): [2.0, 1.0], (1, 30): [2.0, 1.0]},
+        }
+    )
+    found = advantage.by_seed(table)
+    assert found["advantage"].tolist() == pytest.approx([3.0, 4.0])
+    assert found["left"].isna().all()  # the interval 3.5 +- 12.7 x 0.5 holds 0
+    table = observed({(seed, at): [value + seed / 50] for seed in range(3) for at, value in ((10, 4.0), (30, 1.0))})
+    found = advantage.by_seed(table)
+    assert found["left"].tolist() == pytest.approx([1 / 4, 1.02 / 4.02, 1.04 / 4.04])
+    mean, half = 4.02, t.isf(0.025, 2) * 0.02 / math.sqrt(3)
+    group = advantage.of_group(found)
+    ends = group["advantage"], group["advantage_low"], group["advantage_high"]
+    assert ends == pytest.approx((mean, mean - half, mean + half))
+    pair = advantage.of_pair(found, found * 2)
+    assert pair["left_difference"] == pytest.approx(-found["left"].mean())
+    once = advantage.by_seed(table[table["round"] == 10])
+    assert once["left"].isna().all()
+
+
+def test_curves_are_means_over_seeds_and_unused_canaries_are_left_out() -> None:
+    table = observed({(0, 10): [1.0, 3.0], (1, 10): [4.0], (0, 20): [1.0]})
+    table.loc[len(table)] = {**table.iloc[0].to_dict(), "uses": 0, "nats_in": -100.0}
+    points = advantage.curve(table)
+    half = t.isf(0.025, 1) * math.sqrt(2) / math.sqrt(2)
+    assert points[0] == pytest.approx((10, 3, 3 - half, 3 + half))
+    assert points[1][:2] == (20, 1)
+    assert math.isnan(points[1][2])

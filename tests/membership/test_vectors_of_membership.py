@@ -1,0 +1,249 @@
+"""Scores of attacks at inputs whose values follow from their definition, written out with loops."""
+
+import math
+import zlib
+from dataclasses import dataclass
+from itertools import pairwise
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import scipy
+from membership.before_model import drawn
+from scipy.stats import norm
+
+from flsim.audits.trade_off import Allowed
+from flsim.data.kept import held_out
+from flsim.membership import lira, rmia, scores, shadows
+from flsim.membership.users import FreshRecords, _allows, author_of, user_statistics
+
+PHI = np.array([0.5, -1.0, 2.0])
+SHADOWS = np.array([[0.1, -1.5, 1.0], [0.9, -0.5, 3.0], [0.4, -2.0, 1.5], [1.4, -0.9, 0.5], [0.2, 0.3, 2.5]])
+IS_IN = np.array(
+    [[True, False, True], [False, True, True], [True, False, False], [False, True, False], [True, True, True]]
+)
+
+
+def moments(is_in: bool, point: int) -> tuple[float, list[float]]:
+    values = [SHADOWS[model, point] for model in range(5) if IS_IN[model, point] == is_in]
+    return sum(values) / len(values), values
+
+
+def deviation(is_in: bool, point: int, is_fixed: bool) -> float:
+    """Return the maximum-likelihood deviation of a point's scores, or of all points' around their means."""
+    points = range(3) if is_fixed else (point,)
+    squares = [(value - moments(is_in, at)[0]) ** 2 for at in points for value in moments(is_in, at)[1]]
+    return math.sqrt(sum(squares) / len(squares))
+
+
+@pytest.mark.parametrize("is_fixed", [True, False])
+def test_lira_is_the_ratio_of_two_normal_densities(is_fixed: bool) -> None:
+    online, offline = (attack(PHI, SHADOWS, IS_IN, is_fixed) for attack in (lira.online, lira.offline))
+    for point in range(3):
+        sides = [(moments(is_in, point)[0], deviation(is_in, point, is_fixed)) for is_in in (True, False)]
+        one, other = (norm.logpdf(PHI[point], *side) for side in sides)
+        assert online[point] == pytest.approx(one - other, rel=1e-9)
+        assert offline[point] == pytest.approx(norm.cdf(PHI[point], *sides[1]), rel=1e-9)
+
+
+def test_lira_shares_variances_below_64_models() -> None:
+    rng = np.random.default_rng(0)
+    for models in (63, 64):
+        phi, values = rng.normal(size=3), rng.normal(size=(models, 3))
+        is_in = rng.random((models, 3)) < 0.5
+        expected = lira.online(phi, values, is_in, models < 64)
+        assert lira.online(phi, values, is_in).tolist() == expected.tolist()
+        assert lira.online(phi, values, is_in, models >= 64).tolist() != expected.tolist()
+
+
+def test_lira_of_equal_scores_and_of_no_models_of_a_side() -> None:
+    """A point in all models has no mean of the other side; equal scores have the least deviation."""
+    is_in = np.array([[True, True], [True, False], [True, True]])
+    values = np.array([[1.0, 2.0], [2.0, 3.0], [3.0, 2.0]])
+    found = lira.online(np.array([1.0, 2.0]), values, is_in, False)
+    assert math.isnan(found[0])
+    assert found[1] == math.inf or found[1] > 1e30  # 2 is the only score of models with it, 3 of those without
+    found = lira.offline(np.array([1.0, 2.0, 4.0]), np.full((2, 3), 2.0), np.zeros((2, 3), bool), False)
+    assert found.tolist() == [0.0, 0.5, 1.0]
+    assert lira.offline(np.array([1.0]), np.array([[2.0]]), np.array([[True]]), True).shape == (1,)
+
+
+def test_rmia_ratios_and_scores_by_loops() -> None:
+    target, references = np.array([0.5, 0.2, 0.9]), np.exp(-np.abs(SHADOWS))
+    online, offline = rmia.online_ratios(target, references), rmia.offline_ratios(target, references, IS_IN)
+    steep = rmia.offline_ratios(target, references, IS_IN, 0.7)
+    for point in range(3):
+        assert online[point] == pytest.approx(target[point] / (sum(references[:, point]) / 5), rel=1e-12)
+        out = [references[model, point] for model in range(5) if not IS_IN[model, point]]
+        mean = sum(out) / len(out)
+        assert offline[point] == pytest.approx(target[point] / (1.3 / 2 * mean + 0.7 / 2), rel=1e-12)
+        assert steep[point] == pytest.approx(target[point] / (1.7 / 2 * mean + 0.3 / 2), rel=1e-12)
+
+
+@pytest.mark.parametrize("gamma", [1.0, 2.0])
+def test_rmia_counts_the_population_that_is_exceeded(gamma: float) -> None:
+    ratios, population = np.array([0.5, 1.0, 2.0, 4.5]), np.array([2.0, 0.5, 1.0, 2.0, 0.25])
+    expected = [sum(ratio / other > gamma for other in population) / 5 for ratio in ratios]
+    assert rmia.scores(ratios, population, gamma).tolist() == expected
+    if gamma == 1:
+        assert rmia.scores(ratios, population).tolist() == expected
+
+
+LOG_PROBS = np.array([[-1.0, -4.0, -2.0, -3.0, -0.5], [-2.0, -1.0, -9.0, -9.0, -9.0]])
+LENGTHS = np.array([5, 2])
+
+
+def test_scores_of_records_of_two_lengths() -> None:
+    assert scores.mean_log_probability(LOG_PROBS, LENGTHS).tolist() == [-10.5 / 5, -1.5]
+    of_reference = np.array([[-2.0, -2.0, -1.0, -1.0, -1.5], [-0.5, -0.5, -7.0, -7.0, -7.0]])
+    assert scores.against_reference(LOG_PROBS, of_reference, LENGTHS).tolist() == [-3.0, -2.0]
+    assert scores.lowest_share(LOG_PROBS, LENGTHS, 0.4).tolist() == [-3.5, -2.0]
+    assert scores.lowest_share(LOG_PROBS, LENGTHS).tolist() == [-4.0, -2.0]
+    assert scores.lowest_share(LOG_PROBS, LENGTHS, 1.0).tolist() == [-10.5 / 5, -1.5]
+    texts = ["a word, and a word, and a word", "a"]
+    sizes = [len(zlib.compress(text.encode())) for text in texts]
+    assert scores.per_compressed_byte(LOG_PROBS, LENGTHS, texts).tolist() == [-10.5 / sizes[0], -3.0 / sizes[1]]
+    neighbours = np.array([[-1.0, -2.0], [-3.0, -5.0]])
+    assert scores.against_neighbours(np.array([-1.0, -2.0]), neighbours).tolist() == [0.5, 2.0]
+    z = scores.standardized(LOG_PROBS, np.full((2, 5), -2.0), np.array([[2.0] * 5, [0.0, 4.0, 1.0, 1.0, 1.0]]))
+    assert z.tolist() == [[0.5, -1.0, 0.0, -0.5, 0.75], [0.0, 0.25, -7.0, -7.0, -7.0]]
+
+
+def test_min_k_of_thirty_tokens_takes_six() -> None:
+    """0.2 x 30 is 6, and 0.29 x 100 is 28.999999999999996 in float64."""
+    values = -np.arange(1.0, 31.0)[None]
+    assert scores.lowest_share(values, np.array([30]))[0] == -(25 + 26 + 27 + 28 + 29 + 30) / 6
+    values = -np.arange(1.0, 101.0)[None]
+    assert scores.lowest_share(values, np.array([100]), 0.29)[0] == -np.arange(72, 101).mean()
+    assert scores.lowest_share(values[:, :9], np.array([9]))[0] == -9
+
+
+@pytest.mark.parametrize("level", [0.2, 0.7])
+def test_quantile_fits_minimize_the_pinball_loss(level: float) -> None:
+    """The loss is convex: no small step in any of the coordinates lowers it."""
+    rng = np.random.default_rng(1)
+    features = rng.normal(size=(60, 2))
+    values = 1 + features @ [2.0, -1.0] + rng.exponential(size=60)
+
+    def loss(coefficients: np.ndarray) -> float:
+        residuals = values - coefficients[0] - features @ coefficients[1:]
+        return float(np.maximum(level * residuals, (level - 1) * residuals).mean())
+
+    found = scores.quantile_fit(features, values, level)
+    best = scipy.optimize.minimize(loss, found, method="Nelder-Mead").fun
+    assert loss(found) <= best + 1e-9
+    assert (values < found[0] + features @ found[1:] - 1e-9).mean() <= level
+
+
+@pytest.mark.parametrize("penalty", [1e-3, 0.5])
+def test_logistic_fits_are_stationary(penalty: float) -> None:
+    """At the minimum the penalized gradient is 0, with the constant at its best."""
+    rng = np.random.default_rng(2)
+    features = rng.normal(size=(200, 2))
+    is_member = rng.random(200) < scipy.special.expit(features @ [1.0, -0.5] + 0.8)
+    found = scores.logistic_fit(features, is_member, penalty)
+
+    def balance(constant: float) -> float:
+        return float((is_member - scipy.special.expit(constant + features @ found)).mean())
+
+    constant = scipy.optimize.brentq(balance, -10, 10)
+    residuals = is_member - scipy.special.expit(constant + features @ found)
+    assert features.T @ residuals / 200 == pytest.approx(penalty * found, abs=1e-4)
+    assert (scores.logistic_fit(features, is_member) == scores.logistic_fit(features, is_member, 1e-3)).all()
+
+
+def test_statistics_of_users_are_means_over_their_records() -> None:
+    model, reference = np.array([-1.0, -3.0, -2.0, -7.0]), np.array([-4.0, -4.0, -2.0, -1.0])
+    assert user_statistics(model, reference, np.array([0, 1, 0, 1])).tolist() == [1.5, -2.5]
+
+
+def make_shadows() -> shadows.Shadows:
+    population = np.array([[-1.0, -2.0], [-0.5, -1.5], [-1.2, -2.5], [-0.8, -1.1], [-2.0, -0.3]])
+    return shadows.Shadows("user", ("a", "b", "c"), -np.abs(SHADOWS), IS_IN, population)
+
+
+def test_counterfactual_memorization_is_a_difference_of_means() -> None:
+    found = shadows.counterfactual(make_shadows())
+    for point, row in enumerate(found.to_dict("records")):
+        sides = [-np.abs(SHADOWS[IS_IN[:, point] == is_in, point]) for is_in in (True, False)]
+        assert (row["n_in"], row["n_out"]) == tuple(map(len, sides))
+        assert row["memorization"] == pytest.approx(sides[0].mean() - sides[1].mean())
+        error = math.sqrt(sum(side.var(ddof=1) / len(side) for side in sides))
+        assert row["standard_error"] == pytest.approx(error)
+
+
+def test_each_run_is_attacked_by_the_others() -> None:
+    made = make_shadows()
+    found = shadows.leave_one_out(made)
+    for run in range(5):
+        others = [other for other in range(5) if other != run]
+        is_in, phi = IS_IN[others], made.phi[others]
+        known = is_in.any(axis=0) & ~is_in.all(axis=0)
+        assert np.isfinite(found["LiRA online"][run]).tolist() == known.tolist()
+        is_in, phi, own = is_in[:, known], phi[:, known], made.phi[run, known]
+        p, z, z_others = np.exp(phi), np.exp(made.population[run]), np.exp(made.population[others])
+        online = rmia.scores(np.exp(own) / p.mean(0), z / z_others.mean(0))
+        out = np.where(is_in, np.nan, p)
+        ratios = np.exp(own) / (0.65 * np.nanmean(out, axis=0) + 0.35)
+        offline = rmia.scores(ratios, z / (0.65 * z_others.mean(0) + 0.35))
+        assert found["loss"][run, known].tolist() == own.tolist()
+        assert found["LiRA online"][run, known] == pytest.approx(lira.online(own, phi, is_in))
+        assert found["LiRA offline"][run, known] == pytest.approx(lira.offline(own, phi, is_in))
+        assert found["RMIA online"][run, known].tolist() == online.tolist()
+        assert found["RMIA offline"][run, known].tolist() == offline.tolist()
+
+
+@dataclass
+class Held:
+    """Users of 4, 0, 10 and 7 records, as a split has them."""
+
+    user_offsets = np.array([0, 4, 4, 14, 21])
+    records = 21
+
+
+@pytest.mark.parametrize("share", [0.0, 0.3])
+def test_candidates_of_shadow_models_are_those_that_a_run_may_train_on(share: float) -> None:
+    held = {
+        first + record
+        for user, (first, last) in enumerate(pairwise(Held.user_offsets.tolist()))
+        for record in held_out(last - first, user, share).tolist()
+    }
+    assert len(held) == (6 if share else 0)  # 1, 3 and 2 records
+    found = shadows._candidates(Held(), "record", share)  # type: ignore[arg-type]
+    assert found.tolist() == [record for record in range(21) if record not in held]
+    assert shadows._candidates(Held(), "user", share).tolist() == [0, 2, 3]  # type: ignore[arg-type]
+
+
+def run_of(unit: str = "user", world: str = "non-iid") -> Any:
+    names = ["ann#0", "ann#1", "ann#2", "bob#0", "cid#0"]
+    split = SimpleNamespace(names=names)
+    config = SimpleNamespace(unit=unit, data=SimpleNamespace(world=world))
+    return SimpleNamespace(config=config, corpus=SimpleNamespace(split=lambda name: split))
+
+
+def test_what_a_ledger_allows_of_authors_is_that_of_all_their_users() -> None:
+    """The largest group of an author among these: Ann's three training users, or none of Dan's, which count as one."""
+    claim: Any = SimpleNamespace(curve=Allowed.point(0.4, 0.01))
+    names = sorted({author_of(name) for name in run_of().corpus.split("train").names})
+    assert len(names) == 3
+
+    def side(users: tuple[str, ...], authors: tuple[str, ...]) -> FreshRecords:
+        size = len(users)
+        return FreshRecords(drawn(size), np.arange(size), users, authors, np.ones(size, bool), np.ones(size))
+
+    cases = [
+        (side(("train:0", "train:3"), ("ann", "bob")), 1),
+        (side(("ann", "dan"), ("ann", "dan")), 3),
+        (side(("bob", "dan"), ("bob", "dan")), 1),
+        (side(("dan",), ("dan",)), 1),
+    ]
+    for one, group in cases:
+        allows = _allows(run_of(), claim, one)
+        for fpr in (0.01, 0.2):
+            x = 1 - fpr
+            for _ in range(group):
+                x = Allowed.point(0.4, 0.01).least_probability(x)
+            assert allows(fpr) == pytest.approx(1 - x, rel=1e-12)
+    for run, of_claim in ((run_of(), None), (run_of(unit="record"), claim), (run_of(world="iid"), claim)):
+        assert _allows(run, of_claim, cases[0][0])(0.1) is None

@@ -1,0 +1,236 @@
+"""Exposures, samples of a space and fits at inputs whose values follow from their definition."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from memorization.table_model import TableModel
+from scipy.stats import beta, gamma, norm, skewnorm
+
+from flsim.base.rng import stream
+from flsim.memorization import bounds, exposure, extrapolation, importance_sampling, proposals, skew_normal
+from flsim.memorization.score import bits, nats
+from flsim.memorization.template import Template, cheapest
+
+
+@pytest.mark.parametrize("rank", [1, 4, 101])
+@pytest.mark.parametrize("confidence", [0.95, 0.5])
+def test_intervals_of_exposures_are_exact_binomial_ones(rank: int, confidence: float) -> None:
+    """Of 100 references rank - 1 are as likely: the ends are -log2 of Clopper and Pearson's."""
+    tail = (1 - confidence) / 2
+    most = beta.isf(tail, rank, 101 - rank) if rank < 101 else 1.0
+    least = beta.ppf(tail, rank - 1, 102 - rank) if rank > 1 else 0.0
+    low, high = exposure.exposure_interval(rank, 100, None, confidence)
+    assert low == pytest.approx(-math.log2(most), abs=1e-9)
+    assert high == (math.inf if least == 0 else pytest.approx(-math.log2(least)))
+    assert exposure.exposure_interval(rank, 100, 64, confidence)[1] == pytest.approx(
+        min(6, high if math.isfinite(high) else 6)
+    )
+    assert exposure.exposure(rank, 100) == pytest.approx(math.log2(101 / rank))
+
+
+def test_interpolated_ranks_put_references_first() -> None:
+    found = extrapolation.interpolate({"a": 2.0, "b": 0.5, "c": 9.0}, torch.tensor([1.0, 3.0, 2.0, 4.0]))
+    assert found["a"].bits == pytest.approx(math.log2(4 / 3))
+    assert found["b"].bits == 2
+    assert found["c"].bits == pytest.approx(math.log2(4 / 5))
+    assert (found["a"].low, found["a"].high) == exposure.exposure_interval(3, 4)
+
+
+def test_binned_samples_keep_their_counts_and_places() -> None:
+    sample = np.linspace(0, 8_192, 20_000)
+    centers, counts = extrapolation._binned(sample)
+    assert (len(centers), counts.sum()) == (8_192, 20_000)
+    assert centers[:2].tolist() == [0.5, 1.5]
+    assert (counts @ centers) / 20_000 == pytest.approx(sample.mean(), rel=1e-6)
+
+
+def test_extrapolated_bits_are_the_tail_of_the_fit() -> None:
+    sample = torch.from_numpy(skewnorm.rvs(3, 50, 4, size=500, random_state=stream(1, "vectors")))
+    found = extrapolation.extrapolate({"a": 48.0}, sample, extrapolation.ExtrapolationHParams(100, 0.8), 0)
+    fitted = found.fitted
+    cdf = skewnorm.cdf(48.0, fitted.alpha, fitted.location, fitted.scale)
+    assert found.exposures["a"].bits == pytest.approx(-math.log2(cdf), rel=1e-5)
+    assert found.exposures["a"].low < found.exposures["a"].bits < found.exposures["a"].high
+    wider = extrapolation.extrapolate({"a": 48.0}, sample, extrapolation.ExtrapolationHParams(100, 0.95), 0)
+    assert wider.exposures["a"].low < found.exposures["a"].low
+    assert found.exposures["a"].high < wider.exposures["a"].high
+    ordered = np.sort(sample.numpy())
+    cdfs = skewnorm.cdf(ordered, fitted.alpha, fitted.location, fitted.scale)
+    steps = np.arange(501) / 500
+    distance = max((steps[1:] - cdfs).max(), (cdfs - steps[:-1]).max())
+    assert found.statistic == pytest.approx(distance, rel=1e-6)
+    assert 0.05 < found.p_value <= 1  # the sample is of a skew-normal law
+    assert (round(found.p_value * 101) / 101) == pytest.approx(found.p_value)
+
+
+@pytest.mark.parametrize("alpha", [-3.0, 0.0, 0.7, 20.0])
+def test_skew_normal_densities_are_scipys(alpha: float) -> None:
+    found, x = skew_normal.SkewNormal(alpha, 30, 5), np.array([15.0, 22.0, 30.0, 31.0, 44.0])
+    np.testing.assert_allclose(found.log_density(x), skewnorm.logpdf(x, alpha, 30, 5), rtol=1e-9)
+    np.testing.assert_allclose(found.cdf(x), skewnorm.cdf(x, alpha, 30, 5), atol=1e-9)
+
+
+@pytest.mark.parametrize("skew", [0.05, 0.5, -0.9])
+def test_distributions_of_moments_have_them(skew: float) -> None:
+    found = skew_normal._of_moments(skew)
+    moments = skewnorm.stats(found.alpha, found.location, found.scale, moments="mvs")
+    assert [float(moment) for moment in moments] == pytest.approx([0, 1, skew], abs=1e-9)
+
+
+def test_mills_ratios_are_of_density_and_distribution() -> None:
+    x = np.array([-20.0, -1.5, 0.0, 2.0])
+    np.testing.assert_allclose(skew_normal._mills(x), np.exp(norm.logpdf(x) - norm.logcdf(x)), rtol=1e-9)
+
+
+@pytest.mark.parametrize("alpha", [-4.0, 2.0])
+def test_fits_are_stationary(alpha: float) -> None:
+    """The mean log-likelihood, of counts as of repetitions, has no slope in any parameter."""
+    sample = skewnorm.rvs(alpha, 7, 2, size=400, random_state=stream(2, "vectors")).round(1)
+    values, counts = np.unique(sample, return_counts=True)
+    for found in (skew_normal.fit(sample), skew_normal.fit(values, counts.astype(float))):
+        at = np.array([found.alpha, found.location, found.scale])
+        for place, step in enumerate([1e-3, 1e-4, 1e-4]):
+            ends = [skewnorm.logpdf(sample, *(at + sign * step * np.eye(3)[place])).mean() for sign in (-1, 1)]
+            assert (ends[1] - ends[0]) / 2 / step == pytest.approx(0, abs=1e-4)
+    again = skew_normal.fit(sample, start=found)
+    assert (again.alpha, again.location, again.scale) == pytest.approx(tuple(at), rel=1e-3)
+
+
+DENSITIES = np.log(np.array([[0.5, 0.1], [0.25, 0.25], [0.125, 0.5], [0.25, 0.0625]]))
+
+
+def draws_of(counts: tuple[int, int] = (1, 3)) -> proposals.Draws:
+    """Return four samples of a space of 8 with these densities under two proposals, of powers 0.5 and 2."""
+    words, scores = torch.arange(4)[:, None], torch.tensor([1.0, 2.0, 3.0, 4.0]).double()
+    return proposals.Draws(words, scores, torch.from_numpy(DENSITIES), counts, (0.5, 2.0), math.log(8))
+
+
+def test_weights_are_uniform_densities_over_the_mixture() -> None:
+    draws, shares = draws_of(), np.array([0.25, 0.75])
+    mixture = np.exp(DENSITIES) @ shares
+    assert draws.shares.tolist() == shares.tolist()
+    np.testing.assert_allclose(draws.weights(), 1 / 8 / mixture, rtol=1e-12)
+    np.testing.assert_allclose(draws.ratios(), np.exp(DENSITIES) / mixture[:, None], rtol=1e-12)
+
+
+def test_the_heaviest_weight_has_the_greatest_normalizers() -> None:
+    """Z_b = exp(-b score) / density; the least density at a bound is exp(-b bound) / max Z_b."""
+    draws = draws_of()
+    normalizers = [
+        max(math.exp(-power * score) / density for score, density in zip((1, 2, 3, 4), column, strict=True))
+        for power, column in zip((0.5, 2.0), np.exp(DENSITIES).T, strict=True)
+    ]
+    mixture = sum(
+        share * math.exp(-power * 2.5) / normalizer
+        for share, power, normalizer in zip((0.25, 0.75), (0.5, 2.0), normalizers, strict=True)
+    )
+    assert draws.heaviest(2.5) == pytest.approx(1 / 8 / mixture, rel=1e-9)
+
+
+def test_densities_of_proposals_sum_to_one_over_the_space() -> None:
+    """Each word has probability proportional to exp(-b cost) among the allowed ones."""
+    model, template = TableModel(3, 6), Template(((1, 2, 4), (0, 3, 5, 6)))
+    prefix, powers = torch.tensor([7, 2]), (0.0, 0.5, 2.0)
+    drawn = proposals.draw(model, prefix, template, dict.fromkeys(powers, 1 / 3), 600, np.random.default_rng(0))  # type: ignore[arg-type]
+    assert (drawn.counts, drawn.powers) == ((200, 200, 200), powers)
+    assert drawn.log_space == pytest.approx(math.log(12))
+    found = {
+        tuple(words): (score, densities)
+        for words, score, densities in zip(
+            drawn.words.tolist(), drawn.scores.tolist(), drawn.log_densities.tolist(), strict=True
+        )
+    }
+    assert set(found) == set(product(*template.allowed))
+    for (first, second), (score, densities) in found.items():
+        assert score == pytest.approx(model.score((7, 2), (first, second)))
+        for power, density in zip(powers, densities, strict=True):
+            expected = 1.0
+            for given, word, allowed in (((7, 2), first, (1, 2, 4)), ((7, 2, first), second, (0, 3, 5, 6))):
+                odds = {other: math.exp(-power * model.score(given, (other,))) for other in allowed}
+                expected *= odds[word] / sum(odds.values())
+            assert math.exp(density) == pytest.approx(expected, rel=1e-6)
+    assert proposals.draw(model, prefix, template, {0.0: 0.001, 1.0: 0.999}, 100, np.random.default_rng(0)).counts == (  # type: ignore[arg-type]
+        *(2, 100),
+    )
+
+
+def test_best_shares_minimize_the_second_moment() -> None:
+    """A search over all shares finds none better; then a fifth of the default is mixed in, and 1% dropped."""
+    pilot = draws_of((2, 2))
+    events = np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    weights, densities = pilot.weights(), np.exp(DENSITIES)
+
+    def moment(share: float) -> float:
+        mixture = densities @ [share, 1 - share]
+        means = events[:2] @ weights / 4
+        return float(((events[:2] / means[:, None] ** 2) @ (weights * (1 / 8) / mixture)).sum())
+
+    grid = np.linspace(0, 1, 10_001)
+    best = grid[np.argmin([moment(share) for share in grid])]
+    found = proposals.best_shares(pilot, events, {0.0: 0.1, 1.0: 0.9})
+    expected = {0.5: 0.8 * best, 2.0: 0.8 * (1 - best)}
+    kept = {power: share for power, share in expected.items() if share > 0.01} | {0.0: 0.02, 1.0: 0.18}
+    assert list(found) == sorted(kept)
+    assert found == pytest.approx({power: share / sum(kept.values()) for power, share in kept.items()}, abs=0.02)
+    assert sum(found.values()) == pytest.approx(1)
+    assert proposals.best_shares(pilot, events[2:], {0.0: 1.0}) == {0.0: 1.0}
+
+
+@pytest.mark.parametrize("confidence", [0.95, 0.6])
+def test_estimates_have_fays_and_feuers_interval(confidence: float) -> None:
+    """Fay and Feuer (1997): gamma quantiles matched to the mean and variance, above with one more heaviest weight."""
+    draws = draws_of((2, 2))
+    weighted, heaviest, tail = np.array([0.01, 0.0, 0.03, 0.005]), 0.04, (1 - confidence) / 2
+    found = importance_sampling._estimate(draws, weighted, heaviest, confidence)
+    total, squares = 0.045, 0.01**2 + 0.03**2 + 0.005**2
+    assert found.probability == pytest.approx(1 / 8 + total)
+    assert found.effective_samples == pytest.approx(total**2 / squares)
+    variances = [0.01**2 / 2, 0.025**2 / 2]  # of two values, ddof 1: half the squared difference
+    assert found.standard_error == pytest.approx(math.sqrt(2 * sum(variances)))
+    low = gamma.ppf(tail, total**2 / squares, scale=squares / total)
+    most, spread = total + heaviest, squares + heaviest**2
+    high = gamma.isf(tail, most**2 / spread, scale=spread / most)
+    assert found.exposure.bits == pytest.approx(-math.log2(1 / 8 + total))
+    assert found.exposure.high == pytest.approx(-math.log2(1 / 8 + low))
+    assert found.exposure.low == pytest.approx(-math.log2(min(1, 1 / 8 + high)))
+    nothing = importance_sampling._estimate(draws, np.zeros(4), heaviest, confidence)
+    assert (nothing.probability, nothing.standard_error, nothing.effective_samples) == (pytest.approx(1 / 8), 0, 0)
+    assert nothing.exposure.high == pytest.approx(3)
+    whole = importance_sampling._estimate(draws, np.full(4, 0.5), heaviest, confidence)
+    assert whole.exposure.bits == 0
+
+
+def test_remainders_of_the_exponential() -> None:
+    """(exp x - 1 - x) / x^2, by its series where x is small."""
+    x = torch.tensor([-50.0, -2.0, -9.9e-4, -1e-5, 0.0, 1e-4, 1e-3, 1.01e-3, 3.0]).double()
+    series = [sum(value**power / math.factorial(power + 2) for power in range(12)) for value in x.tolist()]
+    exact = [(math.exp(value) - 1 - value) / value**2 if abs(value) > 1 else 0.0 for value in x.tolist()]
+    expected = [far if abs(value) > 1 else near for value, near, far in zip(x.tolist(), series, exact, strict=True)]
+    np.testing.assert_allclose(bounds._phi(x).numpy(), expected, rtol=1e-9)
+
+
+def test_a_quarter_of_the_summed_words_are_far_ones() -> None:
+    likely, far = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.04, 0.01]), torch.tensor([1.0, 1.0, 1.0, 1.0, 2.0, 3.0])
+    assert bounds._most_telling(likely, far, 4).tolist() == [0, 1, 2, 5]
+    assert bounds._most_telling(likely, far, 3).tolist() == [0, 1, 2]
+    assert bounds._most_telling(likely, far, 100).tolist() == [0, 1, 2, 3, 4, 5]
+
+
+def test_costs_are_not_below_zero_and_the_cheapest_come_first() -> None:
+    assert nats(torch.tensor([-2.0, 0.0, 1e-7])).tolist() == [2, 0, 0]
+    assert bits(torch.tensor([math.log(8)])).tolist() == pytest.approx([3])
+    costs, columns = cheapest(torch.tensor([[3.0, 1.0, 2.0, 1.0], [0.0, 0.0, 0.0, 5.0]]), 3)
+    assert (costs.tolist(), columns.tolist()) == ([[1, 1, 2], [0, 0, 0]], [[1, 3, 2], [0, 1, 2]])
+    assert cheapest(torch.tensor([[3.0, 1.0]]), 9)[1].tolist() == [[1, 0]]
+
+
+def test_defaults_are_those_of_the_pages() -> None:
+    hparams = importance_sampling.ImportanceHParams()
+    assert (hparams.samples, hparams.pilot, hparams.confidence) == (20_000, 2_000, 0.95)
+    assert hparams.powers == (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
+    assert dict(hparams.shares) == {0.0: 0.1, 1.0: 0.9}
+    assert extrapolation.ExtrapolationHParams() == extrapolation.ExtrapolationHParams(200, 0.95)
+    assert (proposals.KEPT, proposals.LEAST, extrapolation.FEWEST, extrapolation.POOR) == (0.2, 0.01, 20, 0.01)

@@ -1,0 +1,214 @@
+"""Privacy at inputs whose values follow from their definition: closed forms of Gaussian noise, and loops."""
+
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.privacy import allowed, calibration, sampling, update_canaries
+from flsim.privacy.accounting import check_delta
+from flsim.privacy.conventions import CONVENTIONS, SENSITIVITY, conventions_of
+from flsim.privacy.ledger import Entry, Ledger, epsilon
+from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
+from flsim.privacy.update_canaries import AuditHParams
+
+BY_NAME = {convention.name: convention for convention in CONVENTIONS}
+
+
+def tight(rdp_at_1: float, delta: float, orders: list[int]) -> float:
+    """Return epsilon of Renyi divergences a x rdp_at_1 (Canonne, Kamath and Steinke, 2020, Proposition 12)."""
+    return min(a * rdp_at_1 + math.log1p(-1 / a) - math.log(delta * a) / (a - 1) for a in orders)
+
+
+@pytest.mark.parametrize(("noise", "rounds", "delta"), [(3.0, 4, 1e-3), (8.0, 10, 1e-5)])
+def test_rounds_over_everybody_are_gaussian_mechanisms(noise: float, rounds: int, delta: float) -> None:
+    """Renyi divergence of order a: a D^2 T / (2 z^2), D = 1 for S, 2 for 2S (Mironov, 2017, Proposition 7)."""
+    ledger = Ledger((Entry("fixed-size", 40, 40, noise, rounds),))
+    orders = list(range(2, 257))
+    for name, distance in (("paper-tight", 1), ("replace-one-rdp", 2)):
+        expected = tight(distance**2 * rounds / 2 / noise**2, delta, orders)
+        found = epsilon(ledger, delta, BY_NAME[name])
+        assert found == pytest.approx(expected, rel=1e-6)
+    loose = min(a * rounds / 2 / noise**2 + math.log(1 / delta) / (a - 1) for a in orders)
+    assert epsilon(ledger, delta, BY_NAME["paper"]) == pytest.approx(loose, rel=1e-6)
+
+
+def test_sensitivities_of_relations() -> None:
+    assert SENSITIVITY == {"replace-one": "2S", "add-or-remove-one": "S"}
+    assert [one.name for one in CONVENTIONS if not one.is_sound] == ["paper", "paper-tight"]
+    assert allowed.sound_convention("fixed-size").name == "replace-one-rdp"
+    assert allowed.sound_convention("poisson").name == "poisson-rdp"
+    assert [one.name for one in conventions_of("round-robin")] == ["round-robin-rdp"]
+
+
+@pytest.mark.parametrize("noise", [2.0, 6.0])
+def test_curves_of_delta_are_those_of_gaussian_mechanisms(noise: float) -> None:
+    """Each point is sound, above the exact delta of 2 / z-GDP, and by the same conversion as epsilon."""
+    ledger, convention = Ledger((Entry("fixed-size", 40, 40, noise, 1),)), BY_NAME["replace-one-rdp"]
+    deltas = allowed.delta_curve(ledger, convention)
+    assert len(deltas) == len(allowed.EPSILONS) == 301
+    assert (np.diff(allowed.EPSILONS) > 0).all()
+    assert (allowed.EPSILONS[0], allowed.EPSILONS[200], allowed.EPSILONS[-1]) == (0, 10, 60)
+    place = 40
+    assert allowed.EPSILONS[place] == 2.0
+    assert epsilon(ledger, float(deltas[place]), convention) == pytest.approx(2.0, rel=1e-3)
+    assert ((deltas >= 0) & (deltas <= 1)).all()
+    bare = allowed.delta_curve(Ledger((Entry("fixed-size", 40, 40, 0.0, 1),)), convention)
+    assert (bare == 1).all()
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -0.1, 1.5])
+def test_deltas_at_the_ends_are_refused(delta: float) -> None:
+    with pytest.raises(InputError, match="delta must be above 0 and below 1"):
+        check_delta(delta)
+
+
+@pytest.mark.parametrize("guess", [0.05, 1.0, 300.0])
+def test_calibrated_noise_is_least_within_a_permille(guess: float) -> None:
+    planned, convention = Entry("fixed-size", 40, 40, 0.0, 3), BY_NAME["replace-one-rdp"]
+    noise = calibration.calibrate(planned, 2.0, 1e-3, convention, guess)
+    assert epsilon(Ledger((Entry("fixed-size", 40, 40, noise, 3),)), 1e-3, convention) <= 2
+    assert epsilon(Ledger((Entry("fixed-size", 40, 40, noise / 1.001, 3),)), 1e-3, convention) > 2
+
+
+@pytest.mark.parametrize("start", [0.0, 0.05, 7.0, -3.0, 0.1])
+@pytest.mark.parametrize("root", [0.1, 5.0, -9.0])
+def test_brackets_hold_the_root(start: float, root: float) -> None:
+    asked: list[float] = []
+
+    def excess(at: float) -> float:
+        asked.append(at)
+        return root - at
+
+    low, high = calibration._bracket(excess, start, "nothing")
+    assert low <= root <= high
+    assert high - low <= max(math.log(1.2), 2 * abs(root - start)) + 1e-9
+    assert len(asked) < 20
+
+
+def test_brackets_end_at_the_range() -> None:
+    with pytest.raises(InputError, match="nothing at this delta"):
+        calibration._bracket(lambda at: 1.0, 0.0, "nothing")
+    low, high = calibration._bracket(lambda at: 13.0 - at, 0.0, "nothing")  # e^13 is within 2^20
+    assert low <= 13 <= high
+    with pytest.raises(InputError, match="nothing at this delta"):
+        calibration._bracket(lambda at: 30.0 - at, 0.0, "nothing")
+
+
+def adaptive(**settings: float) -> PrivacyHParams:
+    return PrivacyHParams(
+        **{"mechanism": "dp", "clip": 0.5, "noise_multiplier": 1.0, "target_quantile": 0.7} | settings  # type: ignore[arg-type]
+    )
+
+
+def test_the_next_clip_follows_the_noisy_share() -> None:
+    """Andrew et al. (2021), Algorithm 1, with counts of +-1/2 and the default sigma_b of a twentieth of the cohort."""
+    hparams = adaptive(clip_learning_rate=0.3)
+    noise = stream(7, "count noise", 3).normal(0.0, 40 / 20)
+    share = (11 * 0.5 - (30 - 11) * 0.5 + noise) / 40 + 0.5
+    assert next_clip(0.5, 11, 30, hparams, 40, 7, 3) == pytest.approx(0.5 * math.exp(-0.3 * (share - 0.7)), rel=1e-12)
+    noise = stream(7, "count noise", 3).normal(0.0, 5.0)
+    share = (11 * 0.5 - (30 - 11) * 0.5 + noise) / 40 + 0.5
+    found = next_clip(0.5, 11, 30, adaptive(count_noise=5.0), 40, 7, 3)
+    assert found == pytest.approx(0.5 * math.exp(-0.2 * (share - 0.7)), rel=1e-12)
+    clip = PrivacyHParams(mechanism="clip", clip=0.5, target_quantile=0.7)
+    assert next_clip(0.5, 11, 30, clip, 40, 7, 3) == pytest.approx(
+        0.5 * math.exp(-0.2 * ((11 - 15) / 40 + 0.5 - 0.7)), rel=1e-12
+    )
+    assert next_clip(0.5, 11, 30, PrivacyHParams(mechanism="clip", clip=0.5), 40, 7, 3) == 0.5
+
+
+def test_the_noise_of_updates_and_count_together_is_z() -> None:
+    """Andrew et al. (2021), Theorem 1: z_Delta^-2 + (2 sigma_b)^-2 = z^-2."""
+    for z, sigma in ((1.0, 2.0), (3.0, 1.6), (0.5, 10.0)):
+        found = adaptive(noise_multiplier=z, count_noise=sigma).update_noise_multiplier(100)
+        assert found**-2 + (2 * sigma) ** -2 == pytest.approx(z**-2, rel=1e-12)
+    with pytest.raises(InputError, match=r"raise it above 0\.5"):
+        adaptive(count_noise=0.5).update_noise_multiplier(100)
+    assert PrivacyHParams("dp", 0.5, 2.0).update_noise_multiplier(100) == 2.0
+    assert PrivacyHParams("dp", 0.5, 2.0).delta_for(50) == 1 / 500
+    assert PrivacyHParams("dp", 0.5, 2.0, delta=0.01).delta_for(50) == 0.01
+
+
+def test_means_have_noise_of_z_s() -> None:
+    total, noise = {"w": torch.tensor([3.0, -1.0]).double()}, {"w": torch.tensor([0.5, 2.0]).double()}
+    found = noisy_mean(total, 0.4, PrivacyHParams("dp", 0.4, 1.5), 8, noise)["w"].tolist()
+    assert found == pytest.approx([(3 + 0.6 * 0.5) / 8, (-1 + 0.6 * 2) / 8])
+    assert noisy_mean(total, 0.4, PrivacyHParams("clip", 0.4), 8)["w"].tolist() == [3 / 8, -1 / 8]
+
+
+def test_canary_users_cost_their_share() -> None:
+    assert "30 canary users beside 60 users: a round has about 0.5 times" in AuditHParams(30).cost(60)
+    assert "a round has about 0.25 times" in AuditHParams(30, True).cost(60)
+
+
+@pytest.mark.parametrize("has_coins", [False, True])
+def test_more_canary_users_than_users_have_several_populations(has_coins: bool) -> None:
+    """Of 25 canary users and 10 users: three virtual populations, the last of which has 5 canary users."""
+    settings = AuditHParams(25, has_coins)
+    present = settings.present(3)
+    tosses = [stream(3, "update canary coin", canary).random() < 0.5 for canary in range(25)]
+    assert present.tolist() == (tosses if has_coins else [True] * 25)
+    seen = set()
+    for round_ in range(40):
+        expected = []
+        for copy, first in enumerate((0, 10, 20)):
+            seed = int(stream(3, "update canary cohorts", copy).integers(2**62))
+            drawn = sampling.draw_cohort(seed, round_, 10, 4, "fixed-size") + first
+            expected += [user for user in drawn.tolist() if user < 25 and present[user]]
+        found = settings.drawn(3, round_, 10, 4, "fixed-size").tolist()
+        assert found == expected
+        seen |= {*found}
+    assert seen == {*np.flatnonzero(present).tolist()}
+    assert AuditHParams().drawn(3, 0, 10, 4, "fixed-size").tolist() == []
+
+
+def test_canary_vectors_and_their_cosines() -> None:
+    like = {"a": torch.zeros(2, 3), "b": torch.zeros(4)}
+    vector, norm = update_canaries.direction(1, 2, like)
+    flat = torch.cat([vector["a"].flatten(), vector["b"]]).double().numpy()
+    assert norm == pytest.approx(np.sqrt((flat**2).sum()), rel=1e-9)
+    total = {name: torch.ones_like(value).double() for name, value in like.items()}
+    found = update_canaries.with_canaries(total, np.array([2, 2]), 1, 0.3)
+    added = torch.cat([found["a"].flatten(), found["b"]]).numpy() - 1
+    assert added == pytest.approx(2 * 0.3 * flat / norm, rel=1e-6)
+    change = {name: torch.arange(1.0, value.numel() + 1).view(value.shape) for name, value in like.items()}
+    line = torch.cat([change["a"].flatten(), change["b"]]).double().numpy()
+    cosine = float(line @ flat / np.linalg.norm(line) / norm)
+    assert update_canaries.cosines(change, 1, range(2, 4))[0] == pytest.approx(cosine, rel=1e-9)
+    zero = {name: torch.zeros_like(value) for name, value in like.items()}
+    assert update_canaries.cosines(zero, 1, range(2)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize(("population", "shards"), [(10, 3), (7, 7), (12, 1)])
+def test_shards_are_cut_evenly(population: int, shards: int) -> None:
+    ranges = sampling.shard_ranges(population, shards)
+    assert [user for first, last in ranges for user in range(first, last)] == list(range(population))
+    sizes = [last - first for first, last in ranges]
+    assert max(sizes) - min(sizes) <= 1
+    assert len(ranges) == shards
+
+
+def test_round_robin_returns_to_its_first_users() -> None:
+    order = stream(5, "cohort-order").permutation(7)
+    for round_ in range(9):
+        expected = sorted(int(order[(round_ * 3 + place) % 7]) for place in range(3))
+        assert sampling.RoundRobin(3).draw(5, round_, 7).tolist() == expected
+
+
+def test_sizes_and_probabilities_of_samplers() -> None:
+    assert sampling.Poisson(3).sizes(20) == (0, 20)
+    assert sampling.FixedSize(3).sizes(20) == (3, 3)
+    event = sampling.cohort_event("poisson", 20, 3, Entry("poisson", 20, 3, 1.0, 1).event("S"))
+    assert event.sampling_probability == 3 / 20
+    drawn = sampling.Poisson(3).draw(2, 1, 20)
+    assert drawn.tolist() == np.flatnonzero(stream(2, "poisson-cohort", 1).random(20) < 0.15).tolist()
+    for size, population in product((0, 21), (20,)):
+        with pytest.raises(InputError, match="cohort must be between 1 and the 20 users"):
+            sampling.check_cohort(population, size, "poisson")
+    sampling.check_cohort(20, 20, "poisson")
+    sampling.check_cohort(20, 1, "poisson")
