@@ -14,8 +14,8 @@ import pytest
 import reading
 from helpers import Flsim
 
+from benchmarks import writers
 from flsim.base.errors import InputError
-from flsim.bench import writers
 from flsim.data.corpus import Corpus
 from flsim.data.formats.fields import WrongFieldError, posts_of
 from flsim.data.formats.own import reader_of
