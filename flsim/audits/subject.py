@@ -137,7 +137,7 @@ class Audited:
             delta = self.privacy.delta_for(self.protected) if delta is None else delta
             if self.canary_users.update_canaries:
                 users = canary_users_of(self.canary_users, self.seed, self.first(), state.params, delta)
-        of_rounds = None, None
+        of_rounds: tuple[RoundTest | None, RoundTest | None] = None, None
         if state is not None and claim is not None and self.unit == "user":
             drawn = participation(state.ledger, self.seed, self.executes_code)
             of_rounds = drawn, independence(state.ledger, self.seed, state.params, self.executes_code)

@@ -15,6 +15,7 @@ from flsim.privacy.conventions import CONVENTIONS, SENSITIVITY, conventions_of
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
 from flsim.privacy.update_canaries import AuditHParams
+from flsim.training.canary_updates import with_canaries
 
 BY_NAME = {convention.name: convention for convention in CONVENTIONS}
 
@@ -173,7 +174,7 @@ def test_canary_vectors_and_their_cosines() -> None:
     flat = torch.cat([vector["a"].flatten(), vector["b"]]).double().numpy()
     assert norm == pytest.approx(np.sqrt((flat**2).sum()), rel=1e-9)
     total = {name: torch.ones_like(value).double() for name, value in like.items()}
-    found = update_canaries.with_canaries(total, np.array([2, 2]), 1, 0.3)
+    found = with_canaries(total, np.array([2, 2]), 1, 0.3)
     added = torch.cat([found["a"].flatten(), found["b"]]).numpy() - 1
     assert added == pytest.approx(2 * 0.3 * flat / norm, rel=1e-6)
     change = {name: torch.arange(1.0, value.numel() + 1).view(value.shape) for name, value in like.items()}
