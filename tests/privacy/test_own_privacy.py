@@ -24,6 +24,7 @@ from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
+from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.central import CentralTraining
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.state import State
@@ -132,17 +133,17 @@ def test_what_is_stated_is_accounted_and_shown(experiment: Experiment, own: Path
     run = Run.create(load_config(experiment.config, OVERRIDES), experiment.folder / "run")
     training = run.training()
     *_, state = training.states(training.first_state(), 3)
-    run.save(state)
+    saved = run.save(state)
+    unevaluated = experiment.call("privacy", "run", check=False)
+    assert (unevaluated.returncode, unevaluated.stderr.count("\n")) == (2, 1)
+    evaluate_checkpoint(run.path, saved)
     (convention,) = (of for of in CONVENTIONS if of.name == "replace-one-rdp")
     expected = epsilon_of(SelfComposedDpEvent(GaussianDpEvent(0.5), 3), run.delta, convention)
     assert run.epsilons(state) == {"own-replace-one-rdp": expected}
     assert 0 < expected < math.inf
     assert "after Turns sampling" in report.sentence(run.epsilons(state), run.config.sampler, run.delta)
     lines = json.loads(experiment.call("privacy", "run", "--json").stdout)
-    assert [(line["convention"], line["sampler"]) for line in lines] == [
-        ("own-replace-one-rdp", "Turns"),
-        ("own-replace-one-pld", "Turns"),
-    ]
+    assert [(line["convention"], line["sampler"]) for line in lines] == [("own-replace-one-rdp", "Turns")]
     assert lines[0]["epsilon"] == expected
     plan = ("--users", "24", "--cohort", "6", "--rounds", "3", "--delta", "0.004", "--sampler", f"{own}:Turns")
     printed = experiment.call("privacy", *plan, "--noise-multiplier", "2").stdout

@@ -171,8 +171,8 @@ def trained(folder: Path, kind: str) -> Experiment:
     (folder / "text.txt").write_text("\n".join(sorted(lines)) + "\n")
     if kind != "format":
         (folder / "format.py").write_text(CODE["format"])
-    chosen = ("--format", "format.py:lines", "--vocabulary", "34", "--heldout", "0.3", "--test", "0.1")
-    chosen += ("--words-per-user", "50")
+    chosen = ["--format", "format.py:lines", "--vocabulary", "34", "--heldout", "0.3", "--test", "0.1"]
+    chosen += ["--words-per-user", "50"]
     experiment.call("data", "import", "text.txt", *chosen, "--out", "corpus")
     experiment.config.write_text(TINY)
     for name, rate in (("run", "0.1"), ("other", "0.2")):

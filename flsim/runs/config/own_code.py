@@ -60,15 +60,16 @@ def names_in(settings: Any) -> list[str]:
 
 def kinds_in(settings: Any) -> list[tuple[str, str]]:
     """Return the kind, such as "model", and the name of each object of a user's own, in the order of the fields."""
-    found: list[tuple[str, str]] = []
-    for field, hint in _hints(type(settings)).items():
+    named: list[tuple[str, str]] = []
+    kind: type = type(settings)
+    for field, hint in _hints(kind).items():
         value, own = getattr(settings, field), _own_in(hint)
         if is_dataclass(value):
-            found += kinds_in(value)
+            named += kinds_in(value)
         elif own is not None:
             values = value if isinstance(value, tuple) else (value,)
-            found += [(own.kind, name) for name in values if isinstance(name, str) and is_own(name)]
-    return found
+            named += [(own.kind, name) for name in values if isinstance(name, str) and is_own(name)]
+    return named
 
 
 def announce(settings: Any, *kinds: str) -> None:
