@@ -8,6 +8,7 @@ import pandas as pd
 from flsim.audits.audit import audit as rows_of
 from flsim.audits.subject import Audited, subject_of
 from flsim.base.errors import InputError
+from flsim.canaries.planting import counts_of
 from flsim.canaries.spec import ABOUT_INJECTIONS
 from flsim.models.hparams import ModelHParams
 from flsim.results.rows import SCHEMA
@@ -74,17 +75,19 @@ def audit_simulation(
         Rows with the columns of `flsim.audits.audit.COLUMNS`, for the run "simulation".
 
     Raises:
-        InputError: `rows` are of another round, the settings do not fit each other, or there are fewer references than
-            the threshold.
+        InputError: `rows` are of another round or name other canaries, the roster of `planted` is not of its canaries
+            and users, the settings do not fit each other, or there are fewer references than the threshold.
 
     Examples:
         >>> rows = flsim.evaluate(state, users, model, references=20_000)      # doctest: +SKIP
         >>> flsim.audit_simulation(state, users, model, algorithm, rows)       # doctest: +SKIP
     """
     refuse_not_planted(planted)
+    _refuse_other_roster(planted)
     measured = SCHEMA.empty_table().to_pandas() if rows is None else rows
     if rows is not None and not (rows["round"] == state.round).all():
         raise InputError(f"rows: some are not of round {state.round}, after which the state is; evaluate that state")
+    _refuse_other_canaries(measured, planted)
     results = RunResults(
         name="simulation",
         label=type(algorithm).__name__,
@@ -114,3 +117,43 @@ def audit_simulation(
         executes_code=True,
     )
     return rows_of(audited.subject(results, state.round, state, delta), threshold)
+
+
+def _refuse_other_roster(planted: Planted) -> None:
+    """Raise InputError unless the roster, the canaries and the users are of one planting.
+
+    Bounds are about the canaries that training saw: their coins, and how many users share each of them.
+    """
+    roster, users, canaries = planted.roster, planted.users, planted.canaries
+    sharers, insertions = counts_of(users.overlay, users.user_offsets, len(users.phrases))
+    planting = {
+        "canary": [canary.id for canary in canaries],
+        "tokens": [list(canary.tokens) for canary in canaries],
+        "is_planted": [canary.is_planted for canary in canaries],
+        "coin": [canary.coin for canary in canaries],
+    }
+    stated = {name: _values(roster[name]) if name in roster else [None] * len(roster) for name in planting}
+    wrong = [name for name, values in planting.items() if stated[name] != values]
+    if [phrase.tolist() for phrase in users.phrases] != planting["tokens"]:
+        wrong.append("users")
+    if not wrong:
+        held = [index for index, canary in enumerate(canaries) if canary.pseudo_users is None]
+        counts = {"insertions": insertions} | ({"sharers": sharers} if users.twin is None else {})
+        wrong = [name for name, values in counts.items() if (roster[name].to_numpy()[held] != values[held]).any()]
+    if wrong:
+        raise InputError(
+            f"planted: its roster, canaries and users are not of one planting ({', '.join(wrong)}); audit what "
+            f"flsim.plant returned and flsim.simulate trained"
+        )
+
+
+def _values(column: pd.Series) -> list[object]:  # type: ignore[type-arg]
+    """Return the values of a column of a roster, as a canary has them."""
+    return [list(value) if np.ndim(value) else None if pd.isna(value) else value for value in column]
+
+
+def _refuse_other_canaries(rows: pd.DataFrame, planted: Planted) -> None:
+    named, known = set(rows["canary"]) - {""}, {canary.id for canary in planted.canaries}
+    if named and named != known:
+        some = ", ".join(sorted(named ^ known)[:3])
+        raise InputError(f"rows: their canaries are not those of `planted`, such as {some}; evaluate with `planted`")

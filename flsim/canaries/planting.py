@@ -99,7 +99,7 @@ class Planting:
         """
         overlay = self.overlay.select(kept)
         kept_offsets = user_offsets - np.searchsorted(np.flatnonzero(~kept), user_offsets)
-        sharers, insertions = _counts(overlay, kept_offsets, len(self.canaries))
+        sharers, insertions = counts_of(overlay, kept_offsets, len(self.canaries))
         return replace(self, overlay=overlay, sharers=sharers, insertions=insertions)
 
 
@@ -111,10 +111,16 @@ def flat_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
     return values
 
 
-def _counts(
+def counts_of(
     overlay: Overlay, user_offsets: NDArray[np.int64], canaries: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the number of users that hold a copy, and the number of copies, int64 [canaries] each."""
+    """Return the number of users that hold a copy, and the number of copies, int64 [canaries] each.
+
+    Args:
+        overlay: the replaced records.
+        user_offsets: int64 [users + 1], where each user's records start.
+        canaries: number of canaries.
+    """
     holders = np.searchsorted(user_offsets, overlay.records, side="right") - 1
     sharers = np.array([len(np.unique(holders[overlay.canaries == canary])) for canary in range(canaries)], np.int64)
     return sharers, np.bincount(overlay.canaries, minlength=canaries)
@@ -283,7 +289,7 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
     records, claimant = records[order], claimant[order]
     wins = np.diff(records, prepend=-1) != 0
     overlay = Overlay(records[wins], claimant[wins].astype(np.uint16))
-    sharers, insertions = _counts(overlay, split.user_offsets, len(canaries))
+    sharers, insertions = counts_of(overlay, split.user_offsets, len(canaries))
     return Planting(
         canaries,
         overlay,
@@ -316,7 +322,7 @@ def _plant_copies(split: Split, canaries: tuple[Canary, ...], copies: NDArray[np
     records, owners = records[is_planted], owners[is_planted]
     order = np.argsort(records)
     overlay = Overlay(records[order], owners[order])
-    sharers, insertions = _counts(overlay, split.user_offsets, len(canaries))
+    sharers, insertions = counts_of(overlay, split.user_offsets, len(canaries))
     return Planting(canaries, overlay, sharers, sharers, copies, insertions)
 
 

@@ -1,6 +1,7 @@
 """Audits from Python: those of run folders are the command's, and those of simulations are their runs'."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -87,3 +88,54 @@ def test_rows_of_folders_are_those_of_the_command(trained_here: Trained, flsim: 
     assert [row["low"] for row in printed] == pytest.approx(table["low"].tolist())
     with pytest.raises(api.InputError, match="--round and --epoch"):
         api.audit(run, round=4, epoch=1.0)
+
+
+def test_what_is_not_of_one_planting_is_refused(trained_here: Trained) -> None:
+    """Bounds of one canary's ranks with another one's coin and sharers would hold for neither."""
+    corpus = corpus_of(trained_here())
+    planted = api.plant(corpus, api.Canaries(**CANARIES))
+    algorithm = api.FedAvg(6, local=LOCAL, shards=1)
+    *_, last = api.simulate(planted, MODEL, algorithm, 2)
+    measured = api.evaluate(last, planted, MODEL, references=200)
+
+    def audited(planted: Any, rows: Any = measured) -> pd.DataFrame:
+        return api.audit_simulation(last, planted, MODEL, algorithm, rows)
+
+    assert len(audited(planted))
+    roster, mine = planted.roster, api.plant(corpus, api.Canaries(**CANARIES | {"p_u": (0.1,)}), seed=1)
+    for name, changed in {
+        "canary": roster.assign(canary=[f"m{index}" for index in range(len(roster))]),
+        "tokens": mine.roster,
+        "is_planted": roster.assign(is_planted=False),
+        "coin": roster.assign(coin=True),
+        "insertions": roster.assign(insertions=roster["insertions"] - 1),
+        "sharers": roster.assign(sharers=1),
+    }.items():
+        with pytest.raises(api.InputError, match=rf"not of one planting \(.*{name}"):
+            audited(replace(planted, roster=changed))
+    for other in ({"canaries": mine.canaries}, {"canaries": planted.canaries[:1]}, {"users": mine.users}):
+        with pytest.raises(api.InputError, match="not of one planting"):
+            audited(replace(planted, **other))
+    for rows in (
+        measured.assign(canary=measured["canary"].replace(roster["canary"][0], "mine")),
+        measured[measured["canary"] != roster["canary"][0]],
+    ):
+        with pytest.raises(api.InputError, match="rows: their canaries are not those of `planted`"):
+            audited(planted, rows)
+
+
+@pytest.mark.parametrize("world", ["iid", "non-iid"])
+@pytest.mark.parametrize(
+    "canaries",
+    [
+        {"controls": 2},
+        {"coins": True, "count": 5, "p_u": (0.05,)},
+        {"windows": ((1, 2), (3, 4)), "count": 1},
+        {"p_u": api.Canaries.p_u, "p_e": api.Canaries.p_e, "injections": (2,), "injection_copies": 3},
+    ],
+    ids=["controls", "coins", "windows", "injections"],
+)
+def test_every_kind_of_planting_is_one(trained_here: Trained, world: Any, canaries: dict[str, Any]) -> None:
+    """In both worlds; canaries that collide, or that pseudo-users hold, have other counts than were planned."""
+    rows = simulated(corpus_of(trained_here()), api.FedAvg(6, local=LOCAL, shards=1), world, 4, **canaries)
+    assert len(rows)
