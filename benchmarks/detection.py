@@ -2,7 +2,7 @@
 
     python -m benchmarks.detection --repetitions 10 --canary-users 1000
 
-It makes the table of docs/auditing.md. A repetition trains a small model for 20 rounds with each mechanism, audits the
+It makes the table of docs/what-it-proves.md, "What an audit detects". A repetition trains a small model for 20 rounds with each mechanism, audits the
 simulation as `flsim audit` does, and counts which methods contradict the ledger. Intervals are Clopper-Pearson's.
 """
 
