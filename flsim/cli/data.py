@@ -90,7 +90,7 @@ def import_(
     format: Annotated[
         str | None,
         typer.Option(
-            help="Format of all SOURCES: tff-sqlite, tff-hdf5, fedjax-sqlite, pfl-hdf5, parquet, jsonl, csv, "
+            help="Format of all SOURCES: tff-sqlite, tff-hdf5, fedjax-sqlite, pfl-hdf5, parquet, jsonl, json, csv, "
             "stackexchange, text (a record per line), or your own reader as path/to/file.py:NAME.",
             show_default="told from the content",
             rich_help_panel=FILES,
@@ -105,11 +105,22 @@ def import_(
         ),
     ] = None,
     user_column: Annotated[
-        str, typer.Option(help="Column of the author in Parquet or CSV, or key in JSON lines.", rich_help_panel=FILES)
+        str,
+        typer.Option(
+            help="Column of the author in Parquet or CSV, or key in JSON, e.g. author.id.", rich_help_panel=FILES
+        ),
     ] = "user",
     text_column: Annotated[
-        str, typer.Option(help="Column of the text in Parquet or CSV, or key in JSON lines.", rich_help_panel=FILES)
+        str, typer.Option(help="Column of the text in Parquet or CSV, or key in JSON.", rich_help_panel=FILES)
     ] = "text",
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            help="Character between two fields of CSV, e.g. ';'; tab for a tab.",
+            show_default="tab in .tsv files, otherwise a comma",
+            rich_help_panel=FILES,
+        ),
+    ] = None,
     site: Annotated[
         list[str] | None,
         typer.Option(
@@ -168,6 +179,7 @@ def import_(
         fit_vocabulary=vocabulary is None,
         lines_per_author=lines_per_author,
         sites=site or (),
+        delimiter="\t" if delimiter in ("tab", r"\t") else delimiter,
     )
     show(inspect(corpus), as_json)
 

@@ -1,7 +1,7 @@
-"""Reader of CSV: a header, then a row per post, with commas, in UTF-8, with plain text (not HTML).
+"""Reader of CSV: a header, then a row per post, with commas or another delimiter, in UTF-8, with plain text (not HTML).
 
-Quoted fields may hold commas, quotes that are doubled, and line feeds. So no place in the file is known to be between
-two rows, and a file is one part, which is read row by row.
+Quoted fields may hold delimiters, quotes that are doubled, and line feeds. So no place in the file is known to be
+between two rows, and a file is one part, which is read row by row.
 """
 
 import csv
@@ -13,7 +13,7 @@ from pathlib import Path
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
 from flsim.data.formats.fields import WrongFieldError, posts_of
-from flsim.data.formats.posts import Format, Part, Post
+from flsim.data.formats.posts import Format, Part, Post, unpacked_name
 
 LONGEST_FIELD = 2**24  # characters; a quote that never ends holds so much before it is refused
 _FLOAT = re.compile(r"-?[0-9]{1,300}\.0+")
@@ -35,7 +35,7 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """
     csv.field_size_limit(LONGEST_FIELD)
     with part.path.open(newline="", encoding="utf-8-sig") as file:
-        rows = csv.reader(file, strict=True)
+        rows = csv.reader(file, delimiter=_delimiter(part), strict=True)
         try:
             header = next(rows, [])
             user, text = (_place(header, column, option, part) for column, option in _options(part))
@@ -45,7 +45,7 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                 if len(row) != len(header):
                     raise InputError(
                         f"{part.source}: line {rows.line_num}: a row of {len(row)} fields, but the header has "
-                        f"{len(header)}; put quotes around fields that hold commas, quotes or line feeds"
+                        f"{len(header)}; put quotes around fields that hold {_delimiter(part)!r}, quotes or line feeds"
                     )
                 yield from posts_of(_author(row[user]), row[text], dropped, part.reading)
         except WrongFieldError as error:
@@ -63,6 +63,11 @@ def _author(field: str) -> str | float:
     return float(field) if _FLOAT.fullmatch(field) else field
 
 
+def _delimiter(part: Part) -> str:
+    default = "\t" if unpacked_name(part.source).lower().endswith(".tsv") else ","
+    return part.reading.delimiter or default
+
+
 def _options(part: Part) -> Iterator[tuple[str, str]]:
     return zip(part.columns, ("--user-column", "--text-column"), strict=True)
 
@@ -70,10 +75,10 @@ def _options(part: Part) -> Iterator[tuple[str, str]]:
 def _place(header: list[str], column: str, option: str, part: Part) -> int:
     """Return the place of a column; raise InputError unless the header has it once."""
     if header.count(column) != 1:
-        names = ", ".join(header)[:200] or "none"
+        names, delimiter = ", ".join(header)[:200] or "none", _delimiter(part)
         raise InputError(
-            f"{part.source}: no column {column!r}; its columns, between commas: {names}; "
-            f"name the right one with {option}"
+            f"{part.source}: no column {column!r}; its columns, between {delimiter!r}: {names}; "
+            f"name the right one with {option}, or set --delimiter"
         )
     return header.index(column)
 

@@ -99,7 +99,7 @@ def _posts(line: bytes, part: Part, dropped: Counter[str]) -> Iterator[Post]:
     except UnicodeDecodeError as error:
         raise _LineError(f"not UTF-8 (byte {error.start + 1} of the line); convert the file to UTF-8") from error
     except (ValueError, RecursionError) as error:
-        raise _LineError(f"not JSON ({_reason(error)}); {_expected(part.columns)}") from error
+        raise _LineError(f"not JSON ({reason_of(error)}); {_expected(part.columns)}") from error
     try:
         yield from posts_of_object(value, part, dropped)
     except WrongFieldError as error:
@@ -124,11 +124,17 @@ def posts_of_object(value: Any, part: Part, dropped: Counter[str]) -> Iterator[P
 
 
 def _field(value: dict[str, Any], place: int, key: str) -> Any:
-    if key in value:
-        return value[key]
-    option = ("--user-column", "--text-column")[place]
-    keys = ", ".join(map(_abbreviated, value)) or "none"
-    raise WrongFieldError(place, f"no {key!r}; its keys: {keys}; name the right one with {option}")
+    """Return the value of a key, or of ``author.id``: the key ``id`` of the object ``author``."""
+    inner: Any = value
+    for step in [key] if key in value else key.split("."):
+        if inner is None:
+            return None
+        if not isinstance(inner, dict) or step not in inner:
+            option = ("--user-column", "--text-column")[place]
+            keys = ", ".join(map(_abbreviated, value)) or "none"
+            raise WrongFieldError(place, f"no {key!r}; its keys: {keys}; name the right one with {option}")
+        inner = inner[step]
+    return inner
 
 
 def _abbreviated(value: Any) -> str:
@@ -136,7 +142,8 @@ def _abbreviated(value: Any) -> str:
     return text if len(text) <= 40 else f"{text[:40]}..."
 
 
-def _reason(error: Exception) -> str:
+def reason_of(error: Exception) -> str:
+    """Return why Python cannot decode a JSON text."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at column {error.colno}"
     return "nested too deeply" if isinstance(error, RecursionError) else "a number of too many digits"

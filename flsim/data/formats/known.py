@@ -1,5 +1,6 @@
 """The formats that an import can read, and detection of a file's format."""
 
+import re
 from pathlib import Path
 
 from flsim.base.errors import InputError
@@ -7,6 +8,7 @@ from flsim.base.extensions import is_own, refuse_unknown
 from flsim.data.formats import hdf5, parquet, sqlite
 from flsim.data.formats.csv_rows import CSV
 from flsim.data.formats.fedjax import FEDJAX
+from flsim.data.formats.json_values import JSON, is_lines
 from flsim.data.formats.jsonl import JSONL
 from flsim.data.formats.own import reader_of
 from flsim.data.formats.parquet import PARQUET
@@ -18,11 +20,13 @@ from flsim.data.formats.tff_hdf5 import TFF_HDF5
 from flsim.data.formats.tff_sqlite import TFF_SQLITE
 
 FORMATS: dict[str, Format] = {
-    format.name: format for format in (TFF_SQLITE, TFF_HDF5, FEDJAX, PFL, PARQUET, JSONL, CSV, STACKEXCHANGE, TEXT)
+    format.name: format
+    for format in (TFF_SQLITE, TFF_HDF5, FEDJAX, PFL, PARQUET, JSONL, JSON, CSV, STACKEXCHANGE, TEXT)
 }
 KNOWN = (
     "known are Stack Overflow as TensorFlow Federated hosts it (SQLite, HDF5), as FedJAX (SQLite) and pfl-research "
-    '(HDF5) do, Parquet, lines of {"user": ..., "text": ...}, CSV (.csv, or --format csv), the Posts.xml of a '
+    '(HDF5) do, Parquet, lines or an array of {"user": ..., "text": ...}, LEAF (JSON), CSV (.csv, .tsv, or --format '
+    "csv), the Posts.xml of a "
     "Stack Exchange dump, and plain text (.txt, or --format text); or give a reader of your own, as "
     "--format path/to/file.py:NAME"
 )
@@ -38,7 +42,16 @@ def format_named(name: str) -> Format:
     return reader_of(name) if is_own(name) else FORMATS[name]
 
 
-_SUFFIXES = {".xml": STACKEXCHANGE, ".jsonl": JSONL, ".ndjson": JSONL, ".json": JSONL, ".csv": CSV, ".txt": TEXT}
+_SUFFIXES = {
+    ".xml": STACKEXCHANGE,
+    ".jsonl": JSONL,
+    ".ndjson": JSONL,
+    ".json": JSONL,
+    ".csv": CSV,
+    ".tsv": CSV,
+    ".txt": TEXT,
+}
+_ARRAY = re.compile(rb"\s*\[\s*\{\s*\"")  # of objects; other text may begin with a bracket
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 _COMPRESSED = (b"7z\xbc\xaf\x27\x1c", b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
 
@@ -73,7 +86,9 @@ def format_of(data: Path, source: Path) -> Format:
     if first == b"<":
         return STACKEXCHANGE
     if first == b"{":
-        return JSONL
+        return JSONL if is_lines(data) else JSON
+    if first == b"[" and (_ARRAY.match(head) or _SUFFIXES.get(suffix) is JSONL):
+        return JSON
     if suffix not in _SUFFIXES:
         raise InputError(f"{source}: begins with {head[:16]!r}, which no known format does; {KNOWN}")
     return _SUFFIXES[suffix]

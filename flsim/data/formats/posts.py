@@ -53,10 +53,12 @@ class Reading:
     Attributes:
         ascii: whether characters outside ASCII are removed from plain text, see `flsim.data.sentences.sentences`.
         site: the site of a Stack Exchange dump; None takes the site from the file's name.
+        delimiter: the character between two fields of CSV; None is a tab in ``.tsv`` files, and a comma in others.
     """
 
     ascii: bool = False
     site: str | None = None
+    delimiter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

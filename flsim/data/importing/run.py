@@ -55,6 +55,7 @@ def import_corpus(
     fit_vocabulary: bool = False,
     lines_per_author: int | None = None,
     sites: Sequence[str] = (),
+    delimiter: str | None = None,
 ) -> Corpus:
     """Import sources as one corpus; users that occur in several sources are one user.
 
@@ -75,6 +76,7 @@ def import_corpus(
             a vocabulary of all its words, in place of an error.
         lines_per_author: consecutive lines of plain text that count as one author; by default 200.
         sites: the site of each Stack Exchange dump, in their order; by default taken from the files' names.
+        delimiter: the character between two fields of CSV; by default a tab in ``.tsv`` files, and a comma in others.
 
     Returns:
         The new corpus.
@@ -82,8 +84,9 @@ def import_corpus(
     Raises:
         InputError: a source cannot be read as its format, no author has enough words, there are no train users, there
             are fewer different words than the vocabulary needs, a vocabulary of words is named for a corpus by
-            characters, `lines_per_author` is less than 1 or no source is plain text, two sources have one name (see
-            `flsim.data.importing.sites.with_sites`), or `out` exists or is being imported to.
+            characters, `lines_per_author` is less than 1 or no source is plain text, `delimiter` is not one character,
+            two sources have one name (see `flsim.data.importing.sites.with_sites`), or `out` exists or is being
+            imported to.
         RunFailed: the disk is full.
 
     Examples:
@@ -95,6 +98,8 @@ def import_corpus(
     text = None if lines_per_author is None else text_format(lines_per_author)
     if vocabulary_from is not None and hparams.by == "characters":
         raise InputError(f"{vocabulary_from}: counts of words, and the corpus is by characters; leave it out")
+    if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
+        raise InputError(f"delimiter must be one character, and no quote or line feed, found {delimiter!r:.40}")
     if isinstance(format, str):
         format = format_named(format)
     opened = open_sources(sources)
@@ -120,12 +125,13 @@ def import_corpus(
                 "format": format and ([format.name, dict(format.about)] if format.about else format.name),
                 "columns": columns,
                 "sites": list(sites),
+                "delimiter": delimiter,
                 "lines_per_author": lines_per_author,
                 "vocabulary_from": vocabulary and vocabulary.parameter,
             }
         )
         with Pool(workers or _workers(opened)) as pool:
-            steps = Steps(pieces, pool, hparams, fit_vocabulary, text, sites)
+            steps = Steps(pieces, pool, hparams, fit_vocabulary, text, sites, delimiter)
             made = steps.make(unpack_sources(opened, pieces, pool), format, columns, vocabulary)
         for source in opened:
             source.refuse_if_changed()

@@ -85,8 +85,9 @@ class Steps:
         fit_vocabulary: bool = False,
         text: Format | None = None,
         sites: Sequence[str] = (),
+        delimiter: str | None = None,
     ) -> None:
-        self.sites = sites
+        self.sites, self.delimiter = sites, delimiter
         self.text = text  # in place of the format text, where lines per author are set
         self.pieces, self.pool, self.hparams, self.fit_vocabulary = pieces, pool, hparams, fit_vocabulary
         self.read: Counter[str] = Counter()
@@ -206,7 +207,13 @@ class Steps:
                 Task(
                     f"{source.path}",
                     parts_of,
-                    (source_format, source.data, source.path, columns, Reading(self.hparams.ascii, source.site)),
+                    (
+                        source_format,
+                        source.data,
+                        source.path,
+                        columns,
+                        Reading(self.hparams.ascii, source.site, self.delimiter),
+                    ),
                     _silence(source_format),
                 )
                 for source, source_format in zip(sources, formats, strict=True)

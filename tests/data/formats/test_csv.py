@@ -41,8 +41,8 @@ def test_posts_without_an_author_and_blank_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"author;text\na;b\n", "no column 'user'; its columns, between commas: author;text; name the right one with"),
-        (b"user,text,text\na,b,c\n", "no column 'text'; its columns, between commas: user, text, text; name the right"),
+        (b"author;text\na;b\n", "no column 'user'; its columns, between ',': author;text; name the right one with"),
+        (b"user,text,text\na,b,c\n", "no column 'text'; its columns, between ',': user, text, text; name the right"),
         (b"user,text\na,b\nc,d,e\n", "line 3: a row of 3 fields, but the header has 2; put quotes around fields that"),
         (b'user,text\na,"b\n', "line 2: not CSV (unexpected end of data)"),
         (b"user,text\n9007199254740992.0,b\n", "line 2: 'user' is a float too large to be one whole number; write"),

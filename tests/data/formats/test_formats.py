@@ -15,7 +15,18 @@ ROOT = Path(__file__).parents[3]
 
 
 def test_the_names() -> None:
-    names = ["tff-sqlite", "tff-hdf5", "fedjax-sqlite", "pfl-hdf5", "parquet", "jsonl", "csv", "stackexchange", "text"]
+    names = [
+        "tff-sqlite",
+        "tff-hdf5",
+        "fedjax-sqlite",
+        "pfl-hdf5",
+        "parquet",
+        "jsonl",
+        "json",
+        "csv",
+        "stackexchange",
+        "text",
+    ]
     assert sorted(FORMATS) == sorted(names)
     assert all(format.name == name for name, format in FORMATS.items())
 
@@ -33,6 +44,14 @@ def test_the_names() -> None:
         ("a.txt", b'{"user": 1}', "jsonl"),
         ("a.csv", b"user,text\n", "csv"),
         ("a.csv", b'{"user": 1}', "jsonl"),
+        ("a.tsv", b"user\ttext\n", "csv"),
+        ("a", b' [\n{"user": 1}]', "json"),
+        ("a.json", b"[]", "json"),
+        ("a.txt", b"[deleted] is text", "text"),
+        ("a.jsonl", b'{\n"user": 1}', "json"),
+        ("a.jsonl", b'{"user": 1,\n{"user": 2}', "jsonl"),
+        ("a.json", b'{"users": ["a"], "num_samples": [1], "user_data": {"a": {"x": []}}}', "json"),
+        ("a.json", b'{"users": 3, "text": "a"}', "jsonl"),
     ],
 )
 def test_content_goes_before_names(tmp_path: Path, name: str, content: bytes, format: str) -> None:

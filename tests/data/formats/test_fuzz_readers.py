@@ -1,5 +1,6 @@
 """Ten thousand damaged files for each reader, and as many damaged records: posts or one line, never a traceback."""
 
+import json
 import sqlite3
 import subprocess
 import sys
@@ -48,13 +49,15 @@ def write_valid(path: Path, format: str) -> None:
             writers.write_parquet(path, EXAMPLES)
         case "jsonl":
             writers.write_jsonl(path, EXAMPLES)
+        case "json":
+            path.write_text(json.dumps([{"user": user, "text": text} for _, user, text in EXAMPLES], indent=1))
         case "stackexchange":
             writers.write_stackexchange(path, EXAMPLES)
     assert read(path, format)[0]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", ["tff-sqlite", "fedjax-sqlite", "parquet", "jsonl", "stackexchange"])
+@pytest.mark.parametrize("format", ["tff-sqlite", "fedjax-sqlite", "parquet", "jsonl", "json", "stackexchange"])
 def test_damaged_files(folder: Path, format: str) -> None:
     write_valid(folder / "valid", format)
     content = (folder / "valid").read_bytes()
