@@ -10,12 +10,15 @@ from typing import Any
 import numpy as np
 import pytest
 import scipy
-from membership.before_model import drawn
+from membership.before_model import LAYOUT, before, drawn, untrained
 from scipy.stats import norm
 
 from flsim.audits.trade_off import Allowed
+from flsim.base.rng import stream
 from flsim.data.kept import held_out
+from flsim.data.records import Records
 from flsim.membership import lira, rmia, scores, shadows
+from flsim.membership.candidates import Candidates
 from flsim.membership.users import FreshRecords, _allows, author_of, user_statistics
 
 PHI = np.array([0.5, -1.0, 2.0])
@@ -247,3 +250,23 @@ def test_what_a_ledger_allows_of_authors_is_that_of_all_their_users() -> None:
             assert allows(fpr) == pytest.approx(1 - x, rel=1e-12)
     for run, of_claim in ((run_of(), None), (run_of(unit="record"), claim), (run_of(world="iid"), claim)):
         assert _allows(run, of_claim, cases[0][0])(0.1) is None
+
+
+def test_neighbours_are_drawn_from_the_other_words() -> None:
+    """The same uniform numbers, by the distribution function of all words but the record's own, renormalized."""
+    first, last, oov = LAYOUT.first_word, LAYOUT.last_word, LAYOUT.oov
+    texts = [[first, last, first + 3, oov], [oov], [last, last]]
+    records = Records.from_lists(texts)
+    plain = before(untrained(), records)
+    weights = np.arange(1.0, LAYOUT.vocabulary_size + 1) ** 2
+    unigram = np.log(weights / weights.sum())
+    every = Candidates(plain.model, records, plain.keys, plain.vocabulary, unigram, 0, LAYOUT)
+    found = [neighbour.tolist() for neighbour in every.neighbours(200)]
+    for index, text in enumerate(texts):
+        rng = stream(0, "neighbours", f"train:{index}")
+        places, uniforms = rng.integers(len(text), size=200), rng.random(200)
+        for place, uniform, neighbour in zip(places, uniforms, found[200 * index :], strict=False):
+            others = [word for word in range(first, last + 1) if word != text[place]]
+            cumulative = weights[others].cumsum()
+            word = others[int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))]
+            assert neighbour == [*text[:place], word, *text[place + 1 :]]
