@@ -2,8 +2,9 @@
 
     python -m benchmarks.detection --repetitions 10 --canary-users 1000
 
-It makes the table of docs/what-it-proves.md, "What an audit detects". A repetition trains a small model for 20 rounds with each mechanism, audits the
-simulation as `flsim audit` does, and counts which methods contradict the ledger. Intervals are Clopper-Pearson's.
+It makes the table of docs/what-it-proves.md, "What an audit detects". A repetition trains a small model for 20 rounds
+with each mechanism, audits the simulation as `flsim audit` does, and counts which methods contradict the ledger.
+Intervals are Clopper-Pearson's.
 """
 
 import argparse
@@ -40,11 +41,11 @@ def own(name: str) -> str:
 @contextmanager
 def without_clip() -> Iterator[None]:
     """Let every update through as long as it is."""
-    update.clip_factor = lambda norm, bound: 1.0  # noqa: ARG005
+    setattr(update, "clip_factor", lambda norm, bound: 1.0)  # noqa: ARG005, B010
     try:
         yield
     finally:
-        update.clip_factor = clip_factor
+        setattr(update, "clip_factor", clip_factor)  # noqa: B010
 
 
 @contextmanager

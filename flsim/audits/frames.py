@@ -1,6 +1,7 @@
 """Audits of the Python API: of run folders, and of trainings in the calling process."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -147,7 +148,7 @@ def _refuse_other_roster(planted: Planted) -> None:
         )
 
 
-def _values(column: pd.Series) -> list[object]:  # type: ignore[type-arg]
+def _values(column: "pd.Series[Any]") -> list[object]:
     """Return the values of a column of a roster, as a canary has them."""
     return [list(value) if np.ndim(value) else None if pd.isna(value) else value for value in column]
 

@@ -5,7 +5,6 @@ same round, in nats: the log-likelihood that training on it has added. Each seed
 so that intervals over seeds hold for other seeds.
 """
 
-from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -56,7 +55,7 @@ def of_group(seeds: pd.DataFrame) -> dict[str, float]:
     }
 
 
-def of_pair(a: pd.DataFrame, b: pd.DataFrame) -> Mapping[str, Any]:
+def of_pair(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
     """Return what is left in group a less that in group b, paired by seed, by the names in `OF_PAIR`."""
     return dict(zip(OF_PAIR, _mean(a["left"] - b["left"]), strict=True))
 

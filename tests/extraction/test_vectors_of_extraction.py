@@ -90,12 +90,13 @@ def test_rates_of_attacks_stand_beside_controls() -> None:
     )
     assert (greedy["excess_low"], greedy["excess_high"]) == pytest.approx(difference(2, 3, 1, 2))
     sampling = found[found["attack"] == "sampling"].set_index(["n", "p"])
+    both = dict(zip(sampling.index, sampling[["extracted", "control_extracted"]].to_numpy().tolist(), strict=True))
     assert len(sampling) == 21
     assert sampling.loc[(1, 0.1), "extracted"] == 1
-    assert sampling.loc[(10, 0.5), ["extracted", "control_extracted"]].tolist() == [1, 0]  # 0.89; 0.096 and 0.40
+    assert both[10, 0.5] == [1, 0]  # 0.89; 0.096 and 0.40
     assert sampling.loc[(10, 0.9), "extracted"] == 0
-    assert sampling.loc[(100, 0.5), ["extracted", "control_extracted"]].tolist() == [2, 1]
-    assert sampling.loc[(1_000_000, 0.9), ["extracted", "control_extracted"]].tolist() == [2, 1]
+    assert both[100, 0.5] == [2, 1]
+    assert both[1_000_000, 0.9] == [2, 1]
     assert found[found["attack"] == "one-word prompt"]["rate"].tolist() == pytest.approx([1 / 3])
     assert found[found["attack"] == "near-verbatim"]["rate"].tolist() == [1]
 

@@ -5,6 +5,7 @@ Windows, copies, evaluations and the rounds in which canaries are used are those
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -27,7 +28,10 @@ DESIGNS = [
     *(pytest.param(name, "smoke", marks=pytest.mark.slow) for name in SWEEPS),
     *(pytest.param(name, "small", marks=pytest.mark.nightly) for name in SWEEPS if name != "sharers"),
 ]
-TEXT = {"words_per_user": 250, "vocabulary_size": 1_000}  # which users hold a copy does not depend on the text
+TEXT: dict[str, Any] = {
+    "words_per_user": 250,
+    "vocabulary_size": 1_000,
+}  # which users hold a copy does not depend on the text
 SMALL_MODEL = ("model.embedding=4", "model.units=4")  # no model is trained
 
 

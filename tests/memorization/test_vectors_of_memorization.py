@@ -134,7 +134,7 @@ def test_densities_of_proposals_sum_to_one_over_the_space() -> None:
     """Each word has probability proportional to exp(-b cost) among the allowed ones."""
     model, template = TableModel(3, 6), Template(((1, 2, 4), (0, 3, 5, 6)))
     prefix, powers = torch.tensor([7, 2]), (0.0, 0.5, 2.0)
-    drawn = proposals.draw(model, prefix, template, dict.fromkeys(powers, 1 / 3), 600, np.random.default_rng(0))  # type: ignore[arg-type]
+    drawn = proposals.draw(model, prefix, template, dict.fromkeys(powers, 1 / 3), 600, np.random.default_rng(0))
     assert (drawn.counts, drawn.powers) == ((200, 200, 200), powers)
     assert drawn.log_space == pytest.approx(math.log(12))
     found = {
@@ -152,7 +152,7 @@ def test_densities_of_proposals_sum_to_one_over_the_space() -> None:
                 odds = {other: math.exp(-power * model.score(given, (other,))) for other in allowed}
                 expected *= odds[word] / sum(odds.values())
             assert math.exp(density) == pytest.approx(expected, rel=1e-6)
-    assert proposals.draw(model, prefix, template, {0.0: 0.001, 1.0: 0.999}, 100, np.random.default_rng(0)).counts == (  # type: ignore[arg-type]
+    assert proposals.draw(model, prefix, template, {0.0: 0.001, 1.0: 0.999}, 100, np.random.default_rng(0)).counts == (
         *(2, 100),
     )
 
@@ -197,7 +197,8 @@ def test_estimates_have_fays_and_feuers_interval(confidence: float) -> None:
     assert found.exposure.high == pytest.approx(-math.log2(1 / 8 + low))
     assert found.exposure.low == pytest.approx(-math.log2(min(1, 1 / 8 + high)))
     nothing = importance_sampling._estimate(draws, np.zeros(4), heaviest, confidence)
-    assert (nothing.probability, nothing.standard_error, nothing.effective_samples) == (pytest.approx(1 / 8), 0, 0)
+    assert nothing.probability == pytest.approx(1 / 8)
+    assert (nothing.standard_error, nothing.effective_samples) == (0, 0)
     assert nothing.exposure.high == pytest.approx(3)
     whole = importance_sampling._estimate(draws, np.full(4, 0.5), heaviest, confidence)
     assert whole.exposure.bits == 0

@@ -19,8 +19,8 @@ from flsim.data.importing import archives
 CHUNK = 2**20  # bytes
 WINDOW = 31  # log2 of bytes: the largest window of zstd, which dumps of Reddit need
 
-_OPENERS: dict[bytes, Callable[[Any], IO[bytes]]] = {
-    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file, mode="rb"),  # type: ignore[dict-item, return-value]
+_OPENERS: dict[bytes, Callable[[Any], Any]] = {
+    b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file, mode="rb"),
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ\x00": lzma.LZMAFile,
     b"\x5d\x00\x00": lzma.LZMAFile,
