@@ -27,7 +27,7 @@ DISTANCE, DECAY = 3.0, 20.0  # standard deviations at k = 0, and rounds after wh
 
 
 def every_second(canaries: int) -> NDArray[np.bool_]:
-    return np.arange(canaries) % 2 == 0
+    return np.asarray(np.arange(canaries) % 2 == 0)
 
 
 def arms(k: float, canaries: int, seed: int = 0) -> tuple[np.ndarray, np.ndarray]:
