@@ -285,8 +285,8 @@ def _tests(times: pd.DataFrame, ranks: Sequence[pd.DataFrame], advantages: Seque
     for a, b, differs in _pairs(times):
         common = ranks[a].columns.intersection(ranks[b].columns)
         of_a, of_b = (canary_times(ranks[group][common]) for group in (a, b))
-        row = {"group_a": a, "group_b": b, "differs": differs, "n_a": len(of_a), "n_b": len(of_b)}
-        rows.append(row | {"p": log_rank_p(of_a, of_b)} | advantage.of_pair(advantages[a], advantages[b]))
+        row: dict[str, Any] = {"group_a": a, "group_b": b, "differs": differs, "n_a": len(of_a), "n_b": len(of_b)}
+        rows.append({**row, "p": log_rank_p(of_a, of_b), **advantage.of_pair(advantages[a], advantages[b])})
     table = pd.DataFrame(rows).reindex(columns=list(TESTS))
     return table.assign(p_holm=holm(table["p"].astype("float64").tolist())).astype(TESTS)
 

@@ -15,8 +15,8 @@ LEVEL = 0.05  # of a log-rank test, corrected
 SUMMARY = (
     "T({alpha:g}): the least k, in rounds since last use, from which on the one-sided 95% upper bound of the accuracy "
     "is at most {alpha:g}; > means that it was not reached by the last k. At best: the least alpha that so many "
-    "canaries can show. Half by: rounds after which half of the canaries rank as canaries that were never planted do "
-    "(p > 0.05), and stay so."
+    "canaries can show. Half by: evaluated rounds since the end of the window by which half of the canaries have had a "
+    "rank that does not reveal them (p > 0.05)."
 )
 ADVANTAGE = (
     "Nats: log-perplexity in arm OUT less that in arm IN, mean over canaries, when the window ends. Left %: its share "
@@ -190,13 +190,18 @@ def _interval(table: pd.DataFrame, name: str, template: str, factor: float = 1) 
 
 
 def _tests(measured: Forgetting) -> str:
-    """Return a sentence about the log-rank tests: which find a difference, and of how many."""
+    """Return sentences on the log-rank tests: which find a difference, and of how many."""
     tests, rows = measured.tests, measured.times.set_index("group").to_dict("index")
-    differing = tests[tests["p_holm"] <= LEVEL]
+    tested, differing = tests[tests["p"].notna()], tests[tests["p_holm"] <= LEVEL]
     lines = [
-        f"Log-rank tests of the times of canaries find a difference in {len(differing)} of {len(tests)} pairs of "
-        f"groups that differ in one thing (corrected by Holm)."
+        f"Log-rank tests of the rounds from the end of the window until a canary's rank does not reveal the canary: a "
+        f"difference in {len(differing)} of {len(tested)} pairs of groups that differ in one thing (corrected by Holm)."
     ]
+    if others := len(tests) - len(tested):
+        lines.append(
+            f"Pairs of groups that were not tested, because they have no ranks at equal numbers of rounds since the "
+            f"end of the window: {others}."
+        )
     for test in differing.to_dict("records"):
         a, b = (group_text(rows[test[f"group_{side}"]]) for side in "ab")
         lines.append(f"{a} against {b}: p = {test['p']:.2g}, corrected {test['p_holm']:.2g}.")

@@ -1,8 +1,9 @@
-"""Forgetting times: after how many rounds since its last use is a canary, or a group of them, forgotten for good.
+"""Forgetting times: after how many rounds is a canary, or a group of canaries, forgotten.
 
 Jagielski et al. (2022), Definition 3.1: an example is (A, alpha, k)-forgotten if the success of attack A is at most
-alpha k steps after the example's last use. A time that training did not last to see is censored: it is known to be
-above some k.
+alpha k steps after the example's last use. T(alpha) of a group counts from the last use of each canary. The times of
+single canaries count from the end of their window. A time that training did not last to see is censored: it is known to
+be above some number of rounds.
 """
 
 import math

@@ -16,6 +16,7 @@ from flsim.forgetting.measure import Forgetting, measure
 from flsim.forgetting.observations import TYPES
 from flsim.forgetting.plot import draw, plot
 from flsim.forgetting.text import to_object, to_text
+from flsim.forgetting.times import canary_times, log_rank_p, p_after_window
 from flsim.report.forgetting import table_of
 from flsim.results.inference import t_interval
 
@@ -75,6 +76,29 @@ def test_log_rank_tests_are_of_groups_that_differ_in_one_thing() -> None:
     assert tests["differs"].value_counts().to_dict() == {"copies": 2, "window": 2}
     assert (tests.loc[tests["differs"] == "copies", "p_holm"] < 0.05).all()
     assert (tests["p_holm"] >= tests["p"]).all()
+
+
+def test_groups_are_compared_at_equal_distances_from_their_windows() -> None:
+    """Evaluations every 10 rounds from the end of one window, and every 20 from that of the other, are compared at 20s.
+
+    A window that ends after 53 rounds has no evaluation at the same distance.
+    """
+    rates, often = {1: 0.001}, simulated(decay={1: 0.001}, seeds=1)
+    seldom = simulated(decay=rates, seeds=1, window=(None, 60), seed=1).query("round % 20 == 0")
+    (test,) = measure(pd.concat([often, seldom])).tests.to_dict("records")
+    assert (test["differs"], test["n_a"], test["n_b"]) == ("window", 48, 48)
+    p = [p_after_window(table)[[0, 20, 40, 60, 80]] for table in (often, seldom)]
+    assert test["p"] == log_rank_p(*map(canary_times, p))
+    apart = measure(pd.concat([often, simulated(decay=rates, seeds=1, window=(None, 53))]))
+    assert apart.tests[["p", "p_holm"]].isna().all().all()
+    text = " ".join(to_text(apart).split())
+    assert "not tested, because they have no ranks at equal numbers of rounds since the end of the window: 1." in text
+
+
+def test_windows_until_the_end_have_no_times_by_rank() -> None:
+    times = measure(simulated(seeds=1, window=(20, None))).times
+    assert times[["median_time", "median_is_censored"]].isna().all().all()
+    assert (times["forgotten"] == 0).all()
 
 
 def test_hardness_is_a_third_of_canaries_by_arm_out() -> None:

@@ -5,7 +5,6 @@ Windows, copies, evaluations and the rounds in which canaries are used are those
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -28,10 +27,7 @@ DESIGNS = [
     *(pytest.param(name, "smoke", marks=pytest.mark.slow) for name in SWEEPS),
     *(pytest.param(name, "small", marks=pytest.mark.nightly) for name in SWEEPS if name != "sharers"),
 ]
-TEXT: dict[str, Any] = {
-    "words_per_user": 250,
-    "vocabulary_size": 1_000,
-}  # which users hold a copy does not depend on the text
+TEXT = (250, 1_000)  # words per user and vocabulary: which users hold a copy does not depend on the text
 SMALL_MODEL = ("model.embedding=4", "model.units=4")  # no model is trained
 
 
@@ -41,7 +37,9 @@ def design(name: str, tier: str, folder: Path) -> pd.DataFrame:
     definition = load(source)
     chosen = tier_of(definition, tier, str(source))
     assert chosen.corpus.synthetic is not None
-    make_synthetic(folder / "corpus", replace(chosen.corpus.synthetic, **TEXT), 0)
+    words, vocabulary = TEXT
+    small = replace(chosen.corpus.synthetic, words_per_user=words, vocabulary_size=vocabulary)
+    make_synthetic(folder / "corpus", small, 0)
     tables = []
     for planned in planned_runs(definition, chosen, folder / "corpus", str(source), overrides=SMALL_MODEL):
         if planned.config.canaries.arm == "out" or planned.config.canaries.source == "heldout":
