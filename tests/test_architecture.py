@@ -51,7 +51,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     },
     "bench": {
         *("algorithms", "audits", "canaries", "data", "memorization", "models", "privacy", "results", "runs"),
-        *("theory", "training", "server"),
+        *("simulation", "theory", "training", "server"),
     },
     "cli": {
         *(

@@ -182,7 +182,7 @@ class Audited:
             claim = Claim.of_ledger(state.ledger, self.sampler, delta) if is_about_holders else None
             if self.canary_users.update_canaries:
                 users = canary_users_of(self.canary_users, self.seed, self.first(), state.params, delta)
-        of_rounds = None, None
+        of_rounds: tuple[RoundTest | None, RoundTest | None] = None, None
         if state is not None and claim is not None and self.unit == "user":
             drawn = participation(state.ledger, self.seed, self.executes)
             of_rounds = drawn, independence(state.ledger, self.seed, state.params, self.executes)
