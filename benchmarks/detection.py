@@ -115,22 +115,22 @@ def audited(mechanism: Mechanism, planted: Planted, canary_users: int, seed: int
 
 def detections(repetitions: int, canary_users: int) -> dict[str, dict[str, int]]:
     """Return in how many repetitions each method refutes the ledger, by mechanism."""
-    found = {name: dict.fromkeys(METHODS, 0) for name in MECHANISMS}
+    refutations = {name: dict.fromkeys(METHODS, 0) for name in MECHANISMS}
     with TemporaryDirectory() as folder, progress("audits", repetitions * len(MECHANISMS), unit="runs") as advance:
         planted, done = planted_in(Path(folder)), 0
         for seed in range(repetitions):
             for name, mechanism in MECHANISMS.items():
                 for method, is_refuted in audited(mechanism, planted, canary_users, seed).items():
-                    found[name][method] += is_refuted
+                    refutations[name][method] += is_refuted
                 done += 1
                 advance(done)
-    return found
+    return refutations
 
 
-def describe(found: Mapping[str, Mapping[str, int]], repetitions: int) -> str:
+def describe(refutations: Mapping[str, Mapping[str, int]], repetitions: int) -> str:
     """Return the detections as a table in Markdown, with 95% intervals in percent."""
     lines = [f"| mechanism | {' | '.join(METHODS)} |", f"|---|{'---:|' * len(METHODS)}"]
-    for name, hits in found.items():
+    for name, hits in refutations.items():
         cells = [
             f"{count} ({100 * lower(count, repetitions, 0.025):.0f}-{100 * upper(count, repetitions, 0.025):.0f}%)"
             for count in hits.values()
@@ -143,5 +143,5 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--repetitions", type=int, default=10)
     parser.add_argument("--canary-users", type=int, default=1_000)
-    given = parser.parse_args()
-    print(describe(detections(given.repetitions, given.canary_users), given.repetitions), end="")  # noqa: T201
+    arguments = parser.parse_args()
+    print(describe(detections(arguments.repetitions, arguments.canary_users), arguments.repetitions), end="")  # noqa: T201

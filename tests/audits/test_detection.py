@@ -90,13 +90,14 @@ def test_custom_code_of_a_run_folder_is_not_executed_and_changing_settings_have_
     assert participation(changed, 0, executes=True) is None
 
 
-def test_an_audit_prints_the_tests_of_rounds(planted: Planted) -> None:
+def test_an_audit_of_a_simulation_has_the_tests_of_rounds(planted: Planted) -> None:
     algorithm = flsim.FedAvg(
         40, sampler=own("FixedCohort"), privacy=flsim.Privacy("dp", clip=0.5, noise_multiplier=2.0), shards=1
     )
     *_, last = flsim.simulate(planted, detection.MODEL, algorithm, 3)
-    rows = flsim.audit_simulation(last, planted, detection.MODEL, algorithm).set_index("method")
-    assert bool(rows.loc["participation", "refuted"])
-    assert not bool(rows.loc["noise", "refuted"])
-    assert rows["p_value"].astype(float)["participation"] < 1e-4
-    assert rows.loc["noise", "n_in"] == 3
+    table = flsim.audit_simulation(last, planted, detection.MODEL, algorithm)
+    rows = {row["method"]: row for row in table.to_dict("records")}
+    assert rows["participation"]["refuted"]
+    assert rows["participation"]["p_value"] < 1e-4
+    assert not rows["noise"]["refuted"]
+    assert rows["noise"]["n_in"] == 3
