@@ -138,6 +138,15 @@ def import_(
             rich_help_panel=FILES,
         ),
     ] = False,
+    drop_authors: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,...",
+            help="Authors whose posts are dropped, e.g. [deleted],AutoModerator.",
+            show_default="none",
+            rich_help_panel=USERS,
+        ),
+    ] = None,
     workers: Annotated[
         int | None,
         typer.Option(help="Number of processes, e.g. 4.", show_default="one per core", rich_help_panel=MACHINES),
@@ -166,6 +175,7 @@ def import_(
         layout=layout,
         by=by,
         ascii=ascii,
+        drop_authors=tuple(filter(None, map(str.strip, (drop_authors or "").split(",")))),
     )
     columns = (user_column, text_column)
     corpus = import_corpus(

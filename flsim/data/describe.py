@@ -15,6 +15,7 @@ _GAP = 4  # columns
 _FEW = 3  # names
 REASONS = {
     "posts_of_community_user": "by the Community user, which is no person",
+    "posts_of_dropped_authors": "by authors whom --drop-authors names",
     "posts_of_other_types": "neither question nor answer",
     "posts_not_utf8": "that hold half of a character: they are no UTF-8 text",
     "posts_too_long": "too long for a text that a person wrote",
@@ -55,7 +56,7 @@ def describe(summary: dict[str, Any], histograms: bool = False, blocks: bool = T
     parts += [
         _words(summary),
         _drops(summary),
-        [*_membership(summary["membership"]), *_utility(summary)],
+        [*_membership(summary["membership"]), *_utility(summary), *_authors(summary)],
         _origin(summary),
     ]
     lines = "\n\n".join("\n".join(part) for part in parts if part).split("\n")
@@ -168,6 +169,13 @@ def _utility(summary: dict[str, Any]) -> list[str]:
     return _entry("utility", f"{text}; what was dropped is counted for balanced users")
 
 
+def _authors(summary: dict[str, Any]) -> list[str]:
+    """Return the line of the largest authors; none of a corpus without users."""
+    largest = summary["authors"][:_FEW]
+    shares = [f"{_names([author['author']])} {author['share']:.1%}" for author in largest]
+    return _entry("largest", f"authors by their share of all words: {', '.join(shares)}") if shares else []
+
+
 def _origin(summary: dict[str, Any]) -> list[str]:
     lines = []
     for source in summary["sources"]:
@@ -175,7 +183,7 @@ def _origin(summary: dict[str, Any]) -> list[str]:
         lines += _entry("source", ", ".join(about))
     for note in summary["notes"]:
         lines += _entry("note", note)
-    for warning in summary["warnings"]:
+    for warning in (*summary["warnings"], *summary["author_warnings"]):
         lines += _entry("WARNING", warning)
     return [*lines, f"{'digest':<{_LABEL}}{summary['digest']}"]
 

@@ -1,6 +1,5 @@
 """The contents of a corpus in numbers."""
 
-import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, reduce
@@ -10,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.data.authors import author_of, largest_authors
 from flsim.data.corpus import Corpus, Split
 from flsim.data.histogram import Distribution
 from flsim.data.manifest import SPLITS, by_in
@@ -36,6 +36,8 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
           reason's name tells the unit.
         - ``dropped_shares``, reason -> share of everything of that unit that was read (None if not known).
         - ``splits``, see below; ``membership``, see `_membership`.
+        - ``authors``, the largest authors of train, heldout and test, and ``author_warnings`` about authors that may
+          not be one person; see `flsim.data.authors.largest_authors`.
         - ``sources``, ``parameters``, ``warnings`` and ``notes`` as in the manifest; ``digest`` of the corpus.
 
         Each split has these keys:
@@ -62,6 +64,11 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
                 counts = measured[name].lengths[length].binned(edges)
                 splits[name]["histograms"][length] = {"edges": edges, "counts": counts, "scale": scale}
     train, manifest = splits["train"], corpus.manifest
+    authors, author_warnings = largest_authors(
+        (name, user, words)
+        for name in SPLITS
+        for user, words in zip(measured[name].split.names, measured[name].words_per_user.tolist(), strict=True)
+    )
     dropped = dict(sorted(manifest["dropped"].items()))
     read = manifest["parameters"].get("read", {})
     return {
@@ -79,20 +86,14 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
         "dropped_shares": {reason: _share(count, read.get(unit_of(reason))) for reason, count in dropped.items()},
         "splits": splits,
         "membership": _membership({name: split.split.names for name, split in measured.items()}),
+        "authors": authors,
+        "author_warnings": author_warnings,
         "sources": manifest["sources"],
         "parameters": manifest["parameters"],
         "warnings": manifest.get("warnings", []),
         "notes": manifest.get("notes", []),
         "digest": corpus.digest,
     }
-
-
-def author_of(user: str) -> str:
-    """Return the author of a user's text.
-
-    An importer that cuts authors into users numbers these ``author#0``, ``author#1``.
-    """
-    return re.sub(r"#[0-9]+\Z", "", user)
 
 
 def unit_of(reason: str) -> str | None:
@@ -112,10 +113,14 @@ class _Measured:
         return {
             "words_per_record": Distribution.count(_steps(split.record_offsets)),
             "records_per_user": Distribution.count(_steps(split.user_offsets)),
-            "words_per_user": Distribution.count(
-                [np.diff(_taken(split.record_offsets, np.asarray(split.user_offsets)))]
-            ),
+            "words_per_user": Distribution.count([self.words_per_user]),
         }
+
+    @cached_property
+    def words_per_user(self) -> NDArray[np.int64]:
+        """Return the number of words of each user, int64 [users]."""
+        words: NDArray[np.int64] = np.diff(_taken(self.split.record_offsets, np.asarray(self.split.user_offsets)))
+        return words
 
     @cached_property
     def token_counts(self) -> NDArray[np.int64]:

@@ -141,6 +141,8 @@ def summaries(draw: st.DrawFn) -> dict[str, Any]:
         "sources": [{"name": draw(texts), "bytes": draw(numbers), "format": "jsonl"}],
         "notes": draw(st.lists(texts, max_size=2)),
         "warnings": draw(st.lists(texts, max_size=2)),
+        "authors": [{"author": draw(texts), "share": draw(st.floats(0, 1))} for _ in range(draw(st.integers(0, 5)))],
+        "author_warnings": draw(st.lists(texts, max_size=2)),
         "digest": "0" * 64,
     }
 

@@ -6,6 +6,7 @@ neither JSON nor a word contains. Lines are in the order of the sha256 of names.
 
 import json
 from collections import Counter, defaultdict
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +35,9 @@ def parts_of(
     return parts, format.check(data, source)
 
 
-def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int, by: By) -> dict[str, Any]:
+def read_part(
+    report: Report, format: Format, part: Part, stem: Path, piece: int, by: By, drop_authors: Collection[str] = ()
+) -> dict[str, Any]:
     """Read a part of a source, and write its sentences by author.
 
     Args:
@@ -44,11 +47,13 @@ def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int
         stem: beginning of the paths to write, which end in .0, .1, and so on.
         piece: characters of sentences in a file; only the last post of a file may exceed it.
         by: whether words are counted, or characters.
+        drop_authors: names of authors whose posts are dropped.
 
     Returns:
         ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``splits``, the number of sentences
         by split of the source, dropped ones included, "" if the source states none; ``characters`` of the texts
-        that were cut into sentences, and how many of them were ``removed``, see `Post`.
+        that were cut into sentences, and how many of them were ``removed``, see `Post`; ``dropped_authors``,
+        those of `drop_authors` who have posts.
 
     Raises:
         InputError: the part cannot be read as its format.
@@ -56,10 +61,15 @@ def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int
     authors: defaultdict[tuple[str | None, str], list[str]] = defaultdict(list)
     dropped: Counter[str] = Counter()
     splits: Counter[str] = Counter()
+    named: set[str] = set()
     posts = words = files = pending = characters = removed = 0
     for post in format.read(part, dropped):
         if not post.user.strip():
             dropped["posts_without_user"] += 1
+            continue
+        if post.user in drop_authors:
+            dropped["posts_of_dropped_authors"] += 1
+            named.add(post.user)
             continue
         posts += 1
         characters, removed = characters + post.characters, removed + post.removed
@@ -90,6 +100,7 @@ def read_part(report: Report, format: Format, part: Part, stem: Path, piece: int
         "splits": splits,
         "characters": characters,
         "removed": removed,
+        "dropped_authors": sorted(named),
     }
 
 

@@ -8,7 +8,7 @@ from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.vocabulary import By, Layout, refuse_unit
 
 # Settings that manifests of earlier commits do not have, with their defaults.
-ADDED: dict[str, Any] = {"by": "words", "ascii": False}
+ADDED: dict[str, Any] = {"by": "words", "ascii": False, "drop_authors": ()}
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class ImportHParams:
             then count characters; set a larger `record_words`, e.g. 600.
         ascii: whether characters outside ASCII are removed from plain text, as in TensorFlow Federated's Stack Overflow
             data. Formats that publish sentences as tokens are read as they are.
+        drop_authors: names of authors whose posts are dropped, such as ``[deleted]``.
 
     Examples:
         >>> flsim.ImportSettings(vocabulary_size=5_000, words_per_user=500)    # doctest: +SKIP
@@ -44,6 +45,7 @@ class ImportHParams:
     layout: str = "tff"
     by: By = "words"
     ascii: bool = False
+    drop_authors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         refuse_unit(self.by)

@@ -229,7 +229,7 @@ class Steps:
                 tasks[name] = Task(
                     label,
                     read_part,
-                    (source_format, part, self.pieces.folder / name, PIECE, self.hparams.by),
+                    (source_format, part, self.pieces.folder / name, PIECE, self.hparams.by, self.hparams.drop_authors),
                     _silence(source_format),
                 )
         results = self.pieces.run(
@@ -237,6 +237,8 @@ class Steps:
         )
         warnings = [warning for index in sorted(described) for warning in described[index][1]]
         files = []
+        absent = set(self.hparams.drop_authors).difference(*(result["dropped_authors"] for result in results))
+        warnings += [f"--drop-authors: no post of {name!r}" for name in sorted(absent)]
         for name, result in zip(tasks, results, strict=True):
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])

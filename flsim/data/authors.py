@@ -1,0 +1,68 @@
+"""The largest authors of a corpus, and names that stand for many people.
+
+A corpus takes an author for one person. Exports write one name for all deleted accounts (``[deleted]``), for a missing
+value (``nan``, ``None``), or for a program (``AutoModerator``).
+"""
+
+import re
+from collections import Counter
+from collections.abc import Iterable
+from typing import Any
+
+LARGEST = 5  # authors that a summary names
+MUCH = 0.05  # share of all words above which one author is unusual,
+TIMES = 2  # if the share is also so many times an equal one
+STAND_INS = {
+    *("[deleted]", "[removed]", "deleted", "removed", "nan", "none", "null", "n/a", "na", "undefined"),
+    *("unknown", "anonymous", "anon", "guest", "automoderator", "bot"),
+}
+
+
+def author_of(user: str) -> str:
+    """Return the author of a user's text.
+
+    An importer that cuts authors into users numbers these ``author#0``, ``author#1``.
+    """
+    return re.sub(r"#[0-9]+\Z", "", user)
+
+
+def largest_authors(users: Iterable[tuple[str, str, int]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Return the largest authors, and warnings about authors that may not be one person.
+
+    Args:
+        users: the split, the name and the number of words of each user.
+
+    Returns:
+        The `LARGEST` authors, largest first, each with ``author``, ``split``, ``users``, ``words`` and ``share``, the
+        share of all words of these users, 0 to 1; and the warnings. Names of `STAND_INS` are among the authors too.
+    """
+    words: Counter[tuple[str, str]] = Counter()
+    pieces: Counter[tuple[str, str]] = Counter()
+    for split, user, count in users:
+        key = (author_of(user), split)
+        words[key] += count
+        pieces[key] += 1
+    total = max(words.total(), 1)
+    ranked = sorted(words, key=lambda key: (-words[key], key))
+    chosen = [*ranked[:LARGEST], *(key for key in ranked[LARGEST:] if is_stand_in(key[0]))]
+    authors = [
+        {"author": key[0], "split": key[1], "users": pieces[key], "words": words[key], "share": words[key] / total}
+        for key in chosen
+    ]
+    warnings = []
+    for author in authors:
+        name, share = author["author"], author["share"]
+        if is_stand_in(name):
+            why = "a name that stands for many people or for none"
+        elif share > MUCH and share > TIMES / len(words):
+            why = "which is unusual for one person"
+        else:
+            continue
+        advice = "to leave this author out, import again with --drop-authors"
+        warnings.append(f"author {name!r} has {share:.1%} of all words, {why}; {advice} {name!r}")
+    return authors, warnings
+
+
+def is_stand_in(author: str) -> bool:
+    """Return whether a name is in `STAND_INS`, in capital letters or not."""
+    return author.strip().lower() in STAND_INS
