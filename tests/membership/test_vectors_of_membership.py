@@ -15,11 +15,12 @@ from scipy.stats import norm
 
 from flsim.audits.trade_off import Allowed
 from flsim.base.rng import stream
+from flsim.data.inspect import author_of
 from flsim.data.kept import held_out
 from flsim.data.records import Records
 from flsim.membership import lira, rmia, scores, shadows
 from flsim.membership.candidates import Candidates
-from flsim.membership.users import FreshRecords, _allows, author_of, user_statistics
+from flsim.membership.users import FreshRecords, _allows, user_statistics
 
 PHI = np.array([0.5, -1.0, 2.0])
 SHADOWS = np.array([[0.1, -1.5, 1.0], [0.9, -0.5, 3.0], [0.4, -2.0, 1.5], [1.4, -0.9, 0.5], [0.2, 0.3, 2.5]])
