@@ -182,7 +182,7 @@ def outcome(mutant: Mutant, root: Path, calls: Calls, seconds: float) -> str:
     if not tests:
         return "untested"
     path = root / mutant.path
-    original, status, limit = path.read_text(encoding="utf-8"), path.stat(), int(15 + 5 * seconds)
+    original, status, limit = path.read_text(encoding="utf-8"), path.stat(), int(6 + 3 * seconds)
     path.write_text(mutant.source, encoding="utf-8")
     try:
         code = forked(lambda: pytest.main(["-x", *PYTEST, *tests]), limit)

@@ -89,14 +89,15 @@ def test_rates_of_attacks_stand_beside_controls() -> None:
         (beta.ppf(0.025, 1, 2), beta.ppf(0.975, 2, 1))
     )
     assert (greedy["excess_low"], greedy["excess_high"]) == pytest.approx(difference(2, 3, 1, 2))
-    sampling = found[found["attack"] == "sampling"].set_index(["n", "p"])
-    both = dict(zip(sampling.index, sampling[["extracted", "control_extracted"]].to_numpy().tolist(), strict=True))
+    sampling = found[found["attack"] == "sampling"]
     assert len(sampling) == 21
-    assert sampling.loc[(1, 0.1), "extracted"] == 1
-    assert both[10, 0.5] == [1, 0]  # 0.89; 0.096 and 0.40
-    assert sampling.loc[(10, 0.9), "extracted"] == 0
-    assert both[100, 0.5] == [2, 1]
-    assert both[1_000_000, 0.9] == [2, 1]
+    keys = zip(sampling["n"].astype(int), sampling["p"], strict=True)
+    counts = dict(zip(keys, zip(sampling["extracted"], sampling["control_extracted"], strict=True), strict=True))
+    assert counts[1, 0.1] == (1, 0)
+    assert counts[10, 0.5] == (1, 0)  # 0.89 and 0.096; 0.40
+    assert counts[10, 0.9] == (0, 0)
+    assert counts[100, 0.5] == (2, 1)
+    assert counts[1_000_000, 0.9] == (2, 1)
     assert found[found["attack"] == "one-word prompt"]["rate"].tolist() == pytest.approx([1 / 3])
     assert found[found["attack"] == "near-verbatim"]["rate"].tolist() == [1]
 

@@ -5,6 +5,7 @@ from itertools import product
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from memorization.table_model import TableModel
 from scipy.stats import beta, gamma, norm, skewnorm
@@ -235,3 +236,45 @@ def test_defaults_are_those_of_the_pages() -> None:
     assert dict(hparams.shares) == {0.0: 0.1, 1.0: 0.9}
     assert extrapolation.ExtrapolationHParams() == extrapolation.ExtrapolationHParams(200, 0.95)
     assert (proposals.KEPT, proposals.LEAST, extrapolation.FEWEST, extrapolation.POOR) == (0.2, 0.01, 20, 0.01)
+
+
+def test_bounds_on_the_normalizer_are_those_of_the_module() -> None:
+    """In float64 by numpy: exp(mu.d) (1 + d'Sd phi(-+m)) times the cloud's sum at the center, beside summed words."""
+    rng, loose = stream(5, "vectors"), 1e-4
+    weight, bias = rng.normal(size=(12, 3)), rng.normal(size=12)
+    near, far = (
+        rng.normal(size=3) + 0.1 * rng.normal(size=(4, 3)),
+        rng.normal(size=(6, 3)) * [[0.5], [1], [2], [5], [20], [60]],
+    )
+    center = near.mean(0)
+    likely = scipy.special.softmax(near @ weight.T + bias, axis=1).mean(0)
+    mean = likely @ weight
+    summed = {*np.argsort(-likely)[:3].tolist(), int(np.linalg.norm(weight - mean, axis=1).argmax())}
+    rest = [word for word in range(12) if word not in summed]
+    at_center = (weight @ center + bias)[rest]
+    share = scipy.special.softmax(at_center)
+    mu = share @ weight[rest]
+    around = weight[rest] - mu
+    covariance, radius = (around.T * share) @ around, np.linalg.norm(around, axis=1).max()
+    found = bounds.OutputBounds(*(torch.from_numpy(part) for part in (weight, bias, near, likely)), summed=4)
+    assert found.summed.tolist() == sorted(summed)
+    lows, highs = found.log_sum_exp(torch.from_numpy(far))
+    for output, low, high in zip(far, lows.tolist(), highs.tolist(), strict=True):
+        away = output - center
+        most, variance = radius * np.linalg.norm(away) * (1 + loose), away @ covariance @ away
+        base = scipy.special.logsumexp(at_center) + mu @ away
+        own = scipy.special.logsumexp([weight[word] @ output + bias[word] for word in summed])
+        below = base + math.log1p(variance * (1 - loose) * (math.exp(-most) - 1 + most) / most**2)
+        above = base + most
+        if most <= 50:
+            above = base + math.log1p(variance * (1 + loose) * (math.exp(most) - 1 - most) / most**2)
+        assert (low, high) == pytest.approx((np.logaddexp(own, below), np.logaddexp(own, above)), rel=1e-9)
+    rows, words = torch.tensor([0, 5, 2]), torch.tensor([3, 0, 11])
+    logits = found.logits_at_most(torch.from_numpy(far), rows, words).tolist()
+    for row, word, logit in zip(rows.tolist(), words.tolist(), logits, strict=True):
+        away = far[row] - center
+        distance = np.linalg.norm(away) * np.linalg.norm(weight[word] - mu) * (1 + loose)
+        assert logit == pytest.approx((weight @ center + bias)[word] + distance + mu @ away, rel=1e-9)
+    size = np.linalg.norm(far, axis=1) * np.linalg.norm(weight, axis=1).max() + np.abs(bias).max()
+    expected = 2.0**-52 * (64 * size + 2 * 4)  # 12 has four binary digits
+    assert found.rounding(torch.from_numpy(far)).tolist() == pytest.approx(expected.tolist(), rel=1e-9)
