@@ -256,7 +256,8 @@ def test_bounds_on_the_normalizer_are_those_of_the_module() -> None:
     mu = share @ weight[rest]
     around = weight[rest] - mu
     covariance, radius = (around.T * share) @ around, np.linalg.norm(around, axis=1).max()
-    found = bounds.OutputBounds(*(torch.from_numpy(part) for part in (weight, bias, near, likely)), summed=4)
+    parts = [torch.from_numpy(part) for part in (weight, bias, near, likely)]
+    found = bounds.OutputBounds(parts[0], parts[1], parts[2], parts[3], summed=4)
     assert found.summed.tolist() == sorted(summed)
     lows, highs = found.log_sum_exp(torch.from_numpy(far))
     for output, low, high in zip(far, lows.tolist(), highs.tolist(), strict=True):
