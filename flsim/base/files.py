@@ -235,7 +235,8 @@ def _replacing(path: Path, stack: ExitStack) -> tuple[Path, int | None]:
     """Return a new file with the owner of the file that it will replace, and the mode that it is to have, if any."""
     target = path.resolve()
     if not target.parent.is_dir():
-        raise InputError(f"{path}: no such folder as {target.parent}; make it first")
+        folder = target.parent if path.is_symlink() else path.parent
+        raise InputError(f"{path}: no such folder as {folder}; make it first")
     partial = stack.enter_context(new_file(target))
     if not target.exists():
         return partial, None
