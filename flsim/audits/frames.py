@@ -146,7 +146,7 @@ def _refuse_other_roster(planted: Planted) -> None:
         )
 
 
-def _values(column: pd.Series) -> list[object]:  # type: ignore[type-arg]
+def _values(column: pd.Series) -> list[object]:
     """Return the values of a column of a roster, as a canary has them."""
     return [list(value) if np.ndim(value) else None if pd.isna(value) else value for value in column]
 
@@ -154,5 +154,7 @@ def _values(column: pd.Series) -> list[object]:  # type: ignore[type-arg]
 def _refuse_other_canaries(rows: pd.DataFrame, planted: Planted) -> None:
     named, known = set(rows["canary"]) - {""}, {canary.id for canary in planted.canaries}
     if named and named != known:
-        some = ", ".join(sorted(named ^ known)[:3])
-        raise InputError(f"rows: their canaries are not those of `planted`, such as {some}; evaluate with `planted`")
+        examples = ", ".join(sorted(named ^ known)[:3])
+        raise InputError(
+            f"rows: their canaries are not those of `planted`, such as {examples}; evaluate with `planted`"
+        )
