@@ -75,7 +75,9 @@ def missing(subject: Subject, table: pd.DataFrame) -> str | None:
     if not methods & {"epsilon, coins", "epsilon, canary users by coins"}:
         needs.append("a bound from guesses of coins, of at least 10 canaries (canaries.coins)")
     if subject.unit == "user" and "epsilon, canary users" not in methods:
-        needs.append("an estimate from canary users (audit.update_canaries)")
+        users = subject.canary_users
+        what = "a model of more parameters" if users and users.is_too_small else "audit.update_canaries"
+        needs.append(f"an estimate from canary users ({what})")
     if subject.claim is None and not subject.note:
         needs.append('whether a ledger is contradicted (privacy.mechanism "dp")')
     return f"Missing, with what it needs: {'; '.join(needs)}." if needs else None

@@ -116,7 +116,7 @@ def _plan(request: "Request", at_once: int | None, calibrated: bool, effect: flo
         request.source,
         parts.disk_of(planned, train, runs_at_once, request.makes),
         tuple(parts.privacy_of(planned, row_name, train)),
-        parts.power_of(scale.number, seeds, config.evaluation, effect),
+        parts.power_of(scale.number, seeds, config.evaluation, effect, parts.comparisons_of(planned, row_name)),
         time,
         memory,
         tuple(held),

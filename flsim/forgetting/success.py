@@ -87,9 +87,9 @@ def best_threshold(members: Floats, others: Floats) -> float:
     """
     distinct = np.unique(np.concatenate([members, others]))
     cuts = np.concatenate([[-np.inf], (distinct[:-1] + distinct[1:]) / 2, [np.inf]])
-    missed = np.searchsorted(np.sort(members), cuts, side="right") / len(members)
-    passed = np.searchsorted(np.sort(others), cuts, side="right") / len(others)
-    gain = passed - missed
+    missed = np.searchsorted(np.sort(members), cuts, side="right")
+    passed = np.searchsorted(np.sort(others), cuts, side="right")
+    gain = passed * len(members) - missed * len(others)  # whole numbers: equal accuracies are equal after rounding, too
     return float(cuts[np.flatnonzero(gain == gain.max())[-1]])
 
 

@@ -76,9 +76,10 @@ class Privacy:
 
 @dataclass(frozen=True)
 class Power:
-    """The power of a comparison of two runs, such as twins.
+    """The power of a comparison of two runs, such as twins, with the correction that the plan's table makes.
 
     Attributes:
+        tests: number of comparisons that a table of the plan corrects for, by Holm.
         canaries, seeds: number of canaries of a run, and number of seeds.
         most_bits: exposure of a completely memorized canary.
         bits: the least mean difference in exposure that is detected with 80% power; None if there is none.
@@ -88,6 +89,7 @@ class Power:
         canaries_needed, seeds_needed: numbers that detect `effect` with 80% power; None if a million are not enough.
     """
 
+    tests: int
     canaries: int
     seeds: int
     most_bits: float
@@ -184,20 +186,45 @@ def privacy_of(planned: Sequence[Planned], names: Callable[[Planned], str], trai
     return list(by_release.values())
 
 
-def power_of(canaries: int, seeds: int, evaluation: EvaluationHParams, effect: float) -> Power | None:
-    """Return the power of a comparison, by `flsim.results.power`; None without canaries."""
+def comparisons_of(planned: Sequence[Planned], names: Callable[[Planned], str]) -> int:
+    """Return the number of comparisons of a plan's table: rows that have runs of both worlds; at least 1.
+
+    Args:
+        planned: the runs.
+        names: returns the name of a run's row, without its world.
+    """
+    worlds: dict[str, set[str | None]] = {}
+    for run in planned:
+        worlds.setdefault(names(run), set()).add(run.config.world)
+    return max(1, sum({"iid", "non-iid"} <= of_row for of_row in worlds.values()))
+
+
+def power_of(canaries: int, seeds: int, evaluation: EvaluationHParams, effect: float, tests: int = 1) -> Power | None:
+    """Return the power of a comparison, by `flsim.results.power`; None without canaries.
+
+    Of k comparisons Holm's correction finds each one whose p is at most alpha / k, whatever the others are, so that the
+    power is the least that the comparison has in the table.
+
+    Args:
+        canaries, seeds: number of canaries of a run, and number of seeds.
+        evaluation: settings of the evaluations.
+        effect: a difference in exposure, bits.
+        tests: k.
+    """
     if not canaries:
         return None
+    alpha = power.ALPHA / tests
     return Power(
+        tests,
         canaries,
         seeds,
         math.log2(evaluation.references + 1),
-        _finite(power.detectable_exposure(canaries, seeds)),
-        _finite(power.detectable_counts(canaries)),
+        _finite(power.detectable_exposure(canaries, seeds, alpha=alpha)),
+        _finite(power.detectable_counts(canaries, alpha=alpha)),
         effect,
-        power.power_of_exposure(effect, canaries, seeds),
-        power.canaries_for(effect, seeds),
-        power.seeds_for(effect, canaries),
+        power.power_of_exposure(effect, canaries, seeds, alpha=alpha),
+        power.canaries_for(effect, seeds, alpha=alpha),
+        power.seeds_for(effect, canaries, alpha=alpha),
     )
 
 

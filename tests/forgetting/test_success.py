@@ -1,6 +1,8 @@
 """Success of the attack on scores with a known law: arms are Gaussians whose distance decays exponentially."""
 
+import itertools
 import math
+from fractions import Fraction
 
 import numpy as np
 import pandas as pd
@@ -100,6 +102,20 @@ def test_chance_is_one_half_whatever_the_threshold() -> None:
 )
 def test_the_threshold_lies_between_scores(members: list[float], others: list[float], expected: float) -> None:
     assert best_threshold(np.array(members), np.array(others)) == expected
+
+
+def test_of_equally_good_thresholds_the_largest_is_taken() -> None:
+    """Scores with many ties, and as many members as others or not: accuracies as exact fractions."""
+    rng = np.random.default_rng(3)
+    for _ in range(300):
+        members, others = (rng.integers(0, 6, rng.integers(1, 40)).astype(float) for _ in range(2))
+        distinct = sorted({*members, *others})
+        cuts = [-math.inf, *((a + b) / 2 for a, b in itertools.pairwise(distinct)), math.inf]
+        gains = {
+            cut: Fraction(int((members > cut).sum()), len(members)) + Fraction(int((others <= cut).sum()), len(others))
+            for cut in cuts
+        }
+        assert best_threshold(members, others) == max(cut for cut in cuts if gains[cut] == max(gains.values()))
 
 
 def test_precision_of_the_paper() -> None:

@@ -72,8 +72,10 @@ def test_numbers(flsim: Flsim, sweep_file: Path) -> None:
     assert plan["published_amounts"][0]["utility"] == {"iid": 62.2, "non-iid": 64.3}
     power = plan["power"]
     assert (power["canaries"], power["seeds"]) == (36, 3)
-    assert power["bits"] == pytest.approx(detectable_exposure(36, 3))
-    assert power["seeds_needed"] == seeds_for(2, 36)
+    rows = len(plan["scale"]["rows"])  # each with both worlds: k comparisons, each as a test at a level of 0.05 / k
+    assert power["tests"] == rows > 1
+    assert power["bits"] == pytest.approx(detectable_exposure(36, 3, alpha=0.05 / rows))
+    assert power["seeds_needed"] == seeds_for(2, 36, alpha=0.05 / rows)
 
 
 def test_epsilon_is_that_of_flsim_privacy(flsim: Flsim, sweep_file: Path) -> None:

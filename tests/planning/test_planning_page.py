@@ -1,10 +1,13 @@
 """A plan in words: numbers as people say them, lines that fit a terminal."""
 
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import scipy
 
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.planning.amounts import Amount
@@ -16,7 +19,8 @@ from flsim.planning.plan import Plan, against, disk_of, memory_of, power_of
 from flsim.planning.predicting import Machine, Predictor
 from flsim.planning.scale import Users, scale_of
 from flsim.planning.text import duration, number, page, share, size
-from flsim.results.power import canaries_for, seeds_for
+from flsim.results.inference import holm
+from flsim.results.power import SD_CANARIES, SD_SEEDS, canaries_for, seeds_for
 from flsim.sweeps.definition import load as load_sweep
 from flsim.sweeps.definition import planned_runs, tier_of
 
@@ -156,6 +160,32 @@ def test_sessions_that_lack_values_are_compared_by_the_others(sweep_file: Path) 
     assert [(session.runs, session.seconds, session.memory) for session in compared] == [(1, None, None)] * 2
     text = page(replace(plan, against=tuple(compared)))
     assert text.count(f"1 run: no time recorded, predicted {duration(compared[0].predicted_seconds)}") == 2
+
+
+@pytest.mark.parametrize(("effect", "tests"), [(1.3, 1), (1.3, 8), (2.5, 8)])
+def test_power_is_that_of_a_table_which_corrects_for_its_rows(effect: float, tests: int) -> None:
+    """Drawn: one row of the table differs by the effect and the others by nothing; its corrected p is below 0.05."""
+    stated = power_of(48, 5, EvaluationHParams(), effect, tests)
+    assert stated is not None
+    rng, draws = np.random.default_rng(7), 4_000
+    spread = math.hypot(SD_SEEDS, SD_CANARIES / math.sqrt(48))
+    means = rng.normal(0, spread, (draws, tests, 5))
+    means[:, 0] += effect
+    p = scipy.stats.ttest_1samp(means, 0, axis=2).pvalue
+    found = np.mean([holm(row.tolist())[0] < 0.05 for row in p])
+    margin = 4 * math.sqrt(0.25 / draws)
+    # Holm finds a little more where another row is found first, which has a probability below 5% here.
+    assert stated.found - margin <= found <= stated.found + margin + 0.05 * (tests > 1)
+
+
+def test_the_page_says_that_a_table_corrects(sweep_file: Path) -> None:
+    plan, _ = measured(sweep_file)
+    alone, one_of_8 = (
+        " ".join(page(replace(plan, power=power_of(36, 5, EvaluationHParams(), 1.0, tests))).split())
+        for tests in (1, 8)
+    )
+    assert "one of the 8 comparisons of this plan's table, which corrects for their number (Holm)" in one_of_8
+    assert "Holm" not in alone
 
 
 def test_power_over_canaries_of_one_pair_and_power_over_seeds_are_told_apart(sweep_file: Path) -> None:
