@@ -14,11 +14,12 @@ import pandas as pd
 import scipy
 from numpy.typing import NDArray
 
+from flsim.base.rng import stream
+
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 SIGNIFICANCE = 0.05  # p-value of ranks up to which a canary counts as remembered: log2 20 = 4.32 bits of exposure
 RESAMPLES = 9_999  # random exchanges of a log-rank test
-RESAMPLING_SEED = 0
 DECIMALS = 12  # of log-rank scores, far below 1 / canaries, so that equal ones tie
 ROUNDING = 1e-6  # of a sum of rounded scores
 
@@ -169,16 +170,16 @@ def log_rank_p(one: list[CanaryTime], other: list[CanaryTime]) -> float:
 
     The statistic is that of Mantel (1966): the number of canaries of a group that were forgotten, minus the number
     that is expected if all canaries have one law. Its distribution is that over random exchanges of canaries between
-    the groups, of which `RESAMPLES` are drawn from a fixed seed, and the p-value is at least 1 / (`RESAMPLES` + 1)
-    (Phipson and Smyth, 2010). The test is exact for groups of any size if canaries are independent. Its normal
-    approximation is not: a hundred canaries, of which five are not forgotten at the first evaluation, are few.
+    the groups. `RESAMPLES` of them are drawn, the same ones for the same times, so that the p-value is at least
+    1 / (`RESAMPLES` + 1) (Phipson and Smyth, 2010). The test is exact for groups of any size if canaries are
+    independent. The normal approximation is not exact: of a hundred canaries, a handful is not forgotten at once.
 
     It is NaN if a group is empty, and 1 if no canary of either was forgotten, or all at once.
     """
     if not one or not other:
         return math.nan
     scores, places = np.unique(_log_rank_scores([*one, *other]), return_inverse=True)
-    rng = np.random.default_rng(RESAMPLING_SEED)
+    rng = stream(0, "log-rank")
     counts = np.bincount(places).tolist()
     drawn = rng.multivariate_hypergeometric(counts, len(one), RESAMPLES) @ scores
     observed = abs(scores[places[: len(one)]].sum())
