@@ -2,8 +2,9 @@
 
     python -m flsim.bench.detection --repetitions 10 --canary-users 1000
 
-It makes the table of docs/what-it-proves.md, "What an audit detects". A repetition trains a small model for 20 rounds with each mechanism, audits the
-simulation as `flsim audit` does, and counts which methods contradict the ledger. Intervals are Clopper-Pearson's.
+It makes the table of docs/what-it-proves.md, "What an audit detects". A repetition trains a small model for 20 rounds
+with each mechanism, audits the simulation as `flsim audit` does, and counts which methods contradict the ledger.
+Intervals are Clopper-Pearson's.
 """
 
 import argparse
