@@ -217,11 +217,13 @@ def of_canary_users(subject: Subject) -> Iterator[dict[str, Any]]:
 def of_rounds(subject: Subject) -> Iterator[dict[str, Any]]:
     """Yield rows with the tests of the rounds themselves; nothing without a ledger that states their laws."""
     for method, test in (("participation", subject.participation), ("noise", subject.noise)):
-        if test is not None:
+        if test is not None and subject.claim is not None:
             yield {
                 "method": method,
                 "kind": "bound",
+                "neighbours": subject.claim.convention.relation,
                 "n_in": test.rounds,
+                "n_out": 0,
                 "confidence": CONFIDENCE,
                 "refuted": test.p_value < 1 - CONFIDENCE,
                 "p_value": test.p_value,

@@ -119,7 +119,7 @@ def _stated(claim: Claim, unit: str) -> str:
 
 def _ledger_alone(subject: Subject, table: pd.DataFrame) -> list[str]:
     """Return a sentence on the claim of a run without any row that could contradict it."""
-    if subject.claim is None or len(table):
+    if subject.claim is None or set(table["method"]) - {"participation", "noise"}:
         return []
     return [f"The ledger claims {_stated(subject.claim, subject.unit)}, and nothing was planted that could test it."]
 

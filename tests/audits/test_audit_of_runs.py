@@ -115,11 +115,14 @@ RANKS, COINS = "a bound from ranks (canaries.count)", "a bound from guesses of c
 USERS = "an estimate from canary users (audit.update_canaries)"
 
 
+OF_ROUNDS = {"participation", "noise"}
+
+
 @pytest.mark.parametrize(
     ("overrides", "methods", "missing"),
     [
         (("canaries.count=0",), set(), [RANKS, COINS, USERS, LEDGER]),
-        (("canaries.count=0", *PRIVATE), set(), [RANKS, COINS, USERS]),
+        (("canaries.count=0", *PRIVATE), OF_ROUNDS, [RANKS, COINS, USERS]),
         ((), {"tpr", "epsilon"}, [COINS, USERS, LEDGER]),
         (
             ("canaries.count=0", "privacy.mechanism='clip'", "privacy.clip=0.5", "audit.update_canaries=20"),
@@ -132,6 +135,7 @@ USERS = "an estimate from canary users (audit.update_canaries)"
                 *("tpr", "epsilon", "trade-off", "epsilon, GDP", "epsilon, canary users"),
                 *("epsilon, canary users left out", "epsilon, canary users by coins"),
                 "trade-off, canary users by coins",
+                *OF_ROUNDS,
             },
             [],
         ),
@@ -151,16 +155,17 @@ def test_a_run_says_what_it_can_and_names_what_is_missing(
         assert row["kind"] in ("bound", "estimate", "heuristic")
         is_of_chance = row["method"] in ("epsilon, canary users", "epsilon, canary users left out")
         assert (row["confidence"] is None) == is_of_chance
-        known = [row["refuted"] if row["method"].startswith("trade-off") else row["estimate"], row["low"]]
+        is_verdict = row["method"].startswith("trade-off") or row["method"] in OF_ROUNDS
+        known = [row["refuted"] if is_verdict else row["estimate"], row["low"]]
         assert any(value is not None for value in known)
-        assert (row["delta"] is None) == (row["method"] == "tpr" or row["method"].startswith("trade-off"))
+        assert (row["delta"] is None) == (row["method"] == "tpr" or is_verdict)
     sentence = audited["missing"] or ""
     assert [part.strip(" .") for part in sentence.removeprefix(line).split(";") if part] == [
         part + " (canaries.coins)" * (part == COINS) for part in missing
     ]
     code, text, _ = flsim("audit", run)
     assert (code, " ".join(text.split()).count(line)) == (0, bool(missing))
-    if not methods and overrides[-1:] == PRIVATE[-1:]:
+    if methods == OF_ROUNDS:
         assert "and nothing was planted that could test it." in " ".join(text.split())
 
 

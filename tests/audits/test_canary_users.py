@@ -183,8 +183,15 @@ def test_canary_users_are_audited_where_no_canary_is_ranked(trained_here: Traine
         "epsilon, canary users left out",
         "epsilon, canary users by coins",
         "trade-off, canary users by coins",
+        "participation",
+        "noise",
     }
-    assert "canaries rank" not in to_text(without, table)
+    text = " ".join(to_text(without, table).split())
+    assert "canaries rank" not in text
+    assert (
+        "drew the participation of 4 rounds again from the seed. The ledger states Poisson sampling, which is" in text
+    )
+    assert "The ledger states independent standard normal noise, which is not refuted" in text
 
 
 def test_json_has_the_rows_of_the_table(trained_here: Trained, flsim: Flsim) -> None:
