@@ -45,7 +45,7 @@ def largest_authors(users: Iterable[tuple[str, str, int]]) -> tuple[list[dict[st
     total = max(words.total(), 1)
     ranked = sorted(words, key=lambda key: (-words[key], key))
     chosen = [*ranked[:LARGEST], *(key for key in ranked[LARGEST:] if is_stand_in(key[0]))]
-    authors = [
+    authors: list[dict[str, Any]] = [
         {"author": key[0], "split": key[1], "users": pieces[key], "words": words[key], "share": words[key] / total}
         for key in chosen
     ]

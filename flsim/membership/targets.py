@@ -9,8 +9,8 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.data.corpus import Corpus, Split
 from flsim.data.authors import author_of
+from flsim.data.corpus import Corpus, Split
 from flsim.data.kept import in_whole
 from flsim.data.records import Records
 from flsim.data.streaming import piece, windows

@@ -26,8 +26,8 @@ from flsim.audits.subject import Claim
 from flsim.audits.trade_off import of_group
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.data.corpus import Split
 from flsim.data.authors import author_of
+from flsim.data.corpus import Split
 from flsim.data.kept import held_out
 from flsim.data.records import Records
 from flsim.membership.attacked import Attacked, AttackHParams, over_folders

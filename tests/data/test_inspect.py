@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 
 from flsim.base.files import new_folder
 from flsim.data import streaming as windows_module
+from flsim.data.authors import author_of
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.importing.run import ImportHParams, import_corpus
-from flsim.data.authors import author_of
 from flsim.data.inspect import inspect, unit_of
 from flsim.data.manifest import SPLITS
 from flsim.data.records import Records

@@ -146,7 +146,7 @@ def test_a_pipe_needs_a_site(tmp_path: Path) -> None:
             "import",
             "/dev/stdin",
             "--out",
-            tmp_path / "corpus",
+            str(tmp_path / "corpus"),
             *options,
         ]
         return subprocess.run([*command, *map(str, SETTINGS)], input=AI, capture_output=True)
@@ -216,7 +216,10 @@ def test_without_py7zr_archives_are_refused(tmp_path: Path, monkeypatch: pytest.
 def test_zstd_with_the_largest_window(tmp_path: Path) -> None:
     """Dumps of Reddit are compressed with a window of 2 GB, which decoders refuse unless they are told."""
     content = b'{"user": "a", "text": "some words of text here"}\n' * 100
-    options = {zstd.CompressionParameter.window_log: 31, zstd.CompressionParameter.enable_long_distance_matching: 1}
+    options: dict[int, int] = {
+        zstd.CompressionParameter.window_log: 31,
+        zstd.CompressionParameter.enable_long_distance_matching: 1,
+    }
     packer = zstd.ZstdCompressor(options=options)
     packed = packer.compress(content) + packer.flush()
     path = write(tmp_path / "RC_2026-01.zst", packed + zstd.compress(content))  # two frames
