@@ -142,7 +142,7 @@ def import_(
         str | None,
         typer.Option(
             metavar="NAME,...",
-            help="Authors whose posts are dropped, e.g. [deleted],AutoModerator.",
+            help="Authors whose posts are dropped, e.g. nan,AutoModerator.",
             show_default="none",
             rich_help_panel=USERS,
         ),

@@ -87,8 +87,8 @@ class Steps:
         sites: Sequence[str] = (),
         delimiter: str | None = None,
     ) -> None:
+        self.text = text  # in place of the format text, if lines per author are set
         self.sites, self.delimiter = sites, delimiter
-        self.text = text  # in place of the format text, where lines per author are set
         self.pieces, self.pool, self.hparams, self.fit_vocabulary = pieces, pool, hparams, fit_vocabulary
         self.read: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
@@ -202,21 +202,16 @@ class Steps:
     ) -> tuple[list[Path], list[str]]:
         """Read all parts, and return the files of sentences in order, and warnings."""
         described: dict[int, tuple[list[Part], list[str]]] = {}
+        options = [Reading(self.hparams.ascii, source.site, self.delimiter) for source in sources]
         self.pool.run(
             [
                 Task(
                     f"{source.path}",
                     parts_of,
-                    (
-                        source_format,
-                        source.data,
-                        source.path,
-                        columns,
-                        Reading(self.hparams.ascii, source.site, self.delimiter),
-                    ),
+                    (source_format, source.data, source.path, columns, reading),
                     _silence(source_format),
                 )
-                for source, source_format in zip(sources, formats, strict=True)
+                for source, source_format, reading in zip(sources, formats, options, strict=True)
             ],
             described.__setitem__,
         )

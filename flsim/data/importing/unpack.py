@@ -1,7 +1,6 @@
 """Unpacking of compressed files and copying of pipes, so that sources can be read in parts."""
 
 import bz2
-import functools
 import gzip
 import lzma
 import zlib
@@ -24,7 +23,7 @@ _OPENERS: dict[bytes, Callable[[Any], Any]] = {
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ\x00": lzma.LZMAFile,
     b"\x5d\x00\x00": lzma.LZMAFile,
-    b"\x28\xb5\x2f\xfd": functools.partial(ZstdFile, options={DecompressionParameter.window_log_max: WINDOW}),
+    b"\x28\xb5\x2f\xfd": lambda file: ZstdFile(file, options={DecompressionParameter.window_log_max: WINDOW}),  # type: ignore[dict-item, return-value]
 }  # the second LZMA is LZMA alone, as TensorFlow Federated publishes: properties, then a round dictionary size
 
 

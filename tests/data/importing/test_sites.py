@@ -216,8 +216,11 @@ def test_without_py7zr_archives_are_refused(tmp_path: Path, monkeypatch: pytest.
 def test_zstd_with_the_largest_window(tmp_path: Path) -> None:
     """Dumps of Reddit are compressed with a window of 2 GB, which decoders refuse unless they are told."""
     content = b'{"user": "a", "text": "some words of text here"}\n' * 100
-    options = {zstd.CompressionParameter.window_log: 31, zstd.CompressionParameter.enable_long_distance_matching: 1}
-    packer = zstd.ZstdCompressor(options={int(name): value for name, value in options.items()})
+    options: dict[int, int] = {
+        zstd.CompressionParameter.window_log: 31,
+        zstd.CompressionParameter.enable_long_distance_matching: 1,
+    }
+    packer = zstd.ZstdCompressor(options=options)
     packed = packer.compress(content) + packer.flush()
     path = write(tmp_path / "RC_2026-01.zst", packed + zstd.compress(content))  # two frames
     hparams = ImportHParams(8, 6, 12, heldout=0, test=0)
