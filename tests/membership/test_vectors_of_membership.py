@@ -277,12 +277,14 @@ def test_neighbours_are_drawn_from_the_other_words() -> None:
 
 def test_success_has_the_interval_of_resampled_runs() -> None:
     """Percentiles of the area over the runs that a stream of this name draws, pairs of a run and a target pooled."""
-    made = make_shadows()
+    rng = np.random.default_rng(4)
+    is_in = np.array([[(run + target) % 3 != 0 for target in range(7)] for run in range(5)])
+    made = shadows.Shadows("user", tuple("abcdefg"), rng.normal(size=(5, 7)) + is_in, is_in, rng.normal(size=(5, 4)))
     found = shadows.success(made, 3).set_index("attack").loc["loss"]
     values = shadows.leave_one_out(made)["loss"]
     pairs = [
         tuple([value for value, own in zip(*row, strict=True) if own == side and np.isfinite(value)] for side in (1, 0))
-        for row in zip(values, IS_IN, strict=True)
+        for row in zip(values, is_in, strict=True)
     ]
 
     def area(runs: Iterable[int]) -> float:
