@@ -2,6 +2,7 @@
 
 import math
 import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
 from types import SimpleNamespace
@@ -13,6 +14,7 @@ import scipy
 from membership.before_model import LAYOUT, before, drawn, untrained
 from scipy.stats import norm
 
+from flsim.audits.roc import RESAMPLES
 from flsim.audits.trade_off import Allowed
 from flsim.base.rng import stream
 from flsim.data.authors import author_of
@@ -271,3 +273,28 @@ def test_neighbours_are_drawn_from_the_other_words() -> None:
             cumulative = weights[others].cumsum()
             word = others[int(np.searchsorted(cumulative, uniform * cumulative[-1], side="right"))]
             assert neighbour == [*text[:place], word, *text[place + 1 :]]
+
+
+def test_success_has_the_interval_of_resampled_runs() -> None:
+    """Percentiles of the area over the runs that a stream of this name draws, pairs of a run and a target pooled."""
+    rng = np.random.default_rng(4)
+    is_in = np.array([[(run + target) % 3 != 0 for target in range(7)] for run in range(5)])
+    made = shadows.Shadows("user", tuple("abcdefg"), rng.normal(size=(5, 7)) + is_in, is_in, rng.normal(size=(5, 4)))
+    found = shadows.success(made, 3).set_index("attack").loc["loss"]
+    values = shadows.leave_one_out(made)["loss"]
+    pairs = [
+        tuple([value for value, own in zip(*row, strict=True) if own == side and np.isfinite(value)] for side in (1, 0))
+        for row in zip(values, is_in, strict=True)
+    ]
+
+    def area(runs: Iterable[int]) -> float:
+        members, others = ([value for run in runs for value in pairs[run][side]] for side in (0, 1))
+        wins = [(member > other) + (member == other) / 2 for member in members for other in others]
+        return sum(wins) / len(wins)
+
+    drawn_runs = stream(3, "shadow bootstrap", "loss").integers(5, size=(RESAMPLES, 5))
+    low, high = np.quantile([area(runs.tolist()) for runs in drawn_runs], [0.025, 0.975])
+    assert found["auroc"] == pytest.approx(area(range(5)))
+    assert (found["auroc_low"], found["auroc_high"]) == pytest.approx((low, high))
+    assert (found["shadows"], found["n_in"]) == (4, sum(len(members) for members, _ in pairs))
+    assert found["n_out"] == sum(len(others) for _, others in pairs)

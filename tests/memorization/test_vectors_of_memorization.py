@@ -11,7 +11,7 @@ from memorization.table_model import TableModel
 from scipy.stats import beta, gamma, norm, skewnorm
 
 from flsim.base.rng import stream
-from flsim.memorization import bounds, exposure, extrapolation, importance_sampling, proposals, skew_normal
+from flsim.memorization import bounds, enumeration, exposure, extrapolation, importance_sampling, proposals, skew_normal
 from flsim.memorization.score import bits, nats
 from flsim.memorization.template import Template, cheapest
 
@@ -235,6 +235,8 @@ def test_defaults_are_those_of_the_pages() -> None:
     assert hparams.powers == (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
     assert dict(hparams.shares) == {0.0: 0.1, 1.0: 0.9}
     assert extrapolation.ExtrapolationHParams() == extrapolation.ExtrapolationHParams(200, 0.95)
+    assert enumeration.Enumeration(3, 8).nodes == 0
+    assert enumeration.Enumeration(3, 8).exposure == pytest.approx(math.log2(8 / 3))
     assert (proposals.KEPT, proposals.LEAST, extrapolation.FEWEST, extrapolation.POOR) == (0.2, 0.01, 20, 0.01)
 
 

@@ -5,6 +5,8 @@ The inputs leave no term of a formula at 0 or 1.
 
 import math
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -184,6 +186,14 @@ def test_the_ceiling_is_the_exposure_of_rank_1() -> None:
     assert ceiling.is_at_ceiling([10.0], None).tolist() == [False]
     assert ceiling.AtCeiling(3, 4).share == 0.75
     assert ceiling.AtCeiling(0, 0).share == 0
+
+
+def test_canaries_at_the_ceiling_are_counted_over_runs() -> None:
+    def run(exposures: list[float] | None, references: int | None) -> Any:
+        return SimpleNamespace(of_planted=lambda name, round_: exposures, references=lambda round_: references)
+
+    runs = [run([10.0, 3.0, 10.0], 1023), run([2.0], 3), run([2.0], 7), run(None, 3), run([2.0], None)]
+    assert ceiling.at_ceiling((run, 5) for run in runs) == ceiling.AtCeiling(3, 5)
 
 
 def test_the_measured_spreads_of_the_plan() -> None:
