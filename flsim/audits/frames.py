@@ -156,5 +156,5 @@ def _values(column: "pd.Series[Any]") -> list[object]:
 def _refuse_other_canaries(rows: pd.DataFrame, planted: Planted) -> None:
     named, known = set(rows["canary"]) - {""}, {canary.id for canary in planted.canaries}
     if named and named != known:
-        some = ", ".join(sorted(named ^ known)[:3])
-        raise InputError(f"rows: their canaries are not those of `planted`, such as {some}; evaluate with `planted`")
+        names = ", ".join(sorted(named ^ known)[:3])
+        raise InputError(f"rows: their canaries are not those of `planted`, such as {names}; evaluate with `planted`")

@@ -30,4 +30,4 @@ def test_a_file_that_exits_by_itself_is_refused(experiment: Experiment) -> None:
     options = ("--out", "run", "--set", "training.algorithm=mine.py:Mine")
     done = experiment.flsim("run", experiment.config, *options, check=False)
     assert done.returncode == 2
-    assert "mine.py: failed with SystemExit: 143" in done.stderr
+    assert "mine.py:2: SystemExit: 143" in done.stderr

@@ -1,12 +1,12 @@
 """Success and times of forgetting at inputs whose values follow from their definition."""
 
 import math
-from itertools import product
+from itertools import combinations, product
 
 import numpy as np
 import pandas as pd
 import pytest
-from scipy.stats import beta, binom, chi2, t
+from scipy.stats import beta, binom, t
 
 from flsim.audits.roc import AtLevel
 from flsim.forgetting import advantage, success, times
@@ -135,21 +135,26 @@ def test_medians_are_kaplan_meiers() -> None:
     assert times.median_time([]) is None
 
 
-def test_log_rank_is_mantels_sum() -> None:
-    """Observed less expected deaths, over the hypergeometric variances (Mantel, 1966)."""
+def test_log_rank_is_mantels_sum_over_all_exchanges() -> None:
+    """Observed minus expected deaths (Mantel, 1966), compared with those of all 126 ways to choose 4 of 9 canaries."""
     one = [(1, False), (3, False), (4, True), (6, False)]
     other = [(2, False), (5, False), (8, True), (9, False), (9, False)]
-    excess = variance = 0.0
-    for time in sorted({time for time, censored in one + other if not censored}):
-        in_one, at_risk = sum(at >= time for at, _ in one), sum(at >= time for at, _ in one + other)
-        deaths = sum(at == time and not censored for at, censored in one + other)
-        excess += sum(at == time and not censored for at, censored in one) - deaths * in_one / at_risk
-        if at_risk > 1:
-            share = in_one / at_risk
-            variance += deaths * share * (1 - share) * (at_risk - deaths) / (at_risk - 1)
-    expected = chi2.sf(excess**2 / variance, 1)
+    both = one + other
+
+    def excess(group: list[tuple[int, bool]]) -> float:
+        total = 0.0
+        for time in sorted({time for time, censored in both if not censored}):
+            at_risk = sum(at >= time for at, _ in both)
+            deaths = sum(at == time and not censored for at, censored in both)
+            in_group = sum(at >= time for at, _ in group)
+            total += sum(at == time and not censored for at, censored in group) - deaths * in_group / at_risk
+        return total
+
+    sums = [abs(excess([both[place] for place in places])) for places in combinations(range(9), 4)]
+    expected = sum(value >= abs(excess(one)) - 1e-9 for value in sums) / len(sums)
     found = times.log_rank_p(*([CanaryTime(*pair) for pair in group] for group in (one, other)))
-    assert found == pytest.approx(expected, rel=1e-9)
+    draws = times.RESAMPLES
+    assert found == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / draws) + 1 / draws)
     known = [CanaryTime(1, is_censored=False)]
     assert math.isnan(times.log_rank_p([], known))
     assert math.isnan(times.log_rank_p(known, []))

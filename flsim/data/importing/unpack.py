@@ -23,7 +23,7 @@ _OPENERS: dict[bytes, Callable[[Any], Any]] = {
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ\x00": lzma.LZMAFile,
     b"\x5d\x00\x00": lzma.LZMAFile,
-    b"\x28\xb5\x2f\xfd": lambda file: ZstdFile(file, options={DecompressionParameter.window_log_max: WINDOW}),  # type: ignore[dict-item, return-value]
+    b"\x28\xb5\x2f\xfd": lambda file: ZstdFile(file, options={DecompressionParameter.window_log_max: WINDOW}),
 }  # the second LZMA is LZMA alone, as TensorFlow Federated publishes: properties, then a round dictionary size
 
 
