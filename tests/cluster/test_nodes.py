@@ -5,7 +5,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from helpers import MakeCorpus
+from helpers import TINY, MakeCorpus
 from raynodes import free_place, joined, named, older_release, tree
 from waiting import wait_until
 
@@ -22,7 +22,7 @@ def test_nodes_come_and_go_and_those_that_differ_are_not_used(
     run, corpus = tmp_path / "run", make_corpus([[[1]]]).path
     run.mkdir()
     settings, manifest = run / "config.toml", corpus / "manifest.json"
-    settings.write_text("seed = 0\n")
+    settings.write_text("seed = 0\n" + TINY)
     place, said = free_place(), ""
     node = f"node {place.partition(':')[0]}"
     different = f"has flwr 0.1 where this process has {versions()['flwr']}"
@@ -62,7 +62,7 @@ def test_nodes_come_and_go_and_those_that_differ_are_not_used(
         assert f"{node} does not see the run folder {run}; put it on a filesystem that all nodes share" in refusal()
         (run / "hidden").rename(settings)
         asked = Nodes(run, corpus)
-        settings.write_text("seed = 1\n")
+        settings.write_text("seed = 1\n" + TINY)
         assert f"{node} sees another run folder at {run}" in refusal()
         asked = Nodes(run, corpus)
         manifest.write_text(manifest.read_text() + "\n")
