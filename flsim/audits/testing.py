@@ -40,7 +40,7 @@ class Verdict:
     @classmethod
     def of_row(cls, row: Mapping[Any, Any]) -> "Verdict | None":
         """Return the verdict of a row of an audit; None of a row without a verdict."""
-        if pd.isna(row.get("refuted")):
+        if pd.isna(row.get("refutable")):
             return None
         return cls(bool(row["refuted"]), None if pd.isna(row["needed"]) else int(row["needed"]), row["refutable"])
 
