@@ -45,7 +45,7 @@ def naive_import(posts: Posts, hparams: ImportHParams) -> tuple[dict[str, dict[s
     authors: dict[str, list[Sentence]] = {}
     dropped: Counter[str] = Counter()
     for user, sentences in posts:
-        dropped["posts_without_words"] += not sentences
+        dropped["posts_without_text"] += not sentences
         for sentence in sentences:
             record = [*sentence, "."]
             authors.setdefault(user, []).append(record)
