@@ -2,6 +2,7 @@
 
 import math
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,16 @@ from memorization.table_model import TableModel
 from scipy.stats import beta, gamma, norm, skewnorm
 
 from flsim.base.rng import stream
-from flsim.memorization import bounds, enumeration, exposure, extrapolation, importance_sampling, proposals, skew_normal
+from flsim.memorization import (
+    bounds,
+    enumeration,
+    exposure,
+    extrapolation,
+    importance_sampling,
+    proposals,
+    random_sampling,
+    skew_normal,
+)
 from flsim.memorization.score import bits, nats
 from flsim.memorization.template import Template, cheapest
 
@@ -161,7 +171,7 @@ def test_densities_of_proposals_sum_to_one_over_the_space() -> None:
 def test_best_shares_minimize_the_second_moment() -> None:
     """A search over all shares finds none better; then a fifth of the default is mixed in, and 1% dropped."""
     pilot = draws_of((2, 2))
-    events = np.array([[1.0, 1.0, 0.0, 0.0], [0.0, 1.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
+    events = np.array([[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0], [0.0, 0.0, 0.0, 0.0]])
     weights, densities = pilot.weights(), np.exp(DENSITIES)
 
     def moment(share: float) -> float:
@@ -175,7 +185,7 @@ def test_best_shares_minimize_the_second_moment() -> None:
     expected = {0.5: 0.8 * best, 2.0: 0.8 * (1 - best)}
     kept = {power: share for power, share in expected.items() if share > 0.01} | {0.0: 0.02, 1.0: 0.18}
     assert list(found) == sorted(kept)
-    assert found == pytest.approx({power: share / sum(kept.values()) for power, share in kept.items()}, abs=0.02)
+    assert found == pytest.approx({power: share / sum(kept.values()) for power, share in kept.items()}, abs=1e-3)
     assert sum(found.values()) == pytest.approx(1)
     assert proposals.best_shares(pilot, events[2:], {0.0: 1.0}) == {0.0: 1.0}
 
@@ -281,3 +291,38 @@ def test_bounds_on_the_normalizer_are_those_of_the_module() -> None:
     size = np.linalg.norm(far, axis=1) * np.linalg.norm(weight, axis=1).max() + np.abs(bias).max()
     expected = 2.0**-52 * (64 * size + 2 * 4)  # 12 has four binary digits
     assert found.rounding(torch.from_numpy(far)).tolist() == pytest.approx(expected.tolist(), rel=1e-9)
+
+
+def test_refits_center_on_the_fit() -> None:
+    """Of a million values the bins' width of 0.012 standard deviations must not move the refits."""
+    fitted = skew_normal.SkewNormal(2.0, 50.0, 4.0)
+    sample = skewnorm.rvs(2, 50, 4, size=1_000_000, random_state=stream(6, "vectors"))
+    at = np.array([46.0, 48.0])
+    p, resampled = extrapolation._bootstrap(fitted, sample, at, 12, 0)
+    assert resampled.shape == (12, 2)
+    assert resampled.mean(0) == pytest.approx(extrapolation._bits(fitted, at), abs=0.012)
+    assert p * 13 == pytest.approx(round(p * 13))
+
+
+def test_pilots_have_equal_shares_of_all_powers(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes = []
+
+    def recorded(*arguments: Any) -> proposals.Draws:
+        sizes.append(arguments[3:5])
+        return proposals.draw(*arguments)
+
+    monkeypatch.setattr(importance_sampling, "draw", recorded)
+    hparams = importance_sampling.ImportanceHParams(samples=200, pilot=120, powers=(0.0, 0.5, 2.0))
+    model, template = TableModel(3, 6), Template(((1, 2, 4), (0, 3, 5, 6)))
+    canaries = torch.tensor([[1, 3]])
+    importance_sampling.space_exposures(model, torch.tensor([7]), canaries, template, hparams, 0)  # type: ignore[arg-type]
+    assert sizes[0] == ({0.0: 1 / 3, 0.5: 1 / 3, 2.0: 1 / 3}, 120)
+    assert sizes[1][1] == 200
+
+
+def test_references_are_drawn_and_sorted_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two copies of 8 bytes for each word."""
+    asked: list[int] = []
+    monkeypatch.setattr(random_sampling, "refuse_beyond_memory", lambda size, *words: asked.append(size))
+    random_sampling.refuse_too_many(1_000, 5)
+    assert asked == [2 * 8 * 1_000 * 5]
