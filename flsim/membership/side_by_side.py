@@ -67,6 +67,9 @@ class Proven:
             elif verdict := Verdict.of_row(row):
                 named[row["method"].replace("trade-off", "ledger")] = verdict.in_words
                 named[row["method"].replace("trade-off", "limit")] = f"{verdict.refutable:.2f}"
+            elif pd.notna(row.get("p_value")):  # a test of the rounds
+                outcome = "refuted" if row["refuted"] else "not refuted"
+                named[f"ledger, {row['method']}"] = f"{outcome} (p = {row['p_value']:.2g})"
             elif row["kind"] == "estimate":
                 named[row["method"]] = f"about {row['estimate']:.2f}"
         if self.subject is not None and self.subject.claim is not None:
