@@ -315,7 +315,7 @@ def test_pilots_have_equal_shares_of_all_powers(monkeypatch: pytest.MonkeyPatch)
     hparams = importance_sampling.ImportanceHParams(samples=200, pilot=120, powers=(0.0, 0.5, 2.0))
     model, template = TableModel(3, 6), Template(((1, 2, 4), (0, 3, 5, 6)))
     canaries = torch.tensor([[1, 3]])
-    importance_sampling.space_exposures(model, torch.tensor([7]), canaries, template, hparams, 0)  # type: ignore[arg-type]
+    importance_sampling.space_exposures(model, torch.tensor([7]), canaries, template, hparams, 0)
     assert sizes[0] == ({0.0: 1 / 3, 0.5: 1 / 3, 2.0: 1 / 3}, 120)
     assert sizes[1][1] == 200
 
