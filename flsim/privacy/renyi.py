@@ -85,7 +85,11 @@ def _excess_of_poisson(order: float, sigma: float, rate: float) -> float:
         log_weights = _log_binomial(order, drawn) + drawn * math.log(rate) + (order - drawn) * math.log1p(-rate)
         return float(logsumexp(log_weights + _log_abs_expm1(_log_moment(drawn, sigma))))
     if sigma < SEPARATE:
-        return order * math.log(rate) + float(_log_moment(np.array(order), sigma))
+        log_drawn = order * math.log(rate) + float(_log_moment(np.array(order), sigma))
+        if log_drawn > 40:
+            return log_drawn
+        excess = math.exp(log_drawn) + math.expm1(order * math.log1p(-rate))
+        return math.log(excess) if excess > 0 else log_drawn
     # The trapezoidal rule converges exponentially: the integrand is analytic up to a distance of pi min(1, sigma).
     step = min(1.0, sigma) / 4
     places = np.arange(-TAIL, order / sigma + TAIL, step)
