@@ -6,13 +6,15 @@ The inputs leave no term of a formula at 0 or 1: groups of 5, a share of 0.3, de
 import math
 from collections.abc import Sequence
 from itertools import product
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import scipy
 from scipy.stats import beta, binom, norm
 
-from flsim.audits import canary_users, coins, guesses, intervals, ranks, roc, thresholds, trade_off
+from flsim.audits import canary_users, coins, guesses, intervals, pooled, ranks, roc, thresholds, trade_off
 from flsim.results.agreement import share_interval
 
 
@@ -381,3 +383,25 @@ def test_canary_users_have_two_sides() -> None:
     few = canary_users.CanaryUsers(cosines[:3], np.array([True, False, False]), np.array([]), True, 60, 0.01)
     assert few.estimate is None
     assert few.estimate_of_others is not None
+
+
+def subject(ranks_: list[float], groups: list[int], references: int, claim: Any = None) -> Any:
+    return SimpleNamespace(ranks=np.array(ranks_), groups=np.array(groups), references=references, claim=claim)
+
+
+@pytest.mark.parametrize("mu", [0.1, 3.0])
+def test_canaries_of_several_runs_are_one_sample(mu: float) -> None:
+    """Ranks and groups are joined, the smaller R counts, and the claim is that of the largest group."""
+    claim: Any = SimpleNamespace(least_of_group=lambda users: trade_off.of_group(trade_off.gaussian(mu), users))
+    runs = [subject([1.0, 2.0, 900.0, 1.0], [1, 2, 1, 1], 1_000, claim), subject([3.0, 1.0, 2.0], [1, 1, 5], 2_000)]
+    found, default = pooled.pooled(runs, 2), pooled.pooled(runs)
+    assert found.runs == 2
+    assert (found.detection.detected, found.detection.canaries, found.detection.fpr) == (5, 7, 2 / 1_001)
+    assert default.detection.threshold == 1
+    assert found.low == guesses.epsilon_of_ranks(5, 2, 1_000, [1, 2, 1, 1, 1, 1, 5])
+    least = trade_off.of_group(trade_off.gaussian(mu), 5)
+    assert found.allowed == pytest.approx(1 - least(1 - found.detection.fpr_high))
+    share = beta.isf(0.01 / 7, 2, 999)
+    assert found.refuted == coins.is_refuted(coins.of_set(least, share), 7, 7, 5, 0.04) == (mu < 1)
+    bare = pooled.pooled([subject([1.0, 5.0], [1, 1], 10)], 1)
+    assert (bare.claim, bare.allowed, bare.refuted) == (None, None, None)

@@ -280,6 +280,7 @@ def test_success_has_the_interval_of_resampled_runs() -> None:
     rng = np.random.default_rng(4)
     is_in = np.array([[(run + target) % 3 != 0 for target in range(7)] for run in range(5)])
     made = shadows.Shadows("user", tuple("abcdefg"), rng.normal(size=(5, 7)) + is_in, is_in, rng.normal(size=(5, 4)))
+    assert shadows.success(made).equals(shadows.success(made, 0))
     found = shadows.success(made, 3).set_index("attack").loc["loss"]
     values = shadows.leave_one_out(made)["loss"]
     pairs = [
