@@ -206,5 +206,5 @@ def test_the_measured_spreads_of_the_plan() -> None:
     assert pytest.approx(canaries, abs=0.005) == power.SD_CANARIES
     seeds = math.sqrt(np.var(differences, ddof=1) - canaries**2 / 48)
     assert pytest.approx(seeds, abs=0.005) == power.SD_SEEDS
-    assert power.ONLY_B == 2 / (5 * 48)
+    assert power.detectable_counts(60) == power.detectable_counts(60, 2 / (5 * 48))
     assert (power.ALPHA, power.POWER) == (0.05, 0.8)
