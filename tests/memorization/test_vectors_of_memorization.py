@@ -270,7 +270,8 @@ def test_bounds_on_the_normalizer_are_those_of_the_module() -> None:
     mu = share @ weight[rest]
     around = weight[rest] - mu
     covariance, radius = (around.T * share) @ around, np.linalg.norm(around, axis=1).max()
-    found = bounds.OutputBounds(*(torch.from_numpy(part) for part in (weight, bias, near, likely)), summed=4)
+    tensors = [torch.from_numpy(part) for part in (weight, bias, near, likely)]
+    found = bounds.OutputBounds(tensors[0], tensors[1], tensors[2], tensors[3], summed=4)
     assert found.summed.tolist() == sorted(summed)
     lows, highs = found.log_sum_exp(torch.from_numpy(far))
     for output, low, high in zip(far, lows.tolist(), highs.tolist(), strict=True):
@@ -317,7 +318,7 @@ def test_pilots_have_equal_shares_of_all_powers(monkeypatch: pytest.MonkeyPatch)
     hparams = importance_sampling.ImportanceHParams(samples=200, pilot=120, powers=(0.0, 0.5, 2.0))
     model, template = TableModel(3, 6), Template(((1, 2, 4), (0, 3, 5, 6)))
     canaries = torch.tensor([[1, 3]])
-    importance_sampling.space_exposures(model, torch.tensor([7]), canaries, template, hparams, 0)  # type: ignore[arg-type]
+    importance_sampling.space_exposures(model, torch.tensor([7]), canaries, template, hparams, 0)
     assert sizes[0] == ({0.0: 1 / 3, 0.5: 1 / 3, 2.0: 1 / 3}, 120)
     assert sizes[1][1] == 200
 
@@ -335,11 +336,11 @@ def test_references_at_their_bound_count() -> None:
     model, continuations = TableModel(3, 6), torch.tensor([*product((1, 2, 4), (0, 3, 5), (1, 6))])
     state, log_probs = model.start(torch.tensor([[7]]))
     scores = torch.tensor([model.score((7,), tuple(words)) for words in continuations.tolist()]).double()
-    assert count_at_most(model, state, log_probs, continuations, scores) == len(scores)  # type: ignore[arg-type]
-    assert count_at_most(model, state, log_probs, continuations, scores - 0.25) == 0  # type: ignore[arg-type]
+    assert count_at_most(model, state, log_probs, continuations, scores) == len(scores)
+    assert count_at_most(model, state, log_probs, continuations, scores - 0.25) == 0
     for bound in (2.0, 3.0):
         bounds_ = torch.full_like(scores, bound)
-        found = count_at_most(model, state, log_probs, continuations, bounds_)  # type: ignore[arg-type]
+        found = count_at_most(model, state, log_probs, continuations, bounds_)
         assert found == int((scores <= bound).sum())
 
 
