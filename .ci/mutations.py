@@ -38,6 +38,7 @@ FUNCTIONS = {
     **{"exp": "expm1", "expm1": "exp", "log": "log1p", "log1p": "log", "sum": "mean", "mean": "sum"},
     **{"cdf": "sf", "sf": "cdf", "ppf": "isf", "isf": "ppf", "lower": "upper", "upper": "lower"},
 }
+COMMUTATIVE = {"min", "max", "minimum", "maximum", "hypot", "logaddexp", "union1d", "gcd", "isclose", "array_equal"}
 WORDS = {"left": "right", "right": "left"}  # sides of a search in a sorted array
 SKIPPED = (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)  # messages, and what has no formula
 CHECKS = "strict"  # the argument of zip that turns unequal lengths into an error
@@ -112,7 +113,8 @@ def changes(node: ast.AST) -> Iterator[ast.expr | ast.AugAssign]:
 
 def _calls(node: ast.Call) -> Iterator[ast.expr]:
     """Yield calls with two neighbouring arguments swapped, of another function, or without a bound."""
-    for index in range(len(node.args) - 1):
+    called = getattr(node.func, "attr", getattr(node.func, "id", ""))
+    for index in range(len(node.args) - 1) if called not in COMMUTATIVE else ():
         if ast.dump(node.args[index]) != ast.dump(node.args[index + 1]):
             swapped = [*node.args]
             swapped[index : index + 2] = swapped[index + 1], swapped[index]

@@ -17,7 +17,7 @@ from scipy.stats import norm
 from flsim.audits.roc import RESAMPLES
 from flsim.audits.trade_off import Allowed
 from flsim.base.rng import stream
-from flsim.data.authors import author_of
+from flsim.data.inspect import author_of
 from flsim.data.kept import held_out
 from flsim.data.records import Records
 from flsim.membership import lira, rmia, scores, shadows
@@ -280,6 +280,7 @@ def test_success_has_the_interval_of_resampled_runs() -> None:
     rng = np.random.default_rng(4)
     is_in = np.array([[(run + target) % 3 != 0 for target in range(7)] for run in range(5)])
     made = shadows.Shadows("user", tuple("abcdefg"), rng.normal(size=(5, 7)) + is_in, is_in, rng.normal(size=(5, 4)))
+    assert shadows.success(made).equals(shadows.success(made, 0))
     found = shadows.success(made, 3).set_index("attack").loc["loss"]
     values = shadows.leave_one_out(made)["loss"]
     pairs = [
@@ -290,7 +291,7 @@ def test_success_has_the_interval_of_resampled_runs() -> None:
     def area(runs: Iterable[int]) -> float:
         members, others = ([value for run in runs for value in pairs[run][side]] for side in (0, 1))
         wins = [(member > other) + (member == other) / 2 for member in members for other in others]
-        return float(sum(wins) / len(wins))
+        return float(np.mean(wins))
 
     drawn_runs = stream(3, "shadow bootstrap", "loss").integers(5, size=(RESAMPLES, 5))
     low, high = np.quantile([area(runs.tolist()) for runs in drawn_runs], [0.025, 0.975])

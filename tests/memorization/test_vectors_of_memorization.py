@@ -1,6 +1,7 @@
 """Exposures, samples of a space and fits at inputs whose values follow from their definition."""
 
 import math
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from memorization.table_model import TableModel
 from scipy.stats import beta, gamma, norm, skewnorm
 
+from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.memorization import (
     bounds,
@@ -22,7 +24,7 @@ from flsim.memorization import (
     random_sampling,
     skew_normal,
 )
-from flsim.memorization.score import bits, nats
+from flsim.memorization.score import bits, count_at_most, nats
 from flsim.memorization.template import Template, cheapest
 
 
@@ -193,8 +195,8 @@ def test_best_shares_minimize_the_second_moment() -> None:
 @pytest.mark.parametrize("confidence", [0.95, 0.6])
 def test_estimates_have_fays_and_feuers_interval(confidence: float) -> None:
     """Fay and Feuer (1997): gamma quantiles matched to the mean and variance, above with one more heaviest weight."""
-    draws = draws_of((2, 2))
-    weighted, heaviest, tail = np.array([0.01, 0.0, 0.03, 0.005]), 0.04, (1 - confidence) / 2
+    draws = replace(draws_of(), counts=(2, 2, 2))
+    weighted, heaviest, tail = np.array([0.01, 0.0, 0.03, 0.005, 0.0, 0.0]), 0.04, (1 - confidence) / 2
     found = importance_sampling._estimate(draws, weighted, heaviest, confidence)
     total, squares = 0.045, 0.01**2 + 0.03**2 + 0.005**2
     assert found.probability == pytest.approx(1 / 8 + total)
@@ -207,11 +209,11 @@ def test_estimates_have_fays_and_feuers_interval(confidence: float) -> None:
     assert found.exposure.bits == pytest.approx(-math.log2(1 / 8 + total))
     assert found.exposure.high == pytest.approx(-math.log2(1 / 8 + low))
     assert found.exposure.low == pytest.approx(-math.log2(min(1, 1 / 8 + high)))
-    nothing = importance_sampling._estimate(draws, np.zeros(4), heaviest, confidence)
+    nothing = importance_sampling._estimate(draws, np.zeros(6), heaviest, confidence)
     assert nothing.probability == pytest.approx(1 / 8)
     assert (nothing.standard_error, nothing.effective_samples) == (0, 0)
     assert nothing.exposure.high == pytest.approx(3)
-    whole = importance_sampling._estimate(draws, np.full(4, 0.5), heaviest, confidence)
+    whole = importance_sampling._estimate(draws, np.full(6, 0.5), heaviest, confidence)
     assert whole.exposure.bits == 0
 
 
@@ -268,8 +270,8 @@ def test_bounds_on_the_normalizer_are_those_of_the_module() -> None:
     mu = share @ weight[rest]
     around = weight[rest] - mu
     covariance, radius = (around.T * share) @ around, np.linalg.norm(around, axis=1).max()
-    parts = [torch.from_numpy(part) for part in (weight, bias, near, likely)]
-    found = bounds.OutputBounds(parts[0], parts[1], parts[2], parts[3], summed=4)
+    tensors = [torch.from_numpy(part) for part in (weight, bias, near, likely)]
+    found = bounds.OutputBounds(tensors[0], tensors[1], tensors[2], tensors[3], summed=4)
     assert found.summed.tolist() == sorted(summed)
     lows, highs = found.log_sum_exp(torch.from_numpy(far))
     for output, low, high in zip(far, lows.tolist(), highs.tolist(), strict=True):
@@ -302,6 +304,7 @@ def test_refits_center_on_the_fit() -> None:
     assert resampled.shape == (12, 2)
     assert resampled.mean(0) == pytest.approx(extrapolation._bits(fitted, at), abs=0.012)
     assert p * 13 == pytest.approx(round(p * 13))
+    assert 1 / 13 < p <= 1  # some of the 12 refits are as far as the sample, which is of this law
 
 
 def test_pilots_have_equal_shares_of_all_powers(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -326,3 +329,21 @@ def test_references_are_drawn_and_sorted_in_memory(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(random_sampling, "refuse_beyond_memory", lambda size, *words: asked.append(size))
     random_sampling.refuse_too_many(1_000, 5)
     assert asked == [2 * 8 * 1_000 * 5]
+
+
+def test_references_at_their_bound_count() -> None:
+    """Costs are multiples of 1/4, so that equal scores are equal."""
+    model, continuations = TableModel(3, 6), torch.tensor([*product((1, 2, 4), (0, 3, 5), (1, 6))])
+    state, log_probs = model.start(torch.tensor([[7]]))
+    scores = torch.tensor([model.score((7,), tuple(words)) for words in continuations.tolist()]).double()
+    assert count_at_most(model, state, log_probs, continuations, scores) == len(scores)
+    assert count_at_most(model, state, log_probs, continuations, scores - 0.25) == 0
+    for bound in (2.0, 3.0):
+        bounds_ = torch.full_like(scores, bound)
+        found = count_at_most(model, state, log_probs, continuations, bounds_)
+        assert found == int((scores <= bound).sum())
+
+
+def test_no_share_is_negative() -> None:
+    with pytest.raises(InputError, match="must give power 0 some"):
+        importance_sampling.ImportanceHParams(shares=((0.0, 0.5), (1.0, -0.1), (2.0, 0.6)))

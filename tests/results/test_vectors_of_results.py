@@ -171,6 +171,8 @@ def test_power_of_counts_sums_all_outcomes(only_a: float, only_b: float, alpha: 
             expected += chance * (inference.mcnemar_p(a, b) <= alpha)
     assert power.power_of_counts(only_a, only_b, 12, alpha) == pytest.approx(expected, abs=1e-9)
     assert power.power_of_counts(0.0, 0.0, 12) == 0
+    most = math.nextafter(0.3, 1) + math.ulp(1.0)  # 0.7 + most is above 1 by rounding
+    assert power.power_of_counts(0.7, most, 12) == pytest.approx(power.power_of_counts(0.7, 0.3, 12))
 
 
 def test_detectable_counts_have_the_power() -> None:
@@ -204,5 +206,5 @@ def test_the_measured_spreads_of_the_plan() -> None:
     assert pytest.approx(canaries, abs=0.005) == power.SD_CANARIES
     seeds = math.sqrt(np.var(differences, ddof=1) - canaries**2 / 48)
     assert pytest.approx(seeds, abs=0.005) == power.SD_SEEDS
-    assert power.ONLY_B == 2 / (5 * 48)
+    assert power.detectable_counts(60) == power.detectable_counts(60, 2 / (5 * 48))
     assert (power.ALPHA, power.POWER) == (0.05, 0.8)
