@@ -12,6 +12,8 @@ import pytest
 from scipy.stats import beta, norm
 
 from flsim.audits import coins, guesses, pooled, trade_off
+from flsim.audits.claim import Claim
+from flsim.privacy.allowed import EPSILONS, sound_convention
 
 
 def p_of_coins(epsilon: float, delta: float, canaries: int, made: int, right: int) -> float:
@@ -123,16 +125,18 @@ def subject(ranks_: list[float], groups: list[int], references: int, claim: Any 
 @pytest.mark.parametrize("mu", [0.1, 3.0])
 def test_canaries_of_several_runs_are_one_sample(mu: float) -> None:
     """Ranks and groups are joined, the smaller R counts, and the claim is that of the largest group."""
-    claim: Any = SimpleNamespace(least_of_group=lambda users: trade_off.of_group(trade_off.gaussian(mu), users))
+    curve = trade_off.Allowed(EPSILONS, np.array([trade_off.delta_of_gaussian(mu, epsilon) for epsilon in EPSILONS]))
+    claim = Claim(sound_convention("fixed-size"), trade_off.epsilon_of_gaussian(mu, 1e-5), 1e-5, curve)
     runs = [subject([1.0, 2.0, 900.0, 1.0], [1, 2, 1, 1], 1_000, claim), subject([3.0, 1.0, 2.0], [1, 1, 5], 2_000)]
     found, default = pooled.pooled(runs, 2), pooled.pooled(runs)
     assert found.runs == 2
     assert (found.detection.detected, found.detection.canaries, found.detection.fpr) == (5, 7, 2 / 1_001)
     assert default.detection.threshold == 1
     assert found.low == guesses.epsilon_of_ranks(5, 2, 1_000, [1, 2, 1, 1, 1, 1, 5])
-    least = trade_off.of_group(trade_off.gaussian(mu), 5)
+    least = trade_off.of_group(curve.least_probability, 5)
     assert found.allowed == pytest.approx(1 - least(1 - found.detection.fpr_high))
     share = beta.isf(0.01 / 7, 2, 999)
-    assert found.refuted == coins.is_refuted(coins.of_set(least, share), 7, 7, 5, 0.04) == (mu < 1)
+    assert found.verdict is not None
+    assert found.verdict.refuted == coins.is_refuted(coins.of_set(least, share), 7, 7, 5, 0.04) == (mu < 1)
     bare = pooled.pooled([subject([1.0, 5.0], [1, 1], 10)], 1)
-    assert (bare.claim, bare.allowed, bare.refuted) == (None, None, None)
+    assert (bare.claim, bare.allowed, bare.verdict) == (None, None, None)

@@ -17,7 +17,7 @@ from scipy.stats import norm
 from flsim.audits.roc import RESAMPLES
 from flsim.audits.trade_off import Allowed
 from flsim.base.rng import stream
-from flsim.data.inspect import author_of
+from flsim.data.authors import author_of
 from flsim.data.kept import held_out
 from flsim.data.records import Records
 from flsim.membership import lira, rmia, scores, shadows
