@@ -123,7 +123,7 @@ def _pack(sweep: Path, out: Path) -> None:
                 settings["data"]["corpus"] = "../../corpus"
                 content = tomli_w.dumps(settings).encode()
             if path.name == "sweep.json":
-                content = content.replace(f"{sweep}".encode(), b"runs/frozen")
+                content = content.replace(bytes(sweep), b"runs/frozen").replace(bytes(FROZEN), b"tests/frozen")
             archive.writestr(ZipInfo(str(inside)), content, ZIP_LZMA)
 
 
