@@ -118,10 +118,10 @@ def _epsilons(rdp: renyi.Floats, rounds: tuple[int, ...]) -> list[list[float]]:
 @pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
 @pytest.mark.parametrize("noise", [1.0, 2.0, 6.0])
 def test_epsilon_is_between_the_loss_itself_and_a_gaussian_of_its_rdp(rate: float, noise: float) -> None:
-    """PLD is a lower anchor. The upper one is the least bound of Canonne et al. over all orders, from divergences that are
-    integrated here. `ORDERS` are a grid: `order - 1` grows by a factor g of at most 1.2 where the best order is, so that
-    the best one is missed by sqrt(g). A sum a x + b / x is then at most (sqrt(g) + 1 / sqrt(g)) / 2 = 1.0042 times its
-    least value. 1% leaves as much for the curvature of the divergence."""
+    """PLD is a lower anchor. The upper one is the least bound of Canonne et al. over all orders, from divergences that
+    are integrated here. `ORDERS` are a grid: `order - 1` grows by a factor g of at most 1.2 where the best order is,
+    and the best one is missed by sqrt(g). A sum a x + b / x is then at most (sqrt(g) + 1 / sqrt(g)) / 2 = 1.0042 times
+    its least value. 1% leaves as much for the curvature of the divergence."""
     rounds = 100
     rdp, pld = (spent(BY_NAME[name], rate, noise, rounds) for name in ("poisson-rdp", "poisson-pld"))
     orders = np.geomspace(0.1, 200, 120) + 1
