@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+from helpers import Flsim
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,3 +53,21 @@ def test_the_target_is_positive_and_finite(target: float) -> None:
 def test_what_cannot_be_accounted_cannot_be_calibrated() -> None:
     with pytest.raises(InputError, match="refuses SampledWithoutReplacementDpEvent"):
         calibrate(Entry("fixed-size", 100, 10, 0.0, 1), 1.0, 1e-7, BY_NAME["replace-one-pld"])
+
+
+def test_an_epsilon_that_no_noise_reaches_is_one_line(flsim: Flsim) -> None:
+    """At delta 1e-15 epsilon 1e-5 needs more noise than any that is tried."""
+    plan = ("--users", 1000, "--cohort", 100, "--rounds", 50, "--delta", 1e-15)
+    code, out, err = flsim("privacy", *plan, "--epsilon", 1e-5)
+    assert (code, out) == (2, "")
+    assert "--epsilon 1e-05: convention" in err.splitlines()[-1]
+    assert "no noise multiplier gives epsilon 1e-05 at this delta" in err.splitlines()[-1]
+
+
+@pytest.mark.parametrize(("noise", "spent"), [("1e-300", "inf"), ("1e300", "0")])
+def test_extreme_noise_has_no_traceback(flsim: Flsim, noise: str, spent: str) -> None:
+    plan = ("--users", 1000, "--cohort", 100, "--rounds", 50, "--delta", 1e-5)
+    code, out, err = flsim("privacy", *plan, "--noise-multiplier", noise)
+    assert code == 0, err
+    assert f"Cite: fixed-size, replace-one, rdp, tight: {spent};" in " ".join(out.split())
+    assert "without noise" not in out

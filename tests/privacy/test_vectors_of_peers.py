@@ -46,10 +46,14 @@ def test_adaptive_clips_of_pfl(quantile: float, rate: float, expected: float) ->
 
 
 def test_renyi_divergences_of_dp_accounting() -> None:
-    """google/differential-privacy at 0b109e9, rdp/rdp_privacy_accountant_test.py: q = 0.01, sigma = 2.5, 50 rounds."""
+    """google/differential-privacy at 0b109e9, rdp/rdp_privacy_accountant_test.py: q = 0.01, sigma = 2.5, 50 rounds.
+
+    At order 1.5 it has 6.70579741e-4, a sum of absolute values of a series of mixed signs. The integral of Mironov et
+    al. (2019), section 3, is 6.50070897e-4 in 40 digits (`test_renyi.poisson_by_integral`).
+    """
     accountant = rdp_of(Ledger((poisson(1, 100, 2.5, 50),)).event("S"), BY_NAME["poisson-rdp"])
     orders = np.asarray(accountant.orders).tolist()
-    for order, expected in ((1.5, 6.70579741e-4), (2.5, 1.08548710e-3), (5.0, 2.18075656e-3), (50, 2.38460375e-2)):
+    for order, expected in ((1.5, 6.50070897e-4), (2.5, 1.08548710e-3), (5.0, 2.18075656e-3), (50, 2.38460375e-2)):
         assert accountant.rdp[orders.index(order)] == pytest.approx(expected, rel=1e-4)
 
 
