@@ -136,3 +136,16 @@ def test_canaries_of_several_runs_are_one_sample(mu: float) -> None:
     assert found.refuted == coins.is_refuted(coins.of_set(least, share), 7, 7, 5, 0.04) == (mu < 1)
     bare = pooled.pooled([subject([1.0, 5.0], [1, 1], 10)], 1)
     assert (bare.claim, bare.allowed, bare.refuted) == (None, None, None)
+
+
+def test_the_shares_of_several_runs_take_a_hundredth() -> None:
+    """Hits are judged at 0.05 - 0.01, which decides about some mu between 0.1 and 3."""
+    verdicts = []
+    for mu in np.linspace(0.1, 3.0, 80).tolist():
+        claim: Any = SimpleNamespace(least_of_group=lambda users, mu=mu: trade_off.gaussian(mu))
+        found = pooled.pooled([subject([1.0, 2.0, 900.0, 1.0, 700.0], [1] * 5, 1_000, claim)], 2)
+        sets, share = trade_off.gaussian(mu), beta.isf(0.01 / 5, 2, 999)
+        levels = [coins.is_refuted(coins.of_set(sets, share), 5, 5, 3, level) for level in (0.03, 0.04, 0.06)]
+        assert found.refuted == levels[1]
+        verdicts.append(levels)
+    assert len({tuple(levels) for levels in verdicts}) == 4  # all three levels differ at some mu

@@ -5,6 +5,7 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ from scipy.stats import norm
 from flsim.audits.roc import RESAMPLES
 from flsim.audits.trade_off import Allowed
 from flsim.base.rng import stream
+from flsim.data.corpus import Split
 from flsim.data.inspect import author_of
 from flsim.data.kept import held_out
 from flsim.data.records import Records
@@ -299,3 +301,17 @@ def test_success_has_the_interval_of_resampled_runs() -> None:
     assert (found["auroc_low"], found["auroc_high"]) == pytest.approx((low, high))
     assert (found["shadows"], found["n_in"]) == (4, sum(len(members) for members, _ in pairs))
     assert found["n_out"] == sum(len(others) for _, others in pairs)
+
+
+def test_targets_are_users_with_records() -> None:
+    """Users of 1, 3 and 60 records: all are targets, by at most 50 records."""
+    texts = Records.from_lists([[LAYOUT.first_word + place % 30] for place in range(64)])
+    split = Split(LAYOUT, texts.tokens, texts.offsets, np.array([0, 1, 4, 64]), Path("train"))
+    found = shadows._targets(split, "user", 0.0, 10, np.arange(3))
+    assert found.names == ("train:0", "train:1", "train:2")
+    assert np.bincount(found.owners).tolist() == [1, 3, 50]
+    assert found.positions.tolist() == [0, 1, 2]
+    one = shadows._targets(split, "record", 0.0, 5, np.arange(64))
+    assert one.names == tuple(f"train:{position}" for position in one.positions.tolist())
+    assert len(one.records) == len(set(one.names)) == 5
+    assert (np.diff(one.positions) > 0).all()
