@@ -46,7 +46,7 @@ def test_an_epsilon_below_what_the_conversion_can_say_is_refused() -> None:
 
 @pytest.mark.parametrize("target", [0.0, -1.0, math.inf, math.nan])
 def test_the_target_is_positive_and_finite(target: float) -> None:
-    with pytest.raises(InputError, match="epsilon must be above 0 and finite"):
+    with pytest.raises(InputError, match="epsilon must be finite and at least 1e-06"):
         calibrate(Entry("fixed-size", 100, 10, 0.0, 1), target, 1e-7, PAPER)
 
 

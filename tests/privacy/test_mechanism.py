@@ -195,8 +195,14 @@ def test_delta_is_a_tenth_of_one_user_by_default() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"mechanism": "dp", "clip": 0.2, "noise_multiplier": -1.0}, "noise_multiplier must not be negative, found -1"),
-        ({"mechanism": "dp", "clip": 0.2, "noise_multiplier": math.nan}, "noise_multiplier must not be negative"),
+        (
+            {"mechanism": "dp", "clip": 0.2, "noise_multiplier": -1.0},
+            "noise_multiplier must be finite and at least 0, found -1",
+        ),
+        (
+            {"mechanism": "dp", "clip": 0.2, "noise_multiplier": math.nan},
+            "noise_multiplier must be finite and at least 0",
+        ),
         ({"mechanism": "dp", "clip": 0.2}, '"dp" needs noise_multiplier above 0, found 0; without noise it is "clip"'),
         ({"mechanism": "dp", "noise_multiplier": 1.0}, '"dp" needs a clip; set privacy.clip'),
         ({"mechanism": "clip"}, '"clip" needs a clip'),
