@@ -189,14 +189,14 @@ def outcome(mutant: Mutant, root: Path, calls: Calls, seconds: float) -> str:
     finally:
         path.write_text(original, encoding="utf-8")
         os.utime(path, ns=(status.st_atime_ns, status.st_mtime_ns))  # compiled files of the original stay valid
-    return "timeout" if code in (None, -signal.SIGXCPU) else "killed" if code else "survived"
+    return "timeout" if code in (-signal.SIGKILL, -signal.SIGXCPU) else "killed" if code else "survived"
 
 
-def forked(work: Callable[[], int], seconds: int, quiet: bool = True) -> int | None:
+def forked(work: Callable[[], int], seconds: int, quiet: bool = True) -> int:
     """Run work in a process group of its own and return its code.
 
     A busy machine must not look like a change that never ends. So `seconds` limit the processor time, beyond which the
-    code is that of SIGXCPU; None if the work waits for a whole `PATIENCE`.
+    code is that of SIGXCPU; it is that of SIGKILL if the work waits for a whole `PATIENCE`.
     """
     sys.stdout.flush()
     child = os.fork()
@@ -218,16 +218,13 @@ def forked(work: Callable[[], int], seconds: int, quiet: bool = True) -> int | N
             sys.stdout.flush()
             os._exit(code)
     end = time.monotonic() + PATIENCE
-    code = None
-    while code is None and (time.monotonic() < end or not quiet):
-        ended, status = os.waitpid(child, os.WNOHANG)
-        code = os.waitstatus_to_exitcode(status) if ended else None
+    while not os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) and (
+        time.monotonic() < end or not quiet
+    ):
         time.sleep(0.02)
-    with suppress(ProcessLookupError):  # what it has left behind
+    with suppress(ProcessLookupError):  # also what it has left behind, before its number is free for another group
         os.killpg(child, signal.SIGKILL)
-    if code is None:
-        os.waitpid(child, 0)
-    return code
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 
 
 def report(results: list[tuple[Mutant, str]], equivalent: list[dict[str, str]]) -> int:

@@ -21,10 +21,9 @@ from flsim.memorization import (
     extrapolation,
     importance_sampling,
     proposals,
-    random_sampling,
     skew_normal,
 )
-from flsim.memorization.score import bits, count_at_most, nats
+from flsim.memorization.score import bits, nats
 from flsim.memorization.template import Template, cheapest
 
 
@@ -67,9 +66,6 @@ def test_extrapolated_bits_are_the_tail_of_the_fit() -> None:
     cdf = skewnorm.cdf(48.0, fitted.alpha, fitted.location, fitted.scale)
     assert found.exposures["a"].bits == pytest.approx(-math.log2(cdf), rel=1e-5)
     assert found.exposures["a"].low < found.exposures["a"].bits < found.exposures["a"].high
-    p, resampled = extrapolation._bootstrap(fitted, sample.numpy(), np.array([48.0]), 100, 0)
-    ends = np.quantile(resampled[:, 0], [0.1, 0.9])
-    assert (found.exposures["a"].low, found.exposures["a"].high, found.p_value) == pytest.approx((*ends, p))
     ordered = np.sort(sample.numpy())
     cdfs = skewnorm.cdf(ordered, fitted.alpha, fitted.location, fitted.scale)
     steps = np.arange(501) / 500
@@ -77,6 +73,16 @@ def test_extrapolated_bits_are_the_tail_of_the_fit() -> None:
     assert found.statistic == pytest.approx(distance, rel=1e-6)
     assert 0.05 < found.p_value <= 1  # the sample is of a skew-normal law
     assert (round(found.p_value * 101) / 101) == pytest.approx(found.p_value)
+
+
+def test_intervals_of_extrapolation_are_percentiles_of_refits(monkeypatch: pytest.MonkeyPatch) -> None:
+    bits_of_refits = np.random.default_rng(0).normal(9, 1, (100, 1))
+    monkeypatch.setattr(extrapolation, "_bootstrap", lambda *arguments: (0.25, bits_of_refits))
+    sample = torch.from_numpy(skewnorm.rvs(3, 50, 4, size=100, random_state=stream(1, "vectors")))
+    found = extrapolation.extrapolate({"a": 48.0}, sample, extrapolation.ExtrapolationHParams(100, 0.8), 0)
+    low, high = np.quantile(bits_of_refits, [0.1, 0.9])
+    assert (found.exposures["a"].low, found.exposures["a"].high) == pytest.approx((low, high))
+    assert found.p_value == 0.25
 
 
 @pytest.mark.parametrize("alpha", [-3.0, 0.0, 0.7, 20.0])
@@ -321,27 +327,6 @@ def test_pilots_have_equal_shares_of_all_powers(monkeypatch: pytest.MonkeyPatch)
     importance_sampling.space_exposures(model, torch.tensor([7]), canaries, template, hparams, 0)
     assert sizes[0] == ({0.0: 1 / 3, 0.5: 1 / 3, 2.0: 1 / 3}, 120)
     assert sizes[1][1] == 200
-
-
-def test_references_are_drawn_and_sorted_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Two copies of 8 bytes for each word."""
-    asked: list[int] = []
-    monkeypatch.setattr(random_sampling, "refuse_beyond_memory", lambda size, *words: asked.append(size))
-    random_sampling.refuse_too_many(1_000, 5)
-    assert asked == [2 * 8 * 1_000 * 5]
-
-
-def test_references_at_their_bound_count() -> None:
-    """Costs are multiples of 1/4, so that equal scores are equal."""
-    model, continuations = TableModel(3, 6), torch.tensor([*product((1, 2, 4), (0, 3, 5), (1, 6))])
-    state, log_probs = model.start(torch.tensor([[7]]))
-    scores = torch.tensor([model.score((7,), tuple(words)) for words in continuations.tolist()], dtype=torch.float64)
-    assert count_at_most(model, state, log_probs, continuations, scores) == len(scores)
-    assert count_at_most(model, state, log_probs, continuations, scores - 0.25) == 0
-    for bound in (2.0, 3.0):
-        bounds_ = torch.full_like(scores, bound)
-        found = count_at_most(model, state, log_probs, continuations, bounds_)
-        assert found == int((scores <= bound).sum())
 
 
 def test_no_share_is_negative() -> None:

@@ -1,0 +1,45 @@
+"""Ranks and ties where the costs of references are exact, and the memory that references take."""
+
+from itertools import product
+
+import pytest
+import torch
+from memorization.table_model import TableModel
+
+from flsim.memorization import random_sampling
+from flsim.memorization.calibrated import calibrated_rank
+from flsim.memorization.score import count_at_most
+
+
+@pytest.mark.parametrize(("factor", "rank"), [(0.75, 2), (1.25, 1)])
+def test_ties_are_within_eight_units_of_the_four_scores(factor: float, rank: int) -> None:
+    """P(r) - m exceeds d by a share of 8 units of rounding of P(r) + m + P(s) + mean, which is about 2,000 nats."""
+    model, prefix = TableModel(3, 6), torch.tensor([7])
+    canary, reference = torch.tensor([1, 3]), torch.tensor([[2, 5]])
+    own, cost = model.score((7,), (1, 3)), model.score((7,), (2, 5))
+    mean = 1_000.0
+    excess = factor * 8 * torch.finfo(torch.float64).eps * (own + mean + cost + mean)
+    means = torch.tensor([cost - (own - mean) - excess], dtype=torch.float64)
+    found = calibrated_rank(model, prefix, canary, reference, mean, means)
+    assert (found.score, found.rank, found.references) == (own - mean, rank, 1)
+
+
+def test_references_at_their_bound_count() -> None:
+    """Costs are multiples of 1/4, so that equal scores are equal."""
+    model, continuations = TableModel(3, 6), torch.tensor([*product((1, 2, 4), (0, 3, 5), (1, 6))])
+    state, log_probs = model.start(torch.tensor([[7]]))
+    scores = torch.tensor([model.score((7,), tuple(words)) for words in continuations.tolist()], dtype=torch.float64)
+    assert count_at_most(model, state, log_probs, continuations, scores) == len(scores)
+    assert count_at_most(model, state, log_probs, continuations, scores - 0.25) == 0
+    for bound in (2.0, 3.0):
+        bounds_ = torch.full_like(scores, bound)
+        found = count_at_most(model, state, log_probs, continuations, bounds_)
+        assert found == int((scores <= bound).sum())
+
+
+def test_references_are_drawn_and_sorted_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two copies of 8 bytes for each word."""
+    asked: list[int] = []
+    monkeypatch.setattr(random_sampling, "refuse_beyond_memory", lambda size, *words: asked.append(size))
+    random_sampling.refuse_too_many(1_000, 5)
+    assert asked == [2 * 8 * 1_000 * 5]
