@@ -44,6 +44,12 @@ def _write_pfl(path: Path, examples: writers.Examples) -> None:
     writers.write_pfl(path, examples, [".", *_words()[:9_999]])
 
 
+def _write_json(path: Path, examples: writers.Examples) -> None:
+    """Write the lines of JSON as one array."""
+    writers.write_jsonl(path, examples)
+    path.write_text(f"[{','.join(path.read_text(encoding='utf-8').splitlines())}]", encoding="utf-8")
+
+
 FILES: dict[str, tuple[str, Callable[[Path, writers.Examples], None]]] = {
     "tff-sqlite": ("stackoverflow.sqlite", writers.write_tff_sqlite),
     "tff-sqlite, lzma": ("stackoverflow.sqlite.lzma", _write_lzma),
@@ -52,6 +58,7 @@ FILES: dict[str, tuple[str, Callable[[Path, writers.Examples], None]]] = {
     "pfl-hdf5": ("stackoverflow.hdf5", _write_pfl),
     "parquet": ("stackoverflow.parquet", writers.write_parquet),
     "jsonl": ("stackoverflow.jsonl", writers.write_jsonl),
+    "json": ("stackoverflow.json", _write_json),
     "csv": ("stackoverflow.csv", writers.write_csv),
     "text": ("stackoverflow.txt", writers.write_text),
     "stackexchange": ("stackoverflow.Posts.xml", writers.write_stackexchange),

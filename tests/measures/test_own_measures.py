@@ -267,7 +267,7 @@ def test_a_measure_that_fails_fails_the_evaluation_and_stores_nothing(experiment
     with pytest.raises(RunFailed, match=WRONG_MEANWHILE[result]):
         evaluate_checkpoint(run.path, path, also=(f"{experiment.folder}/bad.py:measure",))
     done = experiment.call("evaluate", path, "--also", "bad.py:measure", check=False)
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 2)  # the file that is executed, and the error
     assert re.search(WRONG_MEANWHILE[result], done.stderr)
     assert not list((run.path / "rows").iterdir())
 
@@ -286,7 +286,7 @@ def test_a_measure_that_changes_what_others_read_is_refused_and_nothing_is_store
 ) -> None:
     run, path = begun_with_measure(experiment, f"{change}\n    return 1.0")
     done = experiment.call("evaluate", path, "--also", "bad.py:measure", check=False)
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 1)
+    assert (done.returncode, len(done.stderr.splitlines())) == (1, 2)  # the file that is executed, and the error
     assert f"bad.py:measure: {CHANGES[change]}" in done.stderr
     assert "change a copy" in done.stderr
     assert not list((run.path / "rows").iterdir())

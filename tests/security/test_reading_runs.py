@@ -143,7 +143,7 @@ READING: dict[str, tuple[str, ...]] = {
 # What docs/security.md lists: commands that execute code of a run, and name the file first.
 EXECUTING = {"evaluate", "quantize", "run", "verify"}
 # These read no run folder: they make corpora and runs, from files that their user wrote.
-WRITING = {"demo", "plan", "settings", "sweep", "tune", "bench"}
+WRITING = {"demo", "plan", "settings", "sweep", "tune"}
 NEEDS_MODEL = {("membership", "model"), ("extract", "model")}
 # Who took part in which round is known only to the sampler, and these commands do not execute it.
 NEEDS_SAMPLER = {("trace", "sampler"), ("membership", "sampler"), ("extract", "sampler"), ("forgetting", "sampler")}
