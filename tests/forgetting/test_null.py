@@ -24,7 +24,7 @@ from flsim.sweeps.definition import load, planned_runs, tier_of
 LEVEL, SURE = 0.05, 0.999
 SWEEPS = ("forgetting", "sharers", "recency", "decay", "order", "dp-forgetting")
 DESIGNS = [
-    *(pytest.param(name, "smoke", marks=pytest.mark.slow) for name in SWEEPS),
+    *(pytest.param(name, "smoke", marks=pytest.mark.nightly) for name in SWEEPS),
     *(pytest.param(name, "small", marks=pytest.mark.nightly) for name in SWEEPS if name != "sharers"),
 ]
 TEXT = (250, 1_000)  # words per user and vocabulary: which users hold a copy does not depend on the text
