@@ -171,7 +171,7 @@ def recorded(files: list[str], tests: list[str]) -> Calls:
 
 
 def outcome(mutant: Mutant, root: Path, calls: Calls, seconds: float) -> str:
-    """Return "killed", "timeout", "survived" or, where no recorded test calls the changed function, "untested"."""
+    """Return "killed", "timeout", "survived", or "untested" if no recorded test calls the changed function."""
     tests, total = [], 0.0
     for test, record in sorted(calls.items(), key=lambda item: item[1]["seconds"]):
         if any(file == mutant.path and mutant.covers(line) for file, line in record["calls"]):
@@ -193,7 +193,7 @@ def outcome(mutant: Mutant, root: Path, calls: Calls, seconds: float) -> str:
 
 
 def forked(work: Callable[[], int], seconds: int, quiet: bool = True) -> int:
-    """Run work in a process group of its own and return its code.
+    """Run work in a separate process group and return its code.
 
     A busy machine must not look like a change that never ends. So `seconds` limit the processor time, beyond which the
     code is that of SIGXCPU; it is that of SIGKILL if the work waits for a whole `PATIENCE`.

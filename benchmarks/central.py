@@ -1,4 +1,4 @@
-"""Benchmark `python -m benchmarks central`: records per second of central training, beside a plain PyTorch loop.
+"""Benchmark `python -m benchmarks central`: records per second of central training and of a plain PyTorch loop.
 
 Both train the same steps. The benchmark needs only torch and numpy, and draws its records itself. It also runs as
 `python -m benchmarks.central`.

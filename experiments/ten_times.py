@@ -108,7 +108,7 @@ class Outcome:
 
 
 def train(job: Job) -> Outcome:
-    """Train and evaluate a run, in a process of its own."""
+    """Train and evaluate a run in a separate process."""
     if time.time() > job.until:
         raise TimeoutError(f"{job.folder.name}: the time was up before the run began")
     torch.set_num_threads(2)

@@ -149,8 +149,8 @@ class FedAvg:
             and equal numbers give equal bits.
         branch: number of consecutive shards whose sums are added before those of branches, as `system.branch`; 0 for
             none. None for the default of a run with as many shards.
-        algorithm_options: options of an algorithm of one's own: arguments of its class by name, numbers or text.
-        sampler_options: options of a sampler of one's own, likewise.
+        algorithm_options: options of a custom algorithm: arguments of its class by name, numbers or text.
+        sampler_options: options of a custom sampler, likewise.
 
     Examples:
         >>> flsim.FedAvg(cohort=40, local=flsim.LocalSGD(learning_rate=0.5))   # doctest: +SKIP

@@ -36,7 +36,7 @@ def test_sums_of_coins_are_those_of_all_outcomes(probabilities: tuple[float, ...
 
 
 def test_sums_of_coins_are_at_most_1() -> None:
-    """Of these 40 coins the convolution sums to more than 1 in float64."""
+    """The convolution of these 40 coins sums to more than 1 in float64."""
     rng = np.random.default_rng(5)
     for _ in range(50):
         assert intervals.at_least(rng.uniform(0.9999, 1, 40).tolist(), 1) <= 1.0
@@ -156,7 +156,7 @@ def test_intervals_of_rates_are_those_of_two_scores(level: float, confidence: fl
 
 
 def test_an_interval_of_rates_where_no_other_is_surely_above_the_level() -> None:
-    """Of 3 others the lowest has a rate above 0.9 with probability 0.27, so that nothing bounds from above."""
+    """The lowest of 3 others has a rate above 0.9 with probability 0.27, so there is no upper bound."""
     curve = roc.roc(np.array([1.0, 2.0]), np.array([0.0, 0.5, 1.5]))
     assert curve.interval(0.9)[1] == 1.0
 

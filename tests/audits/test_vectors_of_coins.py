@@ -113,7 +113,7 @@ def test_refutations_are_those_of_the_algorithm(canaries: int, made: int, right:
 
 
 def test_the_last_step_of_a_refutation_has_no_right_guess() -> None:
-    """Of one canary and one right guess: hits 0.05, misses T(0.05); refuted where their sum exceeds 1."""
+    """One canary with one right guess has 0.05 hits and T(0.05) misses, and is refuted if the sum exceeds 1."""
     for level in (0.04, 0.06):
         assert coins.is_refuted(lambda x: 0.95, 1, 1, 1, level) == (level > 0.05)
 

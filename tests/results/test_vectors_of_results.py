@@ -199,7 +199,7 @@ def test_canaries_at_the_ceiling_are_counted_over_runs() -> None:
 
 
 def test_the_measured_spreads_of_the_plan() -> None:
-    """The five half widths and differences in the comment beside the constants."""
+    """The comment at the constants states five half widths and differences."""
     halves, differences = [1.07, 0.835, 0.82, 0.685, 0.795], [3.62, 2.06, 1.88, 1.19, 1.81]
     spreads = [half * math.sqrt(48) / t.ppf(0.975, 47) for half in halves]
     canaries = math.sqrt(np.mean(np.square(spreads)))

@@ -1,4 +1,4 @@
-"""The same table in all formats of plain text: nulls and blanks are dropped, and a whole number is that number."""
+"""All formats read the same table: nulls and blanks are dropped, and a whole number is that number."""
 
 import csv
 import json
@@ -115,7 +115,7 @@ def test_blank_authors_of_published_files_are_dropped_too(tmp_path: Path, flsim:
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "csv"])
 def test_one_table_makes_one_corpus(tmp_path: Path, flsim: Flsim, form: str) -> None:
-    """As pandas writes it, with nulls among the authors and the texts."""
+    """Write a table with pandas, with nulls among the authors and the texts."""
     table = pd.DataFrame({"user": [n % 4 for n in range(40)], "text": [f"some words here {n % 3}" for n in range(40)]})
     table["user"] = table["user"].where(table.index % 10 != 3)
     table["text"] = table["text"].where(table.index % 10 != 7)
