@@ -39,7 +39,7 @@ class RoundTest:
     stated: str
 
 
-def participation(ledger: Ledger, seed: int, executes: bool) -> RoundTest | None:
+def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest | None:
     """Test who took part in each round against the law of the ledger's sampler.
 
     Two sums of squared deviations are tested: of the users' numbers of rounds, and of the sizes of cohorts, with
@@ -49,14 +49,14 @@ def participation(ledger: Ledger, seed: int, executes: bool) -> RoundTest | None
     Args:
         ledger: the ledger of the rounds.
         seed: the experiment's seed.
-        executes: whether a custom sampler may be executed.
+        executes_code: whether a custom sampler may be executed.
 
     Returns:
         The test; None if settings changed between rounds, the sampler may not be executed, or it states another event
         than sampling.
     """
     first = _only(ledger)
-    if first is None or (is_own(first.sampler) and not executes) or (rate := _stated(first)) is None:
+    if first is None or (is_own(first.sampler) and not executes_code) or (rate := _stated(first)) is None:
         return None
     is_fixed = rate == "fixed-size"
     rounds = min(ledger.rounds, max(2, DRAWS // first.population))
@@ -75,21 +75,21 @@ def participation(ledger: Ledger, seed: int, executes: bool) -> RoundTest | None
     return RoundTest(rounds, min(1.0, len(p_values) * min(p_values)), stated)
 
 
-def independence(ledger: Ledger, seed: int, like: Params, executes: bool) -> RoundTest | None:
+def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -> RoundTest | None:
     """Test the noise of rounds for its size, and for independence of the noise of the round before.
 
     The squares of standard normal noise have a chi-squared sum. Given a vector, its product with an independent vector
     of such noise is normal, with the length of the given vector as its deviation.
 
     Args:
-        ledger, seed, executes: as for `participation`.
+        ledger, seed, executes_code: as for `participation`.
         like: tensors of the parameters' names and shapes.
 
     Returns:
         The test; None without noise, or if the ledger does not state independent noise of one multiplier.
     """
     first = _only(ledger)
-    if first is None or not first.noise_multiplier or (is_own(first.noise) and not executes):
+    if first is None or not first.noise_multiplier or (is_own(first.noise) and not executes_code):
         return None
     if not _is_stated_independent(first, ledger.rounds):
         return None

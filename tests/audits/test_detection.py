@@ -58,7 +58,7 @@ def test_canary_users_pass_through_the_clip_of_real_users() -> None:
 def test_rounds_refute_a_ledger_that_the_models_may_not(name: str, method: str, planted: Planted) -> None:
     mechanism = MECHANISMS[name]
     spent = ledger(mechanism.sampler, mechanism.noise)
-    drawn, noise = participation(spent, 0, executes=True), independence(spent, 0, LIKE, executes=True)
+    drawn, noise = participation(spent, 0, executes_code=True), independence(spent, 0, LIKE, executes_code=True)
     assert drawn is not None
     assert noise is not None
     assert {"participation": drawn.p_value < 1e-4, "noise": noise.p_value < 1e-4} == {
@@ -72,22 +72,22 @@ def test_rounds_refute_a_ledger_that_the_models_may_not(name: str, method: str, 
 def test_honest_rounds_are_refuted_in_at_most_5_percent(sampler: str, population: int, rounds: int) -> None:
     """400 seeds: at a rate of 5% more than 33 refutations have a probability below 0.3%."""
     spent = ledger(sampler, population=population, rounds=rounds)
-    tests = [participation(spent, seed, executes=False) for seed in range(400)]
+    tests = [participation(spent, seed, executes_code=False) for seed in range(400)]
     assert sum(test is not None and test.p_value < 0.05 for test in tests) <= 33
     assert None not in tests
 
 
 def test_honest_noise_is_refuted_in_at_most_5_percent() -> None:
     """400 seeds, as above."""
-    tests = [independence(ledger(rounds=5), seed, LIKE, executes=False) for seed in range(400)]
+    tests = [independence(ledger(rounds=5), seed, LIKE, executes_code=False) for seed in range(400)]
     assert sum(test is not None and test.p_value < 0.05 for test in tests) <= 33
 
 
 def test_custom_code_of_a_run_folder_is_not_executed_and_changing_settings_have_no_law() -> None:
-    assert participation(ledger(own("FixedCohort")), 0, executes=False) is None
-    assert independence(ledger(noise=own("SameEveryRound")), 0, LIKE, executes=False) is None
+    assert participation(ledger(own("FixedCohort")), 0, executes_code=False) is None
+    assert independence(ledger(noise=own("SameEveryRound")), 0, LIKE, executes_code=False) is None
     changed = Ledger((*ledger().entries, Entry("poisson", 400, 20, 2.0, 5)))
-    assert participation(changed, 0, executes=True) is None
+    assert participation(changed, 0, executes_code=True) is None
 
 
 def test_an_audit_of_a_simulation_has_the_tests_of_rounds(planted: Planted) -> None:
