@@ -1,18 +1,16 @@
 """Benchmark of what an audit detects: real runs with a broken mechanism, and how often each method refutes the ledger.
 
-    python -m benchmarks.detection --repetitions 10 --canary-users 1000
-
 It makes the table of docs/what-it-proves.md, "What an audit detects". A repetition trains a small model for 20 rounds
 with each mechanism, audits the simulation as `flsim audit` does, and counts which methods contradict the ledger.
 Intervals are Clopper-Pearson's.
 """
 
-import argparse
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import flsim
 from benchmarks import broken
@@ -127,21 +125,20 @@ def detections(repetitions: int, canary_users: int) -> dict[str, dict[str, int]]
     return refutations
 
 
-def describe(refutations: Mapping[str, Mapping[str, int]], repetitions: int) -> str:
-    """Return the detections as a table in Markdown, with 95% intervals in percent."""
+def bench_detection(repetitions: int, canary_users: int) -> dict[str, Any]:
+    """Return the settings, and for each mechanism in how many repetitions each method refutes the ledger."""
+    mechanisms = detections(repetitions, canary_users)
+    return {"repetitions": repetitions, "canary_users": canary_users, "mechanisms": mechanisms}
+
+
+def describe(measured: Mapping[str, Any]) -> str:
+    """Return what `bench_detection` measured as a table in Markdown, with 95% intervals in percent."""
+    repetitions = measured["repetitions"]
     lines = [f"| mechanism | {' | '.join(METHODS)} |", f"|---|{'---:|' * len(METHODS)}"]
-    for name, hits in refutations.items():
+    for name, refutations in measured["mechanisms"].items():
         cells = [
             f"{count} ({100 * lower(count, repetitions, 0.025):.0f}-{100 * upper(count, repetitions, 0.025):.0f}%)"
-            for count in hits.values()
+            for count in refutations.values()
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
-    return "\n".join(lines) + "\n"
-
-
-if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--repetitions", type=int, default=10)
-    parser.add_argument("--canary-users", type=int, default=1_000)
-    arguments = parser.parse_args()
-    print(describe(detections(arguments.repetitions, arguments.canary_users), arguments.repetitions), end="")  # noqa: T201
+    return "\n".join(lines)
