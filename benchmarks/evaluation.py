@@ -19,7 +19,7 @@ from flsim.memorization.random_sampling import RandomSampler, references
 from flsim.memorization.score import log_perplexity
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
-from flsim.models.loss import loss_sum
+from flsim.models.language_model import loss_sum
 
 LAYOUT, SEED, WORDS = Layout(10_000), 0, 5
 RECORDS, CANARY_RECORDS, LEARNING_RATE, MOMENTUM = 24, 8, 0.05, 0.9

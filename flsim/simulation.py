@@ -34,8 +34,8 @@ from flsim.data.corpus import Corpus
 from flsim.data.kept import Shadow, kept
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
+from flsim.privacy.ledger import Unit, epsilons
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.report import Unit, epsilons
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order

@@ -8,8 +8,7 @@ from torch.nn.functional import log_softmax, nll_loss
 
 from benchmarks.peers.work import PAD, UserData, Work
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.language_model import Params
-from flsim.models.loss import loss_sum
+from flsim.models.language_model import Params, loss_sum
 
 
 class NextWord(CIFGLanguageModel):

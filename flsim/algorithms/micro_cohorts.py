@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from flsim.base import jsonl
-from flsim.base.files import naming
-from flsim.base.syncing import sync
+from flsim.base.files import naming, sync
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.engines import Engine
 

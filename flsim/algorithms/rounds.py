@@ -27,7 +27,7 @@ from flsim.data.records import UsersByRound
 from flsim.models.architectures import build, class_of
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.privacy import noise, report
+from flsim.privacy import ledger, noise
 from flsim.privacy.ledger import Ledger
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import (
@@ -200,7 +200,7 @@ class FederatedTraining:
             noise.refuse_unrepeatable(privacy.noise, self.seed, like)
         if privacy.mechanism == "dp" and (is_own(sampler) or is_own(privacy.noise)):
             spent = self.algorithm.releases(privacy, users, self.length or self.algorithm.rounds)
-            report.spent(Ledger((spent,)), spent.sampler, privacy.delta_for(users))
+            ledger.spent(Ledger((spent,)), spent.sampler, privacy.delta_for(users))
 
     @property
     def sampler(self) -> str:

@@ -7,8 +7,7 @@ from flsim.base.errors import InputError
 from flsim.base.extensions import is_own
 from flsim.privacy.allowed import EPSILONS, delta_curve, sound_convention
 from flsim.privacy.conventions import Convention, possible_conventions
-from flsim.privacy.ledger import Ledger, epsilon
-from flsim.privacy.report import Unit
+from flsim.privacy.ledger import Ledger, Unit, epsilon
 from flsim.results.store import RunResults
 
 

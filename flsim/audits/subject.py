@@ -16,8 +16,8 @@ from flsim.base.extensions import executing_only, is_own, short_name
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
 from flsim.models.language_model import Params
+from flsim.privacy.ledger import Unit
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.report import Unit
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.results.store import RunResults, read_run
 from flsim.runs.folder import Run

@@ -12,7 +12,7 @@ from flsim.base.extensions import executing_only
 from flsim.base.progress import say
 
 if TYPE_CHECKING:
-    from flsim.privacy.report import Unit
+    from flsim.privacy.ledger import Unit
     from flsim.privacy.table import Line
     from flsim.runs.folder import Run
 

@@ -25,9 +25,8 @@ from pathlib import Path
 from pyarrow.fs import FileSystem, LocalFileSystem
 
 from flsim.base.errors import InputError
-from flsim.base.files import HashedFile, digest, held, make_folder, new_file
+from flsim.base.files import HashedFile, digest, held, make_folder, new_file, sync, sync_folder
 from flsim.base.progress import progress, say
-from flsim.base.syncing import sync, sync_folder
 from flsim.data.manifest import PLANTED, named, read_manifest, splits_in, token_type_in
 from flsim.data.stores import Silent, open_store, reading
 

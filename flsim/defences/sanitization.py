@@ -24,8 +24,7 @@ from flsim.data.records import Batch, RecordSource, Subset, batch
 from flsim.defences.dropping import drop_records, train_records
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import TrainableModel
-from flsim.models.loss import predictions
+from flsim.models.language_model import TrainableModel, predictions
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 
 BLOCK = 2**13  # records that are sorted by length at a time

@@ -20,7 +20,7 @@ def by_seed(observed: pd.DataFrame) -> pd.DataFrame:
     """Return the mean advantage of a group's canaries for each seed, and what is left of it.
 
     Args:
-        observed: rows of one group, with the columns of `flsim.forgetting.observations.TYPES`.
+        observed: rows of one group, with the columns of `flsim.forgetting.measure.TYPES`.
 
     Returns:
         A row for each seed with evaluations of both arms after the window's end: ``advantage``, nats, at the first

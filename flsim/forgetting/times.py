@@ -121,7 +121,7 @@ def p_after_window(observed: pd.DataFrame) -> pd.DataFrame:
     otherwise count as a time in which the canary was remembered.
 
     Args:
-        observed: rows with the columns of `flsim.forgetting.observations.TYPES`.
+        observed: rows with the columns of `flsim.forgetting.measure.TYPES`.
 
     Returns:
         A table of float64, NaN if the rank was not measured, with a row per canary and run, and a column for each

@@ -13,14 +13,13 @@ from torch import Tensor
 from flsim.base.errors import Diverged
 from flsim.data.records import Batch, Records, Users, batch, batches_by_length
 from flsim.data.vocabulary import Layout
-from flsim.models.language_model import LanguageModel, TrainableModel
-from flsim.models.loss import predictions
+from flsim.models.language_model import LanguageModel, TrainableModel, predictions
 
 POOL_WORDS = 2**16  # words of a pool of users, whose records are sorted by length
 LOGITS = 2**22  # logits in one batch
 
 Predict = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
-"""What `flsim.models.loss.predictions` is of one of our models: (inputs, targets, pad) to (target, nats, choice)."""
+"""From (inputs, targets, pad) to (targets, nats, choices), as `flsim.models.language_model.predictions` of a model."""
 
 
 @dataclass(frozen=True)

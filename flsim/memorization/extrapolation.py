@@ -6,15 +6,156 @@ Carlini et al. (2018), "The Secret Sharer", section 4.3. The numbers are those o
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import log, log2
+from functools import cache
+from math import exp, log, log2, pi, sqrt
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.memorization.exposure import CONFIDENCE, Exposure, exposure_interval
-from flsim.memorization.skew_normal import Floats, SkewNormal, fit
+
+# The skew-normal distribution, by maximum likelihood, and its distribution function far into the lower tail.
+#
+# Density 2/w phi(u) Phi(alpha u) with u = (x - xi) / w: Azzalini (1985), "A class of distributions which includes the
+# normal ones". scipy has both. But its fit searches by simplex, and its tail is an integral to an absolute 1e-8,
+# where the exposures of memorized canaries need a relative precision.
+
+Floats = NDArray[np.float64]
+STEEPEST = 1000.0  # |alpha|; the likelihood of a sample without a lower tail grows for ever
+MOST_SKEW = 0.99  # no skew-normal distribution has a skewness beyond 0.9953
+TAIL = 1e-5
+
+
+@dataclass(frozen=True)
+class SkewNormal:
+    """A skew-normal distribution.
+
+    Attributes:
+        alpha: shape; 0 is the normal distribution.
+        location: xi.
+        scale: w > 0.
+    """
+
+    alpha: float
+    location: float
+    scale: float
+
+    def log_density(self, x: Floats) -> Floats:
+        u = (x - self.location) / self.scale
+        return np.asarray(log(2 / self.scale) - u**2 / 2 - log(2 * pi) / 2 + _special().log_ndtr(self.alpha * u))
+
+    def cdf(self, x: Floats) -> Floats:
+        """Return the distribution function [...], to an absolute 1e-15."""
+        u = (x - self.location) / self.scale
+        return np.asarray(np.clip(_special().ndtr(u) - 2 * _special().owens_t(u, self.alpha), 0, 1))
+
+    def log_cdf(self, x: Floats) -> Floats:
+        """Return the natural log of the distribution function [...], to a relative 1e-6, for any x.
+
+        Below the 1e-5 quantile it is the integral of f(x - t) over t > 0. As log f is concave, f(x - t) falls at least
+        as fast as f(x) exp(-r t), where r is the slope of log f at x; so f(x - t) / (f(x) exp(-r t)) is between 0 and 1
+        and smooth, and Gauss-Laguerre quadrature applies.
+        """
+        x = np.asarray(x, dtype=np.float64)
+        p = self.cdf(x)
+        result = np.log(np.maximum(p, TAIL))
+        far = p < TAIL
+        if far.any():
+            at = x[far][:, None]
+            u = (at - self.location) / self.scale
+            nodes, weights = _laguerre()
+            slope = (-u + self.alpha * _mills(self.alpha * u)) / self.scale
+            falls = self.log_density(at - nodes / slope) - self.log_density(at) + nodes
+            result[far] = self.log_density(at)[:, 0] - np.log(slope[:, 0]) + np.log(np.exp(falls) @ weights)
+        return result
+
+
+def fit(x: Floats, counts: Floats | None = None, start: SkewNormal | None = None) -> SkewNormal:
+    """Return the skew-normal distribution of maximum likelihood.
+
+    The normal distribution is a stationary point of the likelihood. So the search starts on either side of it, at the
+    sample's moments and at their mirror image, and the better end is taken.
+
+    Args:
+        x: [N], not all the same.
+        counts: [N], how often each value occurs; None for once each.
+        start: the only start of the search; None for both.
+
+    Returns:
+        The fit, with |alpha| at most 1,000.
+    """
+    shares = np.full(len(x), 1 / len(x)) if counts is None else counts / counts.sum()
+    mean = float(shares @ x)
+    deviation = sqrt(float(shares @ (x - mean) ** 2))
+    z = (x - mean) / deviation
+    if start is None:
+        skew = float(shares @ z**3)
+        magnitude = min(MOST_SKEW, max(abs(skew), 0.05))
+        starts = [_of_moments(magnitude if skew > 0 else -magnitude), _of_moments(-0.05 if skew > 0 else 0.05)]
+    else:
+        starts = [SkewNormal(start.alpha, (start.location - mean) / deviation, start.scale / deviation)]
+    ends = [_climb(z, shares, begin) for begin in starts]
+    _, best = min(ends, key=lambda end: end[0])
+    return SkewNormal(best.alpha, mean + deviation * best.location, deviation * best.scale)
+
+
+def _climb(z: Floats, shares: Floats, start: SkewNormal) -> tuple[float, SkewNormal]:
+    """Return the end of a search from `start`, after its mean negative log-likelihood."""
+
+    def loss(at: Floats) -> tuple[float, Floats]:
+        alpha, location, log_scale = at
+        scale = exp(log_scale)
+        u = (z - location) / scale
+        ratio = _mills(alpha * u)
+        value = log_scale + shares @ (u**2 / 2 - _special().log_ndtr(alpha * u)) + log(pi / 2) / 2
+        gradient = [
+            -shares @ (u * ratio),
+            shares @ (alpha * ratio - u) / scale,
+            1 + shares @ (alpha * u * ratio - u**2),
+        ]
+        return float(value), np.array(gradient)
+
+    import scipy
+
+    begin = np.array([start.alpha, start.location, log(start.scale)])
+    bounds = [(-STEEPEST, STEEPEST), (-20, 20), (-10, 5)]
+    begin = np.clip(begin, *np.transpose(bounds))
+    precision = {"ftol": 1e-13, "gtol": 1e-8}
+    end = scipy.optimize.minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=precision)
+    alpha, location, log_scale = map(float, end.x)
+    return float(end.fun), SkewNormal(alpha, location, exp(log_scale))
+
+
+def _of_moments(skew: float) -> SkewNormal:
+    """Return the distribution of mean 0, variance 1 and this skewness, which is not 0: Azzalini (1985)."""
+    ratio = abs(2 * skew / (4 - pi)) ** (2 / 3)
+    delta = float(np.sign(skew)) * sqrt(pi / 2 * ratio / (1 + ratio))
+    scale = 1 / sqrt(1 - 2 * delta**2 / pi)
+    return SkewNormal(delta / sqrt(1 - delta**2), -scale * delta * sqrt(2 / pi), scale)
+
+
+def _special() -> Any:
+    """Return scipy.special."""
+    import scipy  # not at the top: ranks need torch and numpy only
+
+    return scipy.special
+
+
+@cache
+def _laguerre() -> tuple[Floats, Floats]:
+    """Return nodes and weights, [64] each: the integral of exp(-t) f(t) over t > 0 is weights @ f(nodes)."""
+    nodes, weights = _special().roots_laguerre(64)
+    return nodes, weights
+
+
+def _mills(x: Floats) -> Floats:
+    """Return phi(x) / Phi(x)."""
+    return np.asarray(np.exp(-(x**2) / 2 - log(2 * pi) / 2 - _special().log_ndtr(x)))
+
 
 FEWEST = 20
 POOR = 0.01

@@ -5,21 +5,189 @@ definition 3. Uniform references never meet this event for a canary that is like
 model meet it, and each is weighted by how much rarer it is among uniform ones.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp, log2
+from math import exp, log, log2
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.rng import stream
 from flsim.memorization.exposure import CONFIDENCE, Exposure
-from flsim.memorization.proposals import Draws, Floats, best_shares, draw
 from flsim.memorization.random_sampling import TIE
-from flsim.memorization.score import log_perplexity
+from flsim.memorization.score import log_perplexity, nats, rows_at_once
 from flsim.memorization.template import Template
-from flsim.models.language_model import LanguageModel
+from flsim.models.language_model import LanguageModel, State
+
+# Samples of a whole space of continuations from several proposals, and their weights relative to uniform samples.
+#
+# Proposal b draws each word with probability proportional to Pr(word | p, words so far)^b over the allowed words
+# only: b = 0 is uniform, b = 1 the model. A fixed number of samples comes from each, and they are weighted by the
+# balance heuristic: Veach and Guibas, "Optimally Combining Sampling Techniques for Monte Carlo Rendering" (1995).
+
+Floats = NDArray[np.float64]
+Shares = dict[float, float]  # share of the samples by the power b of their proposal
+STEPS = 100
+KEPT, LEAST = 0.2, 0.01  # kept part of the default shares; least share that is worth its normalizer
+
+
+@dataclass(frozen=True)
+class Draws:
+    """N samples of the space, one proposal's after another's; q is the mixture of all proposals.
+
+    Attributes:
+        words: int64 [N, n].
+        scores: P(r|p), float64 [N], nats.
+        log_densities: log-density of every sample under every proposal, float64 [N, K].
+        counts: number of samples of every proposal, [K].
+        powers: the power of every proposal, [K].
+        log_space: log of the number of sequences in the space, nats.
+    """
+
+    words: Tensor
+    scores: Tensor
+    log_densities: Tensor
+    counts: tuple[int, ...]
+    powers: tuple[float, ...]
+    log_space: float
+
+    @property
+    def shares(self) -> Floats:
+        """Return the share of each proposal in q, [K]."""
+        return np.array(self.counts) / sum(self.counts)
+
+    def ratios(self) -> Floats:
+        """Return the density of each proposal over q, [N, K]."""
+        densities = self.log_densities.cpu().numpy()
+        return np.asarray(np.exp(densities - _logsumexp(densities, axis=1, b=self.shares, keepdims=True)))
+
+    def weights(self) -> Floats:
+        """Return the uniform density over q, [N]; its mean over an event's samples estimates the event's probability.
+
+        Samples outside the event count as 0 in the mean.
+        """
+        mixture = _logsumexp(self.log_densities.cpu().numpy(), axis=1, b=self.shares)
+        return np.asarray(np.exp(-self.log_space - mixture))
+
+    def heaviest(self, bound: float) -> float:
+        """Return the greatest weight of a sequence that scores at most `bound` nats.
+
+        Proposal b draws it with probability exp(-b P(r|p)) / Z_b(r), where Z_b(r) is the product of its words'
+        normalizers. That is least for a score of `bound` and the greatest Z_b, for which the greatest among the samples
+        stands.
+        """
+        powers = np.array(self.powers)
+        log_normalizers = -powers * self.scores.cpu().numpy()[:, None] - self.log_densities.cpu().numpy()
+        rarest = -powers * bound - log_normalizers.max(0)
+        return exp(-self.log_space - float(_logsumexp(rarest, b=self.shares)))
+
+
+def draw(
+    model: LanguageModel,
+    prefix: Tensor,
+    template: Template,
+    shares: Shares,
+    samples: int,
+    rng: np.random.Generator,
+) -> Draws:
+    """Draw about `samples` sequences from proposals in these shares, at least two of each.
+
+    Args:
+        model: the model.
+        prefix: p, int64 [L], BOS first.
+        template: the space, such as words^n.
+        shares: power of each proposal and its share.
+        samples: total number of sequences.
+        rng: random stream of the samples.
+
+    Raises:
+        Diverged: a score is not finite.
+    """
+    counts = tuple(max(2, round(share * samples)) for share in shares.values())
+    powers, device = tuple(shares), prefix.device
+    proposal = torch.repeat_interleave(torch.arange(len(powers)), torch.tensor(counts)).to(device)
+    uniforms = torch.from_numpy(rng.random((len(proposal), template.length))).to(device)
+    start, log_probs = model.start(prefix[None])
+    allowed = template.on(device)
+    pieces = []
+    for part in torch.split(torch.arange(len(proposal), device=device), rows_at_once(log_probs)):
+        pieces.append(_draw(model, start, log_probs, allowed, powers, proposal[part], uniforms[part]))
+    words, scores, densities = (torch.cat(column) for column in zip(*pieces, strict=True))
+    return Draws(words, scores, densities, counts, powers, sum(log(len(ids)) for ids in allowed))
+
+
+def _draw(
+    model: LanguageModel,
+    state: State,
+    log_probs: Tensor,
+    allowed: Sequence[Tensor],
+    powers: Sequence[float],
+    proposal: Tensor,
+    uniforms: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return words [N, n], scores [N] and log-densities [N, K], after a prefix with this one-row state."""
+    words: list[Tensor] = []
+    score, densities = uniforms.new_zeros(len(uniforms)), uniforms.new_zeros(len(uniforms), len(powers))
+    own = [(proposal == k).nonzero().flatten() for k in range(len(powers))]
+    rows = torch.zeros_like(proposal)  # the row of log_probs that each sample continues
+    state = tuple(part[rows] for part in state)
+    for uniform, ids in zip(uniforms.T, allowed, strict=True):
+        if words:
+            state, log_probs = model.step(state, words[-1])
+            rows = torch.arange(len(proposal), device=proposal.device)
+        among_words = log_probs[:, ids]
+        most = among_words.max(1, keepdim=True).values
+        word, normalizers = torch.empty_like(proposal), []
+        for power, mine in zip(powers, own, strict=True):
+            odds = (power * (among_words - most)).exp()
+            ladder = odds[rows[mine]].cumsum(1, dtype=torch.float64)
+            target = uniform[mine, None] * ladder[:, -1:]
+            word[mine] = torch.searchsorted(ladder, target, right=True)[:, 0].clamp(max=len(ids) - 1)
+            normalizers.append(odds.sum(1, dtype=torch.float64).log() + power * most[:, 0])
+        cost = nats(among_words[rows, word])
+        score = score + cost
+        densities -= cost[:, None] * uniforms.new_tensor(powers) + torch.stack(normalizers, 1)[rows]
+        words.append(ids[word])
+    return torch.stack(words, 1), score, densities
+
+
+def _logsumexp(values: Floats, **options: Any) -> Floats:
+    """Return scipy.special.logsumexp of the values."""
+    import scipy  # not at the top: ranks need torch and numpy only
+
+    return np.asarray(scipy.special.logsumexp(values, **options))
+
+
+def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
+    """Return shares of proposals that minimize the estimates' relative variances, judged by a pilot.
+
+    The second moment of an estimate, E[1{event} u / q] with u uniform and q the mixture, is convex in the shares. The
+    multiplicative step of optimal design, share * sqrt(-slope), decreases it (Fellman, "On the Allocation of Linear
+    Observations", 1974).
+
+    Args:
+        pilot: samples that are not used for anything else, so that estimates stay unbiased.
+        events: [C, N], 1 where a sample is in the event of a canary, 0 elsewhere.
+        default: shares to use where the pilot met no event; a fifth of them is kept in any case.
+    """
+    weights, ratios = pilot.weights(), pilot.ratios()
+    means = events @ weights / len(weights)
+    met = means > 0
+    if not met.any():
+        return default
+    moments = ((events[met] / means[met, None] ** 2) * weights**2).sum(0)
+    best = np.full(len(pilot.powers), 1 / len(pilot.powers))
+    for _ in range(STEPS):
+        best = best * np.sqrt((moments / (ratios @ best) ** 2) @ ratios)
+        best /= best.sum()
+    kept = {power: share for power, share in zip(pilot.powers, (1 - KEPT) * best, strict=True) if share > LEAST}
+    every = {power: kept.get(power, 0.0) + KEPT * default.get(power, 0.0) for power in {**default, **kept}}
+    total = sum(every.values())
+    return {power: every[power] / total for power in sorted(every)}
 
 
 @dataclass(frozen=True)

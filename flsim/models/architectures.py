@@ -1,16 +1,220 @@
 """The architectures by name, and the one place that makes a model from its settings."""
 
 from collections.abc import Mapping
+from typing import ClassVar
 
 import torch
+from torch import Tensor, cat, nn, zeros
+from torch.nn.functional import embedding, pad
 
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_own, resolve_class
 from flsim.models.cifg import CIFGLanguageModel
-from flsim.models.convolutional import ConvolutionalLanguageModel
-from flsim.models.language_model import Capabilities, ModelSettings, Params, TrainableModel, representative
-from flsim.models.recurrent import GRULanguageModel, LSTMLanguageModel
-from flsim.models.transformer import TransformerLanguageModel
+from flsim.models.language_model import (
+    Capabilities,
+    ModelSettings,
+    NextWordModel,
+    Params,
+    State,
+    Stepper,
+    TrainableModel,
+    representative,
+)
+
+# A small causal transformer as a next-word model, from torch's own layers.
+#
+# Vaswani et al., "Attention Is All You Need" (2017), the decoder without its attention to an encoder, and with the
+# norm before each part instead of after it (Xiong et al., 2020) and GELU (Hendrycks and Gimpel, 2016), as in GPT-2.
+
+
+class TransformerLanguageModel(NextWordModel):
+    """One layer or more of causal self-attention with GELU, norms before each part, and tied embeddings.
+
+    The layers read sqrt(D) E[w_t] + position t, and a norm follows them. Positions are sinusoids, so that there is no
+    longest sequence. The state is (tokens,), int64 [B, tokens so far]. Each step reads them anew, since records are
+    short.
+    """
+
+    label = "Transformer"
+
+    def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
+        super().__init__(vocabulary_size, hparams)
+        size = hparams.embedding
+        self.embedding = nn.Parameter(torch.zeros(vocabulary_size, size))  # E [V, D]
+        self.layers = nn.ModuleList(
+            nn.TransformerEncoderLayer(
+                size, hparams.heads, hparams.units, 0.0, activation="gelu", batch_first=True, norm_first=True
+            )
+            for _ in range(hparams.layers)
+        )
+        self.norm = nn.LayerNorm(size)
+        for weight in (*self.layers.parameters(), *self.norm.parameters()):
+            nn.init.zeros_(weight)
+        self.output_bias = nn.Parameter(torch.zeros(vocabulary_size))  # b [V]
+
+    @classmethod
+    def refuse_settings(cls, hparams: ModelSettings) -> None:
+        super().refuse_settings(hparams)
+        if hparams.embedding % hparams.heads:
+            raise InputError(
+                f"embedding must be a multiple of heads, found embedding = {hparams.embedding} and "
+                f"heads = {hparams.heads}"
+            )
+
+    def outputs(self, embedded: Tensor) -> Tensor:
+        length, size = embedded.shape[1:]
+        values: Tensor = size**0.5 * embedded + sinusoids(length, size).to(embedded)
+        causal = nn.Transformer.generate_square_subsequent_mask(length, embedded.device, embedded.dtype)
+        for layer in self.layers:
+            values = layer(values, src_mask=causal, is_causal=True)
+        normed: Tensor = self.norm(values)
+        return normed
+
+    def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        whole = tokens if state is None else torch.cat([state[0], tokens], dim=1)
+        return self.outputs(embedding(whole, self.embedding))[:, -tokens.shape[1] :], (whole,)
+
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        return self.start(torch.cat([state[0], tokens[:, None]], dim=1))
+
+
+def sinusoids(length: int, size: int) -> Tensor:
+    """Return sin and cos of t / 10,000^(2i / size), in turn, float64 [length, size]; Vaswani et al., section 3.5."""
+    time = torch.arange(length, dtype=torch.float64)
+    angles = time[:, None] / 10_000 ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
+    return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :size]
+
+
+# LSTM and GRU next-word models, of one layer or more, from torch's own cells.
+#
+# LSTM: Hochreiter and Schmidhuber (1997), with forget gates. GRU: Cho et al. (2014). The Secret Sharer (Carlini et
+# al., 2019) compares them with others, and one layer with two.
+
+
+class RecurrentLanguageModel(NextWordModel):
+    """Torch's recurrent cells with tied embeddings.
+
+    r_t = h_t P of the last layer's h_t, and h_t itself where H = D.
+
+    The state is (r [B, D], h, c), for a GRU (r, h), with h and c [B, layers x H]. The model is a
+    `flsim.models.language_model.LogitModel`.
+    """
+
+    cell: ClassVar[type[nn.LSTM | nn.GRU]]
+
+    def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
+        super().__init__(vocabulary_size, hparams)
+        size, units = hparams.embedding, hparams.units
+        self.embedding = nn.Parameter(torch.zeros(vocabulary_size, size))  # E [V, D]
+        self.cells: nn.RNNBase = self.cell(size, units, hparams.layers, batch_first=True)
+        for weight in self.cells.parameters():
+            nn.init.zeros_(weight)
+        self.projection = None if units == size else nn.Parameter(torch.zeros(units, size))  # P [H, D]
+        self.output_bias = nn.Parameter(torch.zeros(vocabulary_size))  # b [V]
+
+    def outputs(self, embedded: Tensor) -> Tensor:
+        return self.recur(embedded)[0]
+
+    def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        return self.recur(embedding(tokens, self.embedding), state)
+
+    def recur(self, embedded: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        """Read embeddings [B, T, D] in the place of tokens; state and result are those of `read`."""
+        past, is_gru = None, isinstance(self.cells, nn.GRU)
+        if state is not None:
+            layered = (len(state[0]), self.hparams.layers, self.hparams.units)
+            past = tuple(part.reshape(layered).transpose(0, 1).contiguous() for part in state[1:])
+        hidden, new = self.cells(embedded, past[0] if past and is_gru else past)
+        outputs: Tensor = hidden if self.projection is None else hidden @ self.projection
+        return outputs, (outputs[:, -1], *(part.transpose(0, 1).flatten(1) for part in ((new,) if is_gru else new)))
+
+    def stepper(self) -> Stepper:
+        """Return a stepper as `flsim.models.language_model.LogitModel` describes it."""
+
+        @torch.no_grad()
+        def step(state: State, rows: Tensor, tokens: Tensor) -> State:
+            return self.read(tokens[:, None], tuple(part[rows] for part in state))[1]
+
+        return step
+
+
+class LSTMLanguageModel(RecurrentLanguageModel):
+    """One layer or more of torch's LSTM, tied embeddings, and a projection where units and embedding differ."""
+
+    label, cell = "LSTM", nn.LSTM
+    capabilities = Capabilities(written_out=True)
+
+
+class GRULanguageModel(RecurrentLanguageModel):
+    """One layer or more of torch's GRU, tied embeddings, and a projection where units and embedding differ."""
+
+    label, cell = "GRU", nn.GRU
+    capabilities = Capabilities(written_out=True)
+
+
+# A causal convolutional network as a next-word model, from torch's own layers.
+#
+# Causal convolutions whose dilation doubles from layer to layer: van den Oord et al., "WaveNet" (2016), section 2.1.
+# ReLU and residual connections: Bai, Kolter and Koltun, "An Empirical Evaluation of Generic Convolutional and
+# Recurrent Networks for Sequence Modeling" (2018), section 3. The Secret Sharer (Carlini et al., 2019, table 1)
+# compares such networks with recurrent ones, but does not state the width of their filters.
+
+MOST = 2**16  # tokens of a reach; layers double it, and each pads a sequence by half of it
+
+
+class ConvolutionalLanguageModel(NextWordModel):
+    """One layer or more of causal dilated convolutions with ReLU, residual connections, and tied embeddings.
+
+    h_1 = relu(f_1 * x), and h_l = h_{l-1} + relu(f_l * h_{l-1}) for l > 1. Filters f_l read positions t, t - 2^(l-1),
+    t - 2 * 2^(l-1) and so on, `filter_width` of them; before a sequence are zeros. r_t = h_t P of the last layer, and
+    h_t itself where H = D. The state is the last (tokens,) that an output depends on, int64 [B, at most `reach_of`].
+    """
+
+    label = "CNN"
+
+    def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
+        super().__init__(vocabulary_size, hparams)
+        size, units = hparams.embedding, hparams.units
+        self.embedding = nn.Parameter(zeros(vocabulary_size, size))  # E [V, D]
+        self.filters = nn.ModuleList(
+            nn.Conv1d(units if layer else size, units, hparams.filter_width, dilation=2**layer)
+            for layer in range(hparams.layers)
+        )
+        for weight in self.filters.parameters():
+            nn.init.zeros_(weight)
+        self.projection = None if units == size else nn.Parameter(zeros(units, size))  # P [H, D]
+        self.output_bias = nn.Parameter(zeros(vocabulary_size))  # b [V]
+
+    @classmethod
+    def refuse_settings(cls, hparams: ModelSettings) -> None:
+        super().refuse_settings(hparams)
+        if (reach := reach_of(hparams)) > MOST:
+            raise InputError(f"filters would reach over {reach:,} tokens, of at most {MOST:,}; set fewer layers")
+
+    def outputs(self, embedded: Tensor) -> Tensor:
+        values = embedded.transpose(1, 2)  # [B, D, T]
+        for layer, filters in enumerate(self.filters):
+            before = (self.hparams.filter_width - 1) * 2**layer
+            read: Tensor = filters(pad(values, (before, 0))).relu()
+            values = values + read if layer else read
+        hidden = values.transpose(1, 2)  # [B, T, H]
+        return hidden if self.projection is None else hidden @ self.projection
+
+    def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
+        whole = tokens if state is None else cat([state[0], tokens], dim=1)
+        return self.outputs(embedding(whole, self.embedding))[:, -tokens.shape[1] :], (
+            whole[:, -reach_of(self.hparams) :],
+        )
+
+    def step(self, state: State, tokens: Tensor) -> tuple[State, Tensor]:
+        return self.start(cat([state[0], tokens[:, None]], dim=1))
+
+
+def reach_of(hparams: ModelSettings) -> int:
+    """Return the number of tokens that an output depends on: 1 + (filter_width - 1) (2^layers - 1)."""
+    reach: int = 1 + (hparams.filter_width - 1) * (2**hparams.layers - 1)
+    return reach
+
 
 BUILT_IN: Mapping[str, type[TrainableModel]] = {
     "cifg": CIFGLanguageModel,

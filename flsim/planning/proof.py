@@ -11,7 +11,7 @@ from flsim.data.corpus import Split
 from flsim.forgetting.success import least_alpha
 from flsim.planning.scale import Users, trained_on
 from flsim.privacy.allowed import sound_convention
-from flsim.privacy.report import Unit
+from flsim.privacy.ledger import Unit
 from flsim.privacy.sampling import Relation
 from flsim.results.sweeps import WORLD
 from flsim.runs.config import Config

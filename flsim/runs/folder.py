@@ -36,7 +36,7 @@ from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split
 from flsim.data.rewriting import labelled_steps
 from flsim.evaluation.trial import refuse_failing
-from flsim.privacy import report
+from flsim.privacy import ledger
 from flsim.results.rows import identity_of, refuse_foreign_rows
 from flsim.results.run_file import refuse_begun, setting_of
 from flsim.runs import roundlog
@@ -342,7 +342,7 @@ class Run:
     def epsilons(self, state: State) -> dict[str, float]:
         """Return the epsilons that the state's rounds spent, by the name of the convention; empty without noise."""
         is_private = self.config.privacy.mechanism == "dp"
-        return report.spent(state.ledger, self.config.sampler, self.delta) if is_private else {}
+        return ledger.spent(state.ledger, self.config.sampler, self.delta) if is_private else {}
 
     @property
     def delta(self) -> float:

@@ -6,7 +6,7 @@ from flsim.canaries import limits
 from flsim.canaries.in_corpus import Planted, settled
 from flsim.data.corpus import Corpus, Split
 from flsim.data.vocabulary import Layout
-from flsim.privacy import report
+from flsim.privacy import ledger
 from flsim.runs.config import Config
 from flsim.training.own_model import refuse_too_large
 
@@ -58,4 +58,4 @@ def foresee_training(settings: Config, train: Split, corpus: Corpus) -> None:
     if settings.privacy.mechanism == "dp":
         units = settings.protected(train)
         delta, entry = settings.privacy.delta_for(units), settings.planned(units, rounds)
-        report.foresee(entry, settings.sampler, delta, units, settings.unit)
+        ledger.foresee(entry, settings.sampler, delta, units, settings.unit)

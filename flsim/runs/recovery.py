@@ -5,10 +5,9 @@ from pathlib import Path
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
-from flsim.base.files import remove_abandoned
+from flsim.base.files import remove_abandoned, sync
 from flsim.base.logs import log
 from flsim.base.progress import say
-from flsim.base.syncing import sync
 from flsim.results.rows import is_whole, rows_in, strange_rows_in
 from flsim.runs import roundlog
 from flsim.runs.folder import Run

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from flsim.base import jsonl
-from flsim.base.files import naming, new_file
-from flsim.base.syncing import sync
+from flsim.base.files import naming, new_file, sync
 
 FILE = "rounds.jsonl"
 Line = dict[str, Any]

@@ -10,8 +10,7 @@ from torch import Tensor
 
 from flsim.base.rng import stream
 from flsim.data.records import Batch, Users
-from flsim.models.language_model import Params, TrainableModel
-from flsim.models.loss import loss_sum
+from flsim.models.language_model import Params, TrainableModel, loss_sum
 from flsim.training.batches import local_batches
 from flsim.training.hparams import LocalHParams
 from flsim.training.randomness import training_mode

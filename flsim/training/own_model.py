@@ -10,8 +10,7 @@ from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.models.architectures import build, weights_of
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import TrainableModel, digest_of
-from flsim.models.loss import loss_sum
+from flsim.models.language_model import TrainableModel, digest_of, loss_sum
 from flsim.training.randomness import training_mode
 
 TOLERANCE = 1e-4  # absolute and relative, of log-probabilities in float32

@@ -11,7 +11,7 @@ from flsim.algorithms.checkpoint import checkpoint_name
 from flsim.base.errors import InputError, Interrupted, RunFailed
 from flsim.base.logs import log, logging_to
 from flsim.base.progress import progress, say
-from flsim.privacy import report
+from flsim.privacy import ledger
 from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
 from flsim.runs.locks import DRIVEN, hold_lock
@@ -171,7 +171,7 @@ def _followed(
                     evaluations.submit(run.path / "checkpoints" / checkpoint_name(news.step))
             spent = news.spent or spent
             if news.spent and news.saved and news.step < run.rounds:
-                say(f"{run.name}: {report.note(spent, config.unit)} by step {news.step:,}")
+                say(f"{run.name}: {ledger.note(spent, config.unit)} by step {news.step:,}")
             yield news
     if spent:
-        say(f"{run.name}: {report.sentence(spent, config.sampler, run.delta, config.unit)}")
+        say(f"{run.name}: {ledger.sentence(spent, config.sampler, run.delta, config.unit)}")

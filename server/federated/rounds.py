@@ -16,7 +16,7 @@ from flsim.base.errors import Interrupted
 from flsim.base.jsonl import NewLines
 from flsim.base.logs import log, logging_to
 from flsim.base.progress import progress, say
-from flsim.privacy import report
+from flsim.privacy import ledger
 from flsim.runs.config.federated import SHARDS
 from flsim.runs.folder import Run
 from flsim.runs.locks import hold_lock
@@ -130,12 +130,12 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
                     keep(run, state, evaluations)
                 evaluations.poll()
                 loss = f"loss {total.loss / total.tokens:.3f}" if total.tokens else "empty cohort"
-                advance(state.round, f"{loss}, {report.note(spent)} {spent_by}" if spent else loss)
+                advance(state.round, f"{loss}, {ledger.note(spent)} {spent_by}" if spent else loss)
         except Interrupted:
             leave(run, state)
             raise
     if spent:
-        say(f"{run.name}: {report.sentence(spent, run.config.sampler, run.delta)}")
+        say(f"{run.name}: {ledger.sentence(spent, run.config.sampler, run.delta)}")
     return state
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from flsim.data.corpus import Corpus
 from flsim.data.formats.stackexchange import site_of
-from flsim.data.importing.balance import split_of
+from flsim.data.importing.gather import split_of
 from flsim.data.importing.run import ImportHParams, import_corpus
 from flsim.data.inspect import inspect
 from flsim.data.manifest import SPLITS, WHOLE

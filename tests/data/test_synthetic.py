@@ -16,8 +16,16 @@ from flsim.data import synthetic
 from flsim.data.corpus import Corpus, Split
 from flsim.data.manifest import SPLITS
 from flsim.data.records import Records
-from flsim.data.spelling import LONGEST_WORD, SYMBOLS, Spellings
-from flsim.data.synthetic import SPELLED, Language, SyntheticHParams, draw_users, make_synthetic
+from flsim.data.synthetic import (
+    LONGEST_WORD,
+    SPELLED,
+    SYMBOLS,
+    Language,
+    Spellings,
+    SyntheticHParams,
+    draw_users,
+    make_synthetic,
+)
 
 HPARAMS = SyntheticHParams(
     users=60,

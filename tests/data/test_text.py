@@ -5,7 +5,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from flsim.data.html import plain_text
+from flsim.data.formats.stackexchange import plain_text
 from flsim.data.sentences import sentences, sentences_of_any_script
 
 ABBREVIATIONS = ("e.g.", "i.e.", "etc.", "vs.")

@@ -18,8 +18,16 @@ from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.defences.deduplication import DeduplicationHParams, Within, deduplicate, first_of_equal
-from flsim.defences.near import MISSES, PERMUTATIONS, bands_for, first_of_near
+from flsim.defences.deduplication import (
+    MISSES,
+    PERMUTATIONS,
+    DeduplicationHParams,
+    Within,
+    bands_for,
+    deduplicate,
+    first_of_equal,
+    first_of_near,
+)
 
 Sentences = list[list[int]]
 USERS = st.lists(st.lists(st.lists(st.integers(1, 3), max_size=4), max_size=8), max_size=6)

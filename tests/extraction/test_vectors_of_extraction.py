@@ -11,7 +11,7 @@ from scipy.stats import beta
 
 from flsim.audits.intervals import difference
 from flsim.canaries.spec import Canary
-from flsim.extraction import discoverable, eidetic, rates
+from flsim.extraction import discoverable, extract, rates
 from flsim.extraction.discoverable import Scheme
 
 
@@ -23,10 +23,10 @@ def test_canaries_are_planted_from_the_first_round_of_their_window(
     first: int | None, last: int | None, planted_after: int | None
 ) -> None:
     canary = Canary("c", (1, 2), 0.5, 0.5, first_round=first, last_round=last)
-    found = [rounds for rounds in range(1, 8) if eidetic._is_planted(canary, rounds)]
+    found = [rounds for rounds in range(1, 8) if extract._is_planted(canary, rounds)]
     assert found == ([] if planted_after is None else list(range(planted_after, 8)))
     control = Canary("c", (1, 2), 0.5, 0.5, is_planted=False, first_round=first, last_round=last)
-    assert not any(eidetic._is_planted(control, rounds) for rounds in range(1, 8))
+    assert not any(extract._is_planted(control, rounds) for rounds in range(1, 8))
 
 
 @pytest.mark.parametrize("p_z", [1e-7, 0.013, 0.3, 0.999])

@@ -12,8 +12,7 @@ from forgetful import DECAY, START, simulated
 from scipy.stats import norm
 
 from flsim.base.errors import InputError
-from flsim.forgetting.measure import Forgetting, measure
-from flsim.forgetting.observations import TYPES
+from flsim.forgetting.measure import TYPES, Forgetting, measure
 from flsim.forgetting.plot import draw, plot
 from flsim.forgetting.text import to_object, to_text
 from flsim.forgetting.times import canary_times, log_rank_p, p_after_window

@@ -13,8 +13,7 @@ from documents import ROOT
 from scipy.stats import binom
 
 from flsim.data.synthetic import make_synthetic
-from flsim.forgetting.measure import measure
-from flsim.forgetting.observations import observations
+from flsim.forgetting.measure import measure, observations
 from flsim.results.rows import Row, frame
 from flsim.results.store import read_run
 from flsim.runs.folder import Run

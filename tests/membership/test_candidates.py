@@ -9,8 +9,7 @@ from flsim.data.records import Records
 from flsim.membership import candidates
 from flsim.membership.built_in import BLIND, BUILT_IN
 from flsim.membership.candidates import gradient_norms, log_probabilities, moments
-from flsim.models.language_model import TrainableModel
-from flsim.models.loss import loss_sum
+from flsim.models.language_model import TrainableModel, loss_sum
 
 ARCHITECTURES = ("cifg", "transformer")
 

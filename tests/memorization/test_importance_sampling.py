@@ -12,8 +12,7 @@ from flsim.base.errors import Diverged, InputError
 from flsim.base.rng import stream
 from flsim.memorization.enumeration import enumerate_space
 from flsim.memorization.extrapolation import ExtrapolationHParams, extrapolate
-from flsim.memorization.importance_sampling import ImportanceHParams, SpaceExposure, space_exposures
-from flsim.memorization.proposals import best_shares, draw
+from flsim.memorization.importance_sampling import ImportanceHParams, SpaceExposure, best_shares, draw, space_exposures
 from flsim.memorization.random_sampling import references
 from flsim.memorization.score import log_perplexity
 from flsim.memorization.template import Template

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flsim.base.rng import stream
-from flsim.memorization.bounds import OutputBounds
+from flsim.memorization.random_sampling import OutputBounds
 
 V, D = 40, 6
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
-from flsim.memorization import score, sift
+from flsim.memorization import score
 from flsim.memorization.random_sampling import TIE, decide, random_sampling, rank, references
 from flsim.memorization.score import log_perplexity
 from flsim.models import cifg
@@ -87,7 +87,7 @@ def test_equals_the_plain_path(
     scores = log_perplexity(model, p := torch.tensor([layout.bos, *prefix]), among)
     order = scores.argsort()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sift, "SUMMED", summed)
+        patch.setattr("flsim.memorization.random_sampling.SUMMED", summed)
         patch.setattr("flsim.memorization.random_sampling.LIKELY", likely)
         for place in (0, 1, 150, 299):
             canary, own = among[order[place]], scores[order[place]]

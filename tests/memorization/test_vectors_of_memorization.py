@@ -14,15 +14,7 @@ from scipy.stats import beta, gamma, norm, skewnorm
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.memorization import (
-    bounds,
-    enumeration,
-    exposure,
-    extrapolation,
-    importance_sampling,
-    proposals,
-    skew_normal,
-)
+from flsim.memorization import enumeration, exposure, extrapolation, importance_sampling, random_sampling
 from flsim.memorization.score import bits, nats
 from flsim.memorization.template import Template, cheapest
 
@@ -87,21 +79,21 @@ def test_intervals_of_extrapolation_are_percentiles_of_refits(monkeypatch: pytes
 
 @pytest.mark.parametrize("alpha", [-3.0, 0.0, 0.7, 20.0])
 def test_skew_normal_densities_are_scipys(alpha: float) -> None:
-    found, x = skew_normal.SkewNormal(alpha, 30, 5), np.array([15.0, 22.0, 30.0, 31.0, 44.0])
+    found, x = extrapolation.SkewNormal(alpha, 30, 5), np.array([15.0, 22.0, 30.0, 31.0, 44.0])
     np.testing.assert_allclose(found.log_density(x), skewnorm.logpdf(x, alpha, 30, 5), rtol=1e-9)
     np.testing.assert_allclose(found.cdf(x), skewnorm.cdf(x, alpha, 30, 5), atol=1e-9)
 
 
 @pytest.mark.parametrize("skew", [0.05, 0.5, -0.9])
 def test_distributions_of_moments_have_them(skew: float) -> None:
-    found = skew_normal._of_moments(skew)
+    found = extrapolation._of_moments(skew)
     moments = skewnorm.stats(found.alpha, found.location, found.scale, moments="mvs")
     assert [float(moment) for moment in moments] == pytest.approx([0, 1, skew], abs=1e-9)
 
 
 def test_mills_ratios_are_of_density_and_distribution() -> None:
     x = np.array([-20.0, -1.5, 0.0, 2.0])
-    np.testing.assert_allclose(skew_normal._mills(x), np.exp(norm.logpdf(x) - norm.logcdf(x)), rtol=1e-9)
+    np.testing.assert_allclose(extrapolation._mills(x), np.exp(norm.logpdf(x) - norm.logcdf(x)), rtol=1e-9)
 
 
 @pytest.mark.parametrize("alpha", [-4.0, 2.0])
@@ -109,22 +101,22 @@ def test_fits_are_stationary(alpha: float) -> None:
     """The mean log-likelihood, of counts as of repetitions, has no slope in any parameter."""
     sample = skewnorm.rvs(alpha, 7, 2, size=400, random_state=stream(2, "vectors")).round(1)
     values, counts = np.unique(sample, return_counts=True)
-    for found in (skew_normal.fit(sample), skew_normal.fit(values, counts.astype(float))):
+    for found in (extrapolation.fit(sample), extrapolation.fit(values, counts.astype(float))):
         at = np.array([found.alpha, found.location, found.scale])
         for place, step in enumerate([1e-3, 1e-4, 1e-4]):
             ends = [skewnorm.logpdf(sample, *(at + sign * step * np.eye(3)[place])).mean() for sign in (-1, 1)]
             assert (ends[1] - ends[0]) / 2 / step == pytest.approx(0, abs=1e-4)
-    again = skew_normal.fit(sample, start=found)
+    again = extrapolation.fit(sample, start=found)
     assert (again.alpha, again.location, again.scale) == pytest.approx(tuple(at), rel=1e-3)
 
 
 DENSITIES = np.log(np.array([[0.5, 0.1], [0.25, 0.25], [0.125, 0.5], [0.25, 0.0625]]))
 
 
-def draws_of(counts: tuple[int, int] = (1, 3)) -> proposals.Draws:
+def draws_of(counts: tuple[int, int] = (1, 3)) -> importance_sampling.Draws:
     """Return four samples of a space of 8 with these densities under two proposals, of powers 0.5 and 2."""
     words, scores = torch.arange(4)[:, None], torch.tensor([1.0, 2.0, 3.0, 4.0]).double()
-    return proposals.Draws(words, scores, torch.from_numpy(DENSITIES), counts, (0.5, 2.0), math.log(8))
+    return importance_sampling.Draws(words, scores, torch.from_numpy(DENSITIES), counts, (0.5, 2.0), math.log(8))
 
 
 def test_weights_are_uniform_densities_over_the_mixture() -> None:
@@ -153,7 +145,9 @@ def test_densities_of_proposals_sum_to_one_over_the_space() -> None:
     """Each word has probability proportional to exp(-b cost) among the allowed ones."""
     model, template = TableModel(3, 6), Template(((1, 2, 4), (0, 3, 5, 6)))
     prefix, powers = torch.tensor([7, 2]), (0.0, 0.5, 2.0)
-    drawn = proposals.draw(model, prefix, template, dict.fromkeys(powers, 1 / 3), 600, np.random.default_rng(0))
+    drawn = importance_sampling.draw(
+        model, prefix, template, dict.fromkeys(powers, 1 / 3), 600, np.random.default_rng(0)
+    )
     assert (drawn.counts, drawn.powers) == ((200, 200, 200), powers)
     assert drawn.log_space == pytest.approx(math.log(12))
     found = {
@@ -171,9 +165,9 @@ def test_densities_of_proposals_sum_to_one_over_the_space() -> None:
                 odds = {other: math.exp(-power * model.score(given, (other,))) for other in allowed}
                 expected *= odds[word] / sum(odds.values())
             assert math.exp(density) == pytest.approx(expected, rel=1e-6)
-    assert proposals.draw(model, prefix, template, {0.0: 0.001, 1.0: 0.999}, 100, np.random.default_rng(0)).counts == (
-        *(2, 100),
-    )
+    assert importance_sampling.draw(
+        model, prefix, template, {0.0: 0.001, 1.0: 0.999}, 100, np.random.default_rng(0)
+    ).counts == (*(2, 100),)
 
 
 def test_best_shares_minimize_the_second_moment() -> None:
@@ -189,13 +183,13 @@ def test_best_shares_minimize_the_second_moment() -> None:
 
     grid = np.linspace(0, 1, 10_001)
     best = grid[np.argmin([moment(share) for share in grid])]
-    found = proposals.best_shares(pilot, events, {0.0: 0.1, 1.0: 0.9})
+    found = importance_sampling.best_shares(pilot, events, {0.0: 0.1, 1.0: 0.9})
     expected = {0.5: 0.8 * best, 2.0: 0.8 * (1 - best)}
     kept = {power: share for power, share in expected.items() if share > 0.01} | {0.0: 0.02, 1.0: 0.18}
     assert list(found) == sorted(kept)
     assert found == pytest.approx({power: share / sum(kept.values()) for power, share in kept.items()}, abs=1e-3)
     assert sum(found.values()) == pytest.approx(1)
-    assert proposals.best_shares(pilot, events[2:], {0.0: 1.0}) == {0.0: 1.0}
+    assert importance_sampling.best_shares(pilot, events[2:], {0.0: 1.0}) == {0.0: 1.0}
 
 
 @pytest.mark.parametrize("confidence", [0.95, 0.6])
@@ -229,14 +223,14 @@ def test_remainders_of_the_exponential() -> None:
     series = [sum(value**power / math.factorial(power + 2) for power in range(12)) for value in x.tolist()]
     exact = [(math.exp(value) - 1 - value) / value**2 if abs(value) > 1 else 0.0 for value in x.tolist()]
     expected = [far if abs(value) > 1 else near for value, near, far in zip(x.tolist(), series, exact, strict=True)]
-    np.testing.assert_allclose(bounds._phi(x).numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(random_sampling._phi(x).numpy(), expected, rtol=1e-9)
 
 
 def test_a_quarter_of_the_summed_words_are_far_ones() -> None:
     likely, far = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.04, 0.01]), torch.tensor([1.0, 1.0, 1.0, 1.0, 2.0, 3.0])
-    assert bounds._most_telling(likely, far, 4).tolist() == [0, 1, 2, 5]
-    assert bounds._most_telling(likely, far, 3).tolist() == [0, 1, 2]
-    assert bounds._most_telling(likely, far, 100).tolist() == [0, 1, 2, 3, 4, 5]
+    assert random_sampling._most_telling(likely, far, 4).tolist() == [0, 1, 2, 5]
+    assert random_sampling._most_telling(likely, far, 3).tolist() == [0, 1, 2]
+    assert random_sampling._most_telling(likely, far, 100).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_costs_are_not_below_zero_and_the_cheapest_come_first() -> None:
@@ -255,7 +249,12 @@ def test_defaults_are_those_of_the_pages() -> None:
     assert extrapolation.ExtrapolationHParams() == extrapolation.ExtrapolationHParams(200, 0.95)
     assert enumeration.Enumeration(3, 8).nodes == 0
     assert enumeration.Enumeration(3, 8).exposure == pytest.approx(math.log2(8 / 3))
-    assert (proposals.KEPT, proposals.LEAST, extrapolation.FEWEST, extrapolation.POOR) == (0.2, 0.01, 20, 0.01)
+    assert (importance_sampling.KEPT, importance_sampling.LEAST, extrapolation.FEWEST, extrapolation.POOR) == (
+        0.2,
+        0.01,
+        20,
+        0.01,
+    )
 
 
 def test_bounds_on_the_normalizer_are_those_of_the_module() -> None:
@@ -277,7 +276,7 @@ def test_bounds_on_the_normalizer_are_those_of_the_module() -> None:
     around = weight[rest] - mu
     covariance, radius = (around.T * share) @ around, np.linalg.norm(around, axis=1).max()
     tensors = [torch.from_numpy(part) for part in (weight, bias, near, likely)]
-    found = bounds.OutputBounds(tensors[0], tensors[1], tensors[2], tensors[3], summed=4)
+    found = random_sampling.OutputBounds(tensors[0], tensors[1], tensors[2], tensors[3], summed=4)
     assert found.summed.tolist() == sorted(summed)
     lows, highs = found.log_sum_exp(torch.from_numpy(far))
     for output, low, high in zip(far, lows.tolist(), highs.tolist(), strict=True):
@@ -303,7 +302,7 @@ def test_bounds_on_the_normalizer_are_those_of_the_module() -> None:
 
 def test_refits_center_on_the_fit() -> None:
     """Of a million values the bins' width of 0.012 standard deviations must not move the refits."""
-    fitted = skew_normal.SkewNormal(2.0, 50.0, 4.0)
+    fitted = extrapolation.SkewNormal(2.0, 50.0, 4.0)
     sample = skewnorm.rvs(2, 50, 4, size=1_000_000, random_state=stream(6, "vectors"))
     at = np.array([46.0, 48.0])
     p, resampled = extrapolation._bootstrap(fitted, sample, at, 12, 0)
@@ -316,9 +315,9 @@ def test_refits_center_on_the_fit() -> None:
 def test_pilots_have_equal_shares_of_all_powers(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = []
 
-    def recorded(*arguments: Any) -> proposals.Draws:
+    def recorded(*arguments: Any) -> importance_sampling.Draws:
         sizes.append(arguments[3:5])
-        return proposals.draw(*arguments)
+        return importance_sampling.draw(*arguments)
 
     monkeypatch.setattr(importance_sampling, "draw", recorded)
     hparams = importance_sampling.ImportanceHParams(samples=200, pilot=120, powers=(0.0, 0.5, 2.0))

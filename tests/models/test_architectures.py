@@ -20,7 +20,7 @@ from flsim.memorization.template import Template
 from flsim.models import language_model
 from flsim.models.architectures import BUILT_IN, build, restore, weights_of
 from flsim.models.hparams import ModelHParams
-from flsim.models.loss import loss_sum, predictions
+from flsim.models.language_model import loss_sum, predictions
 from flsim.models.quantization import quantized
 
 BOS = (LAYOUT.bos,)

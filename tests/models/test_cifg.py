@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from flsim.base.errors import InputError
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
-from flsim.models.loss import loss_sum
+from flsim.models.language_model import loss_sum
 
 
 def test_the_papers_model_has_1_422_250_parameters() -> None:

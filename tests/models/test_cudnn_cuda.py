@@ -5,7 +5,7 @@ import torch
 
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
-from flsim.models.loss import loss_sum
+from flsim.models.language_model import loss_sum
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.version.cuda is None, reason="needs an NVIDIA GPU, of which there is none"

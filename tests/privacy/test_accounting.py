@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from opacus.accountants.analysis.rdp import compute_rdp
 
 from flsim.base.errors import InputError
-from flsim.privacy.accounting import PRV_ERROR, epsilon_of, rdp_of
+from flsim.privacy.accounting import ORDERS, PRV_ERROR, epsilon_of, rdp_of
 from flsim.privacy.conventions import CONVENTIONS, PAPER, Convention
 from flsim.privacy.ledger import Entry, Ledger, epsilon
-from flsim.privacy.renyi import ORDERS
 
 BY_NAME = {convention.name: convention for convention in CONVENTIONS}
 POISSON = BY_NAME["poisson-rdp"]

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
-from flsim.privacy.calibration import TOLERANCE, calibrate
 from flsim.privacy.conventions import CONVENTIONS, PAPER
 from flsim.privacy.ledger import Entry, Ledger, epsilon
+from flsim.privacy.table import TOLERANCE, calibrate
 
 BY_NAME = {convention.name: convention for convention in CONVENTIONS}
 CHECKED = ("paper", "replace-one-rdp", "poisson-rdp", "poisson-pld", "poisson-prv-opacus")

@@ -18,7 +18,7 @@ from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.rng import stream
 from flsim.planning.disk import checkpoint_bytes
-from flsim.privacy import noise, report
+from flsim.privacy import ledger, noise
 from flsim.privacy.accounting import epsilon_of
 from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.mechanism import PrivacyHParams
@@ -141,7 +141,7 @@ def test_what_is_stated_is_accounted_and_shown(experiment: Experiment, own: Path
     expected = epsilon_of(SelfComposedDpEvent(GaussianDpEvent(0.5), 3), run.delta, convention)
     assert run.epsilons(state) == {"own-replace-one-rdp": expected}
     assert 0 < expected < math.inf
-    assert "after Turns sampling" in report.sentence(run.epsilons(state), run.config.sampler, run.delta)
+    assert "after Turns sampling" in ledger.sentence(run.epsilons(state), run.config.sampler, run.delta)
     lines = json.loads(experiment.call("privacy", "run", "--json").stdout)
     assert [(line["convention"], line["sampler"]) for line in lines] == [("own-replace-one-rdp", "Turns")]
     assert lines[0]["epsilon"] == expected
@@ -167,7 +167,7 @@ def test_noise_without_a_known_cost_may_say_so(experiment: Experiment, own: Path
     *_, state = flsim.simulate(users, MODEL, replace(algorithm(own), sampler="poisson"), 2)
     (entry,) = state.ledger.entries
     assert entry.event("S") == NonPrivateDpEvent()
-    assert report.spent(state.ledger, "poisson", 1e-3) == {"poisson-rdp": math.inf}
+    assert ledger.spent(state.ledger, "poisson", 1e-3) == {"poisson-rdp": math.inf}
 
 
 def test_names_digests_and_plans(experiment: Experiment, own: Path) -> None:

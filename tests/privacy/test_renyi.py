@@ -9,7 +9,7 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
 
-from flsim.privacy import renyi
+from flsim.privacy import accounting
 from flsim.privacy.accounting import RenyiDP, rdp_of
 from flsim.privacy.conventions import CONVENTIONS, Convention
 from flsim.privacy.ledger import Entry, Ledger, epsilon
@@ -59,7 +59,7 @@ def theorem_27(order: int, sigma: float, rate: float) -> float:
 def test_poisson_sampling_equals_its_integral(sigma: float) -> None:
     for rate in RATES:
         expected = [poisson_by_integral(order, sigma, rate) for order in FEW.tolist()]
-        np.testing.assert_allclose(renyi.poisson(FEW, sigma, rate), expected, rtol=1e-9)
+        np.testing.assert_allclose(accounting.poisson(FEW, sigma, rate), expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize("sigma", [0.3, 0.5, 1.0, 4.0, 25.0, 1000.0])
@@ -67,29 +67,31 @@ def test_sampling_without_replacement_equals_the_theorem(sigma: float) -> None:
     for rate in (0.001, 0.1, 0.5):
         for order in (2, 3, 4, 17, 40):
             expected = min(theorem_27(order, sigma, rate), order / (2 * sigma**2))
-            assert renyi.without_replacement(np.array([order]), sigma, rate)[0] == pytest.approx(expected, rel=1e-9)
+            assert accounting.without_replacement(np.array([order]), sigma, rate)[0] == pytest.approx(
+                expected, rel=1e-9
+            )
 
 
 def test_between_integer_orders_the_logarithm_of_the_moment_is_interpolated() -> None:
-    low, middle, high = renyi.without_replacement(np.array([3.0, 3.25, 4.0]), 1.0, 0.01)
+    low, middle, high = accounting.without_replacement(np.array([3.0, 3.25, 4.0]), 1.0, 0.01)
     assert middle * 2.25 == pytest.approx(0.75 * 2 * low + 0.25 * 3 * high)
 
 
-@pytest.mark.parametrize("of", [renyi.poisson, renyi.without_replacement])
+@pytest.mark.parametrize("of", [accounting.poisson, accounting.without_replacement])
 def test_sampling_everybody_is_no_sampling_and_nobody_is_nothing(of) -> None:  # type: ignore[no-untyped-def]
-    np.testing.assert_allclose(of(renyi.ORDERS, 1.5, 1.0), renyi.ORDERS / (2 * 1.5**2), rtol=1e-12)
-    assert not of(renyi.ORDERS, 1.5, 0.0).any()
-    assert (of(renyi.ORDERS, 1.5, 1 - 1e-9) <= (1 + 1e-12) * renyi.ORDERS / (2 * 1.5**2)).all()
+    np.testing.assert_allclose(of(accounting.ORDERS, 1.5, 1.0), accounting.ORDERS / (2 * 1.5**2), rtol=1e-12)
+    assert not of(accounting.ORDERS, 1.5, 0.0).any()
+    assert (of(accounting.ORDERS, 1.5, 1 - 1e-9) <= (1 + 1e-12) * accounting.ORDERS / (2 * 1.5**2)).all()
 
 
-@pytest.mark.parametrize("of", [renyi.poisson, renyi.without_replacement])
+@pytest.mark.parametrize("of", [accounting.poisson, accounting.without_replacement])
 def test_extreme_noise_is_no_error(of) -> None:  # type: ignore[no-untyped-def]
     """By the first terms of the series in 1 / sigma, or the largest: q^2 a / (2 sigma^2) and a / (2 sigma^2)."""
-    assert (of(renyi.ORDERS, 1e-300, 0.1) == math.inf).all()
-    assert not of(renyi.ORDERS, 1e300, 0.1).any()
+    assert (of(accounting.ORDERS, 1e-300, 0.1) == math.inf).all()
+    assert not of(accounting.ORDERS, 1e300, 0.1).any()
     tiny, order = of(np.array([3.0]), 1e-9, 0.1)[0], 3.0
     assert tiny == pytest.approx(order / 2 * 1e18, rel=1e-6)
-    huge = renyi.poisson(np.array([1.1, 3.0, 1024.0]), 1e9, 0.1)
+    huge = accounting.poisson(np.array([1.1, 3.0, 1024.0]), 1e9, 0.1)
     np.testing.assert_allclose(huge, np.array([1.1, 3.0, 1024.0]) * 0.1**2 / 2 * 1e-18, rtol=1e-6)
 
 
@@ -98,10 +100,10 @@ def spent(convention: Convention, rate: float, noise: float, rounds: int) -> flo
     return epsilon(Ledger((entry,)), DELTA, convention)
 
 
-@pytest.mark.parametrize("of", [renyi.poisson, renyi.without_replacement])
+@pytest.mark.parametrize("of", [accounting.poisson, accounting.without_replacement])
 def test_epsilon_is_monotone_in_noise_rate_and_rounds(of) -> None:  # type: ignore[no-untyped-def]
     rates, rounds = (0.001, 0.01, 0.1, 0.3, 0.5, 0.9, 1.0), (1, 10, 100, 1_000)
-    grid = np.array([[_epsilons(of(renyi.ORDERS, z, q), rounds) for z in NOISES] for q in rates])
+    grid = np.array([[_epsilons(of(accounting.ORDERS, z, q), rounds) for z in NOISES] for q in rates])
     rounding = 1 + 1e-9
     assert (grid[1:] * rounding >= grid[:-1]).all()  # more users of a round
     assert (grid[:, :-1] * rounding >= grid[:, 1:]).all()  # less noise
@@ -109,9 +111,9 @@ def test_epsilon_is_monotone_in_noise_rate_and_rounds(of) -> None:  # type: igno
     assert np.isfinite(grid).all()
 
 
-def _epsilons(rdp: renyi.Floats, rounds: tuple[int, ...]) -> list[list[float]]:
+def _epsilons(rdp: accounting.Floats, rounds: tuple[int, ...]) -> list[list[float]]:
     """Epsilon of so many rounds, by both conversions."""
-    all_rounds = [RenyiDP(renyi.ORDERS, rdp * number) for number in rounds]
+    all_rounds = [RenyiDP(accounting.ORDERS, rdp * number) for number in rounds]
     return [[one.epsilon(DELTA), one.epsilon_of_mironov(DELTA)] for one in all_rounds]
 
 
@@ -157,7 +159,7 @@ def test_dp_accounting_is_looser_where_it_drops_orders() -> None:
 
 def test_conversions_are_those_of_dp_accounting() -> None:
     for scale in (1e-12, 1e-6, 0.01, 1.0, 50.0):
-        given = RenyiDP(renyi.ORDERS, scale * renyi.ORDERS)
+        given = RenyiDP(accounting.ORDERS, scale * accounting.ORDERS)
         for delta in (1e-9, 1e-5, 0.1):
             assert given.epsilon(delta) == pytest.approx(compute_epsilon(given.orders, given.rdp, delta)[0], rel=1e-9)
         for at in (0.0, 1.0, 20.0):

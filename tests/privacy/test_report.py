@@ -4,8 +4,7 @@ import pytest
 
 from flsim.base.errors import InputError
 from flsim.privacy.conventions import CONVENTIONS
-from flsim.privacy.ledger import Entry, Ledger, epsilon
-from flsim.privacy.report import note, sentence, spent
+from flsim.privacy.ledger import Entry, Ledger, epsilon, note, sentence, spent
 
 BY_NAME = {convention.name: convention for convention in CONVENTIONS}
 

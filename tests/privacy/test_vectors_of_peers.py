@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from flsim.privacy.accounting import rdp_of
-from flsim.privacy.calibration import calibrate
 from flsim.privacy.conventions import CONVENTIONS
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 from flsim.privacy.mechanism import PrivacyHParams, next_clip
+from flsim.privacy.table import calibrate
 
 BY_NAME = {convention.name: convention for convention in CONVENTIONS}
 NEARLY = 1e-12  # quantiles 0 and 1, which we refuse

@@ -10,7 +10,7 @@ import torch
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.privacy import allowed, calibration, renyi, sampling, update_canaries
+from flsim.privacy import accounting, allowed, sampling, table, update_canaries
 from flsim.privacy.accounting import check_delta
 from flsim.privacy.conventions import CONVENTIONS, SENSITIVITY, conventions_of
 from flsim.privacy.ledger import Entry, Ledger, epsilon
@@ -30,7 +30,7 @@ def tight(rdp_at_1: float, delta: float, orders: Sequence[float]) -> float:
 def test_rounds_over_everybody_are_gaussian_mechanisms(noise: float, rounds: int, delta: float) -> None:
     """Renyi divergence of order a: a D^2 T / (2 z^2), D = 1 for S, 2 for 2S (Mironov, 2017, Proposition 7)."""
     ledger = Ledger((Entry("fixed-size", 40, 40, noise, rounds),))
-    orders = renyi.ORDERS.tolist()
+    orders = accounting.ORDERS.tolist()
     for name, distance in (("paper-tight", 1), ("replace-one-rdp", 2)):
         expected = tight(distance**2 * rounds / 2 / noise**2, delta, orders)
         found = epsilon(ledger, delta, BY_NAME[name])
@@ -72,7 +72,7 @@ def test_deltas_at_the_ends_are_refused(delta: float) -> None:
 @pytest.mark.parametrize("guess", [0.05, 1.0, 300.0])
 def test_calibrated_noise_is_least_within_a_permille(guess: float) -> None:
     planned, convention = Entry("fixed-size", 40, 40, 0.0, 3), BY_NAME["replace-one-rdp"]
-    noise = calibration.calibrate(planned, 2.0, 1e-3, convention, guess)
+    noise = table.calibrate(planned, 2.0, 1e-3, convention, guess)
     assert epsilon(Ledger((Entry("fixed-size", 40, 40, noise, 3),)), 1e-3, convention) <= 2
     assert epsilon(Ledger((Entry("fixed-size", 40, 40, noise / 1.001, 3),)), 1e-3, convention) > 2
 
@@ -86,7 +86,7 @@ def test_brackets_hold_the_root(start: float, root: float) -> None:
         asked.append(at)
         return root - at
 
-    low, high = calibration._bracket(excess, start, "nothing")
+    low, high = table._bracket(excess, start, "nothing")
     assert low <= root <= high
     assert high - low <= max(math.log(1.2), 2 * abs(root - start)) + 1e-9
     assert len(asked) < 20
@@ -94,11 +94,11 @@ def test_brackets_hold_the_root(start: float, root: float) -> None:
 
 def test_brackets_end_at_the_range() -> None:
     with pytest.raises(InputError, match="nothing at this delta"):
-        calibration._bracket(lambda at: 1.0, 0.0, "nothing")
-    low, high = calibration._bracket(lambda at: 13.0 - at, 0.0, "nothing")  # e^13 is within 2^20
+        table._bracket(lambda at: 1.0, 0.0, "nothing")
+    low, high = table._bracket(lambda at: 13.0 - at, 0.0, "nothing")  # e^13 is within 2^20
     assert low <= 13 <= high
     with pytest.raises(InputError, match="nothing at this delta"):
-        calibration._bracket(lambda at: 30.0 - at, 0.0, "nothing")
+        table._bracket(lambda at: 30.0 - at, 0.0, "nothing")
 
 
 def adaptive(**settings: float) -> PrivacyHParams:

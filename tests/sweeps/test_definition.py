@@ -8,8 +8,7 @@ import pytest
 import tomli_w
 
 from flsim.base.errors import InputError
-from flsim.privacy import report
-from flsim.privacy.ledger import Ledger
+from flsim.privacy.ledger import Ledger, spent
 from flsim.results.published import published_rows
 from flsim.runs.config import CentralConfig, FederatedConfig
 from flsim.runs.config import load as load_config
@@ -222,7 +221,7 @@ def test_the_secret_sharers_noise_gives_the_published_epsilons() -> None:
             assert isinstance(config, CentralConfig)
             steps = round(config.training.epochs * RECORDS / config.training.batch_size)
             ledger = Ledger((config.planned(RECORDS, steps),))
-            [epsilon] = report.spent(ledger, "poisson", config.privacy.delta_for(RECORDS)).values()
+            [epsilon] = spent(ledger, "poisson", config.privacy.delta_for(RECORDS)).values()
             assert epsilon == pytest.approx(published["epsilon"], rel=0.01)
 
 

@@ -19,7 +19,7 @@ from flsim.defences.sanitization import SanitizationHParams, halves, log_perplex
 from flsim.models.architectures import build, restore
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
-from flsim.models.loss import loss_sum
+from flsim.models.language_model import loss_sum
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.record_level import record_gradients

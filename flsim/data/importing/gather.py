@@ -8,7 +8,7 @@ token ids of their bucket: line i of the bucket's words is its token i.
 import json
 import zlib
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,12 +18,132 @@ from numpy.typing import NDArray
 
 from flsim.base.files import new_file
 from flsim.base.pool import Report
-from flsim.data.importing.balance import cut, split_of, written
-from flsim.data.importing.lengths import count_by_length
+from flsim.base.rng import stream
 from flsim.data.importing.settings import ImportHParams
 from flsim.data.importing.spill import Range, hash_of, read_lines, write_lines
 from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.vocabulary import By
+
+# Lengths of users to suggest where an import leaves few of them or none.
+
+LENGTHS = (2_000, 1_000, 500, 200, 100, 50, 20, 10)  # words of a user that are suggested
+FEW_USERS = 100  # a training cohort of the paper's smallest scale; fewer users call for shorter ones
+MOST_SUGGESTED = 4
+
+Counts = list[tuple[int, int]]  # for each of LENGTHS: authors who wrote so many words, and users that they make
+
+
+def count_by_length(author_words: NDArray[np.int64]) -> Counts:
+    """Return authors and users for each of `LENGTHS`.
+
+    A user ends with a whole sentence, so that an import makes slightly fewer users than are counted here.
+
+    Args:
+        author_words: int64 [authors], written words.
+    """
+    return [(int(np.count_nonzero(author_words >= length)), int((author_words // length).sum())) for length in LENGTHS]
+
+
+def summed(counts: Iterable[Sequence[Sequence[int]]]) -> Counts:
+    """Return the sums of counts of several ranges of authors; zeros where there are no ranges."""
+    totals = np.zeros((len(LENGTHS), 2), np.int64)
+    for count in counts:
+        totals += np.array(count, np.int64)
+    return [(int(authors), int(users)) for authors, users in totals]
+
+
+def suggestion(counts: Counts, below: int) -> str:
+    """Return shorter lengths with the users that each leaves: ``"--words-per-user 500 (about 3 users of 2 authors)"``.
+
+    Args:
+        counts: of all authors.
+        below: words of a user, as asked for.
+
+    Returns:
+        The largest `MOST_SUGGESTED` lengths that leave a user; empty where none does.
+    """
+    shorter = [
+        f"{length} (about {_number(users, 'user')} of {_number(authors, 'author')})"
+        for length, (authors, users) in zip(LENGTHS, counts, strict=True)
+        if length < below and users
+    ]
+    return f"--words-per-user {', '.join(shorter[:MOST_SUGGESTED])}" if shorter else ""
+
+
+def advice(counts: Counts, users: int, hparams: ImportHParams, missing: Sequence[str] = ()) -> str | None:
+    """Return a line for an import that leaves few users, or a split without any; None where there is nothing to say.
+
+    Args:
+        counts: of all authors.
+        users: that the import makes, of all splits.
+        hparams: of the import.
+        missing: splits that are asked for and have no user.
+    """
+    if hparams.words_per_user is None or (users >= FEW_USERS and not missing):
+        return None
+    shorter = suggestion(counts, hparams.words_per_user)
+    if not shorter:
+        return None
+    without = f", none of them in {' or '.join(missing)}" if missing else ""
+    length = f"{hparams.words_per_user:,} {hparams.by}"
+    return f"only {_number(users, 'user')} of {length}{without}; shorter ones are more: {shorter}"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+
+
+# Balanced users: which tokens are words, where an author is cut into users, and which split an author belongs to.
+#
+# Thakkar et al. (2020), "Dataset Construction": users of fewer than 2,000 words are discarded, the others are cut
+# into balanced users of about 2,000 words each, and remainders are discarded. For example, 4,030 words give two
+# users, and 30 words are lost.
+#
+# Words here are the words that an author wrote: before sentences are cut to the model's length, and without
+# punctuation, which the model reads as words of its own. Counting after the cut would find fewer authors long enough,
+# for a reason that lies in the model. A user of 2,000 words holds about 110 sentences of real text.
+#
+# A word is any token with a letter or a digit, a URL, or the mark of a word that a format of token ids has lost. Of a
+# corpus by characters, each character counts. Sentences that a source publishes as tokens are taken as they are.
+
+
+def written(tokens: Collection[str]) -> NDArray[np.bool_]:
+    """Return which tokens are words and not punctuation, bool [tokens]: those with a letter or a digit."""
+    return np.fromiter((any(map(str.isalnum, token)) for token in tokens), np.bool_, len(tokens))
+
+
+def cut(written_words: NDArray[np.integer], words_per_user: int) -> NDArray[np.int64]:
+    """Cut an author's records, in order, into users; each user ends with the record that reaches `words_per_user`.
+
+    Args:
+        written_words: integer [records], the written words of each record.
+        words_per_user: at least 1.
+
+    Returns:
+        int64 [users], the index after each user's last record. The records after the last user are the remainder, which
+        has fewer than `words_per_user` words.
+    """
+    total = np.cumsum(written_words, dtype=np.int64)
+    ends: list[int] = []
+    before = 0
+    while len(total) and total[-1] - before >= words_per_user:
+        ends.append(int(np.searchsorted(total, before + words_per_user)) + 1)
+        before = total[ends[-1] - 1]
+    return np.array(ends, np.int64)
+
+
+def split_of(author: str, heldout: float, test: float, seed: int) -> str:
+    """Return the split of all of an author's users: a function of (seed, name) alone.
+
+    Args:
+        author: the author's name.
+        heldout: probability of heldout.
+        test: probability of test.
+        seed: seed of the import.
+    """
+    draw = stream(seed, "split", author).random()
+    return "test" if draw < test else "heldout" if draw < test + heldout else "train"
+
 
 BATCH = 2**20  # bytes of text, or tokens, that are looked at at one time
 

@@ -23,10 +23,9 @@ from pathlib import Path
 from typing import Any
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.files import digest, held, make_folder, refuse_existing, write_json
+from flsim.base.files import digest, held, make_folder, refuse_existing, sync, sync_folder, write_json
 from flsim.base.pool import Pool, Task, WorkerDied, ignore
 from flsim.base.progress import progress, say
-from flsim.base.syncing import sync, sync_folder
 
 CONTINUES = "repeat the command to continue"
 REMOVED = "removed-"

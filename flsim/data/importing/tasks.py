@@ -1,8 +1,9 @@
 """The steps of an import, see `flsim.data.importing.run`: their tasks and their counts."""
 
+import json
 import shutil
-from collections import Counter
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,23 +12,273 @@ from typing import Any
 import numpy as np
 
 from flsim.base.errors import InputError
-from flsim.base.pool import Pool, Task
+from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
 from flsim.data.formats import canonical
-from flsim.data.formats.known import FORMATS, is_fragile
-from flsim.data.formats.posts import OOV_WORD, Format, Part, Reading
-from flsim.data.importing import lengths
-from flsim.data.importing.count import count_words, merge, words_of
+from flsim.data.formats.known import FORMATS, format_of, is_fragile
+from flsim.data.formats.posts import OOV_WORD, Format, Part, Reading, unpacked_name, user_name
+from flsim.data.formats.stackexchange import STACKEXCHANGE, site_of
+from flsim.data.formats.text import TEXT
+from flsim.data.importing import gather
 from flsim.data.importing.gather import balance_bucket, users_of
-from flsim.data.importing.read import detect, parts_of, read_part
-from flsim.data.importing.removal import Removal
 from flsim.data.importing.scratch import MADE, Pieces
 from flsim.data.importing.settings import ImportHParams
-from flsim.data.importing.sites import with_sites
 from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
-from flsim.data.importing.spill import cuts, ranges_of
-from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary
+from flsim.data.importing.spill import Range, cuts, hash_of, ranges_of, read_lines, write_lines
+from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
+
+# Step 1 of an import: a part of a source becomes files of lines, one line for the texts of an author in that part.
+#
+# A line is JSON of the author's split (if the source states it) and name, then the sentences, separated by tabs,
+# which neither JSON nor a word contains. Lines are in the order of the sha256 of names.
+
+LINE = 2**12  # sentences
+ALIVE = 100  # posts between two signs of life
+COUNTED_TOO = ("posts_without_words", "rows_with_forbidden_characters")  # what they count is among the posts
+
+
+def detect(_report: Report, data: Path, source: Path) -> str:
+    """Return the name of a file's format."""
+    return format_of(data, source).name
+
+
+def parts_of(
+    _report: Report, format: Format, data: Path, source: Path, columns: tuple[str, str], reading: Reading
+) -> tuple[list[Part], list[str]]:
+    """Return the parts of a file, and warnings about the complete file."""
+    parts = [replace(part, reading=reading) for part in format.parts(data, source, columns)]
+    return parts, format.check(data, source)
+
+
+def read_part(
+    report: Report, format: Format, part: Part, stem: Path, piece: int, by: By, drop_authors: Collection[str] = ()
+) -> dict[str, Any]:
+    """Read a part of a source, and write its sentences by author.
+
+    Args:
+        report: called now and then as a sign of life.
+        format: the format of the part.
+        part: the part.
+        stem: beginning of the paths to write, which end in .0, .1, and so on.
+        piece: characters of sentences in a file; only the last post of a file may exceed it.
+        by: whether words are counted, or characters.
+        drop_authors: names of authors whose posts are dropped.
+
+    Returns:
+        ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``splits``, the number of sentences
+        by split of the source, dropped ones included, "" if the source states none; ``characters`` of the texts
+        that were cut into sentences, and how many of them were ``removed``, see `Post`; ``dropped_authors``,
+        those of `drop_authors` who have posts.
+
+    Raises:
+        InputError: the part cannot be read as its format.
+    """
+    authors: defaultdict[tuple[str | None, str], list[str]] = defaultdict(list)
+    dropped: Counter[str] = Counter()
+    splits: Counter[str] = Counter()
+    named: set[str] = set()
+    posts = words = files = pending = characters = removed = 0
+    for post in format.read(part, dropped):
+        if not post.user.strip():
+            dropped["posts_without_user"] += 1
+            continue
+        if post.user in drop_authors:
+            dropped["posts_of_dropped_authors"] += 1
+            named.add(post.user)
+            continue
+        posts += 1
+        characters, removed = characters + post.characters, removed + post.removed
+        if posts % ALIVE == 0:
+            report(0)
+        dropped["posts_without_words"] += not post.sentences
+        if not post.sentences:
+            continue
+        authors[post.split, post.user] += post.sentences
+        splits[post.split or ""] += len(post.sentences)
+        pending += sum(map(len, post.sentences))
+        if pending > piece:
+            words += _write(stem.with_name(f"{stem.name}.{files}"), authors, by)
+            files, pending = files + 1, 0
+            authors.clear()
+    if authors:
+        words += _write(stem.with_name(f"{stem.name}.{files}"), authors, by)
+        files += 1
+    read = Counter(posts=posts, records=splits.total(), words=words)
+    for reason, count in dropped.items():
+        read[reason.split("_")[0]] += count * (reason not in COUNTED_TOO)
+    usual = max(splits, key=lambda split: splits[split], default="")  # a part is of one split, but where two meet
+    splits[usual] += sum(count for reason, count in dropped.items() if reason.startswith("records_"))
+    return {
+        "files": files,
+        "read": read,
+        "dropped": dropped,
+        "splits": splits,
+        "characters": characters,
+        "removed": removed,
+        "dropped_authors": sorted(named),
+    }
+
+
+def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By) -> int:
+    """Write a file, and return the number of words or characters in it."""
+    ordered = sorted((hash_of(name), split or "", name) for split, name in authors)
+    hashes, lines = [], []
+    words = 0
+    for author_hash, split, name in ordered:
+        head = json.dumps([split, name])
+        sentences = authors.pop((split or None, name))
+        for first in range(0, len(sentences), LINE):
+            text = "\t".join(sentences[first : first + LINE])
+            breaks = text.count("\t")
+            words += len(text) - breaks if by == "characters" else text.count(" ") + breaks + 1
+            hashes.append(author_hash)
+            lines.append(f"{head}\t{text}\n".encode())
+    write_lines(path, hashes, lines)
+    return words
+
+
+# Names of sources that are part of authors' names: the site of a Stack Exchange dump, the file of a plain text.
+#
+# Users of two sites have the same numbers, and authors of two texts the same lines. Two sources with one name would
+# make one author of two persons.
+
+
+def with_sites(sources: Sequence[Source], formats: Sequence[Format], sites: Sequence[str]) -> list[Source]:
+    """Return the sources with the sites of Stack Exchange dumps that the user named.
+
+    Args:
+        sources: the sources of an import.
+        formats: their formats.
+        sites: one site for each Stack Exchange dump, in their order; empty takes the sites from the files' names. Two
+            dumps may have the same site here.
+
+    Raises:
+        InputError: there are more or fewer sites than dumps, a site is blank, a dump is a pipe without a site, or two
+            sources have the same name.
+    """
+    dumps = [source.path for source, format in zip(sources, formats, strict=True) if format.name == STACKEXCHANGE.name]
+    if sites:
+        _refuse_wrong_sites(sources, sites, len(dumps))
+        left = iter(sites)
+        return [replace(source, site=next(left)) if source.path in dumps else source for source in sources]
+    first: dict[tuple[str, str], Path] = {}
+    for source, format in zip(sources, formats, strict=True):
+        if format.name == STACKEXCHANGE.name:
+            if source.is_pipe:
+                raise InputError(f"{source.path}: a pipe has no name that tells the site of a dump; add --site NAME")
+            key, advice = (format.name, site_of(source.path)), "add --site NAME once for each dump, in their order"
+        elif format.name == TEXT.name:
+            key, advice = (format.name, unpacked_name(source.path)), "rename one of the files"
+        else:
+            continue
+        if key in first:
+            raise InputError(
+                f"{source.path}: has the name {key[1]!r}, as {first[key]} has, so that two authors would become one; "
+                f"{advice}"
+            )
+        first[key] = source.path
+    return list(sources)
+
+
+def _refuse_wrong_sites(sources: Sequence[Source], sites: Sequence[str], dumps: int) -> None:
+    if len(sites) != dumps:
+        raise InputError(
+            f"{names_of(sources)}: --site is there {len(sites)} times, and {dumps} sources are Stack Exchange dumps; "
+            "add --site NAME once for each dump, in their order"
+        )
+    for site in sites:
+        if not site.strip() or user_name(site) is None:
+            raise InputError(f"--site {site!r}: no name of a site; name the site, such as ai.stackexchange.com")
+
+
+# The account of an import of characters outside ASCII, which the setting `ascii` removes.
+#
+# The corpus has no count of them: a few typographic quotes must not change the digest of a corpus. It keeps the
+# warning that much of the text is gone.
+
+MUCH = 0.01  # share of characters whose loss changes words: of English text, typographic apostrophes alone are less
+ADVICE = "import without --ascii to keep them (docs/own-data.md)"
+
+
+@dataclass
+class Removal:
+    """Counts of one import: characters of all texts that were cut into sentences, and how many of them were removed."""
+
+    characters: int = 0
+    removed: int = 0
+
+    def add(self, characters: int, removed: int) -> None:
+        """Add the counts of a part."""
+        self.characters += characters
+        self.removed += removed
+
+    @property
+    def share(self) -> float:
+        """Return the share of all characters that was removed, 0 to 1."""
+        return self.removed / max(self.characters, self.removed, 1)
+
+    @property
+    def line(self) -> str:
+        """Return the line that an import prints where characters were removed; a `MUCH` larger share has advice."""
+        count = f"{self.removed:,} of {self.characters:,} characters ({self.share:.1%}) are outside ASCII"
+        if self.share <= MUCH:
+            return f"{count} and were removed"
+        return f"{count} and were removed, which deletes or shortens words; {ADVICE}"
+
+    @property
+    def warnings(self) -> list[str]:
+        """Return the warnings that the corpus keeps."""
+        return [self.line] if self.share > MUCH else []
+
+    @property
+    def reason(self) -> str:
+        """Return the end of an error about a text without words, with its reason; empty where nothing was removed."""
+        if not self.removed:
+            return ""
+        return f": {self.removed:,} of its {self.characters:,} characters are outside ASCII and were removed; {ADVICE}"
+
+
+# Step 3 of an import: the words of buckets become the vocabulary, a range of hashes of words at a time.
+#
+# As many words of a range are kept as the vocabulary has, so memory does not grow with the number of different words.
+
+Counts = list[tuple[str, int]]
+
+
+def count_words(_report: Report, ranges: list[Range], most: int) -> Counts:
+    """Return the most frequent words of train users in a range of hashes, with their counts.
+
+    Args:
+        ranges: lines of ``word<TAB>count``.
+        most: how many words to return.
+    """
+    counts: defaultdict[bytes, int] = defaultdict(int)
+    for line in read_lines(ranges):
+        word, _, count = line.partition(b"\t")
+        counts[word] += int(count)
+    return most_frequent(((word.decode(), count) for word, count in counts.items() if count), most)
+
+
+def most_frequent(counts: Iterable[tuple[str, int]], most: int) -> Counts:
+    """Return the most frequent words; ties are in alphabetical order."""
+    ranked = sorted(counts, key=lambda item: (-item[1], item[0]))
+    return [(word, count) for word, count in ranked if word != OOV_WORD][:most]
+
+
+def merge(counted: Iterable[Counts], most: int) -> dict[str, int]:
+    """Return the most frequent words of all ranges."""
+    merged: Counts = []
+    for counts in counted:
+        merged = most_frequent([*merged, *map(tuple, counts)], most)  # type: ignore[list-item]
+    return dict(merged)
+
+
+def words_of(path: Path) -> list[bytes]:
+    """Return the words in a file, in order."""
+    (end,) = cuts([path], 1)[:, 1].tolist()
+    return [line.partition(b"\t")[0] for line in read_lines([(str(path), 0, end)])] if end else []
+
 
 PIECE = 2**24  # characters of sentences in a file of step 1
 BUCKET = 2**23  # bytes of sentences for a task of step 2
@@ -276,13 +527,13 @@ class Steps:
             authors.update(result["authors"])
             longest = max(longest, tuple(result["longest"]))
             words += result["words"]
-        by_length = lengths.summed(result["by_length"] for result in results[len(again) :])
+        by_length = gather.summed(result["by_length"] for result in results[len(again) :])
         self._refuse_too_few(sources, authors, longest, by_length)
         self._advise(authors, results[len(again) :], by_length)
         return [self.pieces.folder / name for name in tasks], words
 
     def _refuse_too_few(
-        self, sources: list[Source], authors: Counter[str], longest: tuple[int, str], by_length: lengths.Counts
+        self, sources: list[Source], authors: Counter[str], longest: tuple[int, str], by_length: gather.Counts
     ) -> None:
         if not authors:
             words, name = longest
@@ -290,7 +541,7 @@ class Steps:
                 why = f"no words of any user are left, only punctuation{self.removal.reason}"
                 raise InputError(f"{names_of(sources)}: {why}")
             asked = self.hparams.words_per_user or 1
-            shorter = lengths.suggestion(by_length, asked) or f"--words-per-user {words}"
+            shorter = gather.suggestion(by_length, asked) or f"--words-per-user {words}"
             raise InputError(
                 f"{names_of(sources)}: no user has {asked:,} {self.hparams.by}; the longest, "
                 f"{name!r}, has {words:,}: import more text, or give {shorter}"
@@ -301,12 +552,12 @@ class Steps:
                 "enough; give a smaller --heldout or --test, or another --seed, or a source of train users too"
             )
 
-    def _advise(self, authors: Counter[str], results: list[dict[str, Any]], by_length: lengths.Counts) -> None:
+    def _advise(self, authors: Counter[str], results: list[dict[str, Any]], by_length: gather.Counts) -> None:
         """Print which shorter users there could be, if there are few."""
         shares = {"heldout": self.hparams.heldout, "test": self.hparams.test}
         missing = [split for split, share in shares.items() if share and not authors[split]]
         users = sum(result["users"] for result in results)
-        if shorter := lengths.advice(by_length, users, self.hparams, missing):
+        if shorter := gather.advice(by_length, users, self.hparams, missing):
             say(shorter)
 
     def count(self, sources: list[Source], buckets: list[Path], words: int) -> Vocabulary:

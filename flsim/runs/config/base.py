@@ -23,14 +23,30 @@ from flsim.data.kept import Shadow, kept
 from flsim.data.stores import is_uri
 from flsim.evaluation.evaluate import EvaluationHParams, refuse_uncounted
 from flsim.models.hparams import ModelHParams
-from flsim.privacy.ledger import Entry
+from flsim.privacy.ledger import Entry, Unit
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.report import Unit
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.results.run_file import setting_of
 from flsim.runs.config import own_code
-from flsim.runs.config.later import LATER
 from flsim.runs.trackers import Kind
+
+# Settings that came after runs had digests without them.
+
+OWN = ("algorithm", "sampler", "server_optimizer", "server_schedule", "optimizer", "schedule")
+MILESTONES = ("milestones", "milestone_factor")
+OPTIONS = tuple(f"{name}_options" for name in OWN)
+INJECTED = ("injection_users", "injection_copies")
+# Later settings are left out of a digest where they have their defaults, so that digests of old runs stay the same.
+LATER = {
+    "data": ("user_holdout", "shadow"),
+    "canaries": ("insertions", "controls", "coins", "windows", "arm", "source", "injections", *INJECTED, "template"),
+    "model": ("architecture", "layers", "heads", "filter_width", "options"),
+    "training": (*OPTIONS, "server_schedule", "algorithm", *MILESTONES, *(f"server_{name}" for name in MILESTONES)),
+    "local": ("schedule", *MILESTONES, "optimizer_options", "schedule_options"),
+    "privacy": ("noise",),
+    "evaluation": ("utility_only",),
+    "audit": ("update_canaries", "canary_coins"),
+}
 
 
 def _default_of(setting: Field[Any]) -> object:

@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from flsim.data.records import Batch, batch
-from flsim.models.language_model import Params, representative
-from flsim.models.loss import loss_sum
+from flsim.models.language_model import Params, loss_sum, representative
 from flsim.training.central.record_level import private_step
 from flsim.training.central.state import load_moments, moments_of
 from flsim.training.central.task import CentralTask, Chunk

@@ -18,8 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from flsim.base.errors import InputError
 from flsim.data.records import batch
 from flsim.models.architectures import declared
-from flsim.models.language_model import Params, TrainableModel, representative
-from flsim.models.loss import loss_sum
+from flsim.models.language_model import Params, TrainableModel, loss_sum, representative
 from flsim.privacy.mechanism import Mechanism
 from flsim.training.central.shares import dealt, tokens_of
 from flsim.training.central.state import load_moments, moments_of

@@ -20,7 +20,7 @@ sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.ate
 
 
 class PackedRecurrent(PackedModel):
-    """The written-out gradient of `flsim.models.recurrent.RecurrentLanguageModel`.
+    """The written-out gradient of `flsim.models.architectures.RecurrentLanguageModel`.
 
     Args:
         like, products: see `PackedModel`.

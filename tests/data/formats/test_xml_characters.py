@@ -13,7 +13,7 @@ from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.formats import stackexchange
 from flsim.data.formats.posts import Post
-from flsim.data.formats.xml_characters import CharacterFilter, is_allowed
+from flsim.data.formats.stackexchange import CharacterFilter, is_allowed
 
 EMOJI = "\U0001f600"  # U+D83D U+DE00 in UTF-16
 FORBIDDEN = {

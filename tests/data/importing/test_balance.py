@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.data.importing.balance import cut, split_of, written
+from flsim.data.importing.gather import cut, split_of, written
 
 lengths = st.lists(st.integers(0, 20), max_size=60)
 

@@ -18,7 +18,6 @@ from helpers import Flsim
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.formats.stackexchange import site_of
-from flsim.data.importing import archives
 from flsim.data.importing.run import ImportHParams, import_corpus
 
 HPARAMS = ImportHParams(8, 6, 12, heldout=0.3, test=0.3)
@@ -205,7 +204,7 @@ def test_names_in_an_archive_are_no_paths(tmp_path: Path) -> None:
 
 
 def test_without_py7zr_archives_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(archives, "py7zr", None)
+    monkeypatch.setattr("flsim.data.importing.unpack.py7zr", None)
     archive = write(tmp_path / "ai.7z", seven_zip({"Posts.xml": AI}))
     with pytest.raises(
         InputError, match=r"ai\.7z: 7z archives need py7zr, the extra '7z', which is not installed; pip"

@@ -15,8 +15,7 @@ from flsim.data.records import Records, batch
 from flsim.data.vocabulary import Layout
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import Params
-from flsim.models.loss import loss_sum
+from flsim.models.language_model import Params, loss_sum
 from flsim.training.central.record_level import private_step, record_gradients
 
 LAYOUT = Layout(12, record_words=6)

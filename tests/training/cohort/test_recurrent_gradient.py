@@ -17,7 +17,7 @@ from strategies import users_strategy
 
 from flsim.data.records import Records, batch
 from flsim.models.hparams import ModelHParams
-from flsim.models.loss import loss_sum
+from flsim.models.language_model import loss_sum
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.task import EngineName
 from flsim.training.cohort.engine import CohortEngine
