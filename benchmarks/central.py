@@ -27,10 +27,10 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params, TrainableModel
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.engines import engine_of
-from flsim.training.clip import global_norm
 from flsim.training.cohort.products import products_for
 from flsim.training.hparams import Precision
 from flsim.training.state import State
+from flsim.training.update import global_norm
 
 PAPER_STEPS = 37_500_000
 # Shares of what training changed. Beyond them two sides have not done the same. Rounding to 11 bits and to 8 moves a

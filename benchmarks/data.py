@@ -20,7 +20,7 @@ import numpy as np
 
 from benchmarks import writers
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.memory import PeakMemory
+from flsim.base.machine import PeakMemory
 from flsim.base.progress import say
 from flsim.base.rng import stream
 

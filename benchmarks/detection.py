@@ -19,8 +19,7 @@ from flsim.base.progress import progress
 from flsim.models.language_model import Params
 from flsim.simulation import Planted
 from flsim.training import update
-from flsim.training.clip import clip_factor, global_norm
-from flsim.training.update import UpdateSum
+from flsim.training.update import UpdateSum, clip_factor, global_norm
 
 USERS, COHORT, ROUNDS, NOISE = 400, 40, 20, 2.0
 MODEL = flsim.Model(8, 12)

@@ -1,6 +1,6 @@
 """Benchmark of the data side at the size of the paper: 392,000 users of 2,000 words, 90 canaries, cohorts of 5,000.
 
-Memory is that of this process and all its children (`flsim.base.memory`).
+Memory is that of this process and all its children (`flsim.base.machine`).
 """
 
 import os
@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.base.memory import PeakMemory
+from flsim.base.machine import PeakMemory
 from flsim.base.progress import say
 from flsim.base.rng import stream
 from flsim.canaries.planting import Planting, draw_canaries, plant

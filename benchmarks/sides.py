@@ -19,10 +19,9 @@ from flsim.base.errors import RunFailed
 from flsim.base.rng import stream
 from flsim.data.records import batch
 from flsim.runs.folder import Run
-from flsim.training.batches import epoch_orders
-from flsim.training.engines import EngineName
+from flsim.training.engines import EngineName, threads
+from flsim.training.local import epoch_orders
 from flsim.training.state import State
-from flsim.training.threads import threads
 
 ROOT = Path(__file__).parents[1]
 

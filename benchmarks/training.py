@@ -37,8 +37,8 @@ from flsim.base.progress import say
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.runs.folder import Run
-from flsim.training.clip import global_norm
 from flsim.training.hparams import Precision
+from flsim.training.update import global_norm
 
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
 FAR = {"float32": 1e-4, "bf16": 2**-8}  # of the way that training went: rounding leaves 1e-5 and 1e-3 of it, or less

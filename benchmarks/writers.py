@@ -24,7 +24,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from flsim.data.formats.hdf5 import refuse_missing_h5py
-from flsim.data.formats.tf_example import Example
+from flsim.data.formats.tff_sqlite import Example
 
 Examples = Iterable[tuple[str, str, str]]
 

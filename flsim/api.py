@@ -12,8 +12,8 @@ from flsim.audits.frames import audit, audit_simulation
 from flsim.base.errors import Diverged, InputError, RunFailed, as_list
 from flsim.canaries.spec import CanaryHParams as Canaries
 from flsim.data.corpus import Corpus
+from flsim.data.importing.gather import ImportHParams as ImportSettings
 from flsim.data.importing.run import import_corpus
-from flsim.data.importing.settings import ImportHParams as ImportSettings
 from flsim.data.making import make_corpus as make_by_code
 from flsim.evaluation.audit import audit as measure_any_model
 from flsim.evaluation.evaluate import EvaluationHParams
@@ -42,9 +42,9 @@ from flsim.runs.locks import discard
 from flsim.runs.measuring import evaluate_where_writable
 from flsim.simulation import Central, FedAvg, Planted, epsilon, plant, refuse_impossible, simulate
 from flsim.training.central import CentralHParams as CentralSGD
+from flsim.training.engines import threads as threads_of_torch
 from flsim.training.hparams import LocalHParams as LocalSGD
 from flsim.training.state import State
-from flsim.training.threads import threads as threads_of_torch
 
 if TYPE_CHECKING:
     from flsim.results.compare_runs import RunsCompared

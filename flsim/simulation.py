@@ -20,7 +20,6 @@ from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import default_branch
-from flsim.algorithms.training import Training
 from flsim.base.errors import InputError, at_least_one, not_negative
 from flsim.base.extensions import Option, Own, by_content, configured, refuse_wrong_options
 from flsim.base.machine import refuse_missing_device
@@ -39,10 +38,10 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order
+from flsim.training.engines import threads as threads_of_torch
 from flsim.training.hparams import LocalHParams
 from flsim.training.own_model import refuse_unfit
-from flsim.training.state import State
-from flsim.training.threads import threads as threads_of_torch
+from flsim.training.state import State, Training
 
 
 @dataclass(frozen=True)

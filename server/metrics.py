@@ -15,7 +15,7 @@ from ray.util.metrics import Counter, Gauge, Histogram
 
 from flsim.algorithms import checkpoint
 from flsim.base import logs
-from flsim.base.jsonl import NewLines
+from flsim.base.files import NewLines
 from flsim.base.progress import say
 from flsim.results import evaluations
 from flsim.results.rows import rows_in

@@ -25,7 +25,7 @@ import ray
 from ray.exceptions import RayError
 
 from flsim.base.errors import Interrupted
-from flsim.base.memory import PeakMemory
+from flsim.base.machine import PeakMemory
 from flsim.base.progress import say
 from flsim.data.corpus import Split
 from flsim.runs.config import Config

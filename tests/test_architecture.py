@@ -190,8 +190,8 @@ def test_kinds_of_training_are_known_to_their_own_rooms() -> None:
 TENSORS = {name for name, _ in CIFGLanguageModel(5, ModelSettings(2, 2)).named_parameters()}
 KNOW_TENSORS = {
     *(f"flsim/models/{name}.py" for name in ("cifg", "language_model")),
-    *(f"flsim/training/cohort/{name}.py" for name in ("padding", "position_model", "stacked_model")),
-    *(f"flsim/training/cohort/{name}.py" for name in ("gradient", "cifg_gradient", "recurrent_gradient")),
+    *(f"flsim/training/cohort/{name}.py" for name in ("packing", "stacked_model")),
+    *(f"flsim/training/cohort/{name}.py" for name in ("gradient", "packed_models")),
     "flsim/algorithms/checkpoint.py",  # a setting of the same name
 }
 

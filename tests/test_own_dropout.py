@@ -24,8 +24,8 @@ from flsim.runs.folder import Run
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.engines import LocalEngine
 from flsim.training.hparams import LocalHParams
+from flsim.training.local import training_mode
 from flsim.training.own_model import refuse_unfit
-from flsim.training.randomness import training_mode
 from flsim.training.update import UpdateSum
 from server.verify import verify
 

@@ -16,14 +16,13 @@ from flsim.base.rng import stream
 from flsim.data.records import Records
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.training.batches import local_batches
 from flsim.training.central import CentralHParams, train_central
 from flsim.training.central.engines import engine_of as central_engine_of
 from flsim.training.central.stacked import StackedEngine
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.engines import LocalEngine, engine_of
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import train_cohort, train_user
+from flsim.training.local import local_batches, train_cohort, train_user
 from flsim.training.optimizers import refuse_failing, slots_of
 
 

@@ -15,8 +15,7 @@ from flsim.algorithms import server_optimizers
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import InputError
-from flsim.base.extensions import Option, by_content, configured, is_own, options_of, parts, short_name
-from flsim.base.labels import declared_label
+from flsim.base.extensions import Option, by_content, configured, declared_label, is_own, options_of, parts, short_name
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.conventions import conventions_of

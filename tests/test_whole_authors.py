@@ -21,9 +21,8 @@ from flsim.canaries.in_corpus import plant_corpus
 from flsim.canaries.planting import draw_canaries
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, CorpusWriter
-from flsim.data.importing.gather import split_of
+from flsim.data.importing.gather import ImportHParams, split_of
 from flsim.data.importing.run import import_corpus
-from flsim.data.importing.settings import ImportHParams
 from flsim.data.inspect import inspect
 from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.records import Records

@@ -18,7 +18,7 @@ from flsim.audits.claim import Claim
 from flsim.base.rng import stream
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.update_canaries import AuditHParams, cosines
-from flsim.training.canary_updates import with_canaries
+from flsim.training.update import with_canaries
 
 CANARIES = 48
 ALIKE, UNLIKE = np.ones(CANARIES, np.int64), np.arange(CANARIES) % 5 + 1

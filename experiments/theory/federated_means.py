@@ -17,8 +17,7 @@ from experiments.theory.mean_estimation import MeanEstimation
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.rng import stream
-from flsim.data.extra import NOBODY, ExtraUsers
-from flsim.data.records import Records
+from flsim.data.records import NOBODY, ExtraUsers, Records
 from flsim.data.vocabulary import SPECIAL_TOKENS, Layout
 from flsim.models.hparams import ModelHParams
 from flsim.training.hparams import LocalHParams

@@ -18,10 +18,8 @@ from flsim.base.errors import RunFailed
 from flsim.base.rng import stream
 from flsim.data.records import Batch, Users
 from flsim.models.language_model import Params, TrainableModel
-from flsim.training.batches import local_batches
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import restored, train_user
-from flsim.training.randomness import training_mode
+from flsim.training.local import local_batches, restored, train_user, training_mode
 from flsim.training.state import Moments, by_slot, flat
 from flsim.training.update import UpdateSum
 

@@ -2,8 +2,7 @@
 
 from flsim.algorithms.algorithm import FEDAVG, Algorithm, Answer, User
 from flsim.base.errors import InputError
-from flsim.base.extensions import as_written, is_own, made, options_of, resolve
-from flsim.base.labels import declared_label
+from flsim.base.extensions import as_written, declared_label, is_own, made, options_of, resolve
 from flsim.training.hparams import LocalHParams
 from flsim.training.state import Moments
 

@@ -24,10 +24,8 @@ from flsim.privacy import noise
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
 from flsim.privacy.sampling import SAMPLERS
-from flsim.training.clip import global_norm
-from flsim.training.divergence import refuse_absurd_loss
-from flsim.training.state import Moments, State
-from flsim.training.update import UpdateSum
+from flsim.training.state import Moments, State, refuse_absurd_loss
+from flsim.training.update import UpdateSum, global_norm
 
 
 @dataclass(frozen=True)
@@ -134,7 +132,7 @@ def step(
 
     Raises:
         Diverged: a user's update, the loss or the new parameters are not finite, or the loss is absurd; see
-            `flsim.training.divergence`.
+            `flsim.training.state`.
     """
     _refuse_divergence(state, total, vocabulary_size)
     mean, clip, algorithm = None, state.clip, algorithm_named(configured(hparams, "algorithm"))

@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from flsim.base import jsonl
+from flsim.base import files
 from flsim.base.files import naming, sync
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.engines import Engine
@@ -79,7 +79,7 @@ class MicroCohorts:
         return next((line for line in self._lines() if "shard" not in line), None)
 
     def _lines(self) -> list[Line]:
-        lines = [] if self._file is None else [line for line in jsonl.read_lines(self._file) if is_line(line)]
+        lines = [] if self._file is None else [line for line in files.read_lines(self._file) if is_line(line)]
         return lines + self._in_memory
 
     def _add(self, **line: Any) -> None:

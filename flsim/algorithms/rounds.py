@@ -39,12 +39,11 @@ from flsim.privacy.sampling import (
     shard_ranges,
 )
 from flsim.privacy.update_canaries import AuditHParams
-from flsim.training.canary_updates import with_canaries
 from flsim.training.engines import Engine, EngineName, LocalEngine, engine_of, refuse_precision
 from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import refuse_failing, refuse_low_precision
 from flsim.training.state import Moments, State
-from flsim.training.update import UpdateSum
+from flsim.training.update import UpdateSum, with_canaries
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from flsim.base.extensions import (
     Own,
     calling_own,
     configured,
+    declared_label,
     is_own,
     made,
     naming_own_code,
@@ -28,12 +29,11 @@ from flsim.base.extensions import (
     refuse_wrong_options,
     resolve,
 )
-from flsim.base.labels import declared_label
 from flsim.base.types import refuse_other_types
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.training.schedules import SCHEDULES, rate_at, refuse_wrong_milestones
+from flsim.training.hparams import SCHEDULES, rate_at, refuse_wrong_milestones
 from flsim.training.state import Moments
 
 
@@ -43,7 +43,7 @@ class ServerOptimizer:
 
     Attributes:
         label: the optimizer's name in a table, after "FedAvg+"; "" for none. Of a user's own it is read from the source
-            where it is written as text; see `flsim.base.labels.declared_label`.
+            where it is written as text; see `flsim.base.extensions.declared_label`.
         init: (x, settings) -> moments before the first step. x are the parameters by name. Moments are by slot, then by
             parameter, in the parameter's shape; slot "step" has one number per parameter.
         apply: (x, D, moments, eta, settings) -> (x, moments) after a step. D is the averaged update by name, eta the

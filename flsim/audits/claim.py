@@ -5,9 +5,8 @@ from dataclasses import dataclass
 from flsim.audits.trade_off import Allowed, LeastProbability, of_group
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_own
-from flsim.privacy.allowed import EPSILONS, delta_curve, sound_convention
 from flsim.privacy.conventions import Convention, possible_conventions
-from flsim.privacy.ledger import Ledger, Unit, epsilon
+from flsim.privacy.ledger import EPSILONS, Ledger, Unit, delta_curve, epsilon, sound_convention
 from flsim.results.store import RunResults
 
 

@@ -28,9 +28,8 @@ from flsim.canaries.roster import read_canaries, write_roster
 from flsim.canaries.spec import Canary
 from flsim.canaries.twin import ORDER_FILES, Twin, make_twin, order_dtype
 from flsim.data.corpus import Corpus, Split
-from flsim.data.extra import NOBODY, ExtraUsers
 from flsim.data.kept import Kept, position_type
-from flsim.data.records import Records, Tokens
+from flsim.data.records import NOBODY, ExtraUsers, Records, Tokens
 from flsim.data.vocabulary import Layout
 
 World = Literal["iid", "non-iid"]

@@ -11,7 +11,7 @@ from flsim.base.rng import stream
 from flsim.canaries.planting import Overlay, Planting
 from flsim.data.corpus import Split
 from flsim.data.kept import record_words
-from flsim.data.streaming import windows
+from flsim.data.records import windows
 
 ORDER_FILES = {"<u4": "twin.u32", "<i8": "twin.i64"}  # by the type of their values
 

@@ -162,7 +162,8 @@ def import_(
 
     An interrupted import continues when you repeat the command.
     """
-    from flsim.data.importing.run import ImportHParams, import_corpus
+    from flsim.data.importing.gather import ImportHParams
+    from flsim.data.importing.run import import_corpus
     from flsim.data.inspect import inspect
 
     hparams = ImportHParams(

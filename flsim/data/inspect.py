@@ -13,7 +13,7 @@ from flsim.data.authors import author_of, largest_authors
 from flsim.data.corpus import Corpus, Split
 from flsim.data.histogram import Distribution
 from flsim.data.manifest import SPLITS, by_in
-from flsim.data.streaming import windows
+from flsim.data.records import windows
 from flsim.data.vocabulary import Layout
 
 LENGTHS = ("words_per_record", "records_per_user", "words_per_user")

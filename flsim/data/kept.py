@@ -18,8 +18,7 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data.corpus import Split
-from flsim.data.records import Records
-from flsim.data.streaming import windows
+from flsim.data.records import Records, windows
 
 Shadow = Literal["user", "record"]
 

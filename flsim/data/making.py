@@ -12,8 +12,8 @@ from flsim.base.errors import InputError
 from flsim.base.extensions import is_own, parts, refuse_unknown
 from flsim.data.corpus import Corpus
 from flsim.data.formats.own import maker_of
+from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.run import import_corpus
-from flsim.data.importing.settings import ImportHParams
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 
 
@@ -51,7 +51,7 @@ def make_corpus(
         out: folder of the new corpus.
         seed: seed of everything that is drawn.
         options: options of the maker, by name.
-        writing: fields of `flsim.data.importing.settings.ImportHParams`, by name. A built-in maker takes only those
+        writing: fields of `flsim.data.importing.gather.ImportHParams`, by name. A built-in maker takes only those
             that it has as options.
 
     Raises:

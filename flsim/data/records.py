@@ -1,14 +1,81 @@
 """Records of users, and batches of them as a next-word model reads them."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol, Self
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.data.extra import NOBODY, ExtraUsers
 from flsim.data.vocabulary import Layout
+
+# Reading of arrays that are larger than memory, piece by piece, without mapping them.
+
+WINDOW = 2**20  # values
+
+
+def windows(values: NDArray[Any], size: int | None = None, overlap: int = 0) -> Iterator[tuple[int, NDArray[Any]]]:
+    """Yield consecutive pieces of a whole array, each with the index where it starts.
+
+    Pieces of a memory-mapped file are read, because pages of a mapping, once touched, count as this process's memory.
+
+    Args:
+        values: an array, or a whole mapped file as `flsim.data.corpus.memory_map` opened it, not a part of one.
+        size: values from the start of one piece to the start of the next; `WINDOW` by default.
+        overlap: values that a piece has in common with the next.
+    """
+    size = size or WINDOW
+    for start in range(0, len(values), size):
+        yield start, piece(values, start, min(start + size + overlap, len(values)))
+
+
+def piece(values: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
+    """Return ``values[start:stop]`` of an array or a mapped file as `windows` takes it; parts of a file are read."""
+    if isinstance(values, np.memmap):
+        offset = start * values.itemsize
+        return np.fromfile(values.filename, values.dtype, stop - start, offset=offset)  # type: ignore[arg-type]
+    return values[start:stop]
+
+
+# Extra users, who are no part of the population: each takes part in one round, whatever the sampler draws.
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ExtraUsers:
+    """Users with numbers from the size of the population on, whose records follow those of the population.
+
+    Attributes:
+        rounds: int64 [users], the round in which each takes part, from 0; -1 for none.
+        offsets: int64 [users + 1], where each user's records start among those of extra users.
+    """
+
+    rounds: Ints = field(default_factory=lambda: np.empty(0, np.int64))
+    offsets: Ints = field(default_factory=lambda: np.zeros(1, np.int64))
+
+    def __len__(self) -> int:
+        return len(self.rounds)
+
+    def users_in(self, round_: int) -> Ints:
+        """Return the extra users of a round (from 0), counted from 0: int64 [n], ascending."""
+        return np.flatnonzero(self.rounds == round_)
+
+    def records_of(self, users: Ints) -> Ints:
+        """Return the records of extra users, counted from 0 among those of all of them: int64 [n]."""
+        ranges = [np.arange(self.offsets[user], self.offsets[user + 1]) for user in users]
+        return np.concatenate([*ranges, np.empty(0, np.int64)])
+
+    @property
+    def most_records(self) -> int:
+        """Return the number of records of the extra users of a round, of the round with the most of them."""
+        taking_part = self.rounds >= 0
+        sizes = np.diff(self.offsets)[taking_part]
+        return int(np.bincount(self.rounds[taking_part], sizes).max(initial=0))
+
+
+NOBODY = ExtraUsers()
+
 
 Tokens = NDArray[np.unsignedinteger[Any]]  # of the layout's `token_type`
 

@@ -17,9 +17,8 @@ from flsim.base.errors import InputError, at_least_one
 from flsim.base.progress import progress
 from flsim.base.rng import stream
 from flsim.data.corpus import Corpus, Split
-from flsim.data.records import Tokens
+from flsim.data.records import Tokens, piece, windows
 from flsim.data.rewriting import BLOCK, blocks
-from flsim.data.streaming import piece, windows
 from flsim.defences.dropping import drop_records, train_records
 
 # Near duplicates: records whose sets of word n-grams are alike.

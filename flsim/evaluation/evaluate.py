@@ -1,15 +1,15 @@
 """The evaluation of one model: every canary by the attacks, and the model's utility."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flsim.base.errors import Diverged, InputError, at_least_one
-from flsim.base.extensions import Own, refuse_unknown
+from flsim.base.errors import Diverged, InputError, RunFailed, at_least_one
+from flsim.base.extensions import Own, is_own, refuse_unknown
 from flsim.base.machine import refuse_beyond_memory
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
@@ -22,10 +22,13 @@ from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
 from flsim.evaluation.measures import measures, values_of
 from flsim.measures.built_in import ALSO, ALWAYS, WITH_OTHER_MODELS
-from flsim.measures.measure import Measure, ModelProbe, Probe
+from flsim.measures.measure import Measure, ModelProbe, Probe, continuations
 from flsim.measures.prediction import Predict, predict_with
 from flsim.measures.quantity import Subject
+from flsim.memorization.beam_search import beam_search
 from flsim.memorization.random_sampling import RandomSampler, references, refuse_too_many
+from flsim.models.architectures import build
+from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import LanguageModel, TrainableModel
 from flsim.models.quantization import FEWEST, MOST, quantized
 from flsim.results.rows import REFERENCES, WHOLE_TEST_USERS, Row
@@ -298,3 +301,62 @@ def _chosen(subject: Subject, hparams: EvaluationHParams) -> dict[str, Measure]:
     """Return the measures of canaries, or of the model, by name."""
     chosen = {measure.name: measure for measure in ALWAYS} | measures(hparams.also)
     return {name: measure for name, measure in chosen.items() if measure.subject == subject}
+
+
+# The trial of a user's own measures before training: a measure that always fails would cost a whole run.
+
+FEW = 20  # references, samples and nodes of the trial
+
+
+def refuse_failing(
+    model: ModelHParams, canaries: Sequence[Canary], test: Users, hparams: EvaluationHParams, seed: int
+) -> None:
+    """Call each of a user's own measures once, of an untrained model, one canary and one test user.
+
+    Raises:
+        InputError: a file failed, or has no fit `Measure`; or a measure failed, or computed something else than finite
+            numbers of its quantities. The message names the file.
+    """
+    measures(hparams.also)
+    own = tuple(name for name in hparams.also if is_own(name))
+    if not own:
+        return
+    few = {name: min(getattr(hparams, name), FEW) for name in ("references", "samples", "nodes")}
+    tiny = replace(hparams, also=own, test_users=1, **few)
+    untrained = build(test.layout.vocabulary_size, model).initialize(seed)
+    try:
+        evaluate(untrained, canaries[:1], test, tiny, seed, "trial", 0)
+    except RunFailed as error:
+        raise InputError(f"evaluation.also: {error} (tried with an untrained model)") from error
+
+
+# The token ids that Beam Search writes after the known words of canaries.
+
+
+def write_on(
+    model: TrainableModel, canaries: Sequence[Canary], layout: Layout, hparams: EvaluationHParams
+) -> dict[str, tuple[int, ...]]:
+    """Return, by the id of each canary, its known words and the likeliest continuation that a beam search finds.
+
+    A canary is extracted where these are its own tokens.
+
+    Args:
+        model: the model, on its device.
+        canaries: the canaries.
+        layout: of token ids.
+        hparams: prefix, beam width and bits of weights, as in an evaluation.
+
+    Raises:
+        InputError: the prefix leaves nothing of a canary.
+        Diverged: a log-probability is not finite.
+    """
+    refuse_short(canaries, hparams)
+    if hparams.weight_bits is not None:
+        model = quantized(model, hparams.weight_bits)
+    written = {}
+    for canary in canaries:
+        known = canary.tokens[: known_words(canary, hparams)]
+        prefix = torch.tensor((layout.bos, *known), device=model.device)
+        tokens, _ = beam_search(model, prefix, continuations(canary, len(known), layout), hparams.beam_width)
+        written[canary.id] = (*known, *tokens[0].tolist())
+    return written

@@ -9,7 +9,7 @@ from flsim.base.extensions import is_own, naming_own_code, resolve
 from flsim.measures.built_in import ALSO, QUANTITIES
 from flsim.measures.measure import Measure, ModelProbe, Probe
 from flsim.measures.quantity import Quantity, refuse_unfit
-from flsim.models.unchanged import refusing_changes
+from flsim.models.language_model import refusing_changes
 from flsim.results.columns import TAKEN, names_of
 
 

@@ -13,7 +13,7 @@ from flsim.base.extensions import calling_own, is_own, resolve, short_name
 from flsim.membership import scores
 from flsim.membership.attack import Attack, Floats, Learned
 from flsim.membership.candidates import Candidates, gradient_norms, log_probabilities, moments
-from flsim.models.unchanged import refusing_changes
+from flsim.models.language_model import refusing_changes
 
 # An attack of a user's own, made safe: its errors name its file, and it leaves the models as they were.
 

@@ -26,7 +26,7 @@ from flsim.membership.built_in import BLIND, BUILT_IN, attack_named
 from flsim.membership.candidates import Candidates
 from flsim.membership.stored import LEVELS, column
 from flsim.membership.targets import Targets, targets_of
-from flsim.training.threads import threads as threads_of_torch
+from flsim.training.engines import threads as threads_of_torch
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -36,7 +36,7 @@ from flsim.membership.built_in import blind_statistics, logistic
 from flsim.membership.inference import CONFOUNDED, claimed, success
 from flsim.membership.targets import members_of, never_trained
 from flsim.runs.folder import Run
-from flsim.training.threads import threads as threads_of_torch
+from flsim.training.engines import threads as threads_of_torch
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -5,8 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from flsim.base.errors import at_least_one
-from flsim.base.extensions import Option, Own, is_own, refuse_options, refuse_unknown
-from flsim.base.labels import declared_label
+from flsim.base.extensions import Option, Own, declared_label, is_own, refuse_options, refuse_unknown
 from flsim.base.types import refuse_other_types
 from flsim.models.architectures import BUILT_IN
 from flsim.models.language_model import ModelSettings

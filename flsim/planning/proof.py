@@ -5,13 +5,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from flsim.audits.audit import ceiling, ceiling_of_coins
-from flsim.canaries.spec import CanaryHParams, configurations
-from flsim.canaries.windows import ALWAYS
+from flsim.canaries.spec import ALWAYS, CanaryHParams, configurations
 from flsim.data.corpus import Split
 from flsim.forgetting.success import least_alpha
 from flsim.planning.scale import Users, trained_on
-from flsim.privacy.allowed import sound_convention
-from flsim.privacy.ledger import Unit
+from flsim.privacy.ledger import Unit, sound_convention
 from flsim.privacy.sampling import Relation
 from flsim.results.sweeps import WORLD
 from flsim.runs.config import Config

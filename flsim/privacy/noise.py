@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import as_written, calling_own, is_own, resolve_class
-from flsim.base.labels import declared_label
+from flsim.base.extensions import as_written, calling_own, declared_label, is_own, resolve_class
 from flsim.base.rng import stream
 from flsim.privacy.sampling import refuse_no_event
 

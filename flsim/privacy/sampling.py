@@ -13,8 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import as_written, calling_own, is_own, made, refuse_unknown, resolve_class
-from flsim.base.labels import declared_label
+from flsim.base.extensions import as_written, calling_own, declared_label, is_own, made, refuse_unknown, resolve_class
 from flsim.base.rng import stream
 
 if TYPE_CHECKING:  # the import takes half a second, which every process of a run would pay

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal, get_args
 
-from flsim.base import jsonl
+from flsim.base import files
 from flsim.base.files import naming
 
 FILE = "evaluations.jsonl"
@@ -53,7 +53,7 @@ def log_evaluation(run_folder: Path, evaluation: Evaluation) -> None:
 def read_evaluations(run_folder: Path) -> list[Evaluation]:
     """Return all attempts, in the order in which they ended, without damaged lines."""
     attempts = []
-    for line in jsonl.read_lines(run_folder / FILE):
+    for line in files.read_lines(run_folder / FILE):
         try:
             attempts.append(_checked(Evaluation(**line)))
         except (ValueError, TypeError):

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from flsim.algorithms import checkpoint, micro_cohorts
-from flsim.base import jsonl
+from flsim.base import files
 from flsim.base.errors import InputError
 from flsim.base.files import new_file
 from flsim.base.logs import log
@@ -94,7 +94,7 @@ def _shared_checkpoints(run: Run, twin: Run) -> list[Path]:
 
 
 def _copy_micro_cohorts(run: Run, twin: Run, reached: int) -> None:
-    lines = [line for line in jsonl.read_lines(twin.path / micro_cohorts.FILE) if micro_cohorts.is_line(line)]
+    lines = [line for line in files.read_lines(twin.path / micro_cohorts.FILE) if micro_cohorts.is_line(line)]
     if kept := [line for line in lines if line.get("round", 0) < reached]:
         with new_file(run.path / micro_cohorts.FILE) as partial:
             partial.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")

@@ -25,7 +25,6 @@ from typing import Any, Literal
 
 from flsim.algorithms import checkpoint
 from flsim.algorithms.micro_cohorts import MicroCohorts
-from flsim.algorithms.training import Training
 from flsim.algorithms.user_states import FOLDER, UserStates
 from flsim.base.errors import InputError
 from flsim.base.files import digest, new_file, new_folder, write_json
@@ -35,7 +34,7 @@ from flsim.canaries.population import Population, open_population, verify_popula
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split
 from flsim.data.rewriting import labelled_steps
-from flsim.evaluation.trial import refuse_failing
+from flsim.evaluation.evaluate import refuse_failing
 from flsim.privacy import ledger
 from flsim.results.rows import identity_of, refuse_foreign_rows
 from flsim.results.run_file import refuse_begun, setting_of
@@ -45,7 +44,7 @@ from flsim.runs.config.arms import shared_rounds
 from flsim.runs.foresight import foresee_training
 from flsim.runs.trackers import refuse_missing
 from flsim.training.own_model import frozen_digest, refuse_unfit
-from flsim.training.state import State
+from flsim.training.state import State, Training
 
 README = f"""\
 One run of flsim: its settings, its canaries, the trained models, and what was measured of them. `flsim table FOLDER`

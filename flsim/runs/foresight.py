@@ -2,7 +2,7 @@
 
 from dataclasses import replace
 
-from flsim.canaries import limits
+from flsim.canaries import planting
 from flsim.canaries.in_corpus import Planted, settled
 from flsim.data.corpus import Corpus, Split
 from flsim.data.vocabulary import Layout
@@ -37,9 +37,9 @@ def refuse_impossible(settings: Config, layout: Layout, records: int | None, is_
             beams or the model do not fit the memory.
     """
     if records is not None:
-        limits.refuse_too_many(settings.canaries, records)
+        planting.refuse_too_many(settings.canaries, records)
         if not settings.canaries.template:
-            limits.refuse_too_long(settings.canaries.length, layout)
+            planting.refuse_too_long(settings.canaries.length, layout)
     if is_trained_here:
         canaries, prefix = settings.canaries, settings.evaluation.prefix
         continuations = canaries.continuations(prefix, layout.words)

@@ -11,8 +11,7 @@ from flsim.algorithms import checkpoint
 from flsim.base.errors import Diverged, InputError
 from flsim.base.extensions import naming_own_code
 from flsim.base.files import refuse_unwritable
-from flsim.evaluation.continuations import write_on
-from flsim.evaluation.evaluate import evaluate
+from flsim.evaluation.evaluate import evaluate, write_on
 from flsim.evaluation.measures import own_quantities
 from flsim.models.language_model import TrainableModel
 from flsim.results.rows import DIVERGED, Row, write_rows

@@ -3,7 +3,7 @@
 import numpy as np
 import pandas as pd
 
-from flsim.algorithms.participation import of_extra
+from flsim.runs.config.participation import of_extra
 from flsim.runs.folder import Run
 
 

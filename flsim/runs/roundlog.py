@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from flsim.base import jsonl
+from flsim.base import files
 from flsim.base.files import naming, new_file, sync
 
 FILE = "rounds.jsonl"
@@ -36,7 +36,7 @@ def keep(run_folder: Path) -> None:
 
 def read(run_folder: Path) -> list[Line]:
     """Return the lines of all rounds in the log, in their order and once each, without those marked as lost."""
-    return rounds_among(jsonl.read_lines(run_folder / FILE))
+    return rounds_among(files.read_lines(run_folder / FILE))
 
 
 def rounds_among(values: Iterable[Any]) -> list[Line]:
@@ -64,7 +64,7 @@ def mean_losses(lines: Iterable[Line], rounds: Iterable[int]) -> dict[int, float
 
 def last(run_folder: Path) -> Line:
     """Return the last line without reading the others; empty if it is cut short or missing."""
-    line = jsonl.last_line(run_folder / FILE)
+    line = files.last_line(run_folder / FILE)
     return line if _is_line(line) else {}
 
 
@@ -139,7 +139,7 @@ def _replace(run_folder: Path, lines: Iterable[Line]) -> None:
 
 def _lines(run_folder: Path) -> list[Line]:
     """Return all lines by round, those of lost rounds included."""
-    return _once(jsonl.read_lines(run_folder / FILE))
+    return _once(files.read_lines(run_folder / FILE))
 
 
 def _once(values: Iterable[Any]) -> list[Line]:

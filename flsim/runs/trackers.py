@@ -25,8 +25,7 @@ from typing import Any, Literal, Protocol
 import pandas as pd
 
 from flsim.base.errors import InputError
-from flsim.base.files import naming
-from flsim.base.jsonl import NewLines
+from flsim.base.files import NewLines, naming
 from flsim.base.mappings import flat
 from flsim.base.progress import say
 from flsim.measures.built_in import QUANTITIES

@@ -1,8 +1,11 @@
 """The engines of local training, by name. They share one contract, and `local` is their oracle."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
+
+import torch
 
 from flsim.base.errors import InputError
 from flsim.base.extensions import configured
@@ -93,3 +96,20 @@ def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: str,
         raise InputError(
             f'system.engine "local" trains in float32; local.precision {hparams.precision!r} needs "cohort"'
         )
+
+
+# The number of threads that torch computes with in this process.
+
+
+@contextmanager
+def threads(number: int) -> Iterator[None]:
+    """Let torch compute with `number` threads within the block, and put the former number back afterwards.
+
+    Small products gain nothing from a second thread, and wait for it where cores are busy.
+    """
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -3,18 +3,77 @@
 McMahan et al. (2017), Algorithm 1, ClientUpdate; Thakkar et al. (2020), Algorithm 1, UserUpdate.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from flsim.base.rng import stream
-from flsim.data.records import Batch, Users
+from flsim.base.rng import stream, torch_stream
+from flsim.data.records import Batch, Records, Users, batch
+from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, TrainableModel, loss_sum
-from flsim.training.batches import local_batches
 from flsim.training.hparams import LocalHParams
-from flsim.training.randomness import training_mode
 from flsim.training.update import UpdateSum
+
+# The random numbers that a network draws while it is trained, such as those of dropout.
+#
+# torch's modules draw from generators that a process shares. Here the generators are seeded for a piece of training,
+# so that what is drawn does not depend on the process, or on what the process trained before.
+
+
+@contextmanager
+def training_mode(model: TrainableModel, seed: int, *keys: int) -> Iterator[None]:
+    """Set a model to training mode, in which dropout is active, and seed torch's generators within the block.
+
+    After the block the model is in evaluation mode, and the generators are in their states from before.
+
+    Args:
+        model: the model, whose device tells which generators it draws from.
+        seed: the experiment's seed.
+        keys: the round and the user of federated training; the step of central training.
+    """
+    with torch_stream(model.device, seed, *keys):
+        model.train()
+        try:
+            yield
+        finally:
+            model.eval()
+
+
+@torch.no_grad()
+def draws(model: TrainableModel, tokens: Tensor) -> bool:
+    """Return whether reading tokens int64 [B, T] in training mode draws from torch's generator of CPUs."""
+    with training_mode(model, 0):
+        before = torch.get_rng_state()
+        model(tokens)
+        return not torch.equal(before, torch.get_rng_state())
+
+
+# The choice and order of the records that a user trains on, which is the same for every engine.
+
+
+def epoch_orders(records: int, hparams: LocalHParams, rng: np.random.Generator) -> list[NDArray[np.int64]]:
+    """Return the records of each epoch in the order of training, int64 [examples] each, shuffled anew for every epoch.
+
+    Args:
+        records: number of records that the user has. If it exceeds `hparams.max_records`, that many are drawn once and
+            used in all epochs.
+        hparams: settings of local training.
+        rng: random stream of the user and the round.
+    """
+    examples = hparams.examples(records)
+    chosen = np.arange(records) if examples == records else rng.choice(records, examples, replace=False)
+    return [chosen[rng.permutation(examples)] for _ in range(hparams.epochs)]
+
+
+def local_batches(records: Records, layout: Layout, hparams: LocalHParams, rng: np.random.Generator) -> Iterator[Batch]:
+    """Yield the user's batches in the order of training."""
+    for order in epoch_orders(len(records), hparams, rng):
+        for first in range(0, len(order), hparams.batch_size):
+            yield batch(records, order[first : first + hparams.batch_size], layout)
 
 
 def train_cohort(

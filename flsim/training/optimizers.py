@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import is_own, naming_own_code, options_as_text, options_of, parts, resolve
-from flsim.base.labels import declared_label
+from flsim.base.extensions import declared_label, is_own, naming_own_code, options_as_text, options_of, parts, resolve
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # defaults of torch.optim.Adam
 ALPHA = 0.99  # default of torch.optim.RMSprop, whose epsilon is Adam's

@@ -11,7 +11,7 @@ from flsim.data.vocabulary import Layout
 from flsim.models.architectures import build, weights_of
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import TrainableModel, digest_of, loss_sum
-from flsim.training.randomness import training_mode
+from flsim.training.local import training_mode
 
 TOLERANCE = 1e-4  # absolute and relative, of log-probabilities in float32
 OUTSIDE = (

@@ -1,8 +1,11 @@
 """The state of training, whatever the algorithm; a checkpoint holds the state and nothing else."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
+from flsim.base.errors import Diverged
 from flsim.models.language_model import Params
 from flsim.privacy.ledger import Ledger
 
@@ -51,3 +54,55 @@ def by_slot(tensors: Params) -> Moments:
         slot, _, name = key.partition("/")
         slots.setdefault(slot, {})[name] = value
     return slots
+
+
+# The check of the training loss that finds diverged models whose values are all finite.
+#
+# Such a model memorizes nothing, and would pass for a private one.
+
+ABSURD = 10  # times the loss of uniform guessing
+
+
+def refuse_absurd_loss(when: str, loss: float, tokens: int, vocabulary_size: int, culprit: str) -> None:
+    """Refuse a training loss that is far above the loss of uniform guessing.
+
+    Args:
+        when: the round or step, for the message.
+        loss: summed cross-entropy in nats.
+        tokens: number of positions in the sum; a sum over no positions is never refused.
+        vocabulary_size: number of token ids.
+        culprit: the setting that is most likely too high, for the message.
+
+    Raises:
+        Diverged: the mean loss exceeds `ABSURD` times the loss of uniform guessing.
+    """
+    guessing = math.log(vocabulary_size)
+    if tokens and loss > ABSURD * guessing * tokens:
+        raise Diverged(
+            f"{when}: the training loss is {loss / tokens:.3g} nats a word, where guessing gives {guessing:.3g}; "
+            f"most likely {culprit} is too high"
+        )
+
+
+# The contract of training for its callers, whichever algorithm trains.
+
+
+class Training(Protocol):
+    """The settings of training and its users, without a state."""
+
+    def first_state(self) -> State:
+        """Return the state before the first round."""
+        ...
+
+    def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = ...) -> Iterator[State]:
+        """Train in this process from a state to round `until`, and yield states.
+
+        Args:
+            state: the state to continue from; it is not changed.
+            until: the last round; in central training, the last step.
+            is_wanted: whether to yield the state after that many rounds; the last state is always yielded.
+
+        Raises:
+            Diverged: values are not finite, or a loss is absurd; the message names the round.
+        """
+        ...

@@ -4,9 +4,32 @@ import math
 from dataclasses import dataclass, replace
 
 import torch
+from numpy import int64
+from numpy.typing import NDArray
 
 from flsim.models.language_model import Params
-from flsim.training.clip import clip_factor, global_norm
+from flsim.privacy.update_canaries import update_of
+
+# The clip of one user's update, by the L2 norm over all of its tensors.
+#
+# Thakkar et al. (2020), Algorithm 1, UserUpdate: "return update Delta_k = Delta min(1, S / ||Delta||)".
+
+
+def global_norm(update: Params) -> float:
+    """Return the L2 norm of all tensors as one vector; float64 keeps it finite for every finite float32 update."""
+    squares = [torch.linalg.vector_norm(value, dtype=torch.float64) for value in update.values()]
+    return float(torch.linalg.vector_norm(torch.stack(squares)))
+
+
+def clip_factor(norm: float, bound: float) -> float:
+    """Return min(1, bound / norm), which is 1 for a norm of 0.
+
+    Raises:
+        ValueError: the norm is not finite: infinity times 0 would be a NaN, and no factor mends a NaN.
+    """
+    if not math.isfinite(norm):
+        raise ValueError(f"an update of norm {norm} cannot be clipped")
+    return 1.0 if norm <= bound else bound / norm
 
 
 @dataclass(frozen=True)
@@ -120,3 +143,25 @@ class UpdateSum:
             and bool(torch.isfinite(torch.tensor(self.loss)))
             and all(bool(torch.isfinite(value).all()) for value in self.delta.values())
         )
+
+
+# Updates of canary users in a sum: each passes through the clip that real users' updates pass through.
+
+
+def with_canaries(total: Params, users: NDArray[int64], seed: int, clip: float) -> Params:
+    """Return a sum of clipped updates with those of canary users, which `UpdateSum.of_user` clips.
+
+    Args:
+        total: sum of the real users' updates, float64 by parameter; it is not changed.
+        users: int64 [n], the canary users of the round; one that is drawn twice counts twice.
+        seed: the experiment's seed.
+        clip: S of the round.
+    """
+    if not len(users):
+        return total
+    total = {name: value.clone() for name, value in total.items()}
+    for canary in users.tolist():
+        sent = UpdateSum.of_user(update_of(canary, seed, clip, total), 0, 0.0, 0, clip)
+        for name, value in sent.delta.items():
+            total[name].add_(value)
+    return total

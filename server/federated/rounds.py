@@ -13,7 +13,7 @@ from flsim.algorithms.checkpoint import digest_of, latest, round_of
 from flsim.algorithms.rounds import RoundRequest, Send
 from flsim.algorithms.summation import Reply, ShardWork
 from flsim.base.errors import Interrupted
-from flsim.base.jsonl import NewLines
+from flsim.base.files import NewLines
 from flsim.base.logs import log, logging_to
 from flsim.base.progress import progress, say
 from flsim.privacy import ledger
@@ -21,8 +21,8 @@ from flsim.runs.config.federated import SHARDS
 from flsim.runs.folder import Run
 from flsim.runs.locks import hold_lock
 from flsim.runs.recovery import recover
+from flsim.training.engines import threads
 from flsim.training.state import State
-from flsim.training.threads import threads
 from flsim.training.update import UpdateSum
 from flsim.wire import Address
 from server.federated.deadline import Deadline

@@ -17,9 +17,8 @@ from flsim.models.language_model import Params
 from flsim.privacy import noise as process
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams, noisy_mean
-from flsim.training.clip import global_norm
 from flsim.training.state import State
-from flsim.training.update import UpdateSum
+from flsim.training.update import UpdateSum, global_norm
 
 POPULATION = 1_000
 NONE, CLIP = PrivacyHParams(), PrivacyHParams("clip", clip=0.5)

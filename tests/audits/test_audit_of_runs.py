@@ -16,9 +16,8 @@ from scipy.special import ndtr, ndtri
 
 from flsim.audits.subject import subject_of
 from flsim.audits.trade_off import Allowed
-from flsim.privacy.allowed import EPSILONS, delta_curve
 from flsim.privacy.conventions import conventions_of
-from flsim.privacy.ledger import Entry, Ledger, epsilon
+from flsim.privacy.ledger import EPSILONS, Entry, Ledger, delta_curve, epsilon
 from flsim.runs.folder import Run
 
 Trained = Callable[..., Path]

@@ -24,13 +24,12 @@ from flsim.audits.trade_off import epsilon_of_gaussian
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.models.hparams import ModelHParams
-from flsim.privacy.allowed import sound_convention
-from flsim.privacy.ledger import epsilon
+from flsim.privacy.ledger import epsilon, sound_convention
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.update_canaries import AuditHParams, cosines, direction, toss
 from flsim.runs.folder import Run
-from flsim.training.canary_updates import with_canaries
 from flsim.training.hparams import LocalHParams
+from flsim.training.update import with_canaries
 
 
 @pytest.mark.parametrize(("dimension", "value"), [(200, 2.375326), (2_000, 2.317789)])

@@ -13,8 +13,7 @@ from benchmarks.detection import MECHANISMS, audited, clip_of_each_layer, own, p
 from flsim.audits.rounds import independence, participation
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.simulation import Planted
-from flsim.training.canary_updates import with_canaries
-from flsim.training.clip import global_norm
+from flsim.training.update import global_norm, with_canaries
 
 LIKE = {"weights": torch.zeros(50, 20), "bias": torch.zeros(20)}
 

@@ -13,7 +13,7 @@ from scipy.stats import beta, norm
 
 from flsim.audits import coins, guesses, pooled, trade_off
 from flsim.audits.claim import Claim
-from flsim.privacy.allowed import EPSILONS, sound_convention
+from flsim.privacy.ledger import EPSILONS, sound_convention
 
 
 def p_of_coins(epsilon: float, delta: float, canaries: int, made: int, right: int) -> float:

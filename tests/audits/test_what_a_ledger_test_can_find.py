@@ -15,7 +15,7 @@ from flsim.audits.claim import Claim
 from flsim.audits.subject import Coins, Subject, subject_of
 from flsim.audits.testing import LedgerTest, Verdict
 from flsim.audits.trade_off import Allowed, delta_of_gaussian, epsilon_of_gaussian
-from flsim.privacy.allowed import EPSILONS, sound_convention
+from flsim.privacy.ledger import EPSILONS, sound_convention
 
 DELTA = 1e-5
 MUS = (0.01, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0)

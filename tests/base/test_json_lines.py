@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from flsim.base.jsonl import TAIL, NewLines, last_line, read_lines
+from flsim.base.files import TAIL, NewLines, last_line, read_lines
 
 
 def test_damaged_lines_are_left_out(tmp_path: Path) -> None:

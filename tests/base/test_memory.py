@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from flsim.base.memory import Memory
+from flsim.base.machine import Memory
 
 MEGABYTE = 2**20
 HOLD = """

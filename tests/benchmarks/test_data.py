@@ -10,7 +10,8 @@ import pytest
 
 from benchmarks.data import FILES, PER_USER, examples
 from flsim.data.formats.known import FORMATS
-from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.gather import ImportHParams
+from flsim.data.importing.run import import_corpus
 
 
 def test_generated_sentences_are_those_of_users_of_the_mean_size() -> None:

@@ -15,8 +15,7 @@ from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import plant_corpus
 from flsim.canaries.population import Population
 from flsim.canaries.roster import read_roster
-from flsim.canaries.spec import CanaryHParams
-from flsim.canaries.windows import bounds_of
+from flsim.canaries.spec import CanaryHParams, bounds_of
 from flsim.data.corpus import Corpus
 from flsim.planning.scale import Users, canaries_of
 from flsim.results.canary_table import canary_table

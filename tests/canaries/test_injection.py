@@ -12,8 +12,7 @@ import flsim
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
 from flsim.canaries.roster import read_roster
-from flsim.canaries.spec import CanaryHParams
-from flsim.canaries.windows import injection_bounds
+from flsim.canaries.spec import CanaryHParams, injection_bounds
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.participation import participation

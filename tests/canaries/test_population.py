@@ -16,7 +16,6 @@ from flsim.canaries.planting import Overlay, Planting, plant
 from flsim.canaries.population import Population, open_population, verify_population, write_population
 from flsim.canaries.spec import Canary
 from flsim.canaries.twin import make_twin, order_dtype
-from flsim.data import streaming as windows_module
 from flsim.data.corpus import CorpusWriter, Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
@@ -81,7 +80,7 @@ def test_both_worlds_are_what_lists_of_lists_hold(
     replaced = data.draw(st.dictionaries(st.integers(0, count - 1), st.integers(0, len(PHRASES) - 1)))
     split, planting = split_of(users), planting_of(replaced)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows_module, "WINDOW", window)
+        patch.setattr("flsim.data.records.WINDOW", window)
         worlds = population_of(split, planting, None), population_of(split, planting, seed)
     for world, expected in zip(worlds, naive_worlds(users, replaced, seed), strict=True):
         assert len(world) == len(users)

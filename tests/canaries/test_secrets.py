@@ -15,8 +15,18 @@ from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.canaries.holes import Hole, fillings, parse, unknown_symbols
-from flsim.canaries.secrets import Ints, Secrets, are_cards, are_social_security_numbers, check_digits, templates
+from flsim.canaries.secrets import (
+    Hole,
+    Ints,
+    Secrets,
+    are_cards,
+    are_social_security_numbers,
+    check_digits,
+    fillings,
+    parse,
+    templates,
+    unknown_symbols,
+)
 from flsim.data.vocabulary import By, Vocabulary
 
 TOKENS = ("the", "number", "is", "-", *reversed(digits), *ascii_lowercase, "seven", "eight")  # ids of digits descend

@@ -16,7 +16,6 @@ from flsim.canaries.planting import plant
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
 from flsim.canaries.twin import Twin, make_twin
-from flsim.data import streaming as windows_module
 from flsim.data.corpus import Split
 from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
@@ -60,7 +59,7 @@ def test_both_worlds_of_any_users_are_twins(
     canaries = tuple(Canary(f"c{i}", phrase, 0.5, 0.5, copies[i]) for i, phrase in enumerate(PHRASES))
     planting = plant(split, canaries, seed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows_module, "WINDOW", window)
+        patch.setattr("flsim.data.records.WINDOW", window)
         twin, overlay = make_twin(split, planting, seed)
     phrases = tuple(np.array(phrase, np.uint16) for phrase in PHRASES)
     assert_twins(Population(split, phrases, planting.overlay), Population(split, phrases, overlay, twin))

@@ -15,8 +15,7 @@ from helpers import Experiment, Flsim, MakeCorpus
 
 from flsim.algorithms.checkpoint import save
 from flsim.algorithms.fedavg import init
-from flsim.evaluation.continuations import write_on
-from flsim.evaluation.evaluate import evaluate
+from flsim.evaluation.evaluate import evaluate, write_on
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
 from flsim.results.run_file import read_run_file

@@ -15,10 +15,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flsim.base.files import new_folder
-from flsim.data import streaming as windows_module
 from flsim.data.authors import author_of
 from flsim.data.corpus import Corpus, CorpusWriter
-from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.gather import ImportHParams
+from flsim.data.importing.run import import_corpus
 from flsim.data.inspect import inspect, unit_of
 from flsim.data.manifest import SPLITS
 from flsim.data.records import Records
@@ -71,7 +71,7 @@ def naive_lengths(split: list[User]) -> dict[str, list[int]]:
 )
 def test_every_number_is_the_naive_one(splits: dict[str, list[User]], layout: str, window: int) -> None:
     with TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(windows_module, "WINDOW", window)
+        patch.setattr("flsim.data.records.WINDOW", window)
         found = inspect(write(Path(folder) / "corpus", splits, Layout(VOCABULARY, 20, layout)))
     assert json.loads(json.dumps(found)) == found
     assert (found["layout"], found["vocabulary"], found["record_words"]) == (layout, VOCABULARY, 20)

@@ -14,7 +14,8 @@ from helpers import Flsim
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest
 from flsim.data.corpus import Corpus
-from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.gather import ImportHParams
+from flsim.data.importing.run import import_corpus
 from flsim.data.making import make_corpus
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 

@@ -8,8 +8,8 @@ import pytest
 
 from flsim.data.corpus import Corpus
 from flsim.data.formats.stackexchange import site_of
-from flsim.data.importing.gather import split_of
-from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.gather import ImportHParams, split_of
+from flsim.data.importing.run import import_corpus
 from flsim.data.inspect import inspect
 from flsim.data.manifest import SPLITS, WHOLE
 

@@ -12,7 +12,8 @@ from reading import Sentence, by_user, check_post, parts_of, read, sentences
 from benchmarks import writers
 from flsim.data.formats.known import FORMATS, format_of
 from flsim.data.formats.posts import OOV_WORD
-from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.gather import ImportHParams
+from flsim.data.importing.run import import_corpus
 from flsim.data.sentences import records
 
 SPLITS = st.sampled_from(["train", "heldout", "test"])

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flsim.data.corpus import memory_map
-from flsim.data.streaming import windows
+from flsim.data.records import windows
 
 
 @given(count=st.integers(0, 30), size=st.integers(1, 12), overlap=st.integers(0, 4))

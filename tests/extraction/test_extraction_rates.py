@@ -11,7 +11,7 @@ from scipy import stats
 from flsim.audits.intervals import difference
 from flsim.data.records import Records
 from flsim.extraction.discoverable import Scheme, discover
-from flsim.extraction.prompts import is_elicited, is_near_verbatim, one_word_continuations
+from flsim.extraction.extract import is_elicited, is_near_verbatim, one_word_continuations
 from flsim.extraction.rates import TRIES, P, eidetic_of, over_seeds, rates_of
 
 

@@ -6,7 +6,7 @@ import torch
 from membership.before_model import LAYOUT, drawn, untrained
 
 from flsim.data.records import Records
-from flsim.extraction.prompts import is_elicited, is_near_verbatim, one_word_continuations
+from flsim.extraction.extract import is_elicited, is_near_verbatim, one_word_continuations
 from flsim.memorization.beam_search import beam_search
 from flsim.memorization.generation import GenerationHParams, generate
 from flsim.memorization.template import Template

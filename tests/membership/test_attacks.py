@@ -19,9 +19,8 @@ from flsim.membership.inference import row_of, scores_of
 from flsim.membership.stored import column
 from flsim.membership.targets import Targets
 from flsim.models.language_model import TrainableModel
-from flsim.training.batches import local_batches
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import train_user
+from flsim.training.local import local_batches, train_user
 
 # Areas that attacks reach at least on a model that knows its records by heart. Gradients vanish last.
 OVERFITTED = dict.fromkeys(("loss", "reference", "zlib", "min-k", "min-k++", "neighbourhood", "quantile"), 0.95)

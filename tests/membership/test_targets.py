@@ -20,8 +20,8 @@ from flsim.membership.targets import fingerprints, matched, members_of, targets_
 from flsim.privacy.sampling import draw_cohort
 from flsim.runs.config import load
 from flsim.runs.folder import Run
-from flsim.training.batches import local_batches
 from flsim.training.central.records import poisson_lot, positions_at
+from flsim.training.local import local_batches
 
 MakeRun = Callable[..., Run]
 USERS, RECORDS, VOCABULARY = 20, 6, 150

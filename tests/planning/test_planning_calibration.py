@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import Experiment
 
-from flsim.base.memory import Memory
+from flsim.base.machine import Memory
 from flsim.planning.calibration import copies_of, observe, scratch
 from flsim.planning.kinds import FEWEST, FEWEST_REFERENCES, REFERENCES, canaries_of, kind_of
 from flsim.planning.monitor import Watch, run_of, share_of_others

@@ -25,10 +25,9 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import SAMPLERS
 from flsim.privacy.update_canaries import LENGTH, AuditHParams, cosines, direction, toss, update_of
 from flsim.runs.config import load as load_config
-from flsim.training.canary_updates import with_canaries
-from flsim.training.clip import global_norm
 from flsim.training.hparams import LocalHParams
 from flsim.training.state import State
+from flsim.training.update import global_norm, with_canaries
 
 MODEL = ModelHParams(embedding=8, units=12)
 NOISY = PrivacyHParams("dp", clip=0.5, noise_multiplier=0.5)
@@ -172,7 +171,7 @@ import resource, torch, numpy as np
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.update_canaries import AuditHParams, cosines
-from flsim.training.canary_updates import with_canaries
+from flsim.training.update import with_canaries
 params = {name: value.detach().double() for name, value in build(10_000, ModelHParams()).trainable.items()}
 cosines({"a": torch.ones(3)}, 0, range(1))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

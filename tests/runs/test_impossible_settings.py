@@ -8,7 +8,7 @@ from helpers import Experiment
 
 from flsim.base import machine
 from flsim.base.errors import InputError
-from flsim.canaries.limits import MOST
+from flsim.canaries.planting import MOST
 from flsim.data.vocabulary import Layout
 from flsim.memorization.random_sampling import references
 from flsim.models.architectures import BUILT_IN, build, weights_of

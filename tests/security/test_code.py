@@ -24,8 +24,8 @@ from flsim.algorithms.summation import ShardReply
 from flsim.base.errors import InputError
 from flsim.base.parquet import read_parquet
 from flsim.data.corpus import Corpus
-from flsim.data.importing.gather import users_of
-from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.gather import ImportHParams, users_of
+from flsim.data.importing.run import import_corpus
 from flsim.report.page import write_report
 from flsim.results.rows import ROWS
 from flsim.results.store import read_run

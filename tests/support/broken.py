@@ -12,8 +12,8 @@ from flsim.algorithms.algorithm import Algorithm, Answer, Trained, User
 from flsim.models.language_model import Params
 from flsim.privacy.noise import Independent
 from flsim.privacy.sampling import Poisson
-from flsim.training.clip import clip_factor, global_norm
 from flsim.training.state import Moments
+from flsim.training.update import clip_factor, global_norm
 
 CLIP = 0.5
 UPDATE = 100 * CLIP  # norm of an update before the clip

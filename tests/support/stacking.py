@@ -11,11 +11,10 @@ from flsim.data.vocabulary import Layout
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.training.clip import global_norm
 from flsim.training.cohort.stacked import StackedTrainer
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
-from flsim.training.update import UpdateSum
+from flsim.training.update import UpdateSum, global_norm
 
 LAYOUT = Layout(12, record_words=6)
 

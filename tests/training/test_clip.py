@@ -10,8 +10,7 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from flsim.models.language_model import Params
-from flsim.training.clip import clip_factor, global_norm
-from flsim.training.update import UpdateSum
+from flsim.training.update import UpdateSum, clip_factor, global_norm
 
 LARGEST = float(np.float32(3e38))
 ELEMENTS = st.floats(-LARGEST, LARGEST, width=32)

@@ -21,9 +21,8 @@ from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.training.batches import local_batches
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import train_cohort, train_user
+from flsim.training.local import local_batches, train_cohort, train_user
 from flsim.training.state import State
 from flsim.training.update import UpdateSum
 

@@ -21,9 +21,8 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.runs.config import load
 from flsim.training.central import CentralHParams
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.hparams import LocalHParams
+from flsim.training.hparams import SCHEDULES, LocalHParams, rate_at
 from flsim.training.local import train_cohort
-from flsim.training.schedules import SCHEDULES, rate_at
 from flsim.training.update import UpdateSum
 
 CLOSED: dict[str, Callable[[int, int], float]] = {

@@ -16,8 +16,7 @@ from flsim.data.formats.pfl import PFL
 from flsim.data.formats.posts import PACKED, Format
 from flsim.data.formats.stackexchange import STACKEXCHANGE
 from flsim.data.formats.text import TEXT
-from flsim.data.formats.tff_hdf5 import TFF_HDF5
-from flsim.data.formats.tff_sqlite import TFF_SQLITE
+from flsim.data.formats.tff_sqlite import TFF_HDF5, TFF_SQLITE
 
 FORMATS: dict[str, Format] = {
     format.name: format

@@ -12,12 +12,128 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from flsim.base.errors import InputError
-from flsim.data.formats.posts import LONGEST_RECORD, POST_RECORDS, Format, Part, Post, user_name
+from flsim.data.formats.hdf5 import (
+    child,
+    client_label,
+    client_parts,
+    hdf5,
+    holds_strings,
+    is_group,
+    members,
+    plain,
+    slices,
+    too_large,
+)
+from flsim.data.formats.posts import (
+    LONGEST_RECORD,
+    POST_RECORDS,
+    Format,
+    Part,
+    Post,
+    published,
+    split_of_name,
+    user_name,
+)
 from flsim.data.formats.sqlite import ascending, database, require, rowid_parts, span
-from flsim.data.formats.tf_example import Example
+
+# Decoder of tf.Example, TensorFlow's record of named features, without TensorFlow.
+#
+# The messages are those of tensorflow/core/example/{example,feature}.proto. They are built here in a pool of their
+# own, so that they do not conflict with an installed TensorFlow.
+
+_Field = descriptor_pb2.FieldDescriptorProto
+
+
+def _field(
+    message: Any, name: str, number: int, kind: Any, message_type: str = "", repeated: bool = False, oneof: bool = False
+) -> None:
+    field = message.field.add(name=name, number=number, type=kind)
+    field.label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
+    if message_type:
+        field.type_name = f".tensorflow.{message_type}"
+    if oneof:
+        field.oneof_index = 0
+
+
+def _messages() -> Any:
+    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
+    lists = (("BytesList", _Field.TYPE_BYTES), ("FloatList", _Field.TYPE_FLOAT), ("Int64List", _Field.TYPE_INT64))
+    for name, kind in lists:
+        _field(file.message_type.add(name=name), "value", 1, kind, repeated=True)
+    feature = file.message_type.add(name="Feature")
+    feature.oneof_decl.add(name="kind")
+    for number, (name, _) in enumerate(lists, start=1):
+        _field(feature, f"{name[:-4].lower()}_list", number, _Field.TYPE_MESSAGE, name, oneof=True)
+    features = file.message_type.add(name="Features")
+    entry = features.nested_type.add(name="FeatureEntry")
+    entry.options.map_entry = True
+    _field(entry, "key", 1, _Field.TYPE_STRING)
+    _field(entry, "value", 2, _Field.TYPE_MESSAGE, "Feature")
+    _field(features, "feature", 1, _Field.TYPE_MESSAGE, "Features.FeatureEntry", repeated=True)
+    _field(file.message_type.add(name="Example"), "features", 1, _Field.TYPE_MESSAGE, "Features")
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
+
+
+Example: Any = _messages()
+"""The message class: `Example.FromString(bytes).features.feature["tokens"].bytes_list.value[0]`."""
+
+
+# Reader of TensorFlow Federated's older copies of Stack Overflow, ``stackoverflow_{train,held_out,test}.h5``.
+#
+# ``/examples/<client_id>/tokens`` is a dataset of strings, one per sentence. The other features are not read. Tokens
+# are split at white space and otherwise taken as published. The file's name tells the split.
+
+GROUP = "examples"
+
+
+def tff_hdf5_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
+    """Return the parts of a file: ranges of clients, in the file's order."""
+    return client_parts(data, source, columns, len(members(data, source, GROUP)[GROUP]))
+
+
+def read_tff_hdf5(part: Part, dropped: Counter[str]) -> Iterator[Post]:
+    """Yield posts of up to 64 sentences of a client.
+
+    Dropped are ``users_not_utf8`` (the client id), ``users_too_large`` (a million sentences, or a chunk of 256 MB),
+    ``records_not_utf8``, ``records_too_long`` (more than 1 MB) and ``records_without_words``.
+
+    Raises:
+        InputError: libhdf5 cannot read the part, or a client has no strings ``tokens``.
+    """
+    split = split_of_name(part.source)
+    names = members(part.path, part.source, GROUP)[GROUP][part.first : part.last]
+    with hdf5(part.path, part.source) as file:
+        clients = child(file, GROUP)
+        for name in names:
+            user = user_name(name)
+            tokens = _tokens(clients, name, part.source)
+            if user is None:
+                dropped["users_not_utf8"] += 1
+            elif too_large(tokens):
+                dropped["users_too_large"] += 1
+            else:
+                texts = (text for piece in slices(tokens) for text in piece.tolist())
+                yield from published(user, split, texts, dropped)
+
+
+def _tokens(clients: Any, name: str | bytes, source: Path) -> Any:
+    client = child(clients, name)
+    if not is_group(client) or "tokens" not in client:
+        raise InputError(f"{source}: client {client_label(name)} has no dataset 'tokens'")
+    tokens = child(client, "tokens")
+    if not plain(tokens) or len(tokens.shape) != 1 or not holds_strings(tokens):
+        raise InputError(f"{source}: client {client_label(name)}: 'tokens' is not one row of strings in this file")
+    return tokens
+
+
+TFF_HDF5 = Format("tff-hdf5", tff_hdf5_parts, read_tff_hdf5, fragile=True)
+
 
 TABLES = {
     "examples": ("split_name", "client_id", "serialized_example_proto"),

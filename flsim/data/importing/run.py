@@ -30,12 +30,17 @@ from flsim.data.formats.posts import Format
 from flsim.data.formats.text import text_format
 from flsim.data.formats.wordcount import read_word_count
 from flsim.data.importing import tasks
+from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.scratch import scratch
-from flsim.data.importing.settings import ImportHParams as ImportHParams
 from flsim.data.importing.sources import Source, copy_pipes, open_sources, unchanged, unpack_sources
 from flsim.data.importing.tasks import Given, Steps, words_short
 from flsim.data.importing.unpack import is_compressed
 from flsim.data.manifest import SCHEMA
+
+# Settings of an import.
+
+# Settings that manifests of earlier commits do not have, with their defaults.
+
 
 VERSION = 5  # of the pieces: what another version left is not used
 SMALL = 2**23  # bytes of sources that are not worth other processes

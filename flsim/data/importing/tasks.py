@@ -21,11 +21,9 @@ from flsim.data.formats.posts import OOV_WORD, Format, Part, Reading, unpacked_n
 from flsim.data.formats.stackexchange import STACKEXCHANGE, site_of
 from flsim.data.formats.text import TEXT
 from flsim.data.importing import gather
-from flsim.data.importing.gather import balance_bucket, users_of
-from flsim.data.importing.scratch import MADE, Pieces
-from flsim.data.importing.settings import ImportHParams
+from flsim.data.importing.gather import ImportHParams, balance_bucket, users_of
+from flsim.data.importing.scratch import MADE, Pieces, Range, cuts, hash_of, ranges_of, read_lines, write_lines
 from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
-from flsim.data.importing.spill import Range, cuts, hash_of, ranges_of, read_lines, write_lines
 from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
 
 # Step 1 of an import: a part of a source becomes files of lines, one line for the texts of an author in that part.

@@ -10,8 +10,6 @@ from typing import Annotated, Any, ClassVar, Self
 from pydantic import PlainValidator
 
 from flsim.algorithms.micro_cohorts import MicroCohorts
-from flsim.algorithms.participation import Flags, Meetings
-from flsim.algorithms.training import Training
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one, not_negative
 from flsim.base.extensions import by_content
@@ -28,7 +26,9 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.results.run_file import setting_of
 from flsim.runs.config import own_code
+from flsim.runs.config.participation import Flags, Meetings
 from flsim.runs.trackers import Kind
+from flsim.training.state import Training
 
 # Settings that came after runs had digests without them.
 
@@ -291,7 +291,7 @@ class Config(ABC):
 
     @abstractmethod
     def meetings(self, users: Population, rounds: int) -> Meetings:
-        """Return which user met which canary in which of `rounds` rounds; see `flsim.algorithms.participation`."""
+        """Return which user met which canary in which of `rounds` rounds; see `flsim.runs.participation`."""
 
     @abstractmethod
     def records_read(self, users: Population, rounds: int) -> Flags:

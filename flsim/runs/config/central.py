@@ -5,21 +5,21 @@ from typing import Literal, Self
 
 import numpy as np
 
-from flsim.algorithms import participation
 from flsim.algorithms.micro_cohorts import MicroCohorts
-from flsim.algorithms.participation import Flags, Meetings
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.extensions import configured
 from flsim.canaries.population import Population, World
 from flsim.data.corpus import Split
 from flsim.privacy.ledger import Entry
+from flsim.runs.config import participation
 from flsim.runs.config.base import CommonSystemHParams, Config, ScheduledEvaluationHParams
+from flsim.runs.config.participation import Flags, Meetings
 from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order, steps_per_epoch
 from flsim.training.central.task import EngineName, refuse_precision
+from flsim.training.hparams import label_of_steps, total_rate
 from flsim.training.optimizers import label_of, slots_of
-from flsim.training.schedules import label_of_steps, total_rate
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,10 @@ from typing import Literal, Self
 
 import numpy as np
 
-from flsim.algorithms import participation, server_optimizers
+from flsim.algorithms import server_optimizers
 from flsim.algorithms.built_in import algorithm_named, label_of
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.micro_cohorts import MicroCohorts
-from flsim.algorithms.participation import Flags, Meetings
 from flsim.algorithms.rounds import FederatedTraining, refuse_injections
 from flsim.algorithms.summation import default_branch
 from flsim.algorithms.user_states import UserStates
@@ -22,10 +21,11 @@ from flsim.models.architectures import build, declared
 from flsim.privacy import noise, sampling
 from flsim.privacy.ledger import Entry
 from flsim.privacy.update_canaries import AuditHParams
+from flsim.runs.config import participation
 from flsim.runs.config.base import CommonSystemHParams, Config, whole_rounds
+from flsim.runs.config.participation import Flags, Meetings
 from flsim.training.engines import EngineName, refuse_precision
-from flsim.training.hparams import LocalHParams
-from flsim.training.schedules import label_of_steps, total_rate
+from flsim.training.hparams import LocalHParams, label_of_steps, total_rate
 
 SHARDS = 2  # the number where neither the settings nor the client processes of a launch decide another one
 

@@ -22,8 +22,8 @@ from flsim.models.hparams import ModelHParams
 from flsim.privacy.noise import NOISES
 from flsim.privacy.sampling import SAMPLERS
 from flsim.runs.config.files import KINDS
+from flsim.training.hparams import SCHEDULES
 from flsim.training.optimizers import OPTIMIZERS
-from flsim.training.schedules import SCHEDULES
 
 FORM = "path/to/file.py:NAME"
 VOCABULARY = 10_000  # token ids, for which parameters of architectures are counted: the paper's

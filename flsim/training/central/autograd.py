@@ -12,8 +12,7 @@ from flsim.training.central.record_level import private_step
 from flsim.training.central.state import load_moments, moments_of
 from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.dropout import factors
-from flsim.training.local import bound_norm
-from flsim.training.randomness import training_mode
+from flsim.training.local import bound_norm, training_mode
 from flsim.training.state import Moments, State
 
 Batches = tuple[int, list[Batch]]

@@ -12,9 +12,8 @@ from flsim.base.errors import InputError, at_least_one
 from flsim.base.extensions import Option, Own, configured, refuse_unknown, refuse_wrong_options
 from flsim.base.types import refuse_other_types
 from flsim.training.central.records import steps_per_epoch
-from flsim.training.hparams import Precision
+from flsim.training.hparams import SCHEDULES, Precision, rate_at, refuse_wrong_milestones
 from flsim.training.optimizers import OPTIMIZERS, optimizer_named
-from flsim.training.schedules import SCHEDULES, rate_at, refuse_wrong_milestones
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,18 @@ from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.cuda_graphs import Graphs
 from flsim.training.cohort.devices import kernels_for, products
 from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
-from flsim.training.cohort.packing import EXACT, SCALARS, PackedGroup, Parts, Shape, pack
-from flsim.training.cohort.padding import narrowed, units_of, widened, width_of
+from flsim.training.cohort.packing import (
+    EXACT,
+    SCALARS,
+    PackedGroup,
+    Parts,
+    Shape,
+    narrowed,
+    pack,
+    units_of,
+    widened,
+    width_of,
+)
 from flsim.training.cohort.stacked_model import Dropped, StackedModel, widened_for
 from flsim.training.cohort.steps import Steps, lay_out
 from flsim.training.dropout import factors

@@ -19,8 +19,8 @@ from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.central.records import Order, poisson_lot, positions_at
+from flsim.training.local import draws
 from flsim.training.optimizers import refuse_low_precision, slots_of
-from flsim.training.randomness import draws
 from flsim.training.state import Moments
 
 EngineName = Literal["fused", "autograd"]

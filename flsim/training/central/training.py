@@ -13,15 +13,14 @@ from flsim.training.central.engines import engine_of
 from flsim.training.central.state import Log, init
 from flsim.training.central.task import CentralTask, Engine
 from flsim.training.cohort.prefetch import prefetched
-from flsim.training.divergence import refuse_absurd_loss
-from flsim.training.state import State
+from flsim.training.state import State, refuse_absurd_loss
 
 CHUNK = 2_048  # records to read at once
 
 
 @dataclass(frozen=True)
 class CentralTraining(CentralTask):
-    """The settings of central training with the loop of steps; a `flsim.algorithms.training.Training`."""
+    """The settings of central training with the loop of steps; a `flsim.training.state.Training`."""
 
     def first_state(self) -> State:
         """Return the state before the first step; raise InputError where the settings name no model."""

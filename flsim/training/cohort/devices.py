@@ -8,7 +8,7 @@ import torch
 
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.kernels import Kernels, TorchKernels
-from flsim.training.cohort.padding import width_of
+from flsim.training.cohort.packing import width_of
 from flsim.training.cohort.position_kernels import PositionKernels, TorchPositionKernels
 from flsim.training.hparams import Precision
 

@@ -5,7 +5,7 @@ the cross-entropy takes the place of the logits. All that does not depend on ano
 once. Buffers are used again. For plain SGD the matrix products update the weights themselves.
 
 What all models share is here: embeddings, the output layer that is tied to them, and the loss. What is between is an
-architecture's own: `flsim.training.cohort.cifg_gradient` and `flsim.training.cohort.recurrent_gradient`.
+architecture's own: `flsim.training.cohort.packed_models` and `flsim.training.cohort.packed_models`.
 
 Shapes: N positions of a batch, D embedding, H units, V vocabulary.
 """

@@ -16,11 +16,9 @@ from flsim.models.language_model import Params, representative
 from flsim.training.cohort.cuda_graphs import Graphs
 from flsim.training.cohort.devices import by_position_is_faster, current, kernels_for, position_kernels_for, products
 from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
-from flsim.training.cohort.packing import EXACT, PackedGroup, Parts, Shape
-from flsim.training.cohort.padding import narrowed, units_of, widened
+from flsim.training.cohort.packing import EXACT, PackedGroup, Parts, Shape, narrowed, units_of, widened
 from flsim.training.cohort.position_kernels import PositionKernels
-from flsim.training.cohort.position_model import PositionModel
-from flsim.training.cohort.stacked_model import StackedModel, widened_for
+from flsim.training.cohort.stacked_model import PositionModel, StackedModel, widened_for
 from flsim.training.cohort.steps import Participant
 from flsim.training.cohort.user_packing import pack_users
 from flsim.training.hparams import LocalHParams

@@ -3,17 +3,151 @@
 Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabulary.
 """
 
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
 from flsim.models.language_model import Params
-from flsim.training.cohort.activations import Activations, Buffers, Sizes
 from flsim.training.cohort.kernels import Kernels, TorchKernels
-from flsim.training.cohort.packing import Parts, Shape
-from flsim.training.cohort.padding import units_of, widened
+from flsim.training.cohort.packing import Parts, Shape, units_of, widened
+from flsim.training.cohort.position_kernels import PositionKernels, Prediction, Target
 from flsim.training.hparams import Precision
+
+# The memory of a stacked step beside weights, which is used again from step to step.
+
+
+class Activations(NamedTuple):
+    """The activations of a step of u users, T times, B rows and N positions; r and c have a block before time 0.
+
+    Attributes:
+        read: [u, T B, D], embeddings of the inputs; `d_read` their gradient.
+        gates: [u, T, B, 3H], and then their gradient.
+        outputs: [u, T + 1, B, D], r; `d_outputs` their gradient.
+        cells: [u, T + 1, B, H], c, in the dtype of the master weights.
+        hidden: [u, T, B, H], o tanh c.
+        chosen: [u, N, D], r at real positions; `d_chosen` their gradient.
+        logits: [u, N, V], and then their gradient.
+        losses: [u, N], in the dtype of the master weights.
+    """
+
+    read: Tensor
+    d_read: Tensor
+    gates: Tensor
+    outputs: Tensor
+    d_outputs: Tensor
+    cells: Tensor
+    hidden: Tensor
+    chosen: Tensor
+    d_chosen: Tensor
+    logits: Tensor
+    losses: Tensor
+
+
+class PositionActivations(NamedTuple):
+    """The activations of a step of u users and N positions, each user's in the order of time, then row.
+
+    Attributes:
+        read: [u, N, D], embeddings of the inputs; `d_read` their gradient.
+        gates: [u, N, 3H], and then their gradient.
+        before: [u, N, D], r of the time before.
+        outputs: [u, N, D], r; `d_outputs` its gradient.
+        cells: [u, N, H], c, in the dtype of the master weights.
+        hidden: [u, N, H], o tanh c.
+        losses: [u, N], in the dtype of the master weights.
+        log_sums: [u, N], log-sum-exp of the logits, in the dtype of the master weights.
+    """
+
+    read: Tensor
+    d_read: Tensor
+    gates: Tensor
+    before: Tensor
+    outputs: Tensor
+    d_outputs: Tensor
+    cells: Tensor
+    hidden: Tensor
+    losses: Tensor
+    log_sums: Tensor
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """The sizes of a model: width D, units H, vocabulary V, and the dtypes of its products and its master weights."""
+
+    width: int
+    units: int
+    vocabulary: int
+    low: torch.dtype
+    master: torch.dtype
+
+    fields: ClassVar[tuple[str, ...]] = Activations._fields
+
+    def shapes(self, step: Shape) -> tuple[tuple[int, ...], ...]:
+        """Return the shapes of a step's activations, in the order of `fields`."""
+        users, times, rows, positions = step
+        read, outputs = (users, times * rows, self.width), (users, times + 1, rows, self.width)
+        gates, hidden = (users, times, rows, 3 * self.units), (users, times, rows, self.units)
+        cells, chosen = (users, times + 1, rows, self.units), (users, positions, self.width)
+        logits, losses = (users, positions, self.vocabulary), (users, positions)
+        return read, read, gates, outputs, outputs, cells, hidden, chosen, chosen, logits, losses
+
+    def dtype(self, name: str) -> torch.dtype:
+        return self.master if name in ("cells", "losses", "log_sums") else self.low
+
+    def bytes(self, step: Shape) -> int:
+        named = zip(self.fields, self.shapes(step), strict=True)
+        return sum(torch.Size(shape).numel() * self.dtype(name).itemsize for name, shape in named) + 4 * step.values
+
+
+class PositionSizes(Sizes):
+    """The sizes of a model whose activations are `PositionActivations`."""
+
+    fields: ClassVar[tuple[str, ...]] = PositionActivations._fields
+
+    def shapes(self, step: Shape) -> tuple[tuple[int, ...], ...]:
+        wide, gates, hidden = (
+            (step.users, step.positions, width) for width in (self.width, 3 * self.units, self.units)
+        )
+        losses = (step.users, step.positions)
+        return wide, wide, gates, wide, wide, wide, hidden, hidden, losses, losses
+
+
+class Buffers:
+    """Flat memory that grows to the largest step so far."""
+
+    def __init__(self, sizes: Sizes, device: torch.device) -> None:
+        self._sizes, self._device = sizes, device
+        self._flat: dict[str, Tensor] = {}
+
+    def reserve(self, steps: Sequence[Shape]) -> bool:
+        """Grow the memory to hold any of these steps, and return whether memory moved.
+
+        Raises:
+            torch.OutOfMemoryError: the device's memory does not suffice (RuntimeError on a CPU).
+        """
+        moved = False
+        for step in steps:
+            shapes = dict(zip(self._sizes.fields, self._sizes.shapes(step), strict=True))
+            for name, shape in {**shapes, "data": (step.values,)}.items():
+                values = torch.Size(shape).numel()
+                if name not in self._flat or len(self._flat[name]) < values:
+                    moved = True
+                    self._flat.pop(name, None)  # before the new one is there
+                    dtype = torch.int32 if name == "data" else self._sizes.dtype(name)
+                    self._flat[name] = torch.zeros(values, dtype=dtype, device=self._device)
+        return moved
+
+    def data(self, step: Shape) -> Tensor:
+        """Return memory for the flat data of a step, int32 [values]."""
+        return self._flat["data"][: step.values]
+
+    def views(self, step: Shape) -> tuple[Tensor, ...]:
+        """Return the memory of a step's activations, in the order of `Sizes.fields`."""
+        named = zip(self._sizes.fields, self._sizes.shapes(step), strict=True)
+        return tuple(self._flat[name][: torch.Size(shape).numel()].view(shape) for name, shape in named)
+
 
 UNITS = 16  # H is rounded up to a multiple of it: rows of matrices then begin where wide loads can
 
@@ -208,3 +342,97 @@ def widened_for(kernels: Kernels, like: Params) -> Params:
     """Return parameters with the number of units that the kernels are fastest at."""
     units = units_of(like)
     return like if isinstance(kernels, TorchKernels) else widened(like, -(-units // UNITS) * UNITS)
+
+
+# A step of stacked users whose activations are by position, without padding between the records of a batch.
+#
+# The recurrence has the rows of each time one after another, so that what it leaves is what words are predicted from.
+# The output layer stores no logits (`position_kernels`). Each product of the weights' gradients ends with a user's
+# positions.
+#
+# Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabulary.
+
+
+class PositionModel(StackedWeights):
+    """The gradient of each model's mean cross-entropy by its own weights; `StackedModel` is its oracle.
+
+    Args:
+        wide, users, precision, holds_gradients: as for `StackedWeights`.
+        kernels: the parts of a step that are no plain products.
+    """
+
+    sizes = PositionSizes
+
+    def __init__(
+        self, wide: Params, users: int, precision: Precision, kernels: PositionKernels, holds_gradients: bool
+    ) -> None:
+        super().__init__(wide, users, precision, holds_gradients)
+        self._kernels = kernels
+
+    def descend(self, shape: Shape, parts: Parts, rate: float | Tensor) -> Tensor:
+        """Take a step of plain SGD, which needs no gradients in memory.
+
+        Args:
+            shape, parts: the step of the first u users; positions are in the order of time, then row.
+            rate: learning rate. A tensor, float64 [1], may change under a CUDA graph.
+
+        Returns:
+            [u, N], the cross-entropy in nats before the step, 0 beyond a user's positions.
+        """
+        return self._step(shape, parts, *((rate, 1.0) if isinstance(rate, Tensor) else (None, rate)))
+
+    def gradient(self, shape: Shape, parts: Parts) -> Tensor:
+        """Compute the gradients of the first u users that have positions; arguments and result as for `descend`."""
+        return self._step(shape, parts, None, None)
+
+    def _step(self, shape: Shape, parts: Parts, factor: Tensor | None, rate: float | None) -> Tensor:
+        """Compute gradients times the factor, and store them, or subtract rate times them from the weights."""
+        kernels, a = self._kernels, PositionActivations(*self.buffers.views(shape))
+        w = {name: value[: shape.users] for name, value in self.low.items()}
+        has_low = rate is not None and self.low is not self.weights
+        values = self.gradients if rate is None else self.weights
+
+        def target(name: str) -> Target:
+            return Target(values[name][: shape.users], w[name] if has_low else None)
+
+        parts, starts = _by_position(shape, parts)
+        tokens = self._flat_places(parts.tokens.flatten(1), w["embedding"].shape[1])
+        torch.index_select(w["embedding"].flatten(0, 1), 0, tokens, out=a.read.flatten(0, 1))
+        torch.bmm(a.read, w["input_weight"], out=a.gates)
+        weights = w["recurrent_weight"], w["projection"]
+        kernels.recur_positions(
+            a.gates, w["gate_bias"], *weights, a.before, a.outputs, a.cells, a.hidden, starts, shape.rows
+        )
+        # Where the low copy is the rounded weight, the second pass reads the weight alone, which it needs anyway.
+        prediction = Prediction(
+            a.outputs, w["embedding"], w["output_bias"], parts.targets, parts.counts, a.log_sums, factor
+        )
+        kernels.predict(prediction, a.losses, a.d_outputs)
+        table = target("embedding")
+        own = prediction if rate is None else prediction._replace(embedding=table.value)
+        kernels.descend_predictions(own, table, target("output_bias"), rate)
+        kernels.recur_positions_back(a.gates, *weights, a.d_outputs, a.cells, starts, shape.rows)
+        torch.bmm(a.gates, w["input_weight"].mT, out=a.d_read)
+
+        def descend(names: list[str], lefts: list[Tensor], right: Tensor, bias: Target | None = None) -> None:
+            kernels.descend_positions([target(name) for name in names], lefts, right, bias, parts.counts, rate)
+
+        descend(["input_weight", "recurrent_weight"], [a.read, a.before], a.gates, target("gate_bias"))
+        descend(["projection"], [a.hidden], a.d_outputs)
+        kernels.add_rows(table.value, table.low, a.d_read, parts, 1.0 if rate is None else -rate)
+        return a.losses
+
+
+def _by_position(shape: Shape, parts: Parts) -> tuple[Parts, Tensor]:
+    """Return the step as one time with a row for each position, and where times begin, int32 [u, T + 1].
+
+    The last value of a user is its number of positions.
+    """
+    users, times, rows, positions = shape
+    numbers: Any = {"device": parts.places.device, "dtype": torch.int32}
+    position = torch.arange(positions, **numbers)
+    tokens = parts.tokens.flatten(1).gather(1, (parts.places - rows).clamp(min=0).long())
+    ends = torch.arange(rows, rows * (times + 1) + 1, rows, **numbers)
+    earlier = (parts.places[:, None] < ends[:, None]) & (position < parts.counts[:, None])[:, None]
+    places = (positions + position).expand(users, -1).contiguous()
+    return parts._replace(tokens=tokens[:, None], places=places), earlier.sum(-1, dtype=torch.int32)

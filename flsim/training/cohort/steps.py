@@ -8,8 +8,8 @@ from numpy.typing import NDArray
 
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.training.batches import epoch_orders
 from flsim.training.hparams import LocalHParams
+from flsim.training.local import epoch_orders
 
 Ints = NDArray[np.int64]
 
@@ -59,7 +59,7 @@ class Steps:
 
 
 def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.random.Generator) -> Steps:
-    """Return a user's batches as positions; they are those of `flsim.training.batches.local_batches`."""
+    """Return a user's batches as positions; they are those of `flsim.training.local.local_batches`."""
     orders = epoch_orders(len(records), hparams, rng)
     examples, batch = hparams.examples(len(records)), hparams.batch_size
     steps_an_epoch = -(-examples // batch)

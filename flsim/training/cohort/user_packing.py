@@ -14,10 +14,10 @@ from numpy.typing import NDArray
 
 from flsim.data.records import Records, Tokens
 from flsim.data.vocabulary import Layout
-from flsim.training.batches import epoch_orders
 from flsim.training.cohort.packing import EXACT, PackedGroup, Shape, allocate, shapes_of
 from flsim.training.cohort.steps import Ints, Participant
 from flsim.training.hparams import LocalHParams
+from flsim.training.local import epoch_orders
 
 AT_ONCE = 2**15  # positions, so that the intermediate arrays stay in a processor's cache
 

@@ -15,7 +15,7 @@ from flsim.base.errors import InputError
 from flsim.data.formats import posts
 from flsim.data.formats.known import FORMATS
 from flsim.data.formats.posts import Post
-from flsim.data.formats.tf_example import Example
+from flsim.data.formats.tff_sqlite import Example
 
 FORMAT = "tff-sqlite"
 

@@ -13,7 +13,8 @@ from imports import Imports, kill
 from flsim.base.errors import InputError
 from flsim.data.formats.wordcount import read_word_count
 from flsim.data.importing import run
-from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.gather import ImportHParams
+from flsim.data.importing.run import import_corpus
 
 
 def overwrite(path: Path, offset: int, data: bytes) -> None:

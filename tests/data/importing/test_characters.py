@@ -14,7 +14,8 @@ import flsim as api
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.formats.text import text_format
-from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.gather import ImportHParams
+from flsim.data.importing.run import import_corpus
 from flsim.data.vocabulary import SPECIAL_TOKENS, Vocabulary
 from flsim.runs.folder import Run
 

@@ -9,7 +9,8 @@ from dumps import dump, folder_bytes, peak_kilobytes, question, write_dump, writ
 
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.gather import ImportHParams
+from flsim.data.importing.run import import_corpus
 from flsim.data.importing.tasks import merge
 
 SMALL = ImportHParams(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.0, test=0.0)

@@ -16,8 +16,8 @@ from flsim.data.corpus import Corpus
 from flsim.data.formats import canonical
 from flsim.data.formats.canonical import USERS
 from flsim.data.formats.pfl import PFL
-from flsim.data.importing.gather import split_of
-from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.gather import ImportHParams, split_of
+from flsim.data.importing.run import import_corpus
 from flsim.data.manifest import SPLITS
 from flsim.data.vocabulary import LAYOUTS
 

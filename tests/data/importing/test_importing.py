@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.importing import run
-from flsim.data.importing.gather import split_of
-from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.gather import ImportHParams, split_of
+from flsim.data.importing.run import import_corpus
 from flsim.data.manifest import SPLITS, WHOLE
 
 Sentence = list[str]

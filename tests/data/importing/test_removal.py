@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.gather import ImportHParams
+from flsim.data.importing.run import import_corpus
 from flsim.data.sentences import removed_characters, sentences
 
 SETTINGS = ("--words-per-user", 10, "--heldout", 0, "--test", 0, "--ascii")

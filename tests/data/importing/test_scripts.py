@@ -10,7 +10,8 @@ from dumps import question, write_dump, write_jsonl
 from helpers import Flsim
 
 from flsim.data.corpus import Corpus
-from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.gather import ImportHParams
+from flsim.data.importing.run import import_corpus
 
 ASCII_TEXTS = [
     "Don't split well-known words' ends-, e.g. os.path. Pi is 3.14! Is it?\n"

@@ -18,7 +18,8 @@ from helpers import Flsim
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.formats.stackexchange import site_of
-from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.gather import ImportHParams
+from flsim.data.importing.run import import_corpus
 
 HPARAMS = ImportHParams(8, 6, 12, heldout=0.3, test=0.3)
 SETTINGS = ("--words-per-user", 12, "--heldout", 0.3, "--test", 0.3, "--vocabulary", 8)

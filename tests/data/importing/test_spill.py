@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.data.importing.spill import cuts, hash_of, ranges_of, read_lines, write_lines
+from flsim.data.importing.scratch import cuts, hash_of, ranges_of, read_lines, write_lines
 
 some_files = st.lists(
     st.lists(st.tuples(st.sampled_from(["", "a", "b", "c", "ä", "xyz"]), st.binary(max_size=4)), max_size=12),

@@ -18,7 +18,8 @@ from dumps import folder_bytes, write_jsonl
 
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.importing.run import ImportHParams, import_corpus
+from flsim.data.importing.gather import ImportHParams
+from flsim.data.importing.run import import_corpus
 from flsim.data.importing.unpack import is_compressed, unpack
 
 SMALL = ImportHParams(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.0, test=0.0)

@@ -21,8 +21,8 @@ from flsim.training.central import CentralHParams, CentralTraining, init, train_
 from flsim.training.central.distributed_stacked import DistributedStackedEngine, group_engine_of
 from flsim.training.central.packed import PackedEngine
 from flsim.training.central.stacked import StackedEngine
-from flsim.training.clip import global_norm
 from flsim.training.state import State
+from flsim.training.update import global_norm
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.version.cuda is None, reason="needs an NVIDIA GPU, of which there is none"

@@ -25,7 +25,6 @@ from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.training.central import CentralHParams, init, train_central
 from flsim.training.central.stacked import StackedEngine
-from flsim.training.clip import global_norm
 from flsim.training.cohort import triton_kernels, triton_recurrence, triton_spread
 from flsim.training.cohort.kernels import Rule, TorchKernels
 from flsim.training.cohort.stacked import StackedTrainer
@@ -34,6 +33,7 @@ from flsim.training.cohort.triton_spread import SpreadKernels
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import train_cohort
 from flsim.training.optimizers import OPTIMIZERS
+from flsim.training.update import global_norm
 
 
 @pytest.fixture(autouse=True)

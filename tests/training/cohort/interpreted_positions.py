@@ -27,7 +27,7 @@ from triton.runtime import interpreter  # type: ignore[import-untyped]
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
-from flsim.training.cohort import triton_output, triton_positions
+from flsim.training.cohort import triton_positions
 from flsim.training.cohort.position_kernels import Prediction, Target, TorchPositionKernels
 from flsim.training.cohort.stacked import StackedTrainer
 from flsim.training.cohort.triton_positions import TritonPositionKernels
@@ -43,7 +43,7 @@ checked = partial(check, kernels=TritonPositionKernels, oracle=TorchPositionKern
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(triton_positions, "BLOCK", 16 * 32 * 4)
     monkeypatch.setattr(triton_positions, "SUMS", 32 * 32)
-    monkeypatch.setattr(triton_output, "TILES", dict.fromkeys(triton_output.TILES, ((16, 32), (16, 32))))
+    monkeypatch.setattr(triton_positions, "TILES", dict.fromkeys(triton_positions.TILES, ((16, 32), (16, 32))))
 
 
 def starts_of(times: int, rows: int) -> Tensor:
@@ -143,12 +143,12 @@ def test_descend_positions(pair: bool) -> None:
 
 def test_columns_cover_the_width_with_little_padding() -> None:
     for width in range(1, 600):
-        whole, first, second = triton_output.columns(width)
+        whole, first, second = triton_positions.columns(width)
         assert whole == width <= first + second
         assert all(size & (size - 1) == 0 for size in (first, second))
         assert first >= 16
         assert second == 0 or (first < width and second >= 16 and first + second < 2 * first)
-    assert triton_output.columns(96) == (96, 64, 32)
+    assert triton_positions.columns(96) == (96, 64, 32)
 
 
 def trained(hparams: LocalHParams, schedule: str = "constant") -> tuple[UpdateSum, UpdateSum, float]:

@@ -25,7 +25,7 @@ from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.training.cohort.padding import narrowed, units_of, widened
+from flsim.training.cohort.packing import narrowed, units_of, widened
 from flsim.training.cohort.position_kernels import TorchPositionKernels
 from flsim.training.cohort.stacked import GRAPHS, StackedTrainer
 from flsim.training.cohort.steps import Participant

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 from flsim.base.rng import stream
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.training.batches import local_batches
 from flsim.training.cohort.steps import steps_of
 from flsim.training.hparams import LocalHParams
+from flsim.training.local import local_batches
 
 LAYOUT = Layout(12, record_words=6)
 

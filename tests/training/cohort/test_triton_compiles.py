@@ -160,9 +160,9 @@ def test_a_step_by_position_compiles(
     precision: Any, optimizer: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All that a step by position of the paper's model launches."""
-    from flsim.training.cohort import triton_kernels, triton_output, triton_positions
+    from flsim.training.cohort import triton_kernels, triton_positions
 
-    compilers = compilers_in(monkeypatch, triton_kernels, triton_output, triton_positions)
+    compilers = compilers_in(monkeypatch, triton_kernels, triton_positions)
     layout, rng = Layout(10_000), stream(0, "test", "compiles")
     hparams = LocalHParams(precision=precision, optimizer=optimizer)
     records = Records.from_lists([rng.integers(1, 5_000, 2).tolist() for _ in range(hparams.batch_size)])
