@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-import scipy
 from numpy.typing import NDArray
 
 from flsim.audits.roc import RESAMPLES, auroc, roc
@@ -21,6 +20,7 @@ from flsim.base.rng import stream
 from flsim.data.corpus import Corpus, Split
 from flsim.data.kept import Shadow, held_out
 from flsim.data.records import Records
+from flsim.membership import lira, rmia
 from flsim.membership.attacked import attacked_model
 from flsim.membership.candidates import log_probabilities
 from flsim.membership.inference import CONFIDENCE
@@ -32,129 +32,6 @@ from flsim.training.engines import threads as threads_of_torch
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-
-
-# RMIA, the robust attack by pairwise likelihood ratios.
-#
-# Zarifzadeh, Liu and Shokri, "Low-Cost High-Power Membership Inference Attacks" (2024), section 3, as in its authors'
-# ml_privacy_meter (modules/mia/attacks/rmia.py, commit e384af8), except that OUT models are chosen by their masks,
-# where that code supposes that exactly half are OUT.
-#
-#     ratio(x) = p(x | theta) / p(x),        p(x): the mean of p(x | theta') over reference models theta'
-#     score(x) = share of the population z with  ratio(x) / ratio(z) > gamma
-#
-# Offline there are only models without x, and p(x) is taken as (1 + a) / 2 p_out(x) + (1 - a) / 2, which supposes
-# probabilities in [0, 1], near 1 for members. For a sequence p is therefore e to the mean log-likelihood of a token.
-#
-# Shapes: S reference models, N points, Z points of a population that the target was not trained on.
-
-GAMMA = 1.0
-OFFLINE_A = 0.3  # to be tuned on a pair of reference models, never on the target
-
-
-def online_ratios(target: Floats, references: Floats) -> Floats:
-    """Return p(x | theta) over the mean of all reference models, of which half were trained on x, float64 [N].
-
-    Args:
-        target: float64 [N], probabilities by the target model.
-        references: float64 [S, N], probabilities by the reference models.
-    """
-    ratios: Floats = target / references.mean(axis=0)
-    return ratios
-
-
-def offline_ratios(target: Floats, references: Floats, is_in: Flags, a: float = OFFLINE_A) -> Floats:
-    """Return p(x | theta) over what the models without x make p(x), float64 [N].
-
-    Args:
-        target: float64 [N].
-        references: float64 [S, N].
-        is_in: bool [S, N], which points each reference model was trained on; each point is out of one at least.
-        a: how near p(x) is to that of models without x; 1 takes it for theirs.
-
-    >>> offline_ratios(np.array([0.8, 0.5]), np.array([[0.4, 0.5]]), np.zeros((1, 2), bool)).round(4).tolist()
-    [1.3115, 0.7407]
-    """
-    out = np.where(is_in, 0.0, references).sum(axis=0) / (~is_in).sum(axis=0)
-    ratios: Floats = target / ((1 + a) / 2 * out + (1 - a) / 2)
-    return ratios
-
-
-def scores(ratios: Floats, population: Floats, gamma: float = GAMMA) -> Floats:
-    """Return the share of the population whose ratio each point's exceeds gamma times, float64 [N].
-
-    Args:
-        ratios: float64 [N].
-        population: float64 [Z], ratios of points that the target was not trained on.
-        gamma: how much larger a ratio has to be.
-    """
-    below = np.searchsorted(np.sort(gamma * population), ratios, side="left")
-    return np.asarray(below / len(population), np.float64)
-
-
-# LiRA, the likelihood-ratio attack by shadow models.
-#
-# Carlini et al., "Membership Inference Attacks From First Principles" (2022), sections 4 and 5 and Algorithm 1.
-# Shadow models are trained like the target, each on a random half of the data, so that each point x was in the
-# training data of some (IN) and not of others (OUT). The scores phi(x) of both kinds are taken for normal:
-#
-#     online     log N(phi; m_in, s_in^2) - log N(phi; m_out, s_out^2)
-#     offline    Phi((phi - m_out) / s_out): the probability that a model without x scores below the target
-#
-# A classifier's phi is log(p / (1 - p)). For a sequence phi is its mean log-likelihood, which is unbounded already.
-#
-# Shapes: S shadow models, N points. Larger is more of a member.
-
-FEW = 64  # shadow models, below which the paper takes one variance for all points
-SMALLEST = 1e-30  # added to a standard deviation, so that equal scores of all models are no division by zero
-
-
-def online(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
-    """Return the log of the ratio of the two likelihoods, float64 [N].
-
-    Args:
-        phi: float64 [N], scores by the target model.
-        shadows: float64 [S, N], scores by the shadow models.
-        is_in: bool [S, N], which points each shadow model was trained on.
-        fixed_variance: whether all points share their variances; None to share them below 64 shadow models.
-    """
-    (m_in, s_in), (m_out, s_out) = (_normal(shadows, side, fixed_variance) for side in (is_in, ~is_in))
-    return _log_density(phi, m_in, s_in) - _log_density(phi, m_out, s_out)
-
-
-def offline(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
-    """Return the probability that a model which was not trained on the point scores below the target, float64 [N].
-
-    It is one-sided: unusually low scores are no sign of membership. Arguments are those of `online`; scores of models
-    that were trained on a point are not read.
-    """
-    mean, deviation = _normal(shadows, ~is_in, fixed_variance)
-    probability: Floats = scipy.special.ndtr((phi - mean) / deviation)
-    return probability
-
-
-def _normal(shadows: Floats, side: Flags, fixed_variance: bool | None) -> tuple[Floats, Floats]:
-    """Return the mean [N] and the standard deviation [N] of each point's scores by the models of one side.
-
-    A shared deviation is that of the differences of all scores from the means of their points. The mean, NaN where no
-    model is of the side, is a point's own in both cases.
-    """
-    counts = side.sum(axis=0)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        mean = np.where(side, shadows, 0.0).sum(axis=0) / counts
-    squares = np.where(side, (shadows - mean) ** 2, 0.0)
-    if len(shadows) < FEW if fixed_variance is None else fixed_variance:
-        variance = np.full(shadows.shape[1], squares.sum() / max(1, counts.sum()))
-    else:
-        variance = squares.sum(axis=0) / counts.clip(1)
-    return mean, np.sqrt(variance) + SMALLEST
-
-
-def _log_density(values: Floats, mean: Floats, deviation: Floats) -> Floats:
-    density: Floats = -(((values - mean) / deviation) ** 2) / 2 - np.log(deviation) - np.log(2 * np.pi) / 2
-    return density
-
-
 Ints = NDArray[np.int64]
 LOSS = "loss"  # the attack without shadow models
 FEWEST = 4  # runs: a target and three shadow models
@@ -240,13 +117,13 @@ def leave_one_out(shadows: Shadows) -> dict[str, Floats]:
         known = is_in.any(axis=0) & ~is_in.all(axis=0)
         phi, of_others, is_in = phi[known], of_others[:, known], is_in[:, known]
         p, z, z_of_others = np.exp(of_others), np.exp(shadows.population[run]), np.exp(shadows.population[others])
-        online, offline = online_ratios(z, z_of_others), offline_ratios(z, z_of_others, z_of_others < 0)
+        online, offline = rmia.online_ratios(z, z_of_others), rmia.offline_ratios(z, z_of_others, z_of_others < 0)
         values = (
             phi,
-            online(phi, of_others, is_in),
-            offline(phi, of_others, is_in),
-            scores(online_ratios(np.exp(phi), p), online),
-            scores(offline_ratios(np.exp(phi), p, is_in), offline),
+            lira.online(phi, of_others, is_in),
+            lira.offline(phi, of_others, is_in),
+            rmia.scores(rmia.online_ratios(np.exp(phi), p), online),
+            rmia.scores(rmia.offline_ratios(np.exp(phi), p, is_in), offline),
         )
         for name, of_attack in zip(attacks, values, strict=True):
             scores[name][run, known] = of_attack

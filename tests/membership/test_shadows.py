@@ -13,6 +13,7 @@ from helpers import Experiment, Flsim, MakeCorpus
 from flsim.audits.roc import auroc
 from flsim.base.errors import InputError
 from flsim.data.kept import held_out, included
+from flsim.membership import lira, rmia
 from flsim.membership.candidates import log_probabilities
 from flsim.membership.shadow_rows import infer_by_shadows
 from flsim.membership.shadows import Shadows, collect, counterfactual, leave_one_out, success
@@ -45,9 +46,9 @@ def test_a_run_is_attacked_by_all_others() -> None:
         others = [other for other in range(6) if other != run]
         phi, of_others, is_in = shadows.phi[run], shadows.phi[others], shadows.is_in[others]
         known = is_in.any(axis=0) & ~is_in.all(axis=0)
-        online, offline = shadows.online(phi, of_others, is_in, True), shadows.offline(phi, of_others, is_in, True)
+        online, offline = lira.online(phi, of_others, is_in, True), lira.offline(phi, of_others, is_in, True)
         z, z_of_others = np.exp(shadows.population[run]), np.exp(shadows.population[others])
-        ratios = shadows.offline_ratios(np.exp(phi), np.exp(of_others), is_in)
+        ratios = rmia.offline_ratios(np.exp(phi), np.exp(of_others), is_in)
         of_z = [z[place] / (0.65 * z_of_others[:, place].mean() + 0.35) for place in range(60)]
         for point in np.flatnonzero(known):
             assert scores["RMIA offline"][run, point] == np.mean(ratios[point] > np.array(of_z))

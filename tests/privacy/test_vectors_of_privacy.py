@@ -10,10 +10,10 @@ import torch
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.privacy import accounting, conventions, sampling, table, update_canaries
+from flsim.privacy import accounting, sampling, table, update_canaries
 from flsim.privacy.accounting import check_delta
 from flsim.privacy.conventions import CONVENTIONS, SENSITIVITY, conventions_of
-from flsim.privacy.ledger import Entry, Ledger, epsilon
+from flsim.privacy.ledger import EPSILONS, Entry, Ledger, delta_curve, epsilon, sound_convention
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.training.update import with_canaries
@@ -42,8 +42,8 @@ def test_rounds_over_everybody_are_gaussian_mechanisms(noise: float, rounds: int
 def test_sensitivities_of_relations() -> None:
     assert SENSITIVITY == {"replace-one": "2S", "add-or-remove-one": "S"}
     assert [one.name for one in CONVENTIONS if not one.is_sound] == ["paper", "paper-tight"]
-    assert conventions.sound_convention("fixed-size").name == "replace-one-rdp"
-    assert conventions.sound_convention("poisson").name == "poisson-rdp"
+    assert sound_convention("fixed-size").name == "replace-one-rdp"
+    assert sound_convention("poisson").name == "poisson-rdp"
     assert [one.name for one in conventions_of("round-robin")] == ["round-robin-rdp"]
 
 
@@ -51,15 +51,15 @@ def test_sensitivities_of_relations() -> None:
 def test_curves_of_delta_are_those_of_gaussian_mechanisms(noise: float) -> None:
     """Each point is sound, above the exact delta of 2 / z-GDP, and by the same conversion as epsilon."""
     ledger, convention = Ledger((Entry("fixed-size", 40, 40, noise, 1),)), BY_NAME["replace-one-rdp"]
-    deltas = conventions.delta_curve(ledger, convention)
-    assert len(deltas) == len(conventions.EPSILONS) == 301
-    assert (np.diff(conventions.EPSILONS) > 0).all()
-    assert (conventions.EPSILONS[0], conventions.EPSILONS[200], conventions.EPSILONS[-1]) == (0, 10, 60)
+    deltas = delta_curve(ledger, convention)
+    assert len(deltas) == len(EPSILONS) == 301
+    assert (np.diff(EPSILONS) > 0).all()
+    assert (EPSILONS[0], EPSILONS[200], EPSILONS[-1]) == (0, 10, 60)
     place = 40
-    assert conventions.EPSILONS[place] == 2.0
+    assert EPSILONS[place] == 2.0
     assert epsilon(ledger, float(deltas[place]), convention) == pytest.approx(2.0, rel=1e-3)
     assert ((deltas >= 0) & (deltas <= 1)).all()
-    bare = conventions.delta_curve(Ledger((Entry("fixed-size", 40, 40, 0.0, 1),)), convention)
+    bare = delta_curve(Ledger((Entry("fixed-size", 40, 40, 0.0, 1),)), convention)
     assert (bare == 1).all()
 
 

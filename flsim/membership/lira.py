@@ -1,0 +1,68 @@
+"""LiRA, the likelihood-ratio attack by shadow models.
+
+Carlini et al., "Membership Inference Attacks From First Principles" (2022), sections 4 and 5 and Algorithm 1. Shadow
+models are trained like the target, each on a random half of the data, so that each point x was in the training data of
+some (IN) and not of others (OUT). The scores phi(x) of both kinds are taken for normal:
+
+    online     log N(phi; m_in, s_in^2) - log N(phi; m_out, s_out^2)
+    offline    Phi((phi - m_out) / s_out): the probability that a model without x scores below the target
+
+A classifier's phi is log(p / (1 - p)). For a sequence phi is its mean log-likelihood, which is unbounded already.
+
+Shapes: S shadow models, N points. Larger is more of a member.
+"""
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+FEW = 64  # shadow models, below which the paper takes one variance for all points
+SMALLEST = 1e-30  # added to a standard deviation, so that equal scores of all models are no division by zero
+
+
+def online(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
+    """Return the log of the ratio of the two likelihoods, float64 [N].
+
+    Args:
+        phi: float64 [N], scores by the target model.
+        shadows: float64 [S, N], scores by the shadow models.
+        is_in: bool [S, N], which points each shadow model was trained on.
+        fixed_variance: whether all points share their variances; None to share them below 64 shadow models.
+    """
+    (m_in, s_in), (m_out, s_out) = (_normal(shadows, side, fixed_variance) for side in (is_in, ~is_in))
+    return _log_density(phi, m_in, s_in) - _log_density(phi, m_out, s_out)
+
+
+def offline(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
+    """Return the probability that a model which was not trained on the point scores below the target, float64 [N].
+
+    It is one-sided: unusually low scores are no sign of membership. Arguments are those of `online`; scores of models
+    that were trained on a point are not read.
+    """
+    mean, deviation = _normal(shadows, ~is_in, fixed_variance)
+    probability: Floats = scipy.special.ndtr((phi - mean) / deviation)
+    return probability
+
+
+def _normal(shadows: Floats, side: Flags, fixed_variance: bool | None) -> tuple[Floats, Floats]:
+    """Return the mean [N] and the standard deviation [N] of each point's scores by the models of one side.
+
+    A shared deviation is that of the differences of all scores from the means of their points. The mean, NaN where no
+    model is of the side, is a point's own in both cases.
+    """
+    counts = side.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(side, shadows, 0.0).sum(axis=0) / counts
+    squares = np.where(side, (shadows - mean) ** 2, 0.0)
+    if len(shadows) < FEW if fixed_variance is None else fixed_variance:
+        variance = np.full(shadows.shape[1], squares.sum() / max(1, counts.sum()))
+    else:
+        variance = squares.sum(axis=0) / counts.clip(1)
+    return mean, np.sqrt(variance) + SMALLEST
+
+
+def _log_density(values: Floats, mean: Floats, deviation: Floats) -> Floats:
+    density: Floats = -(((values - mean) / deviation) ** 2) / 2 - np.log(deviation) - np.log(2 * np.pi) / 2
+    return density

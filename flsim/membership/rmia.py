@@ -1,0 +1,62 @@
+"""RMIA, the robust attack by pairwise likelihood ratios.
+
+Zarifzadeh, Liu and Shokri, "Low-Cost High-Power Membership Inference Attacks" (2024), section 3, as in its authors'
+ml_privacy_meter (modules/mia/attacks/rmia.py, commit e384af8), except that OUT models are chosen by their masks, where
+that code supposes that exactly half are OUT.
+
+    ratio(x) = p(x | theta) / p(x),        p(x): the mean of p(x | theta') over reference models theta'
+    score(x) = share of the population z with  ratio(x) / ratio(z) > gamma
+
+Offline there are only models without x, and p(x) is taken as (1 + a) / 2 p_out(x) + (1 - a) / 2, which supposes
+probabilities in [0, 1], near 1 for members. For a sequence p is therefore e to the mean log-likelihood of a token.
+
+Shapes: S reference models, N points, Z points of a population that the target was not trained on.
+"""
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+GAMMA = 1.0
+OFFLINE_A = 0.3  # to be tuned on a pair of reference models, never on the target
+
+
+def online_ratios(target: Floats, references: Floats) -> Floats:
+    """Return p(x | theta) over the mean of all reference models, of which half were trained on x, float64 [N].
+
+    Args:
+        target: float64 [N], probabilities by the target model.
+        references: float64 [S, N], probabilities by the reference models.
+    """
+    ratios: Floats = target / references.mean(axis=0)
+    return ratios
+
+
+def offline_ratios(target: Floats, references: Floats, is_in: Flags, a: float = OFFLINE_A) -> Floats:
+    """Return p(x | theta) over what the models without x make p(x), float64 [N].
+
+    Args:
+        target: float64 [N].
+        references: float64 [S, N].
+        is_in: bool [S, N], which points each reference model was trained on; each point is out of one at least.
+        a: how near p(x) is to that of models without x; 1 takes it for theirs.
+
+    >>> offline_ratios(np.array([0.8, 0.5]), np.array([[0.4, 0.5]]), np.zeros((1, 2), bool)).round(4).tolist()
+    [1.3115, 0.7407]
+    """
+    out = np.where(is_in, 0.0, references).sum(axis=0) / (~is_in).sum(axis=0)
+    ratios: Floats = target / ((1 + a) / 2 * out + (1 - a) / 2)
+    return ratios
+
+
+def scores(ratios: Floats, population: Floats, gamma: float = GAMMA) -> Floats:
+    """Return the share of the population whose ratio each point's exceeds gamma times, float64 [N].
+
+    Args:
+        ratios: float64 [N].
+        population: float64 [Z], ratios of points that the target was not trained on.
+        gamma: how much larger a ratio has to be.
+    """
+    below = np.searchsorted(np.sort(gamma * population), ratios, side="left")
+    return np.asarray(below / len(population), np.float64)
