@@ -1,8 +1,10 @@
 """Networks of a user's own that draw at random in training, and that begin with loaded weights."""
 
+import random
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from helpers import CENTRAL, TINY, Experiment
@@ -15,6 +17,7 @@ from flsim.algorithms import fedavg
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
+from flsim.base.rng import states_of_shared_generators
 from flsim.models.architectures import build, restore
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import digest_of
@@ -143,13 +146,16 @@ def test_a_masked_step_is_that_of_the_mask(hparams: ModelHParams) -> None:
     torch.testing.assert_close(found, torch.einsum("btv,btr->vr", base, low))
 
 
-def test_the_generators_of_the_process_are_left_alone(hparams: ModelHParams) -> None:
+def test_shared_generators_are_seeded_and_get_their_states_back(hparams: ModelHParams) -> None:
     model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
-    before = torch.get_rng_state()
-    with training_mode(model, 0, 1):
-        assert model.training
-        torch.randn(5)
-    assert torch.equal(torch.get_rng_state(), before)
+    before, found = states_of_shared_generators(), []
+    for user in (1, 1, 2):
+        with training_mode(model, 0, 0, user):
+            assert model.training
+            found.append((float(torch.rand(1)), random.random(), np.random.random()))
+    assert found[0] == found[1]
+    assert all(one != other for one, other in zip(found[0], found[2], strict=True))
+    assert states_of_shared_generators() == before
     assert not model.training
     assert not restore({name: value.detach() for name, value in model.trainable.items()}, hparams, 12).training
 
@@ -216,8 +222,8 @@ NOISE = "base * float(np.random.default_rng().uniform(0.5, 1.5))"
     ("change", "message"),
     [
         ((DROPS, "nn.functional.dropout(base)"), "other logits each time in evaluation mode; draw at random only"),
-        ((DROPS, f"({NOISE} if self.training else base)"), "in training mode, although torch's generators are seeded"),
-        ((DROPS, "(base * random.random() if self.training else base)"), "draw at random with torch's default"),
+        ((DROPS, f"({NOISE} if self.training else base)"), "although the shared generators are seeded"),
+        ((DROPS, "(base * random.Random().random() if self.training else base)"), "draw at random with torch"),
         ((DROPS, "base[:, :8]"), r"the longest record of the corpus"),
     ],
     ids=["functional", "numpy", "random", "shape"],

@@ -299,6 +299,8 @@ def naming_own_code(failure: type[InputError] | type[RunFailed] = OwnCodeFailed)
         raise
     except BaseException as error:
         where = place(error)
+        if where is None and isinstance(error, SystemExit):  # e.g. of a function that the file imports
+            where = "custom code"
         if where is None or is_out_of_memory(error):
             raise
         if failure is OwnCodeFailed and (isinstance(error, OSError) or "CUDA" in str(error)):

@@ -6,6 +6,7 @@ undisturbed run, whatever the number of processes.
 """
 
 import hashlib
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -32,8 +33,10 @@ def stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
 
 
 @contextmanager
-def torch_stream(device: "torch.device", seed: int, *keys: int | str) -> Iterator[None]:
-    """Seed torch's default generators of CPUs and of one device within the block, and restore their states afterwards.
+def shared_generators(device: "torch.device", seed: int, *keys: int | str) -> Iterator[None]:
+    """Seed the generators that a process shares within the block, and restore their states afterwards.
+
+    These are torch's default generators of CPUs and of one device, Python's `random`, and NumPy's `np.random`.
 
     Args:
         device: the device; on "cpu" only the generator of CPUs is seeded.
@@ -46,11 +49,25 @@ def torch_stream(device: "torch.device", seed: int, *keys: int | str) -> Iterato
     gpus = []
     if device.type == "cuda":
         gpus.append(torch.cuda.current_device() if device.index is None else device.index)
+    before = random.getstate(), np.random.get_state()
     with torch.random.fork_rng(gpus):
         torch.default_generator.manual_seed(value)
         for gpu in gpus:
             torch.cuda.default_generators[gpu].manual_seed(value)
-        yield
+        random.seed(value)
+        np.random.seed(value % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(before[0])
+            np.random.set_state(before[1])
+
+
+def states_of_shared_generators() -> tuple[str, ...]:
+    """Return the states of torch's generator of CPUs, Python's `random` and NumPy's `np.random`, as texts."""
+    import torch
+
+    return str(torch.get_rng_state().tolist()), str(random.getstate()), str(np.random.get_state()[1].tolist())
 
 
 def _plain(key: int | str) -> int | str:

@@ -96,7 +96,7 @@ class TrainableModel(nn.Module, ABC):
 
     The parameters that require a gradient travel between server and clients, and are clipped, noised and saved; tied
     ones count once. The constructor makes frozen parameters and buffers, as a function of its arguments, and training
-    does not change them. `forward` draws at random only in training mode, from torch's default generator, as nn.Dropout
+    does not change them. `forward` draws at random only in training mode, from a shared generator, as nn.Dropout
     does. flsim sets training mode while it trains, and seeds the generator; otherwise models are in evaluation mode.
     Position t of the logits depends on no token after t.
 

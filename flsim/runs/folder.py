@@ -27,6 +27,7 @@ from flsim.algorithms import checkpoint
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.user_states import FOLDER, UserStates
 from flsim.base.errors import InputError
+from flsim.base.extensions import is_own
 from flsim.base.files import digest, new_file, new_folder, write_json
 from flsim.base.mappings import flat
 from flsim.canaries.in_corpus import planting_of, settled
@@ -268,9 +269,24 @@ class Run:
             why = f"trained on another corpus than {self.config.data.corpus} is now; restore it or train again"
         elif ours.config != theirs.config:
             why = f"trained with other settings than {self.path / 'config.toml'}; name its own run"
+        elif foreign := self._custom_code_beyond_settings(state):
+            why = f"its ledger names {foreign}, which {self.path / 'config.toml'} does not; name its own run"
         else:
             return state
         raise checkpoint.OfAnotherRun(f"{path}: {why}")
+
+    def _custom_code_beyond_settings(self, state: State) -> str:
+        """Return the custom sampler or noise that a state's ledger names and the settings do not; empty for none.
+
+        An epsilon of the ledger would execute it.
+        """
+        for entry in state.ledger.entries:
+            if is_own(entry.sampler) or is_own(entry.noise):
+                planned = self.config.planned(entry.population, entry.rounds)
+                for name, expected in ((entry.sampler, planned.sampler), (entry.noise, planned.noise)):
+                    if is_own(name) and name != expected:
+                        return name
+        return ""
 
     def save(self, state: State) -> Path:
         """Write a checkpoint, then remove older ones that are neither kept for good nor the last before it."""

@@ -1,5 +1,6 @@
 """Recovery of a run folder after a fault, before training goes on; nothing is lost."""
 
+import os
 from collections.abc import Collection
 from pathlib import Path
 
@@ -58,7 +59,7 @@ def _settle_checkpoints(run: Run) -> None:
         why = "a checkpoint that cannot be used was still to be evaluated"
         _go_back(run, checkpoint.round_of(back_to) - 1, why, refused)
     for path, refusal in refused.items():
-        if path.exists():
+        if os.path.lexists(path):  # also a symbolic link to nothing
             _put_aside(path, str(refusal), "foreign" if refusal in foreign else "damaged")
     last = run.last_round
     if paths and not checkpoint.all_in(run.path / "checkpoints"):
@@ -99,7 +100,7 @@ def _put_aside(path: Path, why: str, kind: str = "damaged") -> None:
     """Rename a file so that no code reads it, but a person can still look at it."""
     aside = path.with_name(f"{path.name}.{kind}")
     number = 1
-    while aside.exists():
+    while os.path.lexists(aside):
         number += 1
         aside = path.with_name(f"{path.name}.{kind}-{number}")
     path.replace(aside)

@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flsim.base.rng import stream, torch_stream
+from flsim.base.rng import shared_generators, states_of_shared_generators, stream
 from flsim.data.records import Batch, Records, Users, batch
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, TrainableModel, loss_sum
@@ -20,13 +20,13 @@ from flsim.training.update import UpdateSum
 
 # The random numbers that a network draws while it is trained, such as those of dropout.
 #
-# torch's modules draw from generators that a process shares. Here the generators are seeded for a piece of training,
-# so that what is drawn does not depend on the process, or on what the process trained before.
+# torch's modules draw from generators that a process shares. Here these generators are seeded for each piece of
+# training, so that the numbers depend neither on the process nor on what it trained before.
 
 
 @contextmanager
 def training_mode(model: TrainableModel, seed: int, *keys: int) -> Iterator[None]:
-    """Set a model to training mode, in which dropout is active, and seed torch's generators within the block.
+    """Set a model to training mode, in which dropout is active, and seed the shared generators within the block.
 
     After the block the model is in evaluation mode, and the generators are in their states from before.
 
@@ -35,7 +35,7 @@ def training_mode(model: TrainableModel, seed: int, *keys: int) -> Iterator[None
         seed: the experiment's seed.
         keys: the round and the user of federated training; the step of central training.
     """
-    with torch_stream(model.device, seed, *keys):
+    with shared_generators(model.device, seed, *keys):
         model.train()
         try:
             yield
@@ -45,11 +45,11 @@ def training_mode(model: TrainableModel, seed: int, *keys: int) -> Iterator[None
 
 @torch.no_grad()
 def draws(model: TrainableModel, tokens: Tensor) -> bool:
-    """Return whether reading tokens int64 [B, T] in training mode draws from torch's generator of CPUs."""
+    """Return whether reading tokens int64 [B, T] in training mode draws from a generator that the process shares."""
     with training_mode(model, 0):
-        before = torch.get_rng_state()
+        before = states_of_shared_generators()
         model(tokens)
-        return not torch.equal(before, torch.get_rng_state())
+        return before != states_of_shared_generators()
 
 
 # The choice and order of the records that a user trains on, which is the same for every engine.

@@ -150,7 +150,7 @@ def _refuse_short(name: str, model: TrainableModel, layout: Layout) -> None:
 
 
 def _refuse_unseeded(name: str, model: TrainableModel, layout: Layout, seed: int) -> None:
-    """Refuse what is drawn at random outside of training, or from another generator than torch's.
+    """Refuse what is drawn at random outside of training, or from a generator that the process does not share.
 
     All trained parameters get random values first, since zeros, such as the matrices B of LoRA, hide what is drawn.
     """
@@ -166,8 +166,8 @@ def _refuse_unseeded(name: str, model: TrainableModel, layout: Layout, seed: int
                 logits.append(model(tokens))
     if not torch.equal(*logits):
         raise InputError(
-            f"{name}: forward gives other logits each time in training mode, although torch's generators are seeded; "
-            f"draw at random with torch's default generator"
+            f"{name}: forward gives other logits each time in training mode, although the shared generators are "
+            f"seeded; draw at random with torch's default generator, Python's random or np.random"
         )
 
 

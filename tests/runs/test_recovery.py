@@ -91,6 +91,19 @@ def test_a_run_resumes_past_a_flipped_bit_to_the_same_bits(experiment: Experimen
     assert_equal_runs(run.path, whole)
 
 
+@pytest.mark.parametrize("target", ["/nowhere/x", "round-000004.safetensors"])
+def test_a_link_to_nothing_is_put_aside(experiment: Experiment, run: Run, target: str) -> None:
+    """The second case is a link to itself."""
+    whole = shutil.copytree(run.path, experiment.folder / "whole")
+    newest = all_in(run.path / "checkpoints")[-1]
+    assert newest.name == "round-000004.safetensors"
+    newest.unlink()
+    newest.symlink_to(target)
+    experiment.call("run", experiment.config, *OPTIONS, "--resume")
+    assert newest.with_name(f"{newest.name}.damaged").is_symlink()
+    assert_equal_runs(run.path, whole)
+
+
 def test_an_odd_checkpoint_without_a_seal_is_put_aside(experiment: Experiment, run: Run) -> None:
     """Such a file may be damaged, or of another run; the others are of this run either way."""
     whole = shutil.copytree(run.path, experiment.folder / "whole")

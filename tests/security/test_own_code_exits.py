@@ -106,6 +106,9 @@ OTHERS = {
 }
 
 
+EXITS_HERE = ("--out", "run", "--in-process", "--set", "local.schedule=own.py:work")
+
+
 def assert_failed(experiment: Experiment, arguments: tuple[str, ...], why: str = "SystemExit: 0") -> None:
     done = experiment.call(*arguments, check=False)
     assert done.returncode in (1, 2), done.stderr
@@ -132,6 +135,31 @@ def test_code_of_other_commands_that_exits_fails_the_command(experiment: Experim
     (experiment.folder / "c.csv").write_text("id,tokens\nc1,5 6 7 8 9\n")
     assert_failed(experiment, arguments)
     assert not (experiment.folder / "made").exists()
+
+
+MADE_BY_EXEC = "exec('def work(*_): raise SystemExit(0)')"
+
+
+@pytest.mark.parametrize(
+    ("source", "arguments"),
+    [
+        ("from sys import exit as work", OTHERS["maker"][1]),
+        (MADE_BY_EXEC, OTHERS["reader"][1]),
+        (MADE_BY_EXEC, ("run", "tiny.toml", *EXITS_HERE)),
+    ],
+    ids=["maker", "reader", "schedule"],
+)
+def test_code_without_a_line_of_its_own_that_exits_fails_the_command(
+    experiment: Experiment, source: str, arguments: tuple[str, ...]
+) -> None:
+    """A function that the file imports, or that `exec` makes, has no frame in the file."""
+    (experiment.folder / "own.py").write_text(f"{source}\n# {experiment.folder}\n")
+    (experiment.folder / "text.txt").write_text("one\n")
+    experiment.config.write_text(TINY)
+    done = experiment.call(*arguments, check=False)
+    assert done.returncode in (1, 2), done.stderr
+    assert "SystemExit" in done.stderr.splitlines()[-1]
+    assert "Traceback" not in done.stderr
 
 
 def test_an_attack_that_exits_fails_the_command(experiment: Experiment) -> None:

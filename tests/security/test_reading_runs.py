@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from click import Group
 from helpers import TINY, Experiment
 
 from flsim import cli
+from flsim.algorithms import checkpoint
 from flsim.base import extensions
+from flsim.privacy.ledger import Ledger
 
 # Each file leaves a mark whenever it is executed.
 MARK = "from pathlib import Path\n\nPath({mark!r}).touch()\n\n"
@@ -246,6 +249,26 @@ def test_a_file_is_named_before_it_is_executed(
     assert code == 0, error
     assert is_executed
     assert said.index(f"Executing {copy}: architecture Bow") < said.index("executed")
+
+
+@pytest.mark.parametrize("command", [("evaluate", "run"), ("quantize", "run", "--out", "rounded")])
+def test_a_ledger_cannot_name_code_that_the_settings_do_not(experiment: Experiment, command: tuple[str, ...]) -> None:
+    """Its epsilon would execute the file: the settings name no custom code, so that no file is announced."""
+    experiment.config.write_text(TINY)
+    options = [part for setting in PRIVATE for part in ("--set", setting)]
+    experiment.call("run", "tiny.toml", "--out", "run", "--in-process", *options)
+    mark, file = experiment.folder / "mark", experiment.folder / "elsewhere.py"
+    file.write_text(MARK.format(mark=str(mark)) + CODE["sampler"])
+    for path in checkpoint.all_in(experiment.folder / "run" / "checkpoints"):
+        state, provenance = checkpoint.load(path)
+        (entry,) = state.ledger.entries
+        checkpoint.save(
+            path.parent, replace(state, ledger=Ledger((replace(entry, sampler=f"{file}:Turns"),))), provenance
+        )
+    done = experiment.call(*command, check=False)
+    assert done.returncode == 2
+    assert not mark.exists()
+    assert f"ledger names {file}:Turns, which" in " ".join(done.stderr.split())
 
 
 def test_every_command_is_classified() -> None:

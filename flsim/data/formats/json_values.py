@@ -108,10 +108,11 @@ def _values(scanner: "_Scanner") -> Iterator[Any]:
             yield scanner.value()
         return
     scanner.take("[")
-    while scanner.peek() != "]":
+    if scanner.peek() != "]":
         yield scanner.value()
-        if scanner.peek() != "]":
+        while scanner.peek() == ",":
             scanner.take(",")
+            yield scanner.value()
     scanner.take("]")
     scanner.take("")
 

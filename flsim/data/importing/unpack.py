@@ -106,12 +106,18 @@ class _Writer(Py7zIO):  # type: ignore[misc]
 CHUNK = 2**20  # bytes
 WINDOW = 31  # log2 of bytes: the largest window of zstd, which dumps of Reddit need
 
+
+def _zstd(file: Any) -> ZstdFile:
+    return ZstdFile(file, options={DecompressionParameter.window_log_max: WINDOW})
+
+
 _OPENERS: dict[bytes, Callable[[Any], Any]] = {
     b"\x1f\x8b": lambda file: gzip.GzipFile(fileobj=file, mode="rb"),
     b"BZh": bz2.BZ2File,
     b"\xfd7zXZ\x00": lzma.LZMAFile,
     b"\x5d\x00\x00": lzma.LZMAFile,
-    b"\x28\xb5\x2f\xfd": lambda file: ZstdFile(file, options={DecompressionParameter.window_log_max: WINDOW}),
+    b"\x28\xb5\x2f\xfd": _zstd,
+    **{bytes([first, 0x2A, 0x4D, 0x18]): _zstd for first in range(0x50, 0x60)},  # skippable frames (RFC 8878, 3.1.2)
 }  # the second LZMA is LZMA alone, as TensorFlow Federated publishes: properties, then a round dictionary size
 
 
