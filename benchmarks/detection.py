@@ -37,7 +37,7 @@ def own(name: str) -> str:
 
 @contextmanager
 def without_clip() -> Iterator[None]:
-    """Let every update through as long as it is."""
+    """Do not clip updates within the block."""
     setattr(update, "clip_factor", lambda norm, bound: 1.0)  # noqa: ARG005, B010
     try:
         yield

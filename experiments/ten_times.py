@@ -110,7 +110,7 @@ class Outcome:
 def train(job: Job) -> Outcome:
     """Train and evaluate a run in a separate process."""
     if time.time() > job.until:
-        raise TimeoutError(f"{job.folder.name}: the time was up before the run began")
+        raise TimeoutError(f"{job.folder.name}: began too late; raise --seconds")
     torch.set_num_threads(2)
     overrides = [f"local.learning_rate={job.rate}", *job.overrides]
     (entry,) = (

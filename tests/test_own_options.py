@@ -145,7 +145,7 @@ def test_a_server_optimizer_and_its_schedule(own: str) -> None:
     assert settings.server_label == "Scaled(factor=0.25)"
     assert ServerOptimizerHParams(f"{own}:scaled").server_label == "Scaled"
     wrong = ServerOptimizerHParams(f"{own}:plain", server_optimizer_options={"factor": 1})
-    with pytest.raises(InputError, match="plain: takes no options; name a function of them that returns it"):
+    with pytest.raises(InputError, match="plain: takes no options; name a function that takes options"):
         server_optimizers.init(x, wrong)
 
 

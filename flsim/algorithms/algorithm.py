@@ -116,8 +116,8 @@ class Algorithm:
     process may serve any user.
 
     Attributes:
-        label: the algorithm's part of the name of a table's row. Of a user's own it is read from the source where it is
-            written as text.
+        label: the algorithm's part of the name of a table's row. For a custom
+            algorithm, it is a literal text.
         slots: names of the server's own tensors, which are sent to users; for each slot one float32 tensor per
             parameter.
         answers: names of tensors that are summed over the cohort beside the updates; likewise per parameter.
@@ -165,8 +165,8 @@ class Algorithm:
     def aggregate(self, round_: ServerRound) -> tuple[Params, Moments]:
         """Return the update that the server optimizer steps along, and the server's own tensors after the round.
 
-        Unless overridden these are the averaged update, and what `step` returns. A round without examples leaves the
-        model as it is.
+        By default, these are the averaged update and the result of `step`. A round without
+        examples does not change the model.
         """
         return round_.mean, self.step(round_.own, round_.summed, round_.users, round_.population)
 

@@ -149,7 +149,7 @@ def load(path: Path) -> tuple[State, Provenance]:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         if "seal" in metadata and metadata["seal"] != _seal_of(metadata):
-            raise ValueError("its metadata are not those that it was written with")
+            raise ValueError("its metadata do not match the seal in it")
         provenance = Provenance(
             metadata["config"],
             metadata["corpus"],

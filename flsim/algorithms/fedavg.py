@@ -41,10 +41,10 @@ class FedAvgHParams(ServerOptimizerHParams):
             from all users, as the paper's experiments did by its footnote 1; a user drawn twice counts twice, and
             mechanism "dp" is refused. "round-robin" takes the users in one random order, cohort after cohort, again
             and again; "dp" is refused. Your own: see docs/privacy.md.
-        algorithm_options: Options of an algorithm of your own, e.g. { alpha = 0.1 }: arguments by name, numbers or
-            text. Unit: none.
-        sampler_options: Options of a sampler of your own, e.g. { block = 8 }: arguments by name, numbers or text. Unit:
-            none.
+        algorithm_options: Options of a custom algorithm, e.g. { alpha = 0.1 }: keyword
+            arguments, numbers or text. Unit: none.
+        sampler_options: Options of a custom sampler, e.g. { block = 8 }: keyword
+            arguments, numbers or text. Unit: none.
     """
 
     rounds: int = 8_000
@@ -168,7 +168,7 @@ def step(
 def _refuse_other_shapes(label: str, update: Params, mean: Params) -> None:
     shapes, expected = ({name: value.shape for name, value in tensors.items()} for tensors in (update, mean))
     if shapes != expected:
-        raise RunFailed(f"{label}: aggregate returned an update of other names or shapes than the model's parameters")
+        raise RunFailed(f"{label}: aggregate must return tensors like the parameters; correct it")
 
 
 def _server_step(before: Params, after: Params, mean: Params | None) -> ServerStep:

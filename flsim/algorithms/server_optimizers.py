@@ -166,10 +166,10 @@ class ServerOptimizerHParams:
         server_milestones: With server_schedule "steps": when the server's learning rate changes, in completed rounds,
             e.g. 120, or below 1 in fractions of training, e.g. 0.6. Unit: rounds.
         server_milestone_factor: With server_schedule "steps": factor of the rate at each milestone. Unit: none.
-        server_optimizer_options: Options of a server optimizer of your own, e.g. { decay = 0.5 }: arguments by name,
-            numbers or text. Unit: none.
-        server_schedule_options: Options of a schedule of your own, e.g. { floor = 0.1 }: arguments by name, numbers or
-            text. Unit: none.
+        server_optimizer_options: Options of a custom server optimizer, e.g. { decay = 0.5 }:
+            keyword arguments, numbers or text. Unit: none.
+        server_schedule_options: Options of a custom schedule, e.g. { floor = 0.1 }: keyword
+            arguments, numbers or text. Unit: none.
 
     Examples:
         >>> flsim.ServerOptimizer("adam", server_learning_rate=0.01)           # doctest: +SKIP
@@ -285,7 +285,8 @@ def _optimizer_of(hparams: ServerOptimizerHParams) -> ServerOptimizer:
     name = configured(hparams, "server_optimizer")
     optimizer: object = resolve(name, SERVER_OPTIMIZERS, "server_optimizer")
     if options_of(name) and isinstance(optimizer, ServerOptimizer):
-        raise InputError(f"{hparams.server_optimizer}: takes no options; name a function of them that returns it")
+        written = hparams.server_optimizer
+        raise InputError(f"{written}: takes no options; name a function that takes options")
     if callable(optimizer) and (options_of(name) or _needs_no_arguments(optimizer)):
         optimizer = made(name, optimizer)
     if not isinstance(optimizer, ServerOptimizer):

@@ -58,8 +58,8 @@ def audit(subject: Subject, threshold: int | None = None) -> pd.DataFrame:
         tpr              share of canaries of rank <= threshold, at a false-positive rate of threshold / (R + 1);
                          "allowed" is the largest that the claim leaves to an attacker
         epsilon          lower bound under pure DP, replace-one, of one unit
-        trade-off        whether the ledger's own curve is refuted; "needed" hits would, and none could where that is
-                         missing; "refutable": see `flsim.audits.testing.Verdict`
+        trade-off        whether the ledger's curve is refuted; "needed": the least hits that do,
+                         missing if none do; "refutable": see `flsim.audits.testing.Verdict`
         epsilon, GDP     epsilon at the claim's delta, if the mechanism is Gaussian
         epsilon, coins   lower bound at the claim's delta (or 0) from guesses of coins, replace-one, of one unit
         trade-off, coins     whether the ledger's own curve is refuted by guesses of coins

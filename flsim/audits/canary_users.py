@@ -4,8 +4,8 @@ Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning" (2
 model and a vector that took no part is that of a uniform direction: of d parameters its density is proportional to
 (1 - t^2)^((d - 3) / 2). Cosines of vectors that took part are taken for normal. The epsilon of telling one law from the
 other is an estimate of the training's; it supposes that the noise is seen in full by the mean and the deviation of the
-cosines, and it may be above the truth. There is no estimate if the normal law reaches beyond 1, where no cosine is: in
-models of few parameters whose canary users have large cosines.
+cosines, and it may be above the truth. There is no estimate if the
+normal law reaches beyond 1, as in models of few parameters with large cosines.
 """
 
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from flsim.models.language_model import Params
 from flsim.privacy.update_canaries import AuditHParams, cosines
 
 Floats = NDArray[np.float64]
-BEYOND = 1e-3  # of delta: the most that the probability of a normal cosine beyond 1 may be
+BEYOND = 1e-3  # largest probability of a normal cosine beyond 1, per delta
 
 
 @dataclass(frozen=True)
@@ -114,9 +114,9 @@ def epsilon_of_cosines(mean: float, deviation: float, dimension: int, delta: flo
     """
     if (beyond := _beyond(mean, deviation)) > BEYOND * delta:
         raise InputError(
-            f"cosines of mean {mean:.3g} and deviation {deviation:.3g} are not normal: that law has a probability of "
-            f"{beyond:.2g} beyond 1, and at delta {delta:.3g} it may have {BEYOND * delta:.2g}; take a model of more "
-            f"than {dimension:,} parameters, or a larger delta"
+            f"cosines of mean {mean:.3g} and deviation {deviation:.3g} are not normal: that law "
+            f"has probability {beyond:.2g} beyond 1, and at most {BEYOND * delta:.2g} is allowed "
+            f"at delta {delta:.3g}; use more than {dimension:,} parameters or a larger delta"
         )
     laws = _laws(mean, deviation, dimension)
 
@@ -148,8 +148,8 @@ def _beyond(mean: float, deviation: float) -> float:
 def _laws(mean: float, deviation: float, dimension: int) -> tuple[Floats, Floats, Floats]:
     """Return places of a grid, and there the log-densities of those that took part and of chance."""
     half, spread = (dimension - 1) / 2, dimension**-0.5
-    # From 1,000 parameters on the law of chance is taken for normal, as by the authors' code (one_shot_epe). Far out
-    # that is coarse: at 1,500 parameters and epsilon 22 delta is off by 41%.
+    # From 1,000 parameters on, the law of chance is treated as normal, as in the authors' code
+    # (one_shot_epe). In the tail delta is coarse: 41% off at 1,500 parameters and epsilon 22.
     chance = scipy.stats.norm(0, spread) if dimension >= 1_000 else scipy.stats.beta(half, half, loc=-1, scale=2)
     taking_part = scipy.stats.norm(mean, deviation)
     steps = np.linspace(-12, 12, 20_001)

@@ -78,9 +78,9 @@ class Claim:
 
     @property
     def steps(self) -> int:
-        """Return how many neighbours apart two data sets are that differ in what one unit holds.
+        """Return the number of steps, from neighbour to neighbour, that change one unit's data.
 
-        To exchange a unit is to remove it and to add another.
+        Replacing a unit takes two steps: removal and addition.
         """
         return 1 if self.convention.relation == "replace-one" else 2
 

@@ -143,8 +143,8 @@ def _refuse_other_roster(planted: Planted) -> None:
         wrong = [name for name, values in counts.items() if (roster[name].to_numpy()[held] != values[held]).any()]
     if wrong:
         raise InputError(
-            f"planted: its roster, canaries and users are not of one planting ({', '.join(wrong)}); audit what "
-            f"flsim.plant returned and flsim.simulate trained"
+            f"planted: roster, canaries and users are of different plantings "
+            f"({', '.join(wrong)}); name the result of flsim.plant that flsim.simulate trained"
         )
 
 

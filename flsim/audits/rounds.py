@@ -1,10 +1,10 @@
 """Tests of the rounds themselves: of who took part, and of the noise, against what the ledger states.
 
-Cohorts and noise are functions of (seed, round), so that an audit draws them again. What the first and the last model
-cannot show is plain there: a cohort that stays the same, a user who counts several times, noise that repeats.
+Cohorts and noise are functions of (seed, round), so an audit draws them again. This shows what
+models cannot: a cohort that stays the same, a user who counts several times, noise that repeats.
 
-The law of the participation counts follows from the sampler that the ledger states. A sum of squared deviations has a
-mean and a variance that are known exactly, and its p value is that of the gamma law with these.
+The law of the participation counts follows from the sampler that the ledger states. The p value of
+a sum of squared deviations is that of the gamma law with its exact mean and variance.
 """
 
 import math

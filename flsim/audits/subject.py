@@ -252,9 +252,9 @@ def _state(run: Run, round_: int) -> State:
 def _first_params(run: Run) -> Params:
     if is_own(run.config.model.architecture):
         raise InputError(
-            f"{run.path}: an audit of canary users needs the first parameters of the custom model "
-            f"{short_name(run.config.model.architecture)}, and reading a run executes no code; audit it in Python with "
-            f"flsim.audit_simulation"
+            f"{run.path}: an audit of canary users has to execute the custom model "
+            f"{short_name(run.config.model.architecture)}, and flsim audit executes no code of a "
+            f"run; audit it in Python with flsim.audit_simulation"
         )
     return run.training().first_state().params
 

@@ -1,7 +1,7 @@
-"""Guesses as a test of a ledger: whether they refute it, how many right ones would, and what they could refute at best.
+"""A test of a ledger by guesses: verdict, guesses that refute it, largest refutable epsilon.
 
-A verdict "not refuted" says something only if some outcome of the test refutes the ledger. Few guesses refute none of a
-large epsilon, even if all are right.
+A verdict "not refuted" means something only if some outcome refutes the ledger. A few guesses
+refute no ledger of a large epsilon, even if all are right.
 """
 
 from bisect import bisect_left
@@ -81,9 +81,9 @@ class LedgerTest:
         return bisect_left(range(self.guesses), True, key=lambda right: self.refutes(curve, right))
 
     def verdict(self, claim: Claim, right: int) -> "Verdict":
-        """Return what so many right guesses say of a ledger, and what the best outcome could have said."""
+        """Return the verdict of so many right guesses on a ledger."""
         refuted, needed, largest = self.refutes(claim.curve, right), self.needed(claim.curve), self.largest(claim.delta)
-        # A ledger's curve is another one than that of the Gaussian mechanism of its epsilon, and decides on the ledger.
+        # A ledger's curve, which decides, differs from that of a Gaussian mechanism of its epsilon.
         refutable = min(largest, claim.epsilon) if needed is None else max(largest, claim.epsilon)
         return Verdict(refuted, needed, refutable)
 

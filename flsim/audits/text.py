@@ -201,13 +201,16 @@ def _verdict(table: pd.DataFrame, method: str, claim: Claim) -> str:
     """Return whether a test refutes the ledger, or what the test could have found."""
     row = row_of(table, method)
     if row["refuted"]:
-        return "They refute the ledger at 95% confidence."
+        return "The test refutes the ledger at 95% confidence."
     most = int(row["n_in"]) if method == "trade-off" else 2 * int(row["threshold"])
     kind = "canaries found" if method == "trade-off" else "right guesses"
-    limit = f"The largest epsilon that they can refute is {row['refutable']:.2f} at delta {claim.delta:.3g}"
+    refutable = f"{row['refutable']:.2f} at delta {claim.delta:.3g}"
+    limit = f"The test can refute an epsilon up to {refutable}."
     if pd.isna(row["needed"]):
-        return f"They cannot test the ledger: not even {most:,} of {most:,} {kind} refute it. {limit}."
-    return f"They do not refute the ledger; {row['needed']:,} of {most:,} {kind} would. {limit}."
+        all_right = f"even {most:,} of {most:,} {kind} do not refute it"
+        return f"The ledger cannot be tested: {all_right}. {limit}"
+    outcome = f"{row['needed']:,} of {most:,} {kind} would"
+    return f"The test does not refute the ledger; {outcome}. {limit}"
 
 
 def _groups(subject: Subject) -> str:

@@ -158,8 +158,8 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
     kinds = _executable.get()
     if kinds is not None and kind not in kinds:
         raise InputError(
-            f"{as_written(name)}: a custom {kind}, and no code of a run is executed to read the run; use a run with a "
-            f"built-in {kind}"
+            f"{as_written(name)}: this command does not execute a run's custom {kind}; use a run "
+            f"that has a built-in {kind}"
         )
     with _lock:
         module = _modules.get(path.stem) or _module_of(path)
@@ -286,7 +286,7 @@ def place(error: BaseException) -> str | None:
 def naming_own_code(failure: type[InputError] | type[RunFailed] = OwnCodeFailed) -> Iterator[None]:
     """Turn an error of a user's own code into a one-line error that names the file and the line.
 
-    SystemExit is such an error too, or code that calls `sys.exit(0)` would end a command as if it had succeeded. Errors
+    SystemExit is such an error: otherwise `sys.exit(0)` would end a command with success. Errors
     of flsim, errors of other libraries, Ctrl-C, and a lack of memory leave the block unchanged.
 
     Args:

@@ -262,8 +262,8 @@ def new_file(path: Path) -> Iterator[Path]:
 def named_file(path: Path) -> Iterator[Path]:
     """Yield a new file as `new_file` does, for a place that a person named.
 
-    A symbolic link is followed. A file that exists keeps its mode and its owner. What is no regular file, such as a
-    device or a pipe, is never replaced: the new file is then written into it.
+    A symbolic link is followed. A file that exists keeps its mode and its owner. A device
+    or a pipe is never replaced: the new content is written into it.
 
     Raises:
         InputError: the place is a folder, its folder does not exist, or it cannot be written.

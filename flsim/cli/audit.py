@@ -36,10 +36,10 @@ def audit(
 ) -> None:
     """Say what a run's canaries prove about its privacy.
 
-    Prints how many canaries an attacker finds at low false-positive rates, a lower bound on epsilon, and of a run with
-    noise whether its ledger is contradicted. Of canary users with random updates it prints an estimate and a bound. It
-    also tests the cohorts and the noise of the rounds against the ledger. The last line names what is missing, and the
-    settings that it needs.
+    Prints how many canaries an attacker finds at low false-positive rates, a lower bound on
+    epsilon, and, for a run with noise, whether its ledger is contradicted. For canary users, it
+    prints an estimate and a bound. It also tests the cohorts and the noise of the rounds against
+    the ledger. The last line names what is missing, and the settings for that.
     """
     import json
 

@@ -116,7 +116,7 @@ def import_(
     delimiter: Annotated[
         str | None,
         typer.Option(
-            help="Character between two fields of CSV, e.g. ';'; tab for a tab.",
+            help="Character between two fields of CSV, e.g. ; or the word tab.",
             show_default="tab in .tsv files, otherwise a comma",
             rich_help_panel=FILES,
         ),
@@ -125,7 +125,7 @@ def import_(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Site of a Stack Exchange dump, e.g. ai.stackexchange.com; once for each dump, in their order.",
+            help="Site of each Stack Exchange dump, in order, e.g. ai.stackexchange.com.",
             show_default="told from the file names",
             rich_help_panel=FILES,
         ),

@@ -157,13 +157,14 @@ def _stored(run: "Run", delta: float | None) -> "tuple[list[Line], int, float]":
     spent, stored = stored_epsilons(results, round_, run.config.sampler, run.config.unit)
     if not spent or stored is None:
         raise InputError(
-            f"{run.path}: has a custom sampler or noise, which is not executed to read the run, and round {round_} has "
-            f"no stored epsilon; run `flsim evaluate {run.path}` first"
+            f"{run.path}: round {round_} has no stored epsilon, and this command does not execute "
+            f"the run's custom sampler or noise; run `flsim evaluate {run.path}` first"
         )
     if delta not in (None, stored):
         raise InputError(
-            f"--delta {delta:g}: {run.path} has a custom sampler or noise, which is not executed to read the run, and "
-            f"its epsilon is stored at delta {stored:g}; leave out --delta, or describe the plan with --sampler"
+            f"--delta {delta:g}: the epsilon of {run.path} is stored only at delta {stored:g}, and "
+            f"this command does not execute its custom sampler or noise; omit --delta, or "
+            f"describe the plan with --sampler"
         )
     lines = [Line(one, value, note=None if math.isfinite(value) else NO_NOISE) for one, value in spent.items()]
     return lines, round_, stored

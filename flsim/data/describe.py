@@ -17,7 +17,7 @@ REASONS = {
     "posts_of_community_user": "by the Community user, which is no person",
     "posts_of_dropped_authors": "by authors whom --drop-authors names",
     "posts_of_other_types": "neither question nor answer",
-    "posts_not_utf8": "that hold half of a character: they are no UTF-8 text",
+    "posts_not_utf8": "with half a surrogate pair, which is not UTF-8",
     "posts_too_long": "too long for a text that a person wrote",
     "posts_without_body": "without a text",
     "posts_without_owner": "whose author is not known",

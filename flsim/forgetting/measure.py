@@ -250,8 +250,9 @@ class Forgetting:
         success: a row per group and k, with the columns of `SUCCESS`.
         times: a row per group, with the columns of `TIMES`: T(alpha) as ``time``, missing and ``is_censored`` where it
             was not reached by ``k_max``, and both missing without arm OUT. ``advantage`` and what is ``left`` of it
-            are those of `flsim.forgetting.advantage`. ``median_time`` is in rounds since the window's end, as is
-            ``forgotten``, the number of canaries with an uncensored time; see `flsim.forgetting.times.canary_times`.
+            are those of `flsim.forgetting.advantage`. ``median_time`` counts rounds since
+            the window's end. ``forgotten`` is the number of canaries with uncensored times; see
+            `flsim.forgetting.times`.
         tests: a row for each two groups that differ in one thing, with the log-rank test of their canaries' times, and
             what is left in a less what is left in b. Times are those of the evaluations that both groups have at equal
             numbers of rounds since the window's end; p is missing if there are none.
@@ -452,10 +453,10 @@ def _success(table: pd.DataFrame) -> dict[str, Any]:
 
 
 def _tests(times: pd.DataFrame, ranks: Sequence[pd.DataFrame], advantages: Sequence[pd.DataFrame]) -> pd.DataFrame:
-    """Return the log-rank tests of groups that differ in one thing, corrected by Holm, and what each has left.
+    """Return the log-rank tests (corrected by Holm) and remaining shares of pairs of groups.
 
-    Canaries that are evaluated seldom or late are found to be forgotten late. So the times of two groups are those of
-    the evaluations that both have at equal numbers of rounds since their windows' ends.
+    Rare or late evaluations make the times late. So the times of two groups are those of the
+    evaluations that both have at equal numbers of rounds since their windows' ends.
     """
     rows = []
     for a, b, differs in _pairs(times):

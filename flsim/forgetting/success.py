@@ -46,7 +46,7 @@ class Accuracy:
 
 
 def accuracy(members: Floats, others: Floats, chooses: NDArray[np.bool_]) -> Accuracy:
-    """Return the accuracy, on the rest of the canaries, of the threshold that does best on those that choose it.
+    """Return the accuracy of a threshold that half of the canaries choose and the rest test.
 
     Both arms of a canary lie in the same half. They are not independent, but their outcomes vary no more than those of
     independent trials with the mean accuracy as long as harder canaries score higher in both arms or in neither.

@@ -15,8 +15,8 @@ LEVEL = 0.05  # of a log-rank test, corrected
 SUMMARY = (
     "T({alpha:g}): the least k, in rounds since last use, from which on the one-sided 95% upper bound of the accuracy "
     "is at most {alpha:g}; > means that it was not reached by the last k. At best: the least alpha that so many "
-    "canaries can show. Half by: evaluated rounds since the end of the window by which half of the canaries have had a "
-    "rank that does not reveal them (p > 0.05)."
+    "canaries can show. Half by: rounds from the end of the window until half of the canaries have "
+    "had an evaluated rank that does not reveal them (p > 0.05)."
 )
 ADVANTAGE = (
     "Nats: log-perplexity in arm OUT less that in arm IN, mean over canaries, when the window ends. Left %: its share "

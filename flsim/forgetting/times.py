@@ -2,8 +2,8 @@
 
 Jagielski et al. (2022), Definition 3.1: an example is (A, alpha, k)-forgotten if the success of attack A is at most
 alpha k steps after the example's last use. T(alpha) of a group counts from the last use of each canary. The times of
-single canaries count from the end of their window. A time that training did not last to see is censored: it is known to
-be above some number of rounds.
+single canaries count from the end of their window. A time after the last evaluation is
+censored: only a lower bound is known.
 """
 
 import math
@@ -80,9 +80,9 @@ def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | N
 
     The attack at k is the threshold that half of the canaries chose there, and the bounds are those of its success on
     the other half. In at most 5% of groups this attack's success is above alpha at some evaluated k from T(alpha) on:
-    then it is above alpha at the last such k, which depends on the first half only, and the bound at that k alone is
-    too low in at most 5%. The search over k costs nothing. An attack by the best threshold of all, which no attacker
-    knows, has a larger success.
+    then the bound at the last such k, which depends on the first half only, is too low, which
+    happens in at most 5%. The search over k does not raise this share. An attack by the best
+    threshold of all, which no attacker knows, has a larger success.
 
     Args:
         ks: evaluated k, ascending.

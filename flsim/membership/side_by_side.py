@@ -21,11 +21,11 @@ from flsim.results.store import read_run
 
 NOTE = (
     ">=: a lower bound on epsilon with 95% confidence. About: an estimate, which may be above the truth. Ledger: "
-    "whether a test refutes what the run claims. Limit: the largest epsilon that the test can refute, all guesses "
-    "being right. Cannot be tested: no outcome of the test refutes the claim. Attacks on membership: the probability "
-    "that a member scores above a non-member (AUROC), with a 95% interval by resampling authors; with *, an attack "
-    "that reads no model does well, too. No row tests the difference of the runs. `flsim audit` and `flsim membership` "
-    "have more."
+    "whether a test refutes what the run claims. Limit: the largest epsilon that the test can "
+    "refute if all guesses are right. Cannot be tested: no outcome refutes the claim. Attacks on "
+    "membership: the probability that a member scores above a non-member (AUROC), with a 95% "
+    "interval by resampling authors; with *, an attack that reads no model does well, too. No row "
+    "tests the difference of the runs. `flsim audit` and `flsim membership` have more."
 )
 
 

@@ -24,7 +24,7 @@ class ModelHParams(ModelSettings):
         layers: Number of layers; "cifg" has 1. Unit: layers.
         heads: Number of attention heads of a transformer, which divides `embedding`. Unit: heads.
         filter_width: Number of tokens that a filter of a convolutional network reads, e.g. 5. Unit: tokens.
-        options: Numbers or text by name, for an architecture of your own, e.g. { scale = 2.5 }. Unit: none.
+        options: Numbers or text for a custom architecture, e.g. { scale = 2.5 }. Unit: none.
 
     Examples:
         >>> flsim.Model(embedding=32, units=64)                                # doctest: +SKIP

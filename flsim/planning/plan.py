@@ -202,8 +202,8 @@ def comparisons_of(planned: Sequence[Planned], names: Callable[[Planned], str]) 
 def power_of(canaries: int, seeds: int, evaluation: EvaluationHParams, effect: float, tests: int = 1) -> Power | None:
     """Return the power of a comparison, by `flsim.results.power`; None without canaries.
 
-    Of k comparisons Holm's correction finds each one whose p is at most alpha / k, whatever the others are, so that the
-    power is the least that the comparison has in the table.
+    Holm's correction for k comparisons finds each with p <= alpha / k, whatever the others are.
+    So the power is a lower bound of the comparison's power in the table.
 
     Args:
         canaries, seeds: number of canaries of a run, and number of seeds.

@@ -250,9 +250,9 @@ def _power(plan: Plan) -> str:
         text += f"{share(power.counts)} of canaries with 80% power."
     if power.tests > 1:
         text += (
-            f" All of this is of one of the {power.tests} comparisons of this plan's table, which corrects for their "
+            f" This is the power of one of {power.tests} comparisons of this plan's table, after "
+            "Holm's correction for their number, if no other comparison finds a difference."
         )
-        text += "number (Holm): the power is the least, as if no other comparison found a difference."
     return _heading("Statistical power") + note(
         f"{text} Differences are assumed to spread by {SD_CANARIES:.1f} bits over canaries and {SD_SEEDS:.1f} between "
         f"seeds, as they did in the demo at a rate of 1."

@@ -150,8 +150,8 @@ def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
             raise
         multipliers = ", ".join(dict.fromkeys(f"{entry.noise_multiplier:.3g}" for entry in ledger.entries))
         raise InputError(
-            f"{convention}: cannot account for noise multiplier {multipliers} ({first_line(error)}); name a noise "
-            f"multiplier nearer to 1, or an epsilon that needs one"
+            f"{convention}: cannot account for noise multiplier {multipliers} "
+            f"({first_line(error)}); use one nearer to 1, or an epsilon that needs such a one"
         ) from error
 
 

@@ -31,8 +31,8 @@ class Noise(ABC):
     Attributes:
         seed: the experiment's seed.
         shapes: shapes of the parameters, by name.
-        label: the process's part of the name of a table's row; "" for none. For a user's own without one it is the
-            NAME.
+        label: the process's part of the name of a table's row; "" for none. Custom code
+            without a label has NAME.
     """
 
     seed: int

@@ -28,8 +28,8 @@ class Sampler(ABC):
 
     Attributes:
         cohort: users per round; their expected number, where sizes differ. Sums of clipped updates are divided by it.
-        label: the sampler's part of the name of a table's row; "" for none. For a user's own without one it is the
-            NAME.
+        label: the sampler's part of the name of a table's row; "" for none. Custom code
+            without a label has NAME.
         relation: what neighbours differ in, for which `event` holds: one user's data ("replace-one"), or the presence
             of one user ("add-or-remove-one").
         has_repeats: whether a cohort may hold a user more than once. Each time counts as a user of its own in the sum.

@@ -75,7 +75,7 @@ Sound: sensitivity 2S under replace-one, as exchanging a user can move the sum
 of clipped updates by 2S; and S under add-or-remove-one, with Poisson sampling.
 """
 NO_NOISE = "without noise epsilon is infinite"
-TINY_NOISE = "an infinite epsilon is one above 1e308; raise the noise multiplier"
+TINY_NOISE = "epsilon is above 1e308 (shown as inf); raise the noise multiplier"
 STAR = "* the paper's own (Thakkar et al., 2020), which takes S under replace-one.\n"
 
 

@@ -1,9 +1,9 @@
 """Canary users, whose updates are random directions, beside the users of a federated run.
 
 Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning" (2023). Canary user j answers in each of
-its rounds with 10 clip norms times u_j, a uniform unit vector of its own, and the clip that real users' updates get
-makes this one clip norm. After training, the cosine of u_j and the change of the model tells how much of one user's
-updates the clip and the noise leave to be seen.
+its rounds with 10 clip norms times u_j, an independent uniform unit
+vector. The clip of real users' updates shortens this to one clip norm. After training, the cosine
+of u_j and the change of the model shows how visible one user's updates are after clip and noise.
 
 Canary users take part by draws of their own, so that no draw for a real user changes. The run's sampler draws from a
 virtual copy of the population, and canary user j takes part where it draws the user with the number j. To the privacy
@@ -28,7 +28,7 @@ from flsim.models.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import draw_cohort
 
-LENGTH = 10.0  # norm of a canary user's update before the clip, in clip norms: a clip that is missing is seen
+LENGTH = 10.0  # norm of a canary user's update before the clip, in clip norms; tests the clip
 
 
 @dataclass(frozen=True)
@@ -36,9 +36,9 @@ class AuditHParams:
     """Settings of canary users, whose updates are random: they test the clip and the noise of a run for `flsim audit`.
 
     Attributes:
-        update_canaries: Number K of canary users beside the users of the corpus. They take part as users do, and each
-            sends a random direction of ten times the clip norm's length, which the clip shortens. Needs
-            privacy.mechanism "clip" or "dp". Unit: users.
+        update_canaries: Number K of canary users in addition to the users of the corpus. They take
+            part like users, and each sends a random update of ten clip norms, which is clipped.
+            Needs privacy.mechanism "clip" or "dp". Unit: users.
         canary_coins: Let a canary user take part in training only if a fair coin of its own says so, so that guesses
             of the coins bound epsilon. Otherwise all take part, which gives an estimate alone.
     """
@@ -57,8 +57,9 @@ class AuditHParams:
         """Raise InputError where there are canary users, and no clip norm that their updates could have."""
         if self.update_canaries and privacy.mechanism == "none":
             raise InputError(
-                f"audit.update_canaries {self.update_canaries:,}: the update of a canary user is clipped to the clip "
-                f'norm, and privacy.mechanism "none" has none; set it to "clip" or "dp", or remove update_canaries'
+                f"audit.update_canaries {self.update_canaries:,}: canary users need a clip, and "
+                f'privacy.mechanism "none" has no clip; set it to "clip" or "dp", or remove '
+                f"update_canaries"
             )
 
     def cost(self, population: int) -> str:

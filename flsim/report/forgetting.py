@@ -27,11 +27,12 @@ ADVANTAGE = (
 )
 NOTE = (
     "T: rounds since last use from which on the upper bound of the accuracy of telling the arms apart is at most "
-    "{alpha:g}; > is censored. At best: the least such accuracy that so many canaries can show. Half by: "
-    "evaluated rounds since the end of the window by which half of the canaries have had a rank that does not reveal "
-    "them (p > 0.05). Left: share, at the end of training, of the nats by which training "
-    "on canaries had lowered their log-perplexity when the window ended. Heuristic epsilon: ln(TPR / FPR) at a "
-    "false-positive rate of 10% at the last k, which bounds nothing. Canaries are treated as independent. "
+    "{alpha:g}; > is censored. At best: the least such accuracy that so many canaries can show. "
+    "Half by: rounds from the end of the window until half of the canaries have had an evaluated "
+    "rank with p > 0.05. Left: share, at the end of training, of the nats by which training on "
+    "canaries had lowered their log-perplexity when the window ended. Heuristic epsilon: "
+    "ln(TPR / FPR) at a false-positive rate of 10% at the last k, which bounds nothing. Canaries "
+    "are treated as independent. "
     "`flsim forgetting` has every k."
 )
 

@@ -30,8 +30,8 @@ USERS = (
     "guesses of the coins that decided who took part. Both are of one user, whose updates are in the sums or not."
 )
 LEDGER = (
-    " Ledger: whether the test refutes the ledger. At most: the largest ε at the ledger’s δ that the test can refute, "
-    "all guesses being right. Cannot be tested: no outcome of the test refutes the ledger."
+    " Ledger: whether the test refutes the ledger. At most: the largest ε at the ledger’s δ that "
+    "the test can refute if all guesses are right. Cannot be tested: no outcome refutes the ledger."
 )
 
 

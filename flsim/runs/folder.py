@@ -126,7 +126,7 @@ class Run:
         return run
 
     def record(self) -> None:
-        """Write the settings to config.toml in place of the former ones. Only who holds the lock of the run may."""
+        """Replace the settings in config.toml. The caller must hold the lock of the run."""
         with new_file(self.path / "config.toml") as partial:
             dump(self.config, partial)
 

@@ -50,7 +50,7 @@ def _of_checkpoint(path: Path, device: str) -> TrainableModel:
         model = checkpoint.model_of(provenance).load(state.params)
         frozen = frozen_digest(provenance.vocabulary_size, provenance.model)
     if frozen != provenance.frozen:
-        raise InputError(f"{path}: its network has other frozen values now; restore the files that it is made from")
+        raise InputError(f"{path}: frozen parameters of its network changed; restore their files")
     return model.to(torch.device(device))
 
 
@@ -58,7 +58,8 @@ def _own_model(path: Path, saved: ModelHParams) -> ModelHParams:
     """Return the settings of a custom network, which name the copy of its file in the run folder."""
     settings = path.resolve().parent.parent / "config.toml"
     if not settings.is_file():
-        raise InputError(f"{path}: is of the custom network {short_name(saved.architecture)}; put it in its run folder")
+        name = short_name(saved.architecture)
+        raise InputError(f"{path}: needs the code of {name}; put it back in its run folder")
     model = load(settings).model
     if replace(model, architecture=by_content(model.architecture)) != saved:
         raise InputError(f"{path}: is of another network than {settings}; put it in its run folder")

@@ -26,7 +26,7 @@ def recover(run: Run, retrain_lost: bool = False) -> None:
         retrain_lost: whether to train again the rounds whose lines the log has lost, from the checkpoint before them.
 
     Raises:
-        InputError: no checkpoint is of this run, and at least one is whole and of another run; none is renamed.
+        InputError: no checkpoint is of this run, and a complete one is of another; none is renamed.
     """
     folder = run.path / "checkpoints"
     remove_abandoned(run.path)
@@ -56,7 +56,7 @@ def _settle_checkpoints(run: Run) -> None:
         raise foreign[-1]
     back_to = next((path for path in refused if run.lacks_rows(path)), None)
     if back_to is not None:
-        why = "a checkpoint that cannot be used was still to be evaluated"
+        why = "an unusable checkpoint had not been evaluated"
         _go_back(run, checkpoint.round_of(back_to) - 1, why, refused)
     for path, refusal in refused.items():
         if os.path.lexists(path):  # also a symbolic link to nothing

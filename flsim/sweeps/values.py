@@ -112,5 +112,5 @@ def refuse_names(names: Sequence[str], source: str) -> None:
     """Raise InputError if two runs would share a folder, or the name of a run cannot name one."""
     for name, count in Counter(names).items():
         if count > 1 or len(name.encode()) > LONGEST_NAME:
-            why = "too long" if len(name.encode()) > LONGEST_NAME else "the name of two runs"
-            raise InputError(f"{source}: {name:.80}: {why}; give axes values that read differently, and shortly")
+            why = "too long" if len(name.encode()) > LONGEST_NAME else "shared by two runs"
+            raise InputError(f"{source}: name {name:.80} is {why}; use short, distinct values")

@@ -163,10 +163,10 @@ class LocalHParams:
         milestones: With schedule "steps": when the learning rate changes, in completed rounds, e.g. 120, or below 1 in
             fractions of training, e.g. 0.6. Unit: rounds.
         milestone_factor: With schedule "steps": factor of the learning rate at each milestone. Unit: none.
-        optimizer_options: Options of an optimizer of your own, e.g. { beta = 0.99 }: arguments by name, numbers or
-            text. Unit: none.
-        schedule_options: Options of a schedule of your own, e.g. { floor = 0.1 }: arguments by name, numbers or text.
-            Unit: none.
+        optimizer_options: Options of a custom optimizer, e.g. { beta = 0.99 }: keyword
+            arguments, numbers or text. Unit: none.
+        schedule_options: Options of a custom schedule, e.g. { floor = 0.1 }: keyword
+            arguments, numbers or text. Unit: none.
 
     Examples:
         >>> flsim.LocalSGD(batch_size=4, learning_rate=1.0)                    # doctest: +SKIP

@@ -2,7 +2,7 @@
 
 A user's own optimizer, ``path/to/file.py:NAME``, is one of three things: a class of `torch.optim.Optimizer`; a function
 (parameters, lr) that makes such an optimizer; or an `Optimizer` as below, whose `direction` then also runs stacked on a
-GPU. Where `weight_decay` is set, the class or function gets it as an argument, and it gets its options so, too.
+GPU. A class or function gets its options, and a `weight_decay` if set, as arguments.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -122,7 +122,7 @@ def optimizer_named(name: str) -> Optimizer:
     """
     thing = resolve(name, OPTIMIZERS, "optimizer")
     if isinstance(thing, Optimizer) and options_of(name):
-        raise InputError(f"{name}: takes no options; name a class or a function of (parameters, lr) and the options")
+        raise InputError(f"{name}: takes no options; name a class or a function with options")
     return thing if isinstance(thing, Optimizer) else _own(name, thing)
 
 

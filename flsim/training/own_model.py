@@ -15,8 +15,8 @@ from flsim.training.local import training_mode
 
 TOLERANCE = 1e-4  # absolute and relative, of log-probabilities in float32
 OUTSIDE = (
-    "{}: forward gives other logits each time in evaluation mode; draw at random only where self.training is set, as "
-    "nn.Dropout does"
+    "{}: forward gives other logits each time in evaluation mode; draw at random only if "
+    "self.training is set, as nn.Dropout does"
 )
 
 
@@ -91,8 +91,8 @@ def _refuse_overwritten(name: str, one: TrainableModel, other: TrainableModel) -
         return
     more = f" and {len(is_set) - 1:,} more" * (len(is_set) > 1)
     raise InputError(
-        f"{name}: the constructor sets {is_set[0]}{more} to the same values each time, and initialize would replace "
-        f"them; override initialize, e.g. with one that returns self"
+        f"{name}: the inherited initialize would replace {is_set[0]}{more}, which the constructor "
+        f"sets to the same values each time; override initialize, e.g. return self"
     )
 
 

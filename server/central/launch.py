@@ -76,7 +76,7 @@ def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
 
 @contextmanager
 def _driven(run: Run) -> Iterator[None]:
-    """Hold the run, found fit for training. Nothing in it is changed."""
+    """Lock and check the run, and change nothing in it."""
     with hold_lock(run, DRIVEN), logging_to(run.path):
         run.central.training_of(run.users, run.rounds)
         yield

@@ -63,8 +63,9 @@ def _refuse_without_files() -> None:
     """Raise RunFailed if Ray's processes could not open their files; its raylet would end while clients start."""
     if 0 <= (most := causes.most_files()) < FILES:  # no limit is -1
         raise RunFailed(
-            f"Ray's processes need some {FILES} open files each, and `ulimit -n` is {most}: there would be too many "
-            f"open files; raise the limit, such as by `ulimit -n 1024`, or run without Ray by --in-process"
+            f"Ray's processes need {FILES} open files each, and `ulimit -n` is {most}: there would "
+            f"be too many open files; raise the limit (`ulimit -n 1024`), or run without Ray "
+            f"(--in-process)"
         )
 
 

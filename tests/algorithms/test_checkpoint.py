@@ -199,7 +199,7 @@ def test_metadata_other_than_those_written_are_refused(tmp_path: Path) -> None:
             with pytest.raises(InputError, match="damaged"):
                 load(path)
     save_file(tensors, path, metadata | {"more": ""})
-    with pytest.raises(InputError, match="its metadata are not those that it was written with"):
+    with pytest.raises(InputError, match="its metadata do not match the seal"):
         load(path)
 
 

@@ -111,10 +111,10 @@ def test_what_is_not_of_one_planting_is_refused(trained_here: Trained) -> None:
         "insertions": roster.assign(insertions=roster["insertions"] - 1),
         "sharers": roster.assign(sharers=1),
     }.items():
-        with pytest.raises(api.InputError, match=rf"not of one planting \(.*{name}"):
+        with pytest.raises(api.InputError, match=rf"of different plantings \(.*{name}"):
             audited(replace(planted, roster=changed))
     for other in ({"canaries": mine.canaries}, {"canaries": planted.canaries[:1]}, {"users": mine.users}):
-        with pytest.raises(api.InputError, match="not of one planting"):
+        with pytest.raises(api.InputError, match="of different plantings"):
             audited(replace(planted, **other))
     for rows in (
         measured.assign(canary=measured["canary"].replace(roster["canary"][0], "mine")),

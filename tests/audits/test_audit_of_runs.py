@@ -74,7 +74,7 @@ def test_a_ledger_is_held_against_what_was_detected(trained_here: Trained, flsim
     _, out, _ = flsim("audit", run)
     text = " ".join(out.split())
     assert f"The ledger claims epsilon {subject.claim.epsilon:.3g} at delta" in text
-    assert "They cannot test the ledger: not even 4 of 4 canaries found refute it." in text
+    assert "The ledger cannot be tested: even 4 of 4" in text
     assert "Estimate, not a bound: if training is a Gaussian mechanism" in text
 
 

@@ -102,7 +102,7 @@ def test_the_text_says_what_could_have_been_found(subject: Subject, trained_here
     assert row["refutable"] == pytest.approx(LedgerTest(60, 12, 1).largest(subject.claim.delta))
     assert row["refutable"] < subject.claim.epsilon
     text = " ".join(flsim("audit", trained_here(*TESTED))[1].split())
-    assert "They cannot test the ledger: not even 12 of 12 right guesses refute it." in text
+    assert "The ledger cannot be tested: even 12 of 12 right guesses" in text
     assert re.search(rf"The largest epsilon that they can refute is {row['refutable']:.2f} at delta", text)
     assert "do not refute the ledger" not in text.split("canary users")[-1]
 

@@ -177,7 +177,7 @@ def test_damaged_checkpoints_and_rows_are_named_and_made_again(experiment: Exper
 
     _damage(evaluated / "checkpoints" / "round-000010.safetensors", "flipped")
     (evaluated / "rows" / "round-000010.parquet").unlink()
-    assert "training restarts from round 0: a checkpoint that cannot be used was still to be evaluated" in resume(
+    assert "training restarts from round 0: an unusable checkpoint had not been evaluated" in resume(
         experiment, "evaluated"
     )
     assert_equal_runs(evaluated, undisturbed)

@@ -133,6 +133,6 @@ def test_an_odd_checkpoint_that_was_still_to_be_evaluated_is_trained_again(exper
     without_seal(due, of_another_corpus)
     (run.path / "rows" / "round-000002.parquet").unlink()
     said = experiment.call("run", experiment.config, *OPTIONS, "--resume").stderr
-    assert "cannot be used was still to be evaluated" in " ".join(said.split())
+    assert "an unusable checkpoint had not been evaluated" in " ".join(said.split())
     assert_equal_runs(run.path, whole)
     assert json.loads((run.path / "run.json").read_text())["round"] == run.rounds

@@ -28,7 +28,7 @@ def csv_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
 def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield one post per row; blank lines are skipped, and other columns are ignored.
 
-    Dropped are the posts that `flsim.data.formats.fields.posts_of` names; CSV has empty fields in place of nulls.
+    `flsim.data.formats.fields.posts_of` states which posts are dropped. Empty fields are nulls.
 
     Raises:
         InputError: the file is not UTF-8, has no such columns, or has a row with other columns than the header.

@@ -1,6 +1,6 @@
 """The rules for the author and the text of a post, which are the same in all formats of plain text.
 
-A null is None, a number that is not one (NaN, as pandas writes a null), or a string of white space.
+A null is None, NaN (which pandas writes for a null), or a string of white space.
 """
 
 import math

@@ -20,7 +20,7 @@ from flsim.data.formats.posts import Format, Part, Post
 
 LARGEST = 2**26  # characters of an object, or of a user in LEAF's layout
 CHUNK = 2**16  # characters
-LONGEST_TOKEN = 64  # characters; a chunk that ends within true, an escape or the like has its error so near to its end
+LONGEST_TOKEN = 64  # characters; an error this near to a chunk's end may be a token that is cut
 LEAF_DATA, LEAF_TEXTS = "user_data", "x"
 LEAF_KEYS = {"users", "num_samples", "hierarchies", LEAF_DATA}
 
@@ -57,9 +57,9 @@ def read_json(part: Part, dropped: Counter[str]) -> Iterator[Post]:
 
 
 def is_lines(data: Path) -> bool:
-    """Return whether a file that begins with an object has a JSON object in a line, and not one of the other shapes.
+    """Return whether a file that begins with an object holds JSON lines.
 
-    A file that is no JSON counts as lines, whose reader names the faulty line.
+    A file that is not JSON counts as JSON lines, because their reader names the faulty line.
     """
     if is_leaf(data):
         return False
@@ -110,7 +110,7 @@ def _values(scanner: "_Scanner") -> Iterator[Any]:
     scanner.take("[")
     if scanner.peek() != "]":
         yield scanner.value()
-        while scanner.peek() == ",":
+        while scanner.peek() != "]":
             scanner.take(",")
             yield scanner.value()
     scanner.take("]")
@@ -202,7 +202,7 @@ class _Scanner:
                     self._value_place, self._place = self._place, end
                     return value
             if len(self._text) - self._place > LARGEST:
-                raise self.error(f"a value of more than {LARGEST:,} characters; write one JSON object a line")
+                raise self.error(f"a value over {LARGEST:,} characters; write one object per line")
             self._read()
 
     def error(self, what: str, place: int | None = None) -> _JsonError:
@@ -213,7 +213,7 @@ class _Scanner:
         return self._line + self._text.count("\n", 0, place)
 
     def _read(self) -> None:
-        """Read more of the file, as much as is kept of it."""
+        """Read as much as is kept, at least `CHUNK`."""
         self._line = self._line_at(self._place)
         rest = self._text[self._place :]
         chunk = self._file.read(max(CHUNK, len(rest)))

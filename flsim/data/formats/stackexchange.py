@@ -221,7 +221,7 @@ def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     Dropped, under the first reason that applies, are ``posts_of_other_types`` (tag wikis and the like),
     ``posts_without_owner``, ``posts_of_community_user`` (OwnerUserId -1), ``posts_without_body`` and ``posts_too_long``
     (a body of more than a million characters, or of 20,000 tags, which no person wrote).
-    ``rows_with_forbidden_characters`` counts the rows without the characters that XML 1.0 forbids; they are read.
+    ``rows_with_forbidden_characters`` counts rows that are read without their forbidden characters.
 
     Raises:
         InputError: the file is not XML, is cut short, has no posts, or declares entities.

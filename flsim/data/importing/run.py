@@ -42,7 +42,7 @@ from flsim.data.manifest import SCHEMA
 # Settings that manifests of earlier commits do not have, with their defaults.
 
 
-VERSION = 5  # of the pieces: what another version left is not used
+VERSION = 5  # of pieces; pieces of other versions are ignored
 SMALL = 2**23  # bytes of sources that are not worth other processes
 MOST_WORKERS = 12  # together they stay below 2 GB
 UNPACKED = 8  # bytes for each of a compressed source, more or less

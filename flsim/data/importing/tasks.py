@@ -172,8 +172,8 @@ def with_sites(sources: Sequence[Source], formats: Sequence[Format], sites: Sequ
             continue
         if key in first:
             raise InputError(
-                f"{source.path}: has the name {key[1]!r}, as {first[key]} has, so that two authors would become one; "
-                f"{advice}"
+                f"{source.path}: has the same name {key[1]!r} as {first[key]}, so two authors "
+                f"would become one; {advice}"
             )
         first[key] = source.path
     return list(sources)
@@ -182,12 +182,12 @@ def with_sites(sources: Sequence[Source], formats: Sequence[Format], sites: Sequ
 def _refuse_wrong_sites(sources: Sequence[Source], sites: Sequence[str], dumps: int) -> None:
     if len(sites) != dumps:
         raise InputError(
-            f"{names_of(sources)}: --site is there {len(sites)} times, and {dumps} sources are Stack Exchange dumps; "
-            "add --site NAME once for each dump, in their order"
+            f"{names_of(sources)}: found {len(sites)} --site for {dumps} Stack Exchange dumps; "
+            "name one --site for each dump, in the order of the dumps"
         )
     for site in sites:
         if not site.strip() or user_name(site) is None:
-            raise InputError(f"--site {site!r}: no name of a site; name the site, such as ai.stackexchange.com")
+            raise InputError(f"--site {site!r}: not a site; name one, such as ai.stackexchange.com")
 
 
 # The account of an import of characters outside ASCII, which the setting `ascii` removes.

@@ -67,7 +67,7 @@ def _member(archive: Any, source: Path) -> str:
     chosen = names if len(names) == 1 else dumps
     if len(chosen) != 1:
         listed = ", ".join(names)[:200] or "none"
-        raise InputError(f"{source}: an archive of these files: {listed!a}; unpack the one that holds the text")
+        raise InputError(f"{source}: needs 1 file or Posts.xml, found {listed!a}; unpack the text")
     return chosen[0]
 
 

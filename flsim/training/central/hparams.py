@@ -47,10 +47,10 @@ class CentralHParams:
             kept (Zaremba et al., 2014). Unit: probability.
         precision: Precision of matrix products, as in `flsim.training.hparams.LocalHParams`. "tf32" and "bf16" need
             engine "fused", and exclude DP-SGD.
-        optimizer_options: Options of an optimizer of your own, e.g. { beta = 0.99 }: arguments by name, numbers or
-            text. Unit: none.
-        schedule_options: Options of a schedule of your own, e.g. { floor = 0.1 }: arguments by name, numbers or text.
-            Unit: none.
+        optimizer_options: Options of a custom optimizer, e.g. { beta = 0.99 }: keyword
+            arguments, numbers or text. Unit: none.
+        schedule_options: Options of a custom schedule, e.g. { floor = 0.1 }: keyword
+            arguments, numbers or text. Unit: none.
 
     Examples:
         >>> flsim.CentralSGD(batch_size=256, learning_rate=0.5)                # doctest: +SKIP

@@ -128,8 +128,8 @@ class CentralTask:
         layout = self.records.layout
         if draws(build(layout.vocabulary_size, self.model), torch.tensor([[layout.bos, layout.first_word]])):
             raise InputError(
-                f"{self.architecture}: draws at random in training, as dropout does, which is not for DP-SGD; set its "
-                f"probabilities to 0"
+                f"{self.architecture}: DP-SGD refuses models that draw at random in training, "
+                f"e.g. dropout; set its probabilities to 0"
             )
 
     @property

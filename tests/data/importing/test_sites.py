@@ -106,7 +106,7 @@ def test_two_sources_of_one_site_are_refused_unless_named(tmp_path: Path, flsim:
     code, _, err = flsim("data", "import", one, two, *SETTINGS, *out)
     assert code == 2
     assert err.splitlines()[-1] == (
-        f"flsim: {two}: has the name 'ai', as {one} has, so that two authors would become one; "
+        f"flsim: {two}: has the same name 'ai' as {one}, so two authors would become one; "
         "add --site NAME once for each dump, in their order"
     )
     assert not list(tmp_path.glob("*corpus*"))
@@ -125,8 +125,8 @@ def test_two_sources_of_one_site_are_refused_unless_named(tmp_path: Path, flsim:
 @pytest.mark.parametrize(
     ("sites", "message"),
     [
-        (("ai",), "--site is there 1 times, and 2 sources are Stack Exchange dumps; add --site NAME once for each"),
-        (("ai", " "), "--site ' ': no name of a site; name the site, such as ai.stackexchange.com"),
+        (("ai",), "found 1 --site for 2 Stack Exchange dumps"),
+        (("ai", " "), "--site ' ': not a site; name one, such as ai.stackexchange.com"),
     ],
 )
 def test_wrong_sites_are_one_line(tmp_path: Path, sites: tuple[str, ...], message: str) -> None:
@@ -168,7 +168,7 @@ def test_authors_of_plain_text_do_not_depend_on_compression_either(tmp_path: Pat
     ]
     assert authors(made[0]) == authors(made[1])
     other = write(tmp_path / "other" / "a.txt", b"other words of text\n" * 30)
-    with pytest.raises(InputError, match=r"a\.txt: has the name 'a\.txt', as .* has, .*; rename one of the files"):
+    with pytest.raises(InputError, match=r"a\.txt: has the same name 'a\.txt' as .*; rename one of the files"):
         import_corpus([tmp_path / "a.txt", other], tmp_path / "corpus", HPARAMS)
 
 
@@ -183,8 +183,8 @@ def test_an_archive_of_several_files_is_read_for_its_posts(tmp_path: Path) -> No
         (seven_zip({"Posts.xml": AI})[:-9], "cut short or damaged"),
         (seven_zip({"Posts.xml": AI})[:40] + b"xxxx" + seven_zip({"Posts.xml": AI})[44:], "cut short or damaged"),
         (seven_zip({"Posts.xml": AI}, password="secret"), "encrypted; unpack it first|cut short or damaged"),
-        (seven_zip({"a.xml": AI, "b.xml": AI}), "an archive of these files: 'a.xml, b.xml'; unpack the one that holds"),
-        (seven_zip({}), "an archive of these files: 'none'|cut short or damaged"),
+        (seven_zip({"a.xml": AI, "b.xml": AI}), "needs 1 file or Posts.xml, found 'a.xml, b.xml'"),
+        (seven_zip({}), "found 'none'|cut short or damaged"),
     ],
 )
 def test_archives_that_cannot_be_read_are_one_line(tmp_path: Path, flsim: Flsim, content: bytes, message: str) -> None:
