@@ -10,8 +10,7 @@ from flsim import cli
 from flsim.base.errors import InputError
 from flsim.results.sweeps import FILE, read_sweep, run_folders
 from flsim.sweeps.definition import load, planned_runs
-from flsim.sweeps.folder import SweepFolder, open_corpus
-from flsim.sweeps.shared import shared_settings
+from flsim.sweeps.folder import SweepFolder, open_corpus, shared_settings
 
 TABLE = Path(__file__).parents[2] / "experiments" / "table1.toml"
 
