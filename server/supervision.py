@@ -20,8 +20,7 @@ from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.trackers import tracking
 from flsim.training.state import State
 from server.metrics import exposed
-from server.pool.evaluations import EvaluationService, ServiceHParams
-from server.pool.in_process import EvaluationInProcess
+from server.pool.evaluations import EvaluationInProcess, EvaluationService, ServiceHParams
 from server.stopping import Stop
 
 LOOK = 0.5  # seconds between two checks whether the run shall end

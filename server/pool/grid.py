@@ -8,8 +8,8 @@ ServerApp are the same on Flower's own runtimes, and results are equal bit for b
 """
 
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,8 +25,7 @@ from server.cluster.causes import reason_of
 from server.cluster.nodes import Nodes
 from server.pool.actors import Actor, Actors
 from server.pool.client import Client, apart, summed_nodes
-from server.pool.flower import CLIENT_FAILED, ShardGrid, code_of
-from server.pool.jobs import Held, Job, nearest
+from server.pool.flower import CLIENT_FAILED, ShardGrid, about, code_of
 
 LOOK = 1.0  # seconds between two checks of the machines
 PATIENCE = 20.0  # seconds in which all processes start once the first one has
@@ -65,6 +64,51 @@ def places(room: Mapping[Machine, int], processes: int) -> list[Machine]:
         left[machine] -= 1
         machines.append(machine)
     return machines
+
+
+@dataclass(frozen=True)
+class Held:
+    """Arrays of a reply that stay on the machine that made them."""
+
+    arrays: ObjectRef
+    machine: str | None
+
+
+@dataclass(eq=False)
+class Job:
+    """A message, and the arrays that belong to it.
+
+    Attributes:
+        message: the request, without its arrays.
+        arrays: references to its arrays, by name.
+        parts: the held arrays that it asks to add; none for a message to the ClientApp.
+        replied: reference to the arrays of the reply, once the message is sent.
+    """
+
+    message: Message
+    arrays: Mapping[str, ObjectRef]
+    parts: Sequence[Held]
+    replied: ObjectRef | None = None
+
+    @property
+    def id(self) -> str:
+        return str(self.message.metadata.message_id)
+
+    @property
+    def node(self) -> int:
+        return int(self.message.metadata.dst_node_id)
+
+    @property
+    def about(self) -> dict[str, Any]:
+        """Return the round and shard for the log."""
+        return about(self.message)
+
+
+def nearest(idle: list[Actor[Job]], parts: Sequence[Held]) -> list[Actor[Job]]:
+    """Return those of idle processes on the machine that holds most of the arrays."""
+    on = Counter(part.machine for part in parts)
+    most = max(on[process.machine] for process in idle)
+    return [process for process in idle if on[process.machine] == most]
 
 
 class RayGrid(ShardGrid):

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from server.federated.failures import culprit
+from server.federated.exchange import culprit
 
 
 @given(users=st.integers(1, 300), data=st.data())

@@ -11,7 +11,7 @@ from helpers import TINY, Experiment
 from flsim.algorithms.rounds import RoundRequest
 from flsim.runs.config import load
 from flsim.runs.folder import Run
-from server.federated.failures import ShardFailed, explain
+from server.federated.exchange import ShardFailed, explain
 
 ALGORITHM = """from flsim.algorithms.algorithm import Algorithm
 

@@ -22,8 +22,7 @@ from server.cluster.nodes import Nodes
 from server.federated.deadline import Deadline
 from server.federated.exchange import Exchange
 from server.pool.client import sum_request
-from server.pool.grid import PULLED, ClientShare, RayGrid, ray_grid
-from server.pool.jobs import Job
+from server.pool.grid import PULLED, ClientShare, Job, RayGrid, ray_grid
 from server.stopping import Stop
 
 pytestmark = pytest.mark.usefixtures("local_ray")

@@ -28,7 +28,7 @@ from flsim.runs.measuring import evaluate_checkpoint
 from server import sweep
 from server.central import steps
 from server.federated.exchange import Exchange
-from server.pool.in_process import EvaluationInProcess
+from server.pool.evaluations import EvaluationInProcess
 from server.sweep import Ended, Job
 
 
