@@ -107,12 +107,14 @@ class Evaluations:
         failed = [evaluation for evaluation in ended if evaluation.outcome == "failed"]
         for evaluation in ended:
             round_ = checkpoint.round_of(Path(evaluation.checkpoint))
-            about = {"round": round_, "file": evaluation.checkpoint}
-            log.info("evaluated", extra=about | {"outcome": evaluation.outcome, "seconds": evaluation.seconds})
+            fields = {"round": round_, "file": evaluation.checkpoint}
+            log.info("evaluated", extra=fields | {"outcome": evaluation.outcome, "seconds": evaluation.seconds})
             if evaluation.outcome == "stored":
                 self._print_in_short(round_)
             if evaluation in failed:
-                say(f"{self._run.name}: the evaluation of {evaluation.checkpoint} failed: {evaluation.reason}", **about)
+                say(
+                    f"{self._run.name}: the evaluation of {evaluation.checkpoint} failed: {evaluation.reason}", **fields
+                )
         self._failed |= {evaluation.checkpoint for evaluation in failed}
         if failed and not _has_diverged(self._run):  # of which `finish` wants to know
             self._run.mark("running", self.complaint)

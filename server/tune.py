@@ -18,7 +18,7 @@ from flsim.runs.config import Config
 from flsim.sweeps.definition import training_digest
 from flsim.sweeps.folder import TUNED
 from flsim.sweeps.screen import Screen
-from flsim.sweeps.search import Group, Trial, Tuned, TunedGroup, middle, search
+from flsim.sweeps.search import Group, GroupOutcome, Trial, TuningOutcome, middle, search
 from flsim.sweeps.tuning import OBJECTIVE, Search, TuningFolder, shortened
 from server.sweep import Job, train_all
 
@@ -42,7 +42,7 @@ class Tuner:
     address: str | None = None
     at_once: int | None = None
 
-    def tune(self, corpus: str) -> Tuned:
+    def tune(self, corpus: str) -> TuningOutcome:
         """Search for the settings of all groups, write the outcome into the folder, and return it.
 
         Args:
@@ -57,7 +57,7 @@ class Tuner:
         digest = self.search.digest(first, self.train, corpus)
         self.folder.begin(self.search, digest)
         searched = {name for group in groups for name in group.ranges}
-        tuned = Tuned(
+        tuned = TuningOutcome(
             title=self.search.definition.title,
             tier=self.search.tier_name,
             training=training_digest(self.search.definition, self.search.tier, searched),
@@ -76,11 +76,11 @@ class Tuner:
         tuned.write(self.folder.path / TUNED)
         return tuned
 
-    def _outcomes(self, groups: Sequence[Group]) -> tuple[TunedGroup, ...]:
+    def _outcomes(self, groups: Sequence[Group]) -> tuple[GroupOutcome, ...]:
         """Search for the values of all groups, which train the next share of their trials together."""
         searches = {group.name: self._search(group) for group in groups}
         requested = {group.name: (group, *next(searches[group.name])) for group in groups}
-        outcomes = dict[str, TunedGroup]()
+        outcomes = dict[str, GroupOutcome]()
         while requested:
             runs = {
                 name: [self._runs(group, number, trial, share) for number, trial in trials.items()]
@@ -96,7 +96,7 @@ class Tuner:
                     say(_chosen(outcomes[name]))
         return tuple(outcomes[group.name] for group in groups)
 
-    def _search(self, group: Group) -> Generator[tuple[float, dict[int, Trial]], list[float], TunedGroup]:
+    def _search(self, group: Group) -> Generator[tuple[float, dict[int, Trial]], list[float], GroupOutcome]:
         # Groups of a grid draw the same values, so that the worlds are tuned alike.
         rng = stream(self.search.tuning.seeds[0], "tuning", group.grid)
         return search(group, self.search.tuning, rng, lambda values: self.search.is_possible(group, values))
@@ -139,7 +139,7 @@ class Tuner:
             )
 
 
-def _chosen(outcome: TunedGroup) -> str:
+def _chosen(outcome: GroupOutcome) -> str:
     values = ", ".join(f"{name} {value:g}" for name, value in outcome.values.items())
     limit = (
         "; trials at a neighbouring value diverged: stability is the limit" if outcome.is_limited_by_stability else ""

@@ -42,7 +42,7 @@ from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams
 from flsim.results.published import matching, published_rows
 from flsim.runs.config import Config, from_working_directory, parse, toml
-from flsim.sweeps.search import Tuned, read_tuned
+from flsim.sweeps.search import TuningOutcome, read_outcome
 from flsim.sweeps.values import Strict, Values, flat, merge, nested, slug
 
 LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and logs and partial files add to it
@@ -240,13 +240,13 @@ def planned_runs(
         settings: Values = {}
         for part in (definition.base, grid.set, tier.set, change.set, {"data": {"corpus": str(located(corpus))}}):
             merge(settings, part)
-        for theirs, ours in _points(grid, change, source):
-            _refuse_what_runs_differ_in(overrides, ours, f"{source}: grids.{grid.name}")
-            row = _published(definition.published, grid, theirs, rows, source)
-            chosen = tuned.values_for(grid.name, ours, overrides) if tuned else {}
+        for published_axes, axes in _points(grid, change, source):
+            _refuse_what_runs_differ_in(overrides, axes, f"{source}: grids.{grid.name}")
+            row = _published(definition.published, grid, published_axes, rows, source)
+            chosen = tuned.values_for(grid.name, axes, overrides) if tuned else {}
             for seed in seeds:
                 values = deepcopy(settings)
-                for key, value in ours.items():
+                for key, value in axes.items():
                     merge(values, nested(key, value))
                 for key, value in chosen.items():
                     merge(values, nested(key, value))
@@ -255,14 +255,14 @@ def planned_runs(
                 values["seed"] = seed
                 for override in overrides:
                     toml.override_value(values, override, from_working_directory)
-                name = "-".join([grid.name, *(slug(key, value) for key, value in ours.items()), f"seed{seed}"])
+                name = "-".join([grid.name, *(slug(key, value) for key, value in axes.items()), f"seed{seed}"])
                 config = parse(values, f"{source}, {name}", Path(source).parent)
-                runs.append(Planned(name, grid.name, seed, ours, row, config))
+                runs.append(Planned(name, grid.name, seed, axes, row, config))
     _refuse_names([run.name for run in runs], source)
     return runs
 
 
-def tuned_of(definition: Definition, tier: Tier, source: str) -> Tuned | None:
+def tuned_of(definition: Definition, tier: Tier, source: str) -> TuningOutcome | None:
     """Return the outcome of the search that a tier names; None if the tier names none.
 
     Raises:
@@ -270,7 +270,7 @@ def tuned_of(definition: Definition, tier: Tier, source: str) -> Tuned | None:
     """
     if tier.tuned is None:
         return None
-    tuned = read_tuned(Path(source).parent / tier.tuned)
+    tuned = read_outcome(Path(source).parent / tier.tuned)
     if tuned.title != definition.title or definition.tiers.get(tuned.tier) != tier:
         raise InputError(f"{tuned.source}: tuned tier {tuned.tier} of {tuned.title!r}, not this one; run `flsim tune`")
     if tuned.training != training_digest(definition, tier, {name for group in tuned.groups for name in group.values}):
@@ -307,8 +307,8 @@ def longest_first(planned: Sequence[Planned], train: Split) -> list[Planned]:
     """Return the order in which runs are started: most epochs first, so that no long run is left at the end."""
 
     def epochs(run: Planned) -> float:
-        left = run.config.trained_on(train)
-        return run.config.rounds_over(left) / run.config.rounds_per_epoch(left)
+        users = run.config.trained_on(train)
+        return run.config.rounds_over(users) / run.config.rounds_per_epoch(users)
 
     return sorted(planned, key=epochs, reverse=True)
 
@@ -321,9 +321,9 @@ def _points(grid: Grid, change: TierGrid, source: str) -> list[tuple[Values, Val
                 f"{source}: grids.{grid.name}: axis {axis} has {len(values)} values in a tier, and "
                 f"{len(grid.axes.get(axis, ()))} as published; each of a tier's stands for the one in its place"
             )
-    theirs = [[(axis, value) for value in values] for axis, values in grid.axes.items()]
-    ours = [[(axis, value) for value in change.axes.get(axis, values)] for axis, values in grid.axes.items()]
-    return [(flat(a), flat(b)) for a, b in zip(product(*theirs), product(*ours), strict=True)]
+    published_axes = [[(axis, value) for value in values] for axis, values in grid.axes.items()]
+    axes = [[(axis, value) for value in change.axes.get(axis, values)] for axis, values in grid.axes.items()]
+    return [(flat(a), flat(b)) for a, b in zip(product(*published_axes), product(*axes), strict=True)]
 
 
 def _published(

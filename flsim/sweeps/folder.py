@@ -32,14 +32,14 @@ from flsim.runs.config import DataHParams, dump, from_working_directory, toml
 from flsim.runs.config.files import KINDS
 from flsim.runs.foresight import refuse_impossible, refuse_impossible_in
 from flsim.sweeps.definition import Definition, Planned, Tier
-from flsim.sweeps.search import Tuned
+from flsim.sweeps.search import TuningOutcome
 from flsim.sweeps.values import Values, merge
 
 PACKAGES = ("flsim-memorization", "torch", "flwr", "ray", "numpy")
 CORPUS, CORPUS_SEED = "corpus", 0
 LOCK = ".sweeping"
 TUNED = "tuned.toml"
-OURS = {FILE, RUNS, CORPUS, "sweep.toml", "configs", "logs", TUNED}
+ENTRIES = {FILE, RUNS, CORPUS, "sweep.toml", "configs", "logs", TUNED}
 SHARED_CORPUS, SHARED_TUNED = "data.corpus", "tuned"  # keys of shared settings
 LENGTH = {"training.rounds", "training.steps", "training.epochs", "training.words"}
 FREE = {*LENGTH, "evaluation.every", "evaluation.every_epochs"}
@@ -52,7 +52,7 @@ class SweepFolder:
     path: Path
 
     file: ClassVar[str] = FILE
-    ours: ClassVar[set[str]] = OURS
+    entries: ClassVar[set[str]] = ENTRIES
     what: ClassVar[str] = "sweep"  # the command too
 
     def run(self, name: str) -> Path:
@@ -70,9 +70,9 @@ class SweepFolder:
     def status(self, name: str, rounds: int) -> str:
         """Return the status in run.json; "waits" if the run has not begun, or is to be longer than it was."""
         try:
-            about = from_json((self.run(name) / "run.json").read_text(encoding="utf-8"))
-            status = str(about["status"])
-            is_longer = status == "completed" and about["rounds"] != rounds
+            known = from_json((self.run(name) / "run.json").read_text(encoding="utf-8"))
+            status = str(known["status"])
+            is_longer = status == "completed" and known["rounds"] != rounds
         except (OSError, ValueError, KeyError, TypeError):
             return "waits"
         return "waits" if is_longer else status
@@ -87,7 +87,7 @@ class SweepFolder:
         try:
             make_folder(self.path)
             names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
-            if names - self.ours and self.file not in names:
+            if names - self.entries and self.file not in names:
                 raise InputError(f"{self.path}: holds other things than a {self.what}; name a new folder with --out")
             (self.path / LOCK).touch()
         except OSError as error:
@@ -112,7 +112,7 @@ class SweepFolder:
         tier: str,
         planned: Sequence[Planned],
         command: str,
-        tuned: Tuned | None = None,
+        tuned: TuningOutcome | None = None,
         shared: Mapping[str, Any] | None = None,
     ) -> None:
         """Add runs to those of the sweep; the settings of existing runs must be the same.
@@ -161,7 +161,6 @@ class SweepFolder:
                 partial.write_bytes(source.read_bytes())
         if tuned:
             tuned.write(self.path / TUNED)
-        about = definition.tiers[tier].about
         published = definition.published
         write_json(
             self.path / FILE,
@@ -171,7 +170,7 @@ class SweepFolder:
                 "grids": [grid.name for grid in definition.grids],
                 "question": definition.question,
                 "tier": tier,
-                "about": " ".join(about.split()),
+                "about": " ".join(definition.tiers[tier].about.split()),
                 "source": published.source if published else None,
                 "command": command,
                 "commands": commands,
@@ -223,8 +222,8 @@ def open_corpus(tier: Tier, path: Path | str, folder: Path, seed: int = CORPUS_S
 
 def makes_corpus(tier: Tier, path: Path | str, folder: Path) -> bool:
     """Return whether the corpus at `path` is the sweep's own, and does not exist yet."""
-    own = folder / CORPUS
-    return tier.corpus.synthetic is not None and path == own and not own.exists()
+    made = folder / CORPUS
+    return tier.corpus.synthetic is not None and path == made and not made.exists()
 
 
 def refuse_impossible_runs(
@@ -264,7 +263,7 @@ def corpus_or_its_settings(tier: Tier, path: Path | str, folder: Path) -> Corpus
 
 
 def shared_settings(
-    definition: Definition, tier: Tier, overrides: Sequence[str], corpus: str, tuned: Tuned | None = None
+    definition: Definition, tier: Tier, overrides: Sequence[str], corpus: str, tuned: TuningOutcome | None = None
 ) -> dict[str, Any]:
     """Return the settings of all grids of a sweep by key, as values of JSON.
 

@@ -106,7 +106,7 @@ class Trial(Strict):
 
 
 @dataclass(frozen=True)
-class TunedGroup(Strict):
+class GroupOutcome(Strict):
     """The outcome of a search for the runs of a sweep that take the same values.
 
     Attributes:
@@ -206,7 +206,7 @@ class Rule(Strict):
 
 def search(
     group: Group, rule: Rule, rng: np.random.Generator, is_possible: Callable[[Point], bool] = lambda _: True
-) -> Generator[tuple[float, dict[int, Trial]], list[float], TunedGroup]:
+) -> Generator[tuple[float, dict[int, Trial]], list[float], GroupOutcome]:
     """Search for the values of a group with the least perplexity.
 
     The best value of each setting is inside: some trial had a lower value, and some trial a higher one. Otherwise there
@@ -244,7 +244,7 @@ def search(
         points = [at for name, side in sides for at in rule.points_beyond(group.ranges, best.values, name, side, rng)]
         possible = [point for point in points if is_possible(point)]
         if not possible:
-            return TunedGroup(
+            return GroupOutcome(
                 name=group.name,
                 grid=group.grid,
                 axes=group.axes,
@@ -281,7 +281,7 @@ def open_sides(points: Sequence[Point], best: Point) -> list[tuple[str, int]]:
 
 
 @dataclass(frozen=True)
-class Tuned(Strict):
+class TuningOutcome(Strict):
     """The outcome of a search.
 
     Attributes:
@@ -312,7 +312,7 @@ class Tuned(Strict):
     seeds: tuple[int, ...]
     corpus: str
     has_own_corpus: bool
-    groups: tuple[TunedGroup, ...]
+    groups: tuple[GroupOutcome, ...]
     source: str = ""
 
     def values_for(self, grid: str, axes: Values, overrides: Iterable[str] = ()) -> Point:
@@ -381,13 +381,13 @@ class Tuned(Strict):
             partial.write_text(f"# Written by `flsim tune`; name it in a tier of the sweep.\n\n{tomli_w.dumps(values)}")
 
 
-def _chosen(groups: Iterable[TunedGroup]) -> str:
+def _chosen(groups: Iterable[GroupOutcome]) -> str:
     """Return the chosen values in words, each with the groups that have it.
 
     Groups of a grid are named by no more of their axes than tell different values apart: ``sgd`` if all of its groups
     share them, and not ``sgd-iid, sgd-non-iid``.
     """
-    by_grid: dict[str, list[TunedGroup]] = {}
+    by_grid: dict[str, list[GroupOutcome]] = {}
     for group in groups:
         by_grid.setdefault(group.grid, []).append(group)
     names: dict[str, list[str]] = {}
@@ -398,7 +398,7 @@ def _chosen(groups: Iterable[TunedGroup]) -> str:
     return "; ".join(f"{text} for {', '.join(of_text)}" for text, of_text in names.items())
 
 
-def _shortest(grid: str, groups: Sequence[TunedGroup]) -> dict[str, Point]:
+def _shortest(grid: str, groups: Sequence[GroupOutcome]) -> dict[str, Point]:
     """Return the values of a grid's groups by the shortest names that tell different values apart."""
     for length in range(max(len(group.axes) for group in groups)):
         values: dict[str, list[Point]] = {}
@@ -410,7 +410,7 @@ def _shortest(grid: str, groups: Sequence[TunedGroup]) -> dict[str, Point]:
     return {group.name: group.values for group in groups}
 
 
-def read_tuned(path: Path) -> Tuned:
+def read_outcome(path: Path) -> TuningOutcome:
     """Read the outcome of a search.
 
     Raises:
@@ -418,7 +418,7 @@ def read_tuned(path: Path) -> Tuned:
     """
     if not path.exists():
         raise InputError(f"{path}: no such file, and a tier takes its settings from it; make it with `flsim tune`")
-    tuned = toml.validate(Tuned, toml.read(path), str(path))
+    tuned = toml.validate(TuningOutcome, toml.read(path), str(path))
     for group in tuned.groups:
         if not math.isfinite(group.perplexity) or not group.values:
             raise InputError(f"{path}: group {group.name} has no chosen values; make it again with `flsim tune`")

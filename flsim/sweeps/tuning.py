@@ -45,7 +45,7 @@ from flsim.runs.config import Config, dump, toml
 from flsim.sweeps import definition
 from flsim.sweeps.definition import Definition, Planned, Tier, planned_runs
 from flsim.sweeps.folder import CORPUS, CORPUS_SEED, TUNED, SweepFolder, corpus_of, open_corpus
-from flsim.sweeps.search import Group, Point, Range, Rule, Tuned, middle
+from flsim.sweeps.search import Group, Point, Range, Rule, TuningOutcome, middle
 from flsim.sweeps.values import Strict, slug
 
 OBJECTIVE = "perplexity on test users"
@@ -106,7 +106,7 @@ class TuningFolder(SweepFolder):
     """A search on disk."""
 
     file: ClassVar[str] = FILE
-    ours: ClassVar[set[str]] = {FILE, TUNED, RUNS, CORPUS, "configs", "logs"}
+    entries: ClassVar[set[str]] = {FILE, TUNED, RUNS, CORPUS, "configs", "logs"}
     what: ClassVar[str] = "tune"
 
     def begin(self, search: "Search", digest: str) -> None:
@@ -322,7 +322,7 @@ def shortened(config: Config, share: float, train: Split) -> tuple[Config, int]:
     return config.lasting(rounds), rounds
 
 
-def to_text(tuned: Tuned) -> str:
+def to_text(tuned: TuningOutcome) -> str:
     """Return the chosen values as a table of at most 80 columns, with how they were chosen."""
     rows = [(group, name) for group in tuned.groups for name in group.values]
     tried = [sorted({trial.values[name] for trial in group.trials}) for group, name in rows]

@@ -277,11 +277,11 @@ def refuse_without_room(folder: Path) -> None:
     """Raise RunFailed where Ray's temporary folder cannot be made, or its filesystem is full."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        left = shutil.disk_usage(folder).free
+        free = shutil.disk_usage(folder).free
     except OSError as error:
         raise RunFailed(f"{folder}: Ray cannot use it ({error.strerror}); set RAY_TMPDIR to another folder") from error
-    if left < ROOM:
-        raise RunFailed(f"{folder}: Ray needs {ROOM:,} bytes there, and {left:,} are left; {MAKE_ROOM}")
+    if free < ROOM:
+        raise RunFailed(f"{folder}: Ray needs {ROOM:,} bytes there, and {free:,} are left; {MAKE_ROOM}")
 
 
 def _refuse_without_files() -> None:

@@ -86,7 +86,7 @@ class Exchange:
             Interrupted: `stop` was set.
         """
         self.stop.check()
-        exchanged = _Exchanged(asked, self.branch)
+        exchanged = _RoundExchange(asked, self.branch)
         yield from self._attempt(asked, partial(self.deadline.of_attempt, 0, self.retries), exchanged)
         for attempt in range(self.retries):
             if not exchanged.failures or exchanged.is_own_code:
@@ -104,13 +104,13 @@ class Exchange:
 
     def send_once(self, request: RoundRequest) -> dict[int, str]:
         """Make one attempt at one request; return the reason by shard where it failed, else nothing."""
-        exchanged = _Exchanged([request], self.branch)
+        exchanged = _RoundExchange([request], self.branch)
         for _ in self._attempt([request], lambda: self.deadline.patience, exchanged):
             pass
         return exchanged.failures
 
     def _attempt(
-        self, asked: Sequence[RoundRequest], limit: Callable[[], float], exchanged: "_Exchanged"
+        self, asked: Sequence[RoundRequest], limit: Callable[[], float], exchanged: "_RoundExchange"
     ) -> Iterator[Reply]:
         """Make one attempt, once clients run, and yield replies.
 
@@ -184,7 +184,7 @@ class _Pending:
     branch: int | None = None
 
 
-class _Exchanged:
+class _RoundExchange:
     """The state of the exchange of a round.
 
     Attributes:

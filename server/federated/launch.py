@@ -23,7 +23,7 @@ from server.federated import rounds
 from server.federated.rounds import with_shards
 from server.pool.client import app_named
 from server.pool.evaluations import EvaluationInProcess
-from server.pool.flower import ShardGrid, about, code_of
+from server.pool.flower import ShardGrid, code_of, log_fields
 from server.pool.grid import ClientShare, places, ray_grid
 from server.pool.shares import gpu_shares
 from server.stopping import Stop, stopping
@@ -98,11 +98,11 @@ def _warn_of_capped_canaries(run: Run) -> None:
     cap = run.federated.local.max_records
     if cap is None:
         return
-    beyond, kept = run.users.copies_beyond(cap)
+    beyond, trained = run.users.copies_beyond(cap)
     if beyond:
         say(
             f"local.max_records = {cap} leaves out records, canaries too: of {beyond:,} copies that users with more "
-            f"records hold, {kept:,.0f} would be trained on in a round of all users"
+            f"records hold, {trained:,.0f} would be trained on in a round of all users"
         )
 
 
@@ -172,7 +172,7 @@ def take_gpus(free: list[float], share: float, processes: int) -> int:
     """
     needed = max(1, round(share))  # GPUs of a process
     for started in range(processes):
-        fitting = [index for index, left in enumerate(free) if left >= min(share, 1.0) - ROUNDING][:needed]
+        fitting = [index for index, room in enumerate(free) if room >= min(share, 1.0) - ROUNDING][:needed]
         if not share or len(fitting) < needed:
             return started
         for index in fitting:
@@ -256,10 +256,10 @@ class InProcessGrid(ShardGrid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Answer messages until `timeout` seconds are over, and return the replies."""
-        until, left = time.monotonic() + (float("inf") if timeout is None else timeout), self.push_messages(messages)
+        until, ids = time.monotonic() + (float("inf") if timeout is None else timeout), self.push_messages(messages)
         replies: list[Message] = []
-        while len(replies) < len(left) and time.monotonic() < until:
-            replies += self.pull_messages(left)
+        while len(replies) < len(ids) and time.monotonic() < until:
+            replies += self.pull_messages(ids)
         return replies
 
     def _reply(self, message: Message) -> Message:
@@ -268,5 +268,5 @@ class InProcessGrid(ShardGrid):
             return self._app(message, self._context(message.metadata.dst_node_id))
         except Exception as error:  # whatever it is, the shard is asked again, and then it fails the run
             reason = one_line(error)
-            log.warning("client failed", extra=about(message) | {"failure": "client raised", "reason": reason})
+            log.warning("client failed", extra=log_fields(message) | {"failure": "client raised", "reason": reason})
             return Message(Error(code_of(error), reason), reply_to=message)

@@ -171,11 +171,11 @@ class EvaluationService:
         """
         until = time.monotonic() + timeout
         ended = self.poll(run)
-        while self.pending(run) and (left := until - time.monotonic()) > 0:
+        while self.pending(run) and (seconds := until - time.monotonic()) > 0:
             with self._lock:
                 replies = [actor.reply for actor, _ in self._pool.busy()]
             if replies:  # several runs may share the pool: any reply moves the queue on
-                ray.wait(replies, timeout=min(LOOK, left))
+                ray.wait(replies, timeout=min(LOOK, seconds))
             ended += self.poll(run)
         return ended
 
@@ -277,10 +277,11 @@ class EvaluationService:
         took: tuple[float, float, float] | None = None,
     ) -> None:
         seconds, ended, cpu = took or (time.monotonic() - actor.since, time.time(), None)
-        about = Evaluation(job.checkpoint.name, outcome, job.attempt, round(seconds, 3), round(ended, 3), cpu, reason)
-        log_evaluation(job.run, about)
+        name, seconds, ended = job.checkpoint.name, round(seconds, 3), round(ended, 3)
+        evaluation = Evaluation(name, outcome, job.attempt, seconds, ended, cpu, reason)
+        log_evaluation(job.run, evaluation)
         if outcome != "retried":
-            self._ended.setdefault(job.run, []).append(about)
+            self._ended.setdefault(job.run, []).append(evaluation)
 
 
 def _refuse_without_ray() -> None:

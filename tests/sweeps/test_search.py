@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.sweeps.search import Group, Point, Range, Rule, Trial, TunedGroup, better_half, open_sides, search
+from flsim.sweeps.search import Group, GroupOutcome, Point, Range, Rule, Trial, better_half, open_sides, search
 
 RATE, MOMENTUM = "local.learning_rate", "local.momentum"
 EIGHT = {RATE: Range(0.1, 12.8)}  # 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8
@@ -19,7 +19,7 @@ def outcome(
     ranges: Mapping[str, Range],
     perplexity: Callable[[Point, float], float],
     is_possible: Callable[[Point], bool] = lambda _: True,
-) -> tuple[TunedGroup, list[tuple[float, list[int]]]]:
+) -> tuple[GroupOutcome, list[tuple[float, list[int]]]]:
     """Return the outcome with these perplexities, and the share and the trials that each step asked for."""
     steps = search(Group("one", "one", {}, ranges), rule, np.random.Generator(np.random.PCG64(0)), is_possible)
     asked, (share, trials) = [], next(steps)

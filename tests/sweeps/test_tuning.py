@@ -16,10 +16,10 @@ from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.results.sweeps import read_sweep, tuned_notes
 from flsim.sweeps.definition import Planned, load, planned_runs, training_digest, tuned_of
 from flsim.sweeps.folder import TUNED, SweepFolder
-from flsim.sweeps.search import Trial, Tuned, TunedGroup, read_tuned
+from flsim.sweeps.search import GroupOutcome, Trial, TuningOutcome, read_outcome
 from flsim.sweeps.tuning import Search, TuningFolder, shortened
 from flsim.sweeps.tuning import load as load_search
-from server.sweep import Ended, Job
+from server.sweep import Job, JobEnd
 from server.tune import Tuner
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "tune-table1.toml"
@@ -59,10 +59,10 @@ def search_of(path: Path) -> Search:
     return load_search(path, "smoke", path.parent)
 
 
-def outcome(path: Path, **changes: Any) -> Tuned:
+def outcome(path: Path, **changes: Any) -> TuningOutcome:
     """Write an outcome that chose 0.4 for IID and 3.2 for non-IID users."""
     groups = tuple(
-        TunedGroup(
+        GroupOutcome(
             name=f"a-{world}",
             grid="a",
             axes={"data.world": world},
@@ -90,7 +90,7 @@ def outcome(path: Path, **changes: Any) -> Tuned:
         "has_own_corpus": True,
         "groups": groups,
     }
-    tuned = Tuned(**(values | changes))
+    tuned = TuningOutcome(**(values | changes))
     tuned.write(path)
     return tuned
 
@@ -197,7 +197,7 @@ def test_other_files_are_not_searches(
 def test_an_outcome_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_files(tmp_path)
     written = outcome(tmp_path / "tuned.toml")
-    read = read_tuned(tmp_path / "tuned.toml")
+    read = read_outcome(tmp_path / "tuned.toml")
     assert (read.groups, read.seeds, read.halving) == (written.groups, (7, 8), (0.5, 1.0))
     assert read.groups[0].trials[1].has_diverged
 
@@ -228,7 +228,7 @@ def test_a_sweep_takes_the_chosen_values_and_says_which_search_chose_them(tmp_pa
         "Ranges were widened, with more trials, for a-non-iid.",
     ):
         assert part in note
-    assert read_tuned(folder.path / "tuned.toml").search == "0123456789abcdef"
+    assert read_outcome(folder.path / "tuned.toml").search == "0123456789abcdef"
 
 
 @pytest.mark.parametrize(
@@ -294,7 +294,7 @@ def test_the_corpus_of_the_search_is_not_reported(
     capsys.readouterr()  # what making a corpus prints
     message = "tuned.toml was tuned on this corpus, so it must not be reported; take another"
     assert_refused(tmp_path, monkeypatch, capsys, ["sweep", "sweep.toml", "--corpus", "mine"], message)
-    read_tuned(tmp_path / "tuned.toml").refuse_corpus("1" * 64, "another corpus")
+    read_outcome(tmp_path / "tuned.toml").refuse_corpus("1" * 64, "another corpus")
     shared = outcome(tmp_path / "tuned.toml", corpus=corpus.digest, has_own_corpus=False)
     shared.refuse_corpus(corpus.digest, "the same corpus, by other seeds")
 
@@ -322,10 +322,10 @@ def test_an_outcome_is_of_the_training_that_was_tuned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "title = 3", "x = 1"])
 def test_a_damaged_outcome_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError, match=r"tuned\.toml: no such file, and a tier takes its settings from it"):
-        read_tuned(tmp_path / "tuned.toml")
+        read_outcome(tmp_path / "tuned.toml")
     (tmp_path / "tuned.toml").write_text(text)
     with pytest.raises(InputError, match=r"tuned\.toml: "):
-        read_tuned(tmp_path / "tuned.toml")
+        read_outcome(tmp_path / "tuned.toml")
 
 
 class Trainer:
@@ -335,7 +335,7 @@ class Trainer:
         self.order, self.left = order, killed_after
         self.measured: dict[tuple[str, int], float] = {}
 
-    def __call__(self, jobs: list[Job], *_: object) -> Iterator[Ended]:
+    def __call__(self, jobs: list[Job], *_: object) -> Iterator[JobEnd]:
         for job in self.order(jobs):
             if not self.left:
                 raise KeyboardInterrupt
@@ -344,7 +344,7 @@ class Trainer:
             assert (job.name, rounds) not in self.measured, "a finished trial was trained again"
             perplexity = math.inf if rate > 3 else 20 + abs(math.log(rate)) + 1 / rounds
             self.measured[job.name, rounds] = perplexity
-            yield Ended(job.name, None)
+            yield JobEnd(job.name, None)
 
 
 def test_neither_the_order_of_ends_nor_a_kill_changes_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -368,6 +368,6 @@ def test_neither_the_order_of_ends_nor_a_kill_changes_a_choice(tmp_path: Path, m
         tune("killed", trainer)
     trainer.left = 10**9
     assert tune("killed", trainer) == whole
-    groups = read_tuned(tmp_path / "one" / TUNED).groups
+    groups = read_outcome(tmp_path / "one" / TUNED).groups
     assert [(group.values, group.is_limited_by_stability) for group in groups] == [({RATE: 0.8}, False)] * 2
     assert [[trial.has_diverged for trial in group.trials] for group in groups] == [[False] * 5 + [True] * 3] * 2

@@ -13,7 +13,7 @@ import pytest
 from flsim.measures.utility import PERPLEXITY
 from flsim.results.store import read_run
 from flsim.runs.config import load
-from flsim.sweeps.search import read_tuned
+from flsim.sweeps.search import read_outcome
 
 DEADLINE = 1_200.0  # a busy machine takes half a minute to start a run
 SWEEP = """
@@ -77,7 +77,7 @@ def test_a_search_that_was_killed_goes_on_and_a_sweep_takes_what_it_chose(tmp_pa
     assert second.returncode == 0, told
     assert before.items() <= measured(runs).items()  # nothing that was measured was measured again
     assert max(map(len, printed.splitlines())) <= 80
-    tuned = read_tuned(tmp_path / "out" / "tuned.toml")
+    tuned = read_outcome(tmp_path / "out" / "tuned.toml")
     (group,) = tuned.groups
     assert group.widenings == 0
     assert_halved([trial.perplexities for trial in group.trials])
