@@ -7,7 +7,6 @@ from flsim.runs.config import CentralConfig, Config, FederatedConfig
 from flsim.runs.folder import Run
 from server.central import launch as central
 from server.federated import launch as federated
-from server.federated import layout
 
 
 def train(
@@ -48,7 +47,7 @@ def share(config: Config, resources: Sequence[dict[str, float]]) -> tuple[int, f
     """Return the CPU cores and GPUs that a run holds on nodes with these resources, with its evaluators' GPUs."""
     system = config.system
     if isinstance(config, FederatedConfig):
-        training, evaluation = layout.client_gpu_shares(config.system, [node.get("GPU", 0.0) for node in resources])
+        training, evaluation = federated.client_gpu_shares(config.system, [node.get("GPU", 0.0) for node in resources])
         processes, cpus = config.system.known_shards, config.system.cpus_per_client
     elif isinstance(config, CentralConfig):
         training, evaluation = central.process_gpu_shares(config.system)

@@ -20,8 +20,7 @@ from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.trackers import tracking
 from flsim.training.state import State
 from server.metrics import exposed
-from server.pool.evaluations import EvaluationService, ServiceHParams
-from server.pool.in_process import EvaluationInProcess
+from server.pool.evaluations import EvaluationInProcess, EvaluationService, ServiceHParams
 from server.stopping import Stop
 
 LOOK = 0.5  # seconds between two checks whether the run shall end
@@ -108,12 +107,14 @@ class Evaluations:
         failed = [evaluation for evaluation in ended if evaluation.outcome == "failed"]
         for evaluation in ended:
             round_ = checkpoint.round_of(Path(evaluation.checkpoint))
-            about = {"round": round_, "file": evaluation.checkpoint}
-            log.info("evaluated", extra=about | {"outcome": evaluation.outcome, "seconds": evaluation.seconds})
+            fields = {"round": round_, "file": evaluation.checkpoint}
+            log.info("evaluated", extra=fields | {"outcome": evaluation.outcome, "seconds": evaluation.seconds})
             if evaluation.outcome == "stored":
                 self._print_in_short(round_)
             if evaluation in failed:
-                say(f"{self._run.name}: the evaluation of {evaluation.checkpoint} failed: {evaluation.reason}", **about)
+                say(
+                    f"{self._run.name}: the evaluation of {evaluation.checkpoint} failed: {evaluation.reason}", **fields
+                )
         self._failed |= {evaluation.checkpoint for evaluation in failed}
         if failed and not _has_diverged(self._run):  # of which `finish` wants to know
             self._run.mark("running", self.complaint)

@@ -68,7 +68,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Ended:
+class JobEnd:
     """The end of a job; `failure` tells why it failed, and is None where it did not."""
 
     name: str
@@ -98,12 +98,12 @@ def sweep(
         InputError, Interrupted: see `train_all`.
     """
     rounds = {entry.name: entry.config.rounds_over(entry.config.trained_on(train)) for entry in planned}
-    left = [
+    remaining = [
         entry for entry in longest_first(planned, train) if folder.status(entry.name, rounds[entry.name]) not in OVER
     ]
-    if len(left) < len(planned):
-        say(f"{folder.path}: {len(planned) - len(left)} of {len(planned)} runs are finished")
-    if not left:
+    if len(remaining) < len(planned):
+        say(f"{folder.path}: {len(planned) - len(remaining)} of {len(planned)} runs are finished")
+    if not remaining:
         return {}
     twins = twins_of(planned, rounds)
     jobs = [
@@ -115,7 +115,7 @@ def sweep(
             folder.log(entry.name),
             folder.run(twins[entry.name]) if entry.name in twins else None,
         )
-        for entry in sorted(left, key=lambda entry: entry.name in twins)
+        for entry in sorted(remaining, key=lambda entry: entry.name in twins)
     ]
     began, trained, failed = time.time(), list[str](), dict[str, str]()
     memory = PeakMemory(os.getpid(), every=MEMORY_EVERY)
@@ -166,7 +166,7 @@ def train_all(
     at_once: int | None = None,
     whole_cluster: bool = False,
     look: Callable[[], None] = lambda: None,
-) -> Iterator[Ended]:
+) -> Iterator[JobEnd]:
     """Train all jobs, in their order, as many at once as fit.
 
     Args:
@@ -190,7 +190,7 @@ def train_all(
                 for job in jobs:
                     code, message = _in_process(_command(job, address), job.log, look, stop.is_set)
                     stop.check()
-                    yield _ended(job, code, message)
+                    yield _end_of(job, code, message)
             else:
                 yield from _as_resources_allow(jobs, at_once, look, stop)
     except Interrupted as error:
@@ -199,7 +199,7 @@ def train_all(
 
 def _as_resources_allow(
     jobs: Sequence[Job], at_once: int | None, look: Callable[[], None], stop: Stop
-) -> Iterator[Ended]:
+) -> Iterator[JobEnd]:
     """Train jobs on the connected cluster, as tasks: an actor would cost each run a new process."""
     machines = nodes()
     for job in jobs:
@@ -229,7 +229,7 @@ def _as_resources_allow(
             if code not in {0, 1, BAD_INPUT} and tries[job.name] < TRIES:
                 waiting.insert(0, job)
             else:
-                yield _ended(job, code, message)
+                yield _end_of(job, code, message)
         look()
         if stop.is_set() and working:
             _let_save(list(working), stop_file)
@@ -306,8 +306,8 @@ def _end(process: subprocess.Popen[bytes]) -> int:
     return process.wait()
 
 
-def _ended(job: Job, code: int, message: str) -> Ended:
+def _end_of(job: Job, code: int, message: str) -> JobEnd:
     if code == 0:
-        return Ended(job.name, None)
+        return JobEnd(job.name, None)
     why = message.removeprefix("flsim: ") if code in {1, BAD_INPUT} else f"its process ended with {code}: {message}"
-    return Ended(job.name, " ".join(why.split()))
+    return JobEnd(job.name, " ".join(why.split()))

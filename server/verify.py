@@ -14,7 +14,7 @@ from flsim.training.state import State
 
 
 @dataclass(frozen=True)
-class Verified:
+class Verification:
     """The result of training rounds again.
 
     Attributes:
@@ -32,7 +32,7 @@ class Verified:
     differs: int | None
 
 
-def verify(run: Run, round_: int | None = None, device: str = "cpu") -> Verified:
+def verify(run: Run, round_: int | None = None, device: str = "cpu") -> Verification:
     """Train from the newest checkpoint before a round to its end, and compare the digests of all states in between.
 
     On the same kind of processor, or GPU, all are equal, bit for bit.
@@ -66,7 +66,7 @@ def verify(run: Run, round_: int | None = None, device: str = "cpu") -> Verified
                 differs = state.round
             if differs:
                 break
-    return Verified(round_, start, logged[differs or round_], digest, differs)
+    return Verification(round_, start, logged[differs or round_], digest, differs)
 
 
 def _logged(run: Run) -> dict[int, str]:

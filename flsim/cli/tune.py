@@ -22,27 +22,26 @@ def tune(
 ) -> None:
     """Choose settings of a sweep by perplexity on test users.
 
-    Searches settings such as learning rates, and looks at utility alone. Each group of runs, such as a world of an
+    Searches settings such as learning rates, and looks at utility only. Each group of runs, such as a world of an
     optimizer, has the same trials on the same seeds. Canaries are planted as in the sweep, and nothing is measured of
-    them. The better half of the trials trains on, until the last ones are whole. A best value at the edge of its range
-    widens the range.
+    them. The better half of the trials trains on, until the last ones are complete. A best value at the edge of its
+    range widens the range.
 
     Writes tuned.toml into the folder. A tier of the sweep names the file as tuned, and the seeds of the search are
     refused there.
 
     Repeat the command to continue an interrupted search.
     """
-    from flsim.sweeps import foresight, tuning, tuning_folder
-    from server.tune import tune as search_all
+    from flsim.sweeps import tuning
+    from flsim.sweeps.folder import corpus_or_its_settings, refuse_impossible_runs
+    from server.tune import Tuner
 
-    content, at, sweep = tuning.load(file, tier)
-    folder = tuning_folder.TuningFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
-    path = tuning_folder.corpus_of_search(file, file.parent / content.sweep, at, sweep.tiers[tier], folder.path)
-    search = tuning.Search(file, content, at, sweep, tier, path)
+    folder = tuning.TuningFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
+    search = tuning.load(file, tier, folder.path)
     search.groups()  # refuses a file that does not fit the sweep
-    known = foresight.corpus_or_its_settings(search.tier, search.corpus, folder.path)
-    foresight.refuse_impossible_runs(search.typical(), known, is_trained_here=address is None)
+    known = corpus_or_its_settings(search.tier, search.corpus, folder.path)
+    refuse_impossible_runs(search.typical(), known, is_trained_here=address is None)
     with folder.hold_lock():
-        corpus = tuning_folder.open_corpus_of_search(search, folder.path)
-        tuned = search_all(folder, search, corpus.split("train"), corpus.digest, address, at_once)
+        corpus = search.open_corpus(folder.path)
+        tuned = Tuner(folder, search, corpus.split("train"), address, at_once).tune(corpus.digest)
     typer.echo(tuning.to_text(tuned), nl=False)

@@ -25,7 +25,9 @@ published values. A tier that gives other values gives as many, each in the plac
 """
 
 import json
+import math
 import re
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field
@@ -40,10 +42,11 @@ from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams
 from flsim.results.published import matching, published_rows
 from flsim.runs.config import Config, from_working_directory, parse, toml
-from flsim.sweeps import values as refusals
-from flsim.sweeps.tuned import Tuned, read_tuned
+from flsim.sweeps.search import TuningOutcome, read_outcome
 from flsim.sweeps.values import Strict, Values, flat, merge, nested, slug
 
+LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and logs and partial files add to it
+MOST_RUNS = 10_000  # of a sweep: each has a folder, a file of settings and an entry in sweep.json
 NOT_TRAINING = {"evaluation", "system"}  # sections
 Axes = dict[str, list[Any]]
 
@@ -175,7 +178,7 @@ def load(path: Path) -> Definition:
     values = toml.read(path)
     if "grids" not in values:
         raise InputError(f"{path}: not a sweep, as it has no grids; a run's configuration is for `flsim run`")
-    refusals.refuse_missing(values, path)
+    _refuse_missing(values, path)
     definition = toml.validate(Definition, values, str(path))
     names = [grid.name for grid in definition.grids]
     if not names or len(set(names)) < len(names):
@@ -229,9 +232,7 @@ def planned_runs(
     rows = published_rows(definition.published.file, definition.published.table) if definition.published else []
     tuned, runs = tuned_of(definition, tier, source), []
     seeds = tier.seeds if seeds is None else seeds
-    refusals.refuse_number(
-        {grid.name: grid.axes for grid in definition.grids if not only or grid.name in only}, seeds, source
-    )
+    _refuse_number({grid.name: grid.axes for grid in definition.grids if not only or grid.name in only}, seeds, source)
     for grid in definition.grids:
         if only and grid.name not in only:
             continue
@@ -239,13 +240,13 @@ def planned_runs(
         settings: Values = {}
         for part in (definition.base, grid.set, tier.set, change.set, {"data": {"corpus": str(located(corpus))}}):
             merge(settings, part)
-        for theirs, ours in _points(grid, change, source):
-            refusals.refuse_what_runs_differ_in(overrides, ours, f"{source}: grids.{grid.name}")
-            row = _published(definition.published, grid, theirs, rows, source)
-            chosen = tuned.values_for(grid.name, ours, overrides) if tuned else {}
+        for published_axes, axes in _points(grid, change, source):
+            _refuse_what_runs_differ_in(overrides, axes, f"{source}: grids.{grid.name}")
+            row = _published(definition.published, grid, published_axes, rows, source)
+            chosen = tuned.values_for(grid.name, axes, overrides) if tuned else {}
             for seed in seeds:
                 values = deepcopy(settings)
-                for key, value in ours.items():
+                for key, value in axes.items():
                     merge(values, nested(key, value))
                 for key, value in chosen.items():
                     merge(values, nested(key, value))
@@ -254,14 +255,14 @@ def planned_runs(
                 values["seed"] = seed
                 for override in overrides:
                     toml.override_value(values, override, from_working_directory)
-                name = "-".join([grid.name, *(slug(key, value) for key, value in ours.items()), f"seed{seed}"])
+                name = "-".join([grid.name, *(slug(key, value) for key, value in axes.items()), f"seed{seed}"])
                 config = parse(values, f"{source}, {name}", Path(source).parent)
-                runs.append(Planned(name, grid.name, seed, ours, row, config))
-    refusals.refuse_names([run.name for run in runs], source)
+                runs.append(Planned(name, grid.name, seed, axes, row, config))
+    _refuse_names([run.name for run in runs], source)
     return runs
 
 
-def tuned_of(definition: Definition, tier: Tier, source: str) -> Tuned | None:
+def tuned_of(definition: Definition, tier: Tier, source: str) -> TuningOutcome | None:
     """Return the outcome of the search that a tier names; None if the tier names none.
 
     Raises:
@@ -269,7 +270,7 @@ def tuned_of(definition: Definition, tier: Tier, source: str) -> Tuned | None:
     """
     if tier.tuned is None:
         return None
-    tuned = read_tuned(Path(source).parent / tier.tuned)
+    tuned = read_outcome(Path(source).parent / tier.tuned)
     if tuned.title != definition.title or definition.tiers.get(tuned.tier) != tier:
         raise InputError(f"{tuned.source}: tuned tier {tuned.tier} of {tuned.title!r}, not this one; run `flsim tune`")
     if tuned.training != training_digest(definition, tier, {name for group in tuned.groups for name in group.values}):
@@ -306,8 +307,8 @@ def longest_first(planned: Sequence[Planned], train: Split) -> list[Planned]:
     """Return the order in which runs are started: most epochs first, so that no long run is left at the end."""
 
     def epochs(run: Planned) -> float:
-        left = run.config.trained_on(train)
-        return run.config.rounds_over(left) / run.config.rounds_per_epoch(left)
+        users = run.config.trained_on(train)
+        return run.config.rounds_over(users) / run.config.rounds_per_epoch(users)
 
     return sorted(planned, key=epochs, reverse=True)
 
@@ -320,9 +321,9 @@ def _points(grid: Grid, change: TierGrid, source: str) -> list[tuple[Values, Val
                 f"{source}: grids.{grid.name}: axis {axis} has {len(values)} values in a tier, and "
                 f"{len(grid.axes.get(axis, ()))} as published; each of a tier's stands for the one in its place"
             )
-    theirs = [[(axis, value) for value in values] for axis, values in grid.axes.items()]
-    ours = [[(axis, value) for value in change.axes.get(axis, values)] for axis, values in grid.axes.items()]
-    return [(flat(a), flat(b)) for a, b in zip(product(*theirs), product(*ours), strict=True)]
+    published_axes = [[(axis, value) for value in values] for axis, values in grid.axes.items()]
+    axes = [[(axis, value) for value in change.axes.get(axis, values)] for axis, values in grid.axes.items()]
+    return [(flat(a), flat(b)) for a, b in zip(product(*published_axes), product(*axes), strict=True)]
 
 
 def _published(
@@ -343,3 +344,59 @@ def _published(
 def _single(value: Any) -> Any:
     """Return the element of a list of one, because a published table has the element."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: str) -> None:
+    """Raise InputError for an override of a setting that runs differ in.
+
+    The runs' names and published rows would no longer be true.
+    """
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        option = {"seed": "--seeds", "data.corpus": "--corpus"}.get(key)
+        if option:
+            raise InputError(f"--set {key}: of a sweep that is for {option}")
+        if key in axes:
+            raise InputError(f"--set {key}: {where} varies it; take other grids with --only, or edit the file")
+
+
+def _refuse_missing(values: Mapping[str, Any], path: Path) -> None:
+    """Raise InputError that names all required keys that a sweep file lacks."""
+    missing = [key for key in ("title", "tiers") if key not in values]
+    grids, tiers = values["grids"], values.get("tiers", {})
+    for index, grid in enumerate(grids if isinstance(grids, list) else ()):
+        missing += [f"grids.{index}.{key}" for key in ("name", "axes") if isinstance(grid, dict) and key not in grid]
+    for name, tier in tiers.items() if isinstance(tiers, dict) else ():
+        missing += [f"tiers.{name}.corpus"] if isinstance(tier, dict) and "corpus" not in tier else []
+    if missing:
+        raise InputError(f'{path}: has no {", ".join(missing)}; docs/sweeps.md, "Write your own sweep", lists all keys')
+
+
+def _refuse_number(axes: Mapping[str, Mapping[str, Sequence[Any]]], seeds: Sequence[int], source: str) -> None:
+    """Raise InputError if there are no runs, or more than `MOST_RUNS`, before any of them is made.
+
+    Args:
+        axes: values of each axis, by grid.
+        seeds: seeds of each combination of values.
+        source: the sweep file, for messages.
+    """
+    for grid, values_of in axes.items():
+        for axis, values in values_of.items():
+            if not values:
+                raise InputError(f"{source}: grids.{grid}: axis {axis} has no values; name one at least")
+    if not seeds:
+        raise InputError(f"{source}: seeds has no values; name one at least")
+    runs = sum(math.prod(map(len, values_of.values())) for values_of in axes.values()) * len(seeds)
+    if runs > MOST_RUNS:
+        raise InputError(
+            f"{source}: describes {runs:,} runs, and a sweep has at most {MOST_RUNS:,}; name fewer grids (--only), "
+            f"seeds or values of axes"
+        )
+
+
+def _refuse_names(names: Sequence[str], source: str) -> None:
+    """Raise InputError if two runs would share a folder, or the name of a run cannot name one."""
+    for name, count in Counter(names).items():
+        if count > 1 or len(name.encode()) > LONGEST_NAME:
+            why = "too long" if len(name.encode()) > LONGEST_NAME else "shared by two runs"
+            raise InputError(f"{source}: name {name:.80} is {why}; use short, distinct values")

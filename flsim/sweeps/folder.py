@@ -7,10 +7,14 @@ corpus/         the corpus, if the tier makes one
 runs/           run folders
 logs/           the output of each run
 tuned.toml      the search that chose settings, if the tier names one
+
+Runs of one sweep are compared with each other, so they may differ only in axes, grids and seeds. A later command may
+change the length of training, the rounds of evaluations and the use of machines, which are in no digest of a run.
 """
 
+import json
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -19,20 +23,26 @@ from typing import Any, ClassVar
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, held, make_folder, new_file, write_json
-from flsim.data.corpus import Corpus
+from flsim.base.mappings import flat
+from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
-from flsim.data.synthetic import make_synthetic
+from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.results.sweeps import FILE, RUNS
-from flsim.runs.config import dump
+from flsim.runs.config import DataHParams, dump, from_working_directory, toml
+from flsim.runs.config.files import KINDS
+from flsim.runs.foresight import refuse_impossible, refuse_impossible_in
 from flsim.sweeps.definition import Definition, Planned, Tier
-from flsim.sweeps.shared import refuse_other_settings
-from flsim.sweeps.tuned import Tuned
+from flsim.sweeps.search import TuningOutcome
+from flsim.sweeps.values import Values, merge
 
 PACKAGES = ("flsim-memorization", "torch", "flwr", "ray", "numpy")
 CORPUS, CORPUS_SEED = "corpus", 0
 LOCK = ".sweeping"
 TUNED = "tuned.toml"
-OURS = {FILE, RUNS, CORPUS, "sweep.toml", "configs", "logs", TUNED}
+ENTRIES = {FILE, RUNS, CORPUS, "sweep.toml", "configs", "logs", TUNED}
+SHARED_CORPUS, SHARED_TUNED = "data.corpus", "tuned"  # keys of shared settings
+LENGTH = {"training.rounds", "training.steps", "training.epochs", "training.words"}
+FREE = {*LENGTH, "evaluation.every", "evaluation.every_epochs"}
 
 
 @dataclass(frozen=True)
@@ -42,7 +52,7 @@ class SweepFolder:
     path: Path
 
     file: ClassVar[str] = FILE
-    ours: ClassVar[set[str]] = OURS
+    entries: ClassVar[set[str]] = ENTRIES
     what: ClassVar[str] = "sweep"  # the command too
 
     def run(self, name: str) -> Path:
@@ -60,9 +70,9 @@ class SweepFolder:
     def status(self, name: str, rounds: int) -> str:
         """Return the status in run.json; "waits" if the run has not begun, or is to be longer than it was."""
         try:
-            about = from_json((self.run(name) / "run.json").read_text(encoding="utf-8"))
-            status = str(about["status"])
-            is_longer = status == "completed" and about["rounds"] != rounds
+            known = from_json((self.run(name) / "run.json").read_text(encoding="utf-8"))
+            status = str(known["status"])
+            is_longer = status == "completed" and known["rounds"] != rounds
         except (OSError, ValueError, KeyError, TypeError):
             return "waits"
         return "waits" if is_longer else status
@@ -77,7 +87,7 @@ class SweepFolder:
         try:
             make_folder(self.path)
             names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
-            if names - self.ours and self.file not in names:
+            if names - self.entries and self.file not in names:
                 raise InputError(f"{self.path}: holds other things than a {self.what}; name a new folder with --out")
             (self.path / LOCK).touch()
         except OSError as error:
@@ -102,7 +112,7 @@ class SweepFolder:
         tier: str,
         planned: Sequence[Planned],
         command: str,
-        tuned: Tuned | None = None,
+        tuned: TuningOutcome | None = None,
         shared: Mapping[str, Any] | None = None,
     ) -> None:
         """Add runs to those of the sweep; the settings of existing runs must be the same.
@@ -114,7 +124,7 @@ class SweepFolder:
             planned: the runs to add; some of them may be there.
             command: the command that adds them.
             tuned: outcome of the search that the tier names.
-            shared: settings of all grids, of `flsim.sweeps.shared`; None records and compares none.
+            shared: settings of all grids, of `shared_settings`; None records and compares none.
 
         Raises:
             InputError: the sweep was begun at another tier, on another synthetic corpus, with other shared settings, or
@@ -151,7 +161,6 @@ class SweepFolder:
                 partial.write_bytes(source.read_bytes())
         if tuned:
             tuned.write(self.path / TUNED)
-        about = definition.tiers[tier].about
         published = definition.published
         write_json(
             self.path / FILE,
@@ -161,7 +170,7 @@ class SweepFolder:
                 "grids": [grid.name for grid in definition.grids],
                 "question": definition.question,
                 "tier": tier,
-                "about": " ".join(about.split()),
+                "about": " ".join(definition.tiers[tier].about.split()),
                 "source": published.source if published else None,
                 "command": command,
                 "commands": commands,
@@ -213,8 +222,87 @@ def open_corpus(tier: Tier, path: Path | str, folder: Path, seed: int = CORPUS_S
 
 def makes_corpus(tier: Tier, path: Path | str, folder: Path) -> bool:
     """Return whether the corpus at `path` is the sweep's own, and does not exist yet."""
-    own = folder / CORPUS
-    return tier.corpus.synthetic is not None and path == own and not own.exists()
+    made = folder / CORPUS
+    return tier.corpus.synthetic is not None and path == made and not made.exists()
+
+
+def refuse_impossible_runs(
+    planned: Iterable[Planned], corpus: Corpus | SyntheticHParams | Split, is_trained_here: bool = True
+) -> None:
+    """Refuse runs that could not be trained or measured, as `flsim.runs.foresight.refuse_impossible` does.
+
+    Args:
+        planned: the runs.
+        corpus: their corpus, or the settings of the one that is yet to be made, or users that stand for it.
+        is_trained_here: whether the memory of this machine bounds them.
+
+    Raises:
+        InputError: a run is impossible; the message names it.
+    """
+    for run in planned:
+        try:
+            if isinstance(corpus, Corpus):
+                refuse_impossible_in(run.config, corpus, is_trained_here)
+            elif isinstance(corpus, Split):
+                refuse_impossible(run.config, corpus.layout, corpus.records, is_trained_here)
+            else:
+                refuse_impossible(run.config, corpus.token_layout, corpus.most_records, is_trained_here)
+        except InputError as error:
+            raise InputError(f"{run.name}: {error}") from error
+
+
+def corpus_or_its_settings(tier: Tier, path: Path | str, folder: Path) -> Corpus | SyntheticHParams:
+    """Return the corpus of a tier, or the settings of the one that its sweep will make; see `open_corpus`.
+
+    Raises:
+        InputError: the corpus neither exists nor is to be made.
+    """
+    if makes_corpus(tier, path, folder) and tier.corpus.synthetic is not None:
+        return tier.corpus.synthetic
+    return Corpus.open(path)
+
+
+def shared_settings(
+    definition: Definition, tier: Tier, overrides: Sequence[str], corpus: str, tuned: TuningOutcome | None = None
+) -> dict[str, Any]:
+    """Return the settings of all grids of a sweep by key, as values of JSON.
+
+    Args:
+        definition: the sweep.
+        tier: one of its tiers.
+        overrides: changes of the settings of all runs, as ``section.key=value``.
+        corpus: digest of the corpus, in place of its path.
+        tuned: outcome of the search that the tier names.
+    """
+    values: Values = {}
+    for part in (definition.base, tier.set):
+        merge(values, part)
+    for override in overrides:
+        toml.override_value(values, override, from_working_directory)
+    settings = {key: value for key, value in flat(values) if key not in FREE and not key.startswith("system.")}
+    settings |= {SHARED_CORPUS: corpus} | ({SHARED_TUNED: tuned.search} if tuned else {})
+    known: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+    return known
+
+
+def refuse_other_settings(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise InputError if settings that all runs of a folder share differ from those of a command for it."""
+    defaults: dict[str, Any] = {}
+    for kind in KINDS.values():
+        defaults |= dict(flat(asdict(kind(DataHParams(Path())))))
+    defaults = json.loads(json.dumps(defaults, default=str))
+    for key in [*before, *(key for key in now if key not in before)]:
+        old, new = (values.get(key, defaults.get(key)) for values in (before, now))
+        if old == new:
+            continue
+        if key == SHARED_CORPUS:
+            what = "its runs were trained on another corpus than this command names"
+        elif key == SHARED_TUNED:
+            what = "its runs have settings of another search by `flsim tune` than this command"
+        else:
+            old, new = ("none" if value is None else json.dumps(value, ensure_ascii=False) for value in (old, new))
+            what = f"its runs have {key} = {old}, and this command gives {new}"
+        raise InputError(f"{folder}: {what}; runs of one sweep share it: give the same, or name another --out")
 
 
 def _entry(run: Planned) -> dict[str, Any]:

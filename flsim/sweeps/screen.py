@@ -49,8 +49,8 @@ def state_of(run: Path, began: float, is_finished: bool = False) -> State:
         is_finished: whether the run had nothing left to train by then.
     """
     try:
-        about = from_json((run / "run.json").read_text(encoding="utf-8"))
-        status, round_, rounds = str(about["status"]), int(about["round"]), int(about["rounds"])
+        known = from_json((run / "run.json").read_text(encoding="utf-8"))
+        status, round_, rounds = str(known["status"]), int(known["round"]), int(known["rounds"])
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return State("waits")
     touched = (run / "run.json").stat()
@@ -107,12 +107,12 @@ class Screen:
             if running:
                 say(f"{self._summary(states)}; {', '.join(running)}")
 
-    def ended(self, name: str, failure: str | None, left: int) -> None:
+    def ended(self, name: str, failure: str | None, remaining: int) -> None:
         """Print a line about the end of a run."""
         state = self._state_of(name)
         over = state.status in {"completed", "diverged"}
         outcome = " ".join(filter(None, (state.status, state.note))) if over else f"failed: {failure}"
-        say(f"{name}: {outcome} ({left} run{'s' * (left != 1)} left)")
+        say(f"{name}: {outcome} ({remaining} run{'s' * (remaining != 1)} left)")
 
     def _state_of(self, name: str) -> State:
         return state_of(self._folder.run(name), self._began, name in self._finished)

@@ -1,45 +1,55 @@
-"""The definition of a search for the settings of a sweep, and the runs of its trials.
+"""The definition of a search for the settings of a sweep, its folder, and the runs of its trials.
 
     sweep = "table1.toml"               # relative to this file
-    by = ["data.world"]                 # groups: each grid in each world takes values of its own
+    by = ["data.world"]                 # groups: each grid in each world takes its own values
     method = "grid"
     trials = 8
     halving = [0.25, 0.5, 1.0]
     seeds = [1000]                      # a sweep that takes the values refuses these
     [tiers.smoke]
     at = { "training.cohort" = [8] }    # the runs of a grid to try values on
-    corpus_seed = 1                     # a corpus of the search's own, made as the tier's
+    corpus_seed = 1                     # a corpus for the search only, made as the tier's
     [tiers.smoke.grids.fedavg]
     "local.learning_rate" = { low = 0.1, high = 10.0 }
 
-A trial is all runs of its group, over seeds and axes, with canaries planted and nothing measured of them. Its loss is
-the mean logarithm of their perplexities on test users.
+A trial is all runs of its group, over seeds and axes, with canaries planted and nothing measured of them. Its
+perplexity is the geometric mean of their perplexities on test users. The folder of a search, which is made once and can
+be continued:
+
+tune.json       the search, so that no other one continues in the folder
+tuned.toml      the outcome, once the search has ended
+configs/        the settings of each trial's runs, at the length that was trained last
+corpus/         the corpus, if the tier makes one
+runs/           run folders
+logs/           the output of each run
 """
 
 import json
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from flsim.base.errors import InputError
-from flsim.base.files import digest
-from flsim.data.corpus import Split
+from flsim.base.files import digest, from_json, make_folder, new_file, write_json
+from flsim.data.corpus import Corpus, Split
+from flsim.data.stores import located
 from flsim.measures.utility import PERPLEXITY
 from flsim.results.formats import note
 from flsim.results.layout import Column, markdown
 from flsim.results.run_file import is_run
 from flsim.results.store import read_run
-from flsim.runs.config import Config, toml
+from flsim.results.sweeps import RUNS
+from flsim.runs.config import Config, dump, toml
 from flsim.sweeps import definition
 from flsim.sweeps.definition import Definition, Planned, Tier, planned_runs
-from flsim.sweeps.folder import CORPUS_SEED
-from flsim.sweeps.search import Point, Range, Rule, Trial
-from flsim.sweeps.tuned import Tuned
-from flsim.sweeps.values import Strict, Values, slug
+from flsim.sweeps.folder import CORPUS, CORPUS_SEED, TUNED, SweepFolder, corpus_of, open_corpus
+from flsim.sweeps.search import Group, Point, Range, Rule, TuningOutcome, middle
+from flsim.sweeps.values import Strict, slug
 
 OBJECTIVE = "perplexity on test users"
+FILE = "tune.json"
 
 
 @dataclass(frozen=True)
@@ -49,8 +59,8 @@ class TuningTier(Strict):
     Attributes:
         grids: ranges of settings, by grid; all grids of the sweep.
         at: values of axes that trials have; other runs of the sweep take the chosen values without a trial.
-        corpus: folder or URI of a corpus of the search's own, relative to the file.
-        corpus_seed: seed of a corpus of the search's own, in place of `corpus`; otherwise made as the tier's.
+        corpus: folder or URI of a corpus for the search only, relative to the file.
+        corpus_seed: seed of a corpus for the search only, in place of `corpus`; otherwise made as the tier's.
     """
 
     grids: dict[str, dict[str, Range]]
@@ -92,20 +102,50 @@ class Tuning(Rule):
 
 
 @dataclass(frozen=True)
-class Group:
-    """The runs of a sweep that take the same values, and what is searched for them.
+class TuningFolder(SweepFolder):
+    """A search on disk."""
 
-    Attributes:
-        name: its name.
-        grid: its grid.
-        axes: values of the axes of `Tuning.by`.
-        ranges: ranges by setting.
-    """
+    file: ClassVar[str] = FILE
+    entries: ClassVar[set[str]] = {FILE, TUNED, RUNS, CORPUS, "configs", "logs"}
+    what: ClassVar[str] = "tune"
 
-    name: str
-    grid: str
-    axes: Values
-    ranges: Mapping[str, Range]
+    def begin(self, search: "Search", digest: str) -> None:
+        """Make the folders and write tune.json; a folder that has one must have the same search.
+
+        Raises:
+            InputError: the folder has another search.
+        """
+        path = self.path / FILE
+        if path.exists():
+            try:
+                known: Any = from_json(path.read_text(encoding="utf-8"))["digest"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise InputError(f"{path}: damaged; restore it, or name another --out") from error
+            if known != digest:
+                raise InputError(f"{self.path}: holds another search than {search.source} is now; name another --out")
+        for name in (RUNS, "configs", "logs"):
+            make_folder(self.path / name)
+        write_json(path, {"sweep": search.definition.title, "tier": search.tier_name, "digest": digest})
+
+    def write_config(self, name: str, config: Config) -> Path:
+        """Write the settings of a run, and return their file."""
+        with new_file(self.config(name)) as partial:
+            dump(config, partial)
+        return self.config(name)
+
+    def perplexity(self, name: str, round: int) -> float | None:
+        """Return a run's perplexity after a round: infinite if the run diverged, None before it is measured.
+
+        Raises:
+            InputError: the run is damaged.
+        """
+        if not is_run(self.run(name)):
+            return None
+        results = read_run(self.run(name))
+        perplexity = results.of_model(PERPLEXITY.name, round)
+        if perplexity is not None:
+            return perplexity if 0 < perplexity < math.inf else math.inf
+        return math.inf if results.status == "diverged" else None
 
 
 @dataclass(frozen=True)
@@ -118,7 +158,7 @@ class Search:
         at: the part of the tier.
         definition: the sweep.
         tier_name: name of the tier.
-        corpus: folder or URI of the corpus of the search.
+        corpus: folder or URI of the corpus of the search, which may be yet to be made.
     """
 
     source: Path
@@ -138,6 +178,11 @@ class Search:
         """Return the tier, which takes no values of an earlier search."""
         return replace(self.definition.tiers[self.tier_name], tuned=None)
 
+    def open_corpus(self, folder: Path) -> Corpus:
+        """Open the corpus; make it first if it is for this search only, synthetic, and does not exist."""
+        seed = CORPUS_SEED if self.at.corpus_seed is None else self.at.corpus_seed
+        return open_corpus(self.tier, self.corpus, folder, seed)
+
     def planned(self, grid: str, values: Point) -> list[Planned]:
         """Return the runs of a grid that are trained in trials, with these values of settings, to measure utility.
 
@@ -150,24 +195,24 @@ class Search:
                 f"{self.source}: tiers.{self.tier_name}.grids.{grid}: {varied[0]} is an axis of this grid in "
                 f"{self.sweep}, which a search cannot choose; remove it from one of them"
             )
-        overrides = [f"{name}={value!r}" for name, value in values.items()]
         runs = planned_runs(
-            self.definition, self.tier, self.corpus, str(self.sweep), self.tuning.seeds, [grid], overrides
+            self.definition,
+            self.tier,
+            self.corpus,
+            str(self.sweep),
+            seeds=self.tuning.seeds,
+            only=[grid],
+            overrides=[f"{name}={value!r}" for name, value in values.items()],
         )
-        kept = [
-            run
+        return [
+            replace(run, config=measuring_utility(run.config))
             for run in runs
             if all(run.axes[axis] in tried for axis, tried in self.at.at.items() if axis in run.axes)
         ]
-        return [replace(run, config=measuring_utility(run.config)) for run in kept]
 
     def typical(self) -> list[Planned]:
         """Return the runs of all grids with the middle value of each range."""
-        return [
-            run
-            for grid, ranges in self.at.grids.items()
-            for run in self.planned(grid, {name: range_.at(0.5) for name, range_ in ranges.items()})
-        ]
+        return [run for grid, ranges in self.at.grids.items() for run in self.planned(grid, middle(ranges))]
 
     def groups(self) -> list[Group]:
         """Return the groups in the table's order.
@@ -184,17 +229,16 @@ class Search:
         groups, sizes, axes = dict[str, Group](), dict[str, int](), set[str]()
         for grid in names:
             ranges = self.at.grids[grid]
-            middle = {name: range_.at(0.5) for name, range_ in ranges.items()}
-            for run in self.planned(grid, middle):
+            for run in self.planned(grid, middle(ranges)):
                 axes |= set(run.axes)
                 if len(self.tuning.halving) > 1 and run.config.lasting(1).digest != run.config.lasting(2).digest:
                     raise InputError(
                         f"{self.source}: grid {grid} has a schedule that ends with training, so no trial can train on; "
                         f"set halving = [1.0]"
                     )
-                own = {axis: run.axes[axis] for axis in self.tuning.by if axis in run.axes}
-                name = "-".join([grid, *(slug(axis, value) for axis, value in own.items())])
-                groups.setdefault(name, Group(name, grid, own, ranges))
+                shared = {axis: run.axes[axis] for axis in self.tuning.by if axis in run.axes}
+                name = "-".join([grid, *(slug(axis, value) for axis, value in shared.items())])
+                groups.setdefault(name, Group(name, grid, shared, ranges))
                 sizes[name] = sizes.get(name, 0) + 1
         for axis in {*self.tuning.by, *self.at.at} - axes:
             raise InputError(f"{self.source}: {axis}: no axis of {self.sweep}, or `at` leaves no run of a grid")
@@ -207,11 +251,13 @@ class Search:
             )
         return list(groups.values())
 
-    def runs_of(self, group: Group, trial: Trial) -> list[Planned]:
-        """Return the runs of a trial."""
-        runs = self.planned(group.grid, trial.values)
-        own = [run for run in runs if all(run.axes[axis] == value for axis, value in group.axes.items())]
-        return [replace(run, name=f"t{trial.number:02d}-{run.name}") for run in own]
+    def runs_of(self, group: Group, number: int, values: Point) -> list[Planned]:
+        """Return the runs of a trial, by its number and its values."""
+        return [
+            replace(run, name=f"t{number:02d}-{run.name}")
+            for run in self.planned(group.grid, values)
+            if all(run.axes[axis] == value for axis, value in group.axes.items())
+        ]
 
     def is_possible(self, group: Group, values: Point) -> bool:
         """Return whether the settings of a group may have these values."""
@@ -223,16 +269,22 @@ class Search:
 
     def digest(self, runs: Sequence[Planned], train: Split, corpus: str) -> str:
         """Return the digest of the search: its rule and ranges, and the settings and lengths of its first runs."""
-        about = [(run.name, run.config.digest, run.config.rounds_over(run.config.trained_on(train))) for run in runs]
+        entries = [(run.name, run.config.digest, run.config.rounds_over(run.config.trained_on(train))) for run in runs]
         tuning = {name: value for name, value in asdict(self.tuning).items() if name not in {"sweep", "tiers"}}
-        return digest(json.dumps([tuning, asdict(self.at), about, corpus], sort_keys=True, default=str))
+        return digest(json.dumps([tuning, asdict(self.at), entries, corpus], sort_keys=True, default=str))
 
 
-def load(path: Path, tier: str) -> tuple[Tuning, TuningTier, Definition]:
+def load(path: Path, tier: str, folder: Path) -> Search:
     """Read a file for `flsim tune`, and its sweep.
 
+    Args:
+        path: the file.
+        tier: the name of a tier.
+        folder: the folder of the search, in which a synthetic corpus is made.
+
     Raises:
-        InputError: a file is missing or wrong, or has no such tier.
+        InputError: a file is missing or wrong, or has no such tier; an existing corpus is missing, or the corpus of the
+            tier cannot be made from another seed.
     """
     values = toml.read(path)
     if "sweep" not in values:
@@ -240,14 +292,19 @@ def load(path: Path, tier: str) -> tuple[Tuning, TuningTier, Definition]:
     tuning = toml.validate(Tuning, values, str(path))
     if tier not in tuning.tiers:
         raise InputError(f"{path}: has no tier {tier!r}; choose one of {', '.join(tuning.tiers)}")
-    sweep = path.parent / tuning.sweep
+    sweep, at = path.parent / tuning.sweep, tuning.tiers[tier]
     loaded = definition.load(sweep)
-    definition.tier_of(loaded, tier, str(sweep))
-    return tuning, tuning.tiers[tier], loaded
+    sweep_tier = definition.tier_of(loaded, tier, str(sweep))
+    if at.corpus_seed is not None and sweep_tier.corpus.synthetic is None:
+        raise InputError(f"{path}: corpus_seed: the corpus of this tier is not synthetic; name a corpus in its place")
+    corpus = corpus_of(sweep_tier, sweep, folder) if at.corpus is None else located(at.corpus, path.parent)
+    if at.corpus is not None and isinstance(corpus, Path) and not corpus.exists():
+        raise InputError(f"{corpus}: no such corpus; name another one in {path}")
+    return Search(path, tuning, at, loaded, tier, corpus)
 
 
 def measuring_utility(config: Config) -> Config:
-    """Return the settings of a trial's run: one measurement, at the end, of utility alone.
+    """Return the settings of a trial's run: one measurement, at the end, of utility only.
 
     Canaries are planted as in the sweep: users whose records repeat one phrase make training less stable, and rates
     that were chosen without them made runs with them diverge.
@@ -265,22 +322,7 @@ def shortened(config: Config, share: float, train: Split) -> tuple[Config, int]:
     return config.lasting(rounds), rounds
 
 
-def loss_after(folder: Path, round: int) -> float | None:
-    """Return the logarithm of a run's perplexity after a round: infinite where it diverged, None before it is measured.
-
-    Raises:
-        InputError: the run is damaged.
-    """
-    if not is_run(folder):
-        return None
-    results = read_run(folder)
-    perplexity = results.of_model(PERPLEXITY.name, round)
-    if perplexity is not None:
-        return math.log(perplexity) if 0 < perplexity < math.inf else math.inf
-    return math.inf if results.status == "diverged" else None
-
-
-def to_text(tuned: Tuned) -> str:
+def to_text(tuned: TuningOutcome) -> str:
     """Return the chosen values as a table of at most 80 columns, with how they were chosen."""
     rows = [(group, name) for group in tuned.groups for name in group.values]
     tried = [sorted({trial.values[name] for trial in group.trials}) for group, name in rows]

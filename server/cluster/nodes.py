@@ -29,7 +29,7 @@ Node = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class About:
+class Environment:
     """The code, files and processor of a node.
 
     Attributes:
@@ -48,16 +48,16 @@ class About:
     trouble: str = ""
 
 
-def about(run: Path, corpus: Path | str) -> About:
+def environment_of(run: Path, corpus: Path | str) -> Environment:
     """Return the code, files and processor of this node; a corpus in an object store is fetched."""
     try:
         settings = load(run / "config.toml").digest  # not of the file, which a run that begins replaces
     except (InputError, OSError):
         settings = None
     try:
-        return About(versions(), processor(), settings, Corpus.open(corpus).digest)
+        return Environment(versions(), processor(), settings, Corpus.open(corpus).digest)
     except InputError as error:
-        return About(versions(), processor(), settings, None, in_one_line(error))
+        return Environment(versions(), processor(), settings, None, in_one_line(error))
 
 
 class Nodes:
@@ -75,7 +75,7 @@ class Nodes:
                 and sees these files, and is not asked: a process that answers takes as long to start as a client.
         """
         self._paths = run.resolve(), located(corpus)
-        self._own = about(*self._paths)
+        self._local = environment_of(*self._paths)
         self._asked: dict[ray.ObjectRef, str] = {}  # node by its future reply
         self._known = {node: str(what["NodeManagerAddress"]) for node, what in _alive().items() if is_local}
         self._good = {*self._known}
@@ -120,7 +120,7 @@ class Nodes:
         for node in alive.keys() - self._known.keys():
             self._known[node] = alive[node]["NodeManagerAddress"]
             on_node = NodeAffinitySchedulingStrategy(node, soft=False)
-            task = ray.remote(about).options(num_cpus=0, scheduling_strategy=on_node)
+            task = ray.remote(environment_of).options(num_cpus=0, scheduling_strategy=on_node)
             self._asked[task.remote(*self._paths)] = node
 
     def _answers(self) -> list[tuple[str, str]]:
@@ -142,29 +142,28 @@ class Nodes:
             answers.append((node, why))
         return answers
 
-    def _differs(self, node: str, theirs: About) -> str:
+    def _differs(self, node: str, remote: Environment) -> str:
         """Return in what a node differs, for a sentence that begins with the node; empty where it does not."""
-        ours, (run, corpus) = self._own, self._paths
-        names = sorted(
-            name for name in {*ours.versions, *theirs.versions} if ours.versions.get(name) != theirs.versions.get(name)
-        )
+        local, (run, corpus) = self._local, self._paths
+        both = {*local.versions, *remote.versions}
+        names = sorted(name for name in both if local.versions.get(name) != remote.versions.get(name))
         if names:
             return "has " + ", ".join(
-                f"{name} {_short(theirs, name)} where this process has {_short(ours, name)}" for name in names
+                f"{name} {_short(remote, name)} where this process has {_short(local, name)}" for name in names
             )
-        if theirs.corpus is None and is_uri(corpus):
-            return f"does not see the corpus {corpus} ({theirs.trouble}); {REACH}"
+        if remote.corpus is None and is_uri(corpus):
+            return f"does not see the corpus {corpus} ({remote.trouble}); {REACH}"
         for seen, expected, what, path in (
-            (theirs.run, ours.run, "run folder", run),
-            (theirs.corpus, ours.corpus, "corpus", corpus),
+            (remote.run, local.run, "run folder", run),
+            (remote.corpus, local.corpus, "corpus", corpus),
         ):
             if seen is None:
                 return f"does not see the {what} {path}; {SHARE}"
             if seen != expected:
                 return f"sees another {what} at {path}; {SHARE}"
-        if theirs.processor != ours.processor:
+        if remote.processor != local.processor:
             say(
-                f"{self._name(node)} has another processor ({theirs.processor}) than this machine ({ours.processor}): "
+                f"{self._name(node)} has another processor ({remote.processor}) than this machine ({local.processor}): "
                 "results may differ in their last bits from a run on equal ones"
             )
         return ""
@@ -182,7 +181,7 @@ def _size(node: Node) -> str:
     return f"{resources.get('CPU', 0):g} CPUs, {resources.get('GPU', 0):g} GPUs"
 
 
-def _short(about: About, name: str) -> str:
+def _short(environment: Environment, name: str) -> str:
     """Return a version; for flsim's code, the beginning of its digest."""
-    version = about.versions.get(name, "nothing")
+    version = environment.versions.get(name, "nothing")
     return version[:12] if name == "flsim" else version

@@ -1,33 +1,46 @@
-"""A Ray cluster for the time of a run; no other file starts Ray or joins a cluster."""
+"""A Ray cluster for the time of a run; no other file starts Ray or joins a cluster.
+
+A start is refused without room for Ray. Ray's processes on this machine are watched: if one is killed, Ray's calls wait
+for long, or for ever. Ray does not report that its raylet is gone: a round would wait for all of `system.deadline`. So
+a thread checks, and ends this process as SIGKILL would; of all ends of a run, tests cover that one best.
+"""
 
 import ctypes
 import importlib.util
 import io
 import logging
 import os
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, chdir, contextmanager, redirect_stdout
 from pathlib import Path
 
+import psutil
 import ray
 
-from flsim.base.errors import InputError, Interrupted, first_line
+from flsim.base.errors import InputError, Interrupted, RunFailed, first_line
+from flsim.base.logs import log
 from flsim.base.progress import say
 from flsim.base.versions import PACKAGES
-from server.cluster import internals
-from server.cluster.ray_start import refuse_without_room, starting
-from server.cluster.watch import watched
+from server.cluster import causes, internals
 from server.stopping import no_signal_lost
 
 START_DEADLINE = 60.0  # seconds until a head answers, or until it has ended
 NO_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # a frame of HTTP/2: length, type, flags, stream
-LOOK = 0.1  # seconds between two checks of a head that starts
+ROOM = 1 << 20  # bytes: a short run writes a quarter of it, and without room Ray waits for itself
+THREADS = 300  # a run of two clients and an evaluator has 250; with a few less Ray hangs within a call, for ever
+FILES = 100  # open at once in one process: the raylet of a run of two clients and an evaluator has 70
+MAKE_ROOM = "make room there, or set RAY_TMPDIR to another folder"
+START_GRACE = 2.0  # seconds in which Ray may report that one of its processes has ended while it starts
+GRACE = 5.0  # seconds before the exit: a signal to all processes asks for a checkpoint of the last round
+LOOK = 0.1  # seconds between two checks of Ray's processes
 # Loaded here: in a child of a process with threads a lock of the loader may be held for ever.
 PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
@@ -232,3 +245,154 @@ class _RayMessages(io.TextIOBase):
         for line in lines:
             say(line)
         return len(text)
+
+
+@contextmanager
+def starting() -> Iterator[None]:
+    """Watch a start of Ray within the block.
+
+    Ray would wait for half a minute for a process of its own that ends meanwhile, in a call that nothing interrupts. So
+    a thread watches those processes, reports why one has ended, and ends this process with exit code 1.
+
+    Raises:
+        RunFailed: Ray does not start; the message says why, and what to do.
+    """
+    folder = internals.temporary_folder()
+    refuse_without_room(folder)
+    _refuse_without_files()
+    _refuse_without_threads()
+    over = threading.Event()
+    thread = threading.Thread(target=_watch_start, args=(folder, over), daemon=True)
+    thread.start()
+    try:
+        yield
+    except Exception as error:  # Ray raises bare ones, too
+        raise RunFailed(_failure(folder, first_line(error))) from error
+    finally:
+        over.set()
+        thread.join()
+
+
+def refuse_without_room(folder: Path) -> None:
+    """Raise RunFailed where Ray's temporary folder cannot be made, or its filesystem is full."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        free = shutil.disk_usage(folder).free
+    except OSError as error:
+        raise RunFailed(f"{folder}: Ray cannot use it ({error.strerror}); set RAY_TMPDIR to another folder") from error
+    if free < ROOM:
+        raise RunFailed(f"{folder}: Ray needs {ROOM:,} bytes there, and {free:,} are left; {MAKE_ROOM}")
+
+
+def _refuse_without_files() -> None:
+    """Raise RunFailed if Ray's processes could not open their files; its raylet would end while clients start."""
+    if 0 <= (most := causes.most_files()) < FILES:  # no limit is -1
+        raise RunFailed(
+            f"Ray's processes need {FILES} open files each, and `ulimit -n` is {most}: there would "
+            f"be too many open files; raise the limit (`ulimit -n 1024`), or run without Ray "
+            f"(--in-process)"
+        )
+
+
+def _refuse_without_threads() -> None:
+    """Raise RunFailed where Ray could not start its threads; they are tried, as limits are of many kinds."""
+    over, threads = threading.Event(), list[threading.Thread]()
+    try:
+        for _ in range(THREADS):
+            thread = threading.Thread(target=over.wait, daemon=True)
+            thread.start()
+            threads.append(thread)
+    except RuntimeError as error:
+        raise RunFailed(
+            f"a run needs some {THREADS} threads on this machine, and may not start them ({causes.limits()}); "
+            f"raise the limit"
+        ) from error
+    finally:
+        over.set()
+        for thread in threads:
+            thread.join()
+
+
+def _failure(folder: Path, reason: str) -> str:
+    """Return the message for a start that failed: the cause in Ray's logs, or else the reason that Ray gave."""
+    if "AF_UNIX path length" in reason:
+        reason = f"{folder} is too long a path for its sockets; set RAY_TMPDIR to a shorter one, such as /tmp"
+    else:
+        logs = [path for session in folder.glob(f"session_*_{os.getpid()}") for path in (session / "logs").glob("*.*")]
+        reason = causes.named_in(reason, *logs) or causes.memory_that_ran_out() or reason
+    return f"Ray does not start on this machine: {reason}"
+
+
+def _watch_start(folder: Path, over: threading.Event) -> None:
+    while not over.wait(LOOK):
+        ended = next((process for process in _of_ray() if not is_alive(process)), None)
+        if ended is not None:
+            if over.wait(START_GRACE):
+                return
+            say(f"flsim: {_failure(folder, f'its {ended.name()} has ended')}")
+            os._exit(1)
+
+
+def _of_ray() -> list[psutil.Process]:
+    """Return the control store and the raylet that this process has started, even where they have ended."""
+    return [child for child in psutil.Process().children() if child.name() in ("gcs_server", "raylet")]
+
+
+@contextmanager
+def watched() -> Iterator[None]:
+    """End this process, with exit code 1, where Ray ends on this machine before the block does.
+
+    Without a raylet no result comes, and no call fails; without the control store any thread may be inside a call of
+    Ray for a minute. So no thread is asked to stop: the process ends as if it had been killed, and `--resume` continues
+    the run. Ray ends it without a word where a thread calls the raylet before this one looks: with the same exit code.
+    On other machines Ray may end: a run continues without those nodes.
+    """
+    over = threading.Event()
+    thread = threading.Thread(target=_watch, args=(_processes(), over), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
+
+
+def _processes() -> list[psutil.Process]:
+    """Return the raylet of this machine, and the control store where it is on this machine, without hidden ones."""
+    arguments = internals.arguments_of_own_processes()
+    return [
+        process
+        for process in psutil.process_iter(["name", "cmdline"])
+        if process.info["name"] in ("raylet", "gcs_server") and arguments.intersection(process.info["cmdline"] or ())
+    ]
+
+
+def _watch(processes: list[psutil.Process], over: threading.Event) -> None:
+    while not over.wait(LOOK):
+        ended = next((process for process in processes if not is_alive(process)), None)
+        if ended is not None:
+            try:  # at once: Ray itself may end this process within the grace, without a word
+                reason = f"Ray's {ended.info['name']} on this machine has ended{_cause(ended.info['name'])}"
+                log.error("failed", extra={"reason": reason})
+                say(f"flsim: {reason}; `flsim run --resume` continues from the newest checkpoint")
+            finally:  # without memory the message may fail, and the process must end all the same
+                if not over.wait(GRACE):
+                    os._exit(1)
+            return
+
+
+def _cause(name: str) -> str:
+    """Return the cause of the end of one of Ray's processes, from its logs, after a colon; empty if none is logged."""
+    folder = internals.logs_folder()
+    cause = causes.named_in(*folder.glob(f"{name}.*")) if folder else None
+    return f": {cause}" if cause else ""
+
+
+def is_alive(process: psutil.Process) -> bool:
+    """Return whether a process lives, as far as can be seen; True where memory or descriptors do not suffice to see."""
+    try:
+        return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+    except (MemoryError, OSError, psutil.Error):
+        return True

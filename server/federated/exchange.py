@@ -1,4 +1,4 @@
-"""The exchange of a round's requests and replies as Flower messages.
+"""The exchange of a round's requests and replies as Flower messages, and the causes of its failures.
 
 It is not Flower's Strategy, which averages the replies that came; here a missing reply fails the run.
 """
@@ -8,18 +8,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
+import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flsim.algorithms.rounds import RoundRequest
 from flsim.algorithms.summation import BranchReply, Reply, ShardReply, branches
-from flsim.base.errors import RunFailed
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.extensions import parts
 from flsim.base.logs import log
 from flsim.base.progress import say
+from flsim.runs.config.own_code import names_in
+from flsim.runs.folder import Run
 from flsim.training.update import UpdateSum
 from flsim.wire import Address, decode_delta, decode_reply, encode_requests
 from server.federated.deadline import Deadline
-from server.federated.failures import ShardFailed
 from server.pool.client import sum_request
 from server.pool.flower import OWN_CODE_FAILED
 from server.stopping import Stop
@@ -28,7 +31,22 @@ POLL = 0.005  # seconds, at first; Grid.send_and_receive would sleep 0.1
 START_POLL = 0.02  # while client processes start, which need the processor
 PATIENT_POLL = 0.1  # seconds, where replies take long
 NODES_DEADLINE = 600.0  # seconds, as an evaluator has: a machine that is busy with other work starts none for minutes
+WITNESSES = 3  # users that are tried in addition to the one that fails alone
 WORTH_SAYING = 60.0  # seconds without a client until a message says so
+
+
+class ShardFailed(RunFailed):
+    """A shard failed in all attempts, or in one by a user's own code, which would fail again.
+
+    Attributes:
+        request: the request to the shard.
+        is_own_code: whether an error of a user's own code is the reason.
+    """
+
+    def __init__(self, request: RoundRequest, times: int, reason: str, is_own_code: bool = False) -> None:
+        failed = "failed with" if is_own_code else f"failed {times} times, last with"
+        super().__init__(f"round {request.round + 1}: shard {request.shard} {failed}: {reason}")
+        self.request, self.is_own_code = request, is_own_code
 
 
 @dataclass(frozen=True)
@@ -68,7 +86,7 @@ class Exchange:
             Interrupted: `stop` was set.
         """
         self.stop.check()
-        exchanged = _Exchanged(asked, self.branch)
+        exchanged = _RoundExchange(asked, self.branch)
         yield from self._attempt(asked, partial(self.deadline.of_attempt, 0, self.retries), exchanged)
         for attempt in range(self.retries):
             if not exchanged.failures or exchanged.is_own_code:
@@ -86,13 +104,13 @@ class Exchange:
 
     def send_once(self, request: RoundRequest) -> dict[int, str]:
         """Make one attempt at one request; return the reason by shard where it failed, else nothing."""
-        exchanged = _Exchanged([request], self.branch)
+        exchanged = _RoundExchange([request], self.branch)
         for _ in self._attempt([request], lambda: self.deadline.patience, exchanged):
             pass
         return exchanged.failures
 
     def _attempt(
-        self, asked: Sequence[RoundRequest], limit: Callable[[], float], exchanged: "_Exchanged"
+        self, asked: Sequence[RoundRequest], limit: Callable[[], float], exchanged: "_RoundExchange"
     ) -> Iterator[Reply]:
         """Make one attempt, once clients run, and yield replies.
 
@@ -166,7 +184,7 @@ class _Pending:
     branch: int | None = None
 
 
-class _Exchanged:
+class _RoundExchange:
     """The state of the exchange of a round.
 
     Attributes:
@@ -228,3 +246,69 @@ def wait_for_nodes(grid: Grid, shards: int, stop: Stop, seconds: float) -> list[
             is_told = True
         time.sleep(START_POLL)
     return nodes[:shards]
+
+
+def explain(run: Run, failed: ShardFailed, ask: Callable[[RoundRequest], dict[int, str]]) -> RunFailed:
+    """Return the error to raise for a shard that keeps failing.
+
+    Args:
+        run: the run.
+        failed: the shard's request, and how it failed.
+        ask: function that makes one attempt at a request and returns the reasons of failure, by shard.
+    """
+    try:
+        run.verify()
+    except InputError as error:
+        file, _, _ = str(error).partition(": ")
+        return RunFailed(str(failed) if f"{file}: " in str(failed) else f"{failed}; {error}")
+    if failed.is_own_code or any(f"{parts(name)[0]}:" in str(failed) for name in names_in(run.config)):
+        return RunFailed(str(failed))  # an error of the user's own code, which no single user of the population causes
+    say(
+        f"{run.name}: {failed}; searching for the user whose records cause it",
+        round=failed.request.round + 1,
+        shard=failed.request.shard,
+    )
+
+    def fails(users: Sequence[int]) -> bool:
+        return bool(ask(replace(failed.request, users=failed.request.users[list(users)])))
+
+    place = culprit(range(len(failed.request.users)), fails)
+    if place is None:
+        return RunFailed(f"{failed}; no single one of its users is the cause; `flsim run --resume` tries again")
+    user = int(failed.request.users[place])
+    others = others_than(user, failed.request.users.tolist(), len(run.users))
+    if all(ask(replace(failed.request, users=np.array([other]))) for other in others):
+        return RunFailed(f"{failed}; other users alone fail it too, so the cause is none of them")
+    return RunFailed(
+        f"{failed}; user {user} ({run.users.name(user)}) alone fails it too: leave that user out of the corpus, "
+        f"or give clients more memory"
+    )
+
+
+def others_than(user: int, cohort: Sequence[int], population: int) -> list[int]:
+    """Return a few other users: of the cohort, or of the population where the cohort has no other.
+
+    A user who fails alone is to blame only if one of them passes.
+
+    >>> others_than(5, [2, 5, 7, 9, 11], 40)
+    [2, 7, 9]
+    >>> others_than(39, [39], 40)
+    [0, 1, 2]
+    """
+    others = [other for other in cohort if other != user]
+    neighbours = [(user + step) % population for step in range(1, min(1 + WITNESSES, population))]
+    return (others or neighbours)[:WITNESSES]
+
+
+def culprit(users: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> int | None:
+    """Return one of `users` that fails on its own, by halving; None where there is none, or where no user fails too.
+
+    >>> culprit(range(8), lambda users: 5 in users)
+    5
+    """
+    if fails([]):
+        return None
+    while len(users) > 1:
+        half = users[: len(users) // 2]
+        users = half if fails(half) else users[len(half) :]
+    return users[0] if users and fails(users) else None

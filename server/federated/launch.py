@@ -1,26 +1,36 @@
-"""The launch of a federated run on a Ray cluster: client processes on its machines, the rounds in this process."""
+"""The launch of a federated run: on a Ray cluster, with client processes on its machines, or in this process."""
 
-from collections.abc import Sequence
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from itertools import count
 
 import torch
+from flwr.app import Error, Message
 
 from flsim.base.errors import InputError
+from flsim.base.logs import log
 from flsim.base.progress import say
+from flsim.privacy.sampling import shard_ranges
 from flsim.runs.config import SystemHParams
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.hparams import Precision
+from server.cluster.causes import one_line
 from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where
 from server.federated import rounds
-from server.federated.in_process import InProcessGrid
-from server.federated.layout import Layout, client_gpu_shares, lay_out
 from server.federated.rounds import with_shards
-from server.pool.grid import ClientShare, ray_grid
-from server.pool.in_process import EvaluationInProcess
+from server.pool.client import app_named
+from server.pool.evaluations import EvaluationInProcess
+from server.pool.flower import ShardGrid, code_of, log_fields
+from server.pool.grid import ClientShare, places, ray_grid
+from server.pool.shares import gpu_shares
 from server.stopping import Stop, stopping
 
 APP = "clients.app:app"  # by name, as server and clients know nothing of each other but messages
+ROUNDING = 1e-4  # of a GPU, the smallest share that Ray counts
+RUNS = count(1)  # Flower's numbers of this process' runs
 
 
 def simulate(
@@ -50,7 +60,8 @@ def simulate(
         run = with_shards(run, sum(share.fits(node) for node in nodes()))
         shards = run.federated.system.known_shards
         say_what_stays_idle(run.name, share, shards, nodes(), cpus)
-        evaluation_gpus = gpus_of_evaluators(run.name, system, lay_out(system, nodes(), shards, len(run.users)))
+        shard_ranges(len(run.users), shards)  # refuses more shards than users
+        evaluation_gpus = gpus_of_evaluators(run.name, system, nodes(), shards)
         refuse_tf32_without_gpu(run.federated.local.precision, client_gpus)
         machines = Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None)
         machines.check()
@@ -87,11 +98,11 @@ def _warn_of_capped_canaries(run: Run) -> None:
     cap = run.federated.local.max_records
     if cap is None:
         return
-    beyond, kept = run.users.copies_beyond(cap)
+    beyond, trained = run.users.copies_beyond(cap)
     if beyond:
         say(
             f"local.max_records = {cap} leaves out records, canaries too: of {beyond:,} copies that users with more "
-            f"records hold, {kept:,.0f} would be trained on in a round of all users"
+            f"records hold, {trained:,.0f} would be trained on in a round of all users"
         )
 
 
@@ -102,30 +113,71 @@ def _say_canary_users(run: Run) -> None:
         say(f"{run.name}: {audit.cost(len(run.users))}")
 
 
-def gpus_of_evaluators(name: str, system: SystemHParams, layout: Layout) -> float:
-    """Return the GPUs of an evaluator; say where clients leave evaluators none, so that they run on CPUs.
+def client_gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
+    """Return the GPUs of a client and of an evaluator, on nodes with these numbers of GPUs.
+
+    Nodes are filled with clients by their totals, whatever else runs on them. So one client per GPU takes a little less
+    than the whole GPU, and the rest is for the evaluators, which need no CPU.
+    """
+    return gpu_shares(system.gpus_per_client, system.gpus_for_evaluation, system.evaluators, any(gpus))
+
+
+def gpus_of_evaluators(name: str, system: SystemHParams, resources: Sequence[dict[str, float]], shards: int) -> float:
+    """Return the GPUs of an evaluator; 0 if clients leave evaluators no share and no setting puts them on GPUs.
+
+    Client processes start on the node with most room, as in `server.pool.grid.RayGrid`. Ray chooses among the GPUs of a
+    node, and fills one before the next. Evaluators take what remains.
 
     Args:
         name: name of the run.
         system: the settings of processes and their shares.
-        layout: the layout of the run.
+        resources: "CPU" and "GPU" of each node, as Ray reports them.
+        shards: number of shards.
 
     Raises:
         InputError: the settings ask for evaluators on GPUs, and clients leave them no room. An evaluator without room
             would be ordered again and again, and its evaluation would fail.
     """
-    if layout.evaluators < system.evaluators:
+    gpus = [node.get("GPU", 0.0) for node in resources]
+    client, evaluator = client_gpu_shares(system, gpus)
+    share = ClientShare(system.cpus_per_client, client)
+    clients = places(dict(enumerate(map(share.fits, resources))), shards)
+    started = 0
+    for node, gpus_of_node in enumerate(gpus):
+        free = [1.0] * int(gpus_of_node)
+        take_gpus(free, client, clients.count(node))
+        started += take_gpus(free, evaluator, system.evaluators - started)
+    if not evaluator or started == system.evaluators:
+        return evaluator
+    if system.gpus_for_evaluation is not None:
         raise InputError(
-            f"clients of system.gpus_per_client = {layout.client_gpus:g} leave GPUs for {layout.evaluators} of "
-            f"{system.evaluators} evaluators of system.gpus_for_evaluation = {layout.evaluator_gpus:g}; lower one of "
-            f"the two, or set gpus_for_evaluation to 0 to evaluate on CPUs"
+            f"clients of system.gpus_per_client = {client:g} leave GPUs for {started} of {system.evaluators} "
+            f"evaluators of system.gpus_for_evaluation = {evaluator:g}; lower one of the two, or set "
+            f"gpus_for_evaluation to 0 to evaluate on CPUs"
         )
-    if layout.gpus and not layout.evaluator_gpus and system.gpus_for_evaluation is None:
-        say(
-            f"{name}: clients of system.gpus_per_client = {layout.client_gpus:g} hold all GPUs, so evaluators run on "
-            f"CPUs; leave gpus_per_client unset to evaluate on GPUs"
-        )
-    return layout.evaluator_gpus
+    say(
+        f"{name}: clients of system.gpus_per_client = {client:g} hold all GPUs, so evaluators run on CPUs; leave "
+        f"gpus_per_client unset to evaluate on GPUs"
+    )
+    return 0.0
+
+
+def take_gpus(free: list[float], share: float, processes: int) -> int:
+    """Give processes a share of one GPU each, or whole GPUs; return the number of processes that found theirs.
+
+    Args:
+        free: the share of each GPU that no process holds, which is changed.
+        share: GPUs of a process; 0 takes none.
+        processes: number of processes.
+    """
+    needed = max(1, round(share))  # GPUs of a process
+    for started in range(processes):
+        fitting = [index for index, room in enumerate(free) if room >= min(share, 1.0) - ROUNDING][:needed]
+        if not share or len(fitting) < needed:
+            return started
+        for index in fitting:
+            free[index] -= min(share, 1.0)
+    return processes
 
 
 def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
@@ -163,3 +215,58 @@ def _refuse_what_does_not_fit(share: ClientShare) -> None:
             f"a client needs {share.cpus:g} CPUs and {share.gpus:g} GPUs; no Ray node has them; lower "
             f"system.cpus_per_client or system.gpus_per_client"
         )
+
+
+class InProcessGrid(ShardGrid):
+    """A grid that answers one message at each call of `pull_messages`, in the order in which they were pushed.
+
+    ClientApp and messages are those of `server.pool.grid.RayGrid`, and so are results, bit for bit.
+
+    Args:
+        app: Flower's ClientApp as ``module:attribute``.
+        shards: number of Flower nodes.
+    """
+
+    def __init__(self, app: str, shards: int) -> None:
+        super().__init__(shards, run_id=next(RUNS))
+        self._app = app_named(app)
+        self._waiting = deque[Message]()
+
+    def get_node_ids(self) -> list[int]:
+        """Return all nodes."""
+        return list(range(self._shards))
+
+    def push_messages(self, messages: Iterable[Message]) -> list[str]:
+        """Queue messages. A newer message to a node replaces an unanswered one."""
+        pushed = [self._numbered(message) for message in messages]
+        nodes = {message.metadata.dst_node_id for message in pushed}
+        earlier = [message for message in self._waiting if message.metadata.dst_node_id not in nodes]
+        self._waiting = deque([*earlier, *pushed])
+        return [message.metadata.message_id for message in pushed]
+
+    def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
+        """Answer the first of these messages that waits, and return its reply; nothing where none waits."""
+        # One at a time: the sums of many shards need not fit into memory at once, and a signal waits for one shard.
+        asked = {*message_ids}
+        message = next((message for message in self._waiting if message.metadata.message_id in asked), None)
+        if message is None:
+            return []
+        self._waiting.remove(message)
+        return [self._reply(message)]
+
+    def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
+        """Answer messages until `timeout` seconds are over, and return the replies."""
+        until, ids = time.monotonic() + (float("inf") if timeout is None else timeout), self.push_messages(messages)
+        replies: list[Message] = []
+        while len(replies) < len(ids) and time.monotonic() < until:
+            replies += self.pull_messages(ids)
+        return replies
+
+    def _reply(self, message: Message) -> Message:
+        """Return the app's reply, or an error with its reason, as a client process would."""
+        try:
+            return self._app(message, self._context(message.metadata.dst_node_id))
+        except Exception as error:  # whatever it is, the shard is asked again, and then it fails the run
+            reason = one_line(error)
+            log.warning("client failed", extra=log_fields(message) | {"failure": "client raised", "reason": reason})
+            return Message(Error(code_of(error), reason), reply_to=message)

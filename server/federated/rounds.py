@@ -26,9 +26,8 @@ from flsim.training.state import State
 from flsim.training.update import UpdateSum
 from flsim.wire import Address
 from server.federated.deadline import Deadline
-from server.federated.exchange import NODES_DEADLINE, Exchange, wait_for_nodes
-from server.federated.failures import ShardFailed, explain
-from server.pool.in_process import EvaluationInProcess
+from server.federated.exchange import NODES_DEADLINE, Exchange, ShardFailed, explain, wait_for_nodes
+from server.pool.evaluations import EvaluationInProcess
 from server.stopping import Stop
 from server.supervision import Evaluations, keep, supervised
 

@@ -171,11 +171,11 @@ class EvaluationService:
         """
         until = time.monotonic() + timeout
         ended = self.poll(run)
-        while self.pending(run) and (left := until - time.monotonic()) > 0:
+        while self.pending(run) and (seconds := until - time.monotonic()) > 0:
             with self._lock:
                 replies = [actor.reply for actor, _ in self._pool.busy()]
             if replies:  # several runs may share the pool: any reply moves the queue on
-                ray.wait(replies, timeout=min(LOOK, left))
+                ray.wait(replies, timeout=min(LOOK, seconds))
             ended += self.poll(run)
         return ended
 
@@ -277,12 +277,66 @@ class EvaluationService:
         took: tuple[float, float, float] | None = None,
     ) -> None:
         seconds, ended, cpu = took or (time.monotonic() - actor.since, time.time(), None)
-        about = Evaluation(job.checkpoint.name, outcome, job.attempt, round(seconds, 3), round(ended, 3), cpu, reason)
-        log_evaluation(job.run, about)
+        name, seconds, ended = job.checkpoint.name, round(seconds, 3), round(ended, 3)
+        evaluation = Evaluation(name, outcome, job.attempt, seconds, ended, cpu, reason)
+        log_evaluation(job.run, evaluation)
         if outcome != "retried":
-            self._ended.setdefault(job.run, []).append(about)
+            self._ended.setdefault(job.run, []).append(evaluation)
 
 
 def _refuse_without_ray() -> None:
     if not ray.is_initialized():  # a call into Ray would start another Ray
         raise RunFailed("evaluation needs Ray, which is not initialised in this process")
+
+
+class EvaluationInProcess:
+    """A service like `EvaluationService`, without Ray, which evaluates a checkpoint when it is submitted.
+
+    Args:
+        work: see `EvaluationService`.
+    """
+
+    def __init__(self, work: Work) -> None:
+        self._work = work
+        self._ended: list[Evaluation] = []
+
+    def pending(self, run: Path) -> int:  # noqa: ARG002 (the interface of a service for several runs)
+        """Return the number of submissions whose outcome no `poll` or `drain` has returned."""
+        return len(self._ended)
+
+    def submit(self, run: Path, checkpoint: Path) -> bool:
+        """Evaluate a checkpoint, and return True; a failure is the outcome."""
+        began, cpu, threads = time.monotonic(), time.process_time(), torch.get_num_threads()
+        torch.set_num_threads(1)  # as in evaluators, which gives the same bits
+        outcome: Outcome = "stored"
+        reason = None
+        try:
+            self._work(run, checkpoint)
+        except Diverged as error:
+            outcome, reason = "diverged", str(error)
+        except Exception as error:  # whatever it is, training goes on
+            outcome, reason = "failed", str(error) or repr(error)
+        finally:
+            torch.set_num_threads(threads)
+        seconds, spent = time.monotonic() - began, time.process_time() - cpu
+        evaluation = Evaluation(checkpoint.name, outcome, 1, round(seconds, 3), round(time.time(), 3), spent, reason)
+        log_evaluation(run, evaluation)
+        self._ended.append(evaluation)
+        return True
+
+    def poll(self, run: Path) -> list[Evaluation]:  # noqa: ARG002
+        """Return the outcomes since the last call."""
+        ended, self._ended = self._ended, []
+        return ended
+
+    def drain(self, run: Path, timeout: float = math.inf) -> list[Evaluation]:  # noqa: ARG002 (nothing is waited for)
+        """Return outcomes like `poll`."""
+        return self.poll(run)
+
+    def forget(self, run: Path) -> None:  # noqa: ARG002
+        """Drop outcomes that were not asked for."""
+        self._ended.clear()
+
+    def close(self) -> None:
+        """Drop outcomes that were not asked for."""
+        self._ended.clear()

@@ -14,7 +14,7 @@ CLIENT_FAILED = 0  # Flower's code of an error without a code of its own
 OWN_CODE_FAILED = 1_000  # an error of a user's own code, which another attempt meets again; Flower's codes are below
 
 
-def about(message: Message) -> dict[str, Any]:
+def log_fields(message: Message) -> dict[str, Any]:
     """Return the round and shard of a message for the log."""
     return {"round": int(message.metadata.group_id or 0), "shard": int(message.metadata.dst_node_id)}
 

@@ -8,8 +8,8 @@ ServerApp are the same on Flower's own runtimes, and results are equal bit for b
 """
 
 import time
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -25,8 +25,7 @@ from server.cluster.causes import reason_of
 from server.cluster.nodes import Nodes
 from server.pool.actors import Actor, Actors
 from server.pool.client import Client, apart, summed_nodes
-from server.pool.flower import CLIENT_FAILED, ShardGrid, code_of
-from server.pool.jobs import Held, Job, nearest
+from server.pool.flower import CLIENT_FAILED, ShardGrid, code_of, log_fields
 
 LOOK = 1.0  # seconds between two checks of the machines
 PATIENCE = 20.0  # seconds in which all processes start once the first one has
@@ -59,12 +58,57 @@ def places(room: Mapping[Machine, int], processes: int) -> list[Machine]:
         room: number of processes that each machine still has room for.
         processes: largest number of processes.
     """
-    left, machines = dict(room), list[Machine]()
-    while len(machines) < processes and any(count > 0 for count in left.values()):
-        machine = max(left, key=lambda id_: left[id_])
-        left[machine] -= 1
+    free, machines = dict(room), list[Machine]()
+    while len(machines) < processes and any(count > 0 for count in free.values()):
+        machine = max(free, key=lambda id_: free[id_])
+        free[machine] -= 1
         machines.append(machine)
     return machines
+
+
+@dataclass(frozen=True)
+class RemoteArrays:
+    """Arrays of a reply that stay on the machine that made them."""
+
+    arrays: ObjectRef
+    machine: str | None
+
+
+@dataclass(eq=False)
+class Job:
+    """A message, and the arrays that belong to it.
+
+    Attributes:
+        message: the request, without its arrays.
+        arrays: references to its arrays, by name.
+        parts: the held arrays that it asks to add; none for a message to the ClientApp.
+        replied: reference to the arrays of the reply, once the message is sent.
+    """
+
+    message: Message
+    arrays: Mapping[str, ObjectRef]
+    parts: Sequence[RemoteArrays]
+    replied: ObjectRef | None = None
+
+    @property
+    def id(self) -> str:
+        return str(self.message.metadata.message_id)
+
+    @property
+    def node(self) -> int:
+        return int(self.message.metadata.dst_node_id)
+
+    @property
+    def log_fields(self) -> dict[str, Any]:
+        """Return the round and shard for the log."""
+        return log_fields(self.message)
+
+
+def nearest(idle: list[Actor[Job]], parts: Sequence[RemoteArrays]) -> list[Actor[Job]]:
+    """Return those of idle processes on the machine that holds most of the arrays."""
+    on = Counter(part.machine for part in parts)
+    most = max(on[process.machine] for process in idle)
+    return [process for process in idle if on[process.machine] == most]
 
 
 class RayGrid(ShardGrid):
@@ -98,7 +142,7 @@ class RayGrid(ShardGrid):
         self._processes = Actors[Job]()
         self._waiting: deque[Job] = deque()
         self._replies: dict[str, tuple[Job, Message]] = {}
-        self._held: dict[int, Held] = {}
+        self._held: dict[int, RemoteArrays] = {}
         self._served_by: dict[int, Actor[Job]] = {}  # the last process of each node
         self._patient_until: float | None = None
         self._looked, self._failed_starts = -LOOK, 0
@@ -149,12 +193,13 @@ class RayGrid(ShardGrid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Push messages and wait for all replies, or those that come within `timeout` seconds."""
-        until, left = time.monotonic() + (float("inf") if timeout is None else timeout), self.push_messages(messages)
+        until = time.monotonic() + (float("inf") if timeout is None else timeout)
+        unanswered = self.push_messages(messages)
         replies: list[Message] = []
-        while left and time.monotonic() < until:
-            replies += self.pull_messages(left)
+        while unanswered and time.monotonic() < until:
+            replies += self.pull_messages(unanswered)
             answered = {reply.metadata.reply_to_message_id for reply in replies}
-            left = [id_ for id_ in left if id_ not in answered]
+            unanswered = [id_ for id_ in unanswered if id_ not in answered]
             time.sleep(0.005)
         return replies
 
@@ -180,8 +225,8 @@ class RayGrid(ShardGrid):
         room = {machine["NodeID"]: self._share.fits(machine["Resources"]) for machine in self._machines.usable()}
         for process in [process for process in self._processes if process.machine not in room]:
             if process.job is not None:
-                about = process.job.about | {"machine": process.machine, "failure": "machine left"}
-                log.warning("machine left", extra=about)
+                fields = process.job.log_fields | {"machine": process.machine, "failure": "machine left"}
+                log.warning("machine left", extra=fields)
                 self._waiting.appendleft(process.job)
             self._end(process)
         for process in self._processes:
@@ -198,8 +243,8 @@ class RayGrid(ShardGrid):
             return
         self._end(process)
         self._failed_starts += 1
-        about = {"machine": process.machine, "failure": "client did not start", "reason": reason_of(error)}
-        log.warning("client process did not start", extra=about)
+        fields = {"machine": process.machine, "failure": "client did not start", "reason": reason_of(error)}
+        log.warning("client process did not start", extra=fields)
         if self._failed_starts >= STARTS:
             raise RunFailed(f"client processes do not start; the last one: {reason_of(error)}") from error
 
@@ -207,14 +252,14 @@ class RayGrid(ShardGrid):
         """Store a reply, or an error where none will come."""
         if isinstance(reply, RayError):
             lives = isinstance(reply, RayTaskError)
-            about = {"reason": reason_of(reply), "failure": "client raised" if lives else "client died"}
-            log.warning("client failed", extra=job.about | {"machine": process.machine} | about)
+            fields = {"reason": reason_of(reply), "failure": "client raised" if lives else "client died"}
+            log.warning("client failed", extra=job.log_fields | {"machine": process.machine} | fields)
             if not lives:
                 self._end(process)
             code = code_of(reply.cause if isinstance(reply, RayTaskError) else None)
-            reply, job.replied = Message(Error(code, about["reason"]), reply_to=job.message), None
+            reply, job.replied = Message(Error(code, fields["reason"]), reply_to=job.message), None
         elif self._holds and not job.parts and job.replied is not None:
-            self._held[job.node], job.replied = Held(job.replied, process.machine), None
+            self._held[job.node], job.replied = RemoteArrays(job.replied, process.machine), None
         for node in summed_nodes(job.message):
             self._held.pop(node, None)
         self._replies[job.id] = job, reply
@@ -228,7 +273,7 @@ class RayGrid(ShardGrid):
                 reply.content[name] = record
         except RayError as error:
             reason = reason_of(error)
-            log.warning("reply lost", extra=job.about | {"failure": "machine left", "reason": reason})
+            log.warning("reply lost", extra=job.log_fields | {"failure": "machine left", "reason": reason})
             return Message(Error(CLIENT_FAILED, reason), reply_to=job.message)
         return reply
 
@@ -270,8 +315,8 @@ class RayGrid(ShardGrid):
         self._replies = {id_: (job, reply) for id_, (job, reply) in self._replies.items() if job.node not in nodes}
         for process, job in self._processes.busy():
             if job.node in nodes:
-                about = job.about | {"machine": process.machine, "failure": "client hung"}
-                log.warning("client process ended, it gave no reply", extra=about)
+                fields = job.log_fields | {"machine": process.machine, "failure": "client hung"}
+                log.warning("client process ended, it gave no reply", extra=fields)
                 self._end(process)
 
     def _end(self, process: Actor[Job]) -> None:

@@ -17,6 +17,6 @@ def gpu_shares(training: float | None, evaluation: float | None, evaluators: int
     if evaluation is None:
         evaluation = EVALUATION_SHARE / evaluators if has_gpu else 0.0
     if training is None:
-        left = 1.0 - evaluation * evaluators
-        training = left if has_gpu and left > 0 else float(has_gpu)
+        rest = 1.0 - evaluation * evaluators
+        training = rest if has_gpu and rest > 0 else float(has_gpu)
     return training, evaluation

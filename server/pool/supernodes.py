@@ -54,8 +54,8 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         """
         messages, connected = list(messages), self._wait()
         for message in messages:
-            about = message.metadata
-            about.dst_node_id = self._choose(connected, about.dst_node_id, about.group_id)
+            metadata = message.metadata
+            metadata.dst_node_id = self._choose(connected, metadata.dst_node_id, metadata.group_id)
         with _asked_to_end():
             sent = list(self._grid.push_messages(messages))
         if len(sent) != len(messages) or not all(sent):

@@ -81,6 +81,6 @@ def test_a_process_that_ray_loses_is_no_bad_input(
     (run / "config.toml").write_text("seed = 0\n")
     with cluster(cpus=1):
         nodes = Nodes(run, corpus)
-        monkeypatch.setattr("server.cluster.nodes.about", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        monkeypatch.setattr("server.cluster.nodes.environment_of", lambda *_: os.kill(os.getpid(), signal.SIGKILL))
         with pytest.raises(RunFailed, match=r"node 127\.0\.0\.1 does not answer: its process died"):
             nodes.check()

@@ -9,7 +9,7 @@ from faulty import FURTHER, assert_equal_runs, begin, kill, of_run, resume
 from helpers import Experiment, finish, wait_for_round
 from raynodes import named
 
-from server.cluster.watch import is_alive
+from server.cluster.start import is_alive
 
 
 @pytest.mark.slow

@@ -11,7 +11,8 @@ from faulty import fill, kill, of_run, small_disk
 from helpers import Experiment, finish, start
 from waiting import wait_until
 
-from server.cluster import causes, ray_start
+from server.cluster import causes
+from server.cluster.start import FILES
 
 
 def refused(experiment: Experiment, *prefix: str) -> str:
@@ -51,9 +52,7 @@ def test_a_limit_of_open_files_is_named(experiment: Experiment) -> None:
 
 def test_the_least_limit_of_open_files_suffices(experiment: Experiment) -> None:
     run = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "whole", "--set", "system.shards=2"]
-    subprocess.run(
-        ["prlimit", f"--nofile={ray_start.FILES}", *run], cwd=experiment.folder, capture_output=True, check=True
-    )
+    subprocess.run(["prlimit", f"--nofile={FILES}", *run], cwd=experiment.folder, capture_output=True, check=True)
 
 
 def test_a_temporary_folder_without_room_is_named(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:

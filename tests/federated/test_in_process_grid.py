@@ -6,7 +6,7 @@ import pytest
 from flwr.app import ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 
-from server.federated.in_process import InProcessGrid
+from server.federated.launch import InProcessGrid
 
 app = ClientApp()
 served: list[int] = []

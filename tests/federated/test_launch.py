@@ -6,8 +6,7 @@ from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
 from flsim.runs.config import SystemHParams
-from server.federated.launch import gpus_of_evaluators, refuse_tf32_without_gpu
-from server.federated.layout import client_gpu_shares, lay_out
+from server.federated.launch import client_gpu_shares, gpus_of_evaluators, refuse_tf32_without_gpu, take_gpus
 
 
 def test_without_gpus_nobody_gets_any() -> None:
@@ -37,21 +36,57 @@ def test_tf32_is_refused_where_clients_train_on_cpus() -> None:
         refuse_tf32_without_gpu("tf32", 0.0)
 
 
-def test_evaluators_whom_clients_leave_no_gpu_use_cpus_or_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    gpus = [{"CPU": 64.0, "GPU": 8.0}]
+EIGHT = {"CPU": 64.0, "GPU": 8.0}
+ALL_HELD = "one: clients of system.gpus_per_client = 1 hold all GPUs, so evaluators run on CPUs"
 
-    def of(system: SystemHParams, shards: int) -> float:
-        return gpus_of_evaluators("one", system, lay_out(system, gpus, shards, 100))
 
-    whole = SystemHParams(gpus_per_client=1.0)
-    assert of(whole, 8) == 0.0
-    assert capsys.readouterr().err == (
-        "one: clients of system.gpus_per_client = 1 hold all GPUs, so evaluators run on CPUs; leave gpus_per_client "
-        "unset to evaluate on GPUs\n"
-    )
-    assert (of(whole, 7), of(SystemHParams(), 8)) == (0.05, 0.05)
-    assert of(SystemHParams(gpus_per_client=1.0, gpus_for_evaluation=0.0), 8) == 0.0
-    assert gpus_of_evaluators("one", whole, lay_out(whole, [{"CPU": 4.0}], 2, 100)) == 0.0
-    assert capsys.readouterr().err == ""
-    with pytest.raises(InputError, match=r"= 1 leave GPUs for 0 of 1 evaluators of .* = 0\.1; lower one"):
-        of(SystemHParams(gpus_per_client=1.0, gpus_for_evaluation=0.1), 8)
+@pytest.mark.parametrize(
+    ("system", "nodes", "shards", "expected"),
+    [
+        (SystemHParams(), [EIGHT], 8, 0.05),
+        (SystemHParams(gpus_per_client=1.0), [EIGHT], 7, 0.05),
+        (SystemHParams(gpus_per_client=1.0), [EIGHT], 8, ALL_HELD),
+        (SystemHParams(gpus_per_client=2.0), [EIGHT], 8, ALL_HELD.replace("= 1", "= 2")),
+        (SystemHParams(gpus_per_client=2.0), [EIGHT], 3, 0.05),
+        (SystemHParams(gpus_per_client=1.0), [EIGHT, {"CPU": 3.0, "GPU": 4.0}], 20, 0.05),  # three CPUs for four GPUs
+        (SystemHParams(gpus_per_client=1.0, gpus_for_evaluation=0.0), [EIGHT], 8, 0.0),
+        (SystemHParams(gpus_per_client=1.0), [{"CPU": 4.0}], 2, 0.0),
+        (SystemHParams(gpus_per_client=0.4, gpus_for_evaluation=0.1, evaluators=2), [EIGHT], 16, 0.1),
+    ],
+)
+def test_evaluators_use_the_gpus_that_clients_leave_and_cpus_otherwise(
+    system: SystemHParams,
+    nodes: list[dict[str, float]],
+    shards: int,
+    expected: float | str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    gpus, printed = gpus_of_evaluators("one", system, nodes, shards), capsys.readouterr().err
+    if isinstance(expected, str):
+        assert (gpus, printed.startswith(expected), printed.count("\n")) == (0.0, True, 1)
+    else:
+        assert (gpus, printed) == (expected, "")
+
+
+@pytest.mark.parametrize(
+    ("system", "shards", "message"),
+    [
+        (SystemHParams(gpus_per_client=1.0, gpus_for_evaluation=0.1), 8, r"0 of 1 evaluators of .* = 0\.1; lower one"),
+        (SystemHParams(gpus_per_client=0.5, gpus_for_evaluation=0.25, evaluators=3), 16, "GPUs for 0 of 3 evaluators"),
+        (SystemHParams(gpus_per_client=0.5, gpus_for_evaluation=0.25, evaluators=3), 15, "GPUs for 2 of 3 evaluators"),
+    ],
+)
+def test_evaluators_for_which_settings_leave_no_gpu_are_refused(
+    system: SystemHParams, shards: int, message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        gpus_of_evaluators("one", system, [EIGHT], shards)
+
+
+def test_processes_fill_a_gpu_before_the_next_or_hold_several_whole() -> None:
+    free = [1.0] * 3
+    assert take_gpus(free, 0.4, 3) == 3
+    assert free == pytest.approx([0.2, 0.6, 1.0])
+    assert (take_gpus(free, 2.0, 1), take_gpus(free, 0.0, 5)) == (0, 0)
+    free = [1.0] * 3
+    assert (take_gpus(free, 2.0, 2), free) == (1, [0.0, 0.0, 1.0])

@@ -3,7 +3,6 @@
 import logging
 import os
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -34,8 +33,9 @@ def run(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-@pytest.fixture
-def service(tmp_path: Path) -> Iterator[EvaluationService]:
-    service = EvaluationService(partial(work, tmp_path))
+@pytest.fixture(scope="module")
+def service(local_ray: None) -> Iterator[EvaluationService]:
+    """A service for all tests of a file, which leave nothing pending: a new process takes seconds to start."""
+    service = EvaluationService(work)
     yield service
     service.close()

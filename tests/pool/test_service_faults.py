@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -276,7 +275,7 @@ def test_a_diverged_run_ends_on_sigterm_while_it_is_evaluated(make: Callable[...
     """Its second evaluation waits for ever. The run is known as diverged before, and the first one failed."""
     run, stop, waiting = make(), Stop(), name(4)
     (tmp_path / f"{waiting}.wait").touch()
-    service = EvaluationService(partial(wait_or_fail, tmp_path))
+    service = EvaluationService(wait_or_fail)
 
     def diverge() -> None:
         with supervised(run, service=service, stop=stop) as evaluations:
@@ -304,9 +303,9 @@ def test_a_diverged_run_ends_on_sigterm_while_it_is_evaluated(make: Callable[...
     assert outcomes(run) == {name(2): ["failed"]}
 
 
-def wait_or_fail(folder: Path, run: Path, path: Path) -> None:
+def wait_or_fail(run: Path, path: Path) -> None:
     """The work of an evaluator: what waits notes that it does, and everything else fails."""
-    work(folder, run, path)
+    work(run, path)
     raise KeyError(path.name)
 
 

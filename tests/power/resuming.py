@@ -28,8 +28,8 @@ from flsim.runs.measuring import evaluate_checkpoint
 from server import sweep
 from server.central import steps
 from server.federated.exchange import Exchange
-from server.pool.in_process import EvaluationInProcess
-from server.sweep import Ended, Job
+from server.pool.evaluations import EvaluationInProcess
+from server.sweep import Job, JobEnd
 
 
 class NodesHere:
@@ -48,12 +48,12 @@ def send_here(exchange: Exchange, asked: Sequence[RoundRequest]) -> Iterable[Rep
     return run.federated.training_of(run.users, run.rounds).send_in_process()(asked)
 
 
-def jobs_here(jobs: Sequence[Job], *_: object) -> Iterator[Ended]:
+def jobs_here(jobs: Sequence[Job], *_: object) -> Iterator[JobEnd]:
     """Stands in for the part of `server.sweep.train_all` that hands jobs to Ray: runs each job's command."""
     for job in jobs:
         code, said = command(*sweep._command(job)[3:])
         job.log.write_text(said)
-        yield sweep._ended(job, code, said)
+        yield sweep._end_of(job, code, said)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from helpers import CENTRAL, TINY, Experiment
 from flsim.runs import locks
 from flsim.runs.folder import Run
 from flsim.runs.locks import DRIVEN, TRAINED, hold_lock
-from server.cluster.nodes import about
+from server.cluster.nodes import environment_of
 
 LOCKS = {TRAINED, DRIVEN, "log.jsonl"}  # what a process that waits for the lock, or is refused with it, may write
 KINDS = pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_nodes_that_join_know_the_run_before_and_after_its_settings_are_recorded
     """A node that joins later reads config.toml as the resume has written it."""
     run = trained(experiment, TINY, "training.rounds")
     corpus = experiment.folder / "corpus"
-    before = about(run, corpus)
+    before = environment_of(run, corpus)
     experiment.call("run", "tiny.toml", "--out", "run", "--resume", "--in-process", "--set", "training.rounds=6")
     assert before.run is not None
-    assert about(run, corpus).run == before.run
+    assert environment_of(run, corpus).run == before.run

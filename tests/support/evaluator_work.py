@@ -40,9 +40,9 @@ def wait_for(path: Path, look: Callable[[], object] = lambda: None) -> None:
         time.sleep(0.01)
 
 
-def work(folder: Path, run: Path, checkpoint: Path) -> None:
-    """Note who works on what, and do what the checkpoint's name says; wait where the test wants it."""
-    name = checkpoint.name
+def work(run: Path, checkpoint: Path) -> None:
+    """Note in the run's parent folder who works on what, and do what the checkpoint's name says, or wait."""
+    name, folder = checkpoint.name, run.parent
     note(folder, f"{name} {os.getpid()} {os.nice(0)} {torch.get_num_threads()} {run.name}")
     (folder / f"{name}.started").touch()
     if (folder / f"{name}.wait").exists():

@@ -1,5 +1,6 @@
 """What a sweep file says, and the runs that it means."""
 
+from functools import cache
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from flsim.privacy.ledger import Ledger, spent
 from flsim.results.published import published_rows
 from flsim.runs.config import CentralConfig, FederatedConfig
 from flsim.runs.config import load as load_config
-from flsim.sweeps.definition import Planned, load, planned_runs, tier_of
+from flsim.sweeps.definition import Planned, Tier, load, planned_runs, tier_of
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 TABLES = ("table1", "table2", "table3", "table4")
@@ -41,6 +42,14 @@ MINIMAL: dict[str, Any] = {
         },
     },
 }
+
+
+@cache
+def experiment(name: str, tier: str) -> tuple[Tier, list[Planned]]:
+    """Return a tier and the runs of one seed of a sweep of experiments/."""
+    path = EXPERIMENTS / f"{name}.toml"
+    definition = load(path)
+    return definition.tiers[tier], planned_runs(definition, definition.tiers[tier], "corpus", str(path), [0])
 
 
 def planned(tmp_path: Path, definition: dict[str, Any], **options: Any) -> list[Planned]:
@@ -150,9 +159,7 @@ def _without_grids() -> dict[str, Any]:
 @pytest.mark.parametrize("table", TABLES)
 @pytest.mark.parametrize("tier", TIERS)
 def test_the_papers_tables_have_a_run_for_each_published_row(table: str, tier: str) -> None:
-    path = EXPERIMENTS / f"{table}.toml"
-    definition = load(path)
-    runs = planned_runs(definition, definition.tiers[tier], Path("corpus"), str(path), seeds=[0])
+    _, runs = experiment(table, tier)
     rows = published_rows("thakkar2020.csv", table.removeprefix("table"))
     assert sorted((dict(run.published or {}) for run in runs), key=str) == sorted(rows, key=str)
     for run in runs:
@@ -164,9 +171,7 @@ def test_the_papers_tables_have_a_run_for_each_published_row(table: str, tier: s
 
 @pytest.mark.parametrize("table", TABLES)
 def test_the_paper_tier_has_the_papers_settings(table: str) -> None:
-    path = EXPERIMENTS / f"{table}.toml"
-    definition = load(path)
-    for run in planned_runs(definition, definition.tiers["paper"], Path("corpus"), str(path)):
+    for run in experiment(table, "paper")[1]:
         published, config = run.published or {}, run.config
         assert (config.evaluation.references, len(config.canaries.p_u), config.canaries.count) == (2_000_000, 3, 10)
         if isinstance(config, FederatedConfig):
@@ -181,10 +186,7 @@ def test_the_paper_tier_has_the_papers_settings(table: str) -> None:
 @pytest.mark.parametrize(("tier", "users"), [("smoke", 400), ("small", 4_000)])
 def test_tiers_scale_cohorts_and_canaries_with_the_population(table: str, tier: str, users: int) -> None:
     """Cohorts keep the paper's ratio, each canary can expect a sharer, canaries take an eighth of records at most."""
-    path = EXPERIMENTS / f"{table}.toml"
-    definition = load(path)
-    at = definition.tiers[tier]
-    runs = planned_runs(definition, at, Path("corpus"), str(path))
+    at, runs = experiment(table, tier)
     assert at.corpus.synthetic is not None
     assert at.corpus.synthetic.users == users
     for run in runs:
@@ -204,18 +206,14 @@ def test_tiers_scale_cohorts_and_canaries_with_the_population(table: str, tier: 
 @pytest.mark.parametrize(("table", "rows"), SECRET_SHARER.items())
 @pytest.mark.parametrize("tier", ["smoke", "paper"])
 def test_the_secret_sharers_tables_have_a_run_for_each_published_row(table: str, rows: int, tier: str) -> None:
-    path = EXPERIMENTS / f"secret-sharer-table{table}.toml"
-    definition = load(path)
-    runs = planned_runs(definition, definition.tiers[tier], Path("corpus"), str(path), seeds=[0])
+    _, runs = experiment(f"secret-sharer-table{table}", tier)
     published = [str(run.published) for run in runs if run.published is not None]
     assert len(published) == len(set(published)) == rows
 
 
 def test_the_secret_sharers_noise_gives_the_published_epsilons() -> None:
     """At the records that the smoke tier's corpus has; delta is its own."""
-    path = EXPERIMENTS / "secret-sharer-table7.toml"
-    definition = load(path)
-    for run in planned_runs(definition, definition.tiers["smoke"], Path("corpus"), str(path)):
+    for run in experiment("secret-sharer-table7", "smoke")[1]:
         config, published = run.config, run.published or {}
         if config.privacy.mechanism == "dp" and published["epsilon"] < 10:
             assert isinstance(config, CentralConfig)

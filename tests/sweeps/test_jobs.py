@@ -15,7 +15,7 @@ from flsim.runs.config import (
     dump,
 )
 from server.launch import refuse_what_does_not_fit, share
-from server.sweep import Ended, Job, train_all
+from server.sweep import Job, JobEnd, train_all
 
 CPU_NODE, GPU_NODE = {"CPU": 8.0}, {"CPU": 8.0, "GPU": 1.0}
 DATA = DataHParams(Path("nowhere"))
@@ -89,7 +89,7 @@ def test_a_run_that_cannot_begin_says_why_and_the_next_one_is_tried(tmp_path: Pa
     ended = list(train_all(jobs, whole_cluster=True))
     assert [each.name for each in ended] == ["one", "two"]
     for job, each in zip(jobs, ended, strict=True):
-        assert isinstance(each, Ended)
+        assert isinstance(each, JobEnd)
         assert each.failure is not None
         assert each.failure.startswith(f"{tmp_path / f'corpus of {job.name}'}: ")
         assert each.failure in job.log.read_text()

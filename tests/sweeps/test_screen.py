@@ -69,5 +69,5 @@ def test_elsewhere_a_run_that_begins_is_a_line(tmp_path: Path, capsys: pytest.Ca
     with Screen(folder, ["one", "two"], began=0).live() as screen:
         screen.look()
         screen.look()
-        screen.ended("two", "disk full", left=1)
+        screen.ended("two", "disk full", remaining=1)
     assert capsys.readouterr().err.splitlines() == ["one: started", "two: failed: disk full (1 run left)"]

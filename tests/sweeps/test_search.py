@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.sweeps.search import Outcome, Point, Range, Rule, Trial, open_sides, search, survivors
+from flsim.sweeps.search import Group, GroupOutcome, Point, Range, Rule, Trial, better_half, open_sides, search
 
 RATE, MOMENTUM = "local.learning_rate", "local.momentum"
 EIGHT = {RATE: Range(0.1, 12.8)}  # 0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 12.8
@@ -17,16 +17,16 @@ INF = math.inf
 def outcome(
     rule: Rule,
     ranges: Mapping[str, Range],
-    loss: Callable[[Point, int], float],
+    perplexity: Callable[[Point, float], float],
     is_possible: Callable[[Point], bool] = lambda _: True,
-) -> tuple[Outcome, list[list[tuple[int, int]]]]:
-    """Return the outcome with these losses, and the (trial, rung) that each step asked for."""
-    steps, asked = search(rule, ranges, np.random.Generator(np.random.PCG64(0)), is_possible), []
-    wanted = next(steps)
+) -> tuple[GroupOutcome, list[tuple[float, list[int]]]]:
+    """Return the outcome with these perplexities, and the share and the trials that each step asked for."""
+    steps = search(Group("one", "one", {}, ranges), rule, np.random.Generator(np.random.PCG64(0)), is_possible)
+    asked, (share, trials) = [], next(steps)
     while True:
-        asked.append([(trial.number, rung) for trial, rung in wanted])
+        asked.append((share, [*trials]))
         try:
-            wanted = steps.send([loss(trial.values, rung) for trial, rung in wanted])
+            share, trials = steps.send([perplexity(trial.values, share) for trial in trials.values()])
         except StopIteration as end:
             return end.value, asked
 
@@ -37,17 +37,25 @@ def test_halving_is_that_of_a_written_out_example() -> None:
     First rung 9 8 7 4 5 6 3 inf: the least four are 6, 3, 4, 5. Second: 3 has 2.0, 4 has 4.5, 5 has 5.5, 6 has 2.5:
     the least two are 3 and 6. Third: 3 has 1.0 and 6 has 2.4.
     """
-    table = [
-        [9.0, 8.0, 7.0, 4.0, 5.0, 6.0, 3.0, INF],
-        [INF, INF, INF, 2.0, 4.5, 5.5, 2.5, INF],
-        [INF, INF, INF, 1.0, INF, INF, 2.4, INF],
-    ]
+    table = {
+        0.25: [9.0, 8.0, 7.0, 4.0, 5.0, 6.0, 3.0, INF],
+        0.5: [INF, INF, INF, 2.0, 4.5, 5.5, 2.5, INF],
+        1.0: [INF, INF, INF, 1.0, INF, INF, 2.4, INF],
+    }
     place = {0.1 * 2**number: number for number in range(8)}
-    found, asked = outcome(Rule(), EIGHT, lambda point, rung: table[rung][place[round(point[RATE], 1)]])
-    assert asked == [[(number, 0) for number in range(8)], [(3, 1), (4, 1), (5, 1), (6, 1)], [(3, 2), (6, 2)]]
-    assert (found.best.number, found.best.values, found.best.losses) == (3, {RATE: 0.8}, [4.0, 2.0, 1.0])
-    assert [len(trial.losses) for trial in found.trials] == [1, 1, 1, 3, 2, 2, 3, 1]
+    found, asked = outcome(Rule(), EIGHT, lambda point, share: table[share][place[round(point[RATE], 1)]])
+    assert asked == [(0.25, [*range(8)]), (0.5, [3, 4, 5, 6]), (1.0, [3, 6])]
+    assert (found.values, found.perplexity, found.trials[3].perplexities) == ({RATE: 0.8}, 1.0, [4.0, 2.0, 1.0])
+    assert [len(trial.perplexities) for trial in found.trials] == [1, 1, 1, 3, 2, 2, 3, 1]
     assert found.widenings == 0
+
+
+@pytest.mark.parametrize(("above", "is_limited"), [(30.0, False), (INF, True)])
+def test_a_neighbour_that_diverged_is_reported_as_the_limit_of_stability(above: float, is_limited: bool) -> None:
+    """The best rate is 1.6. Its neighbours, 0.8 and 3.2, are finite and worse, or 3.2 diverges."""
+    perplexities = {0.8: 25.0, 1.6: 20.0, 3.2: above}
+    found, _ = outcome(Rule(), EIGHT, lambda point, _: perplexities.get(point[RATE], 40.0))
+    assert (found.values, found.is_limited_by_stability) == ({RATE: 1.6}, is_limited)
 
 
 @pytest.mark.parametrize(
@@ -60,28 +68,27 @@ def test_halving_is_that_of_a_written_out_example() -> None:
     ],
 )
 def test_the_better_half_goes_on(losses: list[float], expected: list[int]) -> None:
-    trials = [Trial(number, {RATE: 1.0}, [loss]) for number, loss in enumerate(losses)]
-    assert [trial.number for trial in survivors(trials)] == expected
+    assert [*better_half({number: Trial({RATE: 1.0}, [loss]) for number, loss in enumerate(losses)})] == expected
 
 
 def test_a_best_value_at_the_edge_widens_the_range_by_the_grids_own_steps() -> None:
     """The least loss is at 51.2 = 0.1 * 2^9, two steps beyond; four further values are tried, halved as the first."""
     found, asked = outcome(Rule(halving=(0.5, 1.0)), EIGHT, lambda point, _: abs(math.log2(point[RATE] / 51.2)))
     assert [trial.values[RATE] for trial in found.trials[8:]] == [25.6, 51.2, 102.4, 204.8]
-    assert found.best.values == {RATE: 51.2}
+    assert found.values == {RATE: 51.2}
     assert found.widenings == 1
-    assert asked[2:] == [[(8, 0), (9, 0), (10, 0), (11, 0)], [(8, 1), (9, 1)]]
+    assert asked[2:] == [(0.5, [8, 9, 10, 11]), (1.0, [8, 9])]
 
 
 def test_of_two_settings_only_the_one_at_its_edge_is_widened() -> None:
     ranges = {RATE: Range(1.0, 8.0, points=4), MOMENTUM: Range(0.0, 1.0, "linear", points=3)}
 
-    def loss(point: Point, _: int) -> float:
+    def loss(point: Point, _: float) -> float:
         return abs(math.log2(point[RATE] / 0.5)) + abs(point[MOMENTUM] - 0.5)
 
     found, _ = outcome(Rule(trials=12, halving=(1.0,)), ranges, loss)
     assert [trial.values for trial in found.trials[12:]] == [{RATE: 0.5, MOMENTUM: 0.5}, {RATE: 0.25, MOMENTUM: 0.5}]
-    assert found.best.values == {RATE: 0.5, MOMENTUM: 0.5}
+    assert found.values == {RATE: 0.5, MOMENTUM: 0.5}
 
 
 def test_a_random_search_stays_in_its_range_and_widens_by_half_of_it() -> None:
@@ -95,8 +102,7 @@ def test_a_random_search_stays_in_its_range_and_widens_by_half_of_it() -> None:
     assert sum(value < 10.0 for value in first) in range(3, 14)  # drawn evenly by logarithm: 8 expected of 16
     assert max(first) < min(beyond)
     assert max(beyond) <= 10 * max(first) * 1.001
-    best = found.best.values
-    assert open_sides([trial.values for trial in found.trials], best) == []
+    assert open_sides([trial.values for trial in found.trials], found.values) == []
 
 
 def test_values_that_cannot_be_are_the_end_of_a_range() -> None:
@@ -106,7 +112,7 @@ def test_values_that_cannot_be_are_the_end_of_a_range() -> None:
         lambda point, _: -point[MOMENTUM],
         lambda point: point[MOMENTUM] < 1,
     )
-    assert found.best.values == {MOMENTUM: 0.9}  # the next step would be 1
+    assert found.values == {MOMENTUM: 0.9}  # the next step would be 1
     assert (found.widenings, len(found.trials)) == (0, 8)
 
 
@@ -122,10 +128,10 @@ def test_a_trial_that_diverges_at_the_end_is_worse_than_any_other() -> None:
     found, _ = outcome(
         Rule(halving=(0.5, 1.0)),
         EIGHT,
-        lambda point, rung: INF if rung and point[RATE] == 1.6 else abs(math.log2(point[RATE] / 2)),
+        lambda point, share: INF if share == 1 and point[RATE] == 1.6 else abs(math.log2(point[RATE] / 2)),
     )
-    assert found.best.values == {RATE: 3.2}
-    assert INF in [trial.losses[-1] for trial in found.trials]
+    assert found.values == {RATE: 3.2}
+    assert INF in [trial.perplexities[-1] for trial in found.trials]
 
 
 @pytest.mark.parametrize(

@@ -1,11 +1,11 @@
-"""`flsim sweep` for real: killed in the middle and gone on with, with a run that fails beside others."""
+"""`flsim sweep` for real: killed or told to end and continued, with runs that fail, share rounds or are shadows."""
 
 import json
 import os
 import signal
 import subprocess
 import sys
-import time
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -13,176 +13,247 @@ import pytest
 import torch
 from helpers import final_params
 from raynodes import without_agents
+from waiting import hear_ctrl_c, wait_until
 
+from flsim.algorithms.checkpoint import all_in, round_of
 from flsim.results.sweeps import read_sweep
+from flsim.runs import roundlog
+from flsim.runs.config import DataHParams, FederatedConfig
 from flsim.runs.folder import Run
+from flsim.sweeps.definition import Planned
 from flsim.sweeps.folder import SweepFolder
-from flsim.training import central
-from flsim.training.central import CentralTraining, train_central
+from server.sweep import twins_of
 
 DEADLINE = 900.0  # a busy machine takes half a minute to start a run
-STEPS = 3_000
-SWEEP = f"""
+SWEEP = """
 title = "Two worlds"
 question = "?"
 
 [base]
-data = {{ user_holdout = 0.25, shadow = "user" }}  # shadow runs resume as others do
 canaries = {{ p_u = [0.2], p_e = [0.5], count = 4, length = 3 }}
 model = {{ embedding = 4, units = 6 }}
 evaluation = {{ every = 1_000_000, references = 50 }}
-system = {{ checkpoint_every = 10 }}
+{base}
 
-[[grids]]
-name = "good"
-axes = {{ "data.world" = ["iid", "non-iid"] }}
-set = {{ training = {{ kind = "central", steps = {STEPS}, batch_size = 4, learning_rate = 0.1 }} }}
-
-[[grids]]
-name = "bad"                       # more users in a round than there are
-axes = {{}}
-set = {{ training = {{ rounds = 1, cohort = 13 }}, system = {{ shards = 1 }} }}
+{grids}
 
 [tiers.smoke]
 about = "tiny"
+seeds = {seeds}
 
 [tiers.smoke.corpus]
-synthetic = {{ users = 12, test_users = 2, heldout_users = 0, words_per_user = 60, vocabulary_size = 50 }}
-"""
-
-SEEDS = 4
-SHADOWS = """
-title = "Shadow models"
-question = "?"
-
-[base]
-data = { shadow = "user" }
-canaries = { count = 0 }
-model = { embedding = 4, units = 6 }
-evaluation = { every = 1_000_000, references = 50 }
-system = { checkpoint_every = 10, shards = 1 }
-
-[[grids]]
-name = "users"
-axes = {}
-set = { training = { epochs = 25, cohort = 2 }, local = { batch_size = 4 } }
-
-[tiers.smoke]
-about = "tiny"
-seeds = [0, 1, 2, 3]
-
-[tiers.smoke.corpus]
-synthetic = { users = 16, test_users = 2, heldout_users = 4, words_per_user = 60, vocabulary_size = 50 }
+synthetic = {{ users = {users}, test_users = 2, heldout_users = 4, words_per_user = 60, vocabulary_size = 50 }}
 """
 
 
-def flsim(tmp_path: Path) -> subprocess.Popen[str]:
-    command = [sys.executable, "-m", "flsim", "sweep", "sweep.toml", "--out", "out"]
-    return subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def write_sweep(folder: Path, base: str, grids: str, users: int = 12, seeds: str = "[0]") -> SweepFolder:
+    (folder / "sweep.toml").write_text(SWEEP.format(base=base, grids=grids, users=users, seeds=seeds))
+    return SweepFolder(folder / "out")
 
 
-def wait_for_a_checkpoint(process: subprocess.Popen[str], run: Path) -> None:
-    until = time.monotonic() + DEADLINE
-    log = run.parents[1] / "logs" / f"{run.name}.log"
-    while not list((run / "checkpoints").glob("round-*")):
-        assert process.poll() is None, (*process.communicate(), log.read_text())
-        assert time.monotonic() < until
-        time.sleep(0.05)
+def begin(folder: SweepFolder) -> subprocess.Popen[str]:
+    """Begin the sweep in a process group, as a terminal does."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "flsim", "sweep", "sweep.toml", "--out", "out"],
+        cwd=folder.path.parent,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        preexec_fn=hear_ctrl_c,
+    )
+
+
+def finish(folder: SweepFolder) -> tuple[int, str, str]:
+    """Continue the sweep to its end; exit code, standard output and standard error."""
+    process = begin(folder)
+    table, messages = process.communicate(timeout=DEADLINE)
+    return process.returncode, table, messages
+
+
+def interrupt(folder: SweepFolder, name: str, number: signal.Signals) -> tuple[int, str]:
+    """Begin the sweep and send it a signal once a run has a checkpoint or ten rounds; exit code and messages.
+
+    A terminal sends Ctrl-C to the whole process group. Nothing that the sweep has started outlives it.
+    """
+    process, run = begin(folder), folder.run(name)
+
+    def has_saved() -> bool:
+        assert process.poll() is None, (*process.communicate(), folder.log(name).read_text())
+        lines = roundlog.read(run) if (run / roundlog.FILE).exists() else []
+        return bool(lines and all_in(run / "checkpoints")) or len(lines) > 10
+
+    wait_until(has_saved, seconds=DEADLINE)
+    below = without_agents(psutil.Process(process.pid).children(recursive=True))
+    (os.killpg if number == signal.SIGINT else os.kill)(process.pid, number)
+    _, messages = process.communicate(timeout=DEADLINE)
+    assert not psutil.wait_procs(below, timeout=60)[1], "what it started outlives it"
+    return process.returncode, messages
 
 
 def completed(folder: SweepFolder) -> set[str]:
     return {run.name for run in read_sweep(folder.path).runs if run.results and run.results.status == "completed"}
 
 
+def assert_trained_as_without_a_stop(path: Path) -> Run:
+    """Bit for bit: the rounds in this process, without a stop."""
+    run = Run.open(path)
+    torch.set_num_threads(1)
+    training = run.training()
+    *_, last = training.states(training.first_state(), run.rounds, lambda _: False)
+    trained = final_params(path)
+    assert all(torch.equal(trained[name], value) for name, value in last.params.items())
+    return run
+
+
+FAILING = """
+[[grids]]
+name = "good"
+axes = { "data.world" = ["iid", "non-iid"] }
+set = { training = { kind = "central", steps = 3_000, batch_size = 4, learning_rate = 0.1 } }
+
+[[grids]]
+name = "bad"                       # more users in a round than there are
+axes = {}
+set = { training = { rounds = 1, cohort = 13 }, system = { shards = 1 } }
+"""
+
+
 @pytest.mark.slow
-def test_a_sweep_that_was_killed_goes_on_and_a_run_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
-    (tmp_path / "sweep.toml").write_text(SWEEP)
-    folder = SweepFolder(tmp_path / "out")
-    first = flsim(tmp_path)
-    wait_for_a_checkpoint(first, folder.run("good-iid-seed0"))
-    below = without_agents(psutil.Process(first.pid).children(recursive=True))
-    os.kill(first.pid, signal.SIGKILL)
-    first.communicate(timeout=DEADLINE)
-    assert not psutil.wait_procs(below, timeout=60)[1], "what it started outlives it"
+def test_a_sweep_that_was_killed_continues_and_a_run_that_fails_leaves_the_others_alone(tmp_path: Path) -> None:
+    base = (
+        'data = { user_holdout = 0.25, shadow = "user" }\nsystem = { checkpoint_every = 10 }'  # shadow runs resume too
+    )
+    folder = write_sweep(tmp_path, base, FAILING)
+    interrupt(folder, "good-iid-seed0", signal.SIGKILL)
     over = completed(folder)  # the other one, if its processes had more of the machine
     assert "good-iid-seed0" not in over
 
-    second = flsim(tmp_path)
-    table, messages = second.communicate(timeout=DEADLINE)
-    assert second.returncode == 1, messages
+    code, table, messages = finish(folder)
+    assert code == 1, messages
     assert completed(folder) == {"good-iid-seed0", "good-non-iid-seed0"}
-    why = (folder.path / "logs" / "bad-seed0.log").read_text().strip().removeprefix("flsim: ")
+    why = folder.log("bad-seed0").read_text().strip().removeprefix("flsim: ")
     assert "13" in why
     assert f"1 of 3 runs failed, the first bad-seed0: {why}" in messages
     assert "IID, SGD, b_r=4" in table
     assert "<html" in (folder.path / "report.html").read_text()
-    [session] = read_sweep(folder.path).sessions  # the killed one could not say anything
+    [session] = read_sweep(folder.path).sessions  # the killed one could not record any
     assert list(session["failed"]) == ["bad-seed0"]
     assert set(session["trained"]) == completed(folder) - over
     assert session["peak_memory"] > 2**28
-    for world in ("iid", "non-iid"):
-        assert_trained_as_without_a_kill(Run.open(folder.run(f"good-{world}-seed0")))
+    for name in completed(folder):
+        assert_trained_as_without_a_stop(folder.run(name))
 
-    changed = (folder.path / "runs" / "good-iid-seed0" / "rounds.jsonl").stat().st_mtime_ns
-    third = flsim(tmp_path)
-    _, messages = third.communicate(timeout=DEADLINE)
-    assert third.returncode == 1, messages
-    assert "2 of 3 runs are finished" in messages
-    assert (folder.path / "runs" / "good-iid-seed0" / "rounds.jsonl").stat().st_mtime_ns == changed
-
-    (tmp_path / "sweep.toml").write_text(SWEEP.replace("users = 12", "users = 13"))
-    assert "its corpus was made by other settings than sweep.toml has now" in flsim(tmp_path).communicate()[1]
-    (tmp_path / "sweep.toml").write_text(SWEEP.replace("0.1", "0.2"))
-    fourth = flsim(tmp_path)
-    _, messages = fourth.communicate(timeout=DEADLINE)
-    assert fourth.returncode == 2
+    changed = (folder.run("good-iid-seed0") / "rounds.jsonl").stat().st_mtime_ns
+    code, _, messages = finish(folder)
+    assert (code, "2 of 3 runs are finished" in messages) == (1, True), messages
+    assert (folder.run("good-iid-seed0") / "rounds.jsonl").stat().st_mtime_ns == changed
+    write_sweep(tmp_path, base, FAILING, users=13)
+    assert "its corpus was made by other settings than sweep.toml has now" in finish(folder)[2]
+    write_sweep(tmp_path, base, FAILING.replace("0.1", "0.2"))
+    code, _, messages = finish(folder)
+    assert code == 2
     assert "its run good-iid-seed0 has other settings than sweep.toml gives now; name another --out" in messages
-    assert json.loads((folder.path / "sweep.json").read_text())["runs"][0]["name"] == "good-iid-seed0"
+    assert read_sweep(folder.path).runs[0].name == "good-iid-seed0"
 
 
-def assert_trained_as_without_a_kill(run: Run) -> None:
-    """Bit for bit: the steps in this process, without a stop."""
-    settings = run.central
-    training = CentralTraining(run.users, settings.training, settings.seed, settings.order)
-    torch.set_num_threads(1)
-    state = central.init(run.corpus.layout.vocabulary_size, settings.model, settings.seed)
-    *_, (state, _) = train_central(state, training, STEPS)
-    found = final_params(run.path)
-    assert all(torch.equal(found[name], value) for name, value in state.params.items())
+EVERY = 5_000  # steps, some seconds, between checkpoints of the central run
+CENTRAL = f"""kind = "central", steps = {4 * EVERY}, batch_size = 4, learning_rate = 0.1 }},
+    system = {{ checkpoint_every = {EVERY} """
+ON_RAY = "rounds = 300, cohort = 4 }, system = { shards = 2, checkpoint_every = 1_000_000 "
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("training", "number"),
+    [
+        pytest.param(CENTRAL, signal.SIGTERM, id="SIGTERM, a run in one process"),
+        pytest.param(ON_RAY, signal.SIGINT, id="Ctrl-C, a run with a Ray of its own"),
+    ],
+)
+def test_runs_of_a_sweep_that_is_told_to_end_are_saved(tmp_path: Path, training: str, number: signal.Signals) -> None:
+    grid = f'[[grids]]\nname = "one"\naxes = {{}}\nset = {{ training = {{ {" ".join(training.split())} }} }}\n'
+    folder = write_sweep(tmp_path, "", grid)
+    path = folder.run("one-seed0")
+    code, messages = interrupt(folder, "one-seed0", number)
+    assert code == 128 + number, messages
+    assert messages.splitlines()[-2:] == [
+        "runs are told to save and end; a second signal ends them at once",
+        "flsim: interrupted; repeat the command to go on",
+    ]
+    run, saved = Run.open(path), round_of(all_in(path / "checkpoints")[-1])
+    about = json.loads((path / "run.json").read_text())
+    assert (about["status"], about["round"]) == ("interrupted", saved)
+    assert saved == roundlog.read(path)[-1]["round"]
+    assert 0 < saved < run.rounds
+    assert not run.is_saved_at(saved), "a checkpoint that was due"
+
+    code, _, messages = finish(folder)
+    assert code == 0, messages
+    assert completed(folder) == {"one-seed0"}
+    assert_trained_as_without_a_stop(path)
 
 
 @pytest.mark.nightly
-def test_shadow_runs_that_were_killed_go_on_and_attack_each_other(tmp_path: Path) -> None:
+def test_shadow_runs_that_were_killed_continue_and_attack_each_other(tmp_path: Path) -> None:
     """The runs end as if nothing had been killed; a repeated command knows their lengths, which their coins decide."""
-    (tmp_path / "sweep.toml").write_text(SHADOWS)
-    folder = SweepFolder(tmp_path / "out")
-    names = [f"users-seed{seed}" for seed in range(SEEDS)]
-    first = flsim(tmp_path)
-    wait_for_a_checkpoint(first, folder.run(names[2]))
-    below = without_agents(psutil.Process(first.pid).children(recursive=True))
-    os.kill(first.pid, signal.SIGKILL)
-    first.communicate(timeout=DEADLINE)
-    assert not psutil.wait_procs(below, timeout=60)[1], "what it started outlives it"
+    settings = "training = { epochs = 25, cohort = 2 }, canaries = { count = 0 }"
+    grid = f'[[grids]]\nname = "users"\naxes = {{}}\nset = {{ {settings} }}'
+    base = 'data = { shadow = "user" }\nlocal = { batch_size = 4 }\nsystem = { checkpoint_every = 10, shards = 1 }'
+    folder = write_sweep(tmp_path, base, grid, users=16, seeds="[0, 1, 2, 3]")
+    names = [f"users-seed{seed}" for seed in range(4)]
+    interrupt(folder, names[2], signal.SIGKILL)
     assert completed(folder) < set(names)
 
-    second = flsim(tmp_path)
-    _, messages = second.communicate(timeout=DEADLINE)
-    assert second.returncode == 0, messages
+    code, _, messages = finish(folder)
+    assert code == 0, messages
     assert completed(folder) == set(names)
-    lengths = set()
-    for name in names:
-        run = Run.open(folder.run(name))
-        torch.set_num_threads(1)
-        training = run.training()
-        *_, last = training.states(training.first_state(), run.rounds, lambda _: False)
-        assert all(torch.equal(value, last.params[key]) for key, value in final_params(run.path).items())
-        lengths.add(run.rounds)
+    lengths = {assert_trained_as_without_a_stop(folder.run(name)).rounds for name in names}
     assert len(lengths) > 1, "coins leave runs of unlike numbers of users"
-
-    third = flsim(tmp_path)
-    _, messages = third.communicate(timeout=DEADLINE)
-    assert (third.returncode, f"{SEEDS} of {SEEDS} runs are finished" in messages) == (0, True)
+    code, _, messages = finish(folder)
+    assert (code, "4 of 4 runs are finished" in messages) == (0, True)
     command = [sys.executable, "-m", "flsim", "membership", "out", "--shadows", "--json"]
     attacked = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
     (shadows,) = json.loads(attacked.stdout)["shadows"]
-    assert {row["shadows"] for row in shadows["attacks"]} == {SEEDS - 1}
+    assert {row["shadows"] for row in shadows["attacks"]} == {3}
+
+
+def planned(name: str, config: FederatedConfig) -> Planned:
+    return Planned(name, "grid", config.seed, {}, None, config)
+
+
+def test_who_shares_rounds_with_whom() -> None:
+    """By all settings but the arm, and only where there is a round before the first window."""
+    base = FederatedConfig(DataHParams("corpus"))
+    late = replace(base, canaries=replace(base.canaries, windows=((0.5, 0.6),)))
+    other = replace(late, seed=1)
+    states = replace(late, training=replace(late.training, algorithm="scaffold"))
+
+    def out(config: FederatedConfig) -> FederatedConfig:
+        return replace(config, canaries=replace(config.canaries, arm="out"))
+
+    runs = [
+        planned(f"{name} {arm}", config)
+        for name, both in (("base", base), ("late", late), ("other", other), ("states", states))
+        for arm, config in (("out", out(both)), ("in", both))
+        if (name, arm) != ("other", "in")
+    ]
+    assert twins_of(runs, {run.name: 10 for run in runs}) == {"late out": "late in"}
+
+
+@pytest.mark.slow
+def test_an_arm_out_begins_with_its_arm_in(tmp_path: Path) -> None:
+    """It waits, though it comes first and both fit at once; it has the bits of a training of its own."""
+    grid = """
+[[grids]]
+name = "arms"
+axes = { "canaries.arm" = ["out", "in"] }
+set = { training = { rounds = 8, cohort = 4 }, canaries = { windows = [[0.5, 1.0]] } }
+"""
+    folder = write_sweep(tmp_path, "local = { batch_size = 4 }\nsystem = { checkpoint_every = 100, shards = 1 }", grid)
+    code, _, messages = finish(folder)
+    assert code == 0, messages
+    folders = {path.name.split("-")[1]: path for path in (folder.path / "runs").iterdir()}
+    log = folder.log(folders["out"].name).read_text()
+    assert f"{folders['out'].name}: begins with the first 4 of 8 rounds of {folders['in'].name}" in log
+    assert_trained_as_without_a_stop(folders["out"])

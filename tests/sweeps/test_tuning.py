@@ -1,6 +1,7 @@
 """Files of `flsim tune` and of its outcome: what they mean, and what is refused before anything is trained."""
 
 import math
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,11 +15,12 @@ from flsim.data.corpus import Corpus
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.results.sweeps import read_sweep, tuned_notes
 from flsim.sweeps.definition import Planned, load, planned_runs, training_digest, tuned_of
-from flsim.sweeps.folder import SweepFolder
-from flsim.sweeps.search import Trial
-from flsim.sweeps.tuned import Tuned, TunedGroup, TunedTrial, read_tuned
-from flsim.sweeps.tuning import Search, shortened
+from flsim.sweeps.folder import TUNED, SweepFolder
+from flsim.sweeps.search import GroupOutcome, Trial, TuningOutcome, read_outcome
+from flsim.sweeps.tuning import Search, TuningFolder, shortened
 from flsim.sweeps.tuning import load as load_search
+from server.sweep import Job, JobEnd
+from server.tune import Tuner
 
 EXPERIMENT = Path(__file__).parents[2] / "experiments" / "tune-table1.toml"
 RATE = "local.learning_rate"
@@ -54,20 +56,20 @@ def write_files(tmp_path: Path, tune: dict[str, Any] | None = None, sweep: dict[
 
 
 def search_of(path: Path) -> Search:
-    return Search(path, *load_search(path, "smoke"), "smoke", path.parent / "corpus")
+    return load_search(path, "smoke", path.parent)
 
 
-def outcome(path: Path, **changes: Any) -> Tuned:
+def outcome(path: Path, **changes: Any) -> TuningOutcome:
     """Write an outcome that chose 0.4 for IID and 3.2 for non-IID users."""
     groups = tuple(
-        TunedGroup(
+        GroupOutcome(
             name=f"a-{world}",
             grid="a",
             axes={"data.world": world},
             values={RATE: rate},
             perplexity=30.0,
             widenings=widenings,
-            trials=(TunedTrial({RATE: rate}, (40.0, 30.0)), TunedTrial({RATE: 12.8}, (math.inf,))),
+            trials=(Trial({RATE: rate}, [40.0, 30.0]), Trial({RATE: 12.8}, [math.inf])),
         )
         for world, rate, widenings in (("iid", 0.4, 0), ("non-iid", 3.2, 1))
     )
@@ -88,7 +90,7 @@ def outcome(path: Path, **changes: Any) -> Tuned:
         "has_own_corpus": True,
         "groups": groups,
     }
-    tuned = Tuned(**(values | changes))
+    tuned = TuningOutcome(**(values | changes))
     tuned.write(path)
     return tuned
 
@@ -103,7 +105,7 @@ def test_a_trial_has_the_runs_of_its_group_and_measures_utility_alone(tmp_path: 
     search = search_of(write_files(tmp_path))
     first, second = search.groups()
     assert [group.name for group in (first, second)] == ["a-iid", "a-non-iid"]
-    runs = search.runs_of(second, Trial(3, {RATE: 0.8}))
+    runs = search.runs_of(second, 3, {RATE: 0.8})
     assert [(run.axes["training.cohort"], run.seed) for run in runs] == [(2, 7), (2, 8), (3, 7), (3, 8)]
     assert runs[0].name == "t03-a-non-iid-cohort2-seed7"
     for run in runs:
@@ -133,7 +135,7 @@ def test_the_experiment_has_a_group_for_each_size_and_world_with_equal_budgets()
     expected = [(grid, world, size) for grid in sizes for world in ("iid", "non-iid") for size in sizes[grid]]
     assert len(groups) == len({group.name for group in groups}) == 16
     for group, (grid, world, size) in zip(groups, expected, strict=True):
-        runs = search.runs_of(group, Trial(0, {}))
+        runs = search.runs_of(group, 0, {})
         assert (group.grid, group.axes["data.world"]) == (grid, world)
         assert [(run.seed, run.config.world, run.config.round_size) for run in runs] == [
             (1000, world, size),
@@ -195,7 +197,7 @@ def test_other_files_are_not_searches(
 def test_an_outcome_is_read_as_it_was_written(tmp_path: Path) -> None:
     write_files(tmp_path)
     written = outcome(tmp_path / "tuned.toml")
-    read = read_tuned(tmp_path / "tuned.toml")
+    read = read_outcome(tmp_path / "tuned.toml")
     assert (read.groups, read.seeds, read.halving) == (written.groups, (7, 8), (0.5, 1.0))
     assert read.groups[0].trials[1].has_diverged
 
@@ -218,15 +220,15 @@ def test_a_sweep_takes_the_chosen_values_and_says_which_search_chose_them(tmp_pa
     assert note == read_sweep(folder.path).tuned
     assert read_sweep(folder.path).chosen == ["local.learning_rate"]
     for part in (
-        "chosen by perplexity on test users alone, never by canaries (search 0123456789ab)",
+        "chosen by perplexity on test users only, never by canaries (search 0123456789ab)",
         "local.learning_rate 0.4 for a-iid; local.learning_rate 3.2 for a-non-iid.",
         "Each group had the same budget before ranges were widened: 8 trials (grid) of 2 runs, halved after 50%",
-        "of training, on seeds 7, 8",
-        "and a corpus of their own.",
+        "of training, on seeds 7, 8 and a separate corpus.",
+        "Stability limits 2 of 2 groups",
         "Ranges were widened, with more trials, for a-non-iid.",
     ):
         assert part in note
-    assert read_tuned(folder.path / "tuned.toml").search == "0123456789abcdef"
+    assert read_outcome(folder.path / "tuned.toml").search == "0123456789abcdef"
 
 
 @pytest.mark.parametrize(
@@ -292,7 +294,7 @@ def test_the_corpus_of_the_search_is_not_reported(
     capsys.readouterr()  # what making a corpus prints
     message = "tuned.toml was tuned on this corpus, so it must not be reported; take another"
     assert_refused(tmp_path, monkeypatch, capsys, ["sweep", "sweep.toml", "--corpus", "mine"], message)
-    read_tuned(tmp_path / "tuned.toml").refuse_corpus("1" * 64, "another corpus")
+    read_outcome(tmp_path / "tuned.toml").refuse_corpus("1" * 64, "another corpus")
     shared = outcome(tmp_path / "tuned.toml", corpus=corpus.digest, has_own_corpus=False)
     shared.refuse_corpus(corpus.digest, "the same corpus, by other seeds")
 
@@ -320,7 +322,52 @@ def test_an_outcome_is_of_the_training_that_was_tuned(tmp_path: Path) -> None:
 @pytest.mark.parametrize("text", ["", "title = 3", "x = 1"])
 def test_a_damaged_outcome_is_named(tmp_path: Path, text: str) -> None:
     with pytest.raises(InputError, match=r"tuned\.toml: no such file, and a tier takes its settings from it"):
-        read_tuned(tmp_path / "tuned.toml")
+        read_outcome(tmp_path / "tuned.toml")
     (tmp_path / "tuned.toml").write_text(text)
     with pytest.raises(InputError, match=r"tuned\.toml: "):
-        read_tuned(tmp_path / "tuned.toml")
+        read_outcome(tmp_path / "tuned.toml")
+
+
+class Trainer:
+    """A stand-in for `server.sweep.train_all`, which measures jobs in some order and may be killed after a number."""
+
+    def __init__(self, order: Callable[[list[Job]], Iterable[Job]], killed_after: int = 10**9) -> None:
+        self.order, self.left = order, killed_after
+        self.measured: dict[tuple[str, int], float] = {}
+
+    def __call__(self, jobs: list[Job], *_: object) -> Iterator[JobEnd]:
+        for job in self.order(jobs):
+            if not self.left:
+                raise KeyboardInterrupt
+            self.left -= 1
+            rate, rounds = job.config.local.learning_rate, job.config.training.rounds  # type: ignore[attr-defined]
+            assert (job.name, rounds) not in self.measured, "a finished trial was trained again"
+            perplexity = math.inf if rate > 3 else 20 + abs(math.log(rate)) + 1 / rounds
+            self.measured[job.name, rounds] = perplexity
+            yield JobEnd(job.name, None)
+
+
+def test_neither_the_order_of_ends_nor_a_kill_changes_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trials that diverge, at rates above 3, stop nothing; what was measured before the kill is not trained again."""
+    write_files(tmp_path, sweep={"base": {"training": {"rounds": 8}}})
+    search = search_of(tmp_path / "tune.toml")
+    corpus = search.open_corpus(tmp_path)
+
+    def tune(name: str, trainer: Trainer) -> bytes:
+        folder = TuningFolder(tmp_path / name)
+        monkeypatch.setattr("server.tune.train_all", trainer)
+        monkeypatch.setattr(TuningFolder, "perplexity", lambda _, *run: trainer.measured.get(run))
+        with folder.hold_lock():
+            Tuner(folder, search, corpus.split("train")).tune(corpus.digest)
+        return (folder.path / TUNED).read_bytes()
+
+    whole = tune("one", Trainer(lambda jobs: jobs))
+    assert tune("two", Trainer(lambda jobs: reversed(jobs))) == whole
+    trainer = Trainer(lambda jobs: sorted(jobs, key=lambda job: job.file.name), killed_after=41)
+    with pytest.raises(KeyboardInterrupt):
+        tune("killed", trainer)
+    trainer.left = 10**9
+    assert tune("killed", trainer) == whole
+    groups = read_outcome(tmp_path / "one" / TUNED).groups
+    assert [(group.values, group.is_limited_by_stability) for group in groups] == [({RATE: 0.8}, False)] * 2
+    assert [[trial.has_diverged for trial in group.trials] for group in groups] == [[False] * 5 + [True] * 3] * 2

@@ -13,7 +13,7 @@ import pytest
 from flsim.measures.utility import PERPLEXITY
 from flsim.results.store import read_run
 from flsim.runs.config import load
-from flsim.sweeps.tuned import read_tuned
+from flsim.sweeps.search import read_outcome
 
 DEADLINE = 1_200.0  # a busy machine takes half a minute to start a run
 SWEEP = """
@@ -77,7 +77,7 @@ def test_a_search_that_was_killed_goes_on_and_a_sweep_takes_what_it_chose(tmp_pa
     assert second.returncode == 0, told
     assert before.items() <= measured(runs).items()  # nothing that was measured was measured again
     assert max(map(len, printed.splitlines())) <= 80
-    tuned = read_tuned(tmp_path / "out" / "tuned.toml")
+    tuned = read_outcome(tmp_path / "out" / "tuned.toml")
     (group,) = tuned.groups
     assert group.widenings == 0
     assert_halved([trial.perplexities for trial in group.trials])
@@ -105,7 +105,7 @@ def test_a_search_that_was_killed_goes_on_and_a_sweep_takes_what_it_chose(tmp_pa
     assert third.returncode == 2
 
 
-def assert_halved(perplexities: list[tuple[float, ...]]) -> None:
+def assert_halved(perplexities: list[list[float]]) -> None:
     """The four with the least perplexity after half of the steps went on, if they were finite; the others did not."""
     by_first = sorted(range(8), key=lambda number: (perplexities[number][0], number))
     expected = {number for number in by_first[:4] if math.isfinite(perplexities[number][0])}
@@ -122,5 +122,5 @@ def assert_taken_by_a_sweep(tmp_path: Path, rate: float) -> None:
     (run,) = (tmp_path / "swept" / "runs").iterdir()
     assert load(run / "config.toml").training.learning_rate == rate  # type: ignore[attr-defined]
     assert f"training.learning_rate {rate:g}" in " ".join(done.stdout.split())
-    assert "Settings were chosen by perplexity on test users alone" in done.stdout
+    assert "Settings were chosen by perplexity on test users only" in done.stdout
     assert "chosen by perplexity" in (tmp_path / "swept" / "report.html").read_text()
