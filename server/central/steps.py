@@ -60,7 +60,7 @@ def train(path: Path, gpus: float) -> Generator[News]:
         RunFailed: another process trains the run, or a user's own code failed.
     """
     run, stop = Run.open(path), StopFile(path)
-    use(run.central.system, gpus)
+    _use(run.central.system, gpus)
     with hold_lock(run), naming_own_code():
         training, state = opened(run)
         chunks = train_chunks(state, training, run.rounds, run.is_saved_at, ends_early=stop)
@@ -72,23 +72,12 @@ def opened(run: Run) -> tuple[CentralTraining, State]:
     return run.central.training_of(run.users, run.rounds), run.latest_state()
 
 
-def use(system: CentralSystemHParams, gpus: float, device: torch.device | None = None) -> None:
-    """Restrict this process to its share of the machine.
-
-    Args:
-        system: system settings of the run.
-        gpus: share of a GPU that this process may fill.
-        device: this process' GPU where it sees those of others as well; the calling thread uses it from now on.
-
-    Raises:
-        InputError: there is no GPU where the settings ask for one.
-    """
+def _use(system: CentralSystemHParams, gpus: float) -> None:
+    """Restrict this process to its share of the machine; raise InputError if the settings ask for a GPU it lacks."""
     torch.set_num_threads(system.threads)
     if system.device == "cuda":
         if not torch.cuda.is_available():
             raise InputError('system.device is "cuda", but torch finds no GPU on the node that Ray chose')
-        if device is not None:
-            torch.cuda.set_device(device)
         torch.cuda.set_per_process_memory_fraction(min(gpus, 1.0))
 
 

@@ -66,7 +66,7 @@ def without_ray() -> Iterator[None]:
             patch.setattr(module, "nodes", lambda: [{"CPU": 64.0}])
             patch.setattr(module, "Nodes", NodesHere)
             patch.setattr(module, "say_where", lambda *_: None)
-        patch.setattr("server.central.launch.attempt", lambda path, _name, _system, gpus: steps.train(path, gpus))
+        patch.setattr("server.central.launch.attempt", lambda run, gpus: steps.train(run.path, gpus))
         patch.setattr("server.federated.launch.ray_grid", lambda *_: nullcontext())
         patch.setattr("server.federated.rounds.wait_for_nodes", lambda *_: [])
         patch.setattr(Exchange, "send", send_here)
