@@ -17,6 +17,7 @@ from flsim.runs.locks import hold_lock
 from flsim.training.central import CentralTraining, Log
 from flsim.training.central.training import train_chunks
 from flsim.training.state import State
+from server.metrics import RoundMetrics
 from server.stopping import StopFile
 
 NEWS_EVERY = 0.5  # seconds between two news
@@ -91,7 +92,7 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
         Interrupted: training ended before the last step, after a saved state, as the driver asked.
     """
     roundlog.settle(run.path, state.round, run.has_a_line_per_round)
-    spent = run.epsilons(state)
+    spent, metrics = run.epsilons(state), RoundMetrics(run)
     yield News(state.round, spent=spent)
     log, unsaid, since = Log(), Log(), state.round
     began = last = time.monotonic()
@@ -103,7 +104,7 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
         if reached is not None:
             if evaluated:  # otherwise accounting, which takes about a second, is skipped
                 spent = run.epsilons(reached)
-            run.log_round(
+            line = run.log_round(
                 round=step,
                 since=since,
                 loss=_mean(log),
@@ -112,6 +113,7 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
                 seconds=round(time.monotonic() - began, 3),
                 digest=digest_of(reached),
             )
+            metrics.report(line)
             run.save(reached)
             log, since = Log(), step
         yield News(step, _mean(unsaid), reached is not None, spent if evaluated else {})

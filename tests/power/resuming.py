@@ -72,7 +72,6 @@ def without_ray() -> Iterator[None]:
         patch.setattr(Exchange, "send", send_here)
         patch.setattr("server.sweep.cluster", lambda *_: nullcontext())
         patch.setattr("server.sweep._as_resources_allow", jobs_here)
-        patch.setattr("server.supervision.exposed", lambda _: nullcontext())
         patch.setattr("server.supervision._service_of", lambda *_: EvaluationInProcess(evaluate_checkpoint))
         yield
 
