@@ -51,7 +51,7 @@ def share(config: Config, resources: Sequence[dict[str, float]]) -> tuple[int, f
         processes, cpus = config.system.known_shards, config.system.cpus_per_client
     elif isinstance(config, CentralConfig):
         training, evaluation = central.process_gpu_shares(config.system)
-        processes, cpus = config.system.workers, config.system.threads
+        processes, cpus = 1, config.system.threads
     gpus = processes * training + system.evaluators * evaluation
     return processes * cpus, round(gpus, 4) if gpus <= 1 else float(-(-gpus // 1))
 

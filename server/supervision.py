@@ -19,7 +19,6 @@ from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.trackers import tracking
 from flsim.training.state import State
-from server.metrics import exposed
 from server.pool.evaluations import EvaluationInProcess, EvaluationService, ServiceHParams
 from server.stopping import Stop
 
@@ -155,7 +154,7 @@ def supervised(
     shared, service = service is not None, service or _service_of(run, evaluation_gpus)
     evaluations = Evaluations(run, service, stop)
     newest = checkpoint.latest(run.path / "checkpoints")
-    with tracking(run.path, run.config.system.tracking, run.parameters), exposed(run):
+    with tracking(run.path, run.config.system.tracking, run.parameters):
         log.info("training", extra={"round": checkpoint.round_of(newest) if newest else 0, "rounds": run.rounds})
         try:
             if not _has_diverged(run):  # of which `finish` wants to know

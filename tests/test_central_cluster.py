@@ -1,4 +1,4 @@
-"""Central runs on one real Ray cluster of two CPUs: at once, one after another, in two processes, and when they die."""
+"""Central runs on one real Ray cluster of two CPUs: at once, one after another, and when they die."""
 
 import json
 import os
@@ -24,9 +24,7 @@ from flsim.runs.folder import Run
 from flsim.runs.locks import TRAINED
 from flsim.training.central import init, train_central
 from flsim.training.state import State
-from server.central.attempts import refuse_what_does_not_fit
-from server.central.launch import process_gpu_shares
-from server.central.workers import STORAGE
+from server.central.launch import process_gpu_shares, refuse_what_does_not_fit
 
 DEADLINE = 240.0
 
@@ -91,24 +89,6 @@ def trainer_of(run: Path) -> int:
     return int(process)
 
 
-def parent_of(process: int) -> int:
-    return int(Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[1])
-
-
-def other_worker(trainer: int) -> int:
-    """The process of Ray Train that trains together with it, on the same node of Ray."""
-    node, found = parent_of(trainer), []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            name, process = (folder / "cmdline").read_text(), int(folder.name)
-            if "RayTrainWorker" in name and process != trainer and parent_of(process) == node:
-                found.append(process)
-        except OSError:  # it has ended
-            continue
-    (other,) = found
-    return other
-
-
 def start_of(run: Run) -> State:
     return init(run.corpus.layout.vocabulary_size, run.config.model, run.config.seed)
 
@@ -118,12 +98,6 @@ def trained_in_one_go(path: Path) -> State:
     run = Run.open(path)
     ((state, _),) = train_central(start_of(run), run.central.training_of(run.users, run.rounds), run.rounds)
     return state
-
-
-def step_shown(run: Started) -> int:
-    """The newest step that its progress display shows, which has a line every 15 seconds; 0 before the first."""
-    steps = re.findall(rf"^{run.path.name}: ([\d,]+) of ", run.output, re.MULTILINE)
-    return int(steps[-1].replace(",", "")) if steps else 0
 
 
 def status_of(path: Path) -> str:
@@ -142,8 +116,8 @@ def test_runs_share_a_cluster_and_equal_the_runs_alone(begin: Begin) -> None:
 
 @pytest.mark.nightly
 def test_a_run_says_what_it_waits_for_and_goes_on_when_another_is_interrupted(begin: Begin) -> None:
-    """The first one's two processes hold all CPUs, for ever: the second can only train once they have ended."""
-    first = begin("first", "system.workers=2", *LONG)
+    """The first one holds all CPUs, for ever: the second can only train once they have ended."""
+    first = begin("first", "system.threads=2", *LONG)
     wait_for_step(first.path, 14)
     second = begin("second")
     wait_until(lambda: "second: waiting for 1 CPU\n" in second.output)
@@ -179,54 +153,6 @@ def test_a_killed_training_goes_on_from_its_newest_checkpoint(begin: Begin) -> N
     assert steps == [*range(7, 1500, 7), 1500]
 
 
-@pytest.mark.nightly
-def test_two_processes_train_as_one_and_go_on_when_one_is_killed(begin: Begin) -> None:
-    """Killed and not: equal bit for bit. Against one process: the loss of the first 20 steps, to float32's rounding."""
-    options = ("system.workers=2", "training.steps=600", "evaluation.every=600", "system.checkpoint_every=20")
-    hurt = begin("hurt", *options)
-    wait_for_step(hurt.path, 60)
-    os.kill(other_worker(trainer_of(hurt.path)), signal.SIGKILL)
-    code, said = hurt.finish()
-    assert code == 0, said
-    assert said.count("hurt: training restarts from the newest checkpoint: ") == 1
-    whole = begin("whole", *options)
-    code, said = whole.finish()
-    assert code == 0, said
-    assert all(line.startswith(("whole: ", "writes to whole; ")) for line in said.splitlines()), (
-        said
-    )  # Ray Train is silent
-    assert_same_state(state_of(hurt.path), state_of(whole.path))
-    assert log_of(hurt.path) == log_of(whole.path)
-    assert rows(hurt.path).equals(rows(whole.path))
-    assert not (whole.path / STORAGE).exists()
-    run = Run.open(whole.path)
-    ((_, log),) = train_central(start_of(run), run.central.training_of(run.users, run.rounds), 20)
-    assert log_of(whole.path)[0]["loss"] == pytest.approx(log.loss / log.tokens, rel=1e-5)
-
-
-@pytest.mark.nightly
-def test_two_processes_end_at_one_step_and_go_on_to_the_same_bits(begin: Begin) -> None:
-    """No checkpoint is due when the signal comes, so the one that is left is that of the last step trained."""
-    options = ("system.workers=2", LONG[1], "system.checkpoint_every=1000000")
-    stopped = begin("stopped", *options, LONG[0])
-    wait_until(lambda: step_shown(stopped) > 0)
-    displayed_step = step_shown(stopped)
-    stopped.process.send_signal(signal.SIGTERM)
-    code, output = stopped.finish()
-    assert code == 143, output
-    assert status_of(stopped.path) == "interrupted"
-    kept = state_of(stopped.path).round
-    assert kept >= displayed_step
-    assert [line["round"] for line in log_of(stopped.path)] == [kept]
-    ended = (*options, f"training.steps={kept + 11}")
-    again = begin("stopped", *ended, options=["--resume"])
-    assert again.finish()[0] == 0, again.output
-    whole = begin("whole", *ended)
-    assert whole.finish()[0] == 0, whole.output
-    assert_same_state(state_of(again.path), state_of(whole.path))
-    assert rows(again.path).equals(rows(whole.path))
-
-
 def test_what_only_the_training_process_can_see_is_still_one_line(begin: Begin) -> None:
     """The cluster says that it has a GPU; torch says that there is none."""
     run = begin("run", "system.device=cuda")
@@ -255,17 +181,12 @@ def test_a_process_fills_a_gpu_together_with_its_evaluators() -> None:
 @pytest.mark.parametrize(
     ("system", "nodes", "message"),
     [
-        (
-            CentralSystemHParams(threads=3),
-            [{"CPU": 2.0}, {"CPU": 2.0}],
-            "training needs 3 CPUs, and the Ray nodes have",
-        ),
-        (CentralSystemHParams(workers=4), [{"CPU": 2.0}, {"CPU": 1.0}], "needs 4 times 1 CPU, .* room for 3 of 4 "),
+        (CentralSystemHParams(threads=3), [{"CPU": 2.0}, {"CPU": 2.0}], "training needs 3 CPUs, and no Ray node has"),
         (CentralSystemHParams(device="cuda"), [{"CPU": 2.0}], 'system.device is "cuda", but no Ray node has a GPU'),
         (
-            CentralSystemHParams(device="cuda", workers=2),
-            [{"CPU": 8.0, "GPU": 1.0}],
-            "needs 2 times 1 CPU and 0.95 GPUs, .* room for 1 of 2 processes",
+            CentralSystemHParams(device="cuda", threads=2),
+            [{"CPU": 1.0, "GPU": 1.0}, {"CPU": 8.0}],
+            "needs 2 CPUs and 0.95 GPUs, and no Ray node",
         ),
     ],
 )

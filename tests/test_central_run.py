@@ -250,17 +250,10 @@ def test_a_diverging_run_stops_with_the_step_and_the_last_good_checkpoint(centra
         (("system.shards=2",), 'system.shards: of federated training, but training.kind is "central"'),
         (("system.gpus=0.5",), 'gpus is for device "cuda"'),
         (("system.device=cuda", "system.gpus=1.5"), "gpus must be above 0 and at most 1, found 1.5"),
-        (("system.device=cuda", "system.gpus=0.5", "system.workers=2"), "workers need a GPU each"),
-        (("system.workers=0",), "workers must be at least 1, found 0"),
+        (("system.workers=2",), "system.workers = 2 was removed: one process trains; remove the setting"),
         (("system.retries=-1",), "retries must not be negative, found -1"),
-        (
-            ("model.architecture=transformer", "model.heads=1", "system.workers=2"),
-            'architecture "transformer" trains in one process; set system',
-        ),
         (("model.architecture=gru", "training.precision=bf16"), 'architecture "gru" trains in float32; training.prec'),
         (("model.architecture=transformer", "model.heads=3"), "embedding must be a multiple of heads, found embedding"),
-        ((*PRIVATE, "system.workers=2"), "DP-SGD trains in one process; set system.workers = 1"),
-        (("training.precision=bf16", "system.workers=2"), 'training.precision "bf16" is of one process'),
         (("local.epochs=2",), 'local: of federated training, but training.kind is "central"'),
     ],
 )

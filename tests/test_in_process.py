@@ -91,7 +91,7 @@ def test_divergence_ends_it_with_its_reason(
     [
         (("--address", "auto"), "--in-process: starts no Ray; leave out --address, --head and --cpus"),
         (("--cpus", "2"), "--in-process: starts no Ray; leave out --address, --head and --cpus"),
-        (("--set", "system.workers=2"), "--in-process: trains in one process on a CPU; set system.workers = 1"),
+        (("--set", "system.device=cuda"), '--in-process: trains on a CPU; set system.device = "cpu"'),
     ],
 )
 def test_what_needs_ray_is_refused_and_leaves_no_run(

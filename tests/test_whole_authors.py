@@ -26,7 +26,7 @@ from flsim.data.importing.run import import_corpus
 from flsim.data.inspect import inspect
 from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.records import Records
-from flsim.data.remote import fetched
+from flsim.data.stores import fetched
 from flsim.defences.deduplication import DeduplicationHParams, deduplicate
 from flsim.report.page import write_report
 from flsim.results import seeds_table

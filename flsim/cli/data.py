@@ -246,7 +246,7 @@ def push_(
     An interrupted copy continues when you repeat the command.
     """
     from flsim.data.corpus import Corpus
-    from flsim.data.remote import push
+    from flsim.data.stores import push
 
     push(Corpus.open(corpus, verify=True).path, uri)
 

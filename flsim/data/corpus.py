@@ -39,7 +39,7 @@ from flsim.data.manifest import (
     splits_in,
 )
 from flsim.data.records import Records, Tokens, Unchanging
-from flsim.data.stores import is_uri
+from flsim.data.stores import fetched, is_uri
 from flsim.data.vocabulary import Layout, Vocabulary
 
 
@@ -162,7 +162,7 @@ class Corpus:
         """Open a corpus folder.
 
         Args:
-            path: the folder, or the URI of a corpus in an object store, which is fetched first (`flsim.data.remote`).
+            path: the folder, or the URI of a corpus in an object store, which is fetched first (`flsim.data.stores`).
             verify: whether to read every file and compare its digest with the manifest's.
 
         Raises:
@@ -170,8 +170,6 @@ class Corpus:
         """
         again = "import the corpus again"
         if is_uri(path):
-            from flsim.data.remote import fetched
-
             path = fetched(path)
             again = f"remove {path} to fetch the corpus again"
         path = Path(path)

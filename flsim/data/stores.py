@@ -1,24 +1,38 @@
-"""Object stores and folders that a URI names, opened through pyarrow.
+"""Corpora in object stores and folders that a URI names: fetched once into a folder of this machine, and mapped there.
 
     s3://BUCKET/PREFIX?region=eu-west-1
     s3://BUCKET/PREFIX?endpoint_override=minio.local:9000&scheme=http
     gs://BUCKET/PREFIX?anonymous=true
     file:///FOLDER
 
-Supported are S3 and stores that speak its protocol, Google Cloud Storage, and folders. Credentials come from where each
-provider's own tools look: environment, profile, or role of the machine. A URI must not hold credentials, because it is
-written into run folders and reports.
+    $FLSIM_CACHE/corpora/DIGEST/           the corpus whose manifest has that digest
+    $FLSIM_CACHE/corpora/DIGEST.partial/   the files of it that were fetched so far; the next fetch continues
+    $FLSIM_CACHE/corpora/DIGEST.lock       locked by the process that fetches
+    $FLSIM_CACHE/fetched/                  by URI, the digest of the manifest that was last read from it
+
+Supported are S3 and stores that speak its protocol, Google Cloud Storage, and folders, through pyarrow. Credentials
+come from where each provider's own tools look: environment, profile, or role of the machine. A URI must not hold
+credentials, because it is written into run folders and reports.
+
+A corpus is fetched completely and not read from the store as needed: rounds read users at random, and a local mapping
+serves these reads at the speed of memory. A folder of the cache is named by the digest of its manifest. It is therefore
+never changed in place, and URIs of the same corpus share it. Only file names that a corpus has are read from the store.
 """
 
 import os
+import shutil
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeGuard
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from flsim.base.errors import InputError, in_one_line
+from flsim.base.files import HashedFile, digest, file_digest, held, make_folder, new_file, sync, sync_folder
+from flsim.base.progress import progress, say
+from flsim.data.manifest import PLANTED, named, read_manifest, splits_in, token_type_in
 
 if TYPE_CHECKING:  # folders are read without pyarrow
     from pyarrow.fs import FileSystem
@@ -28,12 +42,14 @@ OPTIONS = {
     "gs": ("project_id", "scheme", "endpoint_override", "anonymous"),
     "file": (),
 }
+BLOCK = 8 << 20  # bytes of a request
+STREAMS = 8  # requests at once
 TIMEOUT, ATTEMPTS = 5, 3  # seconds without a sign of life; a store that is silent is given up within 20
 SILENT = ("NETWORK_CONNECTION", "UNAVAILABLE", "DEADLINE_EXCEEDED", "Could not connect", "etry policy exhausted")
 REFUSED = ("ACCESS_DENIED", "HTTP status 401", "HTTP status 403", "PERMISSION_DENIED", "UNAUTHENTICATED", "credentials")
 
 
-class Silent(InputError):  # noqa: N818 (what the store is)
+class _Silent(InputError):  # noqa: N818 (what the store is)
     """The error that a store does not answer."""
 
 
@@ -47,7 +63,7 @@ def located(location: Path | str, base: Path = Path()) -> Path | str:
     return location if is_uri(location) else (base / location).resolve()
 
 
-def open_store(uri: str) -> "tuple[FileSystem, str]":
+def _open_store(uri: str) -> "tuple[FileSystem, str]":
     """Return a store and the path in it, without a request to the store.
 
     Raises:
@@ -101,12 +117,12 @@ def _store(scheme: str, options: Mapping[str, Any]) -> "FileSystem":
 
 
 @contextmanager
-def reading(what: str) -> Iterator[None]:
+def _reading(what: str) -> Iterator[None]:
     """Turn errors of a store into one-line input errors.
 
     Raises:
         InputError: nothing is there, or access is refused.
-        Silent: the store does not answer.
+        _Silent: the store does not answer.
     """
     from pyarrow import ArrowException
 
@@ -119,9 +135,158 @@ def reading(what: str) -> Iterator[None]:
         if "NO_SUCH_BUCKET" in message:
             raise InputError(f"{what}: no such bucket; make it first") from error
         if any(sign in message for sign in SILENT):
-            raise Silent(f"{what}: the store does not answer ({message})") from error
+            raise _Silent(f"{what}: the store does not answer ({message})") from error
         if any(sign in message for sign in REFUSED):
             raise InputError(
                 f"{what}: access refused ({message}); set credentials of a user who may read it"
             ) from error
         raise InputError(f"{what}: {message}") from error
+
+
+def cache() -> Path:
+    """Return the folder of fetched corpora: ``$FLSIM_CACHE``, or ``~/.cache/flsim``."""
+    return Path(os.environ.get("FLSIM_CACHE") or Path.home() / ".cache" / "flsim").absolute()
+
+
+def fetched(uri: str) -> Path:
+    """Return the local folder of a corpus, which is fetched if it is not there yet.
+
+    The manifest is read from the store each time, so that a corpus that changed there gets another local folder. If the
+    store does not answer, the last corpus of this URI is used, and a line says so. A store that answers "not found" or
+    "not allowed" is believed.
+
+    Args:
+        uri: the corpus, such as ``s3://bucket/prefix/corpus?region=eu-west-1``; see the module.
+
+    Raises:
+        InputError: the scheme is not known, or the corpus does not exist, cannot be accessed, differs from its
+            manifest, or does not fit on the disk; or the store does not answer and this URI was never fetched.
+    """
+    corpora = cache() / "corpora"
+    seen = cache() / "fetched" / digest(uri)
+    try:
+        store, prefix = _open_store(uri)
+        with _reading(uri), store.open_input_stream(f"{prefix}/manifest.json") as file:
+            text = file.read()
+    except _Silent as error:
+        last = seen.read_text().strip() if seen.is_file() else ""
+        if not (corpora / last / "manifest.json").is_file():
+            raise
+        say(f"{error}; using the copy that was fetched last, of digest {last[:12]}")
+        return corpora / last
+    folder = corpora / digest(text)
+    with _on_disk(cache()):
+        if not folder.exists():
+            make_folder(corpora)
+            with _exclusive(folder.with_suffix(".lock"), uri):
+                if not folder.exists():
+                    _fetch(uri, store, prefix, text, folder)
+        elif (folder / "manifest.json").read_bytes() != text:
+            raise InputError(f"{folder}: is not what was fetched from {uri}; remove that folder to fetch it again")
+        seen.parent.mkdir(exist_ok=True)
+        with new_file(seen) as partial:
+            partial.write_text(folder.name)
+    return folder
+
+
+def push(folder: Path, uri: str) -> None:
+    """Copy a corpus into a store, its manifest last, so that nobody sees half of it.
+
+    The same call continues an interrupted copy.
+
+    Raises:
+        InputError: another corpus is there, there is no such bucket, access is refused, or the store does not answer.
+    """
+    from pyarrow.fs import LocalFileSystem
+
+    store, prefix = _open_store(uri)
+    manifest = (folder / "manifest.json").read_bytes()
+    files = [*read_manifest(manifest, folder)[1], "manifest.json"]
+    with _reading(uri), progress(f"writing {uri} (files)", len(files)) as advance:
+        try:
+            with store.open_input_stream(f"{prefix}/manifest.json") as file:
+                if digest(file.read()) != digest(manifest):
+                    raise InputError(f"{uri}: another corpus is there; name another place, or remove it first")
+        except FileNotFoundError:
+            pass
+        for done, name in enumerate(files, start=1):
+            target = f"{prefix}/{name}"
+            if isinstance(store, LocalFileSystem):
+                store.create_dir(target.rpartition("/")[0])
+            with (folder / name).open("rb") as source, store.open_output_stream(target) as out:
+                shutil.copyfileobj(source, out, BLOCK)
+            advance(done)
+
+
+def _fetch(uri: str, store: "FileSystem", prefix: str, text: bytes, folder: Path) -> None:
+    """Fill the partial folder, then rename it."""
+    manifest, files = read_manifest(text, uri)
+    known = {*named(token_type_in(manifest), splits_in(files)), *PLANTED}
+    for name in files:
+        if name not in known:
+            raise InputError(f"{uri}: its manifest names {name!r:.80}, which no corpus has; copy it there again")
+    partial = folder.with_suffix(".partial")
+    fetched_bytes = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file()) if partial.is_dir() else 0
+    total = sum(size for size, _ in files.values())
+    free = shutil.disk_usage(folder.parent).free
+    if total - fetched_bytes > free:
+        raise InputError(
+            f"{folder.parent}: no room for {uri}, which takes {total:,} bytes; {free:,} are free. Make room, or have "
+            "FLSIM_CACHE name a folder on another disk"
+        )
+    done = 0
+    with progress(f"fetching {uri} (MB)", total / 1e6, unit="MB") as advance:
+        for name, (size, sha256) in files.items():
+            path, what = partial / name, f"{uri}: {name}"
+            if path.is_file() and path.stat().st_size == size and file_digest(path) == sha256:
+                advance((done := done + size) / 1e6)
+                continue
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("wb") as file:
+                copy = HashedFile(file)
+                for block in _blocks(store, f"{prefix}/{name}", size, what):
+                    copy.write(block)
+                    advance((done := done + len(block)) / 1e6)
+            if copy.described()["sha256"] != sha256:
+                path.unlink()
+                raise InputError(
+                    f"{what}: is not what the manifest says (its sha256 differs); try again, or copy the corpus there "
+                    "again"
+                )
+    (partial / "manifest.json").write_bytes(text)
+    sync_folder(partial)
+    partial.rename(folder)
+    sync(folder.parent)
+
+
+def _blocks(store: "FileSystem", source: str, size: int, what: str) -> Iterator[bytes]:
+    """Yield up to `size` bytes of a file, in order, read by several requests at once."""
+    with _reading(what), store.open_input_file(source) as file, ThreadPoolExecutor(STREAMS) as pool:
+        end = min(size, file.size())
+        for first in range(0, end, BLOCK * STREAMS):
+            offsets = range(first, min(first + BLOCK * STREAMS, end), BLOCK)
+            yield from pool.map(lambda offset: file.read_at(min(BLOCK, end - offset), offset), offsets)
+
+
+@contextmanager
+def _exclusive(lock: Path, uri: str) -> Iterator[None]:
+    """Wait until no other process of this machine fetches the same corpus; the lock ends with the process."""
+    lock.touch()
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(held(lock))
+        except BlockingIOError:
+            say(f"{uri}: waiting for another process, which fetches it")
+            stack.enter_context(held(lock, wait=True))
+        yield
+
+
+@contextmanager
+def _on_disk(folder: Path) -> Iterator[None]:
+    """Turn errors of the cache's disk into input errors, because another folder can be named."""
+    try:
+        yield
+    except OSError as error:
+        raise InputError(
+            f"{error.filename or folder}: {error.strerror}; make room, or have FLSIM_CACHE name another folder"
+        ) from error

@@ -44,8 +44,8 @@ def kind_of(config: Config) -> str:
         parts = ["federated", config.system.engine, *parts, config.system.known_shards, config.system.cpus_per_client]
         parts += [local.batch_size, local.epochs, local.max_records, local.precision, config.system.micro_cohort]
     elif isinstance(config, CentralConfig):
-        parts = ["central", config.system.engine, *parts, config.system.device, config.system.workers]
-        parts += [config.system.threads, config.training.precision]
+        parts = ["central", config.system.engine, *parts, config.system.device, config.system.threads]
+        parts += [config.training.precision]
     parts += [system.evaluators, evaluation.references, evaluation.decide, evaluation.also, evaluation.test_users]
     parts += [canaries_of(config)]
     return " ".join(map(str, parts))

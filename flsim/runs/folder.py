@@ -350,9 +350,10 @@ class Run:
         }
         write_json(self.path / "run.json", about)
 
-    def log_round(self, **values: Any) -> None:
-        """Append a line to rounds.jsonl."""
+    def log_round(self, **values: Any) -> dict[str, Any]:
+        """Append a line to rounds.jsonl, and return it."""
         roundlog.append(self.path, **values)
+        return values
 
     def epsilons(self, state: State) -> dict[str, float]:
         """Return the epsilons that the state's rounds spent, by the name of the convention; empty without noise."""

@@ -1,13 +1,14 @@
 """TensorBoard, MLflow and Weights & Biases as trackers of a run's rounds and evaluations.
 
 rounds.jsonl and rows/ are the truth. For each tracker, a thread of the driver reads these files, so that neither
-training nor another tracker waits for it, and a tracker that fails stops nothing. A resumed run reports each number
-once. TensorBoard gets all numbers again and drops the earlier ones. MLflow is asked which numbers it has. For Weights &
-Biases, a file keeps the order of the reported numbers. No earlier session's files are removed.
+training nor another tracker waits for it, and a tracker that fails stops nothing. A resumed run continues the same run
+of a tracker, and reports each number once: TensorBoard gets all numbers again and drops the earlier ones; MLflow and
+Weights & Biases have the last reported rounds, as ``train/round`` and ``eval/round``. No earlier session's files are
+removed.
 
 RUN/tensorboard/    events
 RUN/mlflow/         run_id; mlflow.db, unless MLFLOW_TRACKING_URI names another store
-RUN/wandb/          run_id, told; a folder per session. Offline unless WANDB_MODE or a login says otherwise
+RUN/wandb/          run_id; a folder per session. Offline unless WANDB_MODE or a login says otherwise
 """
 
 import json
@@ -71,7 +72,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """Tracker for MLflow."""
+    """Tracker for MLflow, by a client, because the functions of `mlflow` change the store of the whole process."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         """Continue the MLflow run of a run folder, or create one."""
@@ -98,11 +99,7 @@ class MLflow:
             (folder / "run_id").write_text(known.info.run_id)
         self._id = known.info.run_id
         client.update_run(self._id, status="RUNNING")
-        self._known = {
-            (tag, measurement.step)
-            for tag in known.data.metrics
-            for measurement in client.get_metric_history(self._id, tag)
-        }
+        self._last = dict(known.data.metrics)
         texts = _texts(settings)
         new = [Param(name, text) for name, text in texts.items() if name not in known.data.params]
         for first in range(0, len(new), 100):  # as many as a request may have
@@ -114,19 +111,20 @@ class MLflow:
     def log(self, values: Mapping[str, float], round_: int) -> None:
         from mlflow.entities import Metric
 
-        now = int(time.time() * 1000)
-        new = [Metric(tag, value, now, round_) for tag, value in values.items() if (tag, round_) not in self._known]
-        self._client.log_batch(self._id, metrics=new)
+        tag, now = _round_tag(values), int(time.time() * 1000)
+        if round_ > self._last.get(tag, 0):
+            metrics = [Metric(name, value, now, round_) for name, value in {tag: round_, **values}.items()]
+            self._client.log_batch(self._id, metrics=metrics)
 
     def close(self, is_completed: bool) -> None:
         self._client.set_terminated(self._id, "FINISHED" if is_completed else "FAILED")
 
 
 class WeightsAndBiases:
-    """Tracker for Weights & Biases, with one line for each call of `log`, which the file `told` lists in order.
+    """Tracker for Weights & Biases.
 
-    If a run is resumed online, it has as many lines as its step says, and the rest is reported again. Offline,
-    everything is reported again, because a session's folder is whole and replaces those before it.
+    A run that is resumed online knows the last reported rounds. Offline, everything is reported again, because a
+    session's folder is complete and replaces those before it.
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
@@ -168,19 +166,15 @@ class WeightsAndBiases:
         for session in earlier_sessions:
             if session != Path(self._run.dir).parent:
                 session.rename(session.with_name(f"replaced-{session.name}"))  # `wandb sync --sync-all` skips it
-        self._run.define_metric("round")
-        self._run.define_metric("*", step_metric="round")
-        self._told = folder / "told"
-        told = self._told.read_text().splitlines()[: self._run.step] if self._told.exists() else []
-        self._told.write_text("".join(f"{line}\n" for line in told))
-        self._known = set(told)
+        for part in ("train", "eval"):
+            self._run.define_metric(f"{part}/round")
+            self._run.define_metric(f"{part}/*", step_metric=f"{part}/round")
+        self._last = {tag: self._run.summary.get(tag, 0) for tag in ("train/round", "eval/round")}
 
     def log(self, values: Mapping[str, float], round_: int) -> None:
-        line = f"{next(iter(values)).partition('/')[0]} {round_}"
-        if line not in self._known:
-            with self._told.open("a") as file:
-                file.write(f"{line}\n")
-            self._run.log({"round": round_, **values})
+        tag = _round_tag(values)
+        if round_ > self._last[tag]:
+            self._run.log({tag: round_, **values})
 
     def close(self, is_completed: bool) -> None:
         self._run.finish(exit_code=int(not is_completed))
@@ -308,6 +302,11 @@ def of_evaluation(rows: pd.DataFrame, own: Mapping[str, Quantity]) -> dict[str, 
         is_count = metric in counted
         values[metric if is_count else f"mean {metric}"] = of_canaries.sum() if is_count else of_canaries.mean()
     return {f"eval/{name}": float(value) for name, value in values.items()}
+
+
+def _round_tag(values: Mapping[str, float]) -> str:
+    """Return the tag of the round of these values: "train/round" or "eval/round"."""
+    return f"{next(iter(values)).partition('/')[0]}/round"
 
 
 def _texts(settings: Settings) -> dict[str, str]:

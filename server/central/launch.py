@@ -3,12 +3,16 @@
 Training and evaluation run on Ray, and this process supervises them; or all of it is in this process, without Ray.
 """
 
-import shutil
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, closing, contextmanager
 
+import ray
+from ray.exceptions import RayError, RayTaskError
+from ray.util import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
 from flsim.algorithms.checkpoint import checkpoint_name
-from flsim.base.errors import InputError, Interrupted, RunFailed
+from flsim.base.errors import InputError, Interrupted, RunFailed, is_out_of_memory
 from flsim.base.logs import log, logging_to
 from flsim.base.progress import progress, say
 from flsim.privacy import ledger
@@ -17,15 +21,17 @@ from flsim.runs.folder import Run
 from flsim.runs.locks import DRIVEN, hold_lock
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.recovery import recover
-from server.central.attempts import attempt, refuse_what_does_not_fit
 from server.central.steps import Lost, News, opened, train
-from server.central.workers import STORAGE
+from server.cluster.causes import death
 from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where
 from server.pool.evaluations import EvaluationInProcess
 from server.pool.shares import gpu_shares
 from server.stopping import Stop, StopFile, stopping
 from server.supervision import Evaluations, supervised
+
+LOOK = 0.2  # seconds between two items of the iterator
+PATIENCE = 3.0  # seconds until a message says that others hold the resources of the training
 
 
 def simulate(
@@ -57,11 +63,11 @@ def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
     the process dies, `--resume` goes on.
 
     Raises:
-        InputError: the run trains in several processes or on a GPU, or `opened` refuses it.
+        InputError: the run trains on a GPU, or `opened` refuses it.
         Diverged, Interrupted, RunFailed: see `simulate`.
     """
     if not run.central.system.is_one_process:
-        raise InputError('--in-process: trains in one process on a CPU; set system.workers = 1 and device = "cpu"')
+        raise InputError('--in-process: trains on a CPU; set system.device = "cpu"')
     stop, stop_file = Stop(), StopFile(run.path)
     with _driven(run), stopping(stop):
         _begin(run, retrain_lost)
@@ -107,7 +113,7 @@ def _simulate(run: Run, address: str | None, cpus: int | None, head: str | None,
 
 
 def process_gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
-    """Return the GPUs of a training process and of an evaluator."""
+    """Return the GPUs of the training process and of an evaluator."""
     return gpu_shares(system.gpus, system.gpus_for_evaluation, system.evaluators, system.device == "cuda")
 
 
@@ -116,7 +122,7 @@ def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, st
 
     Args:
         run: the run.
-        gpus: GPUs of each training process.
+        gpus: GPUs of the training process.
         evaluations: evaluations of the run.
         stop: the event that asks the run to end.
         stop_file: the file that asks the training process to end.
@@ -129,8 +135,7 @@ def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, st
     while True:
         evaluations.submit_unevaluated()
         try:
-            told = attempt(run.path.resolve(), run.name, run.central.system, gpus)
-            for news in _followed(run, told, evaluations, stop, stop_file):
+            for news in _followed(run, attempt(run, gpus), evaluations, stop, stop_file):
                 failures = 0 if news.saved else failures
             return
         except Interrupted:
@@ -146,13 +151,81 @@ def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, st
             stop.check()
 
 
+def attempt(run: Run, gpus: float) -> Generator[News | None]:
+    """Train a run in one task on the Ray cluster until it ends; closing the iterator ends the training.
+
+    Args:
+        run: the run, whose folder all nodes see.
+        gpus: GPUs of the training process.
+
+    Yields:
+        News, and every now and then None where there is none.
+
+    Raises:
+        Lost: the process died, or ran out of memory; the newest checkpoint is good.
+        Exception: training raised this error.
+    """
+    system = run.central.system
+    group = placement_group([{"CPU": float(system.threads)} | ({"GPU": gpus} if gpus else {})])
+    stream = None
+    try:
+        waited, patience = 0.0, PATIENCE
+        while not group.wait(LOOK):
+            waited += LOOK
+            if waited >= patience:
+                say(f"{run.name}: waiting for {_in_words(system, gpus)}")
+                patience = float("inf")
+            yield None
+        task = ray.remote(train).options(
+            num_cpus=system.threads,
+            num_gpus=gpus,
+            scheduling_strategy=PlacementGroupSchedulingStrategy(group),
+            num_returns="streaming",
+            max_retries=0,
+        )
+        stream = task.remote(run.path.resolve(), gpus)
+        while True:
+            if not ray.wait([stream], timeout=LOOK)[0]:
+                yield None
+                continue
+            try:
+                news = ray.get(next(stream))
+            except StopIteration:
+                return
+            yield news
+    except RayTaskError as error:
+        if error.cause and is_out_of_memory(error.cause):
+            raise Lost(f"{type(error.cause).__name__}: {error.cause}") from error
+        raise (error.cause or error) from error
+    except RayError as error:
+        raise Lost(death(error)) from error
+    finally:
+        if stream is not None:
+            ray.cancel(stream, force=True)
+        remove_placement_group(group)
+
+
+def refuse_what_does_not_fit(system: CentralSystemHParams, gpus: float, nodes: list[dict[str, float]]) -> None:
+    """Raise InputError if the training would wait for ever on nodes with these resources."""
+    if gpus and not any(node.get("GPU") for node in nodes):
+        raise InputError('system.device is "cuda", but no Ray node has a GPU; set system.device = "cpu"')
+    if not any(node.get("CPU", 0) >= system.threads and node.get("GPU", 0) >= gpus for node in nodes):
+        raise InputError(
+            f"training needs {_in_words(system, gpus)}, and no Ray node has room for them; lower system.threads or "
+            f"system.gpus"
+        )
+
+
+def _in_words(system: CentralSystemHParams, gpus: float) -> str:
+    return f"{system.threads} CPU{'s' * (system.threads != 1)}" + (f" and {gpus:g} GPUs" if gpus else "")
+
+
 def _followed(
     run: Run, told: Generator[News | None], evaluations: Evaluations, stop: Stop, stop_file: StopFile
 ) -> Iterator[News]:
     """Yield the news of an attempt with a progress display, and submit its checkpoints to the evaluation."""
     config, spent, advance = run.config, dict[str, float](), None
     with ExitStack() as stack:
-        stack.callback(shutil.rmtree, run.path / STORAGE, ignore_errors=True)
         for news in stack.enter_context(closing(told)):
             if stop.is_set():
                 if advance is None:  # nothing is trained yet, so there is nothing to save

@@ -17,6 +17,7 @@ from flsim.runs.locks import hold_lock
 from flsim.training.central import CentralTraining, Log
 from flsim.training.central.training import train_chunks
 from flsim.training.state import State
+from server.metrics import RoundMetrics
 from server.stopping import StopFile
 
 NEWS_EVERY = 0.5  # seconds between two news
@@ -60,7 +61,7 @@ def train(path: Path, gpus: float) -> Generator[News]:
         RunFailed: another process trains the run, or a user's own code failed.
     """
     run, stop = Run.open(path), StopFile(path)
-    use(run.central.system, gpus)
+    _use(run.central.system, gpus)
     with hold_lock(run), naming_own_code():
         training, state = opened(run)
         chunks = train_chunks(state, training, run.rounds, run.is_saved_at, ends_early=stop)
@@ -72,23 +73,12 @@ def opened(run: Run) -> tuple[CentralTraining, State]:
     return run.central.training_of(run.users, run.rounds), run.latest_state()
 
 
-def use(system: CentralSystemHParams, gpus: float, device: torch.device | None = None) -> None:
-    """Restrict this process to its share of the machine.
-
-    Args:
-        system: system settings of the run.
-        gpus: share of a GPU that this process may fill.
-        device: this process' GPU where it sees those of others as well; the calling thread uses it from now on.
-
-    Raises:
-        InputError: there is no GPU where the settings ask for one.
-    """
+def _use(system: CentralSystemHParams, gpus: float) -> None:
+    """Restrict this process to its share of the machine; raise InputError if the settings ask for a GPU it lacks."""
     torch.set_num_threads(system.threads)
     if system.device == "cuda":
         if not torch.cuda.is_available():
             raise InputError('system.device is "cuda", but torch finds no GPU on the node that Ray chose')
-        if device is not None:
-            torch.cuda.set_device(device)
         torch.cuda.set_per_process_memory_fraction(min(gpus, 1.0))
 
 
@@ -102,7 +92,7 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
         Interrupted: training ended before the last step, after a saved state, as the driver asked.
     """
     roundlog.settle(run.path, state.round, run.has_a_line_per_round)
-    spent = run.epsilons(state)
+    spent, metrics = run.epsilons(state), RoundMetrics(run)
     yield News(state.round, spent=spent)
     log, unsaid, since = Log(), Log(), state.round
     began = last = time.monotonic()
@@ -114,7 +104,7 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
         if reached is not None:
             if evaluated:  # otherwise accounting, which takes about a second, is skipped
                 spent = run.epsilons(reached)
-            run.log_round(
+            line = run.log_round(
                 round=step,
                 since=since,
                 loss=_mean(log),
@@ -123,6 +113,7 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
                 seconds=round(time.monotonic() - began, 3),
                 digest=digest_of(reached),
             )
+            metrics.report(line)
             run.save(reached)
             log, since = Log(), step
         yield News(step, _mean(unsaid), reached is not None, spent if evaluated else {})

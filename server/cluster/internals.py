@@ -177,22 +177,6 @@ def address_for_others(host: str) -> str:
     return str(services.resolve_ip_for_localhost(host))
 
 
-def trainer_without_cleaner() -> Any:
-    """Return Ray Train's `TorchTrainer` without the process that cleans up after a dead controller, as drivers do that.
-
-    The public way to choose callbacks, `RunConfig.callbacks`, adds to the default ones and removes none.
-    """
-    from ray.train.torch import TorchTrainer
-    from ray.train.v2._internal.callbacks.placement_group_callback import PlacementGroupCleanerCallback
-
-    class Trainer(TorchTrainer):  # type: ignore[misc]
-        def _create_default_callbacks(self) -> list[Any]:
-            callbacks = super()._create_default_callbacks()
-            return [callback for callback in callbacks if not isinstance(callback, PlacementGroupCleanerCallback)]
-
-    return Trainer
-
-
 def send_as(run: int, node: int) -> None:
     """Set the run and the node that Flower's messages of this process come from.
 

@@ -18,7 +18,7 @@ from flsim.canaries.population import World
 from flsim.data.corpus import Corpus
 from flsim.data.inspect import inspect
 from flsim.data.manifest import named
-from flsim.data.remote import fetched, push
+from flsim.data.stores import fetched, push
 from flsim.defences.deduplication import DeduplicationHParams, deduplicate
 
 SIZE = 70_000  # token ids

@@ -66,13 +66,12 @@ def without_ray() -> Iterator[None]:
             patch.setattr(module, "nodes", lambda: [{"CPU": 64.0}])
             patch.setattr(module, "Nodes", NodesHere)
             patch.setattr(module, "say_where", lambda *_: None)
-        patch.setattr("server.central.launch.attempt", lambda path, _name, _system, gpus: steps.train(path, gpus))
+        patch.setattr("server.central.launch.attempt", lambda run, gpus: steps.train(run.path, gpus))
         patch.setattr("server.federated.launch.ray_grid", lambda *_: nullcontext())
         patch.setattr("server.federated.rounds.wait_for_nodes", lambda *_: [])
         patch.setattr(Exchange, "send", send_here)
         patch.setattr("server.sweep.cluster", lambda *_: nullcontext())
         patch.setattr("server.sweep._as_resources_allow", jobs_here)
-        patch.setattr("server.supervision.exposed", lambda _: nullcontext())
         patch.setattr("server.supervision._service_of", lambda *_: EvaluationInProcess(evaluate_checkpoint))
         yield
 

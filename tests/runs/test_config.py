@@ -290,6 +290,12 @@ def test_a_central_run_may_be_resumed_for_longer(tmp_path: Path, override: str) 
     assert read_central(tmp_path, override).digest == read_central(tmp_path).digest
 
 
+def test_the_default_of_a_removed_setting_is_still_read_and_other_values_are_refused(tmp_path: Path) -> None:
+    assert read_central(tmp_path, "system.workers=1") == read_central(tmp_path)
+    with pytest.raises(InputError, match=r"system\.workers = 4 was removed: one process trains; remove the setting$"):
+        read_central(tmp_path, "system.workers=4")
+
+
 def test_a_run_of_before_there_were_architectures_keeps_its_digest(tmp_path: Path) -> None:
     """What stood for `MINIMAL` and `CENTRAL` then, by the version before they came."""
     assert read(tmp_path, MINIMAL).digest == "3a6ca425865abb84a617b9daa2a37033f4012e4c00ba552e7aa287603d630f70"

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from flsim.results.tables import memorization_table
 from flsim.runs import config, roundlog
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
-from flsim.runs.trackers import News
+from flsim.runs.trackers import News, WeightsAndBiases
 from server.central import steps
 from server.pool.evaluations import EvaluationService
 from server.supervision import supervised
@@ -79,16 +79,11 @@ def simulate_and_die(path: Path) -> None:
 
     def after(round_: int) -> None:
         if round_ == 7:
-            wait_until(lambda: "train 7" in told(path) and 7 in of_tensorboard(path).get("train/seconds", {}))
+            wait_until(lambda: 7 in of_tensorboard(path).get("train/seconds", {}))
             wait_until(lambda: 7 in of_mlflow(path).get("train/seconds", {}))
             os.kill(os.getpid(), signal.SIGKILL)
 
     simulate(Run.open(path), after=after)
-
-
-def told(run: Path) -> list[str]:
-    path = run / "wandb" / "told"
-    return path.read_text().splitlines() if path.exists() else []
 
 
 def wait_until(is_so: Callable[[], bool]) -> None:
@@ -228,17 +223,17 @@ def test_trackers_that_fail_at_the_start_stop_nothing(
 
 
 def test_a_tracker_that_fails_on_the_way_is_said_once_and_told_no_more(
-    make: Callable[..., Run], capsys: pytest.CaptureFixture[str]
+    make: Callable[..., Run], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run = make("run", ("tensorboard", "wandb"))
+    run, log = make("run", ("tensorboard", "wandb")), WeightsAndBiases.log
 
-    def after(round_: int) -> None:
+    def log_or_fail(tracker: WeightsAndBiases, values: Mapping[str, float], round_: int) -> None:
         if round_ == 4:
-            wait_until(lambda: "eval 4" in told(run.path))
-            (run.path / "wandb" / "told").unlink()
-            (run.path / "wandb" / "told").mkdir()
+            raise OSError("no space left")
+        log(tracker, values, round_)
 
-    simulate(run, after=after)
+    monkeypatch.setattr(WeightsAndBiases, "log", log_or_fail)
+    simulate(run)
     assert capsys.readouterr().err.count("run: tracking by wandb failed, and the run continues without it: ") == 1
     assert sorted(of_tensorboard(run.path)["train/loss"]) == [1, 2, 3, 4, 5, 6, 7, 8]
 

@@ -44,9 +44,10 @@ def of_wandb(run: Path) -> Scalars:
     for record in records(next(folders[0].glob("*.wandb"))) if folders else ():
         history = Record.FromString(record).history
         items = {(entry.key or ".".join(entry.nested_key)): json.loads(entry.value_json) for entry in history.item}
-        for tag, value in items.items():
-            if "/" in tag:
-                scalars.setdefault(tag, {}).setdefault(items["round"], []).append(float(value))
+        for round_ in [value for tag, value in items.items() if tag.endswith("/round")]:
+            for tag, value in items.items():
+                if "/" in tag:
+                    scalars.setdefault(tag, {}).setdefault(round_, []).append(float(value))
     assert len(folders) <= 1
     return scalars
 

@@ -35,7 +35,6 @@ def central(**system: object) -> Config:
         (federated(shards=3, cpus_per_client=2), [CPU_NODE], (6, 0)),
         (federated(), [CPU_NODE], (2, 0)),  # where the settings leave the shards open, as a run finds room for two
         (central(threads=2), [CPU_NODE], (2, 0)),
-        (central(threads=2, workers=3), [CPU_NODE], (6, 0)),
         # Shares of training and of evaluation: two such runs fit on a GPU beside each other, five of the next.
         (federated(shards=1, gpus_per_client=0.4, gpus_for_evaluation=0.1), [GPU_NODE], (1, 0.5)),
         (central(device="cuda", gpus=0.15, gpus_for_evaluation=0.05), [GPU_NODE], (1, 0.2)),

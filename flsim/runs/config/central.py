@@ -51,15 +51,14 @@ class StepwiseEvaluationHParams(ScheduledEvaluationHParams):
 class CentralSystemHParams(CommonSystemHParams):
     """Settings of how a central run uses the machines; they change nothing in its results but float rounding.
 
-    A run resumes to the same bits where device, threads, workers and physical_batch are what they were.
+    A run resumes to the same bits where device, threads and physical_batch are what they were.
 
     Attributes:
         engine: "fused" trains with a gradient that is written out, for "cifg", "lstm" and "gru". "autograd" is plain
             PyTorch: slower, and it trains any architecture and does DP-SGD.
         device: Device of the training.
-        workers: Number of training processes, by Ray Train; several share each batch. Unit: processes.
-        threads: CPU cores, and torch threads, of a training process. Unit: cores.
-        gpus: GPUs of a training process, at most 1, e.g. 0.2 for four runs on one GPU, each with an evaluator. The
+        threads: CPU cores, and torch threads, of the training process. Unit: cores.
+        gpus: GPUs of the training process, at most 1, e.g. 0.2 for four runs on one GPU, each with an evaluator. The
             process may fill this share of the GPU's memory. When not set with device "cuda": what the evaluators leave
             of one GPU. With device "cpu": 0 or not set. Unit: GPUs.
         retries: Times in a row that training restarts from the newest checkpoint after a process died, before the run
@@ -71,7 +70,6 @@ class CentralSystemHParams(CommonSystemHParams):
 
     engine: EngineName = "fused"
     device: Literal["cpu", "cuda"] = "cpu"
-    workers: int = 1
     threads: int = 1
     gpus: float | None = None
     retries: int = 3
@@ -80,7 +78,7 @@ class CentralSystemHParams(CommonSystemHParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        at_least_one(workers=self.workers, threads=self.threads, physical_batch=self.physical_batch)
+        at_least_one(threads=self.threads, physical_batch=self.physical_batch)
         if self.retries < 0:
             raise InputError(f"retries must not be negative, found {self.retries}")
         if self.gpus is None or (self.device == "cpu" and self.gpus == 0):
@@ -89,8 +87,6 @@ class CentralSystemHParams(CommonSystemHParams):
             raise InputError('gpus is for device "cuda"; remove it or set it to 0, or set device = "cuda"')
         if not 0 < self.gpus <= 1:
             raise InputError(f"gpus must be above 0 and at most 1, found {self.gpus:g}")
-        if self.workers > 1 and self.gpus <= 0.5:
-            raise InputError(f"workers need a GPU each: with workers = {self.workers} gpus must be above 0.5")
 
     @property
     def training_threads(self) -> int:
@@ -98,7 +94,7 @@ class CentralSystemHParams(CommonSystemHParams):
 
     @property
     def is_one_process(self) -> bool:
-        return self.workers == 1 and self.device == "cpu"
+        return self.device == "cpu"
 
 
 @dataclass(frozen=True)
@@ -124,10 +120,6 @@ class CentralConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.system.workers > 1:
-            from flsim.training.central.distributed import refuse_what_trains_alone
-
-            refuse_what_trains_alone(self.privacy.mechanism, self.training.precision, self.model.architecture)
         world, order = self.data.world, self.training.order
         if order in (None, self.order):
             return

@@ -16,6 +16,11 @@ from flsim.runs.config.federated import FederatedConfig
 
 KINDS: dict[str, type[Config]] = {"federated": FederatedConfig, "central": CentralConfig}
 
+# Removed settings: (kind of training, section, key) -> their default, which is still read, and what to do otherwise.
+REMOVED: dict[tuple[str, str, str], tuple[object, str]] = {
+    ("central", "system", "workers"): (1, "one process trains; remove the setting"),
+}
+
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     """Read a TOML file.
@@ -55,6 +60,7 @@ def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
         raise InputError(f"{source}: training.kind: Input should be 'federated' or 'central', found {name!r}")
+    values = _without_removed(name, values, source)
     _refuse_unknown(name, values, source)
     values = own_code.renamed(kind, values, lambda name: own_code.located(name, base))
     return toml.validate(kind, values, source)
@@ -71,6 +77,19 @@ def dump(config: Config, path: Path) -> None:
     }
     values["data"]["corpus"] = str(config.data.corpus)
     path.write_text(tomli_w.dumps(values), encoding="utf-8")
+
+
+def _without_removed(name: str, values: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the values without removed settings; raise InputError if one differs from what it was by default."""
+    values = dict(values)
+    for (kind, section, key), (default, remedy) in REMOVED.items():
+        table = values.get(section)
+        if kind != name or not isinstance(table, Mapping) or key not in table:
+            continue
+        if table[key] != default:
+            raise InputError(f"{source}: {section}.{key} = {table[key]!r} was removed: {remedy}")
+        values[section] = {other: value for other, value in table.items() if other != key}
+    return values
 
 
 def _refuse_unknown(name: str, values: Mapping[str, Any], source: str) -> None:

@@ -26,14 +26,14 @@ def engine_of(training: CentralTask, state: State) -> Engine:
         return AutogradEngine(training, state)
     if training.device == "cpu":
         return PackedEngine(training, state)
-    if not has_kernels(training):
+    if not _has_kernels(training):
         return AutogradEngine(training, state)
     from flsim.training.central.stacked import StackedEngine
 
     return StackedEngine(training, state)
 
 
-def has_kernels(training: CentralTask) -> bool:
+def _has_kernels(training: CentralTask) -> bool:
     """Return whether there are kernels for the model and the optimizer; says where only the optimizer has none."""
     if not training.capabilities.stacked:
         return False

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 import torch
 
 from flsim.models.language_model import Params, representative
@@ -12,7 +11,7 @@ from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.gradient import PackedBatch, packed_batches
 from flsim.training.cohort.packed_models import packed_model
 from flsim.training.cohort.products import products_for
-from flsim.training.cohort.steps import Steps, lay_out
+from flsim.training.cohort.steps import Steps
 from flsim.training.dropout import factors
 from flsim.training.local import bound_norm
 from flsim.training.state import Moments, State
@@ -31,8 +30,7 @@ class PackedEngine:
             load_moments(self._optimizer, self._model.weights, state.moments)
 
     def pack(self, chunk: Chunk) -> tuple[int, list[PackedBatch]]:
-        record, step = np.arange(len(chunk.records)), np.repeat(np.arange(len(chunk)), chunk.counts)
-        steps = lay_out(chunk.records, self._training.records.layout, record, step, len(chunk))
+        steps = chunk.positions(self._training.records.layout)
         return chunk.first, self._with_dropout(chunk, steps, list(packed_batches(steps)))
 
     def train(self, packed: tuple[int, list[PackedBatch]]) -> tuple[Sequence[float], Sequence[int]]:

@@ -15,7 +15,6 @@ from torch import Tensor
 from flsim.base.extensions import configured
 from flsim.models.language_model import Params, representative
 from flsim.training.central.hparams import CentralHParams
-from flsim.training.central.shares import dealt, tokens_of
 from flsim.training.central.task import CentralTask, Chunk
 from flsim.training.cohort.cuda_graphs import Graphs
 from flsim.training.cohort.devices import kernels_for, products
@@ -33,7 +32,7 @@ from flsim.training.cohort.packing import (
     width_of,
 )
 from flsim.training.cohort.stacked_model import Dropped, StackedModel, widened_for
-from flsim.training.cohort.steps import Steps, lay_out
+from flsim.training.cohort.steps import Steps
 from flsim.training.dropout import factors
 from flsim.training.optimizers import BETAS, MOMENTUM, SGD, optimizer_named
 from flsim.training.state import Moments, State
@@ -42,10 +41,7 @@ POSITIONS = 2  # for each record of a batch; CUDA graphs are for multiples of th
 
 
 class PackedChunk(NamedTuple):
-    """Steps as those of one user, their numbers of positions, and dropout's uint8 values, one step after another.
-
-    `tokens` counts the positions of whole batches; the others are of this process' share of each.
-    """
+    """Steps as those of one user, their numbers of positions, and dropout's uint8 values, one step after another."""
 
     group: PackedGroup
     tokens: list[int]
@@ -60,39 +56,26 @@ class StackedEngine:
         state: the state to continue from.
         kernels: the kernels of a step; None for Triton's on an NVIDIA GPU that has it, else PyTorch's.
         graphs: whether to use CUDA graphs; None for yes where Triton's kernels are used on a GPU.
-        rank, workers: which share of each batch this process has, of how many; see `dealt`.
 
     Raises:
         torch.OutOfMemoryError: the device's memory does not suffice, also in `train` (RuntimeError on a CPU).
-
-    Attributes:
-        sums_gradients: whether a step needs the gradient of the whole batch, which plain SGD by one process does not.
     """
 
-    sums_gradients = False
-
     def __init__(
-        self,
-        training: CentralTask,
-        state: State,
-        kernels: Kernels | None = None,
-        graphs: bool | None = None,
-        rank: int = 0,
-        workers: int = 1,
+        self, training: CentralTask, state: State, kernels: Kernels | None = None, graphs: bool | None = None
     ) -> None:
-        self._rank, self._workers = rank, workers
         self._training, self._hparams, self._device = training, training.hparams, torch.device(training.device)
         self._like = {name: value.detach().to(self._device) for name, value in state.params.items()}
         self._kernels = kernels or kernels_for(self._like, self._hparams.precision, is_single=True)
         on_gpu = self._device.type == "cuda"
         use_graphs = graphs if graphs is not None else on_gpu and not isinstance(self._kernels, TorchKernels)
         self._graphs = Graphs(self._device) if use_graphs else None
-        rows, times = -(-training.largest_batch // workers), training.records.layout.record_words
+        rows, times = training.largest_batch, training.records.layout.record_words
         self._largest = Shape(1, times, rows, times * rows)
         self._rounding = Shape(1, 4, rows, POSITIONS * rows) if use_graphs else EXACT
 
         wide = widened_for(self._kernels, self._like)
-        holds_gradients = self.sums_gradients or not self._hparams.is_plain
+        holds_gradients = not self._hparams.is_plain
         self._model = StackedModel(wide, 1, self._hparams.precision, self._kernels, holds_gradients, is_single=True)
         self._model.load(wide)
         self._rule = _rule(self._hparams)
@@ -105,12 +88,10 @@ class StackedEngine:
         self._kept = torch.zeros(self._kept_values(self._largest), dtype=torch.uint8, device=self._device)
 
     def pack(self, chunk: Chunk) -> PackedChunk:
-        layout = self._training.records.layout
-        record, step = dealt(chunk, layout, self._rank, self._workers)
-        steps = _by_token(lay_out(chunk.records, layout, record, step, len(chunk)))
+        steps = _by_token(chunk.positions(self._training.records.layout))
         scalars = np.array([self._scalars(number) for number in range(chunk.first, chunk.end)])
         group = pack([steps], self._rounding, self._largest, self._device.type == "cuda", scalars.reshape(-1, SCALARS))
-        return PackedChunk(group, tokens_of(chunk, layout).tolist(), self._drop(chunk, steps, group.shapes))
+        return PackedChunk(group, np.diff(steps.ends, prepend=0).tolist(), self._drop(chunk, steps, group.shapes))
 
     @torch.no_grad()
     def train(self, packed: PackedChunk) -> tuple[Sequence[float], Sequence[int]]:
@@ -198,7 +179,7 @@ class StackedEngine:
         for index, (shape, end) in enumerate(zip(shapes, steps.ends, strict=True)):
             draw = self._hparams.dropout, training.seed, chunk.first + index, int(chunk.counts[index])
             row, time = steps.row[begin:end], steps.time[begin:end]
-            drawn = factors(*draw, self._largest.times, self._width)[:, self._rank :: self._workers][:, row, time] != 0
+            drawn = factors(*draw, self._largest.times, self._width)[:, row, time] != 0
             values = self._kept_values(shape)
             part, places = flat[first : first + values].reshape(-1, self._width), shape.times * shape.rows
             part[time * shape.rows + row], part[places : places + len(row)] = drawn

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.extensions import configured, is_own
 from flsim.data.records import Records, RecordsByRound
+from flsim.data.vocabulary import Layout
 from flsim.models.architectures import build, class_of, restore, with_low_precision
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.language_model import Capabilities, ModelSettings, NextWordModel, Params, TrainableModel
@@ -19,6 +20,7 @@ from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central.hparams import CentralHParams
 from flsim.training.central.records import Order, poisson_lot, positions_at
+from flsim.training.cohort.steps import Steps, lay_out
 from flsim.training.local import draws
 from flsim.training.optimizers import refuse_low_precision, slots_of
 from flsim.training.state import Moments
@@ -47,6 +49,11 @@ class Chunk:
     def end(self) -> int:
         """Return the step after the last one."""
         return self.first + len(self)
+
+    def positions(self, layout: Layout) -> Steps:
+        """Return the positions that each step reads."""
+        step = np.repeat(np.arange(len(self)), self.counts)
+        return lay_out(self.records, layout, np.arange(len(self.records)), step, len(self))
 
 
 class Engine(Protocol):

@@ -82,8 +82,7 @@ def train_chunks(
 ) -> Generator[tuple[int, Log, State | None]]:
     """Train like `train_central`, but without progress display, and also yield between states.
 
-    A thread of its own reads and packs the next records meanwhile. It cuts them by `stop_at` alone, so that all
-    processes of a `flsim.training.central.distributed.DistributedEngine` train the same chunks.
+    A separate thread reads and packs the next records meanwhile.
 
     Args:
         state: the state to continue from; it is not changed.

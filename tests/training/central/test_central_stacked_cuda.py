@@ -1,6 +1,5 @@
 """The stacked engine on an NVIDIA GPU: Triton's kernels as they are compiled, CUDA graphs, states."""
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -8,7 +7,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from stacking import relative_error, rounding
 
 from flsim.base.rng import stream
@@ -18,7 +16,6 @@ from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
-from flsim.training.central.distributed_stacked import DistributedStackedEngine, group_engine_of
 from flsim.training.central.packed import PackedEngine
 from flsim.training.central.stacked import StackedEngine
 from flsim.training.state import State
@@ -143,25 +140,3 @@ def test_a_checkpoint_goes_to_a_cpu_and_back(others: dict[str, Any]) -> None:
     roundings = STEPS * (training.hparams.batch_size * LAYOUT.record_words if training.hparams.is_plain else 2)
     tolerance = rounding("float32", start.params, global_norm(change(expected, start)), roundings)
     assert relative_error(change(state, start), change(expected, start)) < tolerance
-
-
-@pytest.fixture
-def group(tmp_path: Path) -> Iterator[None]:
-    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
-    yield
-    dist.destroy_process_group()
-
-
-@pytest.mark.usefixtures("group")
-@pytest.mark.parametrize("others", OPTIONS, ids=str)
-def test_a_group_of_one_equals_no_group(others: dict[str, Any]) -> None:
-    """By NCCL, between CUDA graphs. Plain SGD in one process adds products to weights, which rounds otherwise."""
-    training = training_of("float32", others)
-    start = begin(training)
-    plain, expected = stepped(StackedEngine(training, start), training, start, STEPS)
-    engine = group_engine_of(training, start, lambda: False)
-    assert isinstance(engine, DistributedStackedEngine)
-    found, loss = stepped(engine, training, start, 2, STEPS)
-    tolerance = rounding("float32", start.params, global_norm(change(plain, start)), 2 * STEPS)
-    assert relative_error(change(found, start), change(plain, start)) < tolerance
-    assert loss == pytest.approx(expected, rel=tolerance)

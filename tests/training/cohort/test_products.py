@@ -14,7 +14,6 @@ from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.training.central.distributed import WrittenOutLoss
 from flsim.training.cohort import products as products_module
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.gradient import packed_batches
@@ -236,20 +235,6 @@ def test_an_update_by_onednn_stays_within_the_rounding_of_float32(monkeypatch: p
     total = engine.train(start, population, range(4), 0, 0, 1e9)
     assert relative_error(total.delta, exact.delta) < rounding("float32", start, exact.norms / exact.users, 7)
     assert_same_counts(total, exact)
-
-
-@pytest.mark.skipif(not onednn_is_faster(), reason="float32 stays with torch's own library on this processor")
-def test_data_parallel_training_multiplies_by_onednn_as_well(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(products_module, "LARGE", 1)
-    layout = Layout(60)
-    loss = WrittenOutLoss(model_of(0, layout, ModelHParams(16, 24)).float())
-    records, rng = random_population(1, 16, layout)[0], stream(0, "test", "products")
-    packed = next(packed_batches(steps_of(records, layout, LocalHParams(batch_size=16), rng)))
-    with torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON):  # type: ignore[no-untyped-call]
-        loss(packed)
-    assert EXECUTED in capfd.readouterr().out
 
 
 def test_tf32_is_no_precision_of_a_processor() -> None:

@@ -21,7 +21,7 @@ from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import plant_corpus
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.manifest import PLANTED, named
-from flsim.data.remote import fetched, push
+from flsim.data.stores import fetched, push
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.runs.config import load
 from flsim.runs.folder import Run
@@ -141,7 +141,7 @@ def test_a_run_is_the_same_and_refuses_another_corpus(
     assert len(cached(tmp_path)) == 2
 
 
-def test_what_was_killed_goes_on(store: Store, tmp_path: Path) -> None:
+def test_a_fetch_that_was_killed_keeps_complete_files(store: Store, tmp_path: Path) -> None:
     """The store is stopped while it sends the largest file, the process is killed, and another one completes that."""
     layout = Layout(12, 20)
     vocabulary = Vocabulary(tuple(f"w{index}" for index in range(layout.words)), tuple(range(layout.words, 0, -1)))
