@@ -1,4 +1,4 @@
-"""`flsim plan` as a user meets it, all but the calibration, which trains for minutes: that is for a benchmark."""
+"""`flsim plan` as a user meets it; `test_planning_measure.py` trains a short run."""
 
 import json
 import tempfile
@@ -44,20 +44,19 @@ def test_a_page_of_our_own_experiments(flsim: Flsim, table: str) -> None:
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
     titles = [line.removeprefix("## ") for line in out.splitlines() if line.startswith("## ")]
-    assert titles == ["Scale", "Amount of training", "Disk", "Largest provable epsilon", "Statistical power"], (
-        "neither time nor memory, and nothing is private"
-    )
+    assert titles == [
+        *["Disk", "Scale and amount of training", "Largest provable epsilon", "Statistical power"],
+    ], "neither time nor memory, and nothing is private"
     assert ("392,000" in out) == table.startswith("table"), "the users of Thakkar et al."
 
 
-def test_what_is_said_below_is_of_what_is_there(flsim: Flsim) -> None:
+def test_notes_explain_only_columns_of_the_page(flsim: Flsim) -> None:
     _, federated, _ = flsim(EXPERIMENTS / "table2.toml")
     assert "exchanging a user" in federated
-    assert "Share: share of all users" in federated
+    assert "share of all users" in federated
     _, records, _ = flsim(EXPERIMENTS / "secret-sharer-table7.toml", "--only", "dp-89", "--only", "sgd")
     assert "add-or-remove-one of a record" in records
-    assert [word for word in ("Share:", "|share", " share ", "Sharers", "a user can") if word in records] == []
-    assert "\n\n\n" not in federated + records
+    assert [word for word in ("share of all users", "p_u x users", "a user can") if word in records] == []
 
 
 def test_numbers(flsim: Flsim, sweep_file: Path) -> None:
@@ -66,10 +65,10 @@ def test_numbers(flsim: Flsim, sweep_file: Path) -> None:
     assert plan["scale"]["users"]["users"] == 400
     assert plan["published"]["users"]["users"] == 392_000
     assert plan["disk"]["kept"] == 3 * 8 * (15 + 4), "of 1,488 steps, and of 400 rounds"
-    assert plan["time"] is plan["memory"] is None
+    assert (plan["time"], plan["times"]) == (None, [])
     assert plan["privacy"] == []
-    assert plan["amounts"][0]["rate_steps"] == pytest.approx(0.005 * 1_488)
-    assert plan["published_amounts"][0]["utility"] == {"iid": 62.2, "non-iid": 64.3}
+    assert plan["scale"]["rows"][0]["amount"] == pytest.approx(0.005 * 1_488)
+    assert plan["published"]["rows"][0]["utility"] == {"iid": 62.2, "non-iid": 64.3}
     power = plan["power"]
     assert (power["canaries"], power["seeds"]) == (36, 3)
     rows = len(plan["scale"]["rows"])  # each with both worlds: k comparisons, each as a test at a level of 0.05 / k
@@ -103,7 +102,7 @@ def test_without_the_corpus_the_published_users_stand_for_it(flsim: Flsim, sweep
 def test_a_run_of_its_own(experiment: Experiment, flsim: Flsim) -> None:
     plan = planned(flsim, experiment.config, "--set", "training.cohort=12")
     (row,) = plan["scale"]["rows"]
-    assert (row["size"], row["share"], row["epochs"]) == (12, 0.5, 2)
+    assert (row["size"], row["of_users"], row["epochs"]) == (12, 0.5, 2)
     assert plan["published"] is None
     assert plan["power"]["canaries"] == 4
 
@@ -112,7 +111,7 @@ def test_a_run_without_canaries_has_no_power_and_proves_nothing(experiment: Expe
     arguments = (experiment.config, "--set", "canaries.count=0")
     code, out, err = flsim(*arguments)
     assert (code, err) == (0, "")
-    assert not [words for words in ("Statistical power", "Largest provable epsilon", "Sharers") if words in out]
+    assert not [words for words in ("Statistical power", "Largest provable epsilon", "sharers") if words in out]
     assert planned(flsim, *arguments)["power"] is None
 
 
@@ -129,7 +128,7 @@ def test_a_run_without_canaries_has_no_power_and_proves_nothing(experiment: Expe
         (("--seeds", "-1"), '"-1" is neither a number'),
         (("--seeds", "0"), '"0" names no seed'),
         (("--seeds", "9-5"), '"9-5" names no seed'),
-        (("--against", "nowhere"), "--against holds a calibration"),
+        (("--against", "nowhere"), "--against compares a measurement"),
         (("--set", "model.embedding=1000000000"), "weights needs"),
         (("--set", "canaries.count=1000"), "canaries would replace about"),
         (("--set", "evaluation.references=99999999999999"), "evaluation.references = 99,999,999,999,999 needs"),
