@@ -71,9 +71,9 @@ def plan(
     with scratch() as folder:
         request = read_request(file, folder, tier, seeds, only or (), corpus, set_ or ())
         is_measured = calibration and request.is_there
-        measurement = measure(request.planned, machine, at_once, request.whole_cluster) if is_measured else None
+        measured = measure(request.planned, machine, at_once, request.whole_cluster) if is_measured else None
         results = sweep_of(against, request.name, request.tier)
-        made = plan_of(request, machine, effect, measurement, at_once, results, sessions)
-    if sessions and measurement and not made.against:
+        made = plan_of(request, machine, effect, measured, at_once, results, sessions)
+    if sessions and measured and not made.against:
         raise InputError("--against: no session of that sweep trained only runs of this plan; give the same options")
     typer.echo(json.dumps(made.to_json(), indent=2, allow_nan=False) if as_json else page(made), nl=as_json)

@@ -25,27 +25,11 @@ KEPT = 2  # states of a user that a resume may need, on average
 
 
 @dataclass(frozen=True)
-class DiskUse:
-    """Disk space of a run, in bytes.
-
-    Attributes:
-        checkpoints: checkpoints that stay.
-        kept: number of these checkpoints.
-        planted: canaries, and the IID twin.
-        rest: rows, logs, files of trackers, and what sampled users keep between rounds.
-        newest: the newest two checkpoints during training, and one more while it is written.
-    """
-
-    checkpoints: int
-    kept: int
-    planted: int
-    rest: int
-    newest: int
-
-
-@dataclass(frozen=True)
 class Disk:
-    """Disk space of all runs, in bytes."""
+    """Disk space of runs, in bytes.
+
+    `meanwhile` is the newest two checkpoints of runs that train, and one more while it is written.
+    """
 
     total: int = cell("Disk after training", size)
     checkpoints: int = cell("Disk of checkpoints", size)
@@ -65,13 +49,11 @@ def disk_of(runs: Sequence[Planned], train: Split, at_once: int, corpus: int) ->
         at_once: number of runs at the same time.
         corpus: bytes of the corpus, if the sweep makes it; 0 otherwise.
     """
-    uses = [run_bytes(run.config, trained_on(run.config, train)) for run in runs]
-    checkpoints, planted, rest = (
-        sum(getattr(use, name) for use in uses) for name in ("checkpoints", "planted", "rest")
-    )
-    meanwhile = sum(sorted((use.newest for use in uses), reverse=True)[:at_once])
-    total = checkpoints + planted + rest + corpus
-    return Disk(total, checkpoints, sum(use.kept for use in uses), planted, rest, corpus, meanwhile)
+    disks = [run_disk(run.config, trained_on(run.config, train)) for run in runs]
+    meanwhile = sum(sorted((disk.meanwhile for disk in disks), reverse=True)[:at_once])
+    checkpoints, kept = sum(disk.checkpoints for disk in disks), sum(disk.kept for disk in disks)
+    planted, rest = sum(disk.planted for disk in disks), sum(disk.rest for disk in disks)
+    return Disk(checkpoints + planted + rest + corpus, checkpoints, kept, planted, rest, corpus, meanwhile)
 
 
 def parameters_of(config: Config, vocabulary: int) -> int:
@@ -85,7 +67,7 @@ def checkpoint_bytes(config: Config, vocabulary: int) -> int:
     return (4 * parameters_of(config, vocabulary) + CHECKPOINT_HEADER) * copies
 
 
-def run_bytes(config: Config, train: Split) -> DiskUse:
+def run_disk(config: Config, train: Split) -> Disk:
     """Return the disk space of the folder of a run that trains on these users."""
     users, records, vocabulary = len(train), train.records, train.layout.vocabulary_size
     rounds, evaluations, kept = config.rounds_over(train), evaluations_of(config, train), checkpoints_of(config, train)
@@ -102,7 +84,7 @@ def run_bytes(config: Config, train: Split) -> DiskUse:
     if config.slots_kept_by_users:
         sampled = users * (1 - (1 - min(1.0, config.round_size / users)) ** rounds)
         rest += round(KEPT * sampled * 4 * parameters_of(config, vocabulary) * config.slots_kept_by_users)
-    return DiskUse(kept * one, kept, planted, rest, 3 * one)
+    return Disk(kept * one + planted + rest, kept * one, kept, planted, rest, corpus=0, meanwhile=3 * one)
 
 
 def corpus_bytes(corpus: Corpus) -> int:

@@ -80,23 +80,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Measurement:
-    """The measurement of short runs.
+    """The measurement of short runs: memory, and what their times depend on."""
 
-    Attributes:
-        costs: times by configuration, as `cost_key` names it.
-        overhead: seconds before the first run starts and after the last run ends.
-        seconds: duration of the measurement.
-        at_once: number of short runs at the same time.
-        memory: peak memory of all processes together, in bytes.
-        load: number of processes that wanted a core before the measurement, a mean over a minute.
-    """
-
-    costs: Mapping[str, Cost]
-    overhead: float
-    seconds: float
-    at_once: int
-    memory: int
-    load: float
+    memory: int = cell("Peak memory of all processes, measured", size)
+    at_once: int = cell("Runs at once during the measurement", with_unit("{:,}", "runs"))
+    overhead: float = cell("Start and end of the cluster, measured", duration)
+    seconds: float = cell("Duration of the measurement", duration)
+    load: float = cell("Load before the measurement", with_unit("{:.1f}", "processes"))
 
 
 @dataclass(frozen=True)
@@ -116,17 +106,12 @@ class RunTime:
 
 @dataclass(frozen=True)
 class Time:
-    """The predicted time and memory of all runs, and how they were measured; in seconds and bytes."""
+    """The predicted time of all runs, in seconds."""
 
     seconds: float = cell("Time of all runs, as many at once as fit", duration)
     at_once: int = cell("Largest number of runs at once", with_unit("{:,}", "runs"))
     one_by_one: float = cell("Time of all runs, one after another", duration)
     longest: float = cell("Time of the longest run", duration)
-    overhead: float = cell("Start and end of the cluster, measured", duration)
-    memory: int = cell("Peak memory of all processes, measured", size)
-    measured_at_once: int = cell("Runs at once during the measurement", with_unit("{:,}", "runs"))
-    measuring: float = cell("Duration of the measurement", duration)
-    load: float = cell("Load before the measurement", with_unit("{:.1f}", "processes"))
 
 
 def short_run(config: Config) -> Config:
@@ -152,11 +137,11 @@ def cost_key(config: Config) -> str:
 
 def measure(
     planned: Sequence[Planned], machine: Machine, at_once: int | None = None, whole_cluster: bool = False
-) -> Measurement:
-    """Train short runs in a temporary folder, which is removed in any case.
+) -> tuple[dict[str, Cost], Measurement]:
+    """Return the times of each configuration, by `cost_key`, and how short runs were measured.
 
-    There are at least as many short runs as the sweep trains at the same time, so that the times include what runs take
-    from each other.
+    They are trained in a temporary folder, which is removed in any case. There are at least as many short runs as the
+    sweep trains at the same time, so that the times include what runs take from each other.
 
     Args:
         planned: the runs of the sweep.
@@ -191,7 +176,7 @@ def measure(
         seconds = time.time() - began
     busy = max(end for _, end in spans) - min(begin for begin, _ in spans)
     medians = {key: _median(observed) for key, observed in costs.items()}
-    return Measurement(medians, max(0.0, seconds - busy), seconds, slots, memory.total, load)
+    return medians, Measurement(memory.total, slots, max(0.0, seconds - busy), seconds, load)
 
 
 @contextmanager
@@ -260,17 +245,12 @@ def times_of(
     return tuple(sorted(rows.values(), key=lambda row: -row.seconds))
 
 
-def time_of(times: Sequence[RunTime], measurement: Measurement, at_once: int) -> Time:
+def time_of(times: Sequence[RunTime], overhead: float) -> Time:
     """Return the time of all runs: the sum of time / runs at once, but at least the longest run, and the overhead."""
-    longest = max(row.seconds for row in times)
+    longest, runs = max(row.seconds for row in times), sum(row.runs for row in times)
     return Time(
-        seconds=measurement.overhead + max(longest, sum(row.runs * row.seconds / row.at_once for row in times)),
-        at_once=at_once,
+        seconds=overhead + max(longest, sum(row.runs * row.seconds / row.at_once for row in times)),
+        at_once=min(runs, max(row.at_once for row in times)),
         one_by_one=sum(row.runs * row.seconds for row in times),
         longest=longest,
-        overhead=measurement.overhead,
-        memory=measurement.memory,
-        measured_at_once=measurement.at_once,
-        measuring=measurement.seconds,
-        load=measurement.load,
     )

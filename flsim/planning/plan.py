@@ -14,7 +14,7 @@ from flsim.data.stores import located
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.measures.random_sampling import MEMORIZED
 from flsim.planning.disk import Disk, corpus_bytes, disk_of
-from flsim.planning.measure import Machine, Measurement, RunTime, Time, time_of, times_of
+from flsim.planning.measure import Cost, Machine, Measurement, RunTime, Time, time_of, times_of
 from flsim.planning.proof import Provable, proof_table, provable_of
 from flsim.planning.scale import (
     Scale,
@@ -59,7 +59,6 @@ class Request:
         name: name of the file.
         tier: the tier of a sweep; None for a run.
         planned: the runs.
-        users: numbers of the training users.
         train: the training users.
         is_there: whether the corpus exists; otherwise there are as many users as in the published experiment, all
             alike.
@@ -72,7 +71,6 @@ class Request:
     name: str
     tier: str | None
     planned: Sequence[Planned]
-    users: Users
     train: Split
     is_there: bool = True
     makes: int = 0
@@ -128,6 +126,7 @@ class Plan:
     tier: str | None
     machine: Machine
     time: Time | None
+    measurement: Measurement | None
     disk: Disk
     times: tuple[RunTime, ...]
     scale: Scale
@@ -167,32 +166,19 @@ def read_request(
         InputError: the file is wrong, an option does not apply to it, no run could have its settings, or the corpus
             does not exist and its users are not known.
     """
-    if "grids" in toml.read(file):
-        return _request_of_sweep(file, folder, tier or "smoke", seeds, only, corpus, overrides)
-    for option, value in (("--tier", tier), ("--seeds", seeds), ("--only", only)):
-        if value:
-            raise InputError(f"{option} is for a sweep, and {file} is a run's configuration; remove it")
-    config = load(file, overrides)
-    if corpus is not None:
-        config = replace(config, data=replace(config.data, corpus=located(corpus)))
-    opened = Corpus.open(config.data.corpus)
-    config = replace(config, canaries=settled(opened, config.canaries))
-    run = Planned(file.stem, file.stem, config.seed, {}, None, config)
-    refuse_impossible_runs([run], opened)
-    train = opened.split("train")
-    return Request(file.stem, None, [run], Users.counted(train), train)
-
-
-def _request_of_sweep(
-    file: Path,
-    folder: Path,
-    tier: str,
-    seeds: Sequence[int] | None,
-    only: Sequence[str],
-    corpus: Path | str | None,
-    overrides: Sequence[str],
-) -> Request:
-    sweep = definition.load(file)
+    if "grids" not in toml.read(file):
+        for option, value in (("--tier", tier), ("--seeds", seeds), ("--only", only)):
+            if value:
+                raise InputError(f"{option} is for a sweep, and {file} is a run's configuration; remove it")
+        config = load(file, overrides)
+        if corpus is not None:
+            config = replace(config, data=replace(config.data, corpus=located(corpus)))
+        opened = Corpus.open(config.data.corpus)
+        config = replace(config, canaries=settled(opened, config.canaries))
+        run = Planned(file.stem, file.stem, config.seed, {}, None, config)
+        refuse_impossible_runs([run], opened)
+        return Request(file.stem, None, [run], opened.split("train"))
+    sweep, tier = definition.load(file), tier or "smoke"
     at = definition.tier_of(sweep, tier, str(file))
     users, makes = None, 0
     try:
@@ -214,7 +200,6 @@ def _request_of_sweep(
         file.stem,
         tier,
         planned,
-        Users.counted(train),
         train,
         is_there=users is None,
         makes=makes,
@@ -228,7 +213,7 @@ def plan_of(
     request: Request,
     machine: Machine,
     effect: float,
-    measurement: Measurement | None = None,
+    measured: tuple[Mapping[str, Cost], Measurement] | None = None,
     at_once: int | None = None,
     results: Sweep | None = None,
     sessions: Iterable[Mapping[str, Any]] = (),
@@ -239,23 +224,25 @@ def plan_of(
         request: the runs.
         machine: the machine that trains them.
         effect: a difference in mean exposure to find, bits.
-        measurement: measured times and memory; None for a plan without them.
+        measured: what `measure` returns; None for a plan without time and memory.
         at_once: largest number of runs at once.
         results: the sweep of these runs, whose perplexity is shown.
         sessions: sessions of a finished sweep, to compare with the measurement.
     """
     planned, train, whole_cluster = request.planned, request.train, request.whole_cluster
     utility = measured_utility(results) if results else {}
-    scale = scale_of(rows_of(planned, train), request.users, train, utility, request.published)
+    scale = scale_of(rows_of(planned, train), Users.counted(train), train, utility, request.published)
     slots = 1 if whole_cluster else max(machine.runs_at_once(run.config, at_once) for run in planned)
     slots = min(slots, len(planned))
-    times = times_of(planned, measurement.costs, train, machine, at_once, whole_cluster) if measurement else ()
+    costs, measurement = measured or ({}, None)
+    times = times_of(planned, costs, train, machine, at_once, whole_cluster) if measurement else ()
     seeds = len({run.seed for run in planned})
     return Plan(
         request.name,
         request.tier,
         machine,
-        time_of(times, measurement, slots) if measurement else None,
+        time_of(times, measurement.overhead) if measurement else None,
+        measurement,
         disk_of(planned, train, slots, request.makes),
         times,
         scale,
@@ -264,7 +251,7 @@ def plan_of(
         tuple(privacy_of(planned, train)),
         provable_of(planned, row_name, train),
         power_of(scale.number, seeds, planned[0].config.evaluation, effect, comparisons_of(planned)),
-        tuple(against(sessions, planned, measurement, train, machine, whole_cluster)) if measurement else (),
+        tuple(against(sessions, planned, costs, measurement, train, machine, whole_cluster)) if measurement else (),
     )
 
 
@@ -338,6 +325,7 @@ def power_of(canaries: int, seeds: int, evaluation: EvaluationHParams, effect: f
 def against(
     sessions: Iterable[Mapping[str, Any]],
     planned: Sequence[Planned],
+    costs: Mapping[str, Cost],
     measurement: Measurement,
     train: Split,
     machine: Machine,
@@ -349,10 +337,10 @@ def against(
         names = {*(session.get("trained") or ()), *(session.get("failed") or ())}
         runs = [run for run in planned if run.name in names]
         if names and len(runs) == len(names):
-            times = times_of(runs, measurement.costs, train, machine, session.get("at_once"), whole_cluster)
-            predicted = time_of(times, measurement, 1)
+            times = times_of(runs, costs, train, machine, session.get("at_once"), whole_cluster)
+            predicted = time_of(times, measurement.overhead)
             recorded = session.get("seconds"), session.get("peak_memory")
-            comparisons.append(Session(len(runs), recorded[0], predicted.seconds, recorded[1], predicted.memory))
+            comparisons.append(Session(len(runs), recorded[0], predicted.seconds, recorded[1], measurement.memory))
     return comparisons
 
 
@@ -362,7 +350,9 @@ def page(plan: Plan) -> str:
     tier = f", tier {plan.tier}" if plan.tier else ""
     title = f"{plan.name}{tier}. Runs: {runs:,}. Cores: {plan.machine.cores}. GPUs: {plan.machine.gpus}."
     sections = {
-        "Time, memory and disk" if plan.time else "Disk": answers(*filter(None, (plan.time, plan.disk))),
+        "Time, memory and disk" if plan.time else "Disk": answers(
+            *filter(None, (plan.time, plan.measurement, plan.disk))
+        ),
         "Time of a run": table(plan.times) if plan.times else "",
         "Scale and amount of training": scale_tables(plan.scale, plan.published, plan.source),
         "Epsilon": _epsilons(plan.privacy) if plan.privacy else "",

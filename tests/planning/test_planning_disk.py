@@ -8,7 +8,7 @@ import torch
 from helpers import Experiment
 
 from flsim.data.corpus import Corpus
-from flsim.planning.disk import corpus_bytes, run_bytes
+from flsim.planning.disk import corpus_bytes, run_disk
 from flsim.planning.scale import Users, checkpoints_of
 from flsim.runs.config import CentralConfig, load
 from flsim.runs.folder import Run
@@ -56,11 +56,11 @@ def test_a_run_folder(experiment: Experiment, overrides: tuple[str, ...], world:
     else:
         run.save(replace(state, round=2))
         run.save(replace(state, round=4))
-    use = run_bytes(run.config, run.corpus.split("train"))
+    use = run_disk(run.config, run.corpus.split("train"))
     assert use.kept == 2
     assert use.checkpoints == pytest.approx(size_of(run.path / "checkpoints"), rel=0.05)
     assert use.planted == pytest.approx(size_of(run.path / "planted"), abs=3_000)
-    assert use.newest == pytest.approx(1.5 * use.checkpoints)  # three, of two
+    assert use.meanwhile == pytest.approx(1.5 * use.checkpoints)  # three, of two
     assert corpus_bytes(run.corpus) == size_of(run.corpus.path)
 
 
@@ -75,7 +75,7 @@ def test_the_checkpoint_at_which_arms_part_is_one_more(experiment: Experiment) -
 def test_a_twin_is_a_number_for_each_record(experiment: Experiment) -> None:
     """4 bytes a record, and 8 for where each user starts, and the end."""
     own, twin = (
-        run_bytes(load(experiment.config, [f"data.world='{world}'"]), Users(24, 192, 900, 40).split())
+        run_disk(load(experiment.config, [f"data.world='{world}'"]), Users(24, 192, 900, 40).split())
         for world in ("non-iid", "iid")
     )
     assert twin.planted - own.planted == 4 * 192 + 8 * 25

@@ -9,7 +9,7 @@ from helpers import Experiment, Flsim
 
 from flsim.base.errors import RunFailed
 from flsim.planning import measure
-from flsim.planning.measure import Cost, Machine, Measurement, cost_key, cost_of, scratch, short_run, time_of, times_of
+from flsim.planning.measure import Cost, Machine, cost_key, cost_of, scratch, short_run, time_of, times_of
 from flsim.planning.scale import Users
 from flsim.results.evaluations import Evaluation, log_evaluation
 from flsim.runs import roundlog
@@ -103,7 +103,7 @@ def test_the_time_of_all_is_the_sum_by_slots_and_at_least_the_longest(
 ) -> None:
     planned = runs_of(sweep_file, "smoke", "sgd", "fedavg")[:runs]
     rows = times_of(planned, {cost_key(run.config): COST for run in planned}, USERS.split(), MACHINE)
-    time = time_of(rows, Measurement({}, 5.0, 70.0, 2, 10**9, 0.5), at_once=2)
+    time = time_of(rows, overhead=5.0)
     assert time.seconds == pytest.approx(seconds)
     assert time.longest == pytest.approx(766)
     assert time.one_by_one == pytest.approx(sum(row.runs * row.seconds for row in rows))
@@ -131,12 +131,12 @@ def test_as_many_short_runs_as_train_at_once(sweep_file: Path, monkeypatch: pyte
 
     monkeypatch.setattr(measure, "train_all", train)
     planned, fails = runs_of(sweep_file, "smoke", "dp") * 3, -1
-    found = measure.measure(planned, Machine(cores=4, gpus=0))
-    assert (len(jobs), found.at_once) == (4, 4)
+    costs, measurement = measure.measure(planned, Machine(cores=4, gpus=0))
+    assert (len(jobs), measurement.at_once) == (4, 4)
     assert not jobs[0].out.exists()
-    (cost,) = found.costs.values()
+    (cost,) = costs.values()
     assert cost.round == 2.5
-    assert found.memory > 0
+    assert measurement.memory > 0
     fails = 1
     with pytest.raises(RunFailed, match="nothing is predicted: no such file"):
         measure.measure(planned, Machine(cores=4, gpus=0))
@@ -167,4 +167,4 @@ def test_a_real_short_run(experiment: Experiment, flsim: Flsim) -> None:
     assert row["seconds"] == pytest.approx(row["start"] + 4 * row["round"] + 2 * row["evaluation"])
     time = json.loads(out)["time"]
     assert time["longest"] == time["one_by_one"] == row["seconds"]
-    assert time["memory"] > 1e8
+    assert json.loads(out)["measurement"]["memory"] > 1e8

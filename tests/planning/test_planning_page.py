@@ -38,17 +38,16 @@ def test_numbers(text: str, expected: str) -> None:
     assert text == expected
 
 
-def measured(sweep_file: Path, seeds: int = 1) -> tuple[Request, Measurement, Plan]:
+def measured(sweep_file: Path, seeds: int = 1) -> tuple[Request, tuple[dict[str, Cost], Measurement], Plan]:
     """Plan table 1: start 10 s, a round 0.5 s, an evaluation 3 s, and 5 s of overhead."""
     definition = load_sweep(sweep_file)
     tier = tier_of(definition, "smoke", "here")
     planned = planned_runs(definition, tier, Path("corpus"), "here", range(seeds), ["sgd", "fedavg"])
-    request = Request("table1", "smoke", planned, USERS, USERS.split(), whole_cluster=False)
-    measurement = Measurement(
-        {cost_key(run.config): Cost(10, 0.5, 3) for run in planned}, 5.0, 70.0, 2, 41 * 10**8, 0.4
-    )
+    request = Request("table1", "smoke", planned, USERS.split(), whole_cluster=False)
+    costs = {cost_key(run.config): Cost(10, 0.5, 3) for run in planned}
+    measurement = Measurement(memory=41 * 10**8, at_once=2, overhead=5.0, seconds=70.0, load=0.4)
     sessions = [{"trained": sorted(run.name for run in planned), "failed": {}, "seconds": 4_000.0, "at_once": None}]
-    return request, measurement, plan_of(request, MACHINE, 1.0, measurement, sessions=sessions)
+    return request, (costs, measurement), plan_of(request, MACHINE, 1.0, (costs, measurement), sessions=sessions)
 
 
 def test_a_page_fits_and_answers_with_units(sweep_file: Path) -> None:
@@ -80,7 +79,7 @@ def test_sessions_are_compared_by_the_values_that_they_have(sweep_file: Path) ->
         {"failed": {name: "lost"}, "trained": None},
         {"trained": [name], "peak_memory": 4 * 10**9},
     ]
-    compared = against(sessions, request.planned, measurement, request.train, MACHINE)
+    compared = against(sessions, request.planned, *measurement, request.train, MACHINE)
     assert [(session.runs, session.seconds, session.memory) for session in compared] == [
         (1, None, None),
         (1, None, 4 * 10**9),
