@@ -83,7 +83,7 @@ def sweep(
     """
     from flsim.data.corpus import Corpus
     from flsim.data.stores import located
-    from flsim.sweeps import definition, folder, foresight
+    from flsim.sweeps import definition, folder
     from flsim.sweeps.shared import shared_settings
     from server.sweep import sweep as train_sweep
 
@@ -98,8 +98,8 @@ def sweep(
         tuned.refuse_corpus(Corpus.open(path).digest, path)  # before anything is written
     # Runs that have begun were checked then, maybe on a machine with more memory.
     new = [planned_run for planned_run in planned if not sweep_folder.run(planned_run.name).exists()]
-    known = foresight.corpus_or_its_settings(at, path, sweep_folder.path)
-    foresight.refuse_impossible_runs(new, known, is_trained_here=address is None)
+    known = folder.corpus_or_its_settings(at, path, sweep_folder.path)
+    folder.refuse_impossible_runs(new, known, is_trained_here=address is None)
     with sweep_folder.hold_lock():
         opened = folder.open_corpus(at, path, sweep_folder.path)
         if tuned:

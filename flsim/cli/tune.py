@@ -32,7 +32,8 @@ def tune(
 
     Repeat the command to continue an interrupted search.
     """
-    from flsim.sweeps import foresight, tuning, tuning_folder
+    from flsim.sweeps import tuning, tuning_folder
+    from flsim.sweeps.folder import corpus_or_its_settings, refuse_impossible_runs
     from server.tune import tune as search_all
 
     content, at, sweep = tuning.load(file, tier)
@@ -40,8 +41,8 @@ def tune(
     path = tuning_folder.corpus_of_search(file, file.parent / content.sweep, at, sweep.tiers[tier], folder.path)
     search = tuning.Search(file, content, at, sweep, tier, path)
     search.groups()  # refuses a file that does not fit the sweep
-    known = foresight.corpus_or_its_settings(search.tier, search.corpus, folder.path)
-    foresight.refuse_impossible_runs(search.typical(), known, is_trained_here=address is None)
+    known = corpus_or_its_settings(search.tier, search.corpus, folder.path)
+    refuse_impossible_runs(search.typical(), known, is_trained_here=address is None)
     with folder.hold_lock():
         corpus = tuning_folder.open_corpus_of_search(search, folder.path)
         tuned = search_all(folder, search, corpus.split("train"), corpus.digest, address, at_once)

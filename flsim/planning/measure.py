@@ -25,6 +25,7 @@ from pathlib import Path
 from flsim.base.errors import RunFailed
 from flsim.base.memory import PeakMemory
 from flsim.base.progress import progress
+from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
 from flsim.planning.scale import evaluations_of, row_name, trained_on
 from flsim.planning.text import cell, duration, number, size, with_unit
@@ -122,7 +123,17 @@ def short_run(config: Config) -> Config:
     if not config.has_a_line_per_round:
         system = replace(system, checkpoint_every=part)
     evaluation = replace(config.evaluation, every=(PARTS - 1) * part, every_epochs=None)
-    return replace(config.lasting(PARTS * part), evaluation=evaluation, system=system)
+    canaries = _planted_sooner(config.canaries)
+    return replace(config.lasting(PARTS * part), canaries=canaries, evaluation=evaluation, system=system)
+
+
+def _planted_sooner(canaries: CanaryHParams) -> CanaryHParams:
+    """Return settings with windows and injections as fractions of training: a short run has fewer rounds."""
+    if canaries.injections:
+        last = max(1.0, *canaries.injections) / 0.8  # an injection has a round after it
+        return replace(canaries, injections=tuple(at / last for at in canaries.injections))
+    last = max(1.0, *(end for _, end in canaries.windows))
+    return replace(canaries, windows=tuple((begin / last, end / last) for begin, end in canaries.windows))
 
 
 def cost_key(config: Config) -> str:

@@ -38,8 +38,7 @@ from flsim.results.sweeps import Sweep, is_sweep, read_sweep
 from flsim.runs.config import load, toml
 from flsim.sweeps import definition
 from flsim.sweeps.definition import Planned
-from flsim.sweeps.folder import corpus_of, open_corpus
-from flsim.sweeps.foresight import corpus_or_its_settings, refuse_impossible_runs
+from flsim.sweeps.folder import corpus_of, corpus_or_its_settings, open_corpus, refuse_impossible_runs
 
 MORE = f"> {power.MOST:,}"
 FOUND = (

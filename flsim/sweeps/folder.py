@@ -10,7 +10,7 @@ tuned.toml      the search that chose settings, if the tier names one
 """
 
 import platform
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
@@ -19,11 +19,12 @@ from typing import Any, ClassVar
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, held, make_folder, new_file, write_json
-from flsim.data.corpus import Corpus
+from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
-from flsim.data.synthetic import make_synthetic
+from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.results.sweeps import FILE, RUNS
 from flsim.runs.config import dump
+from flsim.runs.foresight import refuse_impossible, refuse_impossible_in
 from flsim.sweeps.definition import Definition, Planned, Tier
 from flsim.sweeps.shared import refuse_other_settings
 from flsim.sweeps.tuned import Tuned
@@ -215,6 +216,42 @@ def makes_corpus(tier: Tier, path: Path | str, folder: Path) -> bool:
     """Return whether the corpus at `path` is the sweep's own, and does not exist yet."""
     own = folder / CORPUS
     return tier.corpus.synthetic is not None and path == own and not own.exists()
+
+
+def corpus_or_its_settings(tier: Tier, path: Path | str, folder: Path) -> Corpus | SyntheticHParams:
+    """Return the corpus of a tier, or the settings of the one that its sweep will make; see `open_corpus`.
+
+    Raises:
+        InputError: the corpus neither exists nor is to be made.
+    """
+    if makes_corpus(tier, path, folder) and tier.corpus.synthetic is not None:
+        return tier.corpus.synthetic
+    return Corpus.open(path)
+
+
+def refuse_impossible_runs(
+    planned: Iterable[Planned], corpus: Corpus | SyntheticHParams | Split, is_trained_here: bool = True
+) -> None:
+    """Refuse runs that could not be trained or measured, as `flsim.runs.foresight.refuse_impossible` does.
+
+    Args:
+        planned: the runs.
+        corpus: their corpus, or the settings of a corpus that is yet to be made, or users that stand for it.
+        is_trained_here: whether the memory of this machine bounds them.
+
+    Raises:
+        InputError: a run is impossible; the message names it.
+    """
+    for run in planned:
+        try:
+            if isinstance(corpus, Corpus):
+                refuse_impossible_in(run.config, corpus, is_trained_here)
+            elif isinstance(corpus, Split):
+                refuse_impossible(run.config, corpus.layout, corpus.records, is_trained_here)
+            else:
+                refuse_impossible(run.config, corpus.token_layout, corpus.most_records, is_trained_here)
+        except InputError as error:
+            raise InputError(f"{run.name}: {error}") from error
 
 
 def _entry(run: Planned) -> dict[str, Any]:

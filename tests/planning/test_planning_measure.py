@@ -2,12 +2,14 @@
 
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers import Experiment, Flsim
 
 from flsim.base.errors import RunFailed
+from flsim.canaries.spec import CanaryHParams, configurations
 from flsim.planning import measure
 from flsim.planning.measure import Cost, Machine, cost_key, cost_of, scratch, short_run, time_of, times_of
 from flsim.planning.scale import Users
@@ -40,6 +42,22 @@ def test_short_runs_have_three_parts_and_are_evaluated_after_the_second_and_the_
         assert due == [2 * part]
         assert run.grid != "sgd" or config.system.checkpoint_every == part
         assert (config.canaries, config.round_size) == (run.config.canaries, run.config.round_size)
+
+
+@pytest.mark.parametrize(
+    "canaries",
+    [
+        CanaryHParams(windows=((0, 50), (50, 100), (900, 1000))),
+        CanaryHParams(windows=((0.0, 0.5), (0.9, 0.95))),
+        CanaryHParams(injections=(0, 3, 700)),
+        CanaryHParams(injections=(0.1, 0.95)),
+    ],
+)
+def test_windows_and_injections_fit_into_three_rounds(experiment: Experiment, canaries: CanaryHParams) -> None:
+    config = replace(load(experiment.config, ["training.rounds=1000"]), canaries=canaries)
+    short = short_run(config).canaries
+    assert len(configurations(short)) == len(configurations(canaries))
+    assert short.parting(3) <= 3
 
 
 def test_runs_are_measured_once_that_differ_in_nothing_that_takes_time(experiment: Experiment) -> None:
