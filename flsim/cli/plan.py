@@ -29,6 +29,18 @@ def plan(
         float,
         typer.Option(min=0.0, metavar="BITS", help="Difference in mean exposure, in bits, that runs should show."),
     ] = 1.0,
+    sd_canaries: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, metavar="BITS", help="Standard deviation of differences over canaries.", show_default="the demo's"
+        ),
+    ] = None,
+    sd_seeds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, metavar="BITS", help="Standard deviation of differences between seeds.", show_default="the demo's"
+        ),
+    ] = None,
     against: Annotated[
         Path | None,
         typer.Option(
@@ -60,12 +72,16 @@ def plan(
 
     from flsim.planning.measure import Machine, measure, scratch
     from flsim.planning.plan import page, plan_of, read_request, sweep_of
+    from flsim.results.power import Spread
     from flsim.results.sweeps import read_sweep
 
-    if not math.isfinite(effect):
-        raise InputError(f"--effect {effect:g}: a number of bits is needed")
     if against is not None and not calibration:
         raise InputError("--against compares a measurement with what was recorded; remove --no-calibration")
+    for option, bits in (("--effect", effect), ("--sd-canaries", sd_canaries), ("--sd-seeds", sd_seeds)):
+        if bits is not None and not math.isfinite(bits):
+            raise InputError(f"{option} {bits:g}: a number of bits is needed")
+    stated = {"canaries": sd_canaries, "seeds": sd_seeds}
+    spread = Spread(**{over: bits for over, bits in stated.items() if bits is not None})
     sessions = [] if against is None else list(read_sweep(against).sessions)
     machine = Machine(os.cpu_count() or 1, torch.cuda.device_count())
     with scratch() as folder:
@@ -73,7 +89,7 @@ def plan(
         is_measured = calibration and request.is_there
         measured = measure(request.planned, machine, at_once, request.whole_cluster) if is_measured else None
         results = sweep_of(against, request.name, request.tier)
-        made = plan_of(request, machine, effect, measured, at_once, results, sessions)
+        made = plan_of(request, machine, effect, spread, measured, at_once, results, sessions)
     if sessions and measured and not made.against:
         raise InputError("--against: no session of that sweep trained only runs of this plan; give the same options")
     typer.echo(json.dumps(made.to_json(), indent=2, allow_nan=False) if as_json else page(made), nl=as_json)

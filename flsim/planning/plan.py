@@ -45,7 +45,7 @@ FOUND = (
     f"Found: with 80% power by a t test on exposure or by McNemar's test over canaries on {MEMORIZED.heading}. The t "
     "test is over the canaries of one pair of models with one seed, and over seeds with several seeds. With several "
     "comparisons, power is that of one of them after Holm's correction, as if no other one found a difference. The "
-    "assumed deviations are those of the demo at a learning rate of 1."
+    "deviations are those of the demo at a learning rate of 1 unless --sd-canaries and --sd-seeds state others."
 )
 RECORDS = "Sound: sensitivity S under add-or-remove-one of a record, with Poisson sampling.\n"
 
@@ -212,6 +212,7 @@ def plan_of(
     request: Request,
     machine: Machine,
     effect: float,
+    spread: power.Spread = power.DEMO,
     measured: tuple[Mapping[str, Cost], Measurement] | None = None,
     at_once: int | None = None,
     results: Sweep | None = None,
@@ -223,6 +224,7 @@ def plan_of(
         request: the runs.
         machine: the machine that trains them.
         effect: a difference in mean exposure to find, bits.
+        spread: assumed standard deviations of differences.
         measured: what `measure` returns; None for a plan without time and memory.
         at_once: largest number of runs at once.
         results: the sweep of these runs, whose perplexity is shown.
@@ -249,7 +251,7 @@ def plan_of(
         request.source,
         tuple(privacy_of(planned, train)),
         provable_of(planned, row_name, train),
-        power_of(scale.number, seeds, planned[0].config.evaluation, effect, comparisons_of(planned)),
+        power_of(scale.number, seeds, planned[0].config.evaluation, effect, comparisons_of(planned), spread),
         tuple(against(sessions, planned, costs, measurement, train, machine, whole_cluster)) if measurement else (),
     )
 
@@ -288,7 +290,14 @@ def comparisons_of(planned: Sequence[Planned]) -> int:
     return max(1, sum({"iid", "non-iid"} <= of_row for of_row in worlds.values()))
 
 
-def power_of(canaries: int, seeds: int, evaluation: EvaluationHParams, effect: float, tests: int = 1) -> Power | None:
+def power_of(
+    canaries: int,
+    seeds: int,
+    evaluation: EvaluationHParams,
+    effect: float,
+    tests: int = 1,
+    spread: power.Spread = power.DEMO,
+) -> Power | None:
     """Return the power of a comparison, by `flsim.results.power`; None without canaries.
 
     Of k comparisons Holm's correction finds each one whose p is at most alpha / k, whatever the others are. Therefore
@@ -299,11 +308,12 @@ def power_of(canaries: int, seeds: int, evaluation: EvaluationHParams, effect: f
         evaluation: settings of the evaluations.
         effect: a difference in mean exposure to find, bits.
         tests: k.
+        spread: assumed standard deviations of differences.
     """
     if not canaries:
         return None
     alpha = power.ALPHA / tests
-    bits = power.detectable_exposure(canaries, seeds, alpha=alpha)
+    bits = power.detectable_exposure(canaries, seeds, spread, alpha)
     counts = power.detectable_counts(canaries, alpha=alpha)
     return Power(
         tests,
@@ -313,11 +323,11 @@ def power_of(canaries: int, seeds: int, evaluation: EvaluationHParams, effect: f
         bits=bits if math.isfinite(bits) else None,
         percent=100 * counts if math.isfinite(counts) else None,
         effect=effect,
-        power=100 * power.power_of_exposure(effect, canaries, seeds, alpha=alpha),
-        canaries_needed=power.canaries_for(effect, seeds, alpha=alpha),
-        seeds_needed=power.seeds_for(effect, canaries, alpha=alpha),
-        sd_canaries=power.SD_CANARIES,
-        sd_seeds=power.SD_SEEDS,
+        power=100 * power.power_of_exposure(effect, canaries, seeds, spread, alpha),
+        canaries_needed=power.canaries_for(effect, seeds, spread, alpha),
+        seeds_needed=power.seeds_for(effect, canaries, spread, alpha),
+        sd_canaries=spread.canaries,
+        sd_seeds=spread.seeds,
     )
 
 

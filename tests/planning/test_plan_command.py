@@ -10,7 +10,7 @@ from helpers import Experiment, Flsim
 
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.table import report
-from flsim.results.power import detectable_exposure, seeds_for
+from flsim.results.power import Spread, detectable_exposure, seeds_for
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -60,7 +60,20 @@ def test_notes_explain_only_columns_of_the_page(flsim: Flsim) -> None:
 
 
 def test_numbers(flsim: Flsim, sweep_file: Path) -> None:
-    arguments = ("--only", "sgd", "--only", "fedavg", "--set", "evaluation.every=100", "--effect", "2", "--seeds", "3")
+    arguments = (
+        "--only",
+        "sgd",
+        "--only",
+        "fedavg",
+        "--set",
+        "evaluation.every=100",
+        "--effect",
+        "2",
+        "--seeds",
+        "3",
+        "--sd-seeds",
+        "0.5",
+    )
     plan = planned(flsim, sweep_file, *arguments)
     assert plan["scale"]["users"]["users"] == 400
     assert plan["published"]["users"]["users"] == 392_000
@@ -73,8 +86,8 @@ def test_numbers(flsim: Flsim, sweep_file: Path) -> None:
     assert (power["canaries"], power["seeds"]) == (36, 3)
     rows = len(plan["scale"]["rows"])  # each with both worlds: k comparisons, each as a test at a level of 0.05 / k
     assert power["tests"] == rows > 1
-    assert power["bits"] == pytest.approx(detectable_exposure(36, 3, alpha=0.05 / rows))
-    assert power["seeds_needed"] == seeds_for(2, 36, alpha=0.05 / rows)
+    assert power["bits"] == pytest.approx(detectable_exposure(36, 3, Spread(seeds=0.5), 0.05 / rows))
+    assert power["seeds_needed"] == seeds_for(2, 36, Spread(seeds=0.5), 0.05 / rows)
 
 
 def test_epsilon_is_that_of_flsim_privacy(flsim: Flsim, sweep_file: Path) -> None:

@@ -47,7 +47,11 @@ def measured(sweep_file: Path, seeds: int = 1) -> tuple[Request, tuple[dict[str,
     costs = {cost_key(run.config): Cost(10, 0.5, 3) for run in planned}
     measurement = Measurement(memory=41 * 10**8, at_once=2, overhead=5.0, seconds=70.0, load=0.4)
     sessions = [{"trained": sorted(run.name for run in planned), "failed": {}, "seconds": 4_000.0, "at_once": None}]
-    return request, (costs, measurement), plan_of(request, MACHINE, 1.0, (costs, measurement), sessions=sessions)
+    return (
+        request,
+        (costs, measurement),
+        plan_of(request, MACHINE, 1.0, measured=(costs, measurement), sessions=sessions),
+    )
 
 
 def test_a_page_fits_and_answers_with_units(sweep_file: Path) -> None:
