@@ -69,10 +69,17 @@ class Job:
 
 @dataclass(frozen=True)
 class JobEnd:
-    """The end of a job; `failure` tells why it failed, and is None where it did not."""
+    """The end of a job.
+
+    Attributes:
+        name: name of its run.
+        failure: the reason why it failed; None if it did not fail.
+        seconds: duration of its process; 0 if the process was lost.
+    """
 
     name: str
     failure: str | None
+    seconds: float = 0.0
 
 
 def sweep(
@@ -188,9 +195,9 @@ def train_all(
         with nullcontext() if whole_cluster else cluster(address), stopping(stop):
             if whole_cluster:
                 for job in jobs:
-                    code, message = _in_process(_command(job, address), job.log, look, stop.is_set)
+                    code, message, seconds = _in_process(_command(job, address), job.log, look, stop.is_set)
                     stop.check()
-                    yield _end_of(job, code, message)
+                    yield _end_of(job, code, message, seconds)
             else:
                 yield from _as_resources_allow(jobs, at_once, look, stop)
     except Interrupted as error:
@@ -222,14 +229,14 @@ def _as_resources_allow(
         for reference in done:
             job = working.pop(reference)
             try:
-                code, message = ray.get(reference)
+                code, message, seconds = ray.get(reference)
             except RayError as error:
                 cause = getattr(error, "cause", None) or type(error).__name__
-                code, message = -signal.SIGKILL, f"its task ended with: {cause}"
+                code, message, seconds = -signal.SIGKILL, f"its task ended with: {cause}", 0.0
             if code not in {0, 1, BAD_INPUT} and tries[job.name] < TRIES:
                 waiting.insert(0, job)
             else:
-                yield _end_of(job, code, message)
+                yield _end_of(job, code, message, seconds)
         look()
         if stop.is_set() and working:
             _let_save(list(working), stop_file)
@@ -263,12 +270,12 @@ def _in_process(
     log: Path,
     look: Callable[[], None] = lambda: None,
     is_told_to_end: Callable[[], bool] | None = None,
-) -> tuple[int, str]:
-    """Return exit code and last line of a command, which ends with this process and gets none of Ray's variables."""
+) -> tuple[int, str, float]:
+    """Return exit code, last line and seconds of a command, which ends with this process, without Ray's variables."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     is_told_to_end = is_told_to_end or StopFile(log.parent)
     with log.open("ab") as file:  # keeps the output of earlier attempts
-        before = file.tell()
+        before, began = file.tell(), time.monotonic()
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
@@ -284,7 +291,7 @@ def _in_process(
         finally:
             code = _end(process)
     lines = log.read_bytes()[before:].decode(errors="replace").splitlines()
-    return code, next((line for line in reversed(lines) if line.strip()), "")
+    return code, next((line for line in reversed(lines) if line.strip()), ""), time.monotonic() - began
 
 
 def _has_ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
@@ -306,8 +313,8 @@ def _end(process: subprocess.Popen[bytes]) -> int:
     return process.wait()
 
 
-def _end_of(job: Job, code: int, message: str) -> JobEnd:
+def _end_of(job: Job, code: int, message: str, seconds: float = 0.0) -> JobEnd:
     if code == 0:
-        return JobEnd(job.name, None)
+        return JobEnd(job.name, None, seconds)
     why = message.removeprefix("flsim: ") if code in {1, BAD_INPUT} else f"its process ended with {code}: {message}"
-    return JobEnd(job.name, " ".join(why.split()))
+    return JobEnd(job.name, " ".join(why.split()), seconds)

@@ -71,7 +71,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "__main__": {"cli"},
 }
 ON_THE_SERVER = {"api", "cli", "planning"}  # rooms of flsim/ that call server/, which calls the other ones
-KNOW_KINDS = {"flsim/planning/kinds.py", "flsim/runs/folder.py", "server/app.py", "server/launch.py"}
+KNOW_KINDS = {"flsim/runs/folder.py", "server/app.py", "server/launch.py"}
 PUBLIC_FLOWER = ("flwr.app.", "flwr.clientapp.", "flwr.serverapp.", "flwr.simulation.")
 PEERS = ROOT / "benchmarks" / "peers"  # other platforms as their users run them, in processes of their own
 FLSIM = sorted((ROOT / "flsim").rglob("*.py"))
@@ -285,8 +285,8 @@ NO_NAMES = {
 }
 FRAGMENTS = {"As", "How", "It", "Of", "That", "They", "Those", "What", "Where", "Whether", "Which", "Who", "Why"}
 NO_VERBS = FRAGMENTS | {"A", "All", "An", "Every", "None", "Some", "The"}
-# Keys of the JSON that `flsim verify --json` and `flsim plan --json` print.
-STORED = {("server/verify.py", "found"), ("flsim/planning/plan.py", "found")}
+# Keys of the JSON that `flsim verify --json` prints.
+STORED = {("server/verify.py", "found")}
 
 
 def test_names_say_what_they_name() -> None:

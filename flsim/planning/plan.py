@@ -1,175 +1,271 @@
-"""A plan: everything that can be computed about runs before they are trained."""
+"""A plan: what can be computed or measured about runs before they are trained, and its page."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from flsim.data.corpus import Split
+from flsim.base.errors import InputError
+from flsim.base.progress import say
+from flsim.canaries.in_corpus import settled
+from flsim.data.corpus import Corpus, Split
+from flsim.data.stores import located
 from flsim.evaluation.evaluate import EvaluationHParams
-from flsim.planning.amounts import Amount
-from flsim.planning.disk import run_bytes
-from flsim.planning.monitor import Watch
-from flsim.planning.predicting import Machine, Predictor, Time, checkpoints_of, evaluations_of
-from flsim.planning.proof import Provable
-from flsim.planning.scale import Scale, trained_on
+from flsim.measures.random_sampling import MEMORIZED
+from flsim.planning.disk import Disk, corpus_bytes, disk_of
+from flsim.planning.measure import Cost, Machine, Measurement, RunTime, Time, time_of, times_of
+from flsim.planning.proof import Provable, proof_table, provable_of
+from flsim.planning.scale import (
+    Scale,
+    Users,
+    measured_utility,
+    published_scale,
+    published_users,
+    row_name,
+    rows_of,
+    scale_of,
+    scale_tables,
+    trained_on,
+)
+from flsim.planning.text import answers, cell, columns, duration, number, size, table, three_digits, with_unit
 from flsim.privacy.ledger import Ledger
-from flsim.privacy.table import report
+from flsim.privacy.table import SOUND, STAR, report
 from flsim.results import power
+from flsim.results.formats import note
+from flsim.results.layout import Column, markdown
+from flsim.results.sweeps import Sweep, is_sweep, read_sweep
+from flsim.runs.config import load, toml
+from flsim.sweeps import definition
 from flsim.sweeps.definition import Planned
+from flsim.sweeps.folder import corpus_of, corpus_or_its_settings, open_corpus, refuse_impossible_runs
+
+MORE = f"> {power.MOST:,}"
+FOUND = (
+    f"Found: with 80% power by a t test on exposure or by McNemar's test over canaries on {MEMORIZED.heading}. The t "
+    "test is over the canaries of one pair of models with one seed, and over seeds with several seeds. With several "
+    "comparisons, power is that of one of them after Holm's correction, as if no other one found a difference. The "
+    "deviations are those of the demo at a learning rate of 1 unless --sd-canaries and --sd-seeds state others."
+)
+RECORDS = "Sound: sensitivity S under add-or-remove-one of a record, with Poisson sampling.\n"
 
 
 @dataclass(frozen=True)
-class Memory:
-    """Peak memory, in bytes.
+class Request:
+    """The input of a plan.
 
     Attributes:
-        total: all processes together.
-        run: the processes of one run.
-        rest: processes that belong to no run.
-        of_run: one run's processes of a kind, by kind of process.
+        name: name of the file.
+        tier: the tier of a sweep; None for a run.
+        planned: the runs.
+        train: the training users.
+        is_there: whether the corpus exists; otherwise there are as many users as in the published experiment, all
+            alike.
+        makes: bytes of the corpus that the sweep makes; 0 if it exists.
+        whole_cluster: whether runs are trained one after another.
+        published: scale of the published experiment; None if it is not known.
+        source: name of the published experiment.
     """
 
-    total: int
-    run: int
-    rest: int
-    of_run: dict[str, int]
-
-
-@dataclass(frozen=True)
-class Disk:
-    """Disk space, in bytes.
-
-    Attributes:
-        total: after all runs.
-        checkpoints, planted, rest: of all runs, as in `flsim.planning.disk.DiskUse`.
-        corpus: of the corpus that the sweep makes; 0 if the corpus exists.
-        meanwhile: additional space during training.
-        kept: number of checkpoints.
-    """
-
-    total: int
-    checkpoints: int
-    planted: int
-    rest: int
-    corpus: int
-    meanwhile: int
-    kept: int
+    name: str
+    tier: str | None
+    planned: Sequence[Planned]
+    train: Split
+    is_there: bool = True
+    makes: int = 0
+    whole_cluster: bool = True
+    published: Scale | None = None
+    source: str | None = None
 
 
 @dataclass(frozen=True)
 class Privacy:
-    """The privacy of runs that release equally much.
+    """Epsilon of runs that release equally much, by convention; None if it cannot be computed, or is infinite."""
 
-    Attributes:
-        name: name of the first run's row.
-        unit: "user" or "record".
-        delta: the delta of epsilon.
-        epsilons: epsilon by convention; None if it cannot be computed, or is infinite.
-    """
-
-    name: str
-    unit: str
-    delta: float
-    epsilons: dict[str, float | None]
+    name: str = cell("Row, first of", is_number=False)
+    unit: str = cell("unit", is_number=False)
+    delta: float = cell("delta", "{:.3g}".format)
+    epsilons: dict[str, float | None] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
 class Power:
-    """The power of a comparison of two runs, such as twins, with the correction that the plan's table makes.
+    """The power of a comparison of two runs, such as twins, with the correction that the plan's table makes."""
 
-    Attributes:
-        tests: number of comparisons that a table of the plan corrects for, by Holm.
-        canaries, seeds: number of canaries of a run, and number of seeds.
-        most_bits: exposure of a completely memorized canary.
-        bits: the least mean difference in exposure that is detected with 80% power; None if there is none.
-        counts: the least such difference in share memorized (RS); None likewise.
-        effect: a difference in exposure, bits.
-        found: power to detect `effect`.
-        canaries_needed, seeds_needed: numbers that detect `effect` with 80% power; None if a million are not enough.
-    """
-
-    tests: int
-    canaries: int
-    seeds: int
-    most_bits: float
-    bits: float | None
-    counts: float | None
-    effect: float
-    found: float
-    canaries_needed: int | None
-    seeds_needed: int | None
+    tests: int = cell("Comparisons of the table", with_unit("{:,}", "comparisons"))
+    canaries: int = cell("Canaries of a run", with_unit("{:,}", "canaries"))
+    seeds: int = cell("Seeds", with_unit("{:,}", "seeds"))
+    most_bits: float = cell("Exposure of a completely memorized canary", with_unit("{:.1f}", "bits"))
+    bits: float | None = cell("Least difference in mean exposure found", with_unit("{:.2g}", "bits"))
+    percent: float | None = cell(f"Least difference in {MEMORIZED.heading} found", with_unit("{:.2g}", "%"))
+    effect: float = cell("Difference in mean exposure to find (--effect)", with_unit("{:g}", "bits"))
+    power: float = cell("Power to find it", with_unit("{:.2g}", "%"))
+    canaries_needed: int | None = cell("Canaries of a run that find it", with_unit("{:,}", "canaries", MORE))
+    seeds_needed: int | None = cell("Seeds that find it, in a test over seeds", with_unit("{:,}", "seeds", MORE))
+    sd_canaries: float = cell("Assumed standard deviation over canaries", with_unit("{:.1f}", "bits"))
+    sd_seeds: float = cell("Assumed standard deviation between seeds", with_unit("{:.1f}", "bits"))
 
 
 @dataclass(frozen=True)
-class Against:
-    """A session of a finished sweep beside its prediction.
+class Session:
+    """A session of a finished sweep next to its prediction; None if a value was not recorded."""
 
-    Attributes:
-        runs: number of runs that it trained.
-        seconds, memory: recorded values; memory in bytes. None if a value was not recorded.
-        predicted_seconds, predicted_memory: predictions for the same runs.
-    """
-
-    runs: int
-    seconds: float | None
-    predicted_seconds: float
-    memory: int | None
-    predicted_memory: int
+    runs: int = cell("Runs of a session", number)
+    seconds: float | None = cell("Time", duration)
+    predicted_seconds: float = cell("predicted", duration)
+    memory: int | None = cell("Memory", size)
+    predicted_memory: int = cell("predicted", size)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A whole plan; None stands for parts that were not requested or do not apply."""
+    """A complete plan, in the order of its page; None and no rows stand for parts that do not apply."""
 
     name: str
     tier: str | None
     machine: Machine
+    time: Time | None
+    measurement: Measurement | None
+    disk: Disk
+    times: tuple[RunTime, ...]
     scale: Scale
     published: Scale | None
     source: str | None
-    disk: Disk
     privacy: tuple[Privacy, ...]
+    provable: tuple[Provable, ...]
     power: Power | None
-    time: Time | None = None
-    memory: Memory | None = None
-    against: tuple[Against, ...] = ()
-    amounts: tuple[Amount, ...] = ()
-    published_amounts: tuple[Amount, ...] | None = None
-    provable: tuple[Provable, ...] = ()
+    against: tuple[Session, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain values."""
         return asdict(self)
 
 
-def memory_of(watch: Watch) -> Memory:
-    """Return the peak memory that a calibration measured."""
-    return Memory(watch.peak, watch.run, watch.rest, watch.of_run)
-
-
-def disk_of(runs: Sequence[Planned], train: Split, at_once: int, corpus: int) -> Disk:
-    """Return the disk space of all runs.
+def read_request(
+    file: Path,
+    folder: Path,
+    tier: str | None = None,
+    seeds: Sequence[int] | None = None,
+    only: Sequence[str] = (),
+    corpus: Path | str | None = None,
+    overrides: Sequence[str] = (),
+) -> Request:
+    """Read the input of a plan.
 
     Args:
-        runs: all runs.
-        train: the training users.
-        at_once: number of runs at the same time.
-        corpus: bytes of the corpus, if the sweep makes it.
+        file: the file of a run, or of a sweep, which has grids.
+        folder: the folder for a synthetic corpus, which is made to be measured.
+        tier: tier of the sweep.
+        seeds: seeds of the sweep.
+        only: grids of the sweep to plan; all if empty.
+        corpus: the corpus to train on, in place of the file's.
+        overrides: changes of settings, as ``section.key=value``.
+
+    Raises:
+        InputError: the file is wrong, an option does not apply to it, no run could have its settings, or the corpus
+            does not exist and its users are not known.
     """
-    uses, kept, vocabulary = [], 0, train.layout.vocabulary_size
-    for run in runs:
-        split = trained_on(run.config, train)
-        evaluations, _ = evaluations_of(run.config, split)
-        kept += (checkpoints := checkpoints_of(run.config, split))
-        rounds = run.config.rounds_over(split)
-        uses.append(run_bytes(run.config, len(split), split.records, vocabulary, rounds, evaluations, checkpoints))
-    stay, planted, rest = (sum(getattr(use, name) for use in uses) for name in ("checkpoints", "planted", "rest"))
-    meanwhile = sum(sorted((use.newest for use in uses), reverse=True)[:at_once])
-    return Disk(stay + planted + rest + corpus, stay, planted, rest, corpus, meanwhile, kept)
+    if "grids" not in toml.read(file):
+        for option, value in (("--tier", tier), ("--seeds", seeds), ("--only", only)):
+            if value:
+                raise InputError(f"{option} is for a sweep, and {file} is a run's configuration; remove it")
+        config = load(file, overrides)
+        if corpus is not None:
+            config = replace(config, data=replace(config.data, corpus=located(corpus)))
+        opened = Corpus.open(config.data.corpus)
+        config = replace(config, canaries=settled(opened, config.canaries))
+        run = Planned(file.stem, file.stem, config.seed, {}, None, config)
+        refuse_impossible_runs([run], opened)
+        return Request(file.stem, None, [run], opened.split("train"))
+    sweep, tier = definition.load(file), tier or "smoke"
+    at = definition.tier_of(sweep, tier, str(file))
+    users, makes = None, 0
+    try:
+        path = corpus or corpus_of(at, file, folder)
+    except InputError as error:
+        users = published_users(sweep)
+        if users is None:
+            raise
+        path = folder / "corpus"
+        say(f"{error}; until then the plan assumes the published number of users, all alike, and measures nothing")
+    planned = definition.planned_runs(sweep, at, path, str(file), seeds, only, overrides)
+    train = users.split() if users else None
+    refuse_impossible_runs(planned, corpus_or_its_settings(at, path, folder) if train is None else train)
+    if train is None:
+        opened = open_corpus(at, path, folder)
+        train = opened.split("train")
+        makes = corpus_bytes(opened) if opened.path.parent == folder else 0
+    return Request(
+        file.stem,
+        tier,
+        planned,
+        train,
+        is_there=users is None,
+        makes=makes,
+        whole_cluster=at.whole_cluster,
+        published=published_scale(sweep, planned, rows_of(planned, train), str(file), only),
+        source=sweep.published.source if sweep.published else None,
+    )
 
 
-def privacy_of(planned: Sequence[Planned], names: Callable[[Planned], str], train: Split) -> list[Privacy]:
+def plan_of(
+    request: Request,
+    machine: Machine,
+    effect: float,
+    spread: power.Spread = power.DEMO,
+    measured: tuple[Mapping[str, Cost], Measurement] | None = None,
+    at_once: int | None = None,
+    results: Sweep | None = None,
+    sessions: Iterable[Mapping[str, Any]] = (),
+) -> Plan:
+    """Return the plan of the requested runs.
+
+    Args:
+        request: the runs.
+        machine: the machine that trains them.
+        effect: a difference in mean exposure to find, bits.
+        spread: assumed standard deviations of differences.
+        measured: what `measure` returns; None for a plan without time and memory.
+        at_once: largest number of runs at once.
+        results: the sweep of these runs, whose perplexity is shown.
+        sessions: sessions of a finished sweep, to compare with the measurement.
+    """
+    planned, train, whole_cluster = request.planned, request.train, request.whole_cluster
+    utility = measured_utility(results) if results else {}
+    scale = scale_of(rows_of(planned, train), Users.counted(train), train, utility, request.published)
+    slots = 1 if whole_cluster else max(machine.runs_at_once(run.config, at_once) for run in planned)
+    slots = min(slots, len(planned))
+    costs, measurement = measured or ({}, None)
+    times = times_of(planned, costs, train, machine, at_once, whole_cluster) if measurement else ()
+    seeds = len({run.seed for run in planned})
+    return Plan(
+        request.name,
+        request.tier,
+        machine,
+        time_of(times, measurement.overhead) if measurement else None,
+        measurement,
+        disk_of(planned, train, slots, request.makes),
+        times,
+        scale,
+        request.published,
+        request.source,
+        tuple(privacy_of(planned, train)),
+        provable_of(planned, row_name, train),
+        power_of(scale.number, seeds, planned[0].config.evaluation, effect, comparisons_of(planned), spread),
+        tuple(against(sessions, planned, costs, measurement, train, machine, whole_cluster)) if measurement else (),
+    )
+
+
+def sweep_of(folder: Path | None, name: str, tier: str | None) -> Sweep | None:
+    """Return the sweep whose results belong to a plan: the one named, or else the one in runs/NAME-TIER; or None."""
+    path = folder or Path("runs") / f"{name}-{tier}"
+    if not is_sweep(path):
+        return None
+    sweep = read_sweep(path)
+    return sweep if (sweep.name, sweep.tier) == (name, tier) else None
+
+
+def privacy_of(planned: Sequence[Planned], train: Split) -> list[Privacy]:
     """Return epsilon of runs with noise, under every convention for their sampler; once for equal releases."""
     by_release: dict[Any, Privacy] = {}
     for run in planned:
@@ -182,66 +278,111 @@ def privacy_of(planned: Sequence[Planned], names: Callable[[Planned], str], trai
         if (entry, delta) not in by_release:
             lines = [(line.convention.name, line.epsilon) for line in report(Ledger((entry,)), delta)]
             epsilons = {name: value if value is not None and math.isfinite(value) else None for name, value in lines}
-            by_release[entry, delta] = Privacy(names(run), config.unit, delta, epsilons)
+            by_release[entry, delta] = Privacy(row_name(run), config.unit, delta, epsilons)
     return list(by_release.values())
 
 
-def comparisons_of(planned: Sequence[Planned], names: Callable[[Planned], str]) -> int:
-    """Return the number of comparisons of a plan's table: rows that have runs of both worlds; at least 1.
-
-    Args:
-        planned: the runs.
-        names: returns the name of a run's row, without its world.
-    """
+def comparisons_of(planned: Sequence[Planned]) -> int:
+    """Return the number of comparisons of a plan's table: rows that have runs of both worlds; at least 1."""
     worlds: dict[str, set[str | None]] = {}
     for run in planned:
-        worlds.setdefault(names(run), set()).add(run.config.world)
+        worlds.setdefault(row_name(run), set()).add(run.config.world)
     return max(1, sum({"iid", "non-iid"} <= of_row for of_row in worlds.values()))
 
 
-def power_of(canaries: int, seeds: int, evaluation: EvaluationHParams, effect: float, tests: int = 1) -> Power | None:
+def power_of(
+    canaries: int,
+    seeds: int,
+    evaluation: EvaluationHParams,
+    effect: float,
+    tests: int = 1,
+    spread: power.Spread = power.DEMO,
+) -> Power | None:
     """Return the power of a comparison, by `flsim.results.power`; None without canaries.
 
-    Holm's correction for k comparisons finds each with p <= alpha / k, whatever the others are.
-    So the power is a lower bound of the comparison's power in the table.
+    Of k comparisons Holm's correction finds each one whose p is at most alpha / k, whatever the others are. Therefore
+    the power is the least that the comparison has in the table.
 
     Args:
         canaries, seeds: number of canaries of a run, and number of seeds.
         evaluation: settings of the evaluations.
-        effect: a difference in exposure, bits.
+        effect: a difference in mean exposure to find, bits.
         tests: k.
+        spread: assumed standard deviations of differences.
     """
     if not canaries:
         return None
     alpha = power.ALPHA / tests
+    bits = power.detectable_exposure(canaries, seeds, spread, alpha)
+    counts = power.detectable_counts(canaries, alpha=alpha)
     return Power(
         tests,
         canaries,
         seeds,
-        math.log2(evaluation.references + 1),
-        _finite(power.detectable_exposure(canaries, seeds, alpha=alpha)),
-        _finite(power.detectable_counts(canaries, alpha=alpha)),
-        effect,
-        power.power_of_exposure(effect, canaries, seeds, alpha=alpha),
-        power.canaries_for(effect, seeds, alpha=alpha),
-        power.seeds_for(effect, canaries, alpha=alpha),
+        most_bits=math.log2(evaluation.references + 1),
+        bits=bits if math.isfinite(bits) else None,
+        percent=100 * counts if math.isfinite(counts) else None,
+        effect=effect,
+        power=100 * power.power_of_exposure(effect, canaries, seeds, spread, alpha),
+        canaries_needed=power.canaries_for(effect, seeds, spread, alpha),
+        seeds_needed=power.seeds_for(effect, canaries, spread, alpha),
+        sd_canaries=spread.canaries,
+        sd_seeds=spread.seeds,
     )
 
 
 def against(
-    sessions: Iterable[Mapping[str, Any]], planned: Sequence[Planned], predictor: Predictor, memory: Memory
-) -> list[Against]:
-    """Return sessions that trained only these runs, beside their predictions."""
+    sessions: Iterable[Mapping[str, Any]],
+    planned: Sequence[Planned],
+    costs: Mapping[str, Cost],
+    measurement: Measurement,
+    train: Split,
+    machine: Machine,
+    whole_cluster: bool = False,
+) -> list[Session]:
+    """Return the sessions that trained only planned runs, next to their predictions."""
     comparisons = []
     for session in sessions:
         names = {*(session.get("trained") or ()), *(session.get("failed") or ())}
-        of_session = [run for run in planned if run.name in names]  # in the order in which a sweep takes them
-        if names and len(of_session) == len(names):
-            time = predictor.time(of_session, session.get("at_once"))
+        runs = [run for run in planned if run.name in names]
+        if names and len(runs) == len(names):
+            times = times_of(runs, costs, train, machine, session.get("at_once"), whole_cluster)
+            predicted = time_of(times, measurement.overhead)
             recorded = session.get("seconds"), session.get("peak_memory")
-            comparisons.append(Against(len(names), recorded[0], time.seconds, recorded[1], memory.total))
+            comparisons.append(Session(len(runs), recorded[0], predicted.seconds, recorded[1], measurement.memory))
     return comparisons
 
 
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+def page(plan: Plan) -> str:
+    """Return the plan as text with at most 80 characters per line."""
+    runs = sum(row.runs for row in plan.scale.rows)
+    tier = f", tier {plan.tier}" if plan.tier else ""
+    title = f"{plan.name}{tier}. Runs: {runs:,}. Cores: {plan.machine.cores}. GPUs: {plan.machine.gpus}."
+    sections = {
+        "Time, memory and disk" if plan.time else "Disk": answers(
+            *filter(None, (plan.time, plan.measurement, plan.disk))
+        ),
+        "Time of a run": table(plan.times) if plan.times else "",
+        "Scale and amount of training": scale_tables(plan.scale, plan.published, plan.source),
+        "Epsilon": _epsilons(plan.privacy) if plan.privacy else "",
+        "Largest provable epsilon": proof_table(plan.provable) if plan.provable else "",
+        "Statistical power": answers(plan.power) + note(FOUND) if plan.power else "",
+        "Predicted and recorded": table(plan.against) if plan.against else "",
+    }
+    texts = [f"## {head}\n\n{text.rstrip()}\n" for head, text in sections.items() if text]
+    return "\n".join([note(title), *texts])
+
+
+def _epsilons(rows: Sequence[Privacy]) -> str:
+    names = dict.fromkeys(name for row in rows for name in row.epsilons)
+    cells = [Column(name + "*" * (name == "paper"), [_epsilon(row, name) for row in rows]) for name in names]
+    label, *others = columns(rows)
+    sound = SOUND if any(row.unit == "user" for row in rows) else RECORDS
+    return markdown([label], [others, *([one] for one in cells)], (STAR if "paper" in names else "") + sound)
+
+
+def _epsilon(row: Privacy, convention: str) -> str:
+    if convention not in row.epsilons:
+        return ""
+    value = row.epsilons[convention]
+    return "-" if value is None else f"{value:.0e}" if value >= 1e6 else three_digits(value)

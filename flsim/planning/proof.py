@@ -1,4 +1,4 @@
-"""The largest epsilon that `flsim audit` of a run can prove, whatever the run memorizes: all guesses are right."""
+"""The most that the canaries of a run can prove, whatever the run memorizes: all guesses of an audit are right."""
 
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -9,108 +9,124 @@ from flsim.canaries.spec import ALWAYS, CanaryHParams, configurations
 from flsim.data.corpus import Split
 from flsim.forgetting.success import least_alpha
 from flsim.planning.scale import Users, trained_on
-from flsim.privacy.ledger import Unit, sound_convention
+from flsim.planning.text import cell, number, table
+from flsim.privacy.ledger import sound_convention
 from flsim.privacy.sampling import Relation
+from flsim.results.formats import note
 from flsim.results.sweeps import WORLD
 from flsim.runs.config import Config
 from flsim.sweeps.definition import Planned
 
+BOUNDS = (
+    "Bounds are the largest lower bounds on epsilon of one unit (a user or a record) of one run that `flsim audit` can "
+    "prove with 95% confidence. A result near a bound is limited by the number of canaries."
+)
+HALVED = (
+    "Under add-or-remove-one a bound is half of the bound under replace-one: to replace a unit is to remove it and to "
+    "add another one."
+)
+two_digits = "{:.2f}".format
+
 
 @dataclass(frozen=True)
 class Provable:
-    """The largest lower bounds on epsilon of one unit that the canaries of a run can prove.
+    """The largest lower bounds on epsilon of one unit that the canaries of equal rows can prove.
 
-    Attributes:
-        name: the run's row, with its world.
-        unit: "user" or "record".
-        relation: what neighbours of the run's ledger differ in; "replace-one" without a ledger, as in an audit.
-        canaries: number of planted canaries; with coins half of all, as is expected.
-        group: expected number of units that share a canary, of the configuration with the most of them.
-        epsilon: bound from ranks, at delta 0.
-        coins: bound from guesses of coins, at `delta`; None without coins, or where they are too few.
-        delta: delta of `coins`, and of `canary_users`.
-        canary_users: bound from guesses of the coins of canary users; None where no coins decide on them.
-        cost: a sentence on what canary users cost; empty without any.
-        note: a sentence on what an epsilon is not about; empty where it is about all who train.
-        forgetting: a sentence on the least alpha that `flsim forgetting` can show; empty without windows.
+    `relation` is what neighbours of the run's ledger differ in, and "replace-one" without a ledger, as in an audit.
+    Values that do not apply are None: bounds of coins without coins or with too few of them, values of canary users
+    without these users, and alphas without windows. `note` is a sentence on what an epsilon is not about.
     """
 
-    name: str
-    unit: Unit
-    relation: Relation
-    canaries: int
-    group: int
-    epsilon: float
-    coins: float | None
-    delta: float
-    canary_users: float | None = None
-    cost: str = ""
+    name: str = cell("Row, first of", is_number=False)
+    rows: int = cell("rows", number)
+    unit: str = cell("unit", is_number=False)
+    canaries: int = cell("canaries", number, "Canaries: planted ones; with coins half of all, as is expected.")
+    group: int = cell("sharers", number, "Sharers: largest expected number of units that share a canary.")
+    epsilon: float = cell("ranks", two_digits, "Ranks: bound from ranks, at delta 0.")
+    coins: float | None = cell("coins", two_digits, "Coins: bound from guesses of the coins, at the row's delta.")
+    canary_users: float | None = cell(
+        "users", two_digits, "Users: bound from guesses of the coins of canary users, at the row's delta."
+    )
+    delta: float | None = cell("delta", "{:.3g}".format)
+    random_updates: float | None = cell(
+        "random", "{:.2g}".format, "Random: updates of canary users for each update of a user; they cost utility."
+    )
+    alpha: float | None = cell(
+        "alpha", two_digits, "Alpha: the least that `flsim forgetting` can show with a group of canaries of all seeds."
+    )
+    pooled_alpha: float | None = cell("pooled", two_digits, "Pooled: alpha with the canaries of a window (--pool).")
+    relation: str = cell("neighbours", is_number=False)
     note: str = ""
-    forgetting: str = ""
 
 
 def provable_of(planned: Sequence[Planned], names: Callable[[Planned], str], train: Split) -> tuple[Provable, ...]:
-    """Return what each row can prove in each world, once for all seeds; nothing of rows whose canaries have no ranks.
+    """Return what each row can prove in each world, once for all seeds and for equal rows.
+
+    Rows without ranked canaries are omitted.
 
     Args:
         planned: the runs.
         names: returns the name of a run's row.
         train: the corpus' training users.
     """
-    rows: dict[str, Provable] = {}
+    named: dict[str, Provable] = {}
     for run in planned:
         name = " ".join(filter(None, (names(run), str(run.axes.get(WORLD, "")))))
         canaries, is_ranked = run.config.canaries, not run.config.evaluation.utility_only
-        if name not in rows and is_ranked and canaries.source != "heldout" and configurations(canaries):
-            rows[name] = _provable(name, run.config, train)
+        if name not in named and is_ranked and canaries.source != "heldout" and configurations(canaries):
             seeds = len({other.config.seed for other in planned if names(other) == names(run)})
-            rows[name] = replace(rows[name], forgetting=least_alphas(run.config.canaries, seeds))
-    return tuple(rows.values())
+            named[name] = _provable(run.config, train, seeds)
+    equal: dict[Provable, list[str]] = {}
+    for name, provable in named.items():
+        equal.setdefault(provable, []).append(name)
+    return tuple(replace(provable, name=same[0], rows=len(same)) for provable, same in equal.items())
 
 
-def least_alphas(canaries: CanaryHParams, seeds: int) -> str:
-    """Return a sentence on the least alpha that groups of canaries with windows can show; empty for other canaries.
+def least_alphas(canaries: CanaryHParams, seeds: int) -> tuple[float | None, float | None]:
+    """Return the least alphas that can be shown by canaries with windows: by those of a group, and of a window.
 
     Args:
         canaries: the settings.
         seeds: number of runs of arm "in" that differ only in their seed.
+
+    Returns:
+        None for canaries without windows; the second is None if a window has no more canaries than a group.
     """
     windows = Counter(one.window for one in configurations(canaries))
     if canaries.arm == "out" or not windows or set(windows) == {ALWAYS}:
-        return ""
+        return None, None
     group, window = 2 * (canaries.count * seeds // 2), 2 * (min(windows.values()) * seeds // 2)
-    pooled = f", and below {least_alpha(window):.2f} for the {window:,} of a window (--pool)" if window > group else ""
-    return (
-        f"`flsim forgetting` cannot show an alpha below {least_alpha(group):.2f} for the {group:,} canaries of a group "
-        f"in {seeds} seed{'s' * (seeds != 1)}{pooled}."
-    )
+    return least_alpha(group), least_alpha(window) if window > group else None
 
 
-def _provable(name: str, config: Config, train: Split) -> Provable:
+def _provable(config: Config, train: Split, seeds: int) -> Provable:
     split = trained_on(config, train)
-    users = Users.counted(split)
-    groups, has_coins = groups_of(config, users), config.canaries.coins
-    planted = groups[::2] if has_coins else groups  # half of each configuration
+    users, canaries, audit = Users.counted(split), config.canaries, config.canary_users
+    groups = groups_of(config, users)
+    planted = groups[::2] if canaries.coins else groups  # half of each configuration
     relation: Relation = "replace-one"
     delta = 0.0
     if config.privacy.mechanism == "dp":
         relation = sound_convention(config.sampler).relation
         delta = config.privacy.delta_for(config.protected(split))
     steps = 1 if relation == "replace-one" else 2  # to replace a unit is to remove it and to add another
-    audit = config.canary_users
-    of_coins = ceiling_of_coins(groups, delta) if has_coins else None
+    of_coins = ceiling_of_coins(groups, delta) if canaries.coins else None
+    alpha, pooled_alpha = least_alphas(canaries, seeds)
     return Provable(
-        name,
-        config.unit,
-        relation,
-        len(planted),
-        max(groups),
-        ceiling(planted, config.canaries.references(config.evaluation.references, split.layout.words)) / steps,
-        None if of_coins is None else of_coins / steps,
-        delta,
-        ceiling_of_coins([1] * audit.update_canaries, delta) if audit.canary_coins else None,
-        audit.cost(users.users) if audit.update_canaries else "",
-        config.canaries.about_injections,
+        name="",
+        rows=1,
+        unit=config.unit,
+        canaries=len(planted),
+        group=max(groups),
+        epsilon=ceiling(planted, canaries.references(config.evaluation.references, split.layout.words)) / steps,
+        coins=None if of_coins is None else of_coins / steps,
+        canary_users=ceiling_of_coins([1] * audit.update_canaries, delta) if audit.canary_coins else None,
+        delta=delta if canaries.coins or audit.canary_coins else None,
+        random_updates=audit.random_updates(users.users) if audit.update_canaries else None,
+        alpha=alpha,
+        pooled_alpha=pooled_alpha,
+        relation=relation,
+        note=canaries.about_injections,
     )
 
 
@@ -129,3 +145,10 @@ def groups_of(config: Config, users: Users) -> list[int]:
         units = users.users if config.unit == "user" else users.records
         groups.append(min(max(1, round(expected)), units))
     return groups
+
+
+def proof_table(rows: Sequence[Provable]) -> str:
+    """Return the table of what an audit can prove at most."""
+    halved = HALVED if any(row.relation == "add-or-remove-one" for row in rows) else ""
+    notes = dict.fromkeys([BOUNDS, halved, *(row.note for row in rows)])
+    return table(rows, "".join(map(note, filter(None, notes))))

@@ -1,5 +1,10 @@
-"""Scale of an experiment, beside the published one: users, cohorts, epochs, and copies of canaries."""
+"""Scale of an experiment, next to the published one: users, cohorts, epochs, amounts of training, copies of canaries.
 
+The amount of training is the sum of learning rates over the steps that follow each other. A model that is trained less
+memorizes less. Two rows compare as published ones do if their amounts are the same share of the published amounts.
+"""
+
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -8,12 +13,28 @@ from pathlib import Path
 import numpy as np
 
 from flsim.canaries.spec import CanaryHParams, configurations, distinct_configurations, expected_copies
-from flsim.data.corpus import Corpus, Split
+from flsim.data.corpus import Split
 from flsim.data.kept import Shadow, kept
 from flsim.data.vocabulary import Layout
-from flsim.results.sweeps import WORLD, SweepRun
+from flsim.measures.built_in import QUANTITIES
+from flsim.measures.quantity import Quantity, of_model
+from flsim.planning.text import cell, columns, number, share, three_digits
+from flsim.results.formats import note
+from flsim.results.layout import Column, markdown
+from flsim.results.run_file import WORLDS
+from flsim.results.sweeps import WORLD, Sweep, SweepRun
 from flsim.runs.config import Config
+from flsim.runs.config.arms import shared_rounds
+from flsim.runs.config.base import whole_rounds
 from flsim.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
+
+UTILITY: Quantity = next(quantity for quantity in of_model(QUANTITIES.values()) if quantity.is_log)
+AMOUNT = (
+    "Amount: sum of learning rates over steps that follow each other. Of SGD this is learning rate x steps; of FedAvg "
+    "local rate x local steps of a user x rounds x server rate; with an adaptive server optimizer server rate x "
+    "rounds. Momentum is not counted."
+)
+RowKey = tuple[str, str | None]  # name of a row of the sweep's table, and its world if rates differ between worlds
 
 
 @dataclass(frozen=True)
@@ -32,11 +53,6 @@ class Users:
     vocabulary: int
 
     @classmethod
-    def in_corpus(cls, corpus: Corpus) -> "Users":
-        """Return the numbers of a corpus' train users."""
-        return cls.counted(corpus.split("train"))
-
-    @classmethod
     def counted(cls, users: Split) -> "Users":
         """Return the numbers of these users."""
         return cls(len(users), users.records, users.words, users.layout.vocabulary_size)
@@ -44,7 +60,7 @@ class Users:
     def split(self) -> Split:
         """Return as many users, all alike, so that a configuration can compute how long it trains; nothing can be read.
 
-        Offsets are views of a single number, so they take no memory whatever their length.
+        Offsets are views of a single number, therefore they take no memory whatever their length.
         """
         return Split(
             Layout(self.vocabulary, 20),
@@ -74,50 +90,64 @@ def _left(train: Split, user_holdout: float, shadow: Shadow | None, seed: int) -
     return replace(Users.counted(left).split(), user_offsets=np.asarray(left.user_offsets))
 
 
+def evaluations_of(config: Config, train: Split) -> int:
+    """Return the number of a run's evaluations, on the users that it trains on."""
+    rounds, schedule = config.rounds_over(train), config.evaluation
+    if schedule.every_epochs is None:
+        return -(-rounds // schedule.every)
+    per_epoch = config.rounds_per_epoch(train)
+    interval = schedule.every_epochs * per_epoch
+    intervals = range(1, math.ceil(rounds / interval) + 1)
+    near = {whole_rounds(k * interval) for k in intervals} if interval >= 1 else range(1, rounds)
+    return 1 + sum(0 < round_ < rounds and schedule.is_due(round_, per_epoch) for round_ in near)
+
+
+def checkpoints_of(config: Config, train: Split) -> int:
+    """Return the number of checkpoints that a run keeps: evaluated ones, and the one its other arm begins with."""
+    rounds, per_epoch = config.rounds_over(train), config.rounds_per_epoch(train)
+    parting = shared_rounds(config, rounds)
+    return evaluations_of(config, train) + (0 < parting < rounds and not config.evaluation.is_due(parting, per_epoch))
+
+
 # Of published experiments, by the file with their numbers. Thakkar et al. (2020), section 4.1: 392,000 users of about
 # 2,000 words each, and 10,000 words. Its "93K examples" in total can only be 93 million, 237 a user.
 PUBLISHED = {"thakkar2020.csv": Users(392_000, 392_000 * 237, 392_000 * 2_000, 10_000)}
 
 
+def _perplexity(utility: Mapping[str, float]) -> str:
+    values = [utility[world] * UTILITY.scale for world in ("", *WORLDS) if world in utility]
+    return "/".join(map(UTILITY.format.format, values))
+
+
 @dataclass(frozen=True)
 class Row:
-    """A row of the table, over both worlds and all seeds.
+    """A row of the sweep's table, over all seeds, and over both worlds unless their learning rates differ.
 
-    Attributes:
-        name: its name.
-        runs: number of its runs.
-        size: users of a round, or records of a step.
-        share: share of all users in a round; None for central training.
-        length: number of rounds or steps.
-        epochs: number of passes over all records.
+    `utility` is perplexity by world ("iid", "non-iid", or "" for neither), as far as it is known. `amount` is None with
+    a custom server optimizer.
     """
 
-    name: str
-    runs: int
-    size: int
-    share: float | None
-    length: int
-    epochs: float
+    name: str = cell("Row", is_number=False)
+    runs: int = cell("runs", number)
+    length: int = cell("length", number, "Length: number of rounds, or of steps of SGD.")
+    size: int = cell("batch", number, "Batch: users of a round, or records of a step.")
+    of_users: float | None = cell("share", share, "Share, next to the batch: share of all users in a round.")
+    epochs: float = cell("epochs", three_digits)
+    amount: float | None = cell("amount", three_digits, AMOUNT)
+    utility: Mapping[str, float] = cell(UTILITY.heading, _perplexity, f"{UTILITY.heading}: perplexity, IID/non-IID.")
+    of_published: float | None = cell("share", share, "Share, next to the amount: share of the published amount.")
 
 
 @dataclass(frozen=True)
 class Canaries:
-    """A configuration of canaries.
+    """A configuration of canaries: with probabilities p_u and p_e, or with a number of copies."""
 
-    Attributes:
-        count: number of canaries with it.
-        p_u, p_e: probabilities; None if `copies` is set.
-        sharers: expected number of sharers of each canary; None if `copies` is set.
-        copies: expected number of copies of each canary.
-        window: when it is planted, in words; empty for all rounds.
-    """
-
-    count: int
-    p_u: float | None
-    p_e: float | None
-    sharers: float | None
-    copies: float
-    window: str = ""
+    count: int = cell("Canaries", number)
+    p_u: float | None = cell("p_u", "{:.3g}".format)
+    p_e: float | None = cell("p_e", "{:g}".format)
+    sharers: float | None = cell("sharers", three_digits, "Sharers: their expected number, p_u x users.")
+    copies: float = cell("copies", three_digits, "Copies: expected copies of a canary.")
+    window: str = cell("planted", is_number=False)
 
 
 @dataclass(frozen=True)
@@ -139,34 +169,70 @@ class Scale:
     number: int
 
 
-def scale_of(planned: Sequence[Planned], users: Users, train: Split) -> Scale:
+def scale_of(
+    rows: Mapping[RowKey, Sequence[Planned]],
+    users: Users,
+    train: Split,
+    utility: Mapping[str, Mapping[str, float]],
+    published: Scale | None = None,
+) -> Scale:
     """Return the scale of runs on these users.
 
     Args:
-        planned: at least one run.
+        rows: the runs of each row, as `rows_of` returns them.
         users: numbers of the users.
         train: the users.
+        utility: perplexity by name of a row and world.
+        published: scale of the published runs in the same rows.
     """
-    return _scale(rows_of(planned), users, train)
+    configs = [runs[0].config for runs in rows.values()]
+    trained = list(dict.fromkeys((config.canaries, Users.counted(trained_on(config, train))) for config in configs))
+    others = published.rows if published else [None] * len(rows)
+    return Scale(
+        users,
+        tuple(_row(key, rows[key], train, utility.get(key[0], {}), row) for key, row in zip(rows, others, strict=True)),
+        tuple(dict.fromkeys(canaries for settings, counts in trained for canaries in canaries_of(settings, counts))),
+        max(expected_copies(settings, counts.records) / max(counts.records, 1) for settings, counts in trained),
+        max(len(configurations(settings)) for settings, _ in trained),  # those that are compared
+    )
 
 
-def rows_of(planned: Sequence[Planned]) -> dict[str, list[Planned]]:
-    """Return the runs of each row of the table, by its name."""
-    rows: dict[str, list[Planned]] = {}
+def rows_of(planned: Sequence[Planned], train: Split) -> dict[RowKey, list[Planned]]:
+    """Return the runs of each row of the table, or of each of its worlds if they are trained for different amounts."""
+    named: dict[str, dict[str, list[Planned]]] = {}
     for run in planned:
-        rows.setdefault(row_name(run), []).append(run)
+        named.setdefault(row_name(run), {}).setdefault(str(run.axes.get(WORLD, "")), []).append(run)
+    rows: dict[RowKey, list[Planned]] = {}
+    for name, worlds in named.items():
+        if len({_training(runs[0].config, train) for runs in worlds.values()}) == 1:
+            rows[name, None] = [run for runs in worlds.values() for run in runs]
+        else:
+            rows |= {(name, world): worlds[world] for world in sorted(worlds)}
     return rows
 
 
-def _scale(rows: Mapping[str, Sequence[Planned]], users: Users, train: Split) -> Scale:
-    configs = [run.config for runs in rows.values() for run in runs[:1]]
-    trained = list(dict.fromkeys((config.canaries, Users.counted(trained_on(config, train))) for config in configs))
-    return Scale(
-        users,
-        tuple(_row(name, runs, train) for name, runs in rows.items()),
-        tuple(dict.fromkeys(canaries for settings, left in trained for canaries in canaries_of(settings, left))),
-        max(expected_copies(settings, left.records) / max(left.records, 1) for settings, left in trained),
-        max(len(configurations(settings)) for settings, _ in trained),  # those that are compared
+def _training(config: Config, train: Split) -> tuple[float | None, float]:
+    """Return the amount of training of a run, and its number of epochs."""
+    users = trained_on(config, train)
+    return config.rate_steps(users), config.rounds_over(users) / config.rounds_per_epoch(users)
+
+
+def _row(
+    key: RowKey, runs: Sequence[Planned], train: Split, utility: Mapping[str, float], published: Row | None
+) -> Row:
+    name, world = key
+    config = runs[0].config
+    users, (amount, epochs) = trained_on(config, train), _training(config, train)
+    return Row(
+        name if world is None else f"{name}, {WORLDS[world]}",
+        len(runs),
+        config.rounds_over(users),
+        config.round_size,
+        config.round_size / len(users) if config.unit == "user" else None,
+        epochs,
+        amount,
+        {at: value for at, value in utility.items() if world in {None, at}},
+        amount / published.amount if amount is not None and published and published.amount else None,
     )
 
 
@@ -184,42 +250,55 @@ def canaries_of(hparams: CanaryHParams, users: Users) -> tuple[Canaries, ...]:
     )
 
 
+def published_users(definition: Definition) -> Users | None:
+    """Return the numbers of the published training users; None if they are not known."""
+    return PUBLISHED.get(definition.published.file) if definition.published else None
+
+
 def published_scale(
-    definition: Definition, planned: Sequence[Planned], source: str, only: Sequence[str] = ()
+    definition: Definition,
+    planned: Sequence[Planned],
+    rows: Mapping[RowKey, Sequence[Planned]],
+    source: str,
+    only: Sequence[str] = (),
 ) -> Scale | None:
     """Return the scale of the published runs, in the same rows; None if their users are not known.
 
     Args:
         definition: the sweep, whose base and axes are as published.
         planned: the runs that stand for the published ones.
+        rows: these runs by row.
         source: the definition's file, for messages.
         only: the planned grids.
     """
-    users = published_users(definition)
-    pairs = published_rows(definition, planned, source, only) if users else None
-    return _scale(pairs, users, users.split()) if users and pairs else None
-
-
-def published_users(definition: Definition) -> Users | None:
-    """Return the numbers of the published training users; None if they are not known."""
-    return PUBLISHED.get(definition.published.file) if definition.published else None
-
-
-def published_rows(
-    definition: Definition, planned: Sequence[Planned], source: str, only: Sequence[str] = ()
-) -> dict[str, list[Planned]] | None:
-    """Return the published runs by the rows of those that stand for them; None if they are not as many.
-
-    The arguments are those of `published_scale`.
-    """
     tier = Tier(about="", corpus=TierCorpus(path=Path()), seeds=tuple(dict.fromkeys(run.seed for run in planned)))
-    theirs = planned_runs(definition, tier, Path(), source, only=only)
-    if len(theirs) != len(planned):
+    users = published_users(definition)
+    published = planned_runs(definition, tier, Path(), source, only=only) if users else []
+    if not users or len(published) != len(planned):
         return None
-    pairs: dict[str, list[Planned]] = {}
-    for ours, other in zip(planned, theirs, strict=True):
-        pairs.setdefault(row_name(ours), []).append(other)
-    return pairs
+    counterparts = {run.name: other for run, other in zip(planned, published, strict=True)}
+    rows = {key: [counterparts[run.name] for run in runs] for key, runs in rows.items()}
+    utility: dict[str, dict[str, float]] = {}
+    for (name, _), runs in rows.items():
+        for run in runs:
+            value = (run.published or {}).get(UTILITY.name)
+            if isinstance(value, int | float):
+                utility.setdefault(name, {})[str(run.axes.get(WORLD, ""))] = float(value)
+    return scale_of(rows, users, users.split(), utility)
+
+
+def measured_utility(sweep: Sweep) -> dict[str, dict[str, float]]:
+    """Return the perplexity of a sweep's completed runs at their ends, by row and world: the mean over seeds."""
+    values: dict[str, dict[str, list[float]]] = {}
+    for run in sweep.runs:
+        results = run.results
+        if results is None or results.status != "completed" or not results.evaluated:
+            continue
+        value = results.of_model(UTILITY.name, results.evaluated[-1])
+        if value is not None:
+            worlds = values.setdefault(row_name(run), {})
+            worlds.setdefault(str(run.axes.get(WORLD, "")), []).append(value)
+    return {name: {world: float(np.mean(seeds)) for world, seeds in worlds.items()} for name, worlds in values.items()}
 
 
 def row_name(run: Planned | SweepRun) -> str:
@@ -235,10 +314,30 @@ def _setting_text(key: str, value: object) -> str:
     return f"{key.rpartition('.')[2]} {listed}"
 
 
-def _row(name: str, runs: Sequence[Planned], train: Split) -> Row:
-    config = runs[0].config
-    train = trained_on(config, train)
-    length = config.rounds_over(train)
-    size = config.round_size
-    share = size / len(train) if config.unit == "user" else None
-    return Row(name, len(runs), size, share, length, length / config.rounds_per_epoch(train))
+def scale_tables(scale: Scale, published: Scale | None, source: str | None) -> str:
+    """Return the tables of an experiment's scale, next to the published one."""
+    scales = {"": scale} | ({"publ. ": published} if published else {})
+    names = ["Users", "Records", "Records of a user", "Vocabulary", "Canaries", "Canaries, share of all records"]
+    facts = [Column("Published" if head else "Here", _facts(one)) for head, one in scales.items()]
+    sizes = [columns(one.rows, "size of_users epochs", head) for head, one in scales.items()]
+    sizes[0] = columns(scale.rows, "runs length") + sizes[0]
+    amounts = [columns(one.rows, "amount utility", head) for head, one in scales.items()]
+    amounts.append(columns(scale.rows, "of_published"))
+    label = columns(scale.rows, "name")
+    text = note(f"Published: {source}, with defaults for settings that the paper does not state.") if published else ""
+    tables = [
+        markdown([Column("Quantity", names, is_number=False)], [facts]),
+        markdown(label, sizes),
+        markdown(label, [unit for unit in amounts if unit], text),
+    ]
+    if scale.canaries:
+        alike = {head: one.canaries for head, one in scales.items() if len(one.canaries) == len(scale.canaries)}
+        copies = [columns(canaries, "p_u p_e sharers copies window", head) for head, canaries in alike.items()]
+        tables.append(markdown(columns(scale.canaries, "count"), copies))
+    return "\n".join(tables)
+
+
+def _facts(scale: Scale) -> list[str]:
+    users = scale.users
+    counts = [number(users.users), number(users.records), three_digits(users.records / users.users)]
+    return [*counts, number(users.vocabulary), number(scale.number), share(scale.share)]

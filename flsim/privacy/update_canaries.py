@@ -62,12 +62,16 @@ class AuditHParams:
                 f"update_canaries"
             )
 
+    def random_updates(self, population: int) -> float:
+        """Return the expected number of random updates of a round for each update of one of so many real users."""
+        return self.update_canaries * (0.5 if self.canary_coins else 1.0) / population
+
     def cost(self, population: int) -> str:
         """Return a sentence on what the canary users cost a run of so many real users."""
-        share = self.update_canaries * (0.5 if self.canary_coins else 1.0) / population
         return (
-            f"{self.update_canaries:,} canary users beside {population:,} users: a round has about {share:.2g} times "
-            f"as many random updates as real ones, which cost utility as noise does"
+            f"{self.update_canaries:,} canary users beside {population:,} users: a round has about "
+            f"{self.random_updates(population):.2g} times as many random updates as real ones, which cost utility as "
+            f"noise does"
         )
 
     def present(self, seed: int) -> NDArray[np.bool_]:

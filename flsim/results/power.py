@@ -6,6 +6,7 @@ Power for exposure comes from the noncentral t distribution. Power for counts su
 import bisect
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import numpy as np
 import scipy
@@ -25,32 +26,48 @@ ONLY_B = 2 / 240
 MOST = 1_000_000  # canaries or seeds that are looked for
 
 
+@dataclass(frozen=True)
+class Spread:
+    """Assumed spread of differences in exposure, in bits; by default as in the demo.
+
+    Attributes:
+        canaries: standard deviation of a seed's differences over its canaries.
+        seeds: standard deviation between seeds of the mean over infinitely many canaries.
+    """
+
+    canaries: float = SD_CANARIES
+    seeds: float = SD_SEEDS
+
+
+DEMO = Spread()
+
+
 def power_of_exposure(
     effect: float,
     canaries: int,
     seeds: int = 1,
-    sd_canaries: float = SD_CANARIES,
-    sd_seeds: float = SD_SEEDS,
+    spread: Spread = DEMO,
     alpha: float = ALPHA,
 ) -> float:
     """Return the chance that a mean difference in exposure is detected by the two-sided t test.
 
-    For one seed, this is the paired test over canaries. It is about these two models, so `sd_seeds` does not matter.
-    For several seeds, it is the test over the seeds' means, whose variance is sd_seeds^2 + sd_canaries^2 / canaries.
-    The t statistic is then noncentral t (Cohen, 1988, section 2).
+    For one seed, this is the paired test over canaries. It is about these two models, so the spread between seeds does
+    not matter. For several seeds, it is the test over the seeds' means, whose variance is
+    spread.seeds^2 + spread.canaries^2 / canaries. The t statistic is then noncentral t (Cohen, 1988, section 2).
 
     Args:
         effect: the mean difference, bits.
         canaries: number of canaries planted in each run.
         seeds: number of pairs of runs.
-        sd_canaries: standard deviation of a seed's differences over its canaries, bits.
-        sd_seeds: standard deviation between seeds of the mean over infinitely many canaries, bits.
+        spread: standard deviations over canaries and between seeds.
         alpha: level of the test.
 
     Returns:
         The power; 0 if nothing can be tested, with one canary of one seed.
     """
-    sizes, sd = (canaries, sd_canaries) if seeds == 1 else (seeds, math.hypot(sd_seeds, sd_canaries / canaries**0.5))
+    sizes, sd = canaries, spread.canaries
+    if seeds != 1:
+        sizes, sd = seeds, math.hypot(spread.seeds, spread.canaries / canaries**0.5)
     if sizes < 2:
         return 0.0
     shift = abs(effect) * math.sqrt(sizes) / sd if sd else math.inf if effect else 0.0
@@ -64,8 +81,7 @@ def power_of_exposure(
 def detectable_exposure(
     canaries: int,
     seeds: int = 1,
-    sd_canaries: float = SD_CANARIES,
-    sd_seeds: float = SD_SEEDS,
+    spread: Spread = DEMO,
     alpha: float = ALPHA,
     power: float = POWER,
 ) -> float:
@@ -75,9 +91,9 @@ def detectable_exposure(
     """
 
     def lacking(effect: float) -> float:
-        return power_of_exposure(effect, canaries, seeds, sd_canaries, sd_seeds, alpha) - power
+        return power_of_exposure(effect, canaries, seeds, spread, alpha) - power
 
-    most = max(sd_canaries, sd_seeds) or 1.0
+    most = max(spread.canaries, spread.seeds) or 1.0
     while lacking(most) < 0:
         if most > 1e6:
             return math.inf
@@ -88,8 +104,7 @@ def detectable_exposure(
 def canaries_for(
     effect: float,
     seeds: int = 1,
-    sd_canaries: float = SD_CANARIES,
-    sd_seeds: float = SD_SEEDS,
+    spread: Spread = DEMO,
     alpha: float = ALPHA,
     power: float = POWER,
 ) -> int | None:
@@ -97,14 +112,13 @@ def canaries_for(
 
     None means that a million do not, because differences between seeds do not shrink with more canaries.
     """
-    return _least(lambda canaries: power_of_exposure(effect, canaries, seeds, sd_canaries, sd_seeds, alpha), power)
+    return _least(lambda canaries: power_of_exposure(effect, canaries, seeds, spread, alpha), power)
 
 
 def seeds_for(
     effect: float,
     canaries: int,
-    sd_canaries: float = SD_CANARIES,
-    sd_seeds: float = SD_SEEDS,
+    spread: Spread = DEMO,
     alpha: float = ALPHA,
     power: float = POWER,
 ) -> int | None:
@@ -115,7 +129,7 @@ def seeds_for(
 
     def power_over_seeds(seeds: int) -> float:
         # One seed's test asks about its models, not about seeds, so it is no smaller design of the same question.
-        return power_of_exposure(effect, canaries, seeds, sd_canaries, sd_seeds, alpha) if seeds > 1 else 0.0
+        return power_of_exposure(effect, canaries, seeds, spread, alpha) if seeds > 1 else 0.0
 
     return _least(power_over_seeds, power)
 

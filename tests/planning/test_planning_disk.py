@@ -1,4 +1,4 @@
-"""What is said of the disk beside run folders that are really made."""
+"""Predicted disk space next to run folders that are really made."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -8,8 +8,8 @@ import torch
 from helpers import Experiment
 
 from flsim.data.corpus import Corpus
-from flsim.planning.disk import corpus_bytes, run_bytes
-from flsim.planning.predicting import checkpoints_of
+from flsim.planning.disk import corpus_bytes, run_disk
+from flsim.planning.scale import Users, checkpoints_of
 from flsim.runs.config import CentralConfig, load
 from flsim.runs.folder import Run
 
@@ -45,7 +45,7 @@ def config_of(experiment: Experiment, *overrides: str) -> Path:
 def test_a_run_folder(experiment: Experiment, overrides: tuple[str, ...], world: str) -> None:
     """Checkpoints within 5%, and what is planted within 3 kB: of a tiny roster the file's frame is most."""
     settings = load(config_of(experiment, *overrides), (*overrides, f"data.world='{world}'"))
-    run = Run.create(settings, experiment.folder / "run")
+    run = Run.create(settings, experiment.folder / "run")  # 4 rounds, evaluated after 2 and 4
     state, slots = run.latest_state(), dict[str, dict[str, torch.Tensor]]()
     if isinstance(settings, CentralConfig):
         names = {"sgd": (), "momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq")}
@@ -56,13 +56,11 @@ def test_a_run_folder(experiment: Experiment, overrides: tuple[str, ...], world:
     else:
         run.save(replace(state, round=2))
         run.save(replace(state, round=4))
-    split = run.corpus.split("train")
-    use = run_bytes(
-        settings, len(split), split.records, run.corpus.layout.vocabulary_size, 4, evaluations=2, checkpoints=2
-    )
+    use = run_disk(run.config, run.corpus.split("train"))
+    assert use.kept == 2
     assert use.checkpoints == pytest.approx(size_of(run.path / "checkpoints"), rel=0.05)
     assert use.planted == pytest.approx(size_of(run.path / "planted"), abs=3_000)
-    assert use.newest == pytest.approx(1.5 * use.checkpoints)  # three, of two
+    assert use.meanwhile == pytest.approx(1.5 * use.checkpoints)  # three, of two
     assert corpus_bytes(run.corpus) == size_of(run.corpus.path)
 
 
@@ -77,7 +75,7 @@ def test_the_checkpoint_at_which_arms_part_is_one_more(experiment: Experiment) -
 def test_a_twin_is_a_number_for_each_record(experiment: Experiment) -> None:
     """4 bytes a record, and 8 for where each user starts, and the end."""
     own, twin = (
-        run_bytes(load(experiment.config, [f"data.world='{world}'"]), 24, 192, 40, 4, 2, 2)
+        run_disk(load(experiment.config, [f"data.world='{world}'"]), Users(24, 192, 900, 40).split())
         for world in ("non-iid", "iid")
     )
     assert twin.planted - own.planted == 4 * 192 + 8 * 25

@@ -1,5 +1,6 @@
 """The largest provable epsilon of a plan is that of the audit itself, where every guess is right."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,11 +10,10 @@ import pytest
 from helpers import PRIVATE, Experiment, Flsim, Trained
 
 from flsim.audits import coins
-from flsim.audits.audit import audit
+from flsim.audits.audit import audit, ceiling_of_coins
 from flsim.audits.subject import Coins, Subject, subject_of
 from flsim.canaries.spec import CanaryHParams
-from flsim.planning.proof import groups_of, least_alphas, provable_of
-from flsim.planning.proof_text import proof
+from flsim.planning.proof import groups_of, least_alphas, proof_table, provable_of
 from flsim.planning.scale import Users
 from flsim.runs.config import load
 from flsim.runs.folder import Run
@@ -82,9 +82,9 @@ def test_a_page_says_it_once_for_equal_rows(experiment: Experiment, flsim: Flsim
     planned = [
         Planned("run", "run", seed, {"data.world": "iid"} | axes, None, config) for seed in (0, 1) for axes in AXES
     ]
-    rows = provable_of(planned, lambda run: f"batch {run.axes['batch']}", USERS.split())
-    assert [row.name for row in rows] == ["batch 4 iid", "batch 8 iid"], "once for all seeds"
-    assert "batch 4 iid and 1 more" in proof(rows)
+    (row,) = provable_of(planned, lambda run: f"batch {run.axes['batch']}", USERS.split())
+    assert (row.name, row.rows) == ("batch 4 iid", 2), "once for all seeds and for equal rows"
+    assert re.search(r"batch 4 iid *\| *2 *\| *user", proof_table([row]))
 
 
 def test_a_group_of_any_size_has_a_bound() -> None:
@@ -94,11 +94,20 @@ def test_a_group_of_any_size_has_a_bound() -> None:
     assert coins.epsilon_of_coins(100, 20, 20, 1e-5, users=500) < many
 
 
-def test_a_plan_says_which_alpha_forgetting_can_show() -> None:
-    """Beta quantiles: 0.626 for 48 canaries, 0.572 for 144. Arm OUT and canaries without windows say nothing."""
+def test_a_plan_has_the_least_alpha_that_forgetting_can_show() -> None:
+    """Beta quantiles: 0.626 for 48 canaries, 0.572 for 144. Arm OUT and canaries without windows have none."""
     windowed = CanaryHParams(insertions=(1, 4, 10), count=16, windows=((0.0, 0.5), (0.5, 0.6)))
-    text = least_alphas(windowed, seeds=3)
-    assert "below 0.63 for the 48 canaries of a group in 3 seeds, and below 0.57 for the 144 of a window" in text
-    assert "(--pool)" not in least_alphas(CanaryHParams(injections=(0.5,), count=10), seeds=1)
-    assert not least_alphas(replace(windowed, arm="out"), seeds=3)
-    assert not least_alphas(CanaryHParams(), seeds=3)
+    assert least_alphas(windowed, seeds=3) == pytest.approx((0.626, 0.572), abs=5e-4)
+    assert least_alphas(CanaryHParams(injections=(0.5,), count=10), seeds=1)[1] is None
+    assert least_alphas(replace(windowed, arm="out"), seeds=3) == least_alphas(CanaryHParams(), seeds=3) == (None, None)
+
+
+def test_canary_users_have_a_bound_and_a_cost(experiment: Experiment) -> None:
+    """40 users by coins, half of which take part: 20 random updates for 24 users."""
+    settings = (*PRIVATE, "audit.update_canaries=40", "audit.canary_coins=true")
+    planned = [Planned("run", "run", 0, {}, None, load(experiment.config, settings))]
+    (row,) = provable_of(planned, lambda run: run.name, USERS.split())
+    assert row.random_updates == pytest.approx(20 / 24)
+    assert row.delta is not None
+    assert row.canary_users == ceiling_of_coins([1] * 40, row.delta)
+    assert re.search(r"users *\|.*random", proof_table([row]))

@@ -1,36 +1,60 @@
-"""Users, cohorts, epochs and copies, by hand."""
+"""Users, cohorts, epochs, amounts of training and copies, by hand, next to the published ones."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from helpers import Experiment
 
 from flsim.canaries.spec import CanaryHParams
-from flsim.planning.amounts import amounts_of
 from flsim.planning.plan import privacy_of
-from flsim.planning.predicting import evaluations_of
-from flsim.planning.proof import provable_of
-from flsim.planning.scale import Users, canaries_of, published_scale, scale_of
-from flsim.runs.config import load
+from flsim.planning.proof import groups_of, provable_of
+from flsim.planning.scale import (
+    Scale,
+    Users,
+    canaries_of,
+    evaluations_of,
+    measured_utility,
+    published_scale,
+    rows_of,
+    scale_of,
+)
+from flsim.results.rows import Row, frame
+from flsim.results.store import RunResults
+from flsim.results.sweeps import Sweep, SweepRun
+from flsim.runs.config import CentralConfig, load
 from flsim.runs.folder import Run
-from flsim.sweeps.definition import Planned, longest_first, planned_runs, tier_of
+from flsim.sweeps.definition import Definition, Planned, longest_first, planned_runs, tier_of
 from flsim.sweeps.definition import load as load_sweep
 from flsim.sweeps.tuning import shortened
 
 SMALL = Users(users=400, records=12_000, words=100_000, vocabulary=600)
 
 
+def planned_of(file: Path, only: tuple[str, ...] = (), tier: str = "smoke") -> tuple[Definition, list[Planned]]:
+    definition = load_sweep(file)
+    return definition, planned_runs(definition, tier_of(definition, tier, "here"), Path("corpus"), "here", only=only)
+
+
+def here_and_published(
+    definition: Definition, planned: list[Planned], only: tuple[str, ...] = ()
+) -> tuple[Scale, Scale]:
+    rows = rows_of(planned, SMALL.split())
+    published = published_scale(definition, planned, rows, "here", only)
+    assert published is not None
+    return scale_of(rows, SMALL, SMALL.split(), {}, published), published
+
+
 def test_rows_and_canaries_by_hand(sweep_file: Path) -> None:
     """An assumed population of 400 users of 30 records. Batch 32: 375 steps an epoch. Cohort 40: a tenth."""
-    definition = load_sweep(sweep_file)
-    planned = planned_runs(definition, tier_of(definition, "smoke", "here"), Path("corpus"), "here")
-    scale = scale_of(planned, SMALL, SMALL.split())
+    _, planned = planned_of(sweep_file)
+    scale = scale_of(rows_of(planned, SMALL.split()), SMALL, SMALL.split(), {})
     rows = {row.name: row for row in scale.rows}
     assert len(rows) == 9
     assert {row.runs for row in scale.rows} == {2}, "both worlds"
     assert rows["sgd batch_size 32"].epochs == pytest.approx(1488 / 375)
-    assert rows["sgd batch_size 32"].share is None
-    assert rows["fedavg cohort 40"].share == 0.1
+    assert rows["sgd batch_size 32"].of_users is None
+    assert rows["fedavg cohort 40"].of_users == 0.1
     assert rows["fedavg cohort 40"].epochs == pytest.approx(400 * 40 / 400)
     assert scale.number == 36
     assert scale.share == pytest.approx(4 * (0.01 + 0.005 + 0.0025) * (0.25 + 0.5 + 1))
@@ -39,17 +63,92 @@ def test_rows_and_canaries_by_hand(sweep_file: Path) -> None:
 
 def test_the_published_experiment(sweep_file: Path) -> None:
     """The paper's section 4.1: 392,000 users, 90 canaries; 8,000 rounds of 5,000 are 102 epochs."""
-    definition = load_sweep(sweep_file)
-    planned = planned_runs(definition, tier_of(definition, "smoke", "here"), Path("corpus"), "here", seeds=[0, 1])
-    scale = published_scale(definition, planned, "here")
-    assert scale is not None
-    assert [row.name for row in scale.rows] == [row.name for row in scale_of(planned, SMALL, SMALL.split()).rows]
+    here, scale = here_and_published(*planned_of(sweep_file))
+    assert [row.name for row in scale.rows] == [row.name for row in here.rows]
     assert scale.rows[-2].epochs == pytest.approx(8000 * 5000 / 392_000, rel=1e-6)
-    assert scale.rows[-2].share == pytest.approx(5000 / 392_000)
+    assert scale.rows[-2].of_users == pytest.approx(5000 / 392_000)
     assert scale.rows[0].epochs == pytest.approx(37_500_000 * 32 / (392_000 * 237), rel=1e-4)
     assert scale.number == 90
     assert scale.canaries[0].sharers == pytest.approx(392_000 / 5_000)
     assert scale.canaries[-1].copies == pytest.approx(392_000 * 237 / 50_000)
+
+
+def test_amounts_by_hand(sweep_file: Path) -> None:
+    """SGD: 0.005 x steps. FedAvg: 0.3 x rounds x steps of a user, 30 records by 4 or about 237 by 16."""
+    only = ("sgd", "fedavg")
+    here, published = here_and_published(*planned_of(sweep_file, only), only)
+    assert [row.amount for row in here.rows] == pytest.approx([0.005 * 1_488] * 4 + [0.3 * 400 * 8] * 4)
+    assert [row.amount for row in published.rows] == pytest.approx([187_500] * 4 + [0.3 * 8_000 * 15] * 4)
+    assert here.rows[0].of_published == pytest.approx(7.44 / 187_500)
+    # Table 1, b_r = 32 and b_u = 5000
+    assert published.rows[0].utility == {"iid": 62.2, "non-iid": 64.3}
+    assert published.rows[-1].utility == {"iid": 57.3, "non-iid": 58.2}
+
+
+def test_worlds_with_different_learning_rates_have_an_amount_each(sweep_file: Path) -> None:
+    """Half the rate in the non-IID world of the first row only; the published amount is next to both."""
+    only = ("sgd", "fedavg")
+    definition, planned = planned_of(sweep_file, only)
+    for place, run in enumerate(planned):
+        if run.axes == {"data.world": "non-iid", "training.batch_size": 32}:
+            assert isinstance(run.config, CentralConfig)
+            training = replace(run.config.training, learning_rate=0.0025)
+            planned[place] = replace(run, config=replace(run.config, training=training))
+    here, published = here_and_published(definition, planned, only)
+    names = ["sgd batch_size 32, IID", "sgd batch_size 32, Non-IID", "sgd batch_size 64"]
+    assert [row.name for row in here.rows[:3]] == [row.name for row in published.rows[:3]] == names
+    assert [row.amount for row in here.rows[:3]] == pytest.approx([7.44, 3.72, 7.44])  # 1,488 steps
+    assert [row.of_published for row in here.rows[:2]] == pytest.approx([7.44 / 187_500, 3.72 / 187_500])
+    assert [row.utility for row in published.rows[:2]] == [{"iid": 62.2}, {"non-iid": 64.3}]
+    assert [row.runs for row in here.rows[:3]] == [1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "amount"),
+    [
+        (("training.server_learning_rate=0.5",), 0.5 * 4 * 0.5),
+        (("training.server_optimizer=adam", "training.server_learning_rate=0.01"), 4 * 0.01),
+        (("local.max_records=3", "local.epochs=2"), 4 * 2 * 0.5),
+        (("training.server_schedule=linear", "training.rounds=2000"), 0.5 * 2_001 / 2),
+        (("local.schedule=linear",), 0.5 * (4 + 3 + 2 + 1) / 4),
+    ],
+)
+def test_amounts_of_federated_settings(experiment: Experiment, overrides: tuple[str, ...], amount: float) -> None:
+    """Four rounds of users of 8 records in batches of 8 at a rate of 0.5: a step a round."""
+    config = load(experiment.config, ("local.batch_size=8", "local.learning_rate=0.5", *overrides))
+    assert config.rounds_over(Users(24, 192, 900, 40).split()) in (4, 2_000)
+    assert config.rate_steps(Users(24, 192, 900, 40).split()) == pytest.approx(amount, rel=1e-3)
+
+
+def results(name: str, world: str, perplexity: float, status: str = "completed") -> SweepRun:
+    rows = frame([Row(name, 10, "perplexity", "", perplexity), Row(name, 5, "perplexity", "", 999.0)])
+    run = RunResults(name, "FedAvg, b_u=4", status, None, 10, 10, rows, roster=rows.iloc[:0])
+    return SweepRun(name, "fedavg", 0, {"data.world": world, "training.cohort": 4}, None, run)
+
+
+def test_utility_of_results_is_the_mean_over_completed_seeds() -> None:
+    runs = [
+        results("a", "iid", 60),
+        results("b", "iid", 70),
+        results("c", "non-iid", 80),
+        results("d", "non-iid", 500, "running"),
+    ]
+    texts = dict.fromkeys(("name", "title", "question", "tier", "about", "source", "command"), "x")
+    sweep = Sweep(Path(), **texts, commands=(), chosen=(), versions={}, sessions=[], runs=runs)
+    assert measured_utility(sweep) == {"fedavg cohort 4": {"iid": 65, "non-iid": 80}}
+
+
+@pytest.mark.parametrize("table", ["table1", "table2", "table3", "table4"])
+def test_small_tiers_are_trained_for_alike_shares_of_the_published_amounts(table: str) -> None:
+    """Otherwise techniques would differ by how much they are trained."""
+    definition, planned = planned_of(Path(__file__).parents[2] / "experiments" / f"{table}.toml", tier="small")
+    train = Users(4_000, 943_473, 8_000_000, 10_000).split()  # as `flsim plan` counts them
+    rows = rows_of(planned, train)
+    published = published_scale(definition, planned, rows, "here")
+    shares = [row.of_published for row in scale_of(rows, SMALL, train, {}, published).rows]
+    known = [share for share in shares if share is not None]
+    assert len(known) == len(rows)
+    assert max(known) < 1.1 * min(known)
 
 
 @pytest.mark.parametrize(
@@ -71,19 +170,17 @@ def test_what_is_left_out_is_not_counted(
     config = load(experiment.config, [*left_out, *lengths[trained], *private])
     run = Run.create(config, tmp_path / "run")
     train, planned = run.corpus.split("train"), [Planned("run", "run", config.seed, {}, None, config)]
-    scale = scale_of(planned, Users.counted(train), train)
+    scale = scale_of(rows_of(planned, train), Users.counted(train), train, {})
     (row,) = scale.rows
     assert row.length == run.rounds
     assert row.epochs == pytest.approx(run.rounds / run.rounds_per_epoch)
     assert scale.users.users == len(train) >= len(run.train)
     assert scale.canaries[0].sharers == pytest.approx(0.05 * len(run.train))
     assert scale.canaries[0].copies == pytest.approx(0.05 * 0.5 * run.train.records)
-    (privacy,) = privacy_of(planned, lambda entry: entry.name, train)
+    (privacy,) = privacy_of(planned, train)
     assert privacy.delta == run.delta == 1 / (10 * run.population)
     (provable,) = provable_of(planned, lambda entry: entry.name, train)
-    assert provable.delta == run.delta
-    (amount,) = amounts_of({"run": planned}, train)
-    assert amount.epochs == row.epochs
+    assert provable.group == max(groups_of(config, Users.counted(run.train)))
     assert shortened(config, 1.0, train)[1] == run.rounds
 
 
@@ -118,12 +215,11 @@ def test_as_many_evaluations_as_the_schedule_asks_for(experiment: Experiment, ov
     rounds = config.rounds_over(train)
     per_epoch = config.rounds_per_epoch(train)
     due = [each for each in range(1, rounds + 1) if each == rounds or config.evaluation.is_due(each, per_epoch)]
-    assert evaluations_of(config, train) == (len(due), due[0])
+    assert evaluations_of(config, train) == len(due)
 
 
 def test_runs_of_most_epochs_are_first(sweep_file: Path) -> None:
-    definition = load_sweep(sweep_file)
-    planned = planned_runs(definition, tier_of(definition, "smoke", "here"), Path("corpus"), "here")
+    _, planned = planned_of(sweep_file)
     names = [run.name for run in longest_first(planned, SMALL.split())]
     assert names[:2] == ["fedavg-iid-cohort40-seed0", "fedavg-non-iid-cohort40-seed0"]
     assert names[-1] == "sgd-non-iid-batch_size32-seed0", "3.97 epochs, fewer than the 4 of 4 users in 400 rounds"

@@ -21,6 +21,7 @@ from flsim.results.power import (
     POWER,
     SD_CANARIES,
     SD_SEEDS,
+    Spread,
     canaries_for,
     detectable_counts,
     detectable_exposure,
@@ -71,8 +72,8 @@ def test_power_of_several_seeds_is_that_of_simulated_runs(seeds: int, effect: fl
 
 def test_sample_sizes_are_those_of_textbooks() -> None:
     """Paired t test, two-sided, 5%, 80%: n = 34 for d = 0.5, 15 for 0.8, 199 for 0.2 (G*Power 3; Cohen's d)."""
-    assert [canaries_for(d, sd_canaries=1.0) for d in (0.5, 0.8, 0.2)] == [34, 15, 199]
-    assert [seeds_for(d, 10**9, sd_seeds=1.0) for d in (0.5, 0.8, 0.2)] == [34, 15, 199]
+    assert [canaries_for(d, spread=Spread(canaries=1.0)) for d in (0.5, 0.8, 0.2)] == [34, 15, 199]
+    assert [seeds_for(d, 10**9, spread=Spread(seeds=1.0)) for d in (0.5, 0.8, 0.2)] == [34, 15, 199]
 
 
 EFFECTS = st.floats(0.05, 20)
@@ -114,7 +115,7 @@ def test_what_cannot_be_found() -> None:
     assert canaries_for(1.0, seeds=3) is None
     assert canaries_for(0.0) is None
     assert seeds_for(0.0, 48) is None
-    assert power_of_exposure(1.0, 48, sd_canaries=0.0) == 1
+    assert power_of_exposure(1.0, 48, spread=Spread(canaries=0.0)) == 1
     assert power_of_exposure(1e9, 48) == 1
 
 

@@ -118,6 +118,9 @@ def test_orders_are_counted_pair_by_pair() -> None:
     assert math.isnan(agreement.order([1.0, 2.0], [1.0, 1.0]).tau)
 
 
+SPREAD = power.Spread(canaries=2.5, seeds=0.7)
+
+
 @pytest.mark.parametrize(("canaries", "seeds"), [(12, 1), (48, 5), (7, 2)])
 @pytest.mark.parametrize(("effect", "alpha"), [(0.9, 0.05), (-2.0, 0.01)])
 def test_power_is_that_of_the_noncentral_t(canaries: int, seeds: int, effect: float, alpha: float) -> None:
@@ -125,35 +128,35 @@ def test_power_is_that_of_the_noncentral_t(canaries: int, seeds: int, effect: fl
     sizes, sd = (canaries, 2.5) if seeds == 1 else (seeds, math.sqrt(0.7**2 + 2.5**2 / canaries))
     shift, critical = effect * math.sqrt(sizes) / sd, t.isf(alpha / 2, sizes - 1)
     expected = nct.sf(critical, sizes - 1, shift) + nct.cdf(-critical, sizes - 1, shift)
-    assert power.power_of_exposure(effect, canaries, seeds, 2.5, 0.7, alpha) == pytest.approx(expected, abs=1e-6)
+    assert power.power_of_exposure(effect, canaries, seeds, SPREAD, alpha) == pytest.approx(expected, abs=1e-6)
 
 
 def test_power_at_its_ends() -> None:
     assert power.power_of_exposure(1.0, 1, 1) == 0
     assert 0 < power.power_of_exposure(1.0, 2, 1) < 1
     assert power.power_of_exposure(0.0, 10, 1, alpha=0.2) == 0.2
-    assert power.power_of_exposure(1.0, 10, 1, sd_canaries=0.0) == 1
-    assert power.power_of_exposure(0.0, 10, 1, sd_canaries=0.0) == 0.05
+    assert power.power_of_exposure(1.0, 10, 1, spread=power.Spread(canaries=0.0)) == 1
+    assert power.power_of_exposure(0.0, 10, 1, spread=power.Spread(canaries=0.0)) == 0.05
     assert power.power_of_exposure(1e6, 10, 1) == 1
 
 
 @pytest.mark.parametrize(("canaries", "seeds", "alpha", "wanted"), [(12, 1, 0.05, 0.8), (48, 5, 0.01, 0.6)])
 def test_detectable_effects_have_the_power(canaries: int, seeds: int, alpha: float, wanted: float) -> None:
-    effect = power.detectable_exposure(canaries, seeds, 2.5, 0.7, alpha, wanted)
-    assert power.power_of_exposure(effect, canaries, seeds, 2.5, 0.7, alpha) == pytest.approx(wanted, abs=1e-6)
+    effect = power.detectable_exposure(canaries, seeds, SPREAD, alpha, wanted)
+    assert power.power_of_exposure(effect, canaries, seeds, SPREAD, alpha) == pytest.approx(wanted, abs=1e-6)
     assert power.detectable_exposure(1, 1) == math.inf
-    assert power.detectable_exposure(12, 1, 0.0, 0.0) >= 0
+    assert power.detectable_exposure(12, 1, power.Spread(0.0, 0.0)) >= 0
 
 
 def test_numbers_of_canaries_and_seeds_are_the_least() -> None:
-    needed = power.canaries_for(1.0, 1, 2.5, 0.7, 0.01, 0.6)
+    needed = power.canaries_for(1.0, 1, SPREAD, 0.01, 0.6)
     assert needed is not None
-    assert power.power_of_exposure(1.0, needed, 1, 2.5, 0.7, 0.01) >= 0.6
-    assert power.power_of_exposure(1.0, needed - 1, 1, 2.5, 0.7, 0.01) < 0.6
-    seeds = power.seeds_for(1.0, 20, 2.5, 0.7, 0.01, 0.6)
+    assert power.power_of_exposure(1.0, needed, 1, SPREAD, 0.01) >= 0.6
+    assert power.power_of_exposure(1.0, needed - 1, 1, SPREAD, 0.01) < 0.6
+    seeds = power.seeds_for(1.0, 20, SPREAD, 0.01, 0.6)
     assert seeds is not None
-    assert power.power_of_exposure(1.0, 20, seeds, 2.5, 0.7, 0.01) >= 0.6
-    assert power.power_of_exposure(1.0, 20, seeds - 1, 2.5, 0.7, 0.01) < 0.6
+    assert power.power_of_exposure(1.0, 20, seeds, SPREAD, 0.01) >= 0.6
+    assert power.power_of_exposure(1.0, 20, seeds - 1, SPREAD, 0.01) < 0.6
     assert power.seeds_for(50.0, 20) == 2  # one seed asks another question
     assert power.canaries_for(0.01, 5) is None
     assert power.seeds_for(0.0, 20) is None
