@@ -160,7 +160,7 @@ def load(path: Path) -> tuple[State, Provenance]:
         params = _tensors_under("", tensors)
         moments = {name: _tensors_under(name, tensors) for name in sorted({_prefix(key) for key in tensors} - {""})}
         state = _state_of(metadata, params, moments)
-        expected, found = _shapes(provenance, params), digest_of(state)
+        expected, actual = _shapes(provenance, params), digest_of(state)
     except (OSError, SafetensorError, KeyError, ValueError, RuntimeError, TypeError) as error:
         raise InputError(f"{path}: not a checkpoint of flsim, or damaged ({first_line(error)})") from error
     counts = dict.fromkeys(expected, ())  # torch's Adam and RMSProp count their steps once for each parameter
@@ -168,7 +168,7 @@ def load(path: Path) -> tuple[State, Provenance]:
         shapes = {name: value.shape for name, value in values.items()}
         if shapes != (counts if slot == "step" else expected):
             raise InputError(f"{path}: its tensors are not those of the model that it names; it is damaged")
-    if "digest" in metadata and metadata["digest"] != found:
+    if "digest" in metadata and metadata["digest"] != actual:
         raise InputError(f"{path}: its digest is not the one that it was written with; it is damaged")
     if _round_named(path) not in (None, state.round):
         raise InputError(f"{path}: holds round {state.round}, which is not the one in its name; rename it")

@@ -18,7 +18,6 @@ from flsim.planning.measure import Cost, Machine, Measurement, RunTime, Time, ti
 from flsim.planning.proof import Provable, proof_table, provable_of
 from flsim.planning.scale import (
     Scale,
-    Users,
     measured_utility,
     published_scale,
     published_users,
@@ -232,7 +231,7 @@ def plan_of(
     """
     planned, train, whole_cluster = request.planned, request.train, request.whole_cluster
     utility = measured_utility(results) if results else {}
-    scale = scale_of(rows_of(planned, train), Users.counted(train), train, utility, request.published)
+    scale = scale_of(rows_of(planned, train), train, utility, request.published)
     slots = 1 if whole_cluster else max(machine.runs_at_once(run.config, at_once) for run in planned)
     slots = min(slots, len(planned))
     costs, measurement = measured or ({}, None)
@@ -250,7 +249,7 @@ def plan_of(
         request.published,
         request.source,
         tuple(privacy_of(planned, train)),
-        provable_of(planned, row_name, train),
+        provable_of(planned, train),
         power_of(scale.number, seeds, planned[0].config.evaluation, effect, comparisons_of(planned), spread),
         tuple(against(sessions, planned, costs, measurement, train, machine, whole_cluster)) if measurement else (),
     )

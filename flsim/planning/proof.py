@@ -1,14 +1,14 @@
 """The most that the canaries of a run can prove, whatever the run memorizes: all guesses of an audit are right."""
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from flsim.audits.audit import ceiling, ceiling_of_coins
 from flsim.canaries.spec import ALWAYS, CanaryHParams, configurations
 from flsim.data.corpus import Split
 from flsim.forgetting.success import least_alpha
-from flsim.planning.scale import Users, trained_on
+from flsim.planning.scale import Users, row_name, trained_on
 from flsim.planning.text import cell, number, table
 from flsim.privacy.ledger import sound_convention
 from flsim.privacy.sampling import Relation
@@ -59,22 +59,21 @@ class Provable:
     note: str = ""
 
 
-def provable_of(planned: Sequence[Planned], names: Callable[[Planned], str], train: Split) -> tuple[Provable, ...]:
+def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...]:
     """Return what each row can prove in each world, once for all seeds and for equal rows.
 
     Rows without ranked canaries are omitted.
 
     Args:
         planned: the runs.
-        names: returns the name of a run's row.
         train: the corpus' training users.
     """
     named: dict[str, Provable] = {}
     for run in planned:
-        name = " ".join(filter(None, (names(run), str(run.axes.get(WORLD, "")))))
+        name = " ".join(filter(None, (row_name(run), str(run.axes.get(WORLD, "")))))
         canaries, is_ranked = run.config.canaries, not run.config.evaluation.utility_only
         if name not in named and is_ranked and canaries.source != "heldout" and configurations(canaries):
-            seeds = len({other.config.seed for other in planned if names(other) == names(run)})
+            seeds = len({other.config.seed for other in planned if row_name(other) == row_name(run)})
             named[name] = _provable(run.config, train, seeds)
     equal: dict[Provable, list[str]] = {}
     for name, provable in named.items():

@@ -171,7 +171,6 @@ class Scale:
 
 def scale_of(
     rows: Mapping[RowKey, Sequence[Planned]],
-    users: Users,
     train: Split,
     utility: Mapping[str, Mapping[str, float]],
     published: Scale | None = None,
@@ -180,7 +179,6 @@ def scale_of(
 
     Args:
         rows: the runs of each row, as `rows_of` returns them.
-        users: numbers of the users.
         train: the users.
         utility: perplexity by name of a row and world.
         published: scale of the published runs in the same rows.
@@ -189,7 +187,7 @@ def scale_of(
     trained = list(dict.fromkeys((config.canaries, Users.counted(trained_on(config, train))) for config in configs))
     others = published.rows if published else [None] * len(rows)
     return Scale(
-        users,
+        Users.counted(train),
         tuple(_row(key, rows[key], train, utility.get(key[0], {}), row) for key, row in zip(rows, others, strict=True)),
         tuple(dict.fromkeys(canaries for settings, counts in trained for canaries in canaries_of(settings, counts))),
         max(expected_copies(settings, counts.records) / max(counts.records, 1) for settings, counts in trained),
@@ -284,7 +282,7 @@ def published_scale(
             value = (run.published or {}).get(UTILITY.name)
             if isinstance(value, int | float):
                 utility.setdefault(name, {})[str(run.axes.get(WORLD, ""))] = float(value)
-    return scale_of(rows, users, users.split(), utility)
+    return scale_of(rows, users.split(), utility)
 
 
 def measured_utility(sweep: Sweep) -> dict[str, dict[str, float]]:

@@ -1,6 +1,7 @@
 """Short runs and what their logs say; times of runs as products that tests count by hand."""
 
 import json
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -141,11 +142,12 @@ def test_as_many_short_runs_as_train_at_once(sweep_file: Path, monkeypatch: pyte
     jobs: list[Job] = []
 
     def train(given: Sequence[Job], *_: object) -> Iterator[JobEnd]:
+        time.sleep(0.2)
         for number, job in enumerate(given):
             jobs.append(job)
             assert load(job.file).digest == job.config.digest
-            write_log(job.out, [5.0, 1.0 + number, 1.0], 20 if "sgd" in str(planned[0].grid) else 1, [3.0, 2.0])
-            yield JobEnd(job.name, "no such file" if number == fails else None, 100.0)
+            write_log(job.out, [5.0, 1.0 + number, 1.0], 1, [3.0, 2.0])
+            yield JobEnd(job.name, "no such file" if number == fails else None, 0.0)
 
     monkeypatch.setattr(measure, "train_all", train)
     planned, fails = runs_of(sweep_file, "smoke", "dp") * 3, -1
@@ -155,6 +157,7 @@ def test_as_many_short_runs_as_train_at_once(sweep_file: Path, monkeypatch: pyte
     (cost,) = costs.values()
     assert cost.round == 2.5
     assert measurement.memory > 0
+    assert 0.2 <= measurement.overhead <= measurement.seconds, "before the first run and after the last one"
     fails = 1
     with pytest.raises(RunFailed, match="nothing is predicted: no such file"):
         measure.measure(planned, Machine(cores=4, gpus=0))

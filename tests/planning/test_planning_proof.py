@@ -46,7 +46,7 @@ def test_a_plan_says_what_an_audit_of_perfect_ranks_proves(
     """Half of the coins' canaries are planted; an epsilon of replacing is twice one of adding or removing."""
     run = trained_here(*settings)
     config = Run.open(run).config
-    (bound,) = provable_of([Planned("run", "run", 0, {}, None, config)], lambda run: run.name, USERS.split())
+    (bound,) = provable_of([Planned("run", "run", 0, {}, None, config)], USERS.split())
     groups = groups_of(config, USERS)
     subject = certain(subject_of(run), groups, groups[::2] if config.canaries.coins else groups)
     rows = {row["method"]: row for row in audit(subject).to_dict("records")}
@@ -82,9 +82,9 @@ def test_a_page_says_it_once_for_equal_rows(experiment: Experiment, flsim: Flsim
     planned = [
         Planned("run", "run", seed, {"data.world": "iid"} | axes, None, config) for seed in (0, 1) for axes in AXES
     ]
-    (row,) = provable_of(planned, lambda run: f"batch {run.axes['batch']}", USERS.split())
-    assert (row.name, row.rows) == ("batch 4 iid", 2), "once for all seeds and for equal rows"
-    assert re.search(r"batch 4 iid *\| *2 *\| *user", proof_table([row]))
+    (row,) = provable_of(planned, USERS.split())
+    assert (row.name, row.rows) == ("run batch 4 iid", 2), "once for all seeds and for equal rows"
+    assert re.search(r"run batch 4 iid *\| *2 *\| *user", proof_table([row]))
 
 
 def test_a_group_of_any_size_has_a_bound() -> None:
@@ -106,7 +106,7 @@ def test_canary_users_have_a_bound_and_a_cost(experiment: Experiment) -> None:
     """40 users by coins, half of which take part: 20 random updates for 24 users."""
     settings = (*PRIVATE, "audit.update_canaries=40", "audit.canary_coins=true")
     planned = [Planned("run", "run", 0, {}, None, load(experiment.config, settings))]
-    (row,) = provable_of(planned, lambda run: run.name, USERS.split())
+    (row,) = provable_of(planned, USERS.split())
     assert row.random_updates == pytest.approx(20 / 24)
     assert row.delta is not None
     assert row.canary_users == ceiling_of_coins([1] * 40, row.delta)

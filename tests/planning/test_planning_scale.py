@@ -42,13 +42,13 @@ def here_and_published(
     rows = rows_of(planned, SMALL.split())
     published = published_scale(definition, planned, rows, "here", only)
     assert published is not None
-    return scale_of(rows, SMALL, SMALL.split(), {}, published), published
+    return scale_of(rows, SMALL.split(), {}, published), published
 
 
 def test_rows_and_canaries_by_hand(sweep_file: Path) -> None:
     """An assumed population of 400 users of 30 records. Batch 32: 375 steps an epoch. Cohort 40: a tenth."""
     _, planned = planned_of(sweep_file)
-    scale = scale_of(rows_of(planned, SMALL.split()), SMALL, SMALL.split(), {})
+    scale = scale_of(rows_of(planned, SMALL.split()), SMALL.split(), {})
     rows = {row.name: row for row in scale.rows}
     assert len(rows) == 9
     assert {row.runs for row in scale.rows} == {2}, "both worlds"
@@ -145,7 +145,7 @@ def test_small_tiers_are_trained_for_alike_shares_of_the_published_amounts(table
     train = Users(4_000, 943_473, 8_000_000, 10_000).split()  # as `flsim plan` counts them
     rows = rows_of(planned, train)
     published = published_scale(definition, planned, rows, "here")
-    shares = [row.of_published for row in scale_of(rows, SMALL, train, {}, published).rows]
+    shares = [row.of_published for row in scale_of(rows, train, {}, published).rows]
     known = [share for share in shares if share is not None]
     assert len(known) == len(rows)
     assert max(known) < 1.1 * min(known)
@@ -170,7 +170,7 @@ def test_what_is_left_out_is_not_counted(
     config = load(experiment.config, [*left_out, *lengths[trained], *private])
     run = Run.create(config, tmp_path / "run")
     train, planned = run.corpus.split("train"), [Planned("run", "run", config.seed, {}, None, config)]
-    scale = scale_of(rows_of(planned, train), Users.counted(train), train, {})
+    scale = scale_of(rows_of(planned, train), train, {})
     (row,) = scale.rows
     assert row.length == run.rounds
     assert row.epochs == pytest.approx(run.rounds / run.rounds_per_epoch)
@@ -179,7 +179,7 @@ def test_what_is_left_out_is_not_counted(
     assert scale.canaries[0].copies == pytest.approx(0.05 * 0.5 * run.train.records)
     (privacy,) = privacy_of(planned, train)
     assert privacy.delta == run.delta == 1 / (10 * run.population)
-    (provable,) = provable_of(planned, lambda entry: entry.name, train)
+    (provable,) = provable_of(planned, train)
     assert provable.group == max(groups_of(config, Users.counted(run.train)))
     assert shortened(config, 1.0, train)[1] == run.rounds
 
