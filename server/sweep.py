@@ -117,10 +117,10 @@ def sweep(
         Job(
             entry.name,
             entry.config,
-            folder.config(entry.name),
-            folder.run(entry.name),
-            folder.log(entry.name),
-            folder.run(twins[entry.name]) if entry.name in twins else None,
+            file=folder.config(entry.name),
+            out=folder.run(entry.name),
+            log=folder.log(entry.name),
+            twin=folder.run(twins[entry.name]) if entry.name in twins else None,
         )
         for entry in sorted(remaining, key=lambda entry: entry.name in twins)
     ]

@@ -120,7 +120,7 @@ class Tuner:
         if not rounds:
             return
         jobs = [
-            Job(name, config, folder.write_config(name, config), folder.run(name), folder.log(name))
+            Job(name, config, file=folder.write_config(name, config), out=folder.run(name), log=folder.log(name))
             for name, config, _ in sorted(runs, key=lambda run: -run[2] * run[1].round_size)
             if name in rounds
         ]

@@ -147,7 +147,6 @@ def deduplicate(corpus: Corpus, out: Path, hparams: DeduplicationHParams) -> Cor
     kept = first_of_equal(train, hparams.within)
     dropped = {"records_duplicated": int(np.count_nonzero(~kept))}
     if hparams.near is not None:
-
         distinct = kept
         kept = first_of_near(train, distinct, hparams.near, hparams.ngram, hparams.within == "user")
         dropped["records_near_duplicated"] = int(np.count_nonzero(distinct & ~kept))

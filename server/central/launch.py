@@ -25,8 +25,7 @@ from server.central.steps import Lost, News, opened, train
 from server.cluster.causes import death
 from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where
-from server.pool.evaluations import EvaluationInProcess
-from server.pool.shares import gpu_shares
+from server.pool.evaluations import EvaluationInProcess, gpu_shares
 from server.stopping import Stop, StopFile, stopping
 from server.supervision import Evaluations, supervised
 

@@ -22,10 +22,9 @@ from server.cluster.start import cluster, nodes, say_where
 from server.federated import rounds
 from server.federated.rounds import with_shards
 from server.pool.client import app_named
-from server.pool.evaluations import EvaluationInProcess
+from server.pool.evaluations import EvaluationInProcess, gpu_shares
 from server.pool.flower import ShardGrid, code_of, log_fields
 from server.pool.grid import ClientShare, places, ray_grid
-from server.pool.shares import gpu_shares
 from server.stopping import Stop, stopping
 
 APP = "clients.app:app"  # by name, as server and clients know nothing of each other but messages

@@ -67,7 +67,13 @@ def train(
         recover(run, retrain_lost)
         address = Address(str(run.path.resolve()), run.config.digest)
         exchange = Exchange(
-            grid, system.known_shards, system.known_branch, address, Deadline(system.deadline), system.retries, stop
+            grid,
+            shards=system.known_shards,
+            branch=system.known_branch,
+            address=address,
+            deadline=Deadline(system.deadline),
+            retries=system.retries,
+            stop=stop,
         )
 
         def send(asked: Sequence[RoundRequest]) -> Iterator[Reply]:

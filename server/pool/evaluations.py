@@ -29,6 +29,7 @@ NICENESS = 5  # training goes first: with the 15 of any process of Ray it makes 
 START_DEADLINE = 120.0
 LOOK = 1.0  # seconds between two checks of deadlines while no evaluation ends
 
+EVALUATION_SHARE = 0.05  # share of a GPU, for all evaluators; the rest of it is for training
 MEMORY = 2**30  # bytes of a GPU that a process may take however small its share is: two million references fit
 Work = Callable[[Path, Path], object]
 
@@ -58,6 +59,25 @@ class ServiceHParams:
             raise InputError(f"deadline must be above 0 seconds, found {self.deadline}")
         if self.retries < 0 or self.num_gpus < 0:
             raise InputError(f"retries and num_gpus must not be negative, found {self.retries} and {self.num_gpus}")
+
+
+def gpu_shares(training: float | None, evaluation: float | None, evaluators: int, has_gpu: bool) -> tuple[float, float]:
+    """Return the GPUs of a training process and of an evaluator.
+
+    By default one training process and all evaluators fill a GPU.
+
+    Args:
+        training: GPUs that a setting names for a training process; None where it does not.
+        evaluation: the same for an evaluator.
+        evaluators: number of evaluators.
+        has_gpu: whether there is a GPU to train on.
+    """
+    if evaluation is None:
+        evaluation = EVALUATION_SHARE / evaluators if has_gpu else 0.0
+    if training is None:
+        rest = 1.0 - evaluation * evaluators
+        training = rest if has_gpu and rest > 0 else float(has_gpu)
+    return training, evaluation
 
 
 class _Evaluator:

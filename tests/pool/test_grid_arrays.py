@@ -120,18 +120,27 @@ def exchanged(grid: RayGrid, folder: Path, branch: int, *shards: int) -> list[Re
     return [*exchange.send([RoundRequest(0, shard, np.array([shard]), PARAMS) for shard in shards])]
 
 
-@pytest.mark.parametrize(("grid", "holds"), [(False, False), (True, True)], indirect=["grid"])
-def test_a_shard_that_fails_is_asked_again_and_the_others_are_not(grid: RayGrid, tmp_path: Path, holds: bool) -> None:
-    """The sums that client processes hold meanwhile are kept."""
+@plain
+def test_a_shard_that_fails_is_asked_again_and_the_others_are_not(grid: RayGrid, tmp_path: Path) -> None:
+    assert_asked_again(grid, tmp_path)
+
+
+@holding
+def test_a_shard_that_fails_is_asked_again_and_held_sums_are_kept(grid: RayGrid, tmp_path: Path) -> None:
+    replies = assert_asked_again(grid, tmp_path)
+    assert {type(reply) for reply in replies} == {BranchReply}
+    first, *_, last = replies
+    assert (first.work[0].shard in (2, 5), last.work[0].shard) == (True, 0)  # whole branches do not wait
+    assert not grid._held
+
+
+def assert_asked_again(grid: RayGrid, tmp_path: Path) -> list[Reply]:
+    """Exchange a round in which shard 1 fails once; return the replies."""
     shards = (0, 1, 2, 3, 5)  # shard 4 has no users in this round
     (tmp_path / "fail1").touch()
     replies = exchanged(grid, tmp_path, 2, *shards)
     calls = sorted(map(int, (tmp_path / "calls").read_text().split()))
     assert calls == [0, 1, 1, 2, 3, 5]
-    if holds:
-        assert {type(reply) for reply in replies} == {BranchReply}
-        first, *_, last = replies
-        assert (first.work[0].shard in (2, 5), last.work[0].shard) == (True, 0)  # whole branches do not wait
     tree = TreeSum(shards, 2)
     for reply in replies:
         tree.add(reply)
@@ -141,7 +150,7 @@ def test_a_shard_that_fails_is_asked_again_and_the_others_are_not(grid: RayGrid,
     assert tree.total.weight == tree.total.delta["weight"][0].item() == expected
     assert (tree.total.users, tree.total.tokens) == (5, 10)
     assert [work.shard for work in tree.work] == [*shards]
-    assert not grid._held
+    return replies
 
 
 @holding

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
+import psutil
 import pytest
 import torch
 from evaluator_work import wait_for, work
@@ -205,15 +206,15 @@ def test_an_evaluator_that_is_killed_every_time_fails_that_checkpoint_only(
     run = make(references=20_000)
     expected = truth(run, tmp_path)
 
+    def has_failed() -> bool:
+        evaluations.poll()
+        return outcomes(run) == {name(2): ["retried", "failed"]}
+
     def kill(round_: int) -> None:
         if round_ == 2:
             killed = kill_at_work(evaluations, spare=0)
             kill_at_work(evaluations, spare=killed)
-            until = time.monotonic() + TIMEOUT
-            while outcomes(run) != {name(2): ["retried", "failed"]}:
-                assert time.monotonic() < until
-                evaluations.poll()
-                time.sleep(0.01)
+            wait_until(has_failed)
             assert about(run)["status"] == "running"
             assert about(run)["reason"].startswith(
                 f"{name(2)} could not be evaluated; `flsim run --resume` tries again"
@@ -317,30 +318,20 @@ def kill_at_work(evaluations: Evaluations, spare: int) -> int:
     until = time.monotonic() + TIMEOUT
     while time.monotonic() < until:
         evaluations.poll()
-        for process in children(os.getpid()):
-            if process != spare and is_at_work(process):
-                os.kill(process, signal.SIGSTOP)
+        for process in psutil.Process().children(recursive=True):
+            if process.pid != spare and is_at_work(process):
+                process.suspend()
                 if is_at_work(process):
-                    os.kill(process, signal.SIGKILL)
-                    return process
-                os.kill(process, signal.SIGCONT)
+                    process.kill()
+                    return process.pid
+                process.resume()
         time.sleep(0.01)
     raise AssertionError("no evaluator came")
 
 
-def is_at_work(process: int) -> bool:
-    """Ray writes what an actor does where its arguments would be."""
+def is_at_work(process: psutil.Process) -> bool:
+    """Ray writes what an actor does in place of its arguments."""
     try:
-        return b"_Evaluator.evaluate" in Path(f"/proc/{process}/cmdline").read_bytes()
-    except OSError:
+        return "_Evaluator.evaluate" in " ".join(process.cmdline())
+    except psutil.Error:
         return False
-
-
-def children(process: int) -> list[int]:
-    """All below a process."""
-    try:
-        tasks = [path.read_text() for path in Path(f"/proc/{process}/task").glob("*/children")]
-    except OSError:
-        return []
-    direct = [int(child) for text in tasks for child in text.split()]
-    return [*direct, *(grandchild for child in direct for grandchild in children(child))]

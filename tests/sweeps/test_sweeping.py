@@ -158,7 +158,7 @@ def test_a_sweep_that_was_killed_continues_and_a_run_that_fails_leaves_the_other
 
 
 EVERY = 5_000  # steps, some seconds, between checkpoints of the central run
-CENTRAL = f"""kind = "central", steps = {4 * EVERY}, batch_size = 4, learning_rate = 0.1 }},
+CENTRAL = f"""kind = "central", steps = {3 * EVERY}, batch_size = 4, learning_rate = 0.1 }},
     system = {{ checkpoint_every = {EVERY} """
 ON_RAY = "rounds = 300, cohort = 4 }, system = { shards = 2, checkpoint_every = 1_000_000 "
 

@@ -349,7 +349,8 @@ class Trainer:
 
 def test_neither_the_order_of_ends_nor_a_kill_changes_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials that diverge, at rates above 3, stop nothing; what was measured before the kill is not trained again."""
-    write_files(tmp_path, sweep={"base": {"training": {"rounds": 8}}})
+    grid = {"name": "a", "axes": {"data.world": ["iid", "non-iid"]}}
+    write_files(tmp_path, {"seeds": [7]}, {"base": {"training": {"rounds": 8, "cohort": 2}}, "grids": [grid]})
     search = search_of(tmp_path / "tune.toml")
     corpus = search.open_corpus(tmp_path)
 
@@ -363,7 +364,7 @@ def test_neither_the_order_of_ends_nor_a_kill_changes_a_choice(tmp_path: Path, m
 
     whole = tune("one", Trainer(lambda jobs: jobs))
     assert tune("two", Trainer(lambda jobs: reversed(jobs))) == whole
-    trainer = Trainer(lambda jobs: sorted(jobs, key=lambda job: job.file.name), killed_after=41)
+    trainer = Trainer(lambda jobs: sorted(jobs, key=lambda job: job.file.name), killed_after=18)
     with pytest.raises(KeyboardInterrupt):
         tune("killed", trainer)
     trainer.left = 10**9
