@@ -1,4 +1,4 @@
-"""Bins hold everything once, drawn bars are as high as their counts, and any encoding can show them."""
+"""Bins hold every value once, and their edges are round; numbers on axes are short."""
 
 from itertools import pairwise
 
@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.data.histogram import ASCII, BINS, BLOCKS, HEIGHT, Distribution, can_show, panel, short
+from flsim.data.inspect import BINS, Distribution
+from flsim.data.plot import short
 
 lengths = st.one_of(
     st.lists(st.integers(0, 30), min_size=1, max_size=50),
@@ -69,39 +70,6 @@ def test_edges_of_a_long_tail_have_one_ratio() -> None:
     np.testing.assert_allclose(ratios, 10 ** (6 / BINS), rtol=1e-3)
 
 
-@pytest.mark.parametrize("signs", [BLOCKS, ASCII])
-@given(
-    counts=st.lists(st.integers(0, 1000), min_size=1, max_size=BINS).filter(any),
-    scale=st.sampled_from(["linear", "log"]),
-)
-def test_bars_are_as_high_as_their_counts(signs: tuple[str, ...], counts: list[int], scale: str) -> None:
-    lines = panel("words", {"edges": list(range(1, len(counts) + 2)), "counts": counts, "scale": scale}, signs)
-    assert len(lines) == HEIGHT + 4
-    assert max(map(len, lines)) <= BINS
-    assert lines[0] == "words"
-    assert ("log scale" in lines[-1]) == (scale == "log")
-    *levels, axis = signs
-    assert set(lines[HEIGHT + 1]) == {axis}
-    columns = BINS // len(counts)
-    for index, count in enumerate(counts):
-        bar = [levels.index(line[index * columns]) for line in lines[1 : HEIGHT + 1]]
-        assert bar == sorted(bar)  # from the ground up
-        assert abs(sum(bar) - HEIGHT * (len(levels) - 1) * count / max(counts)) < 1 + 1e-9
-        assert (sum(bar) > 0) == (count > 0)
-    assert lines[HEIGHT + 2].split()[-1] == str(len(counts))  # the last bin's only value
-
-
-def test_a_histogram_of_nothing_is_its_title() -> None:
-    for edges in ([], [1, 2]):
-        lines = panel("words", {"edges": edges, "counts": [0] * (len(edges) // 2), "scale": "linear"}, BLOCKS)
-        assert (lines[0], set(lines[1:]), len(lines)) == ("words", {""}, HEIGHT + 4)
-
-
 def test_short_numbers() -> None:
     numbers = {0: "0", 9_999: "9,999", 10_000: "10k", 999_499: "999k", 999_500: "1M", 1_049_321: "1.05M", 3e8: "300M"}
     assert {number: short(number) for number in numbers} == numbers
-
-
-def test_which_encodings_show_blocks() -> None:
-    assert [can_show(name) for name in ("utf-8", "ascii", "latin-1", "cp437", "nonsense")] == [True, *[False] * 4]
-    assert all(sign.isascii() for sign in ASCII)
