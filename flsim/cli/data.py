@@ -213,21 +213,21 @@ def inspect_(
 ) -> None:
     """Describe a corpus.
 
-    Prints the numbers of users, records and words, histograms of the lengths of records and users, which users are
-    members, and how much text the import dropped.
+    Prints the numbers of users, records and words, quantiles of the lengths of records and users, which users are
+    members, and how much text the import dropped. Histograms are in the figure of `--plot`, and in the output of
+    `--json`.
     """
     from flsim.data.corpus import Corpus
     from flsim.data.inspect import inspect
 
-    if plot is None:
-        show(inspect(Corpus.open(corpus, verify=True)), as_json, histograms=True)
-        return
-    from flsim.data.plot import plot_lengths, refuse_plot
+    if plot is not None:
+        from flsim.data.plot import plot_lengths, refuse_plot
 
-    refuse_plot(plot)
+        refuse_plot(plot)
     summary = inspect(Corpus.open(corpus, verify=True))
-    plot_lengths(summary, plot)
-    show(summary, as_json, histograms=True)
+    if plot is not None:
+        plot_lengths(summary, plot)
+    show(summary, as_json)
 
 
 @data.command(
@@ -251,14 +251,12 @@ def push_(
     push(Corpus.open(corpus, verify=True).path, uri)
 
 
-def show(values: dict[str, Any], as_json: bool, histograms: bool = False) -> None:
+def show(values: dict[str, Any], as_json: bool) -> None:
     """Print the summary of a corpus that `inspect` returned, as JSON or as text."""
     from flsim.data.describe import describe
-    from flsim.data.histogram import can_show
 
     if as_json:
         typer.echo(json.dumps(values, indent=2))
         return
     encoding = sys.stdout.encoding or "ascii"
-    text = describe(values, histograms, blocks=can_show(encoding))
-    typer.echo(text.encode(encoding, "replace").decode(encoding))
+    typer.echo(describe(values).encode(encoding, "replace").decode(encoding))

@@ -4,14 +4,12 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from flsim.data.histogram import ASCII, BINS, BLOCKS, panel
 from flsim.data.inspect import LENGTHS, unit_of
 from flsim.data.manifest import WHOLE
 from flsim.data.vocabulary import SPECIAL_TOKENS
 
 WIDTH = 80
 _LABEL = 13  # columns
-_GAP = 4  # columns
 _FEW = 3  # names
 REASONS = {
     "posts_of_community_user": "by the Community user, which is no person",
@@ -42,18 +40,11 @@ REASONS = {
 }
 
 
-def describe(summary: dict[str, Any], histograms: bool = False, blocks: bool = True) -> str:
-    """Return the summary of a corpus as text.
-
-    Args:
-        summary: what `inspect` returned.
-        histograms: whether to draw how long records and users are: of train, and of whole test authors where there are.
-        blocks: whether to draw with block characters; otherwise in ASCII.
-    """
-    parts = [_splits(summary), _lengths(summary)]
-    for name in _populations(summary) if histograms else ():
-        parts.append(_panels(name, summary["splits"][name], BLOCKS if blocks else ASCII))
-    parts += [
+def describe(summary: dict[str, Any]) -> str:
+    """Return the summary of a corpus, which `inspect` returned, as text."""
+    parts = [
+        _splits(summary),
+        _lengths(summary),
         _words(summary),
         _drops(summary),
         [*_membership(summary["membership"]), *_utility(summary), *_authors(summary)],
@@ -72,15 +63,10 @@ def _splits(summary: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _populations(summary: dict[str, Any]) -> list[str]:
-    """Return the splits whose lengths are shown: train, which is balanced, and whole test authors where there are."""
-    return ["train", *(name for name in WHOLE.values() if name == summary["utility"])]
-
-
 def _lengths(summary: dict[str, Any]) -> list[str]:
-    """Return the lines of quantiles of the splits that are shown."""
+    """Return quantiles of lengths in train, which is balanced, and of whole test authors if the corpus has them."""
     lines = list[str]()
-    for split_name in _populations(summary):
+    for split_name in ["train", *(name for name in WHOLE.values() if name == summary["utility"])]:
         split = summary["splits"][split_name]
         if not split["words_per_user"]:
             continue
@@ -88,14 +74,9 @@ def _lengths(summary: dict[str, Any]) -> list[str]:
         lines.append(f"{split_name:<20}" + "".join(f"{name:>12}" for name in names))
         for length in LENGTHS:
             # A split may have users without records: quantiles of records are then missing.
-            lines.append(f"{_title(length):<20}" + "".join(f"{split[length].get(name, 0):>12,}" for name in names))
+            title, numbers = length.replace("_", " "), [split[length].get(name, 0) for name in names]
+            lines.append(f"{title:<20}" + "".join(f"{number:>12,}" for number in numbers))
     return [*lines, "OOV: share of words out of vocabulary. Punctuation counts as words."] if lines else []
-
-
-def _panels(name: str, split: dict[str, Any], signs: Sequence[str]) -> list[str]:
-    panels = [panel(_title(length), split["histograms"][length], signs) for length in LENGTHS]
-    rows = [(" " * _GAP).join(f"{cell:<{BINS}}" for cell in row).rstrip() for row in zip(*panels, strict=True)]
-    return rows if name == "train" else [name, *rows]
 
 
 def _words(summary: dict[str, Any]) -> list[str]:
@@ -197,10 +178,6 @@ def _entry(label: str, text: str) -> list[str]:
 def _names(names: Sequence[str]) -> str:
     shortened = [name if len(name) <= 24 else f"{name[:21]}..." for name in names[:_FEW]]
     return ", ".join(shortened) + (f" and {len(names) - _FEW:,} more" if len(names) > _FEW else "")
-
-
-def _title(length: str) -> str:
-    return length.replace("_", " ")
 
 
 def _percent(share: float | None) -> str:

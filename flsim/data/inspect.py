@@ -1,6 +1,6 @@
-"""The contents of a corpus in numbers."""
+"""The contents of a corpus in numbers, of which distributions of lengths are counted a piece at a time."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
 from operator import add
@@ -11,7 +11,6 @@ from numpy.typing import NDArray
 
 from flsim.data.authors import author_of, largest_authors
 from flsim.data.corpus import Corpus, Split
-from flsim.data.histogram import Distribution
 from flsim.data.manifest import SPLITS, by_in
 from flsim.data.records import windows
 from flsim.data.vocabulary import Layout
@@ -20,6 +19,72 @@ LENGTHS = ("words_per_record", "records_per_user", "words_per_user")
 UNITS = ("posts", "records", "words", "users", "rows")
 TOP = (100, 1_000, 10_000)
 _MOST_FREQUENT = 10
+QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
+BINS = 24  # at most
+LONG_TAIL = 10  # a maximum of more than so many medians asks for a logarithmic axis
+
+
+@dataclass(frozen=True)
+class Distribution:
+    """The number of things of each length.
+
+    Attributes:
+        values: int64 [distinct], the lengths that occur, ascending.
+        counts: int64 [distinct], how many things have each length.
+    """
+
+    values: NDArray[np.int64]
+    counts: NDArray[np.int64]
+
+    @classmethod
+    def count(cls, lengths: Iterable[NDArray[Any]]) -> "Distribution":
+        """Count all lengths in several arrays, of which one at a time is in memory."""
+        whole = cls(np.empty(0, np.int64), np.empty(0, np.int64))
+        for piece in lengths:
+            whole += cls(*np.unique(piece, return_counts=True))
+        return whole
+
+    def __add__(self, other: "Distribution") -> "Distribution":
+        values, place = np.unique(np.concatenate([self.values, other.values]), return_inverse=True)
+        counts = np.zeros(len(values), np.int64)
+        np.add.at(counts, place, np.concatenate([self.counts, other.counts]))
+        return Distribution(values, counts)
+
+    def quantiles(self) -> dict[str, int]:
+        """Return each quantile by name: the smallest length that at least this share of the things do not exceed.
+
+        The result is empty if there are no things.
+        """
+        if not len(self.values):
+            return {}
+        cumulative = np.cumsum(self.counts)
+        ranks = {name: max(1, int(np.ceil(share * cumulative[-1]))) for name, share in QUANTILES.items()}
+        return {name: int(self.values[np.searchsorted(cumulative, rank)]) for name, rank in ranks.items()}
+
+    def edges(self) -> tuple[list[int], str]:
+        """Return edges of at most `BINS` bins that hold every value, and the scale of their axis, "linear" or "log".
+
+        Bin i holds the values from ``edges[i]`` up to, not including, ``edges[i + 1]``. Few values have a bin each. A
+        long tail has bins of equal ratio, up to rounding, after one for 0. Other bins have a round width.
+        """
+        if not len(self.values):
+            return [], "linear"
+        low, high = int(self.values[0]), int(self.values[-1])
+        if high - low < BINS:
+            return list(range(low, high + 2)), "linear"
+        if high > LONG_TAIL * max(1, self.quantiles()["median"]):
+            ratios = np.geomspace(max(low, 1), high + 1, BINS + (low > 0))
+            return [0] * (low == 0) + np.unique(np.round(ratios)).astype(int).tolist(), "log"
+        widths = (digit * 10**power for power in range(19) for digit in (1, 2, 5))
+        width = next(width for width in widths if high // width - low // width < BINS)
+        return list(range(low - low % width, high + width - high % width + 1, width)), "linear"
+
+    def binned(self, edges: Sequence[int]) -> list[int]:
+        """Return how many things each bin holds; the edges must hold every value."""
+        counts = np.zeros(max(0, len(edges) - 1), np.int64)
+        np.add.at(counts, np.searchsorted(edges, self.values, side="right") - 1, self.counts)
+        totals: list[int] = counts.tolist()
+        return totals
 
 
 def inspect(corpus: Corpus) -> dict[str, Any]:

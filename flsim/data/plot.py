@@ -13,7 +13,6 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from flsim.base.errors import InputError
 from flsim.base.files import named_file
-from flsim.data.histogram import short
 from flsim.data.inspect import LENGTHS
 from flsim.data.manifest import SPLITS, WHOLE
 
@@ -106,3 +105,10 @@ def _histogram(panel: Axes, name: str, histogram: dict[str, Any]) -> None:
     else:
         panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
     panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: short(value)))
+
+
+def short(number: float) -> str:
+    """Return a number as a short label of an axis: 950, 9,500, 95k, 950k, 9.5M."""
+    if number < 10_000:
+        return f"{number:,.0f}"
+    return f"{number / 1e3:.0f}k" if number < 999_500 else f"{number / 1e6:.3g}M"

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from flsim.base.files import new_folder
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.describe import REASONS, describe
-from flsim.data.histogram import HEIGHT
 from flsim.data.inspect import LENGTHS, inspect, unit_of
 from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.records import Records
@@ -51,16 +50,6 @@ def test_the_splits_and_the_lengths(make_corpus: MakeCorpus) -> None:
     assert ["words", "per", "user", "3", "3", "3", "20", "20"] in rows
     assert "coverage     of train's words: all 95.7%" in describe(found)
     assert "frequent     w2 w0 w1\n" in describe(found)
-
-
-def test_histograms_are_drawn_on_request(make_corpus: MakeCorpus) -> None:
-    found = inspect(make_corpus(train=[[[1, 2], [9]], [[3] * 20]]))
-    plain, blocks, ascii_ = (describe(found, *how).splitlines() for how in ((), (True,), (True, False)))
-    assert len(blocks) == len(ascii_) == len(plain) + HEIGHT + 5
-    assert "█" not in "".join(plain)
-    assert "█" in "".join(blocks)
-    assert "".join(ascii_).isascii()
-    assert [line for line in blocks if line in plain and line] == [line for line in plain if line]
 
 
 def test_who_is_a_member(tmp_path: Path) -> None:
@@ -112,7 +101,6 @@ quantiles = st.lists(numbers, min_size=5, max_size=5).map(
 def summaries(draw: st.DrawFn) -> dict[str, Any]:
     """Anything that `inspect` might return, of up to a thousand million words, with any text where text comes from
     outside."""
-    histogram = {"edges": [1, 10**8, 10**9], "counts": draw(st.lists(numbers, min_size=2, max_size=2)), "scale": "log"}
     splits = {}
     whole = draw(st.sampled_from([(), tuple(WHOLE.values())]))
     for name in (*SPLITS, *whole):
@@ -122,7 +110,6 @@ def summaries(draw: st.DrawFn) -> dict[str, Any]:
             "coverage": {"100": draw(st.floats(0, 1)), "1000": 1.0, "10000": 1.0, "all": 1.0},
             "most_frequent": [{"word": word, "count": 1} for word in draw(st.lists(texts, max_size=10))],
             **{length: draw(quantiles | st.just({})) for length in LENGTHS},
-            "histograms": dict.fromkeys(LENGTHS, histogram),
         }
     dropped = {reason: draw(numbers) for reason in [*REASONS, *draw(st.lists(texts, max_size=2))]}
     return {
@@ -148,9 +135,9 @@ def summaries(draw: st.DrawFn) -> dict[str, Any]:
 
 
 @settings(max_examples=60)
-@given(summary=summaries(), blocks=st.booleans())
-def test_no_line_is_longer_than_80_columns_and_none_steers_the_terminal(summary: dict[str, Any], blocks: bool) -> None:
-    text = describe(summary, histograms=True, blocks=blocks)
+@given(summary=summaries())
+def test_no_line_is_longer_than_80_columns_and_none_steers_the_terminal(summary: dict[str, Any]) -> None:
+    text = describe(summary)
     assert max(map(len, text.split("\n"))) <= 80
     assert all(sign.isprintable() for sign in text.replace("\n", ""))
 
@@ -162,7 +149,6 @@ def test_any_terminal_can_show_it(tmp_path: Path, encoding: str) -> None:
     environment = {**os.environ, "PYTHONIOENCODING": encoding}
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, env=environment)
     text = done.stdout.decode(encoding)
-    assert ("█" in text) == (encoding == "utf-8")
     assert ("note         日本\n" if encoding == "utf-8" else "note         ??\n") in text
     assert ("?ml?ut" if encoding == "ascii" else "ümläut") in text
     assert max(map(len, text.splitlines())) <= 80

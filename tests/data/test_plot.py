@@ -15,7 +15,7 @@ from matplotlib.patches import StepPatch
 from flsim import cli
 from flsim.base.errors import InputError
 from flsim.data.inspect import LENGTHS, inspect
-from flsim.data.plot import FORMATS, draw_lengths, plot_lengths
+from flsim.data.plot import FORMATS, draw_lengths, plot_lengths, short
 
 
 @pytest.fixture
@@ -144,3 +144,8 @@ def test_kinds_of_file(summary: dict[str, Any], tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"name one of these|no such folder"):
             plot_lengths(summary, wrong)
         assert not wrong.exists()
+
+
+def test_short_numbers() -> None:
+    numbers = {0: "0", 9_999: "9,999", 10_000: "10k", 999_499: "999k", 999_500: "1M", 1_049_321: "1.05M", 3e8: "300M"}
+    assert {number: short(number) for number in numbers} == numbers
