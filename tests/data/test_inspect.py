@@ -17,14 +17,9 @@ from hypothesis import strategies as st
 from flsim.base.files import new_folder
 from flsim.data.authors import author_of
 from flsim.data.corpus import Corpus, CorpusWriter
-<<<<<<< main
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.run import import_corpus
-from flsim.data.inspect import inspect, unit_of
-=======
-from flsim.data.importing.run import ImportHParams, import_corpus
 from flsim.data.inspect import BINS, Distribution, inspect, unit_of
->>>>>>> branch
 from flsim.data.manifest import SPLITS
 from flsim.data.records import Records
 from flsim.data.vocabulary import LAYOUTS, Layout, Vocabulary
