@@ -9,7 +9,7 @@ import hashlib
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -67,7 +67,9 @@ def states_of_shared_generators() -> tuple[str, ...]:
     """Return the states of torch's generator of CPUs, Python's `random` and NumPy's `np.random`, as texts."""
     import torch
 
-    return str(torch.get_rng_state().tolist()), str(random.getstate()), str(np.random.get_state()[1].tolist())
+    words: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    numpy_state = (words["key"].tolist(), words["pos"])
+    return str(torch.get_rng_state().tolist()), str(random.getstate()), str(numpy_state)
 
 
 def _plain(key: int | str) -> int | str:
