@@ -67,7 +67,7 @@ def states_of_shared_generators() -> tuple[str, ...]:
     """Return the states of torch's generator of CPUs, Python's `random` and NumPy's `np.random`, as texts."""
     import torch
 
-    words: Any = np.random.get_state(legacy=False)["state"]  # noqa: NPY002
+    words: Any = np.random.get_state(legacy=False)["state"]
     numpy_state = (words["key"].tolist(), words["pos"])
     return str(torch.get_rng_state().tolist()), str(random.getstate()), str(numpy_state)
 
