@@ -16,8 +16,8 @@ from tempfile import TemporaryDirectory
 
 import flsim
 from benchmarks import broken
-from flsim.audits.intervals import lower, upper
 from flsim.base.progress import progress
+from flsim.base.statistics import share_interval
 from flsim.models.language_model import Params
 from flsim.simulation import Planted
 from flsim.training import update
@@ -132,8 +132,9 @@ def describe(refutations: Mapping[str, Mapping[str, int]], repetitions: int) -> 
     lines = [f"| mechanism | {' | '.join(METHODS)} |", f"|---|{'---:|' * len(METHODS)}"]
     for name, hits in refutations.items():
         cells = [
-            f"{count} ({100 * lower(count, repetitions, 0.025):.0f}-{100 * upper(count, repetitions, 0.025):.0f}%)"
+            f"{count} ({100 * low:.0f}-{100 * high:.0f}%)"
             for count in hits.values()
+            for low, high in [share_interval(count, repetitions)]
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"

@@ -34,7 +34,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "audits": {"canaries", "models", "privacy", "results", "runs", "simulation", "training"},
     "membership": {"algorithms", "audits", "data", "models", "privacy", "results", "runs", "training"},
     "extraction": {
-        *("audits", "canaries", "data", "memorization", "membership", "models", "results", "runs", "training"),
+        *("canaries", "data", "memorization", "membership", "models", "results", "runs", "training"),
     },
     "forgetting": {"audits", "measures", "results", "runs"},
     "sweeps": {"data", "measures", "results", "runs"},

@@ -14,6 +14,7 @@ import numpy as np
 import pandas as pd
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import holm, log_rank_p, median_interval, t_interval
 from flsim.forgetting import advantage, success
 from flsim.forgetting.arms import arms_of
 from flsim.forgetting.observations import CONFIGURATION, GROUP, observations
@@ -22,12 +23,10 @@ from flsim.forgetting.times import (
     evaluated_by,
     forgetting_time,
     grid,
-    log_rank_p,
     median_time,
     p_after_window,
     reached,
 )
-from flsim.results.inference import holm, t_interval
 from flsim.results.paths import expanded
 from flsim.results.seeds import named_apart
 from flsim.runs.participation import participation
@@ -237,7 +236,7 @@ def exposure(table: pd.DataFrame, arm: str) -> dict[str, float]:
     """Return the median exposure of an arm with its intervals over canaries and over seeds, by the names in `ENDS`."""
     values = table[["run", f"bits_{arm}"]].dropna()
     medians = values.groupby("run")[f"bits_{arm}"].median().to_numpy("float64")
-    median, *ends = success.median_interval(values[f"bits_{arm}"].to_numpy("float64"))
+    median, *ends = median_interval(values[f"bits_{arm}"].to_numpy("float64"))
     return dict(zip(("", *ENDS), (median, *ends, *t_interval(medians)), strict=True))
 
 

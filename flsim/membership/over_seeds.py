@@ -8,9 +8,9 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from flsim.base.statistics import paired_t_p, t_interval
 from flsim.membership.stored import column
 from flsim.results.formats import formatted, note
-from flsim.results.inference import paired_t_p, t_interval
 from flsim.results.layout import Column, markdown
 from flsim.results.seeds import named_apart
 from flsim.runs.folder import Run

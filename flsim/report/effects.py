@@ -8,13 +8,13 @@ import numpy as np
 from markupsafe import Markup
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import ROUNDING, t_interval
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.utility import PERPLEXITY
 from flsim.report.blocks import listed, number, plural
 from flsim.report.factors import Contrast, contrasts
 from flsim.report.gather import Gathered, RunView, Setting
 from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
-from flsim.results.inference import ROUNDING, t_interval
 from flsim.results.like_utility import left_out_text, pair_at_like_utility
 
 NOTE = (

@@ -7,6 +7,7 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import holm
 from flsim.report.blocks import Block, Cell, Figure, Group, Heading, Prose, Table, left, number
 from flsim.report.figures import legend_of, style_of
 from flsim.report.gather import Gathered, Setting
@@ -14,7 +15,6 @@ from flsim.report.svg import STYLES, Axis, Panel, spanning
 from flsim.report.worlds import both
 from flsim.results.compare import signed
 from flsim.results.curves import exposure_by_utility
-from flsim.results.inference import holm
 from flsim.results.like_utility import LikeUtility, left_out_text, like_utility
 
 CAPTION = (

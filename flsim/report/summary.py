@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import holm
 from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import flags
 from flsim.report.blocks import listed, number, plural
@@ -18,7 +19,6 @@ from flsim.report.figures import ceiling_of
 from flsim.report.gather import Gathered, Line, Setting
 from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
 from flsim.results.display_columns import text_of_count
-from flsim.results.inference import holm
 from flsim.results.like_utility import LikeUtility, like_utility
 from flsim.results.run_file import WORLDS
 

@@ -6,11 +6,11 @@ from typing import Any
 import pandas as pd
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import share_interval
 from flsim.measures import built_in
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, from_json, to_json
 from flsim.results.against_published import AGAINST
-from flsim.results.agreement import share_interval
 from flsim.results.published import COUNTED_OF, PREFIX, PUBLISHED
 from flsim.results.question import ASKED
 from flsim.results.store import RunResults
@@ -193,7 +193,7 @@ def frame(
 
 
 def shares(metric: str, memorized: int, canaries: int) -> dict[str, float]:
-    """Return the exact 95% interval of a share of canaries; see `flsim.results.agreement.share_interval`."""
+    """Return the exact 95% interval of a share of canaries; see `flsim.base.statistics.share_interval`."""
     return dict(zip((f"{metric}_share_low", f"{metric}_share_high"), share_interval(memorized, canaries), strict=True))
 
 

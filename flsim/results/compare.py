@@ -11,14 +11,14 @@ import numpy as np
 import pandas as pd
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import ROUNDING, discordant_interval, mcnemar_p
+from flsim.base.statistics import paired_t_p as paired_t_p
+from flsim.base.statistics import signed_rank_p as signed_rank_p
+from flsim.base.statistics import t_interval as t_interval
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity
 from flsim.results.ceiling import is_at_ceiling
 from flsim.results.columns import AT_CEILING
-from flsim.results.inference import ROUNDING, discordant_interval, mcnemar_p
-from flsim.results.inference import paired_t_p as paired_t_p
-from flsim.results.inference import signed_rank_p as signed_rank_p
-from flsim.results.inference import t_interval as t_interval
 from flsim.results.pairing import paired_canaries
 from flsim.results.store import RunResults
 

@@ -38,11 +38,11 @@ import numpy as np
 import pandas as pd
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import holm
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first
 from flsim.results.columns import AT_CEILING, DIFFERENCE, described, prefix_of, quantities_in
 from flsim.results.compare import counted_at_ceiling, counts_of, paired_exposure
 from flsim.results.compare_seeds import counts_over_seeds
-from flsim.results.inference import holm
 from flsim.results.like_utility import left_out_text, like_utility
 from flsim.results.pairing import compared_in, paired_canaries
 from flsim.results.published import COUNTED_OF, PREFIX

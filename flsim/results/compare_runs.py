@@ -24,6 +24,7 @@ from typing import Any
 import pandas as pd
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import holm
 from flsim.measures.quantity import Quantity, flags, numbers, of_model
 from flsim.measures.utility import PERPLEXITY
 from flsim.results import formats, layout
@@ -40,7 +41,6 @@ from flsim.results.compare import (
 )
 from flsim.results.compare_text import counts_text, difference_columns, json_rows, p_text, p_texts
 from flsim.results.formats import formatted, rounds_text, text_of
-from flsim.results.inference import holm
 from flsim.results.layout import Column
 from flsim.results.like_utility import PairAtLikeUtility, pair_at_like_utility
 from flsim.results.pairing import PairedCanaries, compared_in, paired_canaries, round_of

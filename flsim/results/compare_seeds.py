@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from flsim.base.statistics import sign_flip_p, t_interval
 from flsim.measures.quantity import flags
 from flsim.results.compare import PairedCounts, counts_of
-from flsim.results.inference import sign_flip_p, t_interval
 from flsim.results.pairing import compared_in, paired_canaries
 from flsim.results.store import RunResults
 from flsim.results.worlds import pairs_of_seeds
@@ -25,7 +25,7 @@ class CountsOverSeeds:
         NaN
             below two seeds, and if all differences are equal: whole numbers often are, which says nothing of their
             spread.
-        p: exact p-value, `flsim.results.inference.sign_flip_p`; NaN below two seeds.
+        p: exact p-value, `flsim.base.statistics.sign_flip_p`; NaN below two seeds.
     """
 
     a: float

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from flsim.base.statistics import t_interval
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity
 from flsim.measures.utility import PERPLEXITY
 from flsim.results.figures import plain
-from flsim.results.inference import t_interval
 from flsim.results.store import RunResults
 
 EPOCHS = "epochs: records read / records there are"

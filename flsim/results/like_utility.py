@@ -14,10 +14,10 @@ import numpy as np
 import pandas as pd
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import ROUNDING, paired_t_p, t_interval
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity
 from flsim.measures.utility import PERPLEXITY
-from flsim.results.inference import ROUNDING, paired_t_p, t_interval
 from flsim.results.store import RunResults
 from flsim.results.worlds import mean_text, pairs_of_seeds
 

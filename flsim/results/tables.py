@@ -64,13 +64,13 @@ from typing import Any
 
 import pandas as pd
 
+from flsim.base.statistics import t_interval
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
 from flsim.results import columns, display_columns, formats, layout
 from flsim.results.against_published import AGAINST
 from flsim.results.formats import formatted, text_of
 from flsim.results.formats import to_csv as to_csv
-from flsim.results.inference import t_interval
 from flsim.results.layout import Column
 from flsim.results.published import PUBLISHED, cells_of
 from flsim.results.question import ASKED, asked

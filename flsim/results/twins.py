@@ -5,11 +5,11 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import holm
 from flsim.measures.quantity import Quantity, numbers
 from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
 from flsim.results.distinctions import differing, words_of
 from flsim.results.formats import note
-from flsim.results.inference import holm
 from flsim.results.like_utility import LikeUtility, like_utility
 from flsim.results.pairing import compared_in
 from flsim.results.run_file import WORLDS

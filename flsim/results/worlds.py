@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import ROUNDING, paired_t_p, t_interval
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity
 from flsim.results.compare import paired_exposure, signed
-from flsim.results.inference import ROUNDING, paired_t_p, t_interval
 from flsim.results.store import RunResults
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import scipy
 
+from flsim.base.statistics import holm
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.planning.amounts import Amount
 from flsim.planning.calibration import Calibration
@@ -19,7 +20,6 @@ from flsim.planning.plan import Plan, against, disk_of, memory_of, power_of
 from flsim.planning.predicting import Machine, Predictor
 from flsim.planning.scale import Users, scale_of
 from flsim.planning.text import duration, number, page, share, size
-from flsim.results.inference import holm
 from flsim.results.power import SD_CANARIES, SD_SEEDS, canaries_for, seeds_for
 from flsim.sweeps.definition import load as load_sweep
 from flsim.sweeps.definition import planned_runs, tier_of

@@ -13,9 +13,9 @@ from helpers import Flsim
 from results.levels import measured
 from scipy import stats
 
+from flsim.base.statistics import holm, mcnemar_p, sign_flip_p
 from flsim.results.compare_pairs import COLUMNS, compare_pairs
 from flsim.results.formats import from_csv
-from flsim.results.inference import holm, mcnemar_p, sign_flip_p
 from flsim.results.sweep_pairs import same_names, twins
 from flsim.results.sweeps import read_sweep
 

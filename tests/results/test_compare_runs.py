@@ -8,11 +8,11 @@ import pandas as pd
 import pytest
 from scipy import stats
 
+from flsim.base.statistics import holm
 from flsim.results import compare_runs
 from flsim.results.compare import counts_of
 from flsim.results.compare_runs import RunsCompared
 from flsim.results.formats import from_csv, to_csv
-from flsim.results.inference import holm
 from flsim.results.pairing import paired_canaries
 from flsim.results.store import read_run
 

@@ -4,29 +4,39 @@ A simulation is seeded, so it passes or fails for good; its margin is such that 
 if the rate is as stated.
 """
 
+import math
 from collections.abc import Callable
-from itertools import product
-from math import comb
+from itertools import combinations, product
 
 import numpy as np
 import pytest
+from helpers import enumerated
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
 from flsim.base.rng import stream
-from flsim.results.inference import (
+from flsim.base.statistics import (
+    EXCHANGES,
+    at_least,
+    differ_by_more_than_chance,
+    difference_interval,
     discordant_interval,
     holm,
+    log_rank_p,
+    lower_bound,
     mcnemar_p,
     paired_t_p,
+    share_interval,
     sign_flip_p,
     signed_rank_p,
     t_interval,
+    upper_bound,
 )
 
 Floats = NDArray[np.float64]
+CANARIES = 48
 SIMULATIONS = 2_000
 CHANCE = 1e-6  # of a false failure, were the seed drawn anew
 
@@ -89,7 +99,7 @@ def test_the_interval_over_seeds_has_the_true_difference_in_19_of_20(seeds: int)
 
 def listed_p(only_a: int, only_b: int) -> float:
     """McNemar's exact test by listing: of all divisions of the discordant, those no likelier than what was seen."""
-    ways = [comb(only_a + only_b, count) for count in range(only_a + only_b + 1)]
+    ways = [math.comb(only_a + only_b, count) for count in range(only_a + only_b + 1)]
     return sum(way for way in ways if way <= ways[only_a]) / sum(ways)
 
 
@@ -208,3 +218,142 @@ def test_holm_is_rarely_wrong_about_any_of_a_family(shared: float) -> None:
     assert found[:, 6:].mean() > 0.5
     uncorrected = (2 * stats.norm.sf(np.abs(z[:, :6])) < 0.05).any(axis=1).sum()
     assert not no_more(int(uncorrected), simulations, 0.05)
+
+
+@pytest.mark.parametrize("probabilities", [(0.1, 0.3, 0.6), (0.3, 0.3, 0.3), (0.2,)])
+def test_sums_of_coins_are_those_of_all_outcomes(probabilities: tuple[float, ...]) -> None:
+    for successes in range(len(probabilities) + 2):
+        expected = enumerated(probabilities, successes)
+        assert at_least(probabilities, successes) == pytest.approx(expected, rel=1e-12)
+    assert at_least(probabilities, 0) == 1.0
+    assert at_least(probabilities, -1) == 1.0
+
+
+def test_sums_of_coins_are_at_most_1() -> None:
+    """The convolution of these 40 coins sums to more than 1 in float64."""
+    rng = np.random.default_rng(5)
+    for _ in range(50):
+        assert at_least(rng.uniform(0.9999, 1, 40).tolist(), 1) <= 1.0
+
+
+@pytest.mark.parametrize(("successes", "trials", "tail"), [(14, 48, 0.025), (1, 7, 0.2), (7, 7, 0.01)])
+def test_exact_bounds_invert_binomial_tails(successes: int, trials: int, tail: float) -> None:
+    low, high = lower_bound(successes, trials, tail), upper_bound(successes, trials, tail)
+    assert stats.binom.sf(successes - 1, trials, low) == pytest.approx(tail, rel=1e-9)
+    assert (
+        high == 1 if successes == trials else stats.binom.cdf(successes, trials, high) == pytest.approx(tail, rel=1e-9)
+    )
+    assert lower_bound(0, trials, tail) == 0
+
+
+def test_the_interval_of_a_difference_is_newcombes() -> None:
+    """Newcombe (1998), Table II, example (a), method 10; and Wilson's formula by hand at another confidence."""
+    assert difference_interval(56, 70, 48, 80) == pytest.approx((0.0524, 0.3339), abs=5e-5)
+    z = stats.norm.ppf(0.9)  # 80%
+
+    def wilson(hits: int, trials: int) -> tuple[float, float]:
+        p, spread = hits / trials, z * math.sqrt(hits / trials * (1 - hits / trials) / trials + z**2 / 4 / trials**2)
+        middle, scale = p + z**2 / 2 / trials, 1 + z**2 / trials
+        return (middle - spread) / scale, (middle + spread) / scale
+
+    (low, high), (other_low, other_high) = wilson(3, 10), wilson(1, 20)
+    d = 3 / 10 - 1 / 20
+    expected = d - math.hypot(0.3 - low, other_high - 0.05), d + math.hypot(high - 0.3, 0.05 - other_low)
+    assert difference_interval(3, 10, 1, 20, confidence=0.8) == pytest.approx(expected, rel=1e-9)
+
+
+def test_log_rank_is_mantels_sum_over_all_exchanges() -> None:
+    """Observed minus expected deaths (Mantel, 1966), compared with those of all 126 ways to choose 4 of 9 canaries."""
+    one = [(1, False), (3, False), (4, True), (6, False)]
+    other = [(2, False), (5, False), (8, True), (9, False), (9, False)]
+    both = one + other
+
+    def excess(group: list[tuple[int, bool]]) -> float:
+        total = 0.0
+        for time in sorted({time for time, censored in both if not censored}):
+            at_risk = sum(at >= time for at, _ in both)
+            deaths = sum(at == time and not censored for at, censored in both)
+            in_group = sum(at >= time for at, _ in group)
+            total += sum(at == time and not censored for at, censored in group) - deaths * in_group / at_risk
+        return total
+
+    sums = [abs(excess([both[place] for place in places])) for places in combinations(range(9), 4)]
+    expected = sum(value >= abs(excess(one)) - 1e-9 for value in sums) / len(sums)
+    found = log_rank_p(one, other)
+    draws = EXCHANGES
+    assert found == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / draws) + 1 / draws)
+    known = [(1, False)]
+    assert math.isnan(log_rank_p([], known))
+    assert math.isnan(log_rank_p(known, []))
+    assert log_rank_p([(1, True)], [(2, True)]) == 1
+
+
+@pytest.mark.parametrize("confidence", [0.95, 0.6])
+def test_intervals_of_means_are_students(confidence: float) -> None:
+    values = np.array([1.0, 2.0, 4.0, 9.0])
+    deviation = math.sqrt((9 + 4 + 0 + 25) / 3)
+    half = stats.t.isf((1 - confidence) / 2, 3) * deviation / 2
+    assert t_interval(values, confidence) == pytest.approx((4 - half, 4 + half), rel=1e-12)
+    assert not any(map(math.isnan, t_interval(values[:2])))
+    assert all(map(math.isnan, t_interval(values[:1])))
+
+
+def test_p_values_of_paired_differences() -> None:
+    values = np.array([1.0, 2.0, 4.0, -1.0])
+    statistic = 1.5 / (math.sqrt((0.25 + 0.25 + 6.25 + 6.25) / 3) / 2)
+    assert paired_t_p(values) == pytest.approx(2 * stats.t.sf(statistic, 3), rel=1e-12)
+    assert 0 < paired_t_p(values[:2]) < 1
+    assert math.isnan(paired_t_p(values[:1]))
+    assert paired_t_p(np.zeros(3)) == 1
+    assert paired_t_p(np.full(3, 0.1)) == 0
+    assert paired_t_p(np.array([0.0, 0.0, 1.0])) == pytest.approx(2 * stats.t.sf(1, 2))
+
+
+def test_p_values_of_signed_ranks_are_those_of_all_signs() -> None:
+    """Wilcoxon (1945), by all 2^5 signs of the ranks; zeros keep their ranks (Pratt, 1959)."""
+    assert signed_rank_p(np.zeros(3)) == 1
+    values = np.array([0.5, -1.0, 1.5, 2.0, 2.5])
+    sums = [sum(rank * sign for rank, sign in enumerate(signs, 1)) for signs in product((0, 1), repeat=5)]
+    observed = 1 + 3 + 4 + 5
+    expected = 2 * np.mean([total >= observed for total in sums])
+    assert signed_rank_p(values) == pytest.approx(expected)
+    with_zero = [sum(rank * sign for rank, sign in enumerate(signs, 2)) for signs in product((0, 1), repeat=5)]
+    expected = 2 * np.mean([total >= 2 + 4 + 5 + 6 for total in with_zero])
+    assert signed_rank_p(np.append(values, 0.0)) == pytest.approx(expected)
+
+
+def test_the_interval_covers_whatever_the_true_share() -> None:
+    """Not simulated: the odds of each count, summed over those whose interval holds the share."""
+    intervals = [share_interval(count, CANARIES) for count in range(CANARIES + 1)]
+    for share in np.linspace(0.01, 0.99, 99):
+        odds = stats.binom.pmf(range(CANARIES + 1), CANARIES, share)
+        assert sum(each for each, (low, high) in zip(odds, intervals, strict=True) if low <= share <= high) >= 0.95
+
+
+@given(*[st.integers(0, CANARIES)] * 2)
+def test_chance_is_fishers_exact_test(one: int, other: int) -> None:
+    """Given one + other memorized of 2 n, those of the first model are hypergeometric; p sums what is no likelier."""
+    odds = stats.hypergeom.pmf(range(CANARIES + 1), 2 * CANARIES, one + other, CANARIES)
+    p = odds[odds <= odds[one] * (1 + 1e-9)].sum()
+    assert differ_by_more_than_chance((one, other), (CANARIES, CANARIES)) == (p < 0.05)
+    assert differ_by_more_than_chance((other, one), (CANARIES, CANARIES)) == (p < 0.05)
+
+
+def test_fewer_than_one_in_twenty_gaps_of_equal_models_pass() -> None:
+    """Not simulated: two models with the same odds of each canary; if the same canaries tend to be memorized in both,
+    fewer pass."""
+    passes = np.array(
+        [
+            [differ_by_more_than_chance((one, other), (CANARIES, CANARIES)) for other in range(CANARIES + 1)]
+            for one in range(CANARIES + 1)
+        ]
+    )
+    for share in (0.05, 0.3, 0.5, 0.9):
+        odds = stats.binom.pmf(range(CANARIES + 1), CANARIES, share)
+        independent = odds @ passes @ odds
+        half_shared = sum(  # half the canaries have the same outcome in both
+            chance * (odds_ @ passes[shared:, shared:][: len(odds_), : len(odds_)] @ odds_)
+            for shared, chance in enumerate(stats.binom.pmf(range(CANARIES // 2 + 1), CANARIES // 2, share))
+            for odds_ in [stats.binom.pmf(range(CANARIES // 2 + 1), CANARIES // 2, share)]
+        )
+        assert half_shared < independent < 0.05
