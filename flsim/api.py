@@ -47,7 +47,7 @@ from flsim.training.state import State
 from flsim.training.threads import threads as threads_of_torch
 
 if TYPE_CHECKING:
-    from flsim.results.compare_runs import RunsCompared
+    from flsim.results.differences import Comparison
 
 __all__ = [
     "Canaries",
@@ -328,7 +328,7 @@ def write_report(*runs: Path | str, out: Path | str) -> None:
     write_page(expanded(runs), Path(out))
 
 
-def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float | None = None) -> "RunsCompared":
+def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float | None = None) -> "Comparison":
     """Compare two runs over the same canaries, with tests over the canaries.
 
     Args:
@@ -343,6 +343,6 @@ def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float
     Examples:
         >>> flsim.compare("runs/iid", "runs/non-iid")                          # doctest: +SKIP
     """
-    from flsim.results.compare_runs import compare_runs  # scipy
+    from flsim.results.differences import compare_runs  # scipy
 
     return compare_runs(read_run(Path(a)), read_run(Path(b)), round, epoch)

@@ -68,11 +68,10 @@ def _compared(
 ) -> "tuple[pd.DataFrame, dict[Format, str], dict[str, Any]]":
     """Return a comparison as a data frame, as text in each format, and as a JSON object."""
     from flsim.membership import side_by_side
-    from flsim.results import compare_pairs, compare_pairs_text, compare_runs, formats
-    from flsim.results.compare_text import json_rows
+    from flsim.results import differences_table, formats
+    from flsim.results.differences import compare_runs, differences, same_names, twins
     from flsim.results.paths import expanded
     from flsim.results.store import read_run
-    from flsim.results.sweep_pairs import same_names, twins
     from flsim.results.sweeps import is_sweep, read_sweep, tuned_notes
 
     a, b = _two(expanded([a]), None if b is None else expanded([b]))
@@ -84,15 +83,17 @@ def _compared(
         second = read_run(b)
         if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
             raise InputError(f"{a} and {b}: copies of one run, which have nothing to be compared; name another run")
-        compared = compare_runs.compare_runs(first, second, round, epoch)
+        compared = compare_runs(first, second, round, epoch)
         proven = side_by_side.Proven.read(a, round, epoch), side_by_side.Proven.read(b, round, epoch)
+        parts = [differences_table.runs_to_markdown(compared), side_by_side.to_markdown(*proven)]
         texts = {
-            Format.md: "\n".join(filter(None, [compare_runs.to_markdown(compared), side_by_side.to_markdown(*proven)])),
-            Format.latex: compare_runs.to_latex(compared),
+            Format.md: "\n".join(filter(None, parts)),
+            Format.latex: differences_table.runs_to_latex(compared),
             Format.csv: formats.to_csv(compared.table),
         }
         proof = {"proof": {"a": proven[0].to_json(), "b": proven[1].to_json()}}
-        return compared.table, *_with_notes(texts, compare_runs.to_json(compared) | proof, tuned_notes([a, b]))
+        as_object = differences_table.runs_to_json(compared) | proof
+        return compared.table, *_with_notes(texts, as_object, tuned_notes([a, b]))
     if not all(are_sweeps):
         raise InputError(f"{a} and {b}: a run and a sweep do not compare; name two runs, a sweep, or two sweeps")
     if b is None:
@@ -103,16 +104,17 @@ def _compared(
     else:
         pairs = same_names(read_sweep(a), read_sweep(b))
         heading, about = f"{a} (a) less {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}
-    table = compare_pairs.compare_pairs(pairs, round, epoch)
-    if table["seeds"].isna().all():
-        raise InputError(f"{a}{'' if b is None else f' and {b}'}: nothing to compare: {table['left_out'].iloc[0]}")
+    table = differences(pairs, round, epoch)
+    if not (table["quantity"] == "canaries").any():
+        why = table["left_out"].dropna().iloc[0]
+        raise InputError(f"{a}{'' if b is None else f' and {b}'}: nothing to compare: {why}")
     texts = {
-        Format.md: f"{formats.note(heading)}\n{compare_pairs_text.to_markdown(table, pairs)}",
-        Format.latex: compare_pairs_text.to_latex(table, pairs),
+        Format.md: f"{formats.note(heading)}\n{differences_table.to_markdown(table, pairs)}",
+        Format.latex: differences_table.to_latex(table, pairs),
         Format.csv: formats.to_csv(table),
     }
     notes = tuned_notes([a] if b is None else [a, b])
-    return table, *_with_notes(texts, {**about, "rows": json_rows(table)}, notes)
+    return table, *_with_notes(texts, {**about, "rows": differences_table.json_rows(table)}, notes)
 
 
 def _with_notes(

@@ -11,7 +11,8 @@ import typer
 from flsim.base.files import new_file, refuse_existing
 from flsim.base.progress import say
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
-from flsim.results.compare import paired_exposure
+from flsim.results.differences import compare_runs
+from flsim.results.differences_table import runs_to_markdown
 from flsim.results.plots import plot_rounds
 from flsim.results.store import read_run
 from flsim.results.tables import memorization_table, to_csv, to_markdown
@@ -46,7 +47,7 @@ def run_demo(out: Path, seed: int, overrides: Sequence[str] = ()) -> None:
     write_tables(table, out)
     plot_rounds([iid, non_iid], out / "memorization.png")
     typer.echo(to_markdown(table))
-    typer.echo(str(paired_exposure(iid, non_iid)))
+    typer.echo(runs_to_markdown(compare_runs(iid, non_iid)))
     say(f"Plot: {out / 'memorization.png'}. Everything else: {out}.")
 
 

@@ -110,10 +110,10 @@ def table(
     from flsim.base.progress import say
     from flsim.results import formats, seeds_table, tables
     from flsim.results.against_published import against as marked
+    from flsim.results.differences_table import compare_worlds
     from flsim.results.display_columns import TUNED
     from flsim.results.paths import expanded
     from flsim.results.sweeps import published_of, read_shown, tuned_notes
-    from flsim.results.twins import compare_worlds
 
     runs = expanded(runs)
     rows = published_of(runs)

@@ -15,7 +15,7 @@ from flsim.report.blocks import listed, number, plural
 from flsim.report.factors import Contrast, contrasts
 from flsim.report.gather import Gathered, RunView, Setting
 from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
-from flsim.results.like_utility import left_out_text, pair_at_like_utility
+from flsim.results.pairs import left_out_text, pair_at_like_utility
 
 NOTE = (
     "Each effect is a mean over the pairs of settings that differ in this factor alone, and in what always changes "

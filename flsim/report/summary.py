@@ -18,8 +18,9 @@ from flsim.report.factors import techniques
 from flsim.report.figures import ceiling_of
 from flsim.report.gather import Gathered, Line, Setting
 from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
+from flsim.results.differences import column
 from flsim.results.display_columns import text_of_count
-from flsim.results.like_utility import LikeUtility, like_utility
+from flsim.results.pairs import LikeUtility, like_utility
 from flsim.results.run_file import WORLDS
 
 LEVEL = 0.05  # of tests
@@ -235,11 +236,11 @@ def _bits(difference: float) -> str:
 
 def _chance(comparison: pd.DataFrame) -> list[str]:
     """Return sentences on how many of the differences in exposure are significant."""
-    tested = comparison["p_holm"].dropna()
+    tested = column(comparison, f"{PRIMARY.name}_p_holm").dropna()
     if tested.empty:
         return []
     sure = int((tested < LEVEL).sum())
-    one_seed = (comparison.loc[tested.index, "unit"] == "canaries").any()
+    one_seed = (comparison.loc[tested.index, "over"] == "canaries").any()
     more = (
         " Where there is one seed, this is over the canaries of one pair of models, and says nothing about other seeds."
         if one_seed

@@ -8,13 +8,11 @@ import pytest
 
 from flsim.base.errors import InputError
 from flsim.results import tables
-from flsim.results.compare_pairs import compare_pairs
-from flsim.results.compare_runs import compare_runs, to_markdown
+from flsim.results.differences import Pair, beside, compare_runs, differences, planned
+from flsim.results.differences_table import runs_to_markdown
 from flsim.results.seeds_table import seeds_table
 from flsim.results.seeds_table import to_markdown as to_markdown_over_seeds
 from flsim.results.store import RunResults
-from flsim.results.sweep_pairs import Pair
-from flsim.results.sweeps import SweepRun
 
 MakeSeries = Callable[..., list[RunResults]]
 
@@ -68,13 +66,11 @@ def test_pairs_are_of_canaries_that_either_run_planted(make_series: MakeSeries) 
     [a], [b] = make_series([4.0]), make_series([2.0], name="non-iid")
     a, b = without(a, 0), without(b, 0, 1)
     compared = compare_runs(a, b)
-    assert compared.table.iloc[0]["n"] == 8
-    assert compared.numbers[0].mean_difference == 2.0
+    row = beside(compared.table).iloc[0]
+    assert (row["n"], row["exposure_difference"]) == (8, 2.0)
     assert compared.never_planted == 1
-    assert "1 canary, planted in neither run, is in no number." in to_markdown(compared)
-    entries = [SweepRun(run.name, "grid", 0, {}, None, run) for run in (a, b)]
-    [row] = compare_pairs([Pair("row", entries[:1], entries[1:])]).to_dict("records")
-    assert row["canaries"] == 8.0
+    assert "1 canary, planted in neither run, is in no number." in runs_to_markdown(compared)
+    assert beside(differences([Pair("row", planned([a]), planned([b]))]))["canaries_value_a"].tolist() == [8.0]
     with pytest.raises(InputError, match="1 of 9 canaries were planted"):
         compare_runs(without(a, *range(1, 9)), without(b, *range(1, 9)))
 
