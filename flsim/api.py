@@ -305,7 +305,7 @@ def plot(*runs: Path | str, out: Path | str, over_seeds: bool | None = None) -> 
     Examples:
         >>> flsim.plot("runs/iid", "runs/non-iid", out="rounds.svg")           # doctest: +SKIP
     """
-    from flsim.results.plots import plot_rounds  # matplotlib, which nothing else here needs
+    from flsim.show.plots import plot_rounds  # matplotlib, which nothing else here needs
 
     plot_rounds(list(read_shown(expanded(runs)).values()), Path(out), over_seeds)
 

@@ -50,7 +50,7 @@ def compare(
     several rows are corrected for their number (Holm), those at equal perplexity too.
     """
     from flsim.base.progress import say
-    from flsim.results import formats
+    from flsim.show import formats
 
     refuse_two_prints(format, out, as_json)
     table, texts, as_object = _compared(a, b, round, epoch)
@@ -68,11 +68,13 @@ def _compared(
 ) -> "tuple[pd.DataFrame, dict[Format, str], dict[str, Any]]":
     """Return a comparison as a data frame, as text in each format, and as a JSON object."""
     from flsim.membership import side_by_side
-    from flsim.results import differences_table, formats
     from flsim.results.differences import compare_runs, differences, same_names, twins
     from flsim.results.paths import expanded
     from flsim.results.store import read_run
     from flsim.results.sweeps import is_sweep, read_sweep, tuned_notes
+    from flsim.show import formats
+    from flsim.show.differences import runs_to_json, runs_to_latex, runs_to_markdown, table_of_pairs
+    from flsim.show.table import json_rows
 
     a, b = _two(expanded([a]), None if b is None else expanded([b]))
     are_sweeps = [is_sweep(path) for path in (a, b) if path is not None]
@@ -85,14 +87,14 @@ def _compared(
             raise InputError(f"{a} and {b}: copies of one run, which have nothing to be compared; name another run")
         compared = compare_runs(first, second, round, epoch)
         proven = side_by_side.Proven.read(a, round, epoch), side_by_side.Proven.read(b, round, epoch)
-        parts = [differences_table.runs_to_markdown(compared), side_by_side.to_markdown(*proven)]
+        parts = [runs_to_markdown(compared), side_by_side.to_markdown(*proven)]
         texts = {
             Format.md: "\n".join(filter(None, parts)),
-            Format.latex: differences_table.runs_to_latex(compared),
+            Format.latex: runs_to_latex(compared),
             Format.csv: formats.to_csv(compared.table),
         }
         proof = {"proof": {"a": proven[0].to_json(), "b": proven[1].to_json()}}
-        as_object = differences_table.runs_to_json(compared) | proof
+        as_object = runs_to_json(compared) | proof
         return compared.table, *_with_notes(texts, as_object, tuned_notes([a, b]))
     if not all(are_sweeps):
         raise InputError(f"{a} and {b}: a run and a sweep do not compare; name two runs, a sweep, or two sweeps")
@@ -109,19 +111,19 @@ def _compared(
         why = table["left_out"].dropna().iloc[0]
         raise InputError(f"{a}{'' if b is None else f' and {b}'}: nothing to compare: {why}")
     texts = {
-        Format.md: f"{formats.note(heading)}\n{differences_table.to_markdown(table, pairs)}",
-        Format.latex: differences_table.to_latex(table, pairs),
+        Format.md: f"{formats.note(heading)}\n{table_of_pairs(table, pairs).markdown()}",
+        Format.latex: table_of_pairs(table, pairs).latex(),
         Format.csv: formats.to_csv(table),
     }
     notes = tuned_notes([a] if b is None else [a, b])
-    return table, *_with_notes(texts, {**about, "rows": differences_table.json_rows(table)}, notes)
+    return table, *_with_notes(texts, {**about, "rows": json_rows(table)}, notes)
 
 
 def _with_notes(
     texts: "Mapping[Format, str]", as_object: "Mapping[str, Any]", notes: "Sequence[str]"
 ) -> tuple[dict[Format, str], dict[str, Any]]:
     """Return texts for people and a JSON object with the sentences on how settings were chosen; CSV has no room."""
-    from flsim.results import formats, layout
+    from flsim.show import formats, layout
 
     below = "".join(f"\n{formats.note(text)}" for text in notes)
     comments = "".join(f"% {line}\n" for text in notes for line in formats.note(text, layout.TERMINAL - 2).splitlines())

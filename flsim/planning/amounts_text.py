@@ -5,9 +5,9 @@ from itertools import pairwise
 
 from flsim.planning.amounts import UTILITY, Amount, beside, shares_of
 from flsim.planning.plan import Plan
-from flsim.results.formats import note
-from flsim.results.layout import Column, markdown
 from flsim.results.run_file import WORLDS
+from flsim.show.formats import note
+from flsim.show.layout import Column, markdown
 
 UNLIKE = 1.5  # times another row's share of the published amount, from which on the text warns
 AMOUNT = (

@@ -4,8 +4,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from flsim.planning.proof import Provable
-from flsim.results.formats import note
-from flsim.results.layout import Column, markdown
+from flsim.show.formats import note
+from flsim.show.layout import Column, markdown
 
 ABOUT = (
     "The largest lower bounds on epsilon that `flsim audit` can prove with 95% confidence for one {unit} of one run: "

@@ -9,9 +9,9 @@ from flsim.planning.plan import Plan, Privacy
 from flsim.planning.proof_text import proof
 from flsim.planning.scale import Canaries, Row, Scale
 from flsim.privacy.table import SOUND, STAR
-from flsim.results.formats import note
-from flsim.results.layout import Column, markdown
 from flsim.results.power import SD_CANARIES, SD_SEEDS
+from flsim.show.formats import note
+from flsim.show.layout import Column, markdown
 
 RECORDS = "Sound: sensitivity S under add-or-remove-one of a record, with Poisson sampling.\n"
 BUSY = 0.1  # share of the cores that others take, from which on times say so

@@ -19,9 +19,9 @@ from flsim.report.figures import ceiling_of
 from flsim.report.gather import Gathered, Line, Setting
 from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
 from flsim.results.differences import column
-from flsim.results.display_columns import text_of_count
 from flsim.results.pairs import LikeUtility, like_utility
 from flsim.results.run_file import WORLDS
+from flsim.show.memorization import text_of_count
 
 LEVEL = 0.05  # of tests
 FIRST = flags(QUANTITIES.values())[0]

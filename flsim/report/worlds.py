@@ -14,10 +14,10 @@ from flsim.report.gather import Gathered, Line, RunView, Setting
 from flsim.report.svg import image
 from flsim.results.ceiling import MANY, WHAT_TO_DO
 from flsim.results.differences import Pair, beside, column, differences
-from flsim.results.differences_table import STANDARD, quantities_in_pairs, signed
-from flsim.results.display_columns import text_of_count
 from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.sweeps import SweepRun
+from flsim.show.differences import STANDARD, quantities_in_pairs, signed
+from flsim.show.memorization import text_of_count
 
 WIDTH, HIGH = 132, 16  # pixels of an interval
 NAMES = " and ".join(flag.heading for flag in flags(STANDARD))

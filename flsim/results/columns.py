@@ -10,9 +10,7 @@ from flsim.base.statistics import share_interval
 from flsim.measures import built_in
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, from_json, to_json
-from flsim.results.against_published import AGAINST
 from flsim.results.published import PUBLISHED
-from flsim.results.question import ASKED
 from flsim.results.store import RunResults
 
 PRIVACY = {
@@ -29,16 +27,6 @@ RECORD_PRIVACY = {
 }
 FALSE_POSITIVE = "false_positive_rate"
 OVER_SEEDS = ("seeds_low", "seeds_high", "canaries_low", "canaries_high")
-# Columns beside those of measures, in any table or frame of results.
-TAKEN = (
-    *("setting", "run", "round", "epochs", "canaries", "controls", "references", "status", "reason", FALSE_POSITIVE),
-    *("series", "runs", "seeds", "given", "left_out", *OVER_SEEDS),
-    *("folder", "sweep", "grid", "world", "seed", "is_final", "is_planted"),
-    *("canary", "words", "tokens", "p_u", "p_e", "sharers", "insertions", "planned_sharers", "planned_insertions"),
-    *("first_round", "last_round"),
-    *("participations", "rounds_since_use", "sharer_rounds"),
-    *(*POPULATION, *PRIVACY, *RECORD_PRIVACY, *PUBLISHED, *ASKED, *AGAINST),
-)
 DESCRIBED = "quantities"  # of a table's attributes: the descriptions of a user's own measures in it
 
 

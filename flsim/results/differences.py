@@ -55,7 +55,6 @@ from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_f
 from flsim.measures.utility import PERPLEXITY
 from flsim.results.ceiling import is_at_ceiling
 from flsim.results.columns import described
-from flsim.results.formats import rounds_text
 from flsim.results.pairs import (
     WINDOW,
     PairedCanaries,
@@ -71,7 +70,7 @@ from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.seeds import sample
 from flsim.results.store import RunResults, refuse_two_points
 from flsim.results.sweeps import WORLD, Sweep, SweepRun
-from flsim.results.tables import copies, memorization_table, user_share
+from flsim.results.tables import copies, memorization_table, rounds_text, user_share
 
 END, LIKE = "end", "equal perplexity"
 ALL = "all"

@@ -27,11 +27,11 @@ from flsim.base.errors import InputError
 from flsim.base.files import digest
 from flsim.data.corpus import Split
 from flsim.measures.utility import PERPLEXITY
-from flsim.results.formats import note
-from flsim.results.layout import Column, markdown
 from flsim.results.run_file import is_run
 from flsim.results.store import read_run
 from flsim.runs.config import Config, toml
+from flsim.show.formats import note
+from flsim.show.layout import Column, markdown
 from flsim.sweeps import definition
 from flsim.sweeps.definition import Definition, Planned, Tier, planned_runs
 from flsim.sweeps.folder import CORPUS_SEED

@@ -23,10 +23,11 @@ from flsim.results.canary_table import canary_table
 from flsim.results.differences import compare_runs
 from flsim.results.frames import frames
 from flsim.results.store import read_run
-from flsim.results.trace import to_text, trace
+from flsim.results.trace import trace
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.participation import participation
+from flsim.show.trace import to_text
 from flsim.training.state import State
 
 ROUNDS = 8

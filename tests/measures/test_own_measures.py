@@ -10,23 +10,21 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from helpers import Experiment
+from shown import from_csv, over_seeds, to_markdown
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.measures.built_in import QUANTITIES
-from flsim.results import seeds_table, tables
-from flsim.results.columns import TAKEN, names_of
+from flsim.results import tables
 from flsim.results.differences import Pair, beside, compare_runs, differences, planned
-from flsim.results.differences_table import compare_worlds
-from flsim.results.differences_table import to_markdown as differences_to_markdown
-from flsim.results.formats import to_csv
-from flsim.results.frames import CANARY, RUN, frames
-from flsim.results.plots import draw_rounds
+from flsim.results.frames import frames
 from flsim.results.rows import read_rows
 from flsim.results.store import read_run
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.trackers import tracking
+from flsim.show.differences import compare_worlds, table_of_pairs
+from flsim.show.formats import to_csv
+from flsim.show.plots import draw_rounds
 
 SENTENCE = "Log-perplexity of a canary, per word that is not known."
 WORLDS = ("iid", "non-iid")
@@ -129,7 +127,7 @@ def test_own_measures_are_compared_in_pairs_as_exposure_is(measured: Experiment)
     over_seeds, of_runs = beside(table).iloc[0], beside(compare_runs(iid, other).table).iloc[0]
     for name in ("surprise_difference", "surprise_p"):
         assert over_seeds[name] == of_runs[name]
-    text = " ".join(differences_to_markdown(table, [pair]).split())
+    text = " ".join(table_of_pairs(table, [pair]).markdown().split())
     assert all(part in text for part in ("Surpr., a-b", "US", SENTENCE))
     assert "Surpr., a-b" in compare_worlds([iid, other])
 
@@ -138,12 +136,12 @@ def test_tables_with_own_measures_are_read_back(measured: Experiment) -> None:
     runs = [read_run(measured.folder / world) for world in WORLDS]
     own = list(runs[0].own.values())
     assert [quantity.name for quantity in own] == ["surprise", "unsurprising", "size"]
-    for kind, table in ((tables, tables.memorization_table(runs)), (seeds_table, seeds_table.seeds_table(runs))):
-        again = kind.from_csv(to_csv(table), own)
+    for table in (tables.memorization_table(runs), over_seeds(runs)):
+        again = from_csv(to_csv(table), own)
         pd.testing.assert_frame_equal(again, table)
         path = measured.folder / "table.parquet"
         table.to_parquet(path)
-        assert kind.to_markdown(pd.read_parquet(path)) == kind.to_markdown(table) == kind.to_markdown(again)
+        assert to_markdown(pd.read_parquet(path)) == to_markdown(table) == to_markdown(again)
 
 
 def test_the_content_of_the_file_is_part_of_what_makes_a_run(measured: Experiment) -> None:
@@ -314,9 +312,3 @@ def test_a_number_that_some_canaries_lack_is_listed_and_not_averaged(experiment:
     cells = [line.split()[-1] for line in done.stdout.splitlines()[: 1 + len(run.canaries)]]
     assert cells == ["even", *("-" if index % 2 else "1" for index in range(len(run.canaries)))]
     assert "mean_even" not in tables.memorization_table([read_run(run.path)])
-
-
-def test_no_own_measure_can_take_a_column_of_results() -> None:
-    built_in = {name for quantity in QUANTITIES.values() for name in names_of(quantity)}
-    columns = {*tables.TYPES, *seeds_table.TYPES, *RUN, *CANARY}
-    assert columns <= {*TAKEN} | built_in

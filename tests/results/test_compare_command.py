@@ -12,10 +12,10 @@ import pytest
 from helpers import Flsim
 from results.levels import beside_of, measured
 from scipy import stats
+from shown import read_typed
 
 from flsim.base.statistics import holm, mcnemar_p, sign_flip_p
 from flsim.results.differences import COLUMNS, differences, same_names, twins
-from flsim.results.formats import from_csv
 from flsim.results.sweeps import read_sweep
 
 MakeRun = Callable[..., Path]
@@ -173,7 +173,7 @@ def test_the_text_is_of_80_columns(make_sweep: MakeSweep, flsim: Flsim, label: s
 def test_every_format_has_the_same_table(make_sweep: MakeSweep, flsim: Flsim, tmp_path: Path) -> None:
     table = differences(twins(read_sweep(make_sweep({key: levels[:2] for key, levels in TWO.items()}))))
     csv = flsim("compare", "sweep", "--format", "csv")[1]
-    pd.testing.assert_frame_equal(from_csv(csv, COLUMNS), table)
+    pd.testing.assert_frame_equal(read_typed(csv, COLUMNS), table)
     assert flsim("compare", "sweep", "--format", "parquet", "--out", "table.parquet") == (0, "", "")
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)
     said = json.loads(flsim("compare", "sweep", "--json")[1])

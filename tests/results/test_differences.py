@@ -14,11 +14,12 @@ import pytest
 from helpers import Flsim
 from results.levels import measured
 from scipy import stats
+from shown import over_seeds as by_series
+from shown import read_typed, to_markdown
 
 from flsim.base.errors import InputError
 from flsim.base.statistics import holm
 from flsim.canaries.roster import SCHEMA
-from flsim.results import seeds_table
 from flsim.results.differences import (
     COLUMNS,
     CONFIGURATION,
@@ -29,9 +30,9 @@ from flsim.results.differences import (
     differences,
     planned,
 )
-from flsim.results.differences_table import compare_worlds, runs_to_json, runs_to_markdown, to_markdown, worlds_of
-from flsim.results.formats import from_csv, to_csv
 from flsim.results.store import RunResults, read_run
+from flsim.show.differences import compare_worlds, runs_to_json, runs_to_markdown, table_of_pairs, worlds_of
+from flsim.show.formats import to_csv
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]
@@ -219,7 +220,7 @@ def test_json_and_csv_say_the_same(make_run: MakeRun) -> None:
     said = json.loads(json.dumps(runs_to_json(found), allow_nan=False))
     assert (said["a"]["run"], said["b"]["perplexity"]) == ("a", 66.0)
     assert [row["difference"] for row in said["rows"] if (row["row"], row["test"]) == ("all", "McNemar")] == [2, 2]
-    pd.testing.assert_frame_equal(from_csv(to_csv(found.table), COLUMNS | CONFIGURATION), found.table)
+    pd.testing.assert_frame_equal(read_typed(to_csv(found.table), COLUMNS | CONFIGURATION), found.table)
 
 
 def test_canaries_of_a_number_of_copies(make_run: MakeRun) -> None:
@@ -345,12 +346,12 @@ def test_a_seed_that_diverged_in_one_world_is_dropped_from_both_and_counted(make
     assert (row["seeds"], row["diverged_value_a"], row["diverged_value_b"]) == (2, 0, 1)
     assert row["exposure_difference"] == 1.5
     assert "b-2 (diverged" in row["left_out"]
-    text = to_markdown(frame, pairs)
+    text = table_of_pairs(frame, pairs).markdown()
     assert "|0/1|" in text.replace(" ", "")
     assert "dropped from both" in " ".join(text.split())
-    over = seeds_table.seeds_table([*iid, *wild])
+    over = by_series([*iid, *wild])
     assert over["diverged"].tolist() == [0, 1]
-    lines = seeds_table.to_markdown(over).splitlines()
+    lines = to_markdown(over).splitlines()
     assert [line.split("|")[3].strip() for line in (lines[0], *lines[2:4])] == ["Div.", "0", "1"]
 
 
@@ -398,7 +399,7 @@ def test_worlds_are_compared_at_each_value_of_a_setting_that_no_name_has(make_se
         *of_settings(make_series, "Non-IID 0.3", [2, 2], local_learning_rate=0.3),
     ]
     assert of_worlds(runs) == {"S, learning_rate 0.3": 1.5, "S, learning_rate 0.9": 2.5}
-    for setting in seeds_table.seeds_table(runs)["setting"]:
+    for setting in by_series(runs)["setting"]:
         assert setting.removeprefix("Non-").startswith("IID, S, learning_rate")
 
 

@@ -17,10 +17,10 @@ import pytest
 from helpers import Flsim
 from results.levels import beside_of
 from scipy import stats
+from shown import read_typed
 
 from flsim.base.rng import stream
 from flsim.results.differences import COLUMNS, differences, twins
-from flsim.results.formats import from_csv
 from flsim.results.store import RunResults
 from flsim.results.sweeps import read_sweep
 
@@ -201,7 +201,7 @@ def test_text_shows_the_corrected_p(make_sweep: MakeSweep, flsim: Flsim) -> None
 def test_files_have_both_columns(make_sweep: MakeSweep, flsim: Flsim, tmp_path: Path) -> None:
     table = differences(twins(read_sweep(make_sweep({"strong": STRONG, "single": [1.0], "weak": WEAK}))))
     csv = flsim("compare", "sweep", "--format", "csv")[1]
-    pd.testing.assert_frame_equal(from_csv(csv, COLUMNS), table)
+    pd.testing.assert_frame_equal(read_typed(csv, COLUMNS), table)
     corrected = by_hand(p_of(STRONG, WEAK))
     said = json.loads(flsim("compare", "sweep", "--json")[1])["rows"]
     for rows in (said, pd.read_csv(io.StringIO(csv)).to_dict("records")):

@@ -8,18 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from shown import over_seeds, to_latex, to_markdown
 
 from flsim.measures.quantity import Quantity
 from flsim.report.gather import gather
 from flsim.report.page import render
-from flsim.results import seeds_table
 from flsim.results.differences import Pair, beside, differences, planned
-from flsim.results.differences_table import compare_worlds
-from flsim.results.differences_table import to_markdown as differences_to_markdown
-from flsim.results.plots import draw_rounds
 from flsim.results.rows import Row, write_rows
 from flsim.results.store import RunResults, read_run
-from flsim.results.tables import memorization_table, to_latex, to_markdown
+from flsim.results.tables import memorization_table
+from flsim.show.differences import compare_worlds, table_of_pairs
+from flsim.show.plots import draw_rounds
 
 MakeRun = Callable[..., Path]
 CANARIES = [f"c{index:02d}" for index in range(9)]
@@ -50,7 +49,7 @@ def worlds(make_run: MakeRun) -> dict[str, list[RunResults]]:
 
 
 def test_means_and_intervals_are_those_of_numbers_and_counts(worlds: dict[str, list[RunResults]]) -> None:
-    iid, _ = seeds_table.seeds_table([*worlds["iid"], *worlds["non-iid"]]).to_dict("records")
+    iid, _ = over_seeds([*worlds["iid"], *worlds["non-iid"]]).to_dict("records")
     assert iid["mean_nats"] == pytest.approx(np.mean([5, 5.25]))
     assert iid["nats_seeds_low"] < iid["mean_nats"] < iid["nats_seeds_high"]
     assert (iid["seen"], iid["seen_sd"]) == (3.5, pytest.approx(np.std([3, 4], ddof=1)))
@@ -68,7 +67,7 @@ def test_worlds_are_compared_over_seeds(worlds: dict[str, list[RunResults]]) -> 
     assert (row["nats_difference"], row["over"]) == (1.0, "seeds")
     assert (row["seen_value_a"], row["seen_value_b"]) == (3.5, 3.0)
     assert row["seen_p"] == pytest.approx(row["seen_p_holm"])
-    assert "nats, a-b" in differences_to_markdown(frame, [pair])
+    assert "nats, a-b" in table_of_pairs(frame, [pair]).markdown()
     assert "+1.000" in compare_worlds([*worlds["iid"], *worlds["non-iid"]])
 
 

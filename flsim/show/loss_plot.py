@@ -20,10 +20,10 @@ from flsim.base.errors import InputError
 from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.extrapolation import BITS
 from flsim.measures.utility import PERPLEXITY
-from flsim.results.curves import EPOCHS, Curve, Values, averaged, curve, know_epochs, label_of, measured_values
-from flsim.results.figures import COLOURS, ROUNDS, plain, refuse_other_than_figure, write_figure
 from flsim.results.seeds import by_series, wants_means
 from flsim.results.store import RunResults
+from flsim.show.curves import EPOCHS, Curve, Values, averaged, curve, know_epochs, label_of, measured_values
+from flsim.show.figures import COLOURS, ROUNDS, plain, refuse_other_than_figure, write_figure
 
 GREY = "#555555"
 BLUE, RED, GREEN = COLOURS[:3]

@@ -9,11 +9,11 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from flsim.base.errors import InputError
-from flsim.results.curves import averaged, exposure_by_utility, label_of
-from flsim.results.figures import line_style, plain, refuse_other_than_figure, write_figure
-from flsim.results.plots import draw_ceilings, mark_logarithmic
 from flsim.results.seeds import by_series, wants_means
 from flsim.results.store import RunResults
+from flsim.show.curves import averaged, exposure_by_utility, label_of
+from flsim.show.figures import line_style, plain, refuse_other_than_figure, write_figure
+from flsim.show.plots import draw_ceilings, mark_logarithmic
 
 BARS = {
     False: "Bars: 95% intervals of mean exposure over the canaries of a run.",

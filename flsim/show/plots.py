@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.measures.quantity import Quantity, flags, numbers, select_for
 from flsim.results.columns import quantities_of
-from flsim.results.curves import EPOCHS, Curve, averaged, curve, know_epochs, label_of, measured_values
-from flsim.results.figures import ROUNDS, line_style, plain, write_figure
-from flsim.results.figures import refuse_other_than_figure as refuse_other_than_figure
 from flsim.results.seeds import by_series, wants_means
 from flsim.results.store import RunResults
+from flsim.show.curves import EPOCHS, Curve, averaged, curve, know_epochs, label_of, measured_values
+from flsim.show.figures import ROUNDS, line_style, plain, write_figure
+from flsim.show.figures import refuse_other_than_figure as refuse_other_than_figure
 
 CEILING = "#555555"
 BANDS = {

@@ -1,6 +1,5 @@
 """Differences as people read them: pairs of settings, the worlds of a table's rows, and two runs."""
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
@@ -8,19 +7,20 @@ import pandas as pd
 
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first
-from flsim.results import formats, layout
 from flsim.results.ceiling import MANY, WHAT_TO_DO
 from flsim.results.columns import quantities_in
 from flsim.results.differences import ALL, VALUES, Comparison, Pair, beside, column, differences, planned
-from flsim.results.display_columns import text_of_count
 from flsim.results.distinctions import differing, words_of
-from flsim.results.formats import formatted, text_of
-from flsim.results.layout import Column
 from flsim.results.pairs import compared_in
 from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.run_file import WORLDS
 from flsim.results.seeds import by_series
 from flsim.results.store import RunResults
+from flsim.show import formats, layout
+from flsim.show.formats import formatted, text_of
+from flsim.show.layout import Column
+from flsim.show.memorization import text_of_count
+from flsim.show.table import Table, json_rows
 
 STANDARD = panels_first(compared_in([]))
 N = "n: seeds with both."
@@ -90,18 +90,6 @@ def signed(quantity: Quantity) -> str:
     return "+.2f" if quantity.is_standard else f"+{quantity.format[2:-1].lstrip('+')}"
 
 
-def json_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return one mapping per row; None stands for values that are unknown or not finite."""
-    rows = table.astype(object).where(table.notna(), None).to_dict("records")
-    return [
-        {
-            str(name): None if isinstance(value, float) and not math.isfinite(value) else value
-            for name, value in row.items()
-        }
-        for row in rows
-    ]
-
-
 def _both(wide: pd.DataFrame, name: str, template: str, scale: float = 1) -> list[str]:
     """Return a number in a and in b for each row, e.g. ``"27/14"``."""
     pairs = zip(*(column(wide, f"{name}_value_{side}") for side in "ab"), strict=True)
@@ -132,15 +120,10 @@ def quantities_in_pairs(wide: pd.DataFrame) -> list[Quantity]:
 # ----- pairs of settings
 
 
-def to_markdown(frame: pd.DataFrame, pairs: Sequence[Pair], width: int = layout.TERMINAL) -> str:
-    """Return differences, utility, published differences and a legend, in as many tables as `width` takes."""
+def table_of_pairs(frame: pd.DataFrame, pairs: Sequence[Pair]) -> Table:
+    """Return differences, utility and published differences of pairs, with a legend."""
     wide, labels = beside(frame), _labels(pairs)
-    return layout.markdown(*_columns(wide, labels), _legend(wide) + _notes(wide, labels, width), width)
-
-
-def to_latex(frame: pd.DataFrame, pairs: Sequence[Pair]) -> str:
-    """Return the columns of `to_markdown` as tabulars, ready to paste; they need the package booktabs."""
-    return layout.latex(*_columns(beside(frame), _labels(pairs)))
+    return Table(frame, *_columns(wide, labels), _legend(wide) + _notes(wide, labels))
 
 
 def _labels(pairs: Sequence[Pair]) -> list[str]:
@@ -228,7 +211,7 @@ def _legend(wide: pd.DataFrame) -> str:
     return text + (formats.note(EPOCHS.format(*epochs)) if len(epochs) == 1 else "")
 
 
-def _notes(wide: pd.DataFrame, labels: list[str], width: int) -> str:
+def _notes(wide: pd.DataFrame, labels: list[str]) -> str:
     """Return notes on rows that could mislead: other lengths of training, and runs that are left out."""
     lines = list[str]()
     for label, a, b in zip(labels, *(column(wide, f"epochs_value_{side}") for side in "ab"), strict=True):
@@ -241,7 +224,7 @@ def _notes(wide: pd.DataFrame, labels: list[str], width: int) -> str:
     whys = column(wide, "like_left_out").where(like.isna())
     unlike = "; ".join(f"{label}: {why}" for label, why in _known(labels, whys))
     lines += [f"Not compared at equal perplexity: {unlike}."] if unlike else []
-    return "".join(formats.note(line, width) for line in lines)
+    return "".join(map(formats.note, lines))
 
 
 def _known(labels: Sequence[str], whys: "pd.Series[Any]") -> list[tuple[str, str]]:
@@ -255,7 +238,7 @@ def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: 
     """Return the differences of series whose settings differ only in the world; empty if there are none.
 
     Raises:
-        InputError: as for `flsim.results.seeds_table.seeds_table`.
+        InputError: as for `flsim.results.tables.memorization_table`.
     """
     pairs, several = worlds_of(runs)
     why = "several rows have this setting, so it is not compared; show fewer runs"
@@ -263,7 +246,7 @@ def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: 
     if pairs:
         frame = differences(pairs, round, epoch)
         text += formats.note("IID (a) less Non-IID (b), each seed of one less that of the other:") + "\n"
-        text += to_markdown(frame, pairs)
+        text += table_of_pairs(frame, pairs).markdown()
     return text
 
 

@@ -13,8 +13,8 @@ from flsim.base.statistics import t_interval
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity
 from flsim.measures.utility import PERPLEXITY
-from flsim.results.figures import plain
 from flsim.results.store import RunResults
+from flsim.show.figures import plain
 
 EPOCHS = "epochs: records read / records there are"
 NEAR = 0.25  # of the distance between the two evaluations before
