@@ -32,9 +32,8 @@ from flsim.measures.extrapolation import EXTRAPOLATION
 from flsim.measures.measure import Measure
 from flsim.measures.path import PATH
 from flsim.measures.space import SPACE
-from flsim.results.paths import expanded
 from flsim.results.store import RunResults
-from flsim.results.sweeps import read_shown
+from flsim.results.sweeps import expanded, read_shown
 from flsim.show.figures import line_style, plain, refuse_other_than_figure, write_figure
 
 # Columns, named as the metrics that they hold.

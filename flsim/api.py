@@ -29,10 +29,9 @@ from flsim.models.language_model import LanguageModel
 from flsim.privacy.mechanism import PrivacyHParams as Privacy
 from flsim.privacy.update_canaries import AuditHParams as CanaryUsers
 from flsim.results.frames import frames
-from flsim.results.paths import expanded
 from flsim.results.rows import frame
 from flsim.results.store import read_run
-from flsim.results.sweeps import read_shown
+from flsim.results.sweeps import expanded, read_shown
 from flsim.results.tables import memorization_table
 from flsim.runs import arms
 from flsim.runs.config import Config, load

@@ -162,16 +162,6 @@ def mcnemar_p(only_a: int, only_b: int) -> float:
     return float(scipy.stats.binomtest(only_a, discordant).pvalue) if discordant else 1.0
 
 
-def discordant_interval(only_a: int, only_b: int, confidence: float = 0.95) -> tuple[float, float]:
-    """Return the exact interval of the probability that a discordant canary is a's: Clopper and Pearson (1934).
-
-    The interval is conditional on the number of discordant pairs, so it leaves out one half exactly if `mcnemar_p` is
-    below 1 - confidence. The odds of its ends are an exact interval of the conditional odds ratio (Breslow and Day,
-    1980, 5.2). It is (0, 1) if there are no discordant pairs.
-    """
-    return share_interval(only_a, only_a + only_b, confidence)
-
-
 def sign_flip_p(differences: Sequence[int]) -> float:
     """Return the exact two-sided p-value that each of [n] whole differences was as likely to have the other sign.
 

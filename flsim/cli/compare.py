@@ -69,9 +69,8 @@ def _compared(
     """Return a comparison as a data frame, as text in each format, and as a JSON object."""
     from flsim.membership import side_by_side
     from flsim.results.differences import compare_runs, differences, same_names, twins
-    from flsim.results.paths import expanded
     from flsim.results.store import read_run
-    from flsim.results.sweeps import is_sweep, read_sweep, tuned_notes
+    from flsim.results.sweeps import expanded, is_sweep, read_sweep, tuned_notes
     from flsim.show import formats
     from flsim.show.differences import runs_to_json, runs_to_latex, runs_to_markdown, table_of_pairs
     from flsim.show.table import json_rows

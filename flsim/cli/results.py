@@ -107,8 +107,7 @@ def table(
     from flsim.base.files import named_file
     from flsim.base.progress import say
     from flsim.results.against_published import against as marked
-    from flsim.results.paths import expanded
-    from flsim.results.sweeps import published_of, read_shown, tuned_notes
+    from flsim.results.sweeps import expanded, published_of, read_shown, tuned_notes
     from flsim.results.tables import memorization_table
     from flsim.show import formats
     from flsim.show.differences import compare_worlds
@@ -185,8 +184,7 @@ def plot(
     Where a setting has two or more seeds, a line is their mean, and bands are 95% intervals over seeds. Otherwise a
     line is a run, and the band of mean exposure is a 95% interval over canaries.
     """
-    from flsim.results.paths import expanded
-    from flsim.results.sweeps import read_shown
+    from flsim.results.sweeps import expanded, read_shown
     from flsim.show.figures import refuse_other_than_figure
 
     refuse_other_than_figure(out)
@@ -194,12 +192,12 @@ def plot(
     results = list(read.values())
     if kind is Kind.loss:
         from flsim.runs import roundlog
-        from flsim.show.loss_plot import plot_losses
+        from flsim.show.plots import plot_losses
 
         losses = {run: roundlog.mean_losses(roundlog.read(folder), run.evaluated) for folder, run in read.items()}
         plot_losses(results, losses, out, over_seeds)
     elif kind is Kind.utility:
-        from flsim.show.utility_plot import plot_against_utility
+        from flsim.show.plots import plot_against_utility
 
         plot_against_utility(results, out, over_seeds)
     else:

@@ -27,8 +27,8 @@ from flsim.forgetting.times import (
     p_after_window,
     reached,
 )
-from flsim.results.paths import expanded
 from flsim.results.seeds import named_apart
+from flsim.results.sweeps import expanded
 from flsim.runs.participation import participation
 
 ALPHA = 0.6

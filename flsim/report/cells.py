@@ -19,8 +19,7 @@ from flsim.results.columns import (
     prefix_of,
     quantities_in,
 )
-from flsim.results.published import BESIDE, FORMS, PREFIX, ROW_OF_QUESTION, has_counts
-from flsim.results.question import ASKED
+from flsim.results.published import ASKED, BESIDE, FORMS, PREFIX, ROW_OF_QUESTION, has_counts
 from flsim.show.memorization import text_of_count
 
 Form = tuple[str, str, float]  # heading, format ("count" of memorized canaries, or "canaries") and factor

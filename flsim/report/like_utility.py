@@ -14,8 +14,8 @@ from flsim.report.gather import Gathered, Setting
 from flsim.report.svg import STYLES, Axis, Panel, spanning
 from flsim.report.worlds import both
 from flsim.results.pairs import LikeUtility, left_out_text, like_utility
-from flsim.show.curves import exposure_by_utility
 from flsim.show.differences import signed
+from flsim.show.plots import exposure_by_utility
 
 CAPTION = (
     "Mean exposure against perplexity on test text, from one evaluation to the next; both axes are means over seeds. "

@@ -8,7 +8,7 @@
                     where the paper does not tell both apart by more than chance
 
 *Size* is compared only where both shares answer the same question: with as many references, known words and words of a
-canary (`flsim.results.question`). Otherwise METRIC_size is blank. It is compared with Thakkar et al. (2020) alone, who
+canary (`flsim.results.published`). Otherwise METRIC_size is blank. It is compared with Thakkar et al. (2020) alone, who
 count canaries as this platform does. The secrets, spaces and models of Carlini et al. (2019) are different, so bits and
 shares of extracted secrets are compared only in direction.
 
@@ -29,7 +29,7 @@ import scipy
 from numpy.typing import NDArray
 
 from flsim.base.statistics import differ_by_more_than_chance
-from flsim.results.question import differences, is_alike
+from flsim.results.published import differences, is_alike
 
 COUNTED = ("rs", "bs")
 # Extracted secrets are held against Beam Search, which searches for the likeliest continuation as their extraction

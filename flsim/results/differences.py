@@ -300,7 +300,7 @@ def of_flags(a: NDArray[np.bool_], b: NDArray[np.bool_], name: str) -> list[Row]
     """Return the rows of a flag of the same canaries [n] in two runs, and of the canaries that only one memorized."""
     only_a, only_b = int((a & ~b).sum()), int((~a & b).sum())
     discordant = only_a + only_b
-    low, high = share_interval(only_a, discordant)
+    low, high = share_interval(only_a, discordant)  # leaves out one half exactly if McNemar's p is below 5%
     row = {"over": "canaries"}
     return [
         row | _two(name, int(a.sum()), int(b.sum())) | {"n": len(a), "p": mcnemar_p(only_a, only_b), "test": "McNemar"},

@@ -23,7 +23,6 @@ class PairedCanaries:
     """The values of the same canaries in two runs.
 
     Attributes:
-        round_a, round_b: the evaluated rounds.
         canaries: a row per canary that was planted in either run, indexed by its id, with p_u, p_e and copies (the
             planned number, if p_u is not set), first_round and last_round if canaries have windows, and NAME_a and
             NAME_b of each compared quantity that was measured.
@@ -32,8 +31,6 @@ class PairedCanaries:
         references: |R| of both.
     """
 
-    round_a: int
-    round_b: int
     canaries: pd.DataFrame
     never_planted: int
     quantities: Sequence[Quantity]
@@ -89,7 +86,7 @@ def paired_canaries(
             f"runs {a.name} and {b.name}: {int(planted.sum())} of {len(canaries)} canaries were planted, and fewer "
             f"than two have no spread; plant more, e.g. with a larger canaries.p_u"
         )
-    return PairedCanaries(round_a, round_b, canaries[planted], int((~planted).sum()), in_both, references[0])
+    return PairedCanaries(canaries[planted], int((~planted).sum()), in_both, references[0])
 
 
 def _windowed(a: RunResults, b: RunResults) -> pd.DataFrame:

@@ -91,8 +91,7 @@ from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_f
 from flsim.results import columns
 from flsim.results.against_published import AGAINST
 from flsim.results.distinctions import distinctions
-from flsim.results.published import PUBLISHED, cells_of
-from flsim.results.question import ASKED, asked
+from flsim.results.published import ASKED, PUBLISHED, asked, cells_of
 from flsim.results.seeds import Sample, by_series, sample, spread
 from flsim.results.store import RunResults, refuse_two_points
 

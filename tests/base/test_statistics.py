@@ -22,7 +22,6 @@ from flsim.base.statistics import (
     at_least,
     differ_by_more_than_chance,
     difference_interval,
-    discordant_interval,
     holm,
     log_rank_p,
     lower_bound,
@@ -135,7 +134,7 @@ def test_mcnemar_holds_where_some_canaries_are_easier_than_others() -> None:
 @pytest.mark.parametrize("discordant", [0, 1, 5, 13, 40])
 def test_the_interval_of_the_discordant_always_covers(discordant: int) -> None:
     """Exactly, for a grid of true shares: at least 95% of outcomes have an interval with the truth in it."""
-    intervals = np.array([discordant_interval(a, discordant - a) for a in range(discordant + 1)])
+    intervals = np.array([share_interval(a, discordant) for a in range(discordant + 1)])
     for share in np.linspace(0, 1, 101):
         covers = (intervals[:, 0] <= share) & (share <= intervals[:, 1])
         assert stats.binom.pmf(np.flatnonzero(covers), discordant, share).sum() >= 0.95 - 1e-12
@@ -143,7 +142,7 @@ def test_the_interval_of_the_discordant_always_covers(discordant: int) -> None:
 
 def test_the_interval_of_the_discordant_and_mcnemar_agree() -> None:
     for only_a, only_b in product(range(13), repeat=2):
-        low, high = discordant_interval(only_a, only_b)
+        low, high = share_interval(only_a, only_a + only_b)
         assert (mcnemar_p(only_a, only_b) < 0.05) == (not low <= 0.5 <= high)
 
 

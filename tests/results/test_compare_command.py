@@ -223,12 +223,6 @@ def test_what_does_not_compare_is_one_line(make_sweep: MakeSweep, flsim: Flsim) 
         assert said.count("\n") == 1
 
 
-def test_help_has_examples(flsim: Flsim) -> None:
-    code, shown, _ = flsim("compare", "--help")
-    assert code == 0
-    assert "flsim compare runs/table1-smoke" in shown
-
-
 def test_equal_differences_of_counts_have_no_interval(make_sweep: MakeSweep) -> None:
     """Three seeds, each two canaries more: whole numbers are often equal, which does not make them certain."""
     levels: Levels = {("fedavg", "iid"): [2.0, 2.0, 2.0], ("fedavg", "non-iid"): [1.0, 1.0, 1.0]}
@@ -278,30 +272,3 @@ def test_no_ceiling_is_spoken_of_where_canaries_are_below_it(make_sweep: MakeSwe
         code, out, err = flsim(*command)
         assert code == 0, err
         assert "eil" not in out
-
-
-def test_a_sweep_is_also_compared_at_equal_perplexity(flsim: Flsim, make_sweep: MakeSweep) -> None:
-    """Perplexity is 60 less the bits of canary 0, so that at equal perplexity exposures are equal.
-
-    In the other row a run's first evaluation is below the perplexity that its twin ends with.
-    """
-    make_sweep(
-        {
-            ("fedavg", "iid"): [2.0, 2.5],
-            ("fedavg", "non-iid"): [1.0, 1.5],
-            ("central", "iid"): [5.0, 5.0],
-            ("central", "non-iid"): [1.0, 1.0],
-        }
-    )
-    table = beside_of(twins(read_sweep(Path("sweep"))))
-    assert table["exposure_difference"].tolist() == [1, 4]
-    assert table["like_exposure_difference"].iloc[0] == pytest.approx(0, abs=1e-9)
-    assert pd.isna(table["like_exposure_difference"].iloc[1])
-    _, text, _ = flsim("compare", "sweep")
-    assert "Like perp." in text
-    assert (
-        "Not compared at equal perplexity: central, b_u=40: no seed can be compared; seed 0: run central-iid-seed0: "
-        "its first evaluation is below" in (" ".join(text.split()))
-    )
-    assert max(map(len, text.splitlines())) <= 80
-    assert "+0.00" in text

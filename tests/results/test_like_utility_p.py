@@ -4,7 +4,6 @@ Runs are simulated: their exposure is a function of their cross-entropy, less a 
 that the difference at equal perplexity is that effect. IID runs are trained further, so that at the end it is larger.
 """
 
-import io
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,10 +16,8 @@ import pytest
 from helpers import Flsim
 from results.levels import beside_of
 from scipy import stats
-from shown import read_typed
 
-from flsim.base.rng import stream
-from flsim.results.differences import COLUMNS, differences, twins
+from flsim.results.differences import twins
 from flsim.results.store import RunResults
 from flsim.results.sweeps import read_sweep
 
@@ -149,24 +146,10 @@ def test_a_row_without_one_seed_is_compared_and_names_it(make_sweep: MakeSweep, 
         assert f"At equal perplexity, weak, b_u=40: {why}" in " ".join(text.split())
         assert "ot compared" not in text
         assert max(map(len, text.splitlines())) <= 80
-    assert flsim("report", "sweep", "--out", "report.html")[0] == 0
-    page = (tmp_path / "report.html").read_text()
-    assert f"{why}, at 33.12" in page
-    assert "There, 1 of 10 pairs of runs cannot be compared." in page
 
 
 def _without_first(run: RunResults, number: int) -> RunResults:
     return replace(run, rows=run.rows[run.rows["round"] > 10 * number])
-
-
-def test_effects_are_told_from_none(make_sweep: MakeSweep) -> None:
-    """Six settings over five seeds, drawn with a deviation of 0.4 bits: three have an effect of 2 bits."""
-    drawn = stream(0, "rows at equal perplexity").normal([[2.0]] * 3 + [[0.0]] * 3, 0.4, (6, 5)).tolist()
-    table = beside_of(twins(read_sweep(make_sweep({f"grid{row}": effects for row, effects in enumerate(drawn)}))))
-    p = p_of(*drawn)
-    assert table["like_exposure_p"].tolist() == pytest.approx(p, rel=1e-6)
-    assert table["like_exposure_p_holm"].tolist() == pytest.approx(by_hand(p), rel=1e-6)
-    assert table["like_exposure_p_holm"].lt(0.05).tolist() == [True] * 3 + [False] * 3
 
 
 def cells_of(text: str, heading: str) -> dict[str, list[str]]:
@@ -196,27 +179,3 @@ def test_text_shows_the_corrected_p(make_sweep: MakeSweep, flsim: Flsim) -> None
     assert code == 0, err
     assert max(map(len, text.splitlines())) <= 80
     assert cells_of(text, "Like perp.") == {label: list(cells) for label, cells in expected}
-
-
-def test_files_have_both_columns(make_sweep: MakeSweep, flsim: Flsim, tmp_path: Path) -> None:
-    table = differences(twins(read_sweep(make_sweep({"strong": STRONG, "single": [1.0], "weak": WEAK}))))
-    csv = flsim("compare", "sweep", "--format", "csv")[1]
-    pd.testing.assert_frame_equal(read_typed(csv, COLUMNS), table)
-    corrected = by_hand(p_of(STRONG, WEAK))
-    said = json.loads(flsim("compare", "sweep", "--json")[1])["rows"]
-    for rows in (said, pd.read_csv(io.StringIO(csv)).to_dict("records")):
-        like = [row["p_holm"] for row in rows if (row["at"], row["quantity"]) == ("equal perplexity", "exposure")]
-        assert like[::2] == pytest.approx(corrected)
-        assert pd.isna(like[1])
-    assert flsim("compare", "sweep", "--format", "parquet", "--out", "table.parquet") == (0, "", "")
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)
-    assert f"{corrected[1]:.3f}" in flsim("compare", "sweep", "--format", "latex")[1]
-
-
-def test_a_report_has_the_corrected_p_in_brackets(make_sweep: MakeSweep, flsim: Flsim, tmp_path: Path) -> None:
-    make_sweep({**FOUR, "single": [1.0]})
-    assert flsim("report", "sweep", "--out", "report.html")[0] == 0
-    page = (tmp_path / "report.html").read_text()
-    for p, corrected in zip(p_of(*FOUR.values()), by_hand(p_of(*FOUR.values())), strict=True):
-        assert f"{p:.2g} <small>({corrected:.2g})</small>".replace("e-0", "e−0") in page
-    assert "Exposure differs there by more than chance in 1 of 4 settings with several seeds" in page

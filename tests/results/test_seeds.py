@@ -10,21 +10,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
 from shown import from_csv, over_seeds, to_latex, to_markdown
 
 from flsim.base.errors import InputError
-from flsim.base.rng import stream
-from flsim.results import tables
-from flsim.results.seeds import by_series, named_apart, sample, spread
+from flsim.results.seeds import by_series, named_apart, sample
 from flsim.results.store import RunResults, read_run
 from flsim.show import formats
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]
-SIMULATIONS = 2_000
 
 
 def test_the_figures_are_those_of_the_seeds(make_series: MakeSeries) -> None:
@@ -202,60 +197,3 @@ def test_different_epochs_have_a_column(make_series: MakeSeries) -> None:
     [head] = [index for index, line in enumerate(lines) if "Epochs|" in line]
     place = lines[head].split("|").index("Epochs")
     assert [line.split("|")[place].strip() for line in lines[head + 2 : head + 5]] == ["10", "10", "20"]
-
-
-NUMBER = st.floats(allow_nan=False) | st.none()
-TEXT = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "), min_size=1).filter(str.strip)
-KINDS = {"string": TEXT | st.none(), "Int64": st.integers(0, 2**53) | st.none(), "Float64": NUMBER}
-
-
-@st.composite
-def frames(draw: st.DrawFn) -> pd.DataFrame:
-    more = draw(st.sets(st.sampled_from(sorted({*tables.types("series")} - {*tables.SERIES})), max_size=9))
-    types = {name: kind for name, kind in tables.types("series").items() if name in tables.SERIES or name in more}
-    values = st.fixed_dictionaries({name: KINDS[kind] for name, kind in types.items()})
-    return pd.DataFrame(draw(st.lists(values, min_size=1, max_size=4)), columns=list(types)).astype(types)
-
-
-@settings(max_examples=50)  # the machine's load is not the test's matter
-@given(frames())
-def test_csv_reads_back_to_the_same_table(table: pd.DataFrame) -> None:
-    assert_frame_equal(from_csv(formats.to_csv(table)), table, check_exact=True)
-
-
-def test_parquet_reads_back_to_the_same_table(make_series: MakeSeries, tmp_path: Path) -> None:
-    table = over_seeds(make_series([1, 2]))
-    formats.write_parquet(table, tmp_path / "table.parquet")
-    assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table, check_exact=True)
-
-
-def coverage(name: str, between_seeds: float, seeds: int) -> tuple[float, float]:
-    """How often both intervals hold the true mean, 8 bits; canaries of a model share its seed's deviation."""
-    found = []
-    for index in range(SIMULATIONS):
-        rng = stream(0, name, seeds, index)
-        values = spread([8 + rng.normal(0, between_seeds) + rng.normal(0, 2.5, 48) for _ in range(seeds)])
-        found.append([low <= 8 <= high for low, high in (values.over_seeds, values.over_canaries)])
-    over_seeds, over_canaries = np.mean(found, axis=0)
-    return float(over_seeds), float(over_canaries)
-
-
-ERROR = 3.5 * math.sqrt(0.95 * 0.05 / SIMULATIONS)  # 1.7%; odds of a false alarm under another seed 1 in 2,000
-
-
-@pytest.mark.parametrize("seeds", [2, 5])
-def test_the_interval_over_seeds_covers_and_the_one_over_canaries_does_not(seeds: int) -> None:
-    """Seeds deviate by 0.5 bits.
-
-    Of one seed the mean's variance is 2.5^2 / 48 + 0.5^2 = 0.38; pooling takes it for (2.5^2 + 0.5^2) / 48 = 0.14, so
-    1.96 of what it takes for standard deviations are 1.17 of them, which hold 76%.
-    """
-    over_seeds, over_canaries = coverage("coverage", 0.5, seeds)
-    assert abs(over_seeds - 0.95) < ERROR
-    assert over_canaries < 0.82
-
-
-def test_both_intervals_cover_where_canaries_are_independent() -> None:
-    over_seeds, over_canaries = coverage("independent", 0.0, 5)
-    assert abs(over_seeds - 0.95) < ERROR
-    assert abs(over_canaries - 0.95) < ERROR
