@@ -40,7 +40,7 @@ class Effect:
         low, high: 95% interval of their mean, from Student's t over seeds; NaN below two.
         perplexities: mean perplexities at a and at b; NaN if not measured.
         at_ceiling: shares of the canaries that have the largest possible exposure, at a and at b.
-        alike: the same differences where both models first predict equally well (`flsim.results.like_utility`), for
+        alike: the same differences where both models first predict equally well (`flsim.results.pairs`), for
             each seed that has such a point in every pair.
         unlike: why a seed has none in some pair, by seed.
         alike_low, alike_high: 95% interval of their mean over seeds.
