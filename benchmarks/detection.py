@@ -14,8 +14,8 @@ from typing import Any
 
 import flsim
 from benchmarks import broken
-from flsim.audits.intervals import lower, upper
 from flsim.base.progress import progress
+from flsim.base.statistics import share_interval
 from flsim.models.language_model import Params
 from flsim.simulation import Planted
 from flsim.training import update
@@ -136,8 +136,9 @@ def describe(measured: Mapping[str, Any]) -> str:
     lines = [f"| mechanism | {' | '.join(METHODS)} |", f"|---|{'---:|' * len(METHODS)}"]
     for name, refutations in measured["mechanisms"].items():
         cells = [
-            f"{count} ({100 * lower(count, repetitions, 0.025):.0f}-{100 * upper(count, repetitions, 0.025):.0f}%)"
+            f"{count} ({100 * low:.0f}-{100 * high:.0f}%)"
             for count in refutations.values()
+            for low, high in [share_interval(count, repetitions)]
         ]
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines)

@@ -18,7 +18,7 @@ from experiments.theory.k_means import KMeansExperiment
 from experiments.theory.mean_estimation import MeanEstimation
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.results.figures import COLOURS, line_style, write_figure
+from flsim.show.figures import COLOURS, line_style, write_figure
 
 CHANCE: dict[str, Any] = {"color": "#555555", "linestyle": (0, (1, 2)), "linewidth": 1, "zorder": 1}
 LATER = 30  # rounds that curves of federated means are drawn over

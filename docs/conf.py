@@ -18,7 +18,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 # export have no page to link to.
 myst_heading_anchors = 4
 nitpicky = True
-nitpick_ignore_regex = [("py:.*", r"(collections|pandas|pathlib|torch|flsim\.\w+)\..+|'.+'|Interrupted|RunsCompared")]
+nitpick_ignore_regex = [("py:.*", r"(collections|pandas|pathlib|torch|flsim\.\w+)\..+|'.+'|Interrupted|Comparison")]
 
 smartquotes_action = "D"  # dashes only: quotes stand around values, which readers copy
 default_role = "literal"  # docstrings put code between single backticks

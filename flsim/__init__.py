@@ -4,7 +4,8 @@ dump -> records -> vocabulary -> balanced users -> shards            flsim.data
 shards + canary spec -> planted overlay + roster -> IID twin         flsim.canaries
 each round: cohort -> local SGD per user -> sum -> server step       flsim.training, algorithms; clients, server
 checkpoint -> RS, BS, exposure, utility -> rows                      flsim.memorization, evaluation
-rows -> tables, plots                                                flsim.results
+rows -> tables, differences                                          flsim.results
+        -> text, figures                                             flsim.show
 
 The names below are public, and docs/python.md shows examples. Each name is loaded when it is first used.
 """

@@ -29,10 +29,9 @@ from flsim.models.language_model import LanguageModel
 from flsim.privacy.mechanism import PrivacyHParams as Privacy
 from flsim.privacy.update_canaries import AuditHParams as CanaryUsers
 from flsim.results.frames import frames
-from flsim.results.paths import expanded
 from flsim.results.rows import frame
 from flsim.results.store import read_run
-from flsim.results.sweeps import read_shown
+from flsim.results.sweeps import expanded, read_shown
 from flsim.results.tables import memorization_table
 from flsim.runs import arms
 from flsim.runs.config import Config, load
@@ -47,7 +46,7 @@ from flsim.training.hparams import LocalHParams as LocalSGD
 from flsim.training.state import State
 
 if TYPE_CHECKING:
-    from flsim.results.compare_runs import RunsCompared
+    from flsim.results.differences import Comparison
 
 __all__ = [
     "Canaries",
@@ -305,7 +304,7 @@ def plot(*runs: Path | str, out: Path | str, over_seeds: bool | None = None) -> 
     Examples:
         >>> flsim.plot("runs/iid", "runs/non-iid", out="rounds.svg")           # doctest: +SKIP
     """
-    from flsim.results.plots import plot_rounds  # matplotlib, which nothing else here needs
+    from flsim.show.plots import plot_rounds  # matplotlib, which nothing else here needs
 
     plot_rounds(list(read_shown(expanded(runs)).values()), Path(out), over_seeds)
 
@@ -328,7 +327,7 @@ def write_report(*runs: Path | str, out: Path | str) -> None:
     write_page(expanded(runs), Path(out))
 
 
-def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float | None = None) -> "RunsCompared":
+def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float | None = None) -> "Comparison":
     """Compare two runs over the same canaries, with tests over the canaries.
 
     Args:
@@ -343,6 +342,6 @@ def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float
     Examples:
         >>> flsim.compare("runs/iid", "runs/non-iid")                          # doctest: +SKIP
     """
-    from flsim.results.compare_runs import compare_runs  # scipy
+    from flsim.results.differences import compare_runs  # scipy
 
     return compare_runs(read_run(Path(a)), read_run(Path(b)), round, epoch)

@@ -13,6 +13,7 @@ import torch
 from dumps import folder_bytes, write_jsonl
 from helpers import TINY, Flsim
 from helpers import rows as rows_of
+from shown import from_csv, over_seeds, to_latex, to_markdown
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
@@ -29,12 +30,12 @@ from flsim.data.records import Records
 from flsim.data.stores import fetched
 from flsim.defences.deduplication import DeduplicationHParams, deduplicate
 from flsim.report.page import write_report
-from flsim.results import seeds_table
 from flsim.results.store import read_run
-from flsim.results.tables import from_csv, memorization_table, to_csv, to_latex, to_markdown
+from flsim.results.tables import memorization_table
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
+from flsim.show.formats import to_csv
 
 SHARE, WORDS_PER_USER, RECORD_WORDS, VOCABULARY = 0.25, 60, 8, 34
 SETTINGS = ImportHParams(VOCABULARY, RECORD_WORDS, WORDS_PER_USER, heldout=SHARE, test=SHARE)
@@ -173,7 +174,7 @@ def test_results_say_whose_text_it_is(imported: Imported, tmp_path: Path) -> Non
 
     table = memorization_table(results[:1])
     assert table["whole_test_users"].tolist() == [authors]
-    for written in (to_markdown(table), to_latex(table), seeds_table.to_markdown(seeds_table.seeds_table(results[:1]))):
+    for written in (to_markdown(table), to_latex(table), to_markdown(over_seeds(results[:1]))):
         assert f"Test text: of {authors} whole test authors." in text(written)
     assert from_csv(to_csv(table)).equals(table)
     both = text(to_markdown(memorization_table(results)))

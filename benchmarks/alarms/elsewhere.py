@@ -15,8 +15,8 @@ from scipy.special import ndtri
 from benchmarks.alarms.cases import Counts, Flags, judged, tossed
 from benchmarks.alarms.ours import ALIKE, FEW, hits_among_shared_references
 from flsim.audits import coins, guesses, thresholds, trade_off
-from flsim.audits.intervals import upper
 from flsim.base.rng import stream
+from flsim.base.statistics import upper_bound
 
 CANARIES = 1_000
 DELTA = 1e-5
@@ -121,7 +121,7 @@ def best_threshold(rng: np.random.Generator, simulations: int) -> Both:
     rates = np.where((missed > 0) & (alarms > 0), _odds(missed / models, alarms / models, delta), 0)
     best = rates.argmax(axis=1)[:, None]
     # Two-sided intervals at 95%, so that both upper ends together hold with 95%.
-    highest = np.array([upper(count, models, 0.025) for count in range(models + 1)])
+    highest = np.array([upper_bound(count, models, 0.025) for count in range(models + 1)])
     at_best = [highest[np.take_along_axis(counts, best, axis=1)[:, 0]] for counts in (missed, alarms)]
     above = (scores > 0).sum(axis=2).tolist()  # at a threshold that was fixed before
     ours = [thresholds.epsilon_of_threshold(hits, models, others, models, delta) > 0 for hits, others in above]
@@ -174,7 +174,7 @@ def _absolute_mu(hits: Counts, alarms: Counts, part: float) -> bool:
     """Return whether |mu| at the upper ends is above zero: a forward bound below zero is taken for a backward one."""
     members, others = int(hits.max()), int(alarms.max())
     rates = [
-        (upper(alarm, others, part / 2), upper(members - hit, members, part / 2))
+        (upper_bound(alarm, others, part / 2), upper_bound(members - hit, members, part / 2))
         for hit, alarm in zip(hits.tolist(), alarms.tolist(), strict=True)
     ]
     usable = [pair for pair in rates if max(pair) < 1 - DELTA]

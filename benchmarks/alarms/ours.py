@@ -12,10 +12,11 @@ from scipy.optimize import brentq
 from scipy.special import expit, ndtr
 
 from benchmarks.alarms.cases import Case, Counts, Flags, Simulate, judged, tossed
-from flsim.audits import coins, guesses, intervals, ranks, thresholds, trade_off
+from flsim.audits import coins, guesses, ranks, thresholds, trade_off
 from flsim.audits.canary_users import delta_of_cosines
 from flsim.audits.claim import Claim
 from flsim.base.rng import stream
+from flsim.base.statistics import lower_bound, upper_bound
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.update_canaries import AuditHParams, cosines
 from flsim.training.update import with_canaries
@@ -244,7 +245,7 @@ def upper_ends(probability: float, trials: int) -> Simulate:
 
     def exceeds(rng: np.random.Generator, simulations: int) -> Flags:
         successes = rng.binomial(trials, probability, simulations)
-        return judged(successes, lambda count: intervals.upper(count, trials, 0.05) < probability)
+        return judged(successes, lambda count: upper_bound(count, trials, 0.05) < probability)
 
     return exceeds
 
@@ -254,7 +255,7 @@ def lower_ends(probability: float, trials: int) -> Simulate:
 
     def exceeds(rng: np.random.Generator, simulations: int) -> Flags:
         successes = rng.binomial(trials, probability, simulations)
-        return judged(successes, lambda count: intervals.lower(count, trials, 0.05) > probability)
+        return judged(successes, lambda count: lower_bound(count, trials, 0.05) > probability)
 
     return exceeds
 
@@ -306,8 +307,8 @@ def _our_bounds() -> Iterator[Case]:
         yield Case("thresholds.epsilon_of_threshold", f"epsilon {epsilon:g}, 1,000 models", simulate)
     for probability, trials in ((0.01, 500), (0.3, 48)):
         truth = f"probability {probability:g}, {trials} trials"
-        yield Case("intervals.upper", truth, upper_ends(probability, trials))
-        yield Case("intervals.lower", truth, lower_ends(probability, trials))
+        yield Case("upper_bound", truth, upper_ends(probability, trials))
+        yield Case("lower_bound", truth, lower_ends(probability, trials))
     yield Case("ranks.p_values", "p at most 5%, scores of noise", small_p_values)
 
 

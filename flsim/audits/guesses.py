@@ -24,7 +24,7 @@ from collections.abc import Sequence
 import numpy as np
 import scipy
 
-from flsim.audits.intervals import at_least
+from flsim.base.statistics import at_least
 
 SIGNIFICANCE = 0.05
 OF_SHARES = 0.01  # part of the significance that the bound of the shares takes

@@ -8,8 +8,8 @@ import pandas as pd
 
 from flsim.audits.claim import Claim
 from flsim.audits.subject import Subject
-from flsim.results.formats import formatted, note
-from flsim.results.layout import Column, markdown
+from flsim.show.formats import formatted, note
+from flsim.show.layout import Column, markdown
 
 FOUND = (
     "Found: canaries of so high a rank, of all that were planted, with a 95% interval that treats them as independent."

@@ -7,8 +7,8 @@ import math
 
 from scipy.special import ndtri
 
-from flsim.audits.intervals import lower, upper
 from flsim.audits.trade_off import epsilon_of_gaussian
+from flsim.base.statistics import lower_bound, upper_bound
 
 
 def epsilon_of_threshold(
@@ -32,9 +32,9 @@ def epsilon_of_threshold(
         (detected, members, alarms, others),
         (others - alarms, others, members - detected, members),
     ):
-        gain = lower(hits, trials, tail) - delta
+        gain = lower_bound(hits, trials, tail) - delta
         if gain > 0:
-            bounds.append(math.log(gain / upper(errors, rest, tail)))
+            bounds.append(math.log(gain / upper_bound(errors, rest, tail)))
     return max(bounds)
 
 
@@ -43,5 +43,5 @@ def epsilon_of_gaussian_threshold(
 ) -> float:
     """Return epsilon of mu = Phi^-1(1 - FPR) - Phi^-1(FNR) at the ends of exact intervals: Gaussian mechanisms only."""
     tail = significance / 2
-    mu = float(ndtri(1 - upper(alarms, others, tail)) - ndtri(upper(members - detected, members, tail)))
+    mu = float(ndtri(1 - upper_bound(alarms, others, tail)) - ndtri(upper_bound(members - detected, members, tail)))
     return epsilon_of_gaussian(mu, delta) if mu > 0 else 0.0

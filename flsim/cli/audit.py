@@ -49,9 +49,9 @@ def audit(
     from flsim.audits.subject import subject_of
     from flsim.audits.text import missing, to_object, to_text
     from flsim.base.progress import say
-    from flsim.results import formats
     from flsim.results.store import refuse_two_points
     from flsim.results.sweeps import over_runs
+    from flsim.show import formats
 
     if format is Format.latex:
         raise InputError("--format latex: audits are md, csv or parquet; choose one of them")

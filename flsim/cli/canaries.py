@@ -38,21 +38,21 @@ def canaries(
 
     A row has the phrase, its sharers and copies, rank and exposure, and whether it was extracted.
     """
-    from flsim.results import canary_table, formats
+    from flsim.results.canary_table import canary_table
     from flsim.results.store import read_run, refuse_two_points
+    from flsim.show import formats
+    from flsim.show.memorization import table_of_canaries
 
     refuse_two_prints(format, out)
     refuse_two_points(round, epoch)
     results = read_run(run)
     at = results.at(round, epoch)
     texts = _written(run, at, device) if written else None
-    table = canary_table.canary_table(results, at, written=texts)
+    table = canary_table(results, at, written=texts)
     if format is Format.parquet and out is not None:
         formats.write_parquet(table, out)
         return
-    writers = {Format.md: canary_table.to_markdown, Format.csv: formats.to_csv, Format.latex: canary_table.to_latex}
-    text = writers[format](table)
-    print_or_write(text, out)
+    print_or_write(table_of_canaries(table).text(format.value), out)
 
 
 def _written(folder: Path, round: int, device: str) -> dict[str, str]:

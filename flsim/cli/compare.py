@@ -50,7 +50,7 @@ def compare(
     several rows are corrected for their number (Holm), those at equal perplexity too.
     """
     from flsim.base.progress import say
-    from flsim.results import formats
+    from flsim.show import formats
 
     refuse_two_prints(format, out, as_json)
     table, texts, as_object = _compared(a, b, round, epoch)
@@ -68,12 +68,12 @@ def _compared(
 ) -> "tuple[pd.DataFrame, dict[Format, str], dict[str, Any]]":
     """Return a comparison as a data frame, as text in each format, and as a JSON object."""
     from flsim.membership import side_by_side
-    from flsim.results import compare_pairs, compare_pairs_text, compare_runs, formats
-    from flsim.results.compare_text import json_rows
-    from flsim.results.paths import expanded
+    from flsim.results.differences import compare_runs, differences, same_names, twins
     from flsim.results.store import read_run
-    from flsim.results.sweep_pairs import same_names, twins
-    from flsim.results.sweeps import is_sweep, read_sweep, tuned_notes
+    from flsim.results.sweeps import expanded, is_sweep, read_sweep, tuned_notes
+    from flsim.show import formats
+    from flsim.show.differences import runs_to_json, runs_to_latex, runs_to_markdown, table_of_pairs
+    from flsim.show.table import json_rows
 
     a, b = _two(expanded([a]), None if b is None else expanded([b]))
     are_sweeps = [is_sweep(path) for path in (a, b) if path is not None]
@@ -84,15 +84,17 @@ def _compared(
         second = read_run(b)
         if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
             raise InputError(f"{a} and {b}: copies of one run, which have nothing to be compared; name another run")
-        compared = compare_runs.compare_runs(first, second, round, epoch)
+        compared = compare_runs(first, second, round, epoch)
         proven = side_by_side.Proven.read(a, round, epoch), side_by_side.Proven.read(b, round, epoch)
+        parts = [runs_to_markdown(compared), side_by_side.to_markdown(*proven)]
         texts = {
-            Format.md: "\n".join(filter(None, [compare_runs.to_markdown(compared), side_by_side.to_markdown(*proven)])),
-            Format.latex: compare_runs.to_latex(compared),
+            Format.md: "\n".join(filter(None, parts)),
+            Format.latex: runs_to_latex(compared),
             Format.csv: formats.to_csv(compared.table),
         }
         proof = {"proof": {"a": proven[0].to_json(), "b": proven[1].to_json()}}
-        return compared.table, *_with_notes(texts, compare_runs.to_json(compared) | proof, tuned_notes([a, b]))
+        as_object = runs_to_json(compared) | proof
+        return compared.table, *_with_notes(texts, as_object, tuned_notes([a, b]))
     if not all(are_sweeps):
         raise InputError(f"{a} and {b}: a run and a sweep do not compare; name two runs, a sweep, or two sweeps")
     if b is None:
@@ -103,12 +105,13 @@ def _compared(
     else:
         pairs = same_names(read_sweep(a), read_sweep(b))
         heading, about = f"{a} (a) less {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}
-    table = compare_pairs.compare_pairs(pairs, round, epoch)
-    if table["seeds"].isna().all():
-        raise InputError(f"{a}{'' if b is None else f' and {b}'}: nothing to compare: {table['left_out'].iloc[0]}")
+    table = differences(pairs, round, epoch)
+    if not (table["quantity"] == "canaries").any():
+        why = table["left_out"].dropna().iloc[0]
+        raise InputError(f"{a}{'' if b is None else f' and {b}'}: nothing to compare: {why}")
     texts = {
-        Format.md: f"{formats.note(heading)}\n{compare_pairs_text.to_markdown(table, pairs)}",
-        Format.latex: compare_pairs_text.to_latex(table, pairs),
+        Format.md: f"{formats.note(heading)}\n{table_of_pairs(table, pairs).markdown()}",
+        Format.latex: table_of_pairs(table, pairs).latex(),
         Format.csv: formats.to_csv(table),
     }
     notes = tuned_notes([a] if b is None else [a, b])
@@ -119,7 +122,7 @@ def _with_notes(
     texts: "Mapping[Format, str]", as_object: "Mapping[str, Any]", notes: "Sequence[str]"
 ) -> tuple[dict[Format, str], dict[str, Any]]:
     """Return texts for people and a JSON object with the sentences on how settings were chosen; CSV has no room."""
-    from flsim.results import formats, layout
+    from flsim.show import formats, layout
 
     below = "".join(f"\n{formats.note(text)}" for text in notes)
     comments = "".join(f"% {line}\n" for text in notes for line in formats.note(text, layout.TERMINAL - 2).splitlines())

@@ -11,12 +11,14 @@ import typer
 from flsim.base.files import new_file, refuse_existing
 from flsim.base.progress import say
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
-from flsim.results.compare import paired_exposure
-from flsim.results.plots import plot_rounds
+from flsim.results.differences import compare_runs
 from flsim.results.store import read_run
-from flsim.results.tables import memorization_table, to_csv, to_markdown
+from flsim.results.tables import memorization_table
 from flsim.runs import config
 from flsim.runs.folder import Run
+from flsim.show.differences import runs_to_markdown
+from flsim.show.memorization import table_of_runs
+from flsim.show.plots import plot_rounds
 from server.launch import train as train_on_ray
 
 CORPUS = SyntheticHParams()
@@ -45,13 +47,13 @@ def run_demo(out: Path, seed: int, overrides: Sequence[str] = ()) -> None:
     table = memorization_table([iid, non_iid])
     write_tables(table, out)
     plot_rounds([iid, non_iid], out / "memorization.png")
-    typer.echo(to_markdown(table))
-    typer.echo(str(paired_exposure(iid, non_iid)))
+    typer.echo(table_of_runs(table).markdown())
+    typer.echo(runs_to_markdown(compare_runs(iid, non_iid)))
     say(f"Plot: {out / 'memorization.png'}. Everything else: {out}.")
 
 
 def write_tables(table: pd.DataFrame, out: Path) -> None:
     """Write table.md and table.csv into a folder, each whole or not at all."""
-    for name, text in (("table.md", to_markdown(table)), ("table.csv", to_csv(table))):
+    for name, text in (("table.md", table_of_runs(table).markdown()), ("table.csv", table_of_runs(table).csv())):
         with new_file(out / name) as partial:
             partial.write_text(text, encoding="utf-8")

@@ -82,7 +82,7 @@ def extract(
     """
     from flsim.extraction.extract import extract as extract_from
     from flsim.extraction.text import over_seeds_to_text, to_object, to_text
-    from flsim.results.figures import refuse_other_than_figure
+    from flsim.show.figures import refuse_other_than_figure
 
     check_device(device)
     if out is not None:

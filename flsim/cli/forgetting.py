@@ -47,8 +47,8 @@ def forgetting(
     refuse_json_and_csv(as_json, as_csv)
     from flsim.forgetting.measure import measure_forgetting
     from flsim.forgetting.text import to_object, to_text
-    from flsim.results import formats
-    from flsim.results.figures import refuse_other_than_figure
+    from flsim.show import formats
+    from flsim.show.figures import refuse_other_than_figure
 
     if out is not None:
         refuse_other_than_figure(out)

@@ -100,8 +100,7 @@ def membership(
     from flsim.membership.over_seeds import to_text as over_seeds_to_text
     from flsim.membership.text import to_objects, to_text
     from flsim.membership.users import attack_users
-    from flsim.results.paths import expanded
-    from flsim.results.sweeps import over_runs, run_folders
+    from flsim.results.sweeps import expanded, over_runs, run_folders
 
     check_device(device)
     if shadows:

@@ -22,10 +22,11 @@ def quantize(
 
     The Secret Sharer (appendix D.3) tried this defence, and memorization stayed the same.
     """
-    from flsim.results import tables
     from flsim.results.store import read_run
+    from flsim.results.tables import memorization_table
     from flsim.runs.quantizing import quantize_run
+    from flsim.show.memorization import table_of_runs
 
     check_device(device)
     quantize_run(run, out, bits, device)
-    typer.echo(tables.to_markdown(tables.memorization_table([read_run(run), read_run(out)])), nl=False)
+    typer.echo(table_of_runs(memorization_table([read_run(run), read_run(out)])).markdown(), nl=False)

@@ -22,6 +22,6 @@ def report(
     Runs may be unfinished, diverged or failed; the report marks them.
     """
     from flsim.report.page import write_report
-    from flsim.results.paths import expanded
+    from flsim.results.sweeps import expanded
 
     write_report(expanded(paths), out)

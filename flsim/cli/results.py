@@ -29,7 +29,7 @@ Example: flsim plot runs/seed-* --each-seed --out memorization.svg
 
 Example: flsim plot runs/four-worlds-demo --kind utility --out worlds.png
 
-Example: flsim plot runs/secret-sharer-figures-smoke --kind search --out search.png"""
+Example: flsim plot runs/secret-sharer-figures-smoke --kind loss --out loss.png"""
 
 RUNS = "Run folders and sweep folders, e.g. runs/iid runs/non-iid."
 WHEN = "Point in training"
@@ -72,8 +72,6 @@ class Kind(StrEnum):
     rounds = "rounds"
     utility = "utility"
     loss = "loss"
-    search = "search"
-    ranks = "ranks"
 
 
 class Against(StrEnum):
@@ -108,12 +106,12 @@ def table(
     """
     from flsim.base.files import named_file
     from flsim.base.progress import say
-    from flsim.results import formats, seeds_table, tables
     from flsim.results.against_published import against as marked
-    from flsim.results.display_columns import TUNED
-    from flsim.results.paths import expanded
-    from flsim.results.sweeps import published_of, read_shown, tuned_notes
-    from flsim.results.twins import compare_worlds
+    from flsim.results.sweeps import expanded, published_of, read_shown, tuned_notes
+    from flsim.results.tables import memorization_table
+    from flsim.show import formats
+    from flsim.show.differences import compare_worlds
+    from flsim.show.memorization import TUNED, table_of_runs
 
     runs = expanded(runs)
     rows = published_of(runs)
@@ -125,8 +123,7 @@ def table(
     why = ""
     if over_seeds is None and format in {Format.md, Format.latex}:
         over_seeds, why = _has_means(read, round, epoch)
-    kind = seeds_table if over_seeds else tables
-    results = (seeds_table.seeds_table if over_seeds else tables.memorization_table)(read, round, epoch, published)
+    results = memorization_table(read, round, epoch, published, by="series" if over_seeds else "run")
     if against:
         results = marked(results)
     if notes := tuned_notes(runs):
@@ -138,7 +135,7 @@ def table(
             raise InputError("--format parquet: not for a terminal; name a file with --out")
         formats.write_parquet(results, out)
         return
-    text = {Format.md: kind.to_markdown, Format.csv: formats.to_csv, Format.latex: kind.to_latex}[format](results)
+    text = table_of_runs(results).text(format.value)
     if format is Format.md and why:
         text += f"\n{formats.note(why)}"
     if over_seeds and format is Format.md:
@@ -170,7 +167,7 @@ def plot(
         Kind,
         typer.Option(
             metavar="KIND",
-            help="Kind of the figure: rounds, utility, loss, search or ranks, e.g. utility.",
+            help="Kind of the figure: rounds, utility or loss, e.g. utility.",
         ),
     ] = Kind.rounds,
     over_seeds: OverSeeds = None,
@@ -181,47 +178,29 @@ def plot(
     (RS) and Beam Search (BS) extract. It is over rounds where the epochs of a run are unknown. utility shows mean
     exposure against perplexity: which runs memorize less at like utility.
 
-    The other kinds are figures of The Secret Sharer (Carlini et al., 2018). loss shows training loss, test loss and
-    exposure over epochs (Figure 4). search shows how many nodes a shortest-path search reads before it comes to a
-    secret, against the secret's estimated exposure (Figure 5), and ranks how many phrases are at least as likely as the
-    secret (Figure 6). search and ranks need runs with evaluation.also = ["space", "path", "extrapolation"]; ranks does
-    without "path".
+    loss shows training loss, test loss and exposure over epochs, as Figure 4 of The Secret Sharer (Carlini et al.,
+    2018).
 
     Where a setting has two or more seeds, a line is their mean, and bands are 95% intervals over seeds. Otherwise a
-    line is a run, and the band of mean exposure is a 95% interval over canaries. search and ranks have a point for each
-    secret and evaluation of every run.
+    line is a run, and the band of mean exposure is a 95% interval over canaries.
     """
-    from flsim.results.figures import refuse_other_than_figure
-    from flsim.results.paths import expanded
-    from flsim.results.sweeps import read_shown
+    from flsim.results.sweeps import expanded, read_shown
+    from flsim.show.figures import refuse_other_than_figure
 
     refuse_other_than_figure(out)
-    if over_seeds is not None and kind in {Kind.search, Kind.ranks}:
-        raise InputError(
-            f"--{'over-seeds' if over_seeds else 'each-seed'}: --kind {kind} has a point for each secret and "
-            f"evaluation, and no means; leave the option out"
-        )
     read = read_shown(expanded(runs))
     results = list(read.values())
     if kind is Kind.loss:
-        from flsim.results.loss_plot import plot_losses
         from flsim.runs import roundlog
+        from flsim.show.plots import plot_losses
 
         losses = {run: roundlog.mean_losses(roundlog.read(folder), run.evaluated) for folder, run in read.items()}
         plot_losses(results, losses, out, over_seeds)
-    elif kind is Kind.search:
-        from flsim.results.search_plot import plot_search
-
-        plot_search(results, out)
-    elif kind is Kind.ranks:
-        from flsim.results.rank_plot import plot_ranks
-
-        plot_ranks(results, out)
     elif kind is Kind.utility:
-        from flsim.results.utility_plot import plot_against_utility
+        from flsim.show.plots import plot_against_utility
 
         plot_against_utility(results, out, over_seeds)
     else:
-        from flsim.results.plots import plot_rounds
+        from flsim.show.plots import plot_rounds
 
         plot_rounds(results, out, over_seeds)

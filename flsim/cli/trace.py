@@ -33,21 +33,21 @@ def trace(
     read a copy. They are recomputed from the seed, so that this works for every run, also during training.
     """
     refuse_json_and_csv(as_json, as_csv)
-    from flsim.results import trace as traces
-    from flsim.results.plots import refuse_other_than_figure
     from flsim.results.store import read_run
-    from flsim.results.trace_plot import plot_trace
+    from flsim.results.trace import trace as traced
     from flsim.runs import roundlog
     from flsim.runs.folder import Run
     from flsim.runs.participation import participation
+    from flsim.show import trace as traces
+    from flsim.show.figures import refuse_other_than_figure
 
     if out is not None:
         refuse_other_than_figure(out)
     results = read_run(run)
     took_part = participation(Run.open(run), results.evaluation())
-    table = traces.trace(results, took_part, canary or ())
+    table = traced(results, took_part, canary or ())
     if out is not None:
-        plot_trace(results, table, out)
+        traces.plot_trace(results, table, out)
     if as_json:
         typer.echo(traces.to_json(table))
     else:

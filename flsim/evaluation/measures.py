@@ -10,7 +10,8 @@ from flsim.measures.built_in import ALSO, QUANTITIES
 from flsim.measures.measure import Measure, ModelProbe, Probe
 from flsim.measures.quantity import Quantity, refuse_unfit
 from flsim.models.language_model import refusing_changes
-from flsim.results.columns import TAKEN, names_of
+from flsim.results.columns import names_of
+from flsim.results.frames import TAKEN
 
 
 def measures(also: Iterable[str]) -> dict[str, Measure]:

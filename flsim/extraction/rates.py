@@ -6,16 +6,14 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flsim.audits.intervals import difference, lower, upper
+from flsim.base.statistics import difference_interval, share_interval, t_interval
 from flsim.extraction.discoverable import probability_within
-from flsim.results.inference import t_interval
 
 Flags = NDArray[np.bool_]
 TRIES = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
 P = (0.1, 0.5, 0.9)
 USERS = (1.0, 2.0, 5.0, 10.0, np.inf)
 GREEDY, SAMPLING, ONE_WORD, NEAR = "greedy", "sampling", "one-word prompt", "near-verbatim"
-TAIL = 0.025  # of a 95% interval
 KEY = ("kind", "prefix", "attack", "n", "p")
 SETTING = ("setting", "series")
 
@@ -103,9 +101,9 @@ def _against_controls(trained: Flags, controls: Flags) -> dict[str, float]:
     for name, is_extracted in (("", trained), ("control_", controls)):
         hits, strings = int(is_extracted.sum()), len(is_extracted)
         row |= {f"{name}strings": strings, f"{name}extracted": hits}
-        values = (hits / strings, lower(hits, strings, TAIL), upper(hits, strings, TAIL)) if strings else [np.nan] * 3
+        values = (hits / strings, *share_interval(hits, strings)) if strings else [np.nan] * 3
         row |= dict(zip((f"{name}rate", f"{name}low", f"{name}high"), values, strict=True))
     low, high = np.nan, np.nan
     if len(trained) and len(controls):
-        low, high = difference(int(trained.sum()), len(trained), int(controls.sum()), len(controls))
+        low, high = difference_interval(int(trained.sum()), len(trained), int(controls.sum()), len(controls))
     return row | {"excess": row["rate"] - row["control_rate"], "excess_low": low, "excess_high": high}

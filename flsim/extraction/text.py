@@ -13,8 +13,8 @@ from flsim.extraction.discoverable import Scheme
 from flsim.extraction.extract import Extraction
 from flsim.extraction.rates import SAMPLING, USERS
 from flsim.extraction.strings import CANARY, RECORD
-from flsim.results.formats import formatted, note
-from flsim.results.layout import Column, Columns, markdown
+from flsim.show.formats import formatted, note
+from flsim.show.layout import Column, Columns, markdown
 
 PRINTED_TRIES = (1_000, 1_000_000)
 KINDS = {CANARY: "Canaries", RECORD: "Training records"}

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from flsim.results.inference import t_interval
+from flsim.base.statistics import t_interval
 
 OF_GROUP = [f"{name}{end}" for name in ("advantage", "left") for end in ("", "_low", "_high")]
 OF_PAIR = ["left_difference", "left_difference_low", "left_difference_high"]

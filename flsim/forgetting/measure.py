@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from flsim.audits.ranks import p_values
 from flsim.base.errors import InputError
+from flsim.base.statistics import holm, log_rank_p, median_interval, t_interval
 from flsim.forgetting import advantage, success
 from flsim.forgetting.success import scores
 from flsim.forgetting.times import (
@@ -23,17 +24,14 @@ from flsim.forgetting.times import (
     evaluated_by,
     forgetting_time,
     grid,
-    log_rank_p,
     median_time,
     p_after_window,
     reached,
 )
 from flsim.measures.random_sampling import LOG_PERPLEXITY, RANK
-from flsim.results.inference import holm, t_interval
-from flsim.results.paths import expanded
 from flsim.results.seeds import named_apart
 from flsim.results.store import RunResults
-from flsim.results.sweeps import read_shown
+from flsim.results.sweeps import expanded, read_shown
 from flsim.runs.config.arms import settings_of_both
 from flsim.runs.folder import Run
 from flsim.runs.participation import participation
@@ -414,7 +412,7 @@ def exposure(table: pd.DataFrame, arm: str) -> dict[str, float]:
     """Return the median exposure of an arm with its intervals over canaries and over seeds, by the names in `ENDS`."""
     values = table[["run", f"bits_{arm}"]].dropna()
     medians = values.groupby("run")[f"bits_{arm}"].median().to_numpy("float64")
-    median, *ends = success.median_interval(values[f"bits_{arm}"].to_numpy("float64"))
+    median, *ends = median_interval(values[f"bits_{arm}"].to_numpy("float64"))
     return dict(zip(("", *ENDS), (median, *ends, *t_interval(medians)), strict=True))
 
 

@@ -10,12 +10,9 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
-import scipy
 from numpy.typing import NDArray
 
-from flsim.audits.intervals import upper
-from flsim.audits.roc import AtLevel, roc
-from flsim.results.agreement import share_interval
+from flsim.base.statistics import AtLevel, roc, share_interval, upper_bound
 
 Floats = NDArray[np.float64]
 LEVEL = 0.1  # false-positive rate of the paper's precision
@@ -42,7 +39,7 @@ class Accuracy:
     @property
     def upper(self) -> float:
         """One-sided 95% upper bound (Clopper and Pearson); NaN without trials."""
-        return upper(self.correct, self.trials, TAIL) if self.trials else math.nan
+        return upper_bound(self.correct, self.trials, TAIL) if self.trials else math.nan
 
 
 def accuracy(members: Floats, others: Floats, chooses: NDArray[np.bool_]) -> Accuracy:
@@ -120,22 +117,6 @@ def _rate(at: AtLevel, others: int) -> float:
     return at.alarms / others if at.alarms else at.level
 
 
-def median_interval(values: Floats) -> tuple[float, float, float]:
-    """Return the median of float64 [n] values with its exact 95% interval between two of them, by the sign test.
-
-    The interval is NaN below six values, which are all on one side of the median in more than 5% of draws.
-
-    >>> median_interval(np.arange(1.0, 11.0))
-    (5.5, 2.0, 9.0)
-    """
-    if not len(values):
-        return math.nan, math.nan, math.nan
-    outside = int(scipy.stats.binom.ppf(0.025, len(values), 0.5))
-    ordered = np.sort(values)
-    low, high = (ordered[outside - 1], ordered[-outside]) if outside else (math.nan, math.nan)
-    return float(np.median(values)), float(low), float(high)
-
-
 def least_alpha(trials: int) -> float:
     """Return the upper bound at an accuracy of one half: no smaller alpha can be shown with so many trials.
 
@@ -144,7 +125,7 @@ def least_alpha(trials: int) -> float:
     >>> [round(least_alpha(trials), 3) for trials in (48, 100, 270)]
     [0.626, 0.586, 0.552]
     """
-    return upper(trials // 2, trials, TAIL) if trials else math.nan
+    return upper_bound(trials // 2, trials, TAIL) if trials else math.nan
 
 
 def scores(log_perplexity: "NDArray[np.floating[Any]]", clean: "NDArray[np.floating[Any]]") -> Floats:

@@ -7,9 +7,9 @@ from typing import Any
 import pandas as pd
 
 from flsim.forgetting.measure import Forgetting
-from flsim.results.formats import formatted, note
-from flsim.results.layout import Column, markdown
 from flsim.results.tables import user_share
+from flsim.show.formats import formatted, note
+from flsim.show.layout import Column, markdown
 
 LEVEL = 0.05  # of a log-rank test, corrected
 SUMMARY = (

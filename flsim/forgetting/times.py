@@ -6,22 +6,16 @@ single canaries count from the end of their window. A time after the last evalua
 censored: only a lower bound is known.
 """
 
-import math
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
 import scipy
 from numpy.typing import NDArray
 
-from flsim.base.rng import stream
-
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 SIGNIFICANCE = 0.05  # p-value of ranks up to which a canary counts as remembered: log2 20 = 4.32 bits of exposure
-RESAMPLES = 9_999  # random exchanges of a log-rank test
-DECIMALS = 12  # of log-rank scores, far below 1 / canaries, so that equal ones tie
-ROUNDING = 1e-6  # of a sum of rounded scores
 
 
 def grid(longest: int) -> list[int]:
@@ -100,8 +94,7 @@ def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | N
     return time
 
 
-@dataclass(frozen=True)
-class CanaryTime:
+class CanaryTime(NamedTuple):
     """The time after which a canary's rank is not surprising.
 
     Attributes:
@@ -163,42 +156,6 @@ def median_time(times: list[CanaryTime]) -> CanaryTime | None:
     if not len(below):
         return CanaryTime(max(time.rounds for time in times), is_censored=True)
     return CanaryTime(int(survival.quantiles[below[0]]), is_censored=False)
-
-
-def log_rank_p(one: list[CanaryTime], other: list[CanaryTime]) -> float:
-    """Return the two-sided p-value of the log-rank test that two groups of canaries have the same law of times.
-
-    The statistic is that of Mantel (1966): the number of canaries of a group that were forgotten, minus the number
-    that is expected if all canaries have one law. Its distribution is that over random exchanges of canaries between
-    the groups. `RESAMPLES` of them are drawn, the same ones for the same times, so that the p-value is at least
-    1 / (`RESAMPLES` + 1) (Phipson and Smyth, 2010). The test is exact for groups of any size if canaries are
-    independent. The normal approximation is not exact: of a hundred canaries, a handful is not forgotten at once.
-
-    It is NaN if a group is empty, and 1 if no canary of either was forgotten, or all at once.
-    """
-    if not one or not other:
-        return math.nan
-    scores, places = np.unique(_log_rank_scores([*one, *other]), return_inverse=True)
-    rng = stream(0, "log-rank")
-    counts = np.bincount(places).tolist()
-    drawn = rng.multivariate_hypergeometric(counts, len(one), RESAMPLES) @ scores
-    observed = abs(scores[places[: len(one)]].sum())
-    extreme = int((np.abs(drawn) >= observed - ROUNDING).sum())
-    return (1 + extreme) / (1 + RESAMPLES)
-
-
-def _log_rank_scores(times: list[CanaryTime]) -> Floats:
-    """Return for each canary whether it was forgotten, minus its cumulative hazard (Nelson and Aalen); the sum is 0.
-
-    The sum over a group is the log-rank statistic. Scores are rounded, so that equal ones tie.
-    """
-    rounds = np.array([time.rounds for time in times])
-    is_forgotten = np.array([not time.is_censored for time in times])
-    at, place = np.unique(rounds, return_inverse=True)
-    forgotten = np.bincount(place, is_forgotten, len(at))
-    at_risk = len(times) - np.searchsorted(np.sort(rounds), at)
-    hazard = np.cumsum(forgotten / at_risk)
-    return np.asarray(np.round(is_forgotten - hazard[place], DECIMALS), np.float64)
 
 
 def _censored(times: list[CanaryTime]) -> "scipy.stats.CensoredData":

@@ -15,11 +15,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.audits.claim import Claim
-from flsim.audits.roc import auroc, auroc_interval, roc
 from flsim.base.errors import InputError, RunFailed, as_list
 from flsim.base.extensions import executing_only
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
+from flsim.base.statistics import auroc, auroc_interval, roc
 from flsim.membership.attack import Attack
 from flsim.membership.attacked import Attacked, AttackHParams, over_folders
 from flsim.membership.built_in import BLIND, BUILT_IN, attack_named

@@ -8,12 +8,12 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from flsim.base.statistics import paired_t_p, t_interval
 from flsim.membership.stored import column
-from flsim.results.formats import formatted, note
-from flsim.results.inference import paired_t_p, t_interval
-from flsim.results.layout import Column, markdown
 from flsim.results.seeds import named_apart
 from flsim.runs.folder import Run
+from flsim.show.formats import formatted, note
+from flsim.show.layout import Column, markdown
 
 LEVEL = 0.01  # false-positive rate of the column of true-positive rates
 

@@ -13,9 +13,8 @@ from flsim.membership.inference import allowed, claimed
 from flsim.membership.inference import success as success_of_run
 from flsim.membership.shadows import LOSS, Shadows, collect, counterfactual, leave_one_out, success
 from flsim.membership.stored import FOLDER
-from flsim.results.paths import expanded
 from flsim.results.seeds import named_apart
-from flsim.results.sweeps import run_folders
+from flsim.results.sweeps import expanded, run_folders
 
 
 def infer_by_shadows(

@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from flsim.audits.roc import RESAMPLES, auroc, roc
 from flsim.base.errors import InputError
 from flsim.base.extensions import executing_only
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
+from flsim.base.statistics import RESAMPLES, auroc, roc
 from flsim.data.corpus import Corpus, Split
 from flsim.data.kept import Shadow, held_out
 from flsim.data.records import Records

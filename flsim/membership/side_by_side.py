@@ -15,9 +15,9 @@ from flsim.audits.text import to_object
 from flsim.base.errors import InputError
 from flsim.membership.stored import newest_rows
 from flsim.membership.text import to_objects
-from flsim.results.formats import note
-from flsim.results.layout import Column, markdown
 from flsim.results.store import read_run
+from flsim.show.formats import note
+from flsim.show.layout import Column, markdown
 
 NOTE = (
     ">=: a lower bound on epsilon with 95% confidence. About: an estimate, which may be above the truth. Ledger: "

@@ -9,8 +9,8 @@ import pandas as pd
 from flsim.membership.attacked import NOTES
 from flsim.membership.inference import CONFOUNDED
 from flsim.membership.stored import CURVE, LEVELS, column
-from flsim.results.formats import formatted, note
-from flsim.results.layout import Column, markdown
+from flsim.show.formats import formatted, note
+from flsim.show.layout import Column, markdown
 
 AREA = (
     "AUROC: the probability that a member scores above a non-member, with a 95% interval by resampling authors; 0.5 "

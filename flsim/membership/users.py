@@ -22,11 +22,11 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.audits.claim import Claim
-from flsim.audits.roc import auroc
 from flsim.audits.trade_off import of_group
 from flsim.base.errors import InputError
 from flsim.base.extensions import executing_only
 from flsim.base.rng import stream
+from flsim.base.statistics import auroc
 from flsim.data.authors import author_of
 from flsim.data.corpus import Split
 from flsim.data.kept import held_out

@@ -64,10 +64,10 @@ def exposure_interval(
     Raises:
         ValueError: the rank is outside [1, |R| + 1].
     """
-    import scipy  # not at the top: ranks need torch and numpy only
+    from flsim.base.statistics import share_interval  # scipy: ranks need torch and numpy only
 
     exposure(rank, references)
-    interval = scipy.stats.binomtest(rank - 1, references).proportion_ci(confidence, "exact")
+    interval = share_interval(rank - 1, references, confidence)
     most = inf if space is None else log2(space)
-    low, high = (min(most, -log2(p) if p > 0 else inf) for p in (interval.high, interval.low))
+    low, high = (min(most, -log2(p) if p > 0 else inf) for p in reversed(interval))
     return low, high

@@ -12,9 +12,9 @@ from flsim.planning.scale import Users, row_name, trained_on
 from flsim.planning.text import cell, number, table
 from flsim.privacy.ledger import sound_convention
 from flsim.privacy.sampling import Relation
-from flsim.results.formats import note
 from flsim.results.sweeps import WORLD
 from flsim.runs.config import Config
+from flsim.show.formats import note
 from flsim.sweeps.definition import Planned
 
 BOUNDS = (

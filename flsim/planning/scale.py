@@ -19,13 +19,13 @@ from flsim.data.vocabulary import Layout
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, of_model
 from flsim.planning.text import cell, columns, number, share, three_digits
-from flsim.results.formats import note
-from flsim.results.layout import Column, markdown
 from flsim.results.run_file import WORLDS
 from flsim.results.sweeps import WORLD, Sweep, SweepRun
 from flsim.runs.config import Config
 from flsim.runs.config.arms import shared_rounds
 from flsim.runs.config.base import whole_rounds
+from flsim.show.formats import note
+from flsim.show.layout import Column, markdown
 from flsim.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
 
 UTILITY: Quantity = next(quantity for quantity in of_model(QUANTITIES.values()) if quantity.is_log)

@@ -19,9 +19,8 @@ from flsim.results.columns import (
     prefix_of,
     quantities_in,
 )
-from flsim.results.display_columns import text_of_count
-from flsim.results.published import BESIDE, FORMS, PREFIX, ROW_OF_QUESTION, has_counts
-from flsim.results.question import ASKED
+from flsim.results.published import ASKED, BESIDE, FORMS, PREFIX, ROW_OF_QUESTION, has_counts
+from flsim.show.memorization import text_of_count
 
 Form = tuple[str, str, float]  # heading, format ("count" of memorized canaries, or "canaries") and factor
 TRAINED: dict[str, Form] = {"round": ("Round", "{:,.0f}", 1), "epochs": ("Epochs", "{:.3g}", 1)}
@@ -52,7 +51,7 @@ class Cells:
     """The columns of one frame that a report shows, and their cells.
 
     Args:
-        frame: a table of `flsim.results.tables` or `flsim.results.seeds_table`.
+        frame: a table of `flsim.results.tables`.
     """
 
     def __init__(self, frame: pd.DataFrame) -> None:

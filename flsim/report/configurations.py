@@ -5,8 +5,7 @@ from dataclasses import dataclass
 
 import pandas as pd
 
-from flsim.results.formats import rounds_text
-from flsim.results.tables import user_share
+from flsim.results.tables import rounds_text, user_share
 
 
 @dataclass(frozen=True, order=True)

@@ -8,14 +8,14 @@ import numpy as np
 from markupsafe import Markup
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import ROUNDING, t_interval
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.utility import PERPLEXITY
 from flsim.report.blocks import listed, number, plural
 from flsim.report.factors import Contrast, contrasts
 from flsim.report.gather import Gathered, RunView, Setting
 from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
-from flsim.results.inference import ROUNDING, t_interval
-from flsim.results.like_utility import left_out_text, pair_at_like_utility
+from flsim.results.pairs import left_out_text, pair_at_like_utility
 
 NOTE = (
     "Each effect is a mean over the pairs of settings that differ in this factor alone, and in what always changes "
@@ -40,7 +40,7 @@ class Effect:
         low, high: 95% interval of their mean, from Student's t over seeds; NaN below two.
         perplexities: mean perplexities at a and at b; NaN if not measured.
         at_ceiling: shares of the canaries that have the largest possible exposure, at a and at b.
-        alike: the same differences where both models first predict equally well (`flsim.results.like_utility`), for
+        alike: the same differences where both models first predict equally well (`flsim.results.pairs`), for
             each seed that has such a point in every pair.
         unlike: why a seed has none in some pair, by seed.
         alike_low, alike_high: 95% interval of their mean over seeds.

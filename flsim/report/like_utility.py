@@ -7,15 +7,15 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import holm
 from flsim.report.blocks import Block, Cell, Figure, Group, Heading, Prose, Table, left, number
 from flsim.report.figures import legend_of, style_of
 from flsim.report.gather import Gathered, Setting
 from flsim.report.svg import STYLES, Axis, Panel, spanning
 from flsim.report.worlds import both
-from flsim.results.compare import signed
-from flsim.results.curves import exposure_by_utility
-from flsim.results.inference import holm
-from flsim.results.like_utility import LikeUtility, left_out_text, like_utility
+from flsim.results.pairs import LikeUtility, left_out_text, like_utility
+from flsim.show.differences import signed
+from flsim.show.plots import exposure_by_utility
 
 CAPTION = (
     "Mean exposure against perplexity on test text, from one evaluation to the next; both axes are means over seeds. "

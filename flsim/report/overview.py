@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from markupsafe import Markup
 
+from flsim.base.statistics import t_interval
 from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import flags
 from flsim.report.blocks import Cell, Dots, number, plural
@@ -14,7 +15,6 @@ from flsim.report.factors import name_of
 from flsim.report.figures import ceiling_of, style_of
 from flsim.report.gather import Gathered, RunView, Setting
 from flsim.report.svg import Axis, decoration, image, labels, marker
-from flsim.results.inference import t_interval
 from flsim.results.run_file import WORLDS, setting_of
 
 MOST = 12  # rows

@@ -7,8 +7,8 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from flsim.audits import ranks
-from flsim.audits.roc import roc
 from flsim.audits.subject import Subject
+from flsim.base.statistics import roc
 from flsim.report.blocks import Block, Cell, Figure, Fold, Group
 from flsim.report.gather import Setting
 from flsim.report.svg import Axis, Panel, Point

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import holm
 from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import flags
 from flsim.report.blocks import listed, number, plural
@@ -17,10 +18,10 @@ from flsim.report.factors import techniques
 from flsim.report.figures import ceiling_of
 from flsim.report.gather import Gathered, Line, Setting
 from flsim.results.ceiling import MANY, WHAT_TO_DO, at_ceiling
-from flsim.results.display_columns import text_of_count
-from flsim.results.inference import holm
-from flsim.results.like_utility import LikeUtility, like_utility
+from flsim.results.differences import column
+from flsim.results.pairs import LikeUtility, like_utility
 from flsim.results.run_file import WORLDS
+from flsim.show.memorization import text_of_count
 
 LEVEL = 0.05  # of tests
 FIRST = flags(QUANTITIES.values())[0]
@@ -235,11 +236,11 @@ def _bits(difference: float) -> str:
 
 def _chance(comparison: pd.DataFrame) -> list[str]:
     """Return sentences on how many of the differences in exposure are significant."""
-    tested = comparison["p_holm"].dropna()
+    tested = column(comparison, f"{PRIMARY.name}_p_holm").dropna()
     if tested.empty:
         return []
     sure = int((tested < LEVEL).sum())
-    one_seed = (comparison.loc[tested.index, "unit"] == "canaries").any()
+    one_seed = (comparison.loc[tested.index, "over"] == "canaries").any()
     more = (
         " Where there is one seed, this is over the canaries of one pair of models, and says nothing about other seeds."
         if one_seed

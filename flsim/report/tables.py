@@ -14,7 +14,6 @@ from flsim.report.gather import Gathered
 from flsim.results.against_published import against, agreements, chance, sizes
 from flsim.results.columns import described, quantities_in
 from flsim.results.published import PREFIX
-from flsim.results.seeds_table import seeds_table
 from flsim.results.store import RunResults
 from flsim.results.tables import memorization_table
 
@@ -79,9 +78,9 @@ def _settings(gathered: Gathered, published: Published) -> tuple[Table, pd.DataF
         taken = [run.results for run, _ in setting.shown_runs] or [run.results for run in setting.runs]
         try:
             point = setting.shown_runs[0][1] if setting.is_unfinished else None
-            frames.append(seeds_table(taken, round=point, published=published))
+            frames.append(memorization_table(taken, round=point, published=published, by="series"))
         except InputError:  # of unequal training, or of one seed twice: there is no mean
-            frames.append(seeds_table(taken[:1], published=published))
+            frames.append(memorization_table(taken[:1], published=published, by="series"))
     own = {quantity.name: quantity for setting_frame in frames for quantity in quantities_in(setting_frame)}
     frame = _against(described(pd.concat(frames, ignore_index=True), own.values()))
     has_diverged = any(setting.diverged for setting in gathered.settings)

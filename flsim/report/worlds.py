@@ -13,13 +13,11 @@ from flsim.report.blocks import Block, Cell, Heading, Prose, Table, left, number
 from flsim.report.gather import Gathered, Line, RunView, Setting
 from flsim.report.svg import image
 from flsim.results.ceiling import MANY, WHAT_TO_DO
-from flsim.results.columns import AT_CEILING, DIFFERENCE, prefix_of
-from flsim.results.compare import signed
-from flsim.results.compare_pairs import STANDARD, compare_pairs, p_of, quantities_in_pairs
-from flsim.results.display_columns import text_of_count
+from flsim.results.differences import Pair, beside, column, differences
 from flsim.results.published import COUNTED_OF, PREFIX
-from flsim.results.sweep_pairs import Pair
 from flsim.results.sweeps import SweepRun
+from flsim.show.differences import STANDARD, quantities_in_pairs, signed
+from flsim.show.memorization import text_of_count
 
 WIDTH, HIGH = 132, 16  # pixels of an interval
 NAMES = " and ".join(flag.heading for flag in flags(STANDARD))
@@ -38,8 +36,9 @@ CEILING = (
 
 
 def compared(gathered: Gathered) -> pd.DataFrame:
-    """Return a row of `flsim.results.compare_pairs` for each element of `both`, in order."""
-    return compare_pairs([Pair(line.label, _planned(iid), _planned(other)) for line, iid, other in both(gathered)])
+    """Return a row of `flsim.results.differences.beside` for each element of `both`, in order."""
+    pairs = [Pair(line.label, _planned(iid), _planned(other)) for line, iid, other in both(gathered)]
+    return beside(differences(pairs))
 
 
 def both(gathered: Gathered) -> list[tuple[Line, Setting, Setting]]:
@@ -61,25 +60,28 @@ def comparison(gathered: Gathered, frame: pd.DataFrame) -> list[Block]:
     lines = both(gathered)
     if not lines:
         return [Prose("No setting was trained both on IID and on non-IID data, so there is nothing to compare here.")]
-    bounds = frame[["mean_difference", "ci_low", "ci_high"]].to_numpy(dtype="float64", na_value=np.nan).ravel()
+    bounds = [
+        bound for name in ("difference", "low", "high") for bound in column(frame, f"{PRIMARY.name}_{name}").dropna()
+    ]
     finite = [float(bound) for bound in bounds if np.isfinite(bound)]
     low, high = min([0.0, *finite]), max([0.0, *finite])
     quantities = quantities_in_pairs(frame)
-    has_published = bool(frame[[f"{PREFIX}{COUNTED_OF[0]}_{side}" for side in "ab"]].notna().all(axis=1).any())
-    has_diverged = bool((frame[["diverged_a", "diverged_b"]] > 0).any(axis=None))
-    has_ceiling = bool((frame[list(AT_CEILING)].div(frame["canaries"], axis=0) >= MANY).any(axis=None))
+    canaries = column(frame, "canaries_value_a")
+    has_published = bool(column(frame, f"{PREFIX}{COUNTED_OF[0]}_difference").notna().any())
+    has_diverged = any(bool((column(frame, f"diverged_value_{side}") > 0).any()) for side in "ab")
+    has_ceiling = any(bool((column(frame, f"at_ceiling_value_{side}") / canaries >= MANY).any()) for side in "ab")
     records: Sequence[Mapping[Any, Any]] = frame.to_dict("records")
     rows = [
         [
             line.label,
             *_cells(row, quantities, has_published, has_diverged),
             _whisker(f"difference-{index}", row, low, high, line.label),
-            _p(row, "p"),
+            _p(row, PRIMARY.name),
             *[_both(row, "at_ceiling")] * has_ceiling,
             *(
                 cell
                 for quantity in _others(quantities)
-                for cell in (_difference(row, quantity), _p(row, p_of(quantity)))
+                for cell in (_difference(row, quantity), _p(row, quantity.name))
             ),
         ]
         for index, ((line, _, _), row) in enumerate(zip(lines, records, strict=True))
@@ -90,8 +92,8 @@ def comparison(gathered: Gathered, frame: pd.DataFrame) -> list[Block]:
         headings += [Heading(Markup("{}, IID&nbsp;/ non").format(flag.heading))]
         headings += [Heading(Markup("<em>published</em>"))] if has_published and flag.name in COUNTED_OF else []
         headings += [Heading("p")]
-    note = f"{NOTE} {NAMES} count canaries of {_listed(frame['canaries'])} planted"
-    note += f", published ones of {_listed(frame['published_canaries_a'])}." if has_published else "."
+    note = f"{NOTE} {NAMES} count canaries of {_listed(canaries)} planted"
+    note += f", published ones of {_listed(column(frame, 'published_canaries_value_a'))}." if has_published else "."
     scale = f"from {number(low)} to {number(high)} bits"
     headings += [Heading(_less(PRIMARY)), left(scale), Heading("p")]
     headings += [Heading(Markup("At the ceiling, IID&nbsp;/ non"))] * has_ceiling
@@ -131,34 +133,35 @@ def _less(quantity: Quantity) -> str:
 def _cells(
     row: Mapping[Any, Any], quantities: Sequence[Quantity], has_published: bool, has_diverged: bool
 ) -> list[Cell]:
-    mark = " †" if row["unit"] == "canaries" else ""
-    cells: list[Cell] = [f"{number(row['seeds'], '{:d}')}{mark}", *[_both(row, "diverged")] * has_diverged]
+    mark = " †" if row.get("over") == "canaries" else ""
+    cells: list[Cell] = [f"{number(row.get('seeds'), '{:.0f}')}{mark}", *[_both(row, "diverged")] * has_diverged]
     for flag in flags(quantities):
         cells.append(_both(row, flag.name))
         if has_published and flag.name in COUNTED_OF:
             cells.append(_both(row, f"{PREFIX}{flag.name}"))
-        cells.append(_p(row, p_of(flag)))
+        cells.append(_p(row, flag.name))
     return [*cells, _difference(row, PRIMARY)]
 
 
 def _difference(row: Mapping[Any, Any], quantity: Quantity) -> Cell:
     """Return a mean difference and its interval."""
     template = f"{{:{signed(quantity)}}}"
-    mean, low, high = (number(row[prefix_of(quantity) + name], template) for name in DIFFERENCE)
-    if _has(row, f"{prefix_of(quantity)}ci_low"):
+    mean, low, high = (number(row.get(f"{quantity.name}_{name}"), template) for name in ("difference", "low", "high"))
+    if _has(row, f"{quantity.name}_low"):
         return Markup("{} <small>{}</small>").format(mean, f"{low} to {high}")
     return mean
 
 
 def _both(row: Mapping[Any, Any], name: str) -> str:
-    values = [row[f"{name}_{side}"] for side in "ab"]
+    values = [row.get(f"{name}_value_{side}") for side in "ab"]
     return "–" if any(map(pd.isna, values)) else " / ".join(number(value).removesuffix(".0") for value in values)
 
 
 def _p(row: Mapping[Any, Any], name: str) -> Cell:
-    if not _has(row, name):
+    if not _has(row, f"{name}_p"):
         return "–"
-    return Markup("{} <small>({})</small>").format(number(row[name], "{:.2g}"), number(row[f"{name}_holm"], "{:.2g}"))
+    p, corrected = (number(row[f"{name}_{value}"], "{:.2g}") for value in ("p", "p_holm"))
+    return Markup("{} <small>({})</small>").format(p, corrected)
 
 
 def _listed(values: "pd.Series[float]") -> str:
@@ -166,22 +169,22 @@ def _listed(values: "pd.Series[float]") -> str:
 
 
 def _has(row: Mapping[Any, Any], name: str) -> bool:
-    return not pd.isna(row[name])
+    return not pd.isna(row.get(name))
 
 
 def _whisker(id_: str, row: Mapping[Any, Any], low: float, high: float, label: str) -> Cell:
     """Return a drawing of a mean and its interval on a scale that all rows share, with zero marked."""
-    if not _has(row, "mean_difference"):
+    if not _has(row, f"{PRIMARY.name}_difference"):
         return "–"
 
     def at(value: float) -> float:
         return 5 + (WIDTH - 10) * (value - low) / ((high - low) or 1.0)
 
-    mean = float(row["mean_difference"])
+    mean = float(row[f"{PRIMARY.name}_difference"])
     content = Markup('<path class="rule" d="M{:.1f},1V{}"/>').format(at(0), HIGH - 1)
     told = f"IID less non-IID: {mean:+.2f} bits"
-    if _has(row, "ci_low"):
-        begin, end = float(row["ci_low"]), float(row["ci_high"])
+    if _has(row, f"{PRIMARY.name}_low"):
+        begin, end = (float(row[f"{PRIMARY.name}_{end}"]) for end in ("low", "high"))
         content += Markup('<path class="w" d="M{:.1f},{}H{:.1f}"/>').format(at(begin), HIGH // 2, at(end))
         told += f", 95% interval {begin:+.2f} to {end:+.2f}"
     content += Markup('<circle class="dot" cx="{:.1f}" cy="{}" r="3.2"/>').format(at(mean), HIGH // 2)

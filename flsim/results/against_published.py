@@ -8,13 +8,13 @@
                     where the paper does not tell both apart by more than chance
 
 *Size* is compared only where both shares answer the same question: with as many references, known words and words of a
-canary (`flsim.results.question`). Otherwise METRIC_size is blank. It is compared with Thakkar et al. (2020) alone, who
+canary (`flsim.results.published`). Otherwise METRIC_size is blank. It is compared with Thakkar et al. (2020) alone, who
 count canaries as this platform does. The secrets, spaces and models of Carlini et al. (2019) are different, so bits and
 shares of extracted secrets are compared only in direction.
 
 *Direction* compares published rows with the mean of all runs that stand for the row. Published counts such as 54 and 52
 of 90 canaries differ by chance, so pairs are counted twice: those that the paper tells apart by more than chance
-(`flsim.results.agreement.differ_by_more_than_chance`), and all that differ. The papers do not state how far chance
+(`flsim.base.statistics.differ_by_more_than_chance`), and all that differ. The papers do not state how far chance
 moves exposures and shares of extracted secrets, so all their pairs are counted. Whether our own difference is more than
 chance is told by intervals, tests over canaries, and seeds.
 """
@@ -25,10 +25,11 @@ from dataclasses import dataclass
 
 import numpy as np
 import pandas as pd
+import scipy
 from numpy.typing import NDArray
 
-from flsim.results.agreement import Order, differ_by_more_than_chance, order, size
-from flsim.results.question import differences, is_alike
+from flsim.base.statistics import differ_by_more_than_chance
+from flsim.results.published import differences, is_alike
 
 COUNTED = ("rs", "bs")
 # Extracted secrets are held against Beam Search, which searches for the likeliest continuation as their extraction
@@ -49,6 +50,61 @@ CHANCE = (
     "have the same canaries, so the test is conservative. It says nothing about other seeds of the paper's models."
 )
 ROUNDING = 9  # decimals of a share or a bit, so that means that are equal on paper tie
+
+
+def size(low: float, high: float, published: float) -> str:
+    """Return "same" if the published share lies in our interval, otherwise whether ours is "lower" or "higher"."""
+    return "same" if low <= published <= high else "lower" if high < published else "higher"
+
+
+@dataclass(frozen=True)
+class Order:
+    """The agreement of rows with the published order.
+
+    Attributes:
+        pairs: number of pairs of rows whose published values differ.
+        agreeing: number of those pairs whose difference has the same sign in ours; a tie of ours counts half.
+        clear_pairs, clear_agreeing: the same of the pairs that the paper tells apart by more than chance.
+        of_rows: for each row, the share of its clear pairs that agrees; NaN if it has none.
+        tau: Kendall's tau-b between our and the published values; NaN if either has only one value.
+        p: two-sided p-value of tau (scipy), which treats rows as exchangeable and independent; NaN if tau is.
+    """
+
+    pairs: int
+    agreeing: float
+    clear_pairs: int
+    clear_agreeing: float
+    of_rows: tuple[float, ...]
+    tau: float
+    p: float
+
+
+def order(ours: Sequence[float], theirs: Sequence[float], is_clear: NDArray[np.bool_] | None = None) -> Order:
+    """Return the agreement of two orders of rows.
+
+    Args:
+        ours: float [rows], our values.
+        theirs: float [rows], the published values in the same order.
+        is_clear: bool [rows, rows], symmetric: whether published values differ by more than chance. Without it all
+            pairs that differ are clear.
+    """
+    a, b = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
+    signs = [np.sign(values[:, None] - values[None, :]) for values in (a, b)]
+    differ = signs[1] != 0
+    agree = np.where(differ, (1 + signs[0] * signs[1]) / 2, 0.0)
+    clear = differ if is_clear is None else differ & is_clear
+    clearly = np.where(clear, agree, 0.0)
+    of_rows = [
+        float(sum_ / count) if count else math.nan
+        for sum_, count in zip(clearly.sum(axis=1), clear.sum(axis=1), strict=True)
+    ]
+    tau = p = math.nan
+    if len(set(a)) > 1 and len(set(b)) > 1:
+        tau, p = map(float, scipy.stats.kendalltau(a, b))
+    all_pairs, clear_pairs = (
+        (int(which.sum()) // 2, float(scores.sum()) / 2) for which, scores in ((differ, agree), (clear, clearly))
+    )
+    return Order(*all_pairs, *clear_pairs, tuple(of_rows), tau, p)
 
 
 @dataclass(frozen=True)

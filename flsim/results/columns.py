@@ -6,13 +6,11 @@ from typing import Any
 import pandas as pd
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import share_interval
 from flsim.measures import built_in
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, from_json, to_json
-from flsim.results.against_published import AGAINST
-from flsim.results.agreement import share_interval
-from flsim.results.published import COUNTED_OF, PREFIX, PUBLISHED
-from flsim.results.question import ASKED
+from flsim.results.published import PUBLISHED
 from flsim.results.store import RunResults
 
 PRIVACY = {
@@ -29,45 +27,6 @@ RECORD_PRIVACY = {
 }
 FALSE_POSITIVE = "false_positive_rate"
 OVER_SEEDS = ("seeds_low", "seeds_high", "canaries_low", "canaries_high")
-COUNTS = {
-    "a": "Int64",
-    "b": "Int64",
-    "only_a": "Int64",
-    "only_b": "Int64",
-    "p": "Float64",
-    "p_holm": "Float64",
-    "share": "Float64",
-    "share_low": "Float64",
-    "share_high": "Float64",
-}
-DIFFERENCE = ("mean_difference", "ci_low", "ci_high")  # of a number, a less b, with its 95% interval
-AT_CEILING = ("at_ceiling_a", "at_ceiling_b")  # canaries with the largest possible exposure, in a and in b
-PAIRED = (*DIFFERENCE, "low", "high", "p_t", "p_t_holm", "p_wilcoxon")  # and COUNTS: what comparisons say of it
-# Columns beside those of measures, in any table or frame of results.
-TAKEN = (
-    *("setting", "run", "round", "epochs", "canaries", "controls", "references", "status", "reason", FALSE_POSITIVE),
-    *("series", "runs", "seeds", "given", "left_out", *OVER_SEEDS),
-    *("folder", "sweep", "grid", "world", "seed", "is_final", "is_planted"),
-    *("canary", "words", "tokens", "p_u", "p_e", "sharers", "insertions", "planned_sharers", "planned_insertions"),
-    *("first_round", "last_round"),
-    *(
-        "participations",
-        "rounds_since_use",
-        "sharer_rounds",
-        "configuration",
-        "copies",
-        "n",
-        "row",
-        "setting_a",
-        "setting_b",
-        "unit",
-    ),
-    *(*DIFFERENCE, "p", "p_t", "p_wilcoxon", "p_holm", "p_t_holm", "epochs_a", "epochs_b", "diverged_a", "diverged_b"),
-    *AT_CEILING,
-    *(*POPULATION, *PRIVACY, *RECORD_PRIVACY, *PUBLISHED, *ASKED, *AGAINST, "diverged"),
-    *(f"{PREFIX}{name}_{side}" for name in COUNTED_OF for side in "ab"),
-    *(f"like_utility_{name}" for name in ("difference", "low", "high", "p", "p_holm", "left_out")),
-)
 DESCRIBED = "quantities"  # of a table's attributes: the descriptions of a user's own measures in it
 
 
@@ -122,10 +81,9 @@ def prefix_of(quantity: Quantity) -> str:
 
 
 def names_of(quantity: Quantity) -> list[str]:
-    """Return all names that a quantity takes in tables and comparisons, its own first."""
-    pairs = (f"{quantity.column}_{name}" for name in (*COUNTS, *PAIRED, "controls"))
-    columns = (*columns_of(quantity), *columns_over_seeds(quantity))
-    return list(dict.fromkeys((quantity.name, quantity.column, *columns, *pairs)))
+    """Return all names that a quantity takes in tables, its own first."""
+    columns = (*columns_of(quantity), *columns_over_seeds(quantity), f"{quantity.name}_controls")
+    return list(dict.fromkeys((quantity.name, quantity.column, *columns)))
 
 
 def quantities_of(runs: Iterable[RunResults]) -> list[Quantity]:
@@ -193,7 +151,7 @@ def frame(
 
 
 def shares(metric: str, memorized: int, canaries: int) -> dict[str, float]:
-    """Return the exact 95% interval of a share of canaries; see `flsim.results.agreement.share_interval`."""
+    """Return the exact 95% interval of a share of canaries; see `flsim.base.statistics.share_interval`."""
     return dict(zip((f"{metric}_share_low", f"{metric}_share_high"), share_interval(memorized, canaries), strict=True))
 
 

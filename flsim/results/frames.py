@@ -39,14 +39,15 @@ from typing import Any
 import pandas as pd
 
 from flsim.base.errors import InputError
-from flsim.canaries.roster import is_drawn
+from flsim.canaries.roster import SCHEMA, is_drawn
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity
+from flsim.results.canary_table import TYPES as CANARY_TABLE
 from flsim.results.columns import described, quantities_of
 from flsim.results.copies import without_copies
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import WORLD, is_sweep, read_sweep
-from flsim.results.tables import memorization_table
+from flsim.results.tables import memorization_table, types
 
 RUN = {
     "folder": "string",
@@ -82,6 +83,11 @@ CANARY = {
     "first_round": "Int64",
     "last_round": "Int64",
     **{quantity.name: type_of(quantity) for quantity in QUANTITIES.values() if "canaries" in quantity.places},
+}
+# Columns beside those of measures, in any table or frame of results.
+TAKEN = {
+    *(*types("run"), *types("series"), *RUN, *CANARY, *CANARY_TABLE, *SCHEMA.names),
+    *("participations", "rounds_since_use", "sharer_rounds"),  # of a trace
 }
 
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
-from flsim.results.inference import t_interval
+from flsim.base.statistics import t_interval
 from flsim.results.run_file import read_run_file, setting_of
 from flsim.results.store import RunResults, refuse_two_points
 

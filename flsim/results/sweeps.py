@@ -7,26 +7,94 @@ runs/NAME/      run folders
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Annotated, Any, NotRequired, TypeVar
 
-from pydantic import ValidationError
+from pydantic import Field, TypeAdapter, ValidationError
+from typing_extensions import TypedDict
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, inside
 from flsim.base.progress import say
 from flsim.results.copies import without_copies
-from flsim.results.paths import expanded
 from flsim.results.published import with_question
 from flsim.results.run_file import is_run
 from flsim.results.store import RunResults, read_run
-from flsim.results.sweep_file import FILE as FILE
-from flsim.results.sweep_file import SWEEP_FILE
-from flsim.results.sweep_file import is_sweep as is_sweep
 
 RUNS = "runs"
 NOT_SEARCHED = "Learning rates were not searched for: they are as the sweep sets them, and may suit one side better."
 Measured = TypeVar("Measured")
 WORLD = "data.world"  # the axis that makes twins
+FILE = "sweep.json"
+Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
+Count = Annotated[int, Field(ge=0, lt=2**63)]
+Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
+
+
+class Published(TypedDict, total=False):
+    """A published row; other columns are numbers or texts of the table's own."""
+
+    table: str
+    data: str
+    optimizer: str
+    canaries: Count
+    references: Count
+    prefix: Count
+    length: Count
+    rs: Count
+    bs: Count
+
+
+class PlannedRun(TypedDict):
+    """A run of the sweep."""
+
+    name: str
+    grid: str
+    seed: Whole
+    axes: dict[str, Any]
+    published: Published | None
+
+
+class Session(TypedDict, total=False):
+    """A session of work on the sweep."""
+
+    began: str
+    seconds: Seconds
+    peak_memory: Count | None
+    cores: Count | None
+    at_once: Count | None
+    trained: list[str] | None
+    failed: dict[str, str] | None
+
+
+class Command(TypedDict):
+    """A command that added runs, or changed how long runs are."""
+
+    command: str
+    runs: list[str]
+
+
+class SweepFile(TypedDict):
+    """The content of sweep.json."""
+
+    name: str
+    title: str
+    question: str
+    tier: str
+    about: str
+    command: str
+    source: str | None
+    versions: dict[str, str]
+    sessions: list[Session]
+    runs: list[PlannedRun]
+    commands: NotRequired[list[Command]]
+    shared: NotRequired[dict[str, Any] | None]
+    synthetic: NotRequired[dict[str, Any] | None]
+    tuned: NotRequired[str]
+    chosen: NotRequired[list[str]]
+    grids: NotRequired[list[str]]
+
+
+SWEEP_FILE = TypeAdapter(SweepFile)
 
 
 @dataclass(frozen=True, eq=False)
@@ -130,6 +198,37 @@ def read_sweep(path: Path) -> Sweep:
         chosen=about.get("chosen", []),
         grids=about.get("grids", []),
     )
+
+
+def is_sweep(path: Path) -> bool:
+    """Return whether a folder is one of a sweep."""
+    return (path / FILE).is_file()
+
+
+def expanded(paths: Sequence[Path | str]) -> list[Path]:
+    """Return run folders and folders of sweeps in place of the paths that hold some, such as the folder of a demo.
+
+    Among several paths, one that exists and holds neither is left out with one line on standard error: a pattern such
+    as ``runs/*`` matches other folders too. A path that does not exist stays, as does a path that is alone, so that
+    the reader of runs says what is wrong with it.
+    """
+    runs, skipped = list[Path](), list[Path]()
+    for path in map(Path, paths):
+        inside = [path] if is_run(path) or is_sweep(path) else runs_inside(path)
+        if inside or len(paths) == 1 or not path.exists():
+            runs += inside or [path]
+        else:
+            skipped.append(path)
+    if not runs:
+        return list(map(Path, paths))
+    if skipped:
+        say(f"left out, since there is no run in it: {', '.join(map(str, skipped))}")
+    return runs
+
+
+def runs_inside(folder: Path) -> list[Path]:
+    """Return the run folders and sweeps directly inside a folder, in the order of their names."""
+    return [path for path in sorted(folder.glob("*")) if is_run(path) or is_sweep(path)]
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:

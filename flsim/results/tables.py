@@ -56,26 +56,46 @@ published_references, _prefix and _length, which say what the paper's counts ans
     length                   number of words of a planted canary; blank if they differ
 
 A cell that was not measured is blank, and so is every measurement of a run that diverged.
+
+With by="series", runs that differ only in their seed are a row, in the columns above and these:
+
+    series, runs             the series' digest, and the names of the averaged runs, in place of run and status; the
+                             settings in which trainings of the same name differ are added to setting
+    seeds, given             number of averaged runs, and number of all runs
+    diverged                 number of runs that diverged: an outcome, in no mean
+    round, epochs            of the evaluated models: the common round, blank without one, and the mean of epochs
+    rs, rs_sd, bs, bs_sd     memorized canaries: mean and deviation over seeds; the interval of the share is of all
+                             canaries of all seeds pooled: too narrow for other seeds, which have other models
+    canaries                 planted canaries of a run: mean over seeds
+    mean_exposure            mean over seeds and canaries
+    seeds_low, seeds_high    its 95% interval from Student's t over the seeds' means, for the mean over all seeds
+    canaries_low, _high      its 95% interval over all canaries of all seeds pooled, which it treats as independent
+    accuracy_sd, ...         standard deviation over seeds of a number of the model, which is a mean
+    left_out                 runs that are not averaged, and the reasons
+
+Controls are then those of all seeds pooled, epsilons those of the run with the largest, and a cell is also blank if it
+was not measured in every run of a row, or if it needs two seeds and there is one.
 """
 
 from collections.abc import Mapping, Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, Literal
 
+import numpy as np
 import pandas as pd
+from numpy.typing import NDArray
 
+from flsim.base.statistics import t_interval
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
-from flsim.results import columns, display_columns, formats, layout
+from flsim.results import columns
 from flsim.results.against_published import AGAINST
-from flsim.results.formats import formatted, text_of
-from flsim.results.formats import to_csv as to_csv
-from flsim.results.inference import t_interval
-from flsim.results.layout import Column
-from flsim.results.published import PUBLISHED, cells_of
-from flsim.results.question import ASKED, asked
+from flsim.results.distinctions import distinctions
+from flsim.results.published import ASKED, PUBLISHED, asked, cells_of
+from flsim.results.seeds import Sample, by_series, sample, spread
 from flsim.results.store import RunResults, refuse_two_points
 
+By = Literal["run", "series"]
 STANDARD = [quantity for quantity in select_for(QUANTITIES.values(), "table") if quantity.is_standard]
 OPTIONAL = [quantity for quantity in select_for(QUANTITIES.values(), "table") if not quantity.is_standard]
 COLUMNS = {
@@ -90,15 +110,36 @@ COLUMNS = {
     "references": "Int64",
     "status": "string",
 }
-REASON = {"reason": "string"}
+SERIES = {
+    "setting": "string",
+    "series": "string",
+    "runs": "string",
+    "seeds": "Int64",
+    "given": "Int64",
+    "diverged": "Int64",
+    "round": "Int64",
+    "epochs": "Float64",
+    **{name: "Float64" for flag in flags(STANDARD) for name in (flag.name, f"{flag.name}_sd")},
+    **{name: "Float64" for flag in flags(STANDARD) for name in columns.columns_over_seeds(flag)},
+    "canaries": "Float64",
+    **{name: kind for number in numbers(STANDARD) for name, kind in columns.columns_over_seeds(number).items()},
+    **{name: kind for number in of_model(STANDARD) for name, kind in columns.columns_over_seeds(number).items()},
+    "references": "Int64",
+}
 CONTROLS = columns.columns_of_controls(flags(STANDARD))
-GROUPS = (columns.POPULATION, CONTROLS, columns.PRIVACY, columns.RECORD_PRIVACY, REASON, PUBLISHED, ASKED)
-TYPES = COLUMNS | {
-    name: kind for group in (*map(columns.columns_of, OPTIONAL), *GROUPS, AGAINST) for name, kind in group.items()
+PRIVACY = (columns.POPULATION, CONTROLS, columns.PRIVACY, columns.RECORD_PRIVACY)
+GROUPS: dict[By, tuple[dict[str, str], ...]] = {
+    "run": (*PRIVACY, {"reason": "string"}, PUBLISHED, ASKED),
+    "series": (*PRIVACY, {"left_out": "string"}, PUBLISHED, ASKED),
 }
 
-ONE_SEED = "One seed a row: means and intervals are over its canaries and say nothing about other seeds."
-INTERVAL = "CI: half the 95% interval of {}, Student's t over canaries."
+
+def types(by: By, own: Sequence[Quantity] = ()) -> dict[str, str]:
+    """Return all columns that a table may have, with their types; `own` are quantities of a user's own measures."""
+    of_quantity = columns.columns_of if by == "run" else columns.columns_over_seeds
+    always = COLUMNS if by == "run" else SERIES
+    groups = (*map(of_quantity, (*OPTIONAL, *own)), *GROUPS[by], AGAINST, columns.columns_of_controls(flags(own)))
+    return always | {name: kind for group in groups for name, kind in group.items()}
 
 
 def memorization_table(
@@ -106,37 +147,45 @@ def memorization_table(
     round: int | None = None,
     epoch: float | None = None,
     published: Mapping[RunResults, Mapping[str, Any]] | None = None,
+    by: By = "run",
 ) -> pd.DataFrame:
-    """Return one row per run, in the order given, with the columns of `COLUMNS` and all others that have values.
+    """Return one row per run or per series, in the order given, with all columns that have values.
 
     Args:
         runs: the results of each run.
-        round: the evaluated round to show; by default each run's last. Runs that have not come so far stay blank.
+        round: the evaluated round to show; by default each run's last, and of a series that of completed runs. Runs
+            that have not come so far stay blank.
         epoch: the number of epochs to show, in place of `round`; see `RunResults.evaluation_at_epoch`.
-        published: rows of `flsim.results.published` that runs stand for.
+        published: rows of `flsim.results.published` that runs stand for; a series has that of its first run.
+        by: what a row is.
 
     Raises:
-        InputError: a run passed that round without an evaluation, some canaries' results are missing, or both a round
-            and an epoch are given.
+        InputError: a run passed that round without an evaluation, some canaries' results are missing, both a round and
+            an epoch are given, or for means over seeds as `flsim.results.seeds.by_series` and `sample`.
     """
     refuse_two_points(round, epoch)
-    quantities = columns.quantities_of(runs)
-    rows = [
-        {
-            "setting": run.setting,
-            "run": run.name,
-            **_measured(run, select_for(quantities, "table"), round, epoch),
-            "status": run.status,
-            "reason": run.reason,
-            **cells_of((published or {}).get(run)),
-            **asked(run, (published or {}).get(run)),
-        }
-        for run in runs
-    ]
-    optional = [quantity for quantity in select_for(quantities, "table") if not quantity.is_standard]
+    quantities = select_for(columns.quantities_of(runs), "table")
+    if by == "run":
+        firsts = list(runs)
+        rows = [
+            {"setting": run.setting, "run": run.name, **_measured(run, quantities, round, epoch)}
+            | {"status": run.status, "reason": run.reason}
+            for run in runs
+        ]
+    else:
+        samples = [sample(group, round, epoch) for group in by_series(runs)]
+        firsts = [one.runs[0] for one in samples]
+        rows = [
+            {"setting": one.setting + words} | _averaged(one, quantities)
+            for one, words in zip(samples, distinctions(firsts), strict=True)
+        ]
+    for first, row in zip(firsts, rows, strict=True):
+        row |= cells_of((published or {}).get(first)) | asked(first, (published or {}).get(first))
+    optional = [quantity for quantity in quantities if not quantity.is_standard]
     controls = columns.columns_of_controls(flags(optional))
-    table = columns.frame(rows, COLUMNS, (*map(columns.columns_of, optional), *GROUPS, controls))
-    return columns.described(table, optional)
+    of_quantity = columns.columns_of if by == "run" else columns.columns_over_seeds
+    groups = (*map(of_quantity, optional), *GROUPS[by], controls)
+    return columns.described(columns.frame(rows, COLUMNS if by == "run" else SERIES, groups), optional)
 
 
 def _measured(
@@ -177,6 +226,82 @@ def _cells(run: RunResults, quantity: Quantity, at: int) -> dict[str, Any]:
     return dict(zip(columns.columns_of(quantity), cells, strict=True))
 
 
+def _averaged(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
+    averaged = [run for run, _ in series.taken]
+    row: dict[str, Any] = {
+        "series": series.runs[0].series,
+        "runs": ", ".join(run.name for run in averaged) or None,
+        "seeds": len(series.taken),
+        "given": len(series.runs),
+        "diverged": series.diverged,
+        "canaries": float(np.mean([len(run.planted) for run in averaged or series.runs])),
+        "left_out": "; ".join(f"{name} ({why})" for name, why in series.left_out.items()) or None,
+    }
+    if not series.taken:
+        return row
+    rounds = {round_ for _, round_ in series.taken}
+    row["round"] = rounds.pop() if len(rounds) == 1 else None
+    row["epochs"] = _mean([run.epochs_of(round_) for run, round_ in series.taken])
+    row["references"] = series.taken[0][0].references(series.taken[0][1])
+    whole = {run.whole_test_users(round_) for run, round_ in series.taken}
+    row["whole_test_users"] = None if None in whole else min(count for count in whole if count is not None)
+    for quantity in quantities:
+        row |= _cells_over_seeds(series, quantity)
+    return row | columns.controls(series.taken, flags(quantities)) | _privacy(series)
+
+
+def _cells_over_seeds(series: Sample, quantity: Quantity) -> dict[str, Any]:
+    """Return a row's cells in the columns of a quantity; empty if some run has not measured it."""
+    name = quantity.name
+    if not quantity.of_canaries:
+        measured = [run.of_model(name, round_) for run, round_ in series.taken]
+        return {name: _mean(measured), f"{name}_sd": _deviation(measured)}
+    values = _of_canaries(series, name)
+    if not values:
+        return {}
+    if quantity.is_flag:
+        memorized = [canaries == 1 for canaries in values]
+        counts = [float(canaries.sum()) for canaries in memorized]
+        shares = columns.shares(name, int(sum(counts)), sum(map(len, memorized)))
+        return {name: _mean(counts), f"{name}_sd": _deviation(counts), **shares}
+    over = spread(values)
+    cells = (over.mean, *over.over_seeds, *over.over_canaries)
+    return dict(zip(columns.columns_over_seeds(quantity), cells, strict=True))
+
+
+def _of_canaries(series: Sample, metric: str) -> list[NDArray[np.floating[Any]]]:
+    """Return the values of each run's planted canaries; empty if some run has none."""
+    measured = [run.of_planted(metric, round_) for run, round_ in series.taken]
+    known = [values.to_numpy() for values in measured if values is not None and not values.empty]
+    return known if len(known) == len(measured) else []
+
+
+def _privacy(series: Sample) -> dict[str, Any]:
+    """Return epsilons of the run with the largest epsilon, because populations differ in size.
+
+    The cells are blank if a run has no epsilon.
+    """
+    epsilons = [columns.privacy(run, round_) for run, round_ in series.taken]
+    privacy: dict[str, Any] = {}
+    for epsilon, names in (("epsilon_sound", columns.PRIVACY), ("record_epsilon", columns.RECORD_PRIVACY)):
+        if all(epsilon in of_run for of_run in epsilons):
+            largest = max(epsilons, key=lambda of_run: float(of_run[epsilon]))
+            privacy |= {name: largest.get(name) for name in names}
+    return privacy
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if len(known) == len(values) else None
+
+
+def _deviation(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    if len(known) < max(2, len(values)) or not np.isfinite(known).all():  # a finite model can have infinite perplexity
+        return None
+    return float(np.std(known, ddof=1))
+
+
 def lowest(roster: pd.DataFrame) -> str:
     """Return the lowest configuration among canaries as the paper prints it, e.g. ``"3/50K, 1%"``; ``"-"`` without any.
 
@@ -211,87 +336,18 @@ def user_share(p_u: float) -> str:
     return str(fraction)
 
 
-def from_csv(text: str, own: Sequence[Quantity] = ()) -> pd.DataFrame:
-    """Return exactly the table that `to_csv` wrote; `own` describes a user's own measures."""
-    types = {name: kind for quantity in own for name, kind in columns.columns_of(quantity).items()}
-    types |= columns.columns_of_controls(flags(own))
-    return columns.described(formats.from_csv(text, TYPES | types), own)
+def rounds_text(first: Any, last: Any) -> str:
+    """Return the rounds in which a canary is planted, in words; empty where it is planted in all.
 
-
-def to_markdown(table: pd.DataFrame, width: int = layout.TERMINAL) -> str:
-    """Return the paper's columns and related ones, in as many tables as `width` characters take, with a legend.
-
-    Run, round and status appear only if they matter: for equal settings, different rounds, or unfinished runs. Epochs
-    replace different rounds if all runs know theirs.
+    Args:
+        first: the first round, from 1; missing for no bound.
+        last: the last round; missing for no bound, and before the first where there is no round.
     """
-    return layout.markdown(*_columns(table), display_columns.legend(table) + _remarks(table), width)
-
-
-def to_latex(table: pd.DataFrame) -> str:
-    """Return the columns of `to_markdown` as tabulars, ready to paste; they need the package booktabs."""
-    return layout.latex(*_columns(table), _remarks(table))
-
-
-def _remarks(table: pd.DataFrame) -> str:
-    """Return the sentences below a table that are not about one column."""
-    text = display_columns.population(table) + display_columns.progress(table, _is_unfinished(table))[1]
-    if table["round"].notna().any():
-        text += formats.note(ONE_SEED)
-    if "reason" in table:
-        for row in table.dropna(subset="reason").itertuples():
-            text += formats.note(f"{row.run} {row.status}: {row.reason}")
-    if partial := [quantity.title for quantity in _partly_measured(table)]:
-        text += formats.note(f"Not measured of all runs, so only in CSV and Parquet: {', '.join(partial)}.")
-    return text + display_columns.agreement(table) + display_columns.tuned(table)
-
-
-def _partly_measured(table: pd.DataFrame) -> list[Quantity]:
-    """Return the built-in quantities that some evaluated runs have and others lack: columns of gaps say little."""
-    evaluated = table[table["round"].notna()]
-    partial = []
-    for quantity in OPTIONAL:
-        if columns.is_in(table, quantity):
-            values = evaluated[quantity.name if quantity.name in table else columns.mean_of(quantity)]
-            if values.isna().any():
-                partial.append(quantity)
-    return partial
-
-
-def _is_unfinished(table: pd.DataFrame) -> bool:
-    return bool((table["status"] != "completed").any())
-
-
-def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
-    """Return the columns as people read them, in the paper's order: labels of a row, and units that stay together."""
-    unfinished = _is_unfinished(table)
-    labels = [Column("Setting", text_of(table["setting"]), is_number=False)]
-    if table["setting"].duplicated().any():
-        labels.append(Column("Run", text_of(table["run"]), is_number=False))
-    quantities = select_for(columns.quantities_in(table), "table")
-    partial = _partly_measured(table)
-    measured = [
-        quantity
-        for quantity in quantities
-        if quantity.is_standard or (columns.is_in(table, quantity) and quantity not in partial)
-    ]
-    memorized = [unit for flag in flags(measured) for unit in display_columns.memorized(table, flag, "{}")]
-    means = [
-        [
-            *display_columns.mean(table, number),
-            Column("CI", _half(table, number), is_extra=True, note=INTERVAL.format(number.heading)),
-            *display_columns.companions(table, number, measured),
-        ]
-        for number in numbers(measured)
-        if not number.beside
-    ]
-    status = [[Column("Status", text_of(table["status"]), is_number=False, is_late=True)]] if unfinished else []
-    progress = [unit for unit in [display_columns.progress(table, unfinished)[0]] if unit]
-    utility = display_columns.utility(table, of_model(measured))
-    memorized += display_columns.controls(table)
-    return labels, [*progress, *status, *memorized, *means, *utility, *display_columns.epsilons(table)]
-
-
-def _half(table: pd.DataFrame, quantity: Quantity) -> list[str]:
-    """Return half the interval of a mean."""
-    low, high = (table[f"{quantity.column}_{end}"] for end in ("low", "high"))
-    return formatted((high - low) / 2, quantity.format)
+    if pd.isna(first) and pd.isna(last):
+        return ""
+    if pd.isna(last):
+        return f"from round {first:,} on"
+    start = 1 if pd.isna(first) else first
+    if last < start:
+        return f"in no round (from {start:,})"
+    return f"in round {start:,}" if start == last else f"in rounds {start:,} to {last:,}"

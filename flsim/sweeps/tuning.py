@@ -36,12 +36,12 @@ from flsim.base.files import digest, from_json, make_folder, new_file, write_jso
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
 from flsim.measures.utility import PERPLEXITY
-from flsim.results.formats import note
-from flsim.results.layout import Column, markdown
 from flsim.results.run_file import is_run
 from flsim.results.store import read_run
 from flsim.results.sweeps import RUNS
 from flsim.runs.config import Config, dump, toml
+from flsim.show.formats import note
+from flsim.show.layout import Column, markdown
 from flsim.sweeps import definition
 from flsim.sweeps.definition import Definition, Planned, Tier, planned_runs
 from flsim.sweeps.folder import CORPUS, CORPUS_SEED, TUNED, SweepFolder, corpus_of, open_corpus

@@ -7,7 +7,8 @@ import pytest
 import scipy
 from scipy.special import ndtr, ndtri
 
-from flsim.audits import coins, guesses, intervals, roc, thresholds, trade_off
+from flsim.audits import coins, guesses, thresholds, trade_off
+from flsim.base.statistics import auroc, roc, upper_bound
 
 
 @pytest.mark.parametrize(
@@ -17,8 +18,8 @@ from flsim.audits import coins, guesses, intervals, roc, thresholds, trade_off
 def test_upper_bounds_are_quantiles_of_beta_distributions(
     successes: int, trials: int, tail: float, bound: float
 ) -> None:
-    assert intervals.upper(successes, trials, tail) == pytest.approx(bound, abs=1e-6)
-    assert intervals.upper(successes, trials, tail) == pytest.approx(
+    assert upper_bound(successes, trials, tail) == pytest.approx(bound, abs=1e-6)
+    assert upper_bound(successes, trials, tail) == pytest.approx(
         scipy.stats.beta.ppf(1 - tail, successes + 1, trials - successes), rel=1e-12
     )
 
@@ -56,7 +57,7 @@ def test_one_run_bounds_of_normal_scores(shift: float, one_run: float, f_dp: flo
     the ROC's convex hull, each at its part of 5%.
     """
     quantiles = ndtri((np.arange(10_000) + 0.5) / 10_000)
-    curve = roc.roc(quantiles + shift, quantiles)
+    curve = roc(quantiles + shift, quantiles)
     vertices = scipy.spatial.ConvexHull(np.stack([curve.fpr, curve.tpr], axis=1)).vertices
     right, wrong = (np.round(10_000 * rates[vertices]).astype(int) for rates in (curve.tpr, curve.fpr))
     best_one, best_mu = 0.0, 0.0
@@ -83,8 +84,8 @@ def test_thresholds_are_those_of_tensorflow_privacy() -> None:
 def test_the_area_is_mann_whitney_s() -> None:
     """jax_privacy's tests/auditing_test.py has 13/16 here, as it takes the convex hull first."""
     members, others = np.array([0.0, 4, 6, 7]), np.array([1.0, 2, 3, 5])
-    assert roc.auroc(members, others) == 11 / 16
-    curve = roc.roc(np.array([1.0, 3]), np.array([0.0, 2]))
+    assert auroc(members, others) == 11 / 16
+    curve = roc(np.array([1.0, 3]), np.array([0.0, 2]))
     assert (curve.fpr.tolist(), curve.tpr.tolist()) == ([0, 0, 0.5, 0.5, 1], [0, 0.5, 0.5, 1, 1])
 
 

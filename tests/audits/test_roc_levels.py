@@ -4,9 +4,8 @@ import numpy as np
 import pytest
 from scipy.stats import binom, norm
 
-from flsim.audits.roc import roc
 from flsim.base.errors import InputError
-from flsim.results.agreement import share_interval
+from flsim.base.statistics import roc, share_interval
 
 
 def test_a_level_of_one_of_n_is_one_false_positive() -> None:

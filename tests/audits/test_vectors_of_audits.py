@@ -4,66 +4,15 @@ The inputs leave no term of a formula at 0 or 1: groups of 5, a share of 0.3, de
 """
 
 import math
-from collections.abc import Sequence
-from itertools import product
 
 import numpy as np
 import pytest
 import scipy
+from helpers import enumerated
 from scipy.stats import beta, binom, norm
 
-from flsim.audits import canary_users, guesses, intervals, ranks, roc, thresholds, trade_off
-from flsim.results.agreement import share_interval
-
-
-def enumerated(probabilities: Sequence[float], successes: int) -> float:
-    """Return the probability of so many successes or more, as the sum over all outcomes."""
-    outcomes = product((0, 1), repeat=len(probabilities))
-    return sum(
-        math.prod(p if hit else 1 - p for p, hit in zip(probabilities, outcome, strict=True))
-        for outcome in outcomes
-        if sum(outcome) >= successes
-    )
-
-
-@pytest.mark.parametrize("probabilities", [(0.1, 0.3, 0.6), (0.3, 0.3, 0.3), (0.2,)])
-def test_sums_of_coins_are_those_of_all_outcomes(probabilities: tuple[float, ...]) -> None:
-    for successes in range(len(probabilities) + 2):
-        expected = enumerated(probabilities, successes)
-        assert intervals.at_least(probabilities, successes) == pytest.approx(expected, rel=1e-12)
-    assert intervals.at_least(probabilities, 0) == 1.0
-    assert intervals.at_least(probabilities, -1) == 1.0
-
-
-def test_sums_of_coins_are_at_most_1() -> None:
-    """The convolution of these 40 coins sums to more than 1 in float64."""
-    rng = np.random.default_rng(5)
-    for _ in range(50):
-        assert intervals.at_least(rng.uniform(0.9999, 1, 40).tolist(), 1) <= 1.0
-
-
-@pytest.mark.parametrize(("successes", "trials", "tail"), [(14, 48, 0.025), (1, 7, 0.2), (7, 7, 0.01)])
-def test_exact_bounds_invert_binomial_tails(successes: int, trials: int, tail: float) -> None:
-    low, high = intervals.lower(successes, trials, tail), intervals.upper(successes, trials, tail)
-    assert binom.sf(successes - 1, trials, low) == pytest.approx(tail, rel=1e-9)
-    assert high == 1 if successes == trials else binom.cdf(successes, trials, high) == pytest.approx(tail, rel=1e-9)
-    assert intervals.lower(0, trials, tail) == 0
-
-
-def test_the_interval_of_a_difference_is_newcombes() -> None:
-    """Newcombe (1998), Table II, example (a), method 10; and Wilson's formula by hand at another confidence."""
-    assert intervals.difference(56, 70, 48, 80) == pytest.approx((0.0524, 0.3339), abs=5e-5)
-    z = norm.ppf(0.9)  # 80%
-
-    def wilson(hits: int, trials: int) -> tuple[float, float]:
-        p, spread = hits / trials, z * math.sqrt(hits / trials * (1 - hits / trials) / trials + z**2 / 4 / trials**2)
-        middle, scale = p + z**2 / 2 / trials, 1 + z**2 / trials
-        return (middle - spread) / scale, (middle + spread) / scale
-
-    (low, high), (other_low, other_high) = wilson(3, 10), wilson(1, 20)
-    d = 3 / 10 - 1 / 20
-    expected = d - math.hypot(0.3 - low, other_high - 0.05), d + math.hypot(high - 0.3, 0.05 - other_low)
-    assert intervals.difference(3, 10, 1, 20, confidence=0.8) == pytest.approx(expected, rel=1e-9)
+from flsim.audits import canary_users, guesses, ranks, thresholds, trade_off
+from flsim.base.statistics import auroc, auroc_interval, roc, share_interval
 
 
 @pytest.mark.parametrize(("epsilon", "share"), [(0.7, 0.3), (0.0, 0.3), (5.0, 1e-4)])
@@ -152,17 +101,17 @@ def test_intervals_of_rates_are_those_of_two_scores(level: float, confidence: fl
     lax = next(k for k in range(1, 121) if is_below[k - 1] <= tail)
     low = share_interval(int((members > others[strict - 1]).sum()), 150, 1 - 2 * tail)[0] if strict else 0.0
     high = share_interval(int((members >= others[lax - 1]).sum()), 150, 1 - 2 * tail)[1]
-    assert roc.roc(members, others).interval(level, confidence) == pytest.approx((low, high), rel=1e-12)
+    assert roc(members, others).interval(level, confidence) == pytest.approx((low, high), rel=1e-12)
 
 
 def test_an_interval_of_rates_where_no_other_is_surely_above_the_level() -> None:
     """The lowest of 3 others has a rate above 0.9 with probability 0.27, so there is no upper bound."""
-    curve = roc.roc(np.array([1.0, 2.0]), np.array([0.0, 0.5, 1.5]))
+    curve = roc(np.array([1.0, 2.0]), np.array([0.0, 0.5, 1.5]))
     assert curve.interval(0.9)[1] == 1.0
 
 
 def test_rates_at_a_level_are_those_of_the_lowest_threshold() -> None:
-    curve = roc.roc(np.array([5.0, 4.0, 2.0, 0.0]), np.array([4.5, 3.0, 1.0, 0.5, -1.0]))
+    curve = roc(np.array([5.0, 4.0, 2.0, 0.0]), np.array([4.5, 3.0, 1.0, 0.5, -1.0]))
     at = curve.at(0.4)  # two of five: 4.5 and 3, and members from just above 1
     assert (at.level, at.alarms, at.detected, at.tpr) == (0.4, 2, 3, 0.75)
     assert (at.low, at.high) == curve.interval(0.4)
@@ -175,15 +124,15 @@ def test_bootstraps_draw_units() -> None:
     members, others = np.array([1.0, 1.0, 1.0, -1.0]), np.array([0.0, 0.0])
     units = (["a", "a", "a", "b"], ["c", "c"])
     rng = np.random.default_rng(0)
-    assert roc.auroc_interval(members, others, units, rng) == (0.0, 1.0)
+    assert auroc_interval(members, others, units, rng) == (0.0, 1.0)
     # Quantiles 0.3 and 0.7 lie inside the half of the draws that have one of each: 3 of 4 members above.
-    assert roc.auroc_interval(members, others, units, rng, confidence=0.4) == (0.75, 0.75)
+    assert auroc_interval(members, others, units, rng, confidence=0.4) == (0.75, 0.75)
     # Quantiles 0.2 and 0.8 lie in the outer quarters.
-    assert roc.auroc_interval(members, others, units, rng, confidence=0.6) == (0.0, 1.0)
+    assert auroc_interval(members, others, units, rng, confidence=0.6) == (0.0, 1.0)
 
 
 def test_areas_count_equal_scores_half() -> None:
-    assert roc.auroc(np.array([1.0, 2.0]), np.array([1.0, 0.0, 2.0])) == pytest.approx((1.5 + 2.5) / 6)
+    assert auroc(np.array([1.0, 2.0]), np.array([1.0, 0.0, 2.0])) == pytest.approx((1.5 + 2.5) / 6)
 
 
 @pytest.mark.parametrize(("detected", "alarms"), [(40, 3), (12, 1), (49, 30), (3, 40)])

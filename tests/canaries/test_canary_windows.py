@@ -19,13 +19,14 @@ from flsim.canaries.spec import CanaryHParams, bounds_of
 from flsim.data.corpus import Corpus
 from flsim.planning.scale import Users, canaries_of
 from flsim.results.canary_table import canary_table
-from flsim.results.compare_runs import compare_runs
+from flsim.results.differences import compare_runs
 from flsim.results.frames import frames
 from flsim.results.store import read_run
-from flsim.results.trace import to_text, trace
+from flsim.results.trace import trace
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.participation import participation
+from flsim.show.trace import to_text
 from flsim.training.state import State
 
 ROUNDS = 8
@@ -200,8 +201,8 @@ def test_arms_measure_the_same_canaries_and_are_told_apart(arms: tuple[Path, Pat
 
 def test_tables_name_the_window(arms: tuple[Path, Path]) -> None:
     inside, outside = (read_run(run) for run in arms)
-    compared = compare_runs(inside, outside).table["configuration"].tolist()
-    assert compared == compare_runs(outside, inside).table["configuration"].tolist()  # whichever arm comes first
+    compared = compare_runs(inside, outside).table["row"].unique().tolist()
+    assert compared == compare_runs(outside, inside).table["row"].unique().tolist()  # whichever arm comes first
     assert compared[1:] == ["3/10, 50%, in round 3", "3/10, 100%, in round 3"]
     table = canary_table(inside)
     assert set(zip(table["first_round"], table["last_round"], strict=True)) == {(3, 3)}

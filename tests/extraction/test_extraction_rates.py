@@ -8,7 +8,7 @@ import pytest
 from membership.before_model import LAYOUT, untrained
 from scipy import stats
 
-from flsim.audits.intervals import difference
+from flsim.base.statistics import difference_interval
 from flsim.data.records import Records
 from flsim.extraction.discoverable import Scheme, discover
 from flsim.extraction.extract import is_elicited, is_near_verbatim, one_word_continuations
@@ -34,7 +34,7 @@ def strings(**columns: object) -> pd.DataFrame:
     ],
 )
 def test_newcombes_interval_is_that_of_his_table_ii(counts: tuple[int, ...], low: float, high: float) -> None:
-    assert difference(*counts) == pytest.approx((low, high), abs=5e-5)
+    assert difference_interval(*counts) == pytest.approx((low, high), abs=5e-5)
 
 
 def test_rates_count_each_side_and_their_difference() -> None:
@@ -50,7 +50,7 @@ def test_rates_count_each_side_and_their_difference() -> None:
     assert greedy[["strings", "extracted", "control_strings", "control_extracted"]].tolist() == [5, 2, 4, 1]
     assert (greedy["low"], greedy["high"]) == pytest.approx(tuple(stats.binomtest(2, 5).proportion_ci()))
     assert greedy["excess"] == pytest.approx(2 / 5 - 1 / 4)
-    assert (greedy["excess_low"], greedy["excess_high"]) == difference(2, 5, 1, 4)
+    assert (greedy["excess_low"], greedy["excess_high"]) == difference_interval(2, 5, 1, 4)
     curve = table[(table["attack"] == "sampling") & (table["p"] == 0.5)]
     assert curve["n"].tolist() == list(TRIES)
     assert curve["extracted"].tolist() == [1, 1, 1, 2, 2, 2, 2]

@@ -9,7 +9,7 @@ import pytest
 import torch
 from scipy.stats import beta
 
-from flsim.audits.intervals import difference
+from flsim.base.statistics import difference_interval
 from flsim.canaries.spec import Canary
 from flsim.extraction import discoverable, extract, rates
 from flsim.extraction.discoverable import Scheme
@@ -88,7 +88,7 @@ def test_rates_of_attacks_stand_beside_controls() -> None:
     assert (greedy["control_low"], greedy["control_high"]) == pytest.approx(
         (beta.ppf(0.025, 1, 2), beta.ppf(0.975, 2, 1))
     )
-    assert (greedy["excess_low"], greedy["excess_high"]) == pytest.approx(difference(2, 3, 1, 2))
+    assert (greedy["excess_low"], greedy["excess_high"]) == pytest.approx(difference_interval(2, 3, 1, 2))
     sampling = found[found["attack"] == "sampling"]
     assert len(sampling) == 21
     keys = zip(sampling["n"].astype(int), sampling["p"], strict=True)

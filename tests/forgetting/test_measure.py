@@ -12,12 +12,12 @@ from forgetful import DECAY, START, simulated
 from scipy.stats import norm
 
 from flsim.base.errors import InputError
+from flsim.base.statistics import log_rank_p, t_interval
 from flsim.forgetting.measure import TYPES, Forgetting, measure
 from flsim.forgetting.plot import draw, plot
 from flsim.forgetting.text import to_object, to_text
-from flsim.forgetting.times import canary_times, log_rank_p, p_after_window
+from flsim.forgetting.times import canary_times, p_after_window
 from flsim.report.forgetting import table_of
-from flsim.results.inference import t_interval
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from flsim.audits.roc import AtLevel
+from flsim.base.statistics import AtLevel, median_interval
 from flsim.forgetting.success import (
     LEVEL,
     accuracy,
@@ -19,7 +19,6 @@ from flsim.forgetting.success import (
     halves,
     heuristic_epsilon,
     least_alpha,
-    median_interval,
     precision_at,
     scores,
 )

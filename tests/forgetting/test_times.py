@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 from scipy.stats import binom, norm
 
+from flsim.base.statistics import log_rank_p
 from flsim.forgetting.success import accuracy, best_threshold
 from flsim.forgetting.times import (
     CanaryTime,
@@ -14,7 +15,6 @@ from flsim.forgetting.times import (
     evaluated_by,
     forgetting_time,
     grid,
-    log_rank_p,
     median_time,
     p_after_window,
     reached,

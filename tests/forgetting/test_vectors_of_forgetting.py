@@ -1,17 +1,16 @@
 """Success and times of forgetting at inputs whose values follow from their definition."""
 
 import math
-from itertools import combinations, product
+from itertools import product
 
 import numpy as np
 import pandas as pd
 import pytest
 from scipy.stats import beta, binom, t
 
-from flsim.audits.roc import AtLevel
+from flsim.base.statistics import AtLevel, median_interval, share_interval
 from flsim.forgetting import advantage, success, times
 from flsim.forgetting.times import CanaryTime
-from flsim.results.agreement import share_interval
 
 
 def test_accuracy_is_of_the_other_half() -> None:
@@ -63,7 +62,7 @@ def test_precision_and_the_heuristic_are_of_the_observed_rate() -> None:
 def test_intervals_of_medians_invert_the_sign_test(count: int) -> None:
     """The largest k with P[Bin(n, 1/2) < k] <= 0.025 leaves k - 1 values outside on each side."""
     values = np.random.default_rng(count).permutation(np.arange(1.0, count + 1))
-    median, low, high = success.median_interval(values)
+    median, low, high = median_interval(values)
     assert median == (count + 1) / 2
     allowed = [k for k in range(1, count) if binom.cdf(k - 1, count, 0.5) <= 0.025]
     if allowed:
@@ -71,7 +70,7 @@ def test_intervals_of_medians_invert_the_sign_test(count: int) -> None:
     else:
         assert math.isnan(low)
         assert math.isnan(high)
-    assert all(map(math.isnan, success.median_interval(np.array([]))))
+    assert all(map(math.isnan, median_interval(np.array([]))))
 
 
 def test_least_alphas_and_scores() -> None:
@@ -133,32 +132,6 @@ def test_medians_are_kaplan_meiers() -> None:
         else:
             assert found == CanaryTime(int(expected), is_censored=False)
     assert times.median_time([]) is None
-
-
-def test_log_rank_is_mantels_sum_over_all_exchanges() -> None:
-    """Observed minus expected deaths (Mantel, 1966), compared with those of all 126 ways to choose 4 of 9 canaries."""
-    one = [(1, False), (3, False), (4, True), (6, False)]
-    other = [(2, False), (5, False), (8, True), (9, False), (9, False)]
-    both = one + other
-
-    def excess(group: list[tuple[int, bool]]) -> float:
-        total = 0.0
-        for time in sorted({time for time, censored in both if not censored}):
-            at_risk = sum(at >= time for at, _ in both)
-            deaths = sum(at == time and not censored for at, censored in both)
-            in_group = sum(at >= time for at, _ in group)
-            total += sum(at == time and not censored for at, censored in group) - deaths * in_group / at_risk
-        return total
-
-    sums = [abs(excess([both[place] for place in places])) for places in combinations(range(9), 4)]
-    expected = sum(value >= abs(excess(one)) - 1e-9 for value in sums) / len(sums)
-    found = times.log_rank_p(*([CanaryTime(*pair) for pair in group] for group in (one, other)))
-    draws = times.RESAMPLES
-    assert found == pytest.approx(expected, abs=4 * math.sqrt(expected * (1 - expected) / draws) + 1 / draws)
-    known = [CanaryTime(1, is_censored=False)]
-    assert math.isnan(times.log_rank_p([], known))
-    assert math.isnan(times.log_rank_p(known, []))
-    assert times.log_rank_p([CanaryTime(1, True)], [CanaryTime(2, True)]) == 1
 
 
 def observed(advantages: dict[tuple[int, int], list[float]], last_round: int = 10) -> pd.DataFrame:

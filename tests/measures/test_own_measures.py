@@ -10,26 +10,21 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from helpers import Experiment
+from shown import from_csv, over_seeds, to_markdown
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.measures.built_in import QUANTITIES
-from flsim.results import compare_pairs_text, seeds_table, tables
-from flsim.results import compare_runs as runs_compared
-from flsim.results.columns import TAKEN, names_of
-from flsim.results.compare_pairs import COLUMNS, compare_pairs
-from flsim.results.compare_runs import compare_runs
-from flsim.results.formats import to_csv
-from flsim.results.frames import CANARY, RUN, frames
-from flsim.results.plots import draw_rounds
+from flsim.results import tables
+from flsim.results.differences import Pair, beside, compare_runs, differences, planned
+from flsim.results.frames import frames
 from flsim.results.rows import read_rows
 from flsim.results.store import read_run
-from flsim.results.sweep_pairs import Pair
-from flsim.results.sweeps import SweepRun
-from flsim.results.twins import compare_worlds
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.trackers import tracking
+from flsim.show.differences import compare_worlds, table_of_pairs
+from flsim.show.formats import to_csv
+from flsim.show.plots import draw_rounds
 
 SENTENCE = "Log-perplexity of a canary, per word that is not known."
 WORLDS = ("iid", "non-iid")
@@ -65,15 +60,15 @@ def test_own_measures_are_in_everything_that_shows_results(
     assert "Surpr." in measured.call("table", *WORLDS, "--format", "latex").stdout
     over_seeds = " ".join(measured.call("table", *WORLDS, "--over-seeds").stdout.split())
     assert "Surpr." in over_seeds
-    assert "surprise of IID less Non-IID, nats per word, paired" in over_seeds
+    assert "Surpr., a-b" in over_seeds
 
     compared = measured.call("compare", *WORLDS).stdout
-    assert f"surprise of {len(flag)} canaries, paired:" in compared
+    assert "surprise, nats per word" in compared
     assert re.search(r"\|\s*size\s*\|\s*[\d,]+\s*\|", compared)
-    everything = json.loads(measured.call("compare", *WORLDS, "--json").stdout)["all"]
-    difference = (surprise - values(folders[1], "surprise")).mean()
-    assert everything["surprise_mean_difference"] == pytest.approx(difference)
-    assert everything["unsurprising_a"] == flag.sum()
+    rows = json.loads(measured.call("compare", *WORLDS, "--json").stdout)["rows"]
+    first = {row["quantity"]: row for row in reversed(rows) if row["row"] == "all" and row["test"] in {"t", "McNemar"}}
+    assert first["surprise"]["difference"] == pytest.approx((surprise - values(folders[1], "surprise")).mean())
+    assert first["unsurprising"]["value_a"] == flag.sum()
 
     traced = json.loads(measured.call("trace", "iid", "--json").stdout)
     last = {row["canary"]: row["surprise"] for row in traced if row["round"] == 4}
@@ -127,27 +122,26 @@ def test_trackers_are_told_of_own_measures(measured: Experiment) -> None:
 
 def test_own_measures_are_compared_in_pairs_as_exposure_is(measured: Experiment) -> None:
     iid, other = (read_run(measured.folder / world) for world in WORLDS)
-    pair = Pair("row", [SweepRun("iid", "", 0, {}, None, iid)], [SweepRun("non-iid", "", 0, {}, None, other)])
-    table = compare_pairs([pair])
-    (row,) = table.to_dict("records")
-    both = compare_runs(iid, other)
-    surprise = next(number for number in both.numbers if number.quantity.name == "surprise")
-    assert (row["surprise_mean_difference"], row["surprise_p"]) == (surprise.mean_difference, surprise.p_t)
-    text = " ".join(compare_pairs_text.to_markdown(table, [pair]).split())
+    pair = Pair("row", planned([iid]), planned([other]))
+    table = differences([pair])
+    over_seeds, of_runs = beside(table).iloc[0], beside(compare_runs(iid, other).table).iloc[0]
+    for name in ("surprise_difference", "surprise_p"):
+        assert over_seeds[name] == of_runs[name]
+    text = " ".join(table_of_pairs(table, [pair]).markdown().split())
     assert all(part in text for part in ("Surpr., a-b", "US", SENTENCE))
-    assert "surprise of IID less" in compare_worlds([iid, other])
+    assert "Surpr., a-b" in compare_worlds([iid, other])
 
 
 def test_tables_with_own_measures_are_read_back(measured: Experiment) -> None:
     runs = [read_run(measured.folder / world) for world in WORLDS]
     own = list(runs[0].own.values())
     assert [quantity.name for quantity in own] == ["surprise", "unsurprising", "size"]
-    for kind, table in ((tables, tables.memorization_table(runs)), (seeds_table, seeds_table.seeds_table(runs))):
-        again = kind.from_csv(to_csv(table), own)
+    for table in (tables.memorization_table(runs), over_seeds(runs)):
+        again = from_csv(to_csv(table), own)
         pd.testing.assert_frame_equal(again, table)
         path = measured.folder / "table.parquet"
         table.to_parquet(path)
-        assert kind.to_markdown(pd.read_parquet(path)) == kind.to_markdown(table) == kind.to_markdown(again)
+        assert to_markdown(pd.read_parquet(path)) == to_markdown(table) == to_markdown(again)
 
 
 def test_the_content_of_the_file_is_part_of_what_makes_a_run(measured: Experiment) -> None:
@@ -318,9 +312,3 @@ def test_a_number_that_some_canaries_lack_is_listed_and_not_averaged(experiment:
     cells = [line.split()[-1] for line in done.stdout.splitlines()[: 1 + len(run.canaries)]]
     assert cells == ["even", *("-" if index % 2 else "1" for index in range(len(run.canaries)))]
     assert "mean_even" not in tables.memorization_table([read_run(run.path)])
-
-
-def test_no_own_measure_can_take_a_column_of_results() -> None:
-    built_in = {name for quantity in QUANTITIES.values() for name in names_of(quantity)}
-    columns = {*tables.TYPES, *seeds_table.TYPES, *RUN, *CANARY, *COLUMNS, *runs_compared.COLUMNS}
-    assert columns <= {*TAKEN} | built_in

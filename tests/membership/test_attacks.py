@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from membership.before_model import LAYOUT, before, in_pairs, untrained
 
-from flsim.audits.roc import auroc, roc
 from flsim.base.errors import RunFailed
 from flsim.base.rng import stream
+from flsim.base.statistics import auroc, roc
 from flsim.data.records import Records
 from flsim.membership.attack import Attack
 from flsim.membership.built_in import BLIND, BUILT_IN, quantile_of_others

@@ -10,8 +10,8 @@ import pandas as pd
 import pytest
 from helpers import Experiment, Flsim, MakeCorpus
 
-from flsim.audits.roc import auroc
 from flsim.base.errors import InputError
+from flsim.base.statistics import auroc
 from flsim.data.kept import held_out, included
 from flsim.membership import lira, rmia
 from flsim.membership.candidates import log_probabilities

@@ -14,9 +14,9 @@ import scipy
 from membership.before_model import LAYOUT, before, drawn, untrained
 from scipy.stats import norm
 
-from flsim.audits.roc import RESAMPLES
 from flsim.audits.trade_off import Allowed
 from flsim.base.rng import stream
+from flsim.base.statistics import RESAMPLES
 from flsim.data.authors import author_of
 from flsim.data.kept import held_out
 from flsim.data.records import Records

@@ -21,6 +21,7 @@ import pytest
 import torch
 from evaluator_work import wait_for, work
 from helpers import Experiment, rows
+from shown import to_markdown
 from waiting import wait_until
 
 from flsim.algorithms import checkpoint, fedavg
@@ -28,7 +29,7 @@ from flsim.base.errors import Diverged, InputError, RunFailed
 from flsim.base.rng import stream
 from flsim.results.evaluations import read_evaluations
 from flsim.results.store import read_run
-from flsim.results.tables import memorization_table, to_markdown
+from flsim.results.tables import memorization_table
 from flsim.runs import config
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint

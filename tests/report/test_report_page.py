@@ -14,11 +14,11 @@ from reported import Made, roster, write_run, write_sweep
 
 from flsim.base.files import file_digest
 from flsim.base.rng import stream
+from flsim.base.statistics import t_interval
 from flsim.canaries.population import World
 from flsim.models.hparams import ModelHParams
 from flsim.report.gather import Gathered, Line, RunView, Setting, gather
 from flsim.report.page import render
-from flsim.results.inference import t_interval
 from flsim.results.rows import SCHEMA
 from flsim.results.store import RunResults, read_run
 from flsim.runs.config import (

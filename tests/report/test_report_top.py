@@ -11,11 +11,11 @@ from htmlpage import Page, described
 from reported import Made, write_run
 from simulated_report import gathered_of, table_1
 
+from flsim.base.statistics import t_interval
 from flsim.report.blocks import number
 from flsim.report.gather import gather
 from flsim.report.overview import overview
 from flsim.report.page import render
-from flsim.results.inference import t_interval
 from flsim.results.run_file import WORLDS
 from flsim.results.store import read_run
 from flsim.runs.config import CentralConfig, CentralTrainingHParams, DataHParams, FederatedConfig, TrainingHParams

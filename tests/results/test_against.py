@@ -8,11 +8,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from ninety import PRIVATE, PublishedRow, fedavg, paper
+from shown import from_csv, over_seeds, to_markdown
 
-from flsim.results import display_columns, formats, seeds_table, tables
+from flsim.results import tables
 from flsim.results.against_published import AGAINST, against, agreements
 from flsim.results.published import published_rows
 from flsim.results.store import RunResults
+from flsim.show import formats, memorization
 
 MakeRun = Callable[..., Path]
 
@@ -27,10 +29,10 @@ def test_published_values_are_beside_ours(four: dict[RunResults, PublishedRow]) 
         "FedAvg, users, batch_size 1000, 8000 rounds",
     }
     assert not {*AGAINST, "published_epsilon", "published_exposure"} & {*table}
-    lines = tables.to_markdown(table).splitlines()
+    lines = to_markdown(table).splitlines()
     assert re.split(r" *\| *", lines[0])[1:7] == ["Setting", "RS %", "CI %", "Paper", "BS %", "CI %"]
     assert re.split(r" *\| *", lines[2])[2:5] == ["66.7", "56-76", "73.3"]
-    pd.testing.assert_frame_equal(tables.from_csv(formats.to_csv(table)), table, check_exact=True)
+    pd.testing.assert_frame_equal(from_csv(formats.to_csv(table)), table, check_exact=True)
 
 
 def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> None:
@@ -50,7 +52,7 @@ def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> No
     assert (rs.order.agreeing, rs.order.pairs, bs.order.agreeing, bs.order.pairs) == (5, 6, 4.5, 6)
     assert (rs.order.clear_agreeing, rs.order.clear_pairs) == (4, 4)
     assert (bs.order.clear_agreeing, bs.order.clear_pairs) == (3, 4)
-    text = tables.to_markdown(table)
+    text = to_markdown(table)
     said = " ".join(text.split())
     assert (
         "RS, Table 1: 4 of 4 pairs of rows that the paper tells apart by more than chance differ in the published "
@@ -62,9 +64,9 @@ def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> No
     head, _, first, second, _, fourth = (re.split(r" *\| *", line) for line in text.splitlines()[:6])
     for line, marks in ((first, ["=", "yes"]), (second, [">", "yes"]), (fourth, ["<", "yes"])):
         assert line[head.index("vs") : head.index("Twin") + 1] == marks
-    for note in (display_columns.VS, display_columns.TWIN, display_columns.PAPER, display_columns.SHARE_INTERVAL):
+    for note in (memorization.VS, memorization.TWIN, memorization.PAPER, memorization.SHARE_INTERVAL):
         assert note in said
-    pd.testing.assert_frame_equal(tables.from_csv(formats.to_csv(table)), table, check_exact=True)
+    pd.testing.assert_frame_equal(from_csv(formats.to_csv(table)), table, check_exact=True)
 
 
 def test_published_gaps_that_chance_makes_are_counted_apart(make: Callable[..., RunResults]) -> None:
@@ -99,7 +101,7 @@ def test_a_share_that_answers_another_question_is_not_compared_in_size(
     assert not {"rs_size", "bs_size"} & {*table}
     assert table["rs_twin"].tolist() == ["yes", "yes"]
     assert (table["prefix"].tolist(), table["length"].tolist()) == ([1, 1], [5, 5])
-    text = tables.to_markdown(table)
+    text = to_markdown(table)
     assert "vs" not in text.split()
     assert (
         "Sizes are not compared: |R| is 20,000 here and 2,000,000 in the paper. Directions are compared."
@@ -107,8 +109,8 @@ def test_a_share_that_answers_another_question_is_not_compared_in_size(
     )
     both = against(tables.memorization_table([*runs, *four], published=runs | four))
     assert both["rs_size"].isna().tolist() == [True] * 2 + [False] * 4
-    assert "Sizes of some rows are not compared: |R| is 20,000" in tables.to_markdown(both)
-    assert "not compared" not in tables.to_markdown(against(tables.memorization_table(list(four), published=four)))
+    assert "Sizes of some rows are not compared: |R| is 20,000" in to_markdown(both)
+    assert "not compared" not in to_markdown(against(tables.memorization_table(list(four), published=four)))
 
 
 @pytest.mark.parametrize(
@@ -130,7 +132,7 @@ def test_other_prefixes_and_lengths_are_other_questions(
         run = replace(run, settings={"evaluation.prefix": change["prefix"]})
     table = against(tables.memorization_table([run], published={run: fedavg("IID", 500)}))
     assert "rs_size" not in table
-    assert f"Sizes are not compared: {why}. Directions" in " ".join(tables.to_markdown(table).split())
+    assert f"Sizes are not compared: {why}. Directions" in " ".join(to_markdown(table).split())
 
 
 def test_runs_of_one_published_row_count_as_their_mean(make: Callable[..., RunResults]) -> None:
@@ -187,9 +189,9 @@ def test_the_secret_sharer_is_compared_in_direction_alone(make: Callable[..., Ru
     ]
     table = against(tables.memorization_table(runs, published=dict(zip(runs, rows, strict=True))))
     assert {name for name in AGAINST if name in table} == {"exposure_pairs"}
-    assert "Sizes" not in tables.to_markdown(table)
+    assert "Sizes" not in to_markdown(table)
     assert agreements(table)[0].order.agreeing == 0
-    shown_ = tables.to_markdown(table, 200).splitlines()[0]
+    shown_ = to_markdown(table, 200).splitlines()[0]
     assert re.split(r" *\| *", shown_)[8:13] == ["Bits", "CI", "Space", "Paper", "Pairs"]
     without = make("without", 9, bits=9.0)
     published = dict(zip([*runs[:2], without], rows, strict=True))
@@ -202,7 +204,7 @@ def test_extracted_secrets_are_held_against_beam_search(make: Callable[..., RunR
     table = against(tables.memorization_table(runs, published=dict(zip(runs, rows, strict=True))))
     assert {name for name in AGAINST if name in table} == {"extracted_pairs"}
     assert table["extracted_pairs"].tolist() == [1, 1, 1]
-    head, _, first, *_ = (re.split(r" *\| *", line) for line in tables.to_markdown(table, 200).splitlines())
+    head, _, first, *_ = (re.split(r" *\| *", line) for line in to_markdown(table, 200).splitlines())
     assert head.count("Paper") == head.count("Pairs") == 1
     assert first[head.index("BS %") : head.index("Pairs") + 1] == ["10.0", "5-18", "80.0", "100%"]
 
@@ -210,13 +212,13 @@ def test_extracted_secrets_are_held_against_beam_search(make: Callable[..., RunR
 def test_over_seeds_canaries_are_pooled(make: Callable[..., RunResults]) -> None:
     """30 and 60 of 90 are 90 of 180, whose exact interval is that of one run of 180 canaries."""
     runs = [make(f"r{seed}", count, seed=seed, series="s") for seed, count in enumerate((30, 60))]
-    table = against(seeds_table.seeds_table(runs, published=dict.fromkeys(runs, fedavg("IID", 500))))
+    table = against(over_seeds(runs, published=dict.fromkeys(runs, fedavg("IID", 500))))
     low, high = table["rs_share_low"].item(), table["rs_share_high"].item()
     assert (low, high) == pytest.approx((0.4247, 0.5753), abs=1e-4)
     assert (table["published_rs"].item(), table["rs_size"].item()) == (66, "lower")
-    assert "43-57" not in seeds_table.to_markdown(table)
-    assert "42-58" in seeds_table.to_markdown(table)
-    assert "Lowest" not in seeds_table.to_markdown(table)
+    assert "43-57" not in to_markdown(table)
+    assert "42-58" in to_markdown(table)
+    assert "Lowest" not in to_markdown(table)
 
 
 def test_over_seeds_has_the_largest_epsilon_and_exposure_over_the_space(make: Callable[..., RunResults]) -> None:
@@ -229,7 +231,7 @@ def test_over_seeds_has_the_largest_epsilon_and_exposure_over_the_space(make: Ca
             )
         )
     ]
-    row = seeds_table.seeds_table(runs).iloc[0]
+    row = over_seeds(runs).iloc[0]
     assert [row[name] for name in ("epsilon_paper", "epsilon_sound", "sound_convention", "delta")] == [
         18.77,
         160.0,
@@ -239,8 +241,8 @@ def test_over_seeds_has_the_largest_epsilon_and_exposure_over_the_space(make: Ca
     assert row["mean_space_exposure"] == 11
     # Student's t at 97.5% with one degree of freedom is 12.706; the means deviate by sqrt(2), theirs by 1.
     assert 11 - row["space_seeds_low"] == pytest.approx(12.706, abs=1e-3)
-    text = seeds_table.to_markdown(seeds_table.seeds_table(runs))
+    text = to_markdown(over_seeds(runs))
     assert "18.8/160" in text
     assert "replace-one-rdp" in text
     partly = [*runs, make("r2", 3, seed=2, series="s")]
-    assert not {"epsilon_sound", "mean_space_exposure"} & {*seeds_table.seeds_table(partly)}
+    assert not {"epsilon_sound", "mean_space_exposure"} & {*over_seeds(partly)}

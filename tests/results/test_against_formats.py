@@ -11,12 +11,14 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from ninety import PRIVATE, PublishedRow, fedavg, paper
+from shown import from_csv, over_seeds, to_latex, to_markdown
 
-from flsim.results import formats, seeds_table, tables
+from flsim.results import tables
 from flsim.results.against_published import AGAINST, against
 from flsim.results.published import published_rows
 from flsim.results.rows import WHOLE_TEST_USERS
 from flsim.results.store import RunResults
+from flsim.show import formats
 
 HOSTILE = r"*[x]\input{x} & 100% $b_x$ #1 {~^} <|> `--é漢"
 
@@ -48,8 +50,8 @@ def without_copies(run: RunResults, count: int) -> RunResults:
 def frames(published: dict[RunResults, PublishedRow]) -> list[tuple[pd.DataFrame, str]]:
     """Both tables of the runs, and each as LaTeX."""
     runs = against(tables.memorization_table(list(published), published=published))
-    seeds = against(seeds_table.seeds_table(list(published), published=published))
-    return [(runs, tables.to_latex(runs)), (seeds, seeds_table.to_latex(seeds))]
+    seeds = against(over_seeds(list(published), published=published))
+    return [(runs, to_latex(runs)), (seeds, to_latex(seeds))]
 
 
 def compiled(bodies: list[str], folder: Path) -> str:
@@ -66,7 +68,7 @@ def compiled(bodies: list[str], folder: Path) -> str:
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
 def test_latex_compiles_with_every_kind_of_column(everything: dict[RunResults, PublishedRow], tmp_path: Path) -> None:
     both = frames(everything)
-    assert {*tables.TYPES} - {*both[0][0]} == {"extracted_pairs", "exposure_pairs"} | {
+    assert {*tables.types("run")} - {*both[0][0]} == {"extracted_pairs", "exposure_pairs"} | {
         name for name in AGAINST if name.startswith(("extracted", "exposure")) and name.endswith("twin")
     }
     compiled([text for _, text in both], tmp_path)
@@ -80,7 +82,7 @@ def test_latex_of_a_sweep_fits_a_page(four: dict[RunResults, PublishedRow], tmp_
 def test_markdown_of_everything_fits_the_terminal(everything: dict[RunResults, PublishedRow]) -> None:
     """Long settings and names are in a list above, by the rows' numbers."""
     table = frames(everything)[0][0]
-    lines = tables.to_markdown(table).splitlines()
+    lines = to_markdown(table).splitlines()
     assert max(map(len, lines)) <= 80
     assert " ".join(lines[: lines.index("")]).count("(dp-fedavg-iid-cohort16-seed0)") == 1
     assert re.split(r" *\| *", lines[lines.index("") + 1])[1:3] == ["Row", "RS %"]
@@ -88,8 +90,8 @@ def test_markdown_of_everything_fits_the_terminal(everything: dict[RunResults, P
 
 
 def test_everything_reads_back_from_csv_and_parquet(everything: dict[RunResults, PublishedRow], tmp_path: Path) -> None:
-    for (table, _), kind in zip(frames(everything), (tables, seeds_table), strict=True):
-        pd.testing.assert_frame_equal(kind.from_csv(formats.to_csv(table)), table, check_exact=True)
+    for table, _ in frames(everything):
+        pd.testing.assert_frame_equal(from_csv(formats.to_csv(table)), table, check_exact=True)
         formats.write_parquet(table, tmp_path / "table.parquet")
         pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table, check_exact=True)
         plain = pd.read_csv(io.StringIO(formats.to_csv(table)))

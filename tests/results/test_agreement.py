@@ -7,34 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy import stats
 
-from flsim.results.agreement import differ_by_more_than_chance, order, share_interval, size
+from flsim.base.statistics import differ_by_more_than_chance, share_interval
+from flsim.results.against_published import order, size
 
 CANARIES = 48
 VALUES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12)
-
-
-@pytest.mark.parametrize("memorized", [1, 7, 24, 47])
-def test_the_interval_ends_where_what_was_found_becomes_unlikely(memorized: int) -> None:
-    """Clopper-Pearson: at each end, the odds of as many or more, or as many or fewer, are 2.5%."""
-    low, high = share_interval(memorized, CANARIES)
-    assert stats.binom.sf(memorized - 1, CANARIES, low) == pytest.approx(0.025)
-    assert stats.binom.cdf(memorized, CANARIES, high) == pytest.approx(0.025)
-
-
-def test_none_and_all_have_closed_forms() -> None:
-    """Of none, (1 - high)^n = 2.5%."""
-    assert share_interval(0, CANARIES) == pytest.approx((0, 1 - 0.025 ** (1 / CANARIES)))
-    assert share_interval(CANARIES, CANARIES) == pytest.approx((0.025 ** (1 / CANARIES), 1))
-
-
-def test_the_interval_covers_whatever_the_true_share() -> None:
-    """Not simulated: the odds of each count, summed over those whose interval holds the share."""
-    intervals = [share_interval(count, CANARIES) for count in range(CANARIES + 1)]
-    for share in np.linspace(0.01, 0.99, 99):
-        odds = stats.binom.pmf(range(CANARIES + 1), CANARIES, share)
-        assert sum(each for each, (low, high) in zip(odds, intervals, strict=True) if low <= share <= high) >= 0.95
 
 
 def test_size_is_where_the_published_share_lies() -> None:
@@ -83,35 +61,6 @@ def test_the_published_order_agrees_and_its_reverse_does_not() -> None:
     assert order([-value for value in theirs], theirs).agreeing == 0
     assert order(theirs, theirs).clear_pairs == 5  # all, where chance is not known
     assert order([1, 1, 1, 1], theirs).agreeing == 2.5
-
-
-@given(*[st.integers(0, CANARIES)] * 2)
-def test_chance_is_fishers_exact_test(one: int, other: int) -> None:
-    """Given one + other memorized of 2 n, those of the first model are hypergeometric; p sums what is no likelier."""
-    odds = stats.hypergeom.pmf(range(CANARIES + 1), 2 * CANARIES, one + other, CANARIES)
-    p = odds[odds <= odds[one] * (1 + 1e-9)].sum()
-    assert differ_by_more_than_chance((one, other), (CANARIES, CANARIES)) == (p < 0.05)
-    assert differ_by_more_than_chance((other, one), (CANARIES, CANARIES)) == (p < 0.05)
-
-
-def test_fewer_than_one_in_twenty_gaps_of_equal_models_pass() -> None:
-    """Not simulated: two models with the same odds of each canary; if the same canaries tend to be memorized in both,
-    fewer pass."""
-    passes = np.array(
-        [
-            [differ_by_more_than_chance((one, other), (CANARIES, CANARIES)) for other in range(CANARIES + 1)]
-            for one in range(CANARIES + 1)
-        ]
-    )
-    for share in (0.05, 0.3, 0.5, 0.9):
-        odds = stats.binom.pmf(range(CANARIES + 1), CANARIES, share)
-        independent = odds @ passes @ odds
-        half_shared = sum(  # half the canaries have the same outcome in both
-            chance * (odds_ @ passes[shared:, shared:][: len(odds_), : len(odds_)] @ odds_)
-            for shared, chance in enumerate(stats.binom.pmf(range(CANARIES // 2 + 1), CANARIES // 2, share))
-            for odds_ in [stats.binom.pmf(range(CANARIES // 2 + 1), CANARIES // 2, share)]
-        )
-        assert half_shared < independent < 0.05
 
 
 def test_only_clear_pairs_are_counted_as_clear() -> None:

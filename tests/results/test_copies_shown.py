@@ -6,11 +6,13 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from shown import from_csv, to_markdown
 
 from flsim.results import tables
 from flsim.results.store import RunResults, read_run
-from flsim.results.trace import to_text, trace
-from flsim.results.trace_plot import draw_trace
+from flsim.results.trace import trace
+from flsim.show.formats import to_csv
+from flsim.show.trace import draw_trace, to_text
 
 MakeRun = Callable[..., Path]
 LEGEND = "Copies: the fewest with a memorized canary, where their number was set."
@@ -41,12 +43,12 @@ def test_the_lowest_is_the_fewest_copies(run: RunResults) -> None:
 def test_the_table_shows_it_and_the_legend_says_so(run: RunResults, make_run: MakeRun) -> None:
     table = tables.memorization_table([run])
     assert table[["rs", "rs_lowest", "bs", "bs_lowest"]].to_numpy().tolist() == [[3, "4 copies", 0, "-"]]
-    text = " ".join(tables.to_markdown(table).split())
+    text = " ".join(to_markdown(table).split())
     assert "4 copies" in text
     assert LEGEND in text
-    pd.testing.assert_frame_equal(tables.from_csv(tables.to_csv(table)), table)
+    pd.testing.assert_frame_equal(from_csv(to_csv(table)), table)
     shares = read_run(make_run({10: {"rs": [1.0] * 9, "bs": [0.0] * 9}}, name="shares"))
-    assert "Copies" not in tables.to_markdown(tables.memorization_table([shares]))
+    assert "Copies" not in to_markdown(tables.memorization_table([shares]))
 
 
 def test_the_trace_names_them(run: RunResults) -> None:

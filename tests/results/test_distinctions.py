@@ -4,8 +4,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from shown import over_seeds
+
 from flsim.results.distinctions import distinctions
-from flsim.results.seeds_table import seeds_table
 from flsim.results.store import RunResults
 
 MakeSeries = Callable[..., list[RunResults]]
@@ -61,6 +62,6 @@ def test_a_table_over_seeds_has_the_words(make_series: MakeSeries) -> None:
         for units in (15, 30)
         for run in make_series([1, 2], name=f"of-{units}")
     ]
-    [first, second] = seeds_table(runs)["setting"]
+    [first, second] = over_seeds(runs)["setting"]
     assert first == f"{runs[0].setting}, units 15"
     assert second == f"{runs[0].setting}, units 30"

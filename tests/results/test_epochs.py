@@ -8,12 +8,13 @@ import pandas as pd
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shown import from_csv, to_latex, to_markdown
 
 from flsim.base.errors import InputError
-from flsim.results import display_columns, formats, tables
 from flsim.results.rows import Row, frame
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
+from flsim.show import formats, memorization
 
 MakeRun = Callable[..., Path]
 RS = {"rs": [0.0] * 9}
@@ -76,25 +77,25 @@ def test_many_epochs_are_abbreviated(make_run: MakeRun) -> None:
 def test_runs_of_both_kinds_are_shown_after_as_many_epochs(pair: list[RunResults]) -> None:
     table = memorization_table(pair, epoch=5)
     assert (table["round"].tolist(), table["epochs"].tolist()) == ([50, 1860], [5, 5])
-    shown = tables.to_markdown(table)
+    shown = to_markdown(table)
     assert "Round" not in shown
     assert "| Epochs" not in shown
     assert "\nAll after 5 epochs; an epoch reads as many records as there are.\n" in shown
-    pd.testing.assert_frame_equal(tables.from_csv(formats.to_csv(table)), table, check_exact=True)
+    pd.testing.assert_frame_equal(from_csv(formats.to_csv(table)), table, check_exact=True)
 
 
 def test_different_epochs_have_a_column_in_place_of_rounds(pair: list[RunResults], make_run: MakeRun) -> None:
     half = read_run(make_run({93: RS}, name="half", setting="Half", rounds_per_epoch=37.2))
     table = memorization_table([*pair, half])
-    head, _, *lines = tables.to_markdown(table).splitlines()
+    head, _, *lines = to_markdown(table).splitlines()
     assert [cell.strip() for cell in head.split("|")[2:4]] == ["Epochs", "RS /9"]
     assert [line.split("|")[2].strip() for line in lines[:3]] == ["10", "10", "2.5"]
-    assert display_columns.EPOCH in tables.to_markdown(table)
-    assert "& Epochs &" in tables.to_latex(table)
+    assert memorization.EPOCH in to_markdown(table)
+    assert "& Epochs &" in to_latex(table)
     old = read_run(make_run({5: RS}, name="old", setting="Old"))
     mixed = memorization_table([*pair, half, old])
     assert mixed["epochs"].isna().tolist() == [False, False, False, True]
-    assert [line.split("|")[2].strip() for line in tables.to_markdown(mixed).splitlines()[2:6]] == [
+    assert [line.split("|")[2].strip() for line in to_markdown(mixed).splitlines()[2:6]] == [
         "100",
         "3720",
         "93",

@@ -4,7 +4,6 @@ Runs are simulated: their exposure is a function of their cross-entropy, less a 
 that the difference at equal perplexity is that effect. IID runs are trained further, so that at the end it is larger.
 """
 
-import io
 import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -15,13 +14,11 @@ import numpy as np
 import pandas as pd
 import pytest
 from helpers import Flsim
+from results.levels import beside_of
 from scipy import stats
 
-from flsim.base.rng import stream
-from flsim.results.compare_pairs import COLUMNS, compare_pairs
-from flsim.results.formats import from_csv
+from flsim.results.differences import twins
 from flsim.results.store import RunResults
-from flsim.results.sweep_pairs import twins
 from flsim.results.sweeps import read_sweep
 
 MakeRun = Callable[..., Path]
@@ -93,30 +90,30 @@ def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
 
 def test_p_is_scipys_and_its_correction_is_holms(make_sweep: MakeSweep) -> None:
     """A strong effect is told from none; a weak one is below 5% by itself, and not as one of four rows."""
-    table = compare_pairs(twins(read_sweep(make_sweep(FOUR)))).set_index("setting_a")
+    table = beside_of(twins(read_sweep(make_sweep(FOUR)))).set_index("a")
     p = p_of(STRONG, WEAK, NONE, NEITHER)
-    assert table["like_utility_difference"].tolist() == pytest.approx([2, 0.76, 0.02, -0.06])
-    assert table["like_utility_p"].tolist() == pytest.approx(p)
-    assert table["like_utility_p_holm"].tolist() == pytest.approx(by_hand(p))
-    assert table["p"].lt(0.05).all()  # at the end of training 1.5 bits more are of utility
-    strong, weak, *rest = table["like_utility_p_holm"]
+    assert table["like_exposure_difference"].tolist() == pytest.approx([2, 0.76, 0.02, -0.06])
+    assert table["like_exposure_p"].tolist() == pytest.approx(p)
+    assert table["like_exposure_p_holm"].tolist() == pytest.approx(by_hand(p))
+    assert table["exposure_p"].lt(0.05).all()  # at the end of training 1.5 bits more are of utility
+    strong, weak, *rest = table["like_exposure_p_holm"]
     assert strong < 0.05 < weak
-    assert table["like_utility_p"].iloc[1] < 0.05
+    assert table["like_exposure_p"].iloc[1] < 0.05
     assert rest == [1, 1]
 
 
 def test_rows_without_a_test_are_blank_and_do_not_count(make_sweep: MakeSweep, flsim: Flsim) -> None:
     """One row has one seed, which has a p over canaries at the end alone; one has no run of one world."""
     folder = make_sweep({"strong": STRONG, "single": [1.0], "weak": WEAK, "waiting": [None, None]})
-    table = compare_pairs(twins(read_sweep(folder)))
+    table = beside_of(twins(read_sweep(folder)))
     tested = p_of(STRONG, WEAK)
-    assert table["like_utility_p"].isna().tolist() == [False, True, False, True]
-    assert table["like_utility_p_holm"].isna().tolist() == [False, True, False, True]
-    assert table["like_utility_p_holm"].dropna().tolist() == pytest.approx(by_hand(tested))
-    assert table["like_utility_p_holm"].iloc[2] == table["like_utility_p"].iloc[2]  # the larger of two
-    assert (table["unit"].iloc[1], table["like_utility_difference"].iloc[1]) == ("canaries", pytest.approx(1))
-    assert table["p_holm"].isna().tolist() == [False, False, False, True]
-    assert compare_pairs(twins(read_sweep(folder))[1:2])["like_utility_p_holm"].isna().all()
+    assert table["like_exposure_p"].isna().tolist() == [False, True, False, True]
+    assert table["like_exposure_p_holm"].isna().tolist() == [False, True, False, True]
+    assert table["like_exposure_p_holm"].dropna().tolist() == pytest.approx(by_hand(tested))
+    assert table["like_exposure_p_holm"].iloc[2] == table["like_exposure_p"].iloc[2]  # the larger of two
+    assert (table["over"].iloc[1], table["like_exposure_difference"].iloc[1]) == ("canaries", pytest.approx(1))
+    assert table["exposure_p_holm"].isna().tolist() == [False, False, False, True]
+    assert "like_exposure_p_holm" not in beside_of(twins(read_sweep(folder))[1:2])
     code, text, err = flsim("compare", "sweep")
     assert code == 0, err
     assert cells_of(text, "Like perp.")["single, b_u=40"] == ["+1.00", "", ""]
@@ -126,47 +123,33 @@ def test_a_row_without_a_common_perplexity_does_not_count(make_sweep: MakeSweep,
     folder = make_sweep({"strong": STRONG, "weak": WEAK, "late": (1.0, 1.2)})
     pairs = twins(read_sweep(folder))
     late = [replace(run, results=_without_first(run.results, 2)) for run in pairs[2].a if run.results]
-    table = compare_pairs([*pairs[:2], replace(pairs[2], a=late)])
-    assert "its first evaluation is below perplexity" in table["like_utility_left_out"].iloc[2]
-    assert table["like_utility_p_holm"].tolist()[:2] == pytest.approx(by_hand(p_of(STRONG, WEAK)))
-    assert table[["like_utility_p", "like_utility_p_holm"]].iloc[2].isna().all()
+    table = beside_of([*pairs[:2], replace(pairs[2], a=late)])
+    assert "its first evaluation is below perplexity" in table["like_left_out"].iloc[2]
+    assert table["like_exposure_p_holm"].tolist()[:2] == pytest.approx(by_hand(p_of(STRONG, WEAK)))
+    assert table[["like_exposure_p", "like_exposure_p_holm"]].iloc[2].isna().all()
 
 
 def test_a_row_without_one_seed_is_compared_and_names_it(make_sweep: MakeSweep, flsim: Flsim, tmp_path: Path) -> None:
     """The run of seed 3 on IID data begins below 4 nats, the lowest of both; four seeds are left."""
     folder = make_sweep({"strong": STRONG, "weak": WEAK}, late=["weak-iid-seed3"])
-    table = compare_pairs(twins(read_sweep(folder)))
+    table = beside_of(twins(read_sweep(folder)))
     left = [effect for seed, effect in enumerate(WEAK) if seed != 3]
-    assert table["like_utility_difference"].tolist() == pytest.approx([2, float(np.mean(left))])
-    assert table["like_utility_p"].tolist() == pytest.approx(p_of(STRONG, left))
+    assert table["like_exposure_difference"].tolist() == pytest.approx([2, float(np.mean(left))])
+    assert table["like_exposure_p"].tolist() == pytest.approx(p_of(STRONG, left))
     assert table["seeds"].tolist() == [5, 5]
     why = "seed 3 left out: run weak-iid-seed3: its first evaluation is below perplexity 54.6 already"
-    assert pd.isna(table["like_utility_left_out"].iloc[0])
-    assert why in table["like_utility_left_out"].iloc[1]
-    for command, words in (("compare", f"At equal perplexity, weak, b_u=40: {why}"), ("table", f", 4 seeds; {why}")):
+    assert pd.isna(table["like_left_out"].iloc[0])
+    assert why in table["like_left_out"].iloc[1]
+    for command in ("compare", "table"):
         code, text, err = flsim(command, "sweep")
         assert code == 0, err
-        assert words in " ".join(text.split())
+        assert f"At equal perplexity, weak, b_u=40: {why}" in " ".join(text.split())
         assert "ot compared" not in text
         assert max(map(len, text.splitlines())) <= 80
-    assert flsim("report", "sweep", "--out", "report.html")[0] == 0
-    page = (tmp_path / "report.html").read_text()
-    assert f"{why}, at 33.12" in page
-    assert "There, 1 of 10 pairs of runs cannot be compared." in page
 
 
 def _without_first(run: RunResults, number: int) -> RunResults:
     return replace(run, rows=run.rows[run.rows["round"] > 10 * number])
-
-
-def test_effects_are_told_from_none(make_sweep: MakeSweep) -> None:
-    """Six settings over five seeds, drawn with a deviation of 0.4 bits: three have an effect of 2 bits."""
-    drawn = stream(0, "rows at equal perplexity").normal([[2.0]] * 3 + [[0.0]] * 3, 0.4, (6, 5)).tolist()
-    table = compare_pairs(twins(read_sweep(make_sweep({f"grid{row}": effects for row, effects in enumerate(drawn)}))))
-    p = p_of(*drawn)
-    assert table["like_utility_p"].tolist() == pytest.approx(p, rel=1e-6)
-    assert table["like_utility_p_holm"].tolist() == pytest.approx(by_hand(p), rel=1e-6)
-    assert table["like_utility_p_holm"].lt(0.05).tolist() == [True] * 3 + [False] * 3
 
 
 def cells_of(text: str, heading: str) -> dict[str, list[str]]:
@@ -190,37 +173,9 @@ def test_text_shows_the_corrected_p(make_sweep: MakeSweep, flsim: Flsim) -> None
     halves = [f"{(end.high - end.low) / 2:.2f}" for end in ends]
     holm_texts = [f"{corrected[0]:.0e}", *(f"{p:.3f}" for p in corrected[1:])]
     labels = [f"{grid}, b_u=40" for grid in FOUR]
-    expected = zip(labels, zip(means, halves, holm_texts, strict=True), strict=True)
+    expected = list(zip(labels, zip(means, halves, holm_texts, strict=True), strict=True))
     assert cells_of(text, "Like perp.") == {label: list(cells) for label, cells in expected}
-    assert "p: of the t test over seeds; one seed has neither." in " ".join(text.split())
     code, text, err = flsim("table", "sweep")
     assert code == 0, err
     assert max(map(len, text.splitlines())) <= 80
-    end, equal = text.split("The same at equal perplexity")
-    told = " ".join(equal.split())
-    assert "Holm: that p corrected for the number of tests in the same list." in " ".join(end.split())
-    assert f"weak, b_u=40: +0.76 (+0.20 to +1.32), p = {p_of(WEAK)[0]:.2g}, Holm {corrected[1]:.2g}, 5 seeds" in told
-    assert (end.count(", Holm "), equal.count(", Holm ")) == (4, 4)
-
-
-def test_files_have_both_columns(make_sweep: MakeSweep, flsim: Flsim, tmp_path: Path) -> None:
-    table = compare_pairs(twins(read_sweep(make_sweep({"strong": STRONG, "single": [1.0], "weak": WEAK}))))
-    csv = flsim("compare", "sweep", "--format", "csv")[1]
-    pd.testing.assert_frame_equal(from_csv(csv, COLUMNS), table)
-    corrected = by_hand(p_of(STRONG, WEAK))
-    assert pd.read_csv(io.StringIO(csv))["like_utility_p_holm"].dropna().tolist() == pytest.approx(corrected)
-    rows = json.loads(flsim("compare", "sweep", "--json")[1])["rows"]
-    assert [row["like_utility_p_holm"] for row in rows[::2]] == pytest.approx(corrected)
-    assert (rows[1]["like_utility_p"], rows[1]["like_utility_p_holm"]) == (None, None)
-    assert flsim("compare", "sweep", "--format", "parquet", "--out", "table.parquet") == (0, "", "")
-    pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)
-    assert f"{corrected[1]:.3f}" in flsim("compare", "sweep", "--format", "latex")[1]
-
-
-def test_a_report_has_the_corrected_p_in_brackets(make_sweep: MakeSweep, flsim: Flsim, tmp_path: Path) -> None:
-    make_sweep({**FOUR, "single": [1.0]})
-    assert flsim("report", "sweep", "--out", "report.html")[0] == 0
-    page = (tmp_path / "report.html").read_text()
-    for p, corrected in zip(p_of(*FOUR.values()), by_hand(p_of(*FOUR.values())), strict=True):
-        assert f"{p:.2g} <small>({corrected:.2g})</small>".replace("e-0", "e−0") in page
-    assert "Exposure differs there by more than chance in 1 of 4 settings with several seeds" in page
+    assert cells_of(text, "Like perp.") == {label: list(cells) for label, cells in expected}

@@ -10,8 +10,8 @@ import pytest
 from helpers import Flsim
 
 from flsim.base.errors import InputError
-from flsim.results.loss_plot import draw_losses, plot_losses, token_of
 from flsim.results.store import RunResults, read_run
+from flsim.show.plots import draw_losses, plot_losses, token_of
 
 MakeRun = Callable[..., Path]
 Metrics = dict[str, list[float] | float]

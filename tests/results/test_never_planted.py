@@ -5,16 +5,13 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from shown import over_seeds, to_markdown
 
 from flsim.base.errors import InputError
 from flsim.results import tables
-from flsim.results.compare_pairs import compare_pairs
-from flsim.results.compare_runs import compare_runs, to_markdown
-from flsim.results.seeds_table import seeds_table
-from flsim.results.seeds_table import to_markdown as to_markdown_over_seeds
+from flsim.results.differences import Pair, beside, compare_runs, differences, planned
 from flsim.results.store import RunResults
-from flsim.results.sweep_pairs import Pair
-from flsim.results.sweeps import SweepRun
+from flsim.show.differences import runs_to_markdown
 
 MakeSeries = Callable[..., list[RunResults]]
 
@@ -34,7 +31,7 @@ def test_shares_and_means_are_of_planted_canaries(make_series: MakeSeries) -> No
     assert row["mean_exposure"] == pytest.approx(np.mean([3, 3.5, 4, 4.5, 5, 5.5]))
     assert (row["controls"], row["rs_controls"], row["bs_controls"]) == (3, 1, 1)
     assert row["false_positive_rate"] == 1 / 10_001
-    text = tables.to_markdown(table)
+    text = to_markdown(table)
     assert "RS /6" in text
     assert "1/1 of 3" in text
     assert "1 / (|R| + 1), here 0.0001" in " ".join(text.split())
@@ -43,7 +40,7 @@ def test_shares_and_means_are_of_planted_canaries(make_series: MakeSeries) -> No
 def test_nothing_is_said_of_controls_where_there_are_none(make_series: MakeSeries) -> None:
     table = tables.memorization_table(make_series([2.0]))
     assert not {"controls", "rs_controls", "false_positive_rate"} & {*table}
-    assert "Controls" not in tables.to_markdown(table)
+    assert "Controls" not in to_markdown(table)
 
 
 def test_a_run_that_planted_nothing_has_no_share(make_series: MakeSeries) -> None:
@@ -55,12 +52,12 @@ def test_a_run_that_planted_nothing_has_no_share(make_series: MakeSeries) -> Non
 def test_seeds_that_planted_different_numbers_are_averaged(make_series: MakeSeries) -> None:
     """Seed 0 plants canaries 4 to 8, seed 1 all; RS finds 5 of 5 and 7 of 9, so 12 of 14 pooled."""
     first, second = make_series([2.0, 3.0])
-    table = seeds_table([without(first, 0, 1, 2, 3), second])
+    table = over_seeds([without(first, 0, 1, 2, 3), second])
     row = table.iloc[0]
     assert (row["canaries"], row["rs"], row["controls"], row["rs_controls"]) == (7.0, 6.0, 4, 0)
     assert row["mean_exposure"] == pytest.approx(np.mean([5.0, 5.0]))
     assert row["rs_share_low"] < 12 / 14 < row["rs_share_high"]
-    assert "0/0 of 4" in to_markdown_over_seeds(table)
+    assert "0/0 of 4" in to_markdown(table)
 
 
 def test_pairs_are_of_canaries_that_either_run_planted(make_series: MakeSeries) -> None:
@@ -68,18 +65,16 @@ def test_pairs_are_of_canaries_that_either_run_planted(make_series: MakeSeries) 
     [a], [b] = make_series([4.0]), make_series([2.0], name="non-iid")
     a, b = without(a, 0), without(b, 0, 1)
     compared = compare_runs(a, b)
-    assert compared.table.iloc[0]["n"] == 8
-    assert compared.numbers[0].mean_difference == 2.0
+    row = beside(compared.table).iloc[0]
+    assert (row["n"], row["exposure_difference"]) == (8, 2.0)
     assert compared.never_planted == 1
-    assert "1 canary, planted in neither run, is in no number." in to_markdown(compared)
-    entries = [SweepRun(run.name, "grid", 0, {}, None, run) for run in (a, b)]
-    [row] = compare_pairs([Pair("row", entries[:1], entries[1:])]).to_dict("records")
-    assert row["canaries"] == 8.0
+    assert "1 canary, planted in neither run, is in no number." in runs_to_markdown(compared)
+    assert beside(differences([Pair("row", planned([a]), planned([b]))]))["canaries_value_a"].tolist() == [8.0]
     with pytest.raises(InputError, match="1 of 9 canaries were planted"):
         compare_runs(without(a, *range(1, 9)), without(b, *range(1, 9)))
 
 
 def test_tables_with_controls_fit_a_terminal(make_series: MakeSeries) -> None:
     runs = [without(run, 0) for run in make_series([2.0, 3.0, 4.0])]
-    for text in (tables.to_markdown(tables.memorization_table(runs)), to_markdown_over_seeds(seeds_table(runs))):
+    for text in (to_markdown(tables.memorization_table(runs)), to_markdown(over_seeds(runs))):
         assert max(map(len, text.splitlines())) <= 80

@@ -8,20 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from shown import over_seeds, to_latex, to_markdown
 
 from flsim.measures.quantity import Quantity
 from flsim.report.gather import gather
 from flsim.report.page import render
-from flsim.results import compare_pairs_text, seeds_table
-from flsim.results.compare_pairs import compare_pairs
-from flsim.results.plots import draw_rounds
+from flsim.results.differences import Pair, beside, differences, planned
 from flsim.results.rows import Row, write_rows
 from flsim.results.store import RunResults, read_run
-from flsim.results.sweep_pairs import Pair
-from flsim.results.sweeps import SweepRun
-from flsim.results.tables import memorization_table, to_latex, to_markdown
-from flsim.results.twins import compare_worlds
-from flsim.results.worlds import paired_over_seeds
+from flsim.results.tables import memorization_table
+from flsim.show.differences import compare_worlds, table_of_pairs
+from flsim.show.plots import draw_rounds
 
 MakeRun = Callable[..., Path]
 CANARIES = [f"c{index:02d}" for index in range(9)]
@@ -52,18 +49,10 @@ def worlds(make_run: MakeRun) -> dict[str, list[RunResults]]:
 
 
 def test_means_and_intervals_are_those_of_numbers_and_counts(worlds: dict[str, list[RunResults]]) -> None:
-    iid, _ = seeds_table.seeds_table([*worlds["iid"], *worlds["non-iid"]]).to_dict("records")
+    iid, _ = over_seeds([*worlds["iid"], *worlds["non-iid"]]).to_dict("records")
     assert iid["mean_nats"] == pytest.approx(np.mean([5, 5.25]))
     assert iid["nats_seeds_low"] < iid["mean_nats"] < iid["nats_seeds_high"]
     assert (iid["seen"], iid["seen_sd"]) == (3.5, pytest.approx(np.std([3, 4], ddof=1)))
-
-
-def test_worlds_are_compared_seed_by_seed(worlds: dict[str, list[RunResults]]) -> None:
-    over = paired_over_seeds(worlds["iid"], worlds["non-iid"], quantity=OWN[0])
-    assert (over.differences, over.agreeing) == ((1.0, 1.0), 2)
-    text = compare_worlds([*worlds["iid"], *worlds["non-iid"]])
-    assert "nats of IID less Non-IID, nats, paired over the canaries of each seed" in text
-    assert "+1.000" in text
 
 
 def test_a_report_sums_up_flags_of_one_s_own(worlds: dict[str, list[RunResults]], tmp_path: Path) -> None:
@@ -71,17 +60,15 @@ def test_a_report_sums_up_flags_of_one_s_own(worlds: dict[str, list[RunResults]]
     assert "Memorized (Seen)" in page
 
 
-def test_pairs_of_a_sweep_are_compared_over_seeds(worlds: dict[str, list[RunResults]]) -> None:
-    runs = {
-        world: [SweepRun(each.name, "", each.seed or 0, {}, None, each) for each in of] for world, of in worlds.items()
-    }
-    pair = Pair("row", runs["iid"], runs["non-iid"])
-    table = compare_pairs([pair])
-    (row,) = table.to_dict("records")
-    assert (row["nats_mean_difference"], row["unit"]) == (1.0, "seeds")
-    assert (row["seen_a"], row["seen_b"]) == (3.5, 3.0)
+def test_worlds_are_compared_over_seeds(worlds: dict[str, list[RunResults]]) -> None:
+    pair = Pair("row", planned(worlds["iid"]), planned(worlds["non-iid"]))
+    frame = differences([pair])
+    row = beside(frame).iloc[0]
+    assert (row["nats_difference"], row["over"]) == (1.0, "seeds")
+    assert (row["seen_value_a"], row["seen_value_b"]) == (3.5, 3.0)
     assert row["seen_p"] == pytest.approx(row["seen_p_holm"])
-    assert "nats, a-b" in compare_pairs_text.to_markdown(table, [pair])
+    assert "nats, a-b" in table_of_pairs(frame, [pair]).markdown()
+    assert "+1.000" in compare_worlds([*worlds["iid"], *worlds["non-iid"]])
 
 
 def test_words_of_a_description_are_shown_as_they_stand(make_run: MakeRun) -> None:

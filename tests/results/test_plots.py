@@ -9,8 +9,8 @@ import pytest
 
 from flsim.base.errors import InputError
 from flsim.results.in_short import round_in_short
-from flsim.results.plots import draw_rounds, plot_rounds
 from flsim.results.store import RunResults, read_run
+from flsim.show.plots import draw_rounds, plot_rounds
 
 MakeRun = Callable[..., Path]
 

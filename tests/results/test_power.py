@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from flsim.base.rng import stream
-from flsim.results.inference import mcnemar_p
+from flsim.base.statistics import mcnemar_p
 from flsim.results.power import (
     ALPHA,
     POWER,

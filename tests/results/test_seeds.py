@@ -10,19 +10,16 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
+from shown import from_csv, over_seeds, to_latex, to_markdown
 
 from flsim.base.errors import InputError
-from flsim.base.rng import stream
-from flsim.results import formats, seeds_table
-from flsim.results.seeds import by_series, named_apart, sample, spread
+from flsim.results.seeds import by_series, named_apart, sample
 from flsim.results.store import RunResults, read_run
+from flsim.show import formats
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]
-SIMULATIONS = 2_000
 
 
 def test_the_figures_are_those_of_the_seeds(make_series: MakeSeries) -> None:
@@ -30,7 +27,7 @@ def test_the_figures_are_those_of_the_seeds(make_series: MakeSeries) -> None:
 
     Pooled they are 27 values. RS counts the canaries i with level + i / 2 >= 4: 5, 9, 9; BS with >= 6: 1, 5, 9.
     """
-    row = seeds_table.seeds_table(make_series([2, 4, 6])).iloc[0]
+    row = over_seeds(make_series([2, 4, 6])).iloc[0]
     assert (row["seeds"], row["given"], row["round"], row["epochs"], row["canaries"]) == (3, 3, 10, 10, 9)
     assert (row["series"], row["runs"], row["references"]) == ("iid", "iid-0, iid-1, iid-2", 10_000)
     assert (row["rs"], row["bs"]) == pytest.approx((23 / 3, 5))
@@ -55,7 +52,7 @@ def test_series_are_told_apart_and_older_runs_are_by_themselves(make_series: Mak
 def test_a_seed_counts_once(make_series: MakeSeries) -> None:
     iid = make_series([1, 2])
     with pytest.raises(InputError, match="runs iid-0 and iid-0: equal settings and seed 0; leave one out"):
-        seeds_table.seeds_table([*iid, iid[0]])
+        over_seeds([*iid, iid[0]])
 
 
 def test_short_and_long_training_of_one_series_are_told_apart(make_series: MakeSeries) -> None:
@@ -85,18 +82,18 @@ def test_names_tell_short_and_long_training_apart(make_run: MakeRun) -> None:
 
 
 def test_one_seed_has_no_interval(make_series: MakeSeries) -> None:
-    table = seeds_table.seeds_table(make_series([2]))
+    table = over_seeds(make_series([2]))
     row = table.iloc[0]
     assert (row["mean_exposure"], row["perplexity"]) == (4, 60)
     for column in ("seeds_low", "seeds_high", "rs_sd", "bs_sd", "accuracy_sd", "perplexity_sd"):
         assert row[column] is pd.NA
-    written = [seeds_table.to_markdown(table), seeds_table.to_latex(table), formats.to_csv(table)]
+    written = [to_markdown(table), to_latex(table), formats.to_csv(table)]
     assert not any("nan" in text.lower() or "<na>" in text.lower() for text in written)
 
 
 def test_what_one_seed_lacks_is_blank_not_the_mean_of_others(make_series: MakeSeries, make_run: MakeRun) -> None:
     bare = read_run(make_run({10: {"rs": [1.0] * 9, "references": 10_000}}, name="bare", seed=7, series="iid"))
-    row = seeds_table.seeds_table([*make_series([2, 4]), bare]).iloc[0]
+    row = over_seeds([*make_series([2, 4]), bare]).iloc[0]
     assert row["rs"] == pytest.approx((5 + 9 + 9) / 3)
     for column in ("bs", "mean_exposure", "seeds_low", "canaries_low", "accuracy", "perplexity", "epochs"):
         assert row[column] is pd.NA
@@ -105,7 +102,7 @@ def test_what_one_seed_lacks_is_blank_not_the_mean_of_others(make_series: MakeSe
 def test_an_infinite_perplexity_has_no_deviation(make_series: MakeSeries, make_run: MakeRun) -> None:
     measured = {10: {"perplexity": math.inf, "references": 10_000}}
     wild = read_run(make_run(measured, name="wild", seed=7, series="iid"))
-    row = seeds_table.seeds_table([*make_series([2]), wild]).iloc[0]
+    row = over_seeds([*make_series([2]), wild]).iloc[0]
     assert row["perplexity"] == math.inf
     assert row["perplexity_sd"] is pd.NA
 
@@ -125,35 +122,35 @@ def troubled(make_series: MakeSeries, make_run: MakeRun) -> list[RunResults]:
 
 
 def test_runs_that_are_not_averaged_are_named(troubled: list[RunResults]) -> None:
-    table = seeds_table.seeds_table(troubled)
+    table = over_seeds(troubled)
     row = table.iloc[0]
     assert (row["seeds"], row["given"], row["runs"], row["mean_exposure"]) == (2, 6, "iid-0, iid-1", 5)
     assert row["left_out"] == (
         "wild (diverged at round 10 of 10: the update is not finite); dead (failed at round 10 of 10: a client keeps "
         "failing); slow (running at round 10 of 10); new (completed, not evaluated yet)"
     )
-    shown = seeds_table.to_markdown(table)
+    shown = to_markdown(table)
     assert "|2/6|" in shown.replace(" ", "")
     assert " ".join(f"Left out of {row['setting']}: {row['left_out']}".split()) in " ".join(shown.split())
-    assert_frame_equal(seeds_table.from_csv(formats.to_csv(table)), table, check_exact=True)
+    assert_frame_equal(from_csv(formats.to_csv(table)), table, check_exact=True)
 
 
 def test_at_an_epoch_all_that_were_evaluated_there_count(troubled: list[RunResults]) -> None:
     """A failed or unfinished run's model of that epoch is as good as any; a diverged run's is not looked at."""
-    row = seeds_table.seeds_table(troubled, epoch=10).iloc[0]
+    row = over_seeds(troubled, epoch=10).iloc[0]
     assert row["runs"] == "iid-0, iid-1, dead, slow"
     assert row["left_out"].endswith("; new (completed, not evaluated at 10 epochs)")
     with pytest.raises(InputError, match="run iid-0: was not evaluated at 7 epochs; choose one of 10"):
-        seeds_table.seeds_table(troubled, epoch=7)
+        over_seeds(troubled, epoch=7)
     with pytest.raises(InputError, match="run iid-0: round 7 was not evaluated"):
-        seeds_table.seeds_table(troubled, round=7)
+        over_seeds(troubled, round=7)
 
 
 def test_a_series_without_any_result_is_a_row_that_says_why(troubled: list[RunResults]) -> None:
-    table = seeds_table.seeds_table(troubled[2:])
+    table = over_seeds(troubled[2:])
     assert (table["seeds"].item(), table["given"].item()) == (0, 4)
     assert table["mean_exposure"].isna().all()
-    assert "|0/4|" in seeds_table.to_markdown(table).replace(" ", "")
+    assert "|0/4|" in to_markdown(table).replace(" ", "")
 
 
 def test_what_has_no_mean_is_refused(make_series: MakeSeries, make_run: MakeRun) -> None:
@@ -178,82 +175,25 @@ def test_markdown_fits_the_terminal(make_series: MakeSeries) -> None:
         for index, world in enumerate(worlds)
         for run in make_series([6, 8.5], name=f"w{index}", setting=world, perplexity=100)
     ]
-    table = seeds_table.seeds_table(runs)
-    shown = seeds_table.to_markdown(table).splitlines()
+    table = over_seeds(runs)
+    shown = to_markdown(table).splitlines()
     assert max(map(len, shown)) <= 80
     assert shown[0] == "|Setting                | n|RS /9|BS /9|Bits|CI_s|CI_c|Acc. %| SD|Perp.| SD|"
     assert shown[2] == "|IID, SGD, b_r=128      | 2|  9.0|  9.0| 9.2|15.9| 0.9|  20.0|0.0|100.5|0.7|"
-    assert r"& CI$_s$ & CI$_c$ &" in seeds_table.to_latex(table)
+    assert r"& CI$_s$ & CI$_c$ &" in to_latex(table)
 
 
 def test_equal_settings_are_told_apart_by_their_first_run(make_series: MakeSeries) -> None:
-    shown = seeds_table.to_markdown(seeds_table.seeds_table([*make_series([1, 2]), *make_series([3, 4], name="b")]))
+    shown = to_markdown(over_seeds([*make_series([1, 2]), *make_series([3, 4], name="b")]))
     assert [line.split("|")[2].strip() for line in shown.splitlines()[:4:2]] == ["First run", "iid-0"]
 
 
 def test_different_epochs_have_a_column(make_series: MakeSeries) -> None:
     runs = [*make_series([1, 2]), *make_series([1, 2], name="b", setting="B", round=372, rounds_per_epoch=37.2)]
-    table = seeds_table.seeds_table(runs)
-    assert "All after 10 epochs" in seeds_table.to_markdown(table)
+    table = over_seeds(runs)
+    assert "All after 10 epochs" in to_markdown(table)
     runs += make_series([1, 2], name="c", setting="C", round=20)
-    lines = seeds_table.to_markdown(seeds_table.seeds_table(runs)).splitlines()
+    lines = to_markdown(over_seeds(runs)).splitlines()
     [head] = [index for index, line in enumerate(lines) if "Epochs|" in line]
     place = lines[head].split("|").index("Epochs")
     assert [line.split("|")[place].strip() for line in lines[head + 2 : head + 5]] == ["10", "10", "20"]
-
-
-NUMBER = st.floats(allow_nan=False) | st.none()
-TEXT = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "), min_size=1).filter(str.strip)
-KINDS = {"string": TEXT | st.none(), "Int64": st.integers(0, 2**53) | st.none(), "Float64": NUMBER}
-
-
-@st.composite
-def frames(draw: st.DrawFn) -> pd.DataFrame:
-    more = draw(st.sets(st.sampled_from(sorted({*seeds_table.TYPES} - {*seeds_table.COLUMNS})), max_size=9))
-    types = {name: kind for name, kind in seeds_table.TYPES.items() if name in seeds_table.COLUMNS or name in more}
-    values = st.fixed_dictionaries({name: KINDS[kind] for name, kind in types.items()})
-    return pd.DataFrame(draw(st.lists(values, min_size=1, max_size=4)), columns=list(types)).astype(types)
-
-
-@settings(max_examples=50)  # the machine's load is not the test's matter
-@given(frames())
-def test_csv_reads_back_to_the_same_table(table: pd.DataFrame) -> None:
-    assert_frame_equal(seeds_table.from_csv(formats.to_csv(table)), table, check_exact=True)
-
-
-def test_parquet_reads_back_to_the_same_table(make_series: MakeSeries, tmp_path: Path) -> None:
-    table = seeds_table.seeds_table(make_series([1, 2]))
-    formats.write_parquet(table, tmp_path / "table.parquet")
-    assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table, check_exact=True)
-
-
-def coverage(name: str, between_seeds: float, seeds: int) -> tuple[float, float]:
-    """How often both intervals hold the true mean, 8 bits; canaries of a model share its seed's deviation."""
-    found = []
-    for index in range(SIMULATIONS):
-        rng = stream(0, name, seeds, index)
-        values = spread([8 + rng.normal(0, between_seeds) + rng.normal(0, 2.5, 48) for _ in range(seeds)])
-        found.append([low <= 8 <= high for low, high in (values.over_seeds, values.over_canaries)])
-    over_seeds, over_canaries = np.mean(found, axis=0)
-    return float(over_seeds), float(over_canaries)
-
-
-ERROR = 3.5 * math.sqrt(0.95 * 0.05 / SIMULATIONS)  # 1.7%; odds of a false alarm under another seed 1 in 2,000
-
-
-@pytest.mark.parametrize("seeds", [2, 5])
-def test_the_interval_over_seeds_covers_and_the_one_over_canaries_does_not(seeds: int) -> None:
-    """Seeds deviate by 0.5 bits.
-
-    Of one seed the mean's variance is 2.5^2 / 48 + 0.5^2 = 0.38; pooling takes it for (2.5^2 + 0.5^2) / 48 = 0.14, so
-    1.96 of what it takes for standard deviations are 1.17 of them, which hold 76%.
-    """
-    over_seeds, over_canaries = coverage("coverage", 0.5, seeds)
-    assert abs(over_seeds - 0.95) < ERROR
-    assert over_canaries < 0.82
-
-
-def test_both_intervals_cover_where_canaries_are_independent() -> None:
-    over_seeds, over_canaries = coverage("independent", 0.0, 5)
-    assert abs(over_seeds - 0.95) < ERROR
-    assert abs(over_canaries - 0.95) < ERROR

@@ -15,10 +15,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flsim.base.errors import Diverged, InputError
-from flsim.results.canary_table import canary_table, to_markdown
+from flsim.results.canary_table import canary_table
 from flsim.results.rows import SCHEMA, Row, write_rows
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
+from flsim.show.memorization import table_of_canaries
 
 MakeRun = Callable[..., Path]
 
@@ -218,7 +219,7 @@ def test_an_unknown_path_is_listed_as_unknown_and_never_as_no(make_run: MakeRun)
     table = canary_table(run)
     assert table["path"].isna().tolist() == [False] * 3 + [True] * 6
     assert table["path"].dropna().astype(float).tolist() == measured
-    text = to_markdown(table)
+    text = table_of_canaries(table).markdown()
     assert text.count("| unknown ") == 6
     assert max(map(len, text.splitlines())) <= 80
     assert not {"path", "path_share"} & set(memorization_table([run]).columns)
@@ -231,7 +232,7 @@ def test_exposure_by_known_context_is_listed_under_what_is_known(make_run: MakeR
     )
     table = canary_table(run)
     assert table["exposure prefix=5 suffix=6"].tolist() == bits
-    text = to_markdown(table)
+    text = table_of_canaries(table).markdown()
     [head] = [line for line in text.splitlines() if "5+6" in line and line.startswith("|")]
     assert "5+0" in head
     assert "5+6: exposure, in bits for those who know 5 words before the secret and its end." in " ".join(text.split())

@@ -8,11 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from reported import write_run
+from shown import to_markdown
 
 from flsim.cli.demo import write_tables
-from flsim.results.layout import Column, latex, markdown
 from flsim.results.store import read_run
-from flsim.results.tables import memorization_table, to_csv, to_markdown
+from flsim.results.tables import memorization_table
+from flsim.show.formats import to_csv
+from flsim.show.layout import Column, latex, markdown
 
 WORDS = st.text(st.sampled_from("abc DEF,=_1"), max_size=60).map(str.strip)
 

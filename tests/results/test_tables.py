@@ -14,11 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
+from shown import from_csv, to_latex, to_markdown
 
 from flsim.base.errors import InputError
-from flsim.results import display_columns, formats, tables
+from flsim.results import tables
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
+from flsim.show import formats, memorization
+from flsim.show.formats import to_csv
 
 MakeRun = Callable[..., Path]
 
@@ -127,29 +130,29 @@ def table_1(make_run: MakeRun) -> pd.DataFrame:
 
 
 def test_markdown_is_the_papers_table(table_1: pd.DataFrame) -> None:
-    assert tables.to_markdown(table_1, width=98) == (
+    assert to_markdown(table_1, width=98) == (
         "|Setting                    |RS /90|Lowest    |BS /90|Lowest    |Bits|Acc. %|Perp.|\n"
         "|---------------------------|-----:|----------|-----:|----------|---:|-----:|----:|\n"
         "|IID, FedAvg, b_u = 500     |    66|1/50K, 10%|    56|1/50K, 10%|10.0|  24.6| 57.5|\n"
         "|Non-IID, FedAvg, b_u = 5000|    26|1/5K, 1%  |     2|1/5K, 100%|10.0|  24.5| 58.2|\n"
-        f"\n{display_columns.LOWEST}\nBits: mean exposure of the planted canaries.\n"
+        f"\n{memorization.LOWEST}\nBits: mean exposure of the planted canaries.\n"
         "RS: canaries memorized by Random Sampling; BS: canaries extracted by Beam\n"
         "Search; Acc.: accuracy on test text; Perp.: perplexity on test text; b_u: users\n"
         "a round.\n"
-        f"{formats.note(tables.ONE_SEED)}"
+        f"{formats.note(memorization.ONE_SEED)}"
     )
 
 
 def test_intervals_are_shown_where_they_leave_one_table_or_there_are_more(table_1: pd.DataFrame) -> None:
     """Exact intervals of 66 and 26 of 90: 0.630 to 0.821, 0.198 to 0.394."""
-    plain = tables.to_markdown(table_1, width=98)
+    plain = to_markdown(table_1, width=98)
     assert "CI" not in plain
     for width in (80, 120):
-        text = tables.to_markdown(table_1, width)
+        text = to_markdown(table_1, width)
         assert text.count("| Setting") + text.count("|Setting") == (1 if width == 120 else 2)
         head, _, iid, non_iid = ([cell.strip() for cell in line.split("|")] for line in text.splitlines()[:4])
         assert (iid[head.index("CI %")], non_iid[head.index("CI %")]) == ("63-82", "20-39")
-        assert display_columns.SHARE_INTERVAL in text
+        assert memorization.SHARE_INTERVAL in text
         assert max(map(len, text.splitlines())) <= width
 
 
@@ -210,7 +213,7 @@ def test_unfinished_runs_show_where_they_are(make_run: MakeRun) -> None:
     ]
     runs = [read_run(folder) for folder in folders]
     assert not any((folder / "checkpoints").exists() for folder in folders)
-    head, _, *lines = tables.to_markdown(memorization_table(runs)).splitlines()[:7]
+    head, _, *lines = to_markdown(memorization_table(runs)).splitlines()[:7]
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *lines)]
     assert [line[:4] for line in cells] == [
         ["Setting", "Round", "Status", "RS /9"],
@@ -222,7 +225,7 @@ def test_unfinished_runs_show_where_they_are(make_run: MakeRun) -> None:
     ]
     late = memorization_table(runs, round=20)
     assert late["rs"].fillna(-1).tolist() == [1, -1, -1, -1, -1]
-    assert "Status" not in tables.to_markdown(memorization_table(runs[:1]))
+    assert "Status" not in to_markdown(memorization_table(runs[:1]))
 
 
 def test_equal_settings_are_told_apart_and_other_counts_are_said(make_run: MakeRun) -> None:
@@ -230,7 +233,7 @@ def test_equal_settings_are_told_apart_and_other_counts_are_said(make_run: MakeR
         read_run(make_run({10: {"rs": memorized("1/5K, 1%", copies=copies)}}, name=f"seed-{copies}", copies=copies))
         for copies in (1, 2)
     ]
-    head, _, first, second = tables.to_markdown(memorization_table(runs)).splitlines()[:4]
+    head, _, first, second = to_markdown(memorization_table(runs)).splitlines()[:4]
     assert re.split(r" *\| *", head)[1:5] == ["Setting", "Run", "RS", "Lowest"]
     assert "seed-1" in first
     assert "1/9" in first
@@ -239,7 +242,7 @@ def test_equal_settings_are_told_apart_and_other_counts_are_said(make_run: MakeR
 
 def test_markdown_cells_cannot_break_out(make_run: MakeRun) -> None:
     run = read_run(make_run({10: {"rs": memorized()}}, setting=r"a|b \ *c* <d>"))
-    line = tables.to_markdown(memorization_table([run])).splitlines()[2]
+    line = to_markdown(memorization_table([run])).splitlines()[2]
     assert re.split(r"(?<!\\)\|", line)[1].strip() == r"a\|b \\ \*c\* \<d>"
 
 
@@ -253,8 +256,8 @@ STATUS = st.sampled_from(["completed", "running", "failed", "diverged"])
 @st.composite
 def frames(draw: st.DrawFn) -> pd.DataFrame:
     kinds = {"string": LOWEST, "Int64": COUNT, "Float64": NUMBER}
-    more = draw(st.sets(st.sampled_from(sorted({*tables.TYPES} - {*tables.COLUMNS})), max_size=9))
-    types = {name: kind for name, kind in tables.TYPES.items() if name in tables.COLUMNS or name in more}
+    more = draw(st.sets(st.sampled_from(sorted({*tables.types("run")} - {*tables.COLUMNS})), max_size=9))
+    types = {name: kind for name, kind in tables.types("run").items() if name in tables.COLUMNS or name in more}
     values = {name: kinds[kind] for name, kind in types.items()}
     values |= {"setting": LINE, "run": LINE, "status": STATUS, "canaries": st.integers(1, 999)}
     rows = draw(st.lists(st.fixed_dictionaries(values), min_size=1, max_size=4))
@@ -264,12 +267,12 @@ def frames(draw: st.DrawFn) -> pd.DataFrame:
 @settings(max_examples=50)
 @given(frames())
 def test_csv_reads_back_to_the_same_table(table: pd.DataFrame) -> None:
-    assert_frame_equal(tables.from_csv(tables.to_csv(table)), table, check_exact=True)
+    assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 
 def test_csv_for_any_program(table_1: pd.DataFrame) -> None:
     """Machine names, accuracy as a fraction, numbers that plain `read_csv` understands."""
-    table = pd.read_csv(io.StringIO(tables.to_csv(table_1)))
+    table = pd.read_csv(io.StringIO(to_csv(table_1)))
     assert list(table.columns) == list(tables.COLUMNS)
     assert table["accuracy"].tolist() == [0.246, 0.2451]
     assert table["rs"].tolist() == [66, 26]
@@ -283,11 +286,11 @@ def test_parquet_reads_back_to_the_same_table(table_1: pd.DataFrame, tmp_path: P
 
 
 def test_latex_is_the_papers_table(table_1: pd.DataFrame) -> None:
-    assert tables.to_latex(table_1).splitlines() == [
+    assert to_latex(table_1).splitlines() == [
         r"% needs \usepackage{booktabs}",
-        f"% {display_columns.LOWEST}",
+        f"% {memorization.LOWEST}",
         "% Bits: mean exposure of the planted canaries.",
-        *(f"% {line}" for line in formats.note(tables.ONE_SEED).splitlines()),
+        *(f"% {line}" for line in formats.note(memorization.ONE_SEED).splitlines()),
         r"\begin{tabular}{lrlrlrrr}",
         r"\toprule",
         r"Setting & RS /90 & Lowest & BS /90 & Lowest & Bits & Acc. \% & Perp. \\",
@@ -303,7 +306,7 @@ HOSTILE = r"\input{x} & 100% $b_x$ #1 {~^} <|> _b_u = 16"
 
 
 def test_latex_escapes_what_it_would_otherwise_obey(make_run: MakeRun) -> None:
-    text = tables.to_latex(memorization_table([read_run(make_run({10: {"rs": memorized()}}, setting=HOSTILE))]))
+    text = to_latex(memorization_table([read_run(make_run({10: {"rs": memorized()}}, setting=HOSTILE))]))
     rows = text.split("\\midrule\n")[1]
     assert rows.startswith(
         r"\textbackslash{}input\{x\} \& 100\% \$b\_x\$ \#1 \{\textasciitilde{}\textasciicircum{}\} "

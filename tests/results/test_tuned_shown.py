@@ -6,32 +6,30 @@ from pathlib import Path
 
 import pytest
 from helpers import Flsim
+from shown import over_seeds, to_latex, to_markdown
 
-from flsim.results import formats, seeds_table, tables
-from flsim.results.display_columns import TUNED
 from flsim.results.store import read_run
 from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
 from flsim.results.tables import memorization_table
+from flsim.show import formats
+from flsim.show.memorization import TUNED
 
 NOTE = "Settings were chosen by perplexity on test users alone, never by canaries (search 0123456789ab): a rate 0.4."
 
 
 def test_the_note_on_a_search_is_below_tables_for_people(make_run: Callable[..., Path]) -> None:
     run = read_run(make_run({10: {"rs": [1.0] * 9, "bs": [0.0] * 9, "exposure": [1.0] * 9}}, seed=0, series="s"))
-    for table, kind in (
-        (memorization_table([run]), tables),
-        (seeds_table.seeds_table([run]), seeds_table),
-    ):
-        plain, latex, csv = kind.to_markdown(table), kind.to_latex(table), formats.to_csv(table)
+    for table in (memorization_table([run]), over_seeds([run])):
+        plain, latex, csv = to_markdown(table), to_latex(table), formats.to_csv(table)
         assert "Settings were chosen" not in plain
         table.attrs[TUNED] = [NOTE]
-        text = kind.to_markdown(table)
+        text = to_markdown(table)
         assert text.startswith(plain)
         added = text.removeprefix(plain)
         assert " ".join(added.split()) == NOTE
         assert max(map(len, added.splitlines())) <= 80
-        assert latex != kind.to_latex(table)
-        assert NOTE in " ".join(kind.to_latex(table).replace("%", "").split())
+        assert latex != to_latex(table)
+        assert NOTE in " ".join(to_latex(table).replace("%", "").split())
         assert formats.to_csv(table) == csv
 
 

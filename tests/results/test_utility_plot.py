@@ -8,9 +8,9 @@ import pytest
 from helpers import Flsim
 
 from flsim.base.errors import InputError
-from flsim.results.inference import t_interval
+from flsim.base.statistics import t_interval
 from flsim.results.store import RunResults, read_run
-from flsim.results.utility_plot import draw_against_utility, plot_against_utility
+from flsim.show.plots import draw_against_utility, plot_against_utility
 
 MakeRun = Callable[..., Path]
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import math
 import subprocess
 import sys
 import time
@@ -9,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout
 from dataclasses import dataclass
 from io import StringIO
+from itertools import product
 from pathlib import Path
 
 import pandas as pd
@@ -251,3 +253,13 @@ def assert_refused(
     assert (stop.value.code, printed.count("\n")) == (2, 1), printed
     assert message in printed
     assert sorted(folder.rglob("*")) == before
+
+
+def enumerated(probabilities: Sequence[float], successes: int) -> float:
+    """Return the probability of so many successes or more, as the sum over all outcomes."""
+    outcomes = product((0, 1), repeat=len(probabilities))
+    return sum(
+        math.prod(p if hit else 1 - p for p, hit in zip(probabilities, outcome, strict=True))
+        for outcome in outcomes
+        if sum(outcome) >= successes
+    )

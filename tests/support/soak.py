@@ -26,7 +26,7 @@ from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
 from scipy.stats import linregress, t
 
 from flsim.base.progress import progress
-from flsim.results.figures import COLOURS, DASHES, ROUNDS, write_figure
+from flsim.show.figures import COLOURS, DASHES, ROUNDS, write_figure
 
 CONFIG = """
 [data]

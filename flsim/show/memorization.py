@@ -1,4 +1,4 @@
-"""Columns of a table of runs or over seeds as people read them, with the published values beside ours."""
+"""Memorization as people read it: tables by run and by series, with published values, and the canaries of a run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -7,8 +7,8 @@ from typing import Any
 import pandas as pd
 
 from flsim.measures.built_in import QUANTITIES
-from flsim.measures.quantity import Quantity, flags, of_model
-from flsim.results import formats
+from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
+from flsim.results import columns
 from flsim.results.against_published import (
     CLEARLY,
     COMPARED,
@@ -20,12 +20,15 @@ from flsim.results.against_published import (
     sizes,
     source_of,
 )
+from flsim.results.canary_table import WINDOW, WRITTEN
 from flsim.results.columns import FALSE_POSITIVE as FALSE_POSITIVE_RATE
-from flsim.results.columns import is_in, mean_of
-from flsim.results.formats import formatted, text_of
-from flsim.results.layout import Column
+from flsim.results.columns import is_in, mean_of, quantities_in
+from flsim.results.tables import OPTIONAL, STANDARD, rounds_text, user_share
+from flsim.show import formats
+from flsim.show.formats import formatted, text_of
+from flsim.show.layout import Column
+from flsim.show.table import Table
 
-STANDARD = [quantity for quantity in QUANTITIES.values() if quantity.is_standard and "table" in quantity.places]
 TUNED = "tuned"  # attribute of a table: sentences on the searches that chose settings
 BATCHES = {"b_u": "users a round", "b_r": "records a step"}
 LOWEST = "Lowest: (p_u, p_e) with a memorized canary and fewest expected insertions."
@@ -46,6 +49,139 @@ MIXED = "Test text: of whole test authors in some rows, of balanced users in oth
 ROUND = "Round: completed rounds; for central training (b_r), steps.\n"
 EPOCH = "Epochs: number of records read in training, divided by the number of records.\n"
 ALL_EPOCHS = "All after {} epochs; an epoch reads as many records as there are.\n"
+ONE_SEED = "One seed a row: means and intervals are over its canaries and say nothing about other seeds."
+INTERVAL = "CI: half the 95% interval of {}, Student's t over canaries."
+MEANS = "n: seeds{}. {}: means over seeds; SD: standard deviation over seeds."
+DIVERGED = (
+    "Div.: runs that diverged, an outcome. Means are over the other seeds, so rows with different seeds do not "
+    "compare; paired means, as of IID less Non-IID, drop both runs of such a seed."
+)
+OVER_SEEDS = "CI_s: half the 95% interval of {}, Student's t over seeds: valid for other seeds."
+OVER_CANARIES = "CI_c: the same over all seeds' canaries, treated as independent: valid for these models only."
+
+
+def table_of_runs(table: pd.DataFrame) -> Table:
+    """Return a table by run or by series as people read it: the paper's columns and related ones, with a legend.
+
+    Run, round and status appear only if they matter: for equal settings, different rounds, or unfinished runs. Epochs
+    replace different rounds if all runs know theirs.
+    """
+    labels, units = (_by_series if "seeds" in table else _by_run)(table)
+    remarks = population(table) + progress(table, _is_unfinished(table))[1] + _remarks(table)
+    remarks += agreement(table) + tuned(table)
+    return Table(table, labels, units, legend(table) + remarks, remarks)
+
+
+def _is_unfinished(table: pd.DataFrame) -> bool:
+    return "status" in table and bool((table["status"] != "completed").any())
+
+
+def _remarks(table: pd.DataFrame) -> str:
+    """Return the sentences below a table that are about runs."""
+    if "seeds" in table:
+        lines = [f"Left out of {setting}: {why}" for setting, why in _whys(table, "setting", "left_out")]
+        return "".join(formats.note(line) for line in lines)
+    text = formats.note(ONE_SEED) if table["round"].notna().any() else ""
+    names = (table["run"] + " " + table["status"]).rename("run")
+    text += "".join(formats.note(f"{run}: {why}") for run, why in _whys(table.assign(run=names), "run", "reason"))
+    if partial := [quantity.title for quantity in _partly_measured(table)]:
+        text += formats.note(f"Not measured of all runs, so only in CSV and Parquet: {', '.join(partial)}.")
+    return text
+
+
+def _whys(table: pd.DataFrame, name: str, why: str) -> list[tuple[str, str]]:
+    known = table.dropna(subset=why) if why in table else table.iloc[:0]
+    return list(zip(known[name], known[why] if why in table else (), strict=True))
+
+
+def _partly_measured(table: pd.DataFrame) -> list[Quantity]:
+    """Return the built-in quantities that some evaluated runs have and others lack: columns of gaps say little."""
+    evaluated = table[table["round"].notna()]
+    partial = []
+    for quantity in OPTIONAL:
+        if columns.is_in(table, quantity):
+            values = evaluated[quantity.name if quantity.name in table else columns.mean_of(quantity)]
+            if values.isna().any():
+                partial.append(quantity)
+    return partial
+
+
+def _by_run(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
+    """Return the columns as people read them, in the paper's order: labels of a row, and units that stay together."""
+    unfinished = _is_unfinished(table)
+    labels = [Column("Setting", text_of(table["setting"]), is_number=False)]
+    if table["setting"].duplicated().any():
+        labels.append(Column("Run", text_of(table["run"]), is_number=False))
+    quantities = select_for(columns.quantities_in(table), "table")
+    partial = _partly_measured(table)
+    kept = [
+        quantity
+        for quantity in quantities
+        if quantity.is_standard or (columns.is_in(table, quantity) and quantity not in partial)
+    ]
+    counts = [unit for flag in flags(kept) for unit in memorized(table, flag, "{}")]
+    means = [
+        [
+            *mean(table, number),
+            Column("CI", _half(table, number.column, number), is_extra=True, note=INTERVAL.format(number.heading)),
+            *companions(table, number, kept),
+        ]
+        for number in numbers(kept)
+        if not number.beside
+    ]
+    status = [[Column("Status", text_of(table["status"]), is_number=False, is_late=True)]] if unfinished else []
+    trained = [unit for unit in [progress(table, unfinished)[0]] if unit]
+    of_models = utility(table, of_model(kept))
+    counts += controls(table)
+    return labels, [*trained, *status, *counts, *means, *of_models, *epsilons(table)]
+
+
+def _by_series(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
+    """Return the columns that label a row, and units of columns that stay together."""
+    is_partial = "left_out" in table
+    n = [
+        f"{seeds}/{number_of_runs}" if is_partial else f"{seeds}"
+        for seeds, number_of_runs in zip(table["seeds"], table["given"], strict=True)
+    ]
+    labels = [Column("Setting", text_of(table["setting"]), is_number=False)]
+    if table["setting"].duplicated().any():
+        labels.append(Column("First run", text_of(table["runs"].str.split(", ").str[0]), is_number=False))
+    quantities = select_for(columns.quantities_in(table), "table")
+    kept = [quantity for quantity in quantities if quantity.is_standard or columns.is_in(table, quantity)]
+    labels += [Column("n", n, note=MEANS.format("/given" if is_partial else "", ", ".join(map(_name, STANDARD))))]
+    if (table["diverged"] > 0).any():
+        labels.append(Column("Div.", text_of(table["diverged"]), note=DIVERGED))
+    trained = [unit for unit in [progress(table)[0]] if unit]
+    counts = [unit for flag in flags(kept) for unit in memorized(table, flag, "{:.1f}")]
+    means = [
+        [
+            *mean(table, number, has_note=not number.is_standard),
+            Column(
+                "CI_s",
+                _half(table, f"{columns.prefix_of(number)}seeds", number),
+                note=OVER_SEEDS.format(number.heading),
+            ),
+            Column("CI_c", _half(table, f"{columns.prefix_of(number)}canaries", number), note=OVER_CANARIES),
+            *companions(table, number, kept),
+        ]
+        for number in numbers(kept)
+        if not number.beside
+    ]
+    of_models = utility(table, of_model(kept), has_deviations=True)
+    counts += controls(table)
+    return labels, [*trained, *counts, *means, *of_models, *epsilons(table)]
+
+
+def _name(quantity: Quantity) -> str:
+    """Return a quantity's heading, and for a mean also its title."""
+    is_mean = quantity.of_canaries and not quantity.is_flag
+    return f"{quantity.heading} ({quantity.title.lower()})" if is_mean else quantity.heading
+
+
+def _half(table: pd.DataFrame, prefix: str, quantity: Quantity) -> list[str]:
+    """Return half the interval of a mean."""
+    low, high = (table[f"{prefix}_{end}"] for end in ("low", "high"))
+    return formatted((high - low) / 2, quantity.format)
 
 
 def legend(table: pd.DataFrame) -> str:
@@ -252,3 +388,57 @@ def _paper(cells: list[str], is_number: bool = True) -> list[Column]:
 
 def _listed(values: "pd.Series[Any]", template: str = "{}") -> str:
     return ", ".join(dict.fromkeys(template.format(value) for value in values.dropna()))
+
+
+def table_of_canaries(table: pd.DataFrame) -> Table:
+    """Return the table of `flsim.results.canary_table` as people read it."""
+    labels = [Column("Canary", text_of(table["canary"]), is_number=False)]
+    units = [[Column("Phrase", text_of(table["phrase"]), is_number=False)], _planted(table), _counts(table)]
+    units.append(_window(table))
+    kept = [quantity for quantity in quantities_in(table) if quantity.name in table and quantity.of_canaries]
+    listed = [quantity for quantity in kept if quantity.is_listed]
+    units += [[_column(table, quantity)] for quantity in sorted(listed, key=lambda quantity: quantity.is_flag)]
+    if WRITTEN in table:
+        note = "Beam search wrote: the known words, then the likeliest continuation that it finds."
+        units.append([Column("Beam search wrote", text_of(table[WRITTEN]), is_number=False, is_late=True, note=note)])
+    return Table(table, labels, [unit for unit in units if unit])
+
+
+def _planted(table: pd.DataFrame) -> list[Column]:
+    """Return the columns of p_u and p_e, or of planned copies where their number was set."""
+    if table["p_u"].isna().all():
+        planned = formatted(table["planned_insertions"], "{:,}")
+        return [Column("Planned", planned, note="Planned: records that were drawn for the canary.")]
+    shares = ["" if pd.isna(value) else user_share(float(value)) for value in table["p_u"]]
+    note = "p_u: probability that a user has the canary; p_e: that a record of such a user is replaced by it."
+    return [Column("p_u", shares, note=note), Column("p_e", formatted(table["p_e"], "{:.6g}%", 100))]
+
+
+def _counts(table: pd.DataFrame) -> list[Column]:
+    """Return the columns of sharers and copies, where the roster says them."""
+    names = {"sharers": "Users", "insertions": "Copies"}
+    notes = {"sharers": "Users: that have the canary.", "insertions": "Copies: records that are the canary."}
+    return [
+        Column(heading, formatted(table[name], "{:,}"), note=notes[name])
+        for name, heading in names.items()
+        if table[name].notna().any()
+    ]
+
+
+def _window(table: pd.DataFrame) -> list[Column]:
+    """Return the column of the rounds in which canaries are planted, where they have windows."""
+    if WINDOW[0] not in table:
+        return []
+    cells = [rounds_text(first, last) for first, last in zip(*(table[name] for name in WINDOW), strict=True)]
+    return [Column("Planted", cells, is_number=False, note="Planted: the rounds in which copies are in place.")]
+
+
+def _column(table: pd.DataFrame, quantity: Quantity) -> Column:
+    values = table[quantity.name]
+    note = f"{quantity.heading}: {quantity.description[:1].lower()}{quantity.description[1:]}"
+    if quantity.is_flag:
+        cells = ["unknown" if pd.isna(value) else "yes" if value else "no" for value in values]
+    else:
+        cells = formatted(values, quantity.format, quantity.scale)
+    is_extra = quantity.name in QUANTITIES and not quantity.is_ranked and not quantity.is_flag
+    return Column(quantity.heading, cells, is_number=not quantity.is_flag, is_extra=is_extra, note=note)

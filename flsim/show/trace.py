@@ -1,7 +1,10 @@
-"""Figure of the trace: numbers of each canary against rounds, above the rounds in which a sharer took part."""
+"""The trace of canaries as people read it: as text, and as a figure above the rounds in which a sharer took part."""
 
+import json
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 import numpy as np
@@ -15,10 +18,14 @@ from matplotlib.ticker import MaxNLocator
 from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import Quantity, flags, select_for
 from flsim.results.columns import quantities_in
-from flsim.results.figures import COLOURS, DASHES, MARKERS, ROUNDS, plain, write_figure
-from flsim.results.formats import rounds_text
 from flsim.results.store import RunResults
-from flsim.results.tables import copies, user_share
+from flsim.results.tables import copies, rounds_text, user_share
+from flsim.results.trace import traced
+from flsim.show import formats, layout
+from flsim.show.figures import COLOURS, DASHES, MARKERS, ROUNDS, plain, write_figure
+from flsim.show.formats import formatted
+from flsim.show.layout import Column
+from flsim.show.table import json_rows
 
 ROW, PANEL, WIDTH = 0.17, 2.0, 3.7  # inches: height of a canary's row and of lines of a number, width of both
 BESIDE, GAP, TITLE, BELOW, TOP, LEGEND = 1.05, 0.24, 0.3, 0.5, 0.4, 0.6  # inches around them
@@ -26,6 +33,80 @@ PIXELS = 1500  # of a row: ticks that are closer are one
 GREY = "#555555"
 FLAGS = [flag for flag in flags(QUANTITIES.values()) if flag.is_standard]  # a filled marker, and a ring
 SHAPES = (*MARKERS, "*", "h", "d", "p")
+ROUNDS_SHOWN = 24  # characters of a list of rounds
+COUNTS = """sharers: number of different sharers that took part since the last evaluation
+so far: how often a sharer took part since the start of training
+since: rounds since a sharer last took part
+in rounds: rounds in which a sharer took part since the last evaluation
+In central training: rounds are steps; a sharer takes part when a copy is read.
+"""
+
+
+def to_csv(table: pd.DataFrame) -> str:
+    """Return all columns as CSV; rounds of sharers are separated by spaces."""
+    return formats.to_csv(table.assign(sharer_rounds=[" ".join(map(str, rounds)) for rounds in table["sharer_rounds"]]))
+
+
+def to_json(table: pd.DataFrame) -> str:
+    """Return a JSON list of rows; null stands for a metric that was not measured."""
+    return json.dumps(json_rows(table))
+
+
+def to_text(table: pd.DataFrame, run: RunResults) -> str:
+    """Return a table for each canary, at most 80 characters wide; longer lists of rounds are cut."""
+    roster: dict[Any, Any] = run.roster.set_index("canary").to_dict("index")
+    quantities = [quantity for quantity in traced(quantities_in(table)) if quantity.name in table]
+    blocks = [f"{run.setting} [{run.name}]\n"]
+    for canary in table["canary"].unique():
+        planted, rows = roster[canary], table[table["canary"] == canary]
+        held = f"; copies {planted['insertions']}" if "insertions" in planted else ""
+        shares = (
+            f"planned copies {planted['planned_insertions']}"
+            if math.isnan(planted["p_u"])
+            else f"p_u {user_share(planted['p_u'])}, p_e {100 * planted['p_e']:.6g}%"
+        )
+        window = rounds_text(planted.get("first_round"), planted.get("last_round"))
+        cells = [
+            shorten(" ".join(map(str, rounds)), ROUNDS_SHOWN, placeholder=" ...") for rounds in rows["sharer_rounds"]
+        ]
+        measured = [Column(quantity.short, _cells(quantity, rows[quantity.name])) for quantity in quantities]
+        counts = [
+            Column("sharers", formatted(rows["sharers"], "{:,}")),
+            Column("so far", formatted(rows["participations"], "{:,}")),
+            Column("since", formatted(rows["rounds_since_use"], "{:,.0f}")),
+            Column("in rounds", cells, is_number=False),
+        ]
+        heading = f"{canary}: {shares}{held}{window and f'; planted {window}'}\n"
+        blocks.append(
+            heading + layout.markdown([Column("round", formatted(rows["round"], "{:,}"))], [measured, counts])
+        )
+    explained = [quantity for quantity in quantities if not quantity.is_standard or quantity.is_primary]
+    legend = "".join(_explained(quantity, run) for quantity in explained) + COUNTS
+    return "\n\n".join([*(block.strip() for block in blocks), legend])
+
+
+def steps_to_text(steps: Sequence[float]) -> str:
+    """Return a line about the server's effective steps, one for each round; empty where none is known."""
+    if not steps:
+        return ""
+    low, middle, high = (f"{value:.3g}" for value in (min(steps), float(np.median(steps)), max(steps)))
+    text = f"median {middle} over {len(steps):,} rounds, from {low} to {high}"
+    return formats.note(f"effective step: norm of the server's step over that of the mean update, {text}")
+
+
+def _explained(quantity: Quantity, run: RunResults) -> str:
+    """Return a line that explains the column of a number, with the number's largest possible value."""
+    if not quantity.is_standard:
+        return formats.note(f"{quantity.short}: {quantity.sentence}")
+    references = run.references(run.evaluated[-1])
+    ceiling = f", of at most {math.log2(references + 1):.1f}" if references else ""
+    return f"{quantity.short}: {quantity.title.lower()}{ceiling}\n"
+
+
+def _cells(quantity: Quantity, values: "pd.Series[float]") -> list[str]:
+    if quantity.is_flag:
+        return ["" if math.isnan(value) else "yes" if value else "no" for value in values]
+    return formatted(values, quantity.format)
 
 
 def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
@@ -49,13 +130,13 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
     and dashes, which stand beside the canary's id. A marker is filled if Random Sampling shows the canary as memorized,
     and has a ring if Beam Search does.
     """
-    traced = run.roster[run.roster["canary"].isin(table["canary"])]
-    of_copies = ["number"] if traced["p_u"].isna().any() else []
+    roster = run.roster[run.roster["canary"].isin(table["canary"])]
+    of_copies = ["number"] if roster["p_u"].isna().any() else []
     if of_copies:  # canaries of probabilities have none of their own, and can stand beside controls
-        traced = traced.assign(number=traced["planned_insertions"].where(traced["p_u"].isna()))
-    windows = [name for name in ("first_round", "last_round") if name in traced]
+        roster = roster.assign(number=roster["planned_insertions"].where(roster["p_u"].isna()))
+    windows = [name for name in ("first_round", "last_round") if name in roster]
     keys = ["p_u", "p_e", *windows, *of_copies]
-    groups: list[tuple[Any, pd.DataFrame]] = list(traced.groupby(keys, sort=False, dropna=False))
+    groups: list[tuple[Any, pd.DataFrame]] = list(roster.groupby(keys, sort=False, dropna=False))
     own = [
         quantity
         for quantity in select_for(quantities_in(table), "trace")

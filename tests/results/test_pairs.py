@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from flsim.base.errors import InputError
-from flsim.results.compare import paired_exposure
-from flsim.results.like_utility import at_perplexity, like_utility, lowest_in_both
+from flsim.results.differences import beside, compare_runs
+from flsim.results.pairs import at_perplexity, left_out_text, like_utility, lowest_in_both
 from flsim.results.store import RunResults, read_run
 
 MakeRun = Callable[..., Path]
@@ -59,7 +59,7 @@ def test_runs_that_differ_in_length_only_do_not_differ_at_like_utility(make_curv
     """Exposure is 3 (6 - nats) in both. At the end, one has 4.5 bits more, as its training lasted longer."""
     long = make_curve("a", [(nats, 3 * (6 - nats)) for nats in (5.5, 4.7, 3.9, 3.5)])
     short = make_curve("b", [(nats, 3 * (6 - nats)) for nats in (5.7, 5.2, 5.0)])
-    assert paired_exposure(long, short).mean_difference == pytest.approx(4.5)
+    assert beside(compare_runs(long, short).table)["exposure_difference"].iloc[0] == pytest.approx(4.5)
     compared = like_utility([long], [short])
     assert compared.perplexities == pytest.approx((math.exp(5.0),))
     assert compared.differences == pytest.approx((0,), abs=1e-9)
@@ -98,9 +98,9 @@ def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Ca
     assert compared.p == pytest.approx(expected.pvalue)
     why = "run late-3: its first evaluation is below perplexity 90.02 already, at 54.6; evaluate it earlier"
     assert {*compared.left_out} == {3}
-    assert f", 4 seeds; seed 3 left out: {why}" in str(compared)
-    two = str(like_utility([*a[:3], *late[3:]], b))
-    assert f"3 seeds; seeds 3, 4 left out: {why}, with a smaller evaluation.every; run late-4: its first" in two
+    assert left_out_text(compared.left_out).startswith(f"seed 3 left out: {why}")
+    two = left_out_text(like_utility([*a[:3], *late[3:]], b).left_out)
+    assert two.startswith(f"seeds 3, 4 left out: {why}, with a smaller evaluation.every; run late-4: its first")
     with pytest.raises(InputError, match="no seed can be compared; seed 3: run late-3: its first evaluation is below"):
         like_utility(late[3:], b)
 

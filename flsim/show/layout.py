@@ -10,7 +10,7 @@ import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from flsim.results.formats import note
+from flsim.show.formats import note
 
 TERMINAL = 80  # characters
 PAGE = 92  # as `_printed` counts: measured, 4.5 to 5.1 points each at \small, of 6.5 inches of text

@@ -1,8 +1,6 @@
 """CSV and Parquet files of tables, and text of their cells."""
 
-import io
 import textwrap
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -29,33 +27,9 @@ def formatted(values: "pd.Series[Any]", template: str, scale: float = 1) -> list
     return ["" if pd.isna(value) else template.format(value * scale) for value in values]
 
 
-def rounds_text(first: Any, last: Any) -> str:
-    """Return the rounds in which a canary is planted, in words; empty where it is planted in all.
-
-    Args:
-        first: the first round, from 1; missing for no bound.
-        last: the last round; missing for no bound, and before the first where there is no round.
-    """
-    if pd.isna(first) and pd.isna(last):
-        return ""
-    if pd.isna(last):
-        return f"from round {first:,} on"
-    start = 1 if pd.isna(first) else first
-    if last < start:
-        return f"in no round (from {start:,})"
-    return f"in round {start:,}" if start == last else f"in rounds {start:,} to {last:,}"
-
-
 def to_csv(table: pd.DataFrame) -> str:
     """Return all columns under their own names; numbers in full, accuracy as a fraction, blank if unknown."""
     return table.to_csv(index=False, lineterminator="\n")
-
-
-def from_csv(text: str, types: Mapping[str, str]) -> pd.DataFrame:
-    """Return exactly the table that `to_csv` wrote; `types` has pandas' name of each column's type."""
-    # Numbers are converted afterwards: pandas' own parser may miss the last bit.
-    cells = pd.read_csv(io.StringIO(text), dtype="string", keep_default_na=False, na_values=[""])
-    return cells.astype({name: types[name] for name in cells.columns})
 
 
 def write_parquet(table: pd.DataFrame, path: Path) -> None:

@@ -1,0 +1,377 @@
+"""Intervals and tests of plain numbers, for all rooms; a caller knows what the numbers are, such as canaries or seeds.
+
+Proportions: Clopper and Pearson, Newcombe, McNemar, Fisher, and sums of unlike coins. Means: Student's t, signed ranks
+and sign flips. Several tests: Holm. An attacker that tells members from others: ROC, TPR at low FPR, area under the
+curve. Times: the log-rank test.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import numpy as np
+import scipy
+from numpy.typing import NDArray
+
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+
+Floats = NDArray[np.float64]
+ROUNDING = 9  # decimals of a bit: far below any exposure's resolution, so that equal differences tie
+RESAMPLES = 1_000  # of a bootstrap
+EXCHANGES = 9_999  # random exchanges of a log-rank test
+DECIMALS = 12  # of log-rank scores, far below 1 / canaries, so that equal ones tie
+
+
+def lower_bound(successes: int, trials: int, tail: float) -> float:
+    """Return the exact bound that is above the true probability with probability at most `tail`.
+
+    Clopper and Pearson (1934).
+
+    >>> round(lower_bound(14, 48, 0.025), 4)
+    0.1695
+    """
+    return float(scipy.special.betaincinv(successes, trials - successes + 1, tail)) if successes else 0.0
+
+
+def upper_bound(successes: int, trials: int, tail: float) -> float:
+    """Return the exact bound that is below the true probability with probability at most `tail`.
+
+    >>> round(upper_bound(0, 100, 0.05), 6)
+    0.029513
+    """
+    failures = trials - successes
+    return float(scipy.special.betainccinv(successes + 1, failures, tail)) if failures else 1.0
+
+
+def share_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
+    """Return the exact interval of a probability, such as the share of canaries that a model memorizes.
+
+    The interval treats trials as independent. Canaries of one model are not, so that their interval is too narrow for
+    other seeds. It is (0, 1) without trials.
+    """
+    tail = (1 - confidence) / 2
+    return lower_bound(successes, trials, tail), upper_bound(successes, trials, tail)
+
+
+def difference_interval(
+    hits: int, trials: int, other_hits: int, other_trials: int, confidence: float = 0.95
+) -> tuple[float, float]:
+    """Return the interval of the difference of two independent probabilities, the first less the second.
+
+    Newcombe, "Interval estimation for the difference between independent proportions" (1998), method 10, from the score
+    intervals (Wilson, 1927) of both. It is approximate, and neither empty nor beyond -1 and 1 where rates are 0 or 1.
+
+    >>> [round(end, 4) for end in difference_interval(56, 70, 48, 80)]
+    [0.0524, 0.3339]
+    """
+    sides = [(hits, trials), (other_hits, other_trials)]
+    first, second = (hits / trials for hits, trials in sides)
+    one, two = (scipy.stats.binomtest(*side).proportion_ci(confidence, method="wilson") for side in sides)
+    below, above = (first - one.low, two.high - second), (one.high - first, second - two.low)
+    return first - second - float(np.hypot(*below)), first - second + float(np.hypot(*above))
+
+
+def at_least(probabilities: Sequence[float], successes: int) -> float:
+    """Return the probability of `successes` or more of independent coins that have these probabilities."""
+    coins = np.asarray(probabilities, dtype=np.float64)
+    if successes <= 0:
+        return 1.0
+    if successes > len(coins):
+        return 0.0
+    if (coins == coins[0]).all():
+        return float(scipy.special.betainc(successes, len(coins) - successes + 1, coins[0]))
+    # Few failures, not many successes: sums of small terms keep their digits.
+    return float(scipy.stats.poisson_binom.cdf(len(coins) - successes, 1 - coins))
+
+
+@cache
+def differ_by_more_than_chance(counts: tuple[int, int], totals: tuple[int, int], level: float = 0.05) -> bool:
+    """Return whether Fisher's exact test tells two counts apart, two-sided, such as of memorized canaries.
+
+    The test treats the trials of both counts as independent. Two models with the same canaries tend to memorize the
+    same ones, so that their counts differ less by chance: the test is then conservative.
+
+    Args:
+        counts: the successes of two sides.
+        totals: the trials of each.
+        level: largest p-value of counts that are told apart.
+    """
+    table = [[count, max(total - count, 0)] for count, total in zip(counts, totals, strict=True)]
+    return float(scipy.stats.fisher_exact(table).pvalue) < level
+
+
+def t_interval(values: NDArray[np.floating[Any]], confidence: float = 0.95) -> tuple[float, float]:
+    """Return Student's t confidence interval of the mean of float64 [n] values; NaN below two of them."""
+    if len(values) < 2:
+        return math.nan, math.nan
+    half = float(scipy.stats.t.ppf((1 + confidence) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
+    return float(values.mean()) - half, float(values.mean()) + half
+
+
+def median_interval(values: Floats) -> tuple[float, float, float]:
+    """Return the median of float64 [n] values with its exact 95% interval between two of them, by the sign test.
+
+    The interval is NaN below six values, which are all on one side of the median in more than 5% of draws.
+
+    >>> median_interval(np.arange(1.0, 11.0))
+    (5.5, 2.0, 9.0)
+    """
+    if not len(values):
+        return math.nan, math.nan, math.nan
+    outside = int(scipy.stats.binom.ppf(0.025, len(values), 0.5))
+    ordered = np.sort(values)
+    low, high = (ordered[outside - 1], ordered[-outside]) if outside else (math.nan, math.nan)
+    return float(np.median(values)), float(low), float(high)
+
+
+def paired_t_p(differences: NDArray[np.floating[Any]]) -> float:
+    """Return the two-sided p-value of the t test that float64 [n] differences have mean zero.
+
+    It is 1 if all are zero, and NaN for only one.
+    """
+    if len(differences) < 2:
+        return math.nan
+    if not differences.any():
+        return 1.0
+    # The spread of equal differences is rounding error, which must not become a statistic.
+    if np.ptp(differences) == 0:
+        return 0.0
+    return float(scipy.stats.ttest_1samp(differences, 0.0).pvalue)
+
+
+def signed_rank_p(differences: NDArray[np.floating[Any]]) -> float:
+    """Return the two-sided p-value of the signed-rank test that float64 [n] differences lie symmetric about zero.
+
+    It is 1 if all are zero. It is exact up to 50 differences without ties or zeros and up to 13 with them, and
+    otherwise uses the tie-corrected normal approximation.
+    """
+    if not differences.any():
+        return 1.0
+    return float(scipy.stats.wilcoxon(differences, zero_method="pratt", correction=False, method="auto").pvalue)
+
+
+def mcnemar_p(only_a: int, only_b: int) -> float:
+    """Return the two-sided p-value of McNemar's exact test, by the numbers of canaries memorized in one model only.
+
+    This is the binomial test of one half on the discordant pairs (McNemar, 1947); 1 if there are none.
+    """
+    discordant = only_a + only_b
+    return float(scipy.stats.binomtest(only_a, discordant).pvalue) if discordant else 1.0
+
+
+def sign_flip_p(differences: Sequence[int]) -> float:
+    """Return the exact two-sided p-value that each of [n] whole differences was as likely to have the other sign.
+
+    Fisher's (1935) randomization test: of all 2^n ways to exchange the settings within seeds, the share whose sum is as
+    far from zero. It supposes nothing about the distribution of differences, and is never below 2 / 2^n. It is NaN for
+    only one difference.
+    """
+    if len(differences) < 2:
+        return math.nan
+    share = np.ones(1)  # of the ways whose sum is its index less the middle
+    for size in np.abs(differences).tolist():
+        kernel = np.zeros(2 * size + 1)
+        kernel[[0, -1]] += 0.5 if size else 1.0
+        share = np.convolve(share, kernel)
+    middle = len(share) // 2
+    return float(min(1.0, share[np.abs(np.arange(len(share)) - middle) >= abs(sum(differences))].sum()))
+
+
+def holm(p: Sequence[float]) -> list[float]:
+    """Return p-values [n] of one family, corrected by Holm (1979).
+
+    The chance that any corrected value below 0.05 is a false discovery is at most 5%, for any dependence between the
+    tests. NaN, where nothing was tested, stays NaN and does not count.
+    """
+    corrected = [math.nan] * len(p)
+    tested = sorted((value, index) for index, value in enumerate(p) if not math.isnan(value))
+    largest = 0.0
+    for place, (value, index) in enumerate(tested):
+        largest = max(largest, min(1.0, (len(tested) - place) * value))
+        corrected[index] = largest
+    return corrected
+
+
+@dataclass(frozen=True)
+class AtLevel:
+    """The true-positive rate at a false-positive rate.
+
+    The threshold is the lowest that k = level * others false positives allow. A guess has a rate of
+    (k + 1) / (others + 1) there on average, a little above the level.
+
+    Attributes:
+        level: the largest false-positive rate that is allowed.
+        alarms: number of others at or above the threshold.
+        detected: number of members at or above it.
+        tpr: share of members at or above it.
+        low, high: interval of the rate at a false-positive rate of `level` in the population, not in these others
+            alone: see `Roc.interval`.
+    """
+
+    level: float
+    alarms: int
+    detected: int
+    tpr: float
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Roc:
+    """A curve with a point for each threshold, from above all scores to below all.
+
+    Attributes:
+        fpr, tpr: float64 [points], ascending, from (0, 0) to (1, 1).
+        members, others: their numbers.
+    """
+
+    fpr: Floats
+    tpr: Floats
+    members: int
+    others: int
+
+    def at(self, level: float) -> AtLevel:
+        """Return the last point whose false-positive rate is at most the level, without interpolation.
+
+        Raises:
+            InputError: the level is below 1 / others, where no number of false positives but 0 can be seen.
+        """
+        if level * (1 + 1e-12) * self.others < 1:  # 1 / 98 times 98 is below 1 in float64
+            raise InputError(f"a false-positive rate of {level:g} needs {1 / level:,.0f} others, found {self.others:,}")
+        place = int(np.searchsorted(self.fpr, level * (1 + 1e-12), side="right")) - 1
+        alarms, detected = round(self.fpr[place] * self.others), round(self.tpr[place] * self.members)
+        return AtLevel(level, alarms, detected, detected / self.members, *self.interval(level))
+
+    def interval(self, level: float, confidence: float = 0.95) -> tuple[float, float]:
+        """Return an interval of the true-positive rate at a false-positive rate in the population, whatever the scores.
+
+        The population's rate at the k-th highest score of n others is Beta(k, n - k + 1), or is on the safe side of it
+        where scores are equal. So some score is a threshold whose false-positive rate is at most `level`, and another
+        one whose rate is at least that, each but for a quarter of what `confidence` leaves; members above them have
+        the interval of Clopper and Pearson, each with another quarter. Members and others count as independent. The
+        interval is conservative: it holds at least as often as `confidence` says.
+        """
+        tail = (1 - confidence) / 4
+        k = np.arange(1, self.others + 1)
+        is_below = scipy.special.betainc(k, self.others - k + 1, level)  # probability that the k-th has at most `level`
+        strict, lax = int((is_below >= 1 - tail).sum()), int((is_below > tail).sum()) + 1
+        alarms = np.rint(self.fpr * self.others)
+        detected = np.rint(self.tpr * self.members).astype(np.int64)
+        low, high = 0.0, 1.0
+        if strict:  # above the score of this place: the last point with fewer alarms
+            above = int(detected[np.searchsorted(alarms, strict, side="left") - 1])
+            low = share_interval(above, self.members, 1 - 2 * tail)[0]
+        if lax <= self.others:  # that score or above
+            upto = int(detected[np.searchsorted(alarms, lax, side="left")])
+            high = share_interval(upto, self.members, 1 - 2 * tail)[1]
+        return low, high
+
+
+def roc(members: Floats, others: Floats) -> Roc:
+    """Return the curve of scores of members [n_in] and of others [n_out].
+
+    Raises:
+        InputError: there are no members or no others, or a score is not finite.
+    """
+    _check(members, others)
+    scores = np.concatenate([members, others])
+    order = np.argsort(-scores, kind="stable")
+    is_member = (np.arange(len(scores)) < len(members))[order]
+    ends = np.append(np.flatnonzero(np.diff(scores[order])), len(scores) - 1)  # the last of equal scores
+    tpr, fpr = is_member.cumsum()[ends] / len(members), (~is_member).cumsum()[ends] / len(others)
+    return Roc(np.append(0.0, fpr), np.append(0.0, tpr), len(members), len(others))
+
+
+def auroc(members: Floats, others: Floats) -> float:
+    """Return the probability that a member scores above another one, where equal scores count half (Mann and Whitney).
+
+    Raises:
+        InputError: as for `roc`.
+
+    >>> auroc(np.array([0.0, 4, 6, 7]), np.array([1.0, 2, 3, 5])) * 16
+    11.0
+    """
+    _check(members, others)
+    ordered = np.sort(others)
+    below, upto = (np.searchsorted(ordered, members, side=side) for side in ("left", "right"))
+    return float((below + upto).mean() / 2 / len(others))
+
+
+def auroc_interval(
+    members: Floats,
+    others: Floats,
+    units: tuple[Sequence[object], Sequence[object]],
+    rng: np.random.Generator,
+    confidence: float = 0.95,
+) -> tuple[float, float]:
+    """Return the bootstrap interval (percentiles) of the area, where whole units are drawn with replacement.
+
+    Args:
+        members: float64 [n_in].
+        others: float64 [n_out].
+        units: the unit, such as the user, of each member and of each other one.
+        rng: source of the resamples.
+        confidence: coverage of the interval.
+    """
+    sides = [_by_unit(scores, names) for scores, names in zip((members, others), units, strict=True)]
+    areas = []
+    for _ in range(RESAMPLES):
+        drawn = [np.concatenate([side[i] for i in rng.integers(len(side), size=len(side))]) for side in sides]
+        areas.append(auroc(*drawn))
+    low, high = np.quantile(areas, [(1 - confidence) / 2, (1 + confidence) / 2])
+    return float(low), float(high)
+
+
+def _by_unit(scores: Floats, units: Sequence[object]) -> list[Floats]:
+    names = {name: place for place, name in enumerate(dict.fromkeys(units))}
+    places = np.array([names[name] for name in units])
+    return [scores[places == place] for place in range(len(names))]
+
+
+def _check(members: Floats, others: Floats) -> None:
+    for scores, name in ((members, "members"), (others, "others")):
+        if not len(scores):
+            raise InputError(f"no {name}, so nothing tells members from others; give at least one of each")
+        if not np.isfinite(scores).all():
+            raise InputError(f"scores of {name}: some are not finite; leave them out")
+
+
+def log_rank_p(one: Sequence[tuple[int, bool]], other: Sequence[tuple[int, bool]]) -> float:
+    """Return the two-sided p-value of the log-rank test that two groups have the same law of times.
+
+    The statistic is that of Mantel (1966): the number of events of a group, minus the number that is expected if all
+    have one law. Its distribution is that over random exchanges between the groups. `EXCHANGES` of them are drawn, the
+    same ones for the same times, so that the p-value is at least 1 / (`EXCHANGES` + 1) (Phipson and Smyth, 2010). The
+    test is exact for groups of any size if their members are independent. The normal approximation
+    (`scipy.stats.logrank`) is not exact: of a hundred canaries, a handful is not forgotten at once.
+
+    It is NaN if a group is empty, and 1 if there was no event, or all were at once.
+
+    Args:
+        one: the times of a group, each with whether it is censored: the event was not seen until then.
+        other: the same of the other group.
+    """
+    if not one or not other:
+        return math.nan
+    times, is_censored = map(np.array, zip(*one, *other, strict=True))
+    scores, places = np.unique(_log_rank_scores(times, ~is_censored), return_inverse=True)
+    rng = stream(0, "log-rank")
+    sums = rng.multivariate_hypergeometric(np.bincount(places).tolist(), len(one), EXCHANGES) @ scores
+    observed = abs(scores[places[: len(one)]].sum())
+    extreme = int((np.abs(sums) >= observed - 1e-6).sum())
+    return (1 + extreme) / (1 + EXCHANGES)
+
+
+def _log_rank_scores(times: "NDArray[Any]", is_event: NDArray[np.bool_]) -> Floats:
+    """Return for each time whether it is of an event, minus its cumulative hazard (Nelson and Aalen); the sum is 0.
+
+    The sum over a group is the log-rank statistic. Scores are rounded, so that equal ones tie.
+    """
+    at, place = np.unique(times, return_inverse=True)
+    events = np.bincount(place, is_event, len(at))
+    at_risk = len(times) - np.searchsorted(np.sort(times), at)
+    hazard = np.cumsum(events / at_risk)
+    return np.asarray(np.round(is_event - hazard[place], DECIMALS), np.float64)

@@ -1,0 +1,430 @@
+"""Differences between two settings, as one long frame: a row for each thing that is compared.
+
+Both sides plant the same phrases, so that each canary is its own control and every statistic is about differences. Two
+runs are compared canary by canary. Two settings are compared seed by seed, where both runs of a seed have the same
+canaries and seeds have different ones. Seeds are then the independent unit: canaries of one model rise and fall
+together, so that a test over all seeds' canaries pooled would report differences that do not exist.
+
+    row                the settings that both sides have in common; of two runs "all" canaries, or those of one
+                       configuration: (p_u, p_e) or a number of copies, with the rounds where they are planted in some
+    a, b               the two settings, as in a table
+    at                 "end": the evaluation that is compared, by default each run's last; "equal perplexity": the
+                       lowest perplexity that both runs of a seed reached
+    quantity           exposure, rs, bs, and every other quantity that is compared; or one of these:
+                       at_ceiling: canaries of the largest exposure that |R| references show, log2(|R| + 1);
+                       diverged: runs that diverged, an outcome; such a seed is dropped from both sides;
+                       epochs; canaries: those compared, planted in either run, a mean over seeds;
+                       round: where a perplexity was first reached, between two evaluations a fraction;
+                       published_rs, published_bs, published_canaries: of the published rows
+    over, n            the independent unit, "seeds" or "canaries", and the number of them
+    test               "t": Student's; "signed ranks": Wilcoxon's with Pratt's zeros; "exchange": Fisher's
+                       randomization of a and b within seeds; "McNemar": exact; "discordant": see below
+    value_a, value_b   the mean of a number, or how many canaries have a flag; over seeds, the mean of that
+    difference         value_a less value_b
+    low, high          its 95% interval, Student's t over the unit
+    p, p_holm          two-sided p that it is zero, and p corrected for all rows with the same test (Holm)
+    left_out           runs or seeds that are in no number, or why nothing is compared, with the reasons
+
+Rows of the test "discordant" are about the canaries that only one of two runs memorized: value_a and value_b are their
+numbers, difference is a's share of them, and low and high its exact interval (Clopper and Pearson). A cell is blank if
+it was not measured, or cannot be computed: an interval over seeds needs two of them.
+"""
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flsim.base.errors import InputError
+from flsim.base.statistics import (
+    ROUNDING,
+    holm,
+    mcnemar_p,
+    paired_t_p,
+    share_interval,
+    sign_flip_p,
+    signed_rank_p,
+    t_interval,
+)
+from flsim.measures.built_in import PRIMARY
+from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first
+from flsim.measures.utility import PERPLEXITY
+from flsim.results.ceiling import is_at_ceiling
+from flsim.results.columns import described
+from flsim.results.pairs import (
+    WINDOW,
+    PairedCanaries,
+    compared_in,
+    left_out_text,
+    like_utility,
+    pair_at_like_utility,
+    paired_canaries,
+    pairs_of_seeds,
+    round_of,
+)
+from flsim.results.published import COUNTED_OF, PREFIX
+from flsim.results.seeds import sample
+from flsim.results.store import RunResults, refuse_two_points
+from flsim.results.sweeps import WORLD, Sweep, SweepRun
+from flsim.results.tables import copies, memorization_table, rounds_text, user_share
+
+END, LIKE = "end", "equal perplexity"
+ALL = "all"
+VALUES = ("value_a", "value_b", "difference", "low", "high", "p", "p_holm")
+COLUMNS = {
+    **dict.fromkeys(("row", "a", "b", "at", "quantity", "over"), "string"),
+    "n": "Int64",
+    "test": "string",
+    **dict.fromkeys(VALUES, "Float64"),
+    "left_out": "string",
+}
+CONFIGURATION = {"p_u": "Float64", "p_e": "Float64", "copies": "Int64"}  # more columns of two runs
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """Two settings to compare, each with one run, or with one run per seed.
+
+    Attributes:
+        row: the common settings of the two.
+        a, b: their runs, including those not begun.
+    """
+
+    row: str
+    a: list[SweepRun]
+    b: list[SweepRun]
+
+    @property
+    def label(self) -> str:
+        """Return the common settings of both in the words of a table, or `row` if these are not known."""
+        begun = [[run.results for run in runs if run.results] for runs in (self.a, self.b)]
+        if not all(begun):
+            return self.row
+        a, b = (runs[0] for runs in begun)
+        return a.setting if a.setting == b.setting else a.label if a.label == b.label else self.row
+
+
+def twins(sweep: Sweep) -> list[Pair]:
+    """Return IID (a) and non-IID (b) of each row of a sweep that has both.
+
+    Raises:
+        InputError: no row has both.
+    """
+    rows: dict[tuple[Any, ...], Pair] = {}
+    for run in sweep.runs:
+        pair = rows.setdefault(run.row, Pair(_label(run), [], []))
+        if run.axes.get(WORLD) in ("iid", "non-iid"):
+            (pair.a if run.axes[WORLD] == "iid" else pair.b).append(run)
+    pairs = [pair for pair in rows.values() if pair.a and pair.b]
+    if not pairs:
+        raise InputError(f"{sweep.path}: no row of this sweep has both worlds; name a second sweep to compare it with")
+    return pairs
+
+
+def same_names(a: Sweep, b: Sweep) -> list[Pair]:
+    """Return pairs of the runs of two sweeps with the same names; runs that differ only in their seed share a pair.
+
+    Raises:
+        InputError: no name is in both.
+    """
+    others = {run.name: run for run in b.runs}
+    rows: dict[tuple[Any, ...], Pair] = {}
+    for run in a.runs:
+        if run.name in others:
+            pair = rows.setdefault((*run.row, run.axes.get(WORLD)), Pair(_label(run, True), [], []))
+            pair.a.append(run)
+            pair.b.append(others[run.name])
+    if not rows:
+        raise InputError(f"{a.path} and {b.path}: no run has the same name in both; compare sweeps of one definition")
+    return list(rows.values())
+
+
+def _label(run: SweepRun, has_world: bool = False) -> str:
+    axes = [f"{axis.split('.')[-1]}={value}" for axis, value in run.axes.items() if has_world or axis != WORLD]
+    return " ".join([run.grid, *axes])
+
+
+def planned(runs: Sequence[RunResults]) -> list[SweepRun]:
+    """Return runs of no sweep as entries of one."""
+    return [SweepRun(run.name, "", -1 if run.seed is None else run.seed, {}, None, run) for run in runs]
+
+
+def differences(pairs: Sequence[Pair], round: int | None = None, epoch: float | None = None) -> pd.DataFrame:
+    """Return the frame of pairs of settings: over seeds, or for a pair with one seed over its canaries.
+
+    The compared runs are those that a table over seeds averages. A pair that cannot be compared has the reason.
+
+    Args:
+        pairs: the settings.
+        round: the evaluated round of all; by default each run's last.
+        epoch: the number of epochs to compare at, in place of `round`.
+
+    Raises:
+        InputError: both a round and an epoch are given.
+    """
+    refuse_two_points(round, epoch)
+    runs = [run.results for pair in pairs for run in (*pair.a, *pair.b) if run.results]
+    quantities = panels_first(compared_in(runs))
+    return _frame([row for pair in pairs for row in _of_pair(pair, quantities, round, epoch)], COLUMNS, quantities)
+
+
+def _frame(rows: Sequence[Row], types: Mapping[str, str], quantities: Sequence[Quantity]) -> pd.DataFrame:
+    """Return rows as a frame, with p corrected within each family: one quantity and test, at one point."""
+    frame = pd.DataFrame(rows, columns=list(types)).astype(types)
+    tests = frame[frame["row"] != ALL].groupby(["at", "quantity", "test"], sort=False)
+    for _, family in tests:
+        frame.loc[family.index, "p_holm"] = holm(family["p"].astype("float64").tolist())
+    return described(frame, quantities)
+
+
+def _of_pair(pair: Pair, quantities: Sequence[Quantity], round: int | None, epoch: float | None) -> Iterator[Row]:
+    begun = [[run.results for run in runs if run.results] for runs in (pair.a, pair.b)]
+    a, b = (runs[0].setting if runs else None for runs in begun)
+    side = {"row": pair.row, "a": a, "b": b, "at": END}
+    diverged = [sum(run.status == "diverged" for run in runs) for runs in begun]
+    yield side | _two("diverged", *diverged)
+    published = [runs[0].published or {} for runs in (pair.a, pair.b)]
+    if published[0] != published[1]:  # the same run of two sweeps stands for one published row
+        for name in COUNTED_OF:
+            yield side | _two(f"{PREFIX}{name}", *(row.get(name) for row in published))
+    why = [f"{run.name} (not begun)" for run in (*pair.a, *pair.b) if run.results is None]
+    rows: list[Row] = []
+    try:
+        samples = [sample(runs, round, epoch) for runs in begun]
+        why += [f"{name} ({reason})" for one in samples for name, reason in one.left_out.items()]
+        if all(one.taken for one in samples):
+            of_a, of_b = ([run for run, _ in one.taken] for one in samples)
+            rows = list(_of_runs(of_a, of_b, quantities, round, epoch))
+    except InputError as error:
+        why.append(str(error))
+    if why or not rows:
+        yield side | {"quantity": "left out", "left_out": "; ".join(why) or None}
+    for row in rows:
+        yield side | row
+
+
+def _two(quantity: str, a: float | None, b: float | None) -> Row:
+    return {"quantity": quantity, "value_a": a, "value_b": b, "difference": None if a is None or b is None else a - b}
+
+
+def _of_runs(
+    a: Sequence[RunResults],
+    b: Sequence[RunResults],
+    quantities: Sequence[Quantity],
+    round: int | None,
+    epoch: float | None,
+) -> Iterator[Row]:
+    """Yield the rows of two series: of the runs of each seed that both have."""
+    pairs = pairs_of_seeds(a, b)
+    paired = [paired_canaries(run_a, run_b, round, epoch) for _, run_a, run_b in pairs]
+    unit = {"over": "seeds" if len(pairs) > 1 else "canaries", "n": len(pairs)}
+    yield unit | _two("canaries", *[float(np.mean([len(one.canaries) for one in paired]))] * 2)
+    counts = np.mean([at_ceiling_of(one.canaries, one.references) for one in paired], axis=0)
+    yield unit | _two("at_ceiling", *counts.tolist())
+    points = [[(run, run.at(round, epoch)) for run in runs] for _, *runs in pairs]
+    yield unit | _two("epochs", *(_mean([run.epochs_of(at) for run, at in side]) for side in zip(*points, strict=True)))
+    for quantity in of_model(quantities):
+        sides = (_mean([run.of_model(quantity.name, at) for run, at in side]) for side in zip(*points, strict=True))
+        yield unit | _two(quantity.name, *sides)
+    for quantity in (*numbers(quantities), *flags(quantities)):
+        if all(quantity in one.quantities for one in paired):
+            rows = [_over_seeds(paired, quantity)] if len(paired) > 1 else of_canaries(paired[0].canaries, quantity)
+            yield from (unit | row for row in rows)
+    try:
+        over = like_utility([run for _, run, _ in pairs], [run for _, _, run in pairs])
+        row: Row = {"value_a": over.value_a, "value_b": over.value_b, "difference": over.mean_difference}
+        row |= {"n": len(over.seeds), "low": over.ci_low, "high": over.ci_high, "p": over.p, "test": "t"}
+        row |= {"left_out": left_out_text(over.left_out) if over.left_out else None}
+    except InputError as error:
+        row = {"left_out": str(error)}
+    yield {"over": "seeds", "at": LIKE, "quantity": PRIMARY.name} | row
+
+
+def _mean(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return float(np.mean(known)) if len(known) == len(values) else None
+
+
+def _over_seeds(paired: Sequence[PairedCanaries], quantity: Quantity) -> Row:
+    """Return the row of a quantity of canaries over seeds.
+
+    The exchange of a and b within seeds supposes nothing about counts. Equal differences of whole numbers say nothing
+    of their spread, and have no interval.
+    """
+    values = [[one.canaries[f"{quantity.name}_{side}"] for side in "ab"] for one in paired]
+    if quantity.is_flag:
+        counts = np.array([[int((side == 1).sum()) for side in sides] for sides in values])
+        per_seed = counts[:, 0] - counts[:, 1]
+        low, high = t_interval(per_seed.astype(float)) if np.ptp(per_seed) else (math.nan, math.nan)
+        test, p = "exchange", sign_flip_p(per_seed.tolist())
+    else:
+        counts = np.array([[float(side.mean()) for side in sides] for sides in values])
+        per_seed = np.round([np.round((a - b).to_numpy(), ROUNDING).mean() for a, b in values], ROUNDING)
+        low, high = t_interval(per_seed)
+        test, p = "t", paired_t_p(per_seed)
+    value_a, value_b = counts.mean(axis=0).tolist()
+    row = _two(quantity.name, value_a, value_b)
+    return row | {"difference": float(per_seed.mean()), "low": low, "high": high, "p": p, "test": test}
+
+
+def of_canaries(canaries: pd.DataFrame, quantity: Quantity) -> list[Row]:
+    """Return the rows of a quantity for all or some of `PairedCanaries.canaries` of two runs.
+
+    Zero differences of exposure are common if both runs reach the ceiling. Differences are first rounded to 1e-9 bits,
+    as scipy advises, so that rounding error breaks no tie. All tests treat canaries as independent, and say nothing
+    about other seeds of the training.
+    """
+    a, b = (canaries[f"{quantity.name}_{side}"] for side in "ab")
+    if quantity.is_flag:
+        return of_flags((a == 1).to_numpy(bool), (b == 1).to_numpy(bool), quantity.name)
+    return [_two(quantity.name, float(a.mean()), float(b.mean())) | row for row in of_differences(a - b)]
+
+
+def of_differences(values: "pd.Series[float]") -> list[Row]:
+    """Return the cells of the t test and of the signed-rank test of the paired differences [n] of canaries."""
+    rounded = np.round(values.to_numpy(), ROUNDING)
+    low, high = t_interval(rounded)
+    row = {"over": "canaries", "n": len(rounded), "difference": float(rounded.mean())}
+    return [
+        row | {"low": low, "high": high, "p": paired_t_p(rounded), "test": "t"},
+        row | {"p": signed_rank_p(rounded), "test": "signed ranks"},
+    ]
+
+
+def of_flags(a: NDArray[np.bool_], b: NDArray[np.bool_], name: str) -> list[Row]:
+    """Return the rows of a flag of the same canaries [n] in two runs, and of the canaries that only one memorized."""
+    only_a, only_b = int((a & ~b).sum()), int((~a & b).sum())
+    discordant = only_a + only_b
+    low, high = share_interval(only_a, discordant)  # leaves out one half exactly if McNemar's p is below 5%
+    row = {"over": "canaries"}
+    return [
+        row | _two(name, int(a.sum()), int(b.sum())) | {"n": len(a), "p": mcnemar_p(only_a, only_b), "test": "McNemar"},
+        row
+        | _two(name, only_a, only_b)
+        | {"difference": only_a / discordant if discordant else math.nan, "low": low, "high": high}
+        | {"n": discordant, "test": "discordant"},
+    ]
+
+
+def at_ceiling_of(canaries: pd.DataFrame, references: float) -> list[int]:
+    """Return how many canaries have the largest possible exposure in run a and in run b.
+
+    Args:
+        canaries: all or some rows of `PairedCanaries.canaries`.
+        references: |R| of both runs.
+    """
+    return [int(is_at_ceiling(canaries[f"{PRIMARY.name}_{side}"], references).sum()) for side in "ab"]
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """The comparison of two runs, as `flsim.compare` returns it.
+
+    Attributes:
+        table: the differences over all canaries and in each configuration, as `flsim.results.differences` describes
+            them, with p_u, p_e and the number of copies of each configuration.
+        models: a row of `flsim.results.tables.memorization_table` for each run.
+        quantities: the compared quantities, of canaries and of the model.
+        never_planted: number of canaries that neither run planted; they are in no row.
+    """
+
+    table: pd.DataFrame
+    models: pd.DataFrame
+    quantities: Sequence[Quantity]
+    never_planted: int = 0
+
+
+def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: float | None = None) -> Comparison:
+    """Compare two runs at a round or after a number of epochs; by default at each run's last evaluation.
+
+    Two runs without any canaries are compared in utility alone. The comparison at equal perplexity is of all
+    evaluations of both runs, whatever the round.
+
+    Raises:
+        InputError: as for `paired_canaries`.
+    """
+    quantities, types = compared_in([a, b]), COLUMNS | CONFIGURATION
+    side = {"a": a.setting, "b": b.setting, "at": END, "row": ALL}
+    if a.roster.empty and b.roster.empty:
+        refuse_two_points(round, epoch)
+        for run in (a, b):
+            round_of(run, round, epoch)  # raises where there is nothing to compare
+        return Comparison(_frame([], types, ()), memorization_table([a, b], round, epoch), quantities)
+    pair = paired_canaries(a, b, round, epoch)
+    rows = [side | row for row in _of_configuration(pair.canaries, pair)]
+    keys = [name for name in (*CONFIGURATION, *WINDOW) if name in pair.canaries]
+    for _, group in pair.canaries.groupby(keys, dropna=False, sort=False):
+        configuration = {name: group[name].iloc[0] for name in keys}
+        named = side | configuration | {"row": name_of_configuration(configuration)}
+        rows += [named | row for row in _of_configuration(group, pair)]
+    rows += [side | {"at": LIKE} | row for row in _at_like_utility(a, b)]
+    of_canary = [quantity for quantity in quantities if quantity.of_canaries]
+    models = memorization_table([a, b], round, epoch)
+    return Comparison(_frame(rows, types, of_canary), models, quantities, pair.never_planted)
+
+
+def _of_configuration(canaries: pd.DataFrame, pair: PairedCanaries) -> Iterator[Row]:
+    counts = at_ceiling_of(canaries, pair.references)
+    yield _two("at_ceiling", *counts) | {"over": "canaries", "n": len(canaries)}
+    for quantity in pair.quantities:
+        if quantity.of_canaries:
+            yield from of_canaries(canaries, quantity)
+
+
+def _at_like_utility(a: RunResults, b: RunResults) -> Iterator[Row]:
+    try:
+        pair = pair_at_like_utility(a, b)
+    except InputError as error:
+        yield {"quantity": PRIMARY.name, "left_out": str(error)}
+        return
+    yield _two(PERPLEXITY.name, pair.perplexity, pair.perplexity)
+    yield _two("round", *pair.rounds)
+    for row in of_differences(pair.differences):
+        yield {"quantity": PRIMARY.name, "value_a": pair.value_a, "value_b": pair.value_b} | row
+
+
+def name_of_configuration(configuration: Mapping[Any, Any]) -> str:
+    """Return the name of a configuration, such as ``"1/5K, 100%"`` or ``"2 copies, in round 3"``."""
+    p_u, p_e, number = (configuration.get(name) for name in CONFIGURATION)
+    window = rounds_text(*(configuration.get(name) for name in WINDOW))
+    if not pd.isna(p_u) and not pd.isna(p_e):
+        name = f"{user_share(p_u)}, {100 * p_e:.6g}%"
+    else:
+        name = "unknown" if pd.isna(number) else copies(number)
+    return ", ".join(filter(None, (name, window)))
+
+
+def beside(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame of differences with one row for each of its rows' names, and its quantities beside each other.
+
+    Columns are row, a, b, over, n and left_out, and of each quantity those of `VALUES` that have values:
+    ``exposure_difference``, ``rs_value_a``. What is at equal perplexity begins with ``like_``, signed ranks and
+    discordant canaries with the quantity and their test: ``rs_discordant_low``.
+    """
+    columns: dict[str, dict[str, Any]] = {}
+    for line in frame.to_dict("records"):
+        row = columns.setdefault(line["row"], {"row": line["row"], "a": line["a"], "b": line["b"]})
+        is_end = line["at"] == END
+        if not pd.isna(line["left_out"]):
+            row["left_out" if is_end else "like_left_out"] = line["left_out"]
+        if is_end and line["test"] in {"t", "exchange", "McNemar"}:
+            row |= {"over": line["over"]} | ({"n": line["n"]} if line["over"] == "canaries" else {})
+        if is_end and line["quantity"] == "canaries":
+            row |= {"seeds": line["n"], "over": line["over"]}
+        name = ("" if is_end else "like_") + line["quantity"].replace(" ", "_")
+        name += {"signed ranks": "_ranks", "discordant": "_discordant"}.get(line["test"], "")
+        row |= {f"{name}_{value}": line[value] for value in VALUES if not pd.isna(line[value])}
+        row |= {value: line[value] for value in CONFIGURATION if value in line}
+    wide = pd.DataFrame(list(columns.values()), columns=["row"] if not columns else None)
+    wide.attrs = dict(frame.attrs)
+    return wide
+
+
+def column(wide: pd.DataFrame, name: str) -> "pd.Series[Any]":
+    """Return a column of `beside`; blank where no row has it."""
+    return wide[name] if name in wide else pd.Series(pd.NA, wide.index, "Float64")

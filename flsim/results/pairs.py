@@ -1,0 +1,327 @@
+"""The two runs of a pair: the values of the same canaries in both, at their ends and at equal perplexity."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+import pandas as pd
+
+from flsim.base.errors import InputError
+from flsim.base.statistics import ROUNDING, paired_t_p, t_interval
+from flsim.measures.built_in import PRIMARY
+from flsim.measures.quantity import Quantity, select_for
+from flsim.measures.utility import PERPLEXITY
+from flsim.results.columns import quantities_of
+from flsim.results.store import RunResults, refuse_two_points
+
+WINDOW = ("first_round", "last_round")
+
+
+@dataclass(frozen=True, eq=False)
+class PairedCanaries:
+    """The values of the same canaries in two runs.
+
+    Attributes:
+        canaries: a row per canary that was planted in either run, indexed by its id, with p_u, p_e and copies (the
+            planned number, if p_u is not set), first_round and last_round if canaries have windows, and NAME_a and
+            NAME_b of each compared quantity that was measured.
+        never_planted: number of canaries that were planted in neither run, and are in no statistic.
+        quantities: the quantities that were measured in both runs, the primary one first.
+        references: |R| of both.
+    """
+
+    canaries: pd.DataFrame
+    never_planted: int
+    quantities: Sequence[Quantity]
+    references: float
+
+
+def paired_canaries(
+    a: RunResults, b: RunResults, round: int | None = None, epoch: float | None = None
+) -> PairedCanaries:
+    """Return the values of the same canaries in two runs.
+
+    Args:
+        a: one run.
+        b: another run over the same canaries.
+        round: the evaluated round of both; by default each run's last, as in a table.
+        epoch: the number of epochs to compare at, in place of `round`.
+
+    Raises:
+        InputError: there are fewer than two planted canaries, the runs have other canaries or another |R|, one diverged
+            or was not evaluated there, or both a round and an epoch are given.
+    """
+    refuse_two_points(round, epoch)
+    _refuse_other_canaries(a, b)
+    round_a, round_b = round_of(a, round, epoch), round_of(b, round, epoch)
+    references = a.references(round_a), b.references(round_b)
+    if references[0] != references[1] or references[0] is None:
+        sizes = " and ".join("unknown" if size is None else f"{size:.0f}" for size in references)
+        raise InputError(
+            f"runs {a.name} and {b.name}: ranked among different numbers of references ({sizes}), so their exposures "
+            f"do not compare; evaluate both with the same evaluation.references"
+        )
+    roster = a.roster.set_index("canary")
+    canaries = roster[["p_u", "p_e"]].astype("float64")
+    if "planned_insertions" in roster:
+        canaries["copies"] = roster["planned_insertions"].astype("Int64").where(canaries["p_u"].isna())
+    for name in WINDOW:
+        if name in _windowed(a, b).columns:
+            canaries[name] = _windowed(a, b).set_index("canary")[name]
+    compared = [quantity for quantity in compared_in([a, b]) if quantity.of_canaries]
+    for name, run, at in (("a", a, round_a), ("b", b, round_b)):
+        for quantity in compared:
+            values = run.of_canaries(quantity.name, at)
+            if values is not None:
+                canaries[f"{quantity.name}_{name}"] = values
+            elif quantity.is_primary:
+                raise InputError(
+                    f"run {run.name}, round {at}: {quantity.name} was not measured; evaluate that checkpoint again"
+                )
+    in_both = [quantity for quantity in compared if {f"{quantity.name}_a", f"{quantity.name}_b"} <= {*canaries}]
+    planted = canaries.index.isin({*a.planted["canary"], *b.planted["canary"]})
+    if planted.sum() < 2:
+        raise InputError(
+            f"runs {a.name} and {b.name}: {int(planted.sum())} of {len(canaries)} canaries were planted, and fewer "
+            f"than two have no spread; plant more, e.g. with a larger canaries.p_u"
+        )
+    return PairedCanaries(canaries[planted], int((~planted).sum()), in_both, references[0])
+
+
+def _windowed(a: RunResults, b: RunResults) -> pd.DataFrame:
+    """Return the roster of the run whose canaries have windows; of two, the one that plants canaries in some round."""
+    rosters = [run.roster for run in (a, b) if any(name in run.roster for name in WINDOW)]
+    planting = [
+        roster
+        for roster in rosters
+        if not {*WINDOW} <= {*roster} or not (roster["last_round"] < roster["first_round"]).fillna(False).all()
+    ]
+    return [*planting, *rosters, a.roster][0]
+
+
+def compared_in(runs: Sequence[RunResults]) -> list[Quantity]:
+    """Return the quantities to compare: the primary number, flags, other numbers, and numbers of the model."""
+    compared = select_for(quantities_of(runs), "compare")
+    return sorted(compared, key=lambda quantity: not quantity.is_primary)
+
+
+def _refuse_other_canaries(a: RunResults, b: RunResults) -> None:
+    phrases_a, phrases_b = (
+        {canary: tuple(tokens) for canary, tokens in zip(run.roster["canary"], run.roster["tokens"], strict=True)}
+        for run in (a, b)
+    )
+    differing = sorted(c for c in {*phrases_a, *phrases_b} if phrases_a.get(c) != phrases_b.get(c))
+    if differing:
+        raise InputError(
+            f"runs {a.name} and {b.name}: planted different canaries, the first {differing[0]}; compare runs with the "
+            f"same corpus, seed and [canaries]"
+        )
+    if not phrases_a:
+        raise InputError(f"runs {a.name} and {b.name}: have no canaries, so that only the utility of two runs compares")
+    if len(phrases_a) < 2:
+        raise InputError(f"runs {a.name} and {b.name}: one canary has no spread; plant at least two")
+
+
+def round_of(run: RunResults, round: int | None, epoch: float | None) -> int:
+    """Return the evaluated round of a run to compare.
+
+    Raises:
+        InputError: the run diverged, or was not evaluated there.
+    """
+    if run.status == "diverged":
+        raise InputError(f"run {run.name}: diverged, so there is nothing to compare; lower its learning rate")
+    return run.at(round, epoch)
+
+
+def pairs_of_seeds(a: Sequence[RunResults], b: Sequence[RunResults]) -> list[tuple[int, RunResults, RunResults]]:
+    """Return the runs of two series with the same seed: (seed, run of a, run of b), by ascending seed.
+
+    Raises:
+        InputError: no seed has a run of both, or a seed has two runs or is unknown.
+    """
+    runs_a, runs_b = _of_seeds(a), _of_seeds(b)
+    seeds = sorted({*runs_a} & {*runs_b})
+    if not seeds:
+        raise InputError(f"no seed has a run of both: {sorted(runs_a)} and {sorted(runs_b)}; train both with one seed")
+    return [(seed, runs_a[seed], runs_b[seed]) for seed in seeds]
+
+
+def _of_seeds(runs: Sequence[RunResults]) -> dict[int, RunResults]:
+    by_seed: dict[int, RunResults] = {}
+    for run in runs:
+        if run.seed is None:
+            raise InputError(f"run {run.name}: an older run, which does not say its seed; compare it by itself")
+        if run.seed in by_seed:
+            raise InputError(f"runs {by_seed[run.seed].name} and {run.name}: both of seed {run.seed}; leave one out")
+        by_seed[run.seed] = run
+    return by_seed
+
+
+@dataclass(frozen=True)
+class LikeUtility:
+    """A number of canaries in setting a less that in setting b at equal perplexity, compared over seeds.
+
+    Attributes:
+        seeds: seeds with a run of both that reached a common perplexity, ascending.
+        perplexities: the lowest perplexity that both runs of each seed reached.
+        rounds: when a and b first reached it, for each seed; between two evaluations, a fraction of a round.
+        value_a, value_b: mean over seeds and the canaries that either run planted.
+        differences: mean over these canaries of a - b, for each seed, in the number's unit.
+        mean_difference: mean over seeds.
+        ci_low, ci_high: its 95% interval, from Student's t over seeds; NaN below two.
+        p: two-sided p-value of the t test that it is zero; NaN below two seeds.
+        quantity: the compared number.
+        left_out: why the two runs of a seed cannot be compared, by seed; such a seed is in no other field.
+    """
+
+    seeds: tuple[int, ...]
+    perplexities: tuple[float, ...]
+    rounds: tuple[tuple[float, float], ...]
+    value_a: float
+    value_b: float
+    differences: tuple[float, ...]
+    mean_difference: float
+    ci_low: float
+    ci_high: float
+    p: float
+    quantity: Quantity = PRIMARY
+    left_out: Mapping[int, str] = field(default_factory=dict)
+
+
+def left_out_text(left_out: Mapping[int, str]) -> str:
+    """Return words on seeds that are left out, with their reasons, e.g. ``"seed 3 left out: run a: ..."``."""
+    seeds = f"seed{'s' * (len(left_out) != 1)} {', '.join(map(str, left_out))}"
+    return f"{seeds} left out: {'; '.join(left_out.values())}"
+
+
+def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Quantity = PRIMARY) -> LikeUtility:
+    """Compare two series of runs seed by seed, each seed at the lowest perplexity that both of its runs reached.
+
+    A model that was trained further predicts better, and has memorized more. So a difference at the end of training may
+    be one of utility, and is also measured where both models first predict equally well. A seed whose runs have no
+    common perplexity, such as one that is below it at its first evaluation, is left out with its reason.
+
+    Args:
+        a: runs of one series, one for each seed.
+        b: runs of another series, over the same canaries seed by seed.
+        quantity: the compared number.
+
+    Raises:
+        InputError: no seed has a run of both, or none is left: in each a run diverged or lacks evaluations, or was
+            never above the perplexity that the other ended with.
+    """
+    compared, left_out = dict[int, PairAtLikeUtility](), dict[int, str]()
+    for seed, run_a, run_b in pairs_of_seeds(a, b):
+        try:
+            compared[seed] = pair_at_like_utility(run_a, run_b, quantity)
+        except InputError as error:
+            left_out[seed] = str(error)
+    if not compared:
+        first, why = next(iter(left_out.items()))
+        raise InputError(why if len(left_out) == 1 else f"no seed can be compared; seed {first}: {why}")
+    pairs = compared.values()
+    rounded = np.round([float(pair.differences.mean()) for pair in pairs], ROUNDING)
+    low, high = t_interval(rounded)
+    return LikeUtility(
+        seeds=tuple(compared),
+        perplexities=tuple(pair.perplexity for pair in pairs),
+        rounds=tuple(pair.rounds for pair in pairs),
+        value_a=float(np.mean([pair.value_a for pair in pairs])),
+        value_b=float(np.mean([pair.value_b for pair in pairs])),
+        differences=tuple(rounded.tolist()),
+        mean_difference=float(rounded.mean()),
+        ci_low=low,
+        ci_high=high,
+        p=paired_t_p(rounded),
+        quantity=quantity,
+        left_out=left_out,
+    )
+
+
+@dataclass(frozen=True, eq=False)
+class PairAtLikeUtility:
+    """A number of canaries in run a less that in run b at the lowest perplexity that both reached.
+
+    Attributes:
+        perplexity: that perplexity.
+        rounds: when a and b first reached it; between two evaluations, a fraction of a round.
+        value_a, value_b: means over canaries.
+        differences: a - b of each canary that either run planted, by its id, in the number's unit.
+    """
+
+    perplexity: float
+    rounds: tuple[float, float]
+    value_a: float
+    value_b: float
+    differences: "pd.Series[float]"
+
+
+def pair_at_like_utility(a: RunResults, b: RunResults, quantity: Quantity = PRIMARY) -> PairAtLikeUtility:
+    """Compare two runs over the same canaries at the lowest perplexity that both reached.
+
+    Raises:
+        InputError: a run diverged or lacks evaluations, or was never above the perplexity that the other ended with.
+    """
+    perplexity = lowest_in_both(a, b, quantity)
+    (round_a, of_a), (round_b, of_b) = (at_perplexity(run, perplexity, quantity) for run in (a, b))
+    planted = sorted({*a.planted["canary"], *b.planted["canary"]})
+    means = float(of_a[planted].mean()), float(of_b[planted].mean())
+    return PairAtLikeUtility(perplexity, (round_a, round_b), *means, (of_a - of_b)[planted])
+
+
+def lowest_in_both(a: RunResults, b: RunResults, quantity: Quantity = PRIMARY) -> float:
+    """Return the lowest perplexity that both runs reached at an evaluation that also measured the quantity."""
+    return max(float(np.exp(trajectory(run, quantity).index.to_numpy().min())) for run in (a, b))
+
+
+def at_perplexity(run: RunResults, perplexity: float, quantity: Quantity = PRIMARY) -> "tuple[float, pd.Series[float]]":
+    """Return when a run first reached a perplexity, in rounds, and a quantity of each canary there, by its id.
+
+    Between the last evaluation before and the first one after, both are interpolated along the cross-entropy, the
+    logarithm of perplexity.
+
+    Raises:
+        InputError: the run never reached it, or its first evaluation is below it already.
+    """
+    measured = trajectory(run, quantity)
+    entropies, target = measured.index.to_numpy(), math.log(perplexity)
+    reached = np.flatnonzero(entropies <= target + 1e-12)
+    if not len(reached):
+        raise InputError(
+            f"run {run.name}: never reached perplexity {perplexity:.4g}; its lowest is {math.exp(entropies.min()):.4g}"
+        )
+    last = int(reached[0])
+    if math.isclose(entropies[last], target, abs_tol=1e-12):
+        return float(measured["round"].iloc[last]), measured.iloc[last, 1:]
+    if not last:
+        raise InputError(
+            f"run {run.name}: its first evaluation is below perplexity {perplexity:.4g} already, at "
+            f"{math.exp(entropies[0]):.4g}; evaluate it earlier, with a smaller evaluation.every"
+        )
+    before, after = entropies[last - 1], entropies[last]
+    share = (before - target) / (before - after)
+    values = (1 - share) * measured.iloc[last - 1] + share * measured.iloc[last]
+    return float(values["round"]), values.iloc[1:]
+
+
+def trajectory(run: RunResults, quantity: Quantity = PRIMARY) -> pd.DataFrame:
+    """Return a run's evaluations that measured both: the round, and the quantity of each canary, by cross-entropy.
+
+    Returns:
+        A row for each evaluation, in the order of rounds. The index is the cross-entropy on test text, nats; columns
+        are "round" and the ids of the canaries.
+
+    Raises:
+        InputError: the run diverged, or no evaluation measured both.
+    """
+    if run.status == "diverged":
+        raise InputError(f"run {run.name}: diverged, so there is nothing to compare; lower its learning rate")
+    rows = []
+    for round_ in run.evaluated:
+        perplexity, values = run.of_model(PERPLEXITY.name, round_), run.of_canaries(quantity.name, round_)
+        if values is not None and perplexity is not None and math.isfinite(perplexity) and perplexity > 0:
+            rows.append(pd.Series({"round": float(round_), **values.to_dict()}, name=math.log(perplexity)))
+    if not rows:
+        raise InputError(f"run {run.name}: no evaluation has both perplexity and {quantity.name}; evaluate it again")
+    return pd.DataFrame(rows)

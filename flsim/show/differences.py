@@ -1,0 +1,445 @@
+"""Differences as people read them: pairs of settings, the worlds of a table's rows, and two runs."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from flsim.measures.built_in import PRIMARY
+from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first
+from flsim.results.ceiling import MANY, WHAT_TO_DO
+from flsim.results.columns import quantities_in
+from flsim.results.differences import ALL, VALUES, Comparison, Pair, beside, column, differences, planned
+from flsim.results.distinctions import differing, words_of
+from flsim.results.pairs import compared_in
+from flsim.results.published import COUNTED_OF, PREFIX
+from flsim.results.run_file import WORLDS
+from flsim.results.seeds import by_series
+from flsim.results.store import RunResults
+from flsim.show import formats, layout
+from flsim.show.formats import formatted, text_of
+from flsim.show.layout import Column
+from flsim.show.memorization import text_of_count
+from flsim.show.table import Table, json_rows
+
+STANDARD = panels_first(compared_in([]))
+N = "n: seeds with both."
+DIVERGED = (
+    "Div.: runs that diverged, a/b: an outcome to compare. A seed that diverged on one side is dropped from both, and "
+    "no other column has it."
+)
+LEGEND = (
+    "{}, a-b: mean {} in a minus that in b, paired canary by canary; CI: half its 95% interval (t). {}: memorized "
+    "canaries{}, a/b. p: corrected for the number of rows with a test (Holm), each column by itself."
+)
+OVER_SEEDS = (
+    "With several seeds: counts are means over them. p is Student's t test over seeds for {}; for {} Fisher's exact "
+    "test, which exchanges a and b within seeds and is at least 2/2^n: below 0.05 only from 6 seeds on."
+)
+OVER_CANARIES = (
+    "With one seed: p is of the t test over canaries and McNemar's exact test. Both are about one pair of models and "
+    "say nothing about other seeds. They treat canaries as independent."
+)
+CEILING = (
+    "Ceil.: canaries at the ceiling of exposure, a/b. They are ranked before all references, so that differences "
+    f"between them cannot show; {WHAT_TO_DO}"
+)
+UTILITY = "{}: {} on test text, a/b."
+PUBLISHED = "{}, %: a minus b, percent of all canaries; Paper: as published."
+LIKE_PERPLEXITY = (
+    f"Like perp.: mean {PRIMARY.title.lower()} in a minus that in b, each seed at the lowest perplexity that both its "
+    "runs reached, from all their evaluations; CI and p over seeds (t), which one seed does not have."
+)
+EPOCHS = "All after {} epochs; an epoch reads as many records as there are."
+RUNS = (
+    "95%: interval of the mean difference (Student's t). p(t), p(ranks): of no difference, by the t test and by "
+    "Wilcoxon's signed ranks, two-sided. Both are over the canaries of this one pair of models, not over seeds."
+)
+SIDES = (
+    "Only a, only b: memorized by that model only. Share: a's share of these, with its exact 95% interval "
+    "(Clopper-Pearson). p: the chance of an equally uneven split if neither model memorized more (McNemar's exact)."
+)
+CONFIGURATIONS = (
+    "{}, a-b: mean {} in a minus that in b; CI: half its 95% interval (t). {}: memorized canaries, a/b. p: of the t "
+    "test and of McNemar's exact test, corrected for the number of rows (Holm), each column by itself."
+)
+SCOPE = (
+    "All of this treats canaries as independent. It is about these two models and says nothing about other seeds; for "
+    "those, compare sweeps of several seeds."
+)
+NO_CANARIES = "Neither run has canaries, so only utility is compared.\n"
+# Columns of a table of runs beside counts, which two runs have side by side: heading and format.
+TRAINING = {"epochs": ("Epochs", "{:.3g}", 1)}
+PRIVACY = {
+    "epsilon_paper": ("Epsilon, paper's", "{:.3g}", 1),
+    "epsilon_sound": ("Epsilon", "{:.3g}", 1),
+    "record_epsilon": ("Epsilon, record's", "{:.3g}", 1),
+}
+Units = tuple[list[Column], list[list[Column]]]
+
+
+def p_text(p: Any) -> str:
+    """Return a p-value in at most five characters, e.g. ``"0.054"`` or ``"2e-08"``; empty for a missing one."""
+    if pd.isna(p):
+        return ""
+    return f"{p:.3f}" if p >= 0.001 else f"{p:.0e}" if p > 0 else "0"
+
+
+def signed(quantity: Quantity) -> str:
+    """Return the format of a difference between two values: with its sign, and a decimal more than a value has."""
+    return "+.2f" if quantity.is_standard else f"+{quantity.format[2:-1].lstrip('+')}"
+
+
+def _both(wide: pd.DataFrame, name: str, template: str, scale: float = 1) -> list[str]:
+    """Return a number in a and in b for each row, e.g. ``"27/14"``."""
+    pairs = zip(*(column(wide, f"{name}_value_{side}") for side in "ab"), strict=True)
+    return ["" if pd.isna(a) or pd.isna(b) else "/".join(template.format(v * scale) for v in (a, b)) for a, b in pairs]
+
+
+def _difference(wide: pd.DataFrame, name: str, heading: str, sign: str, note: str = "") -> list[Column]:
+    """Return the mean difference of a number in each row, and half its interval."""
+    low, high = (column(wide, f"{name}_{end}").astype("Float64") for end in ("low", "high"))
+    cells = formatted(column(wide, f"{name}_difference"), f"{{:{sign}}}")
+    return [Column(heading, cells, note=note), Column("CI", formatted((high - low) / 2, f"{{:{sign[1:]}}}"))]
+
+
+def _p(wide: pd.DataFrame, name: str, first: str = "") -> Column:
+    """Return p corrected by Holm; the row of all canaries is one test by itself, and not corrected."""
+    corrected, uncorrected = (column(wide, f"{name}_{p}") for p in ("p_holm", "p"))
+    return Column("p", [p_text(p) for p in corrected.where(wide["row"] != first, uncorrected)])
+
+
+def quantities_in_pairs(wide: pd.DataFrame) -> list[Quantity]:
+    """Return the quantities that a frame of `beside` has, with a user's own last."""
+    own = [
+        quantity for quantity in quantities_in(wide) if f"{quantity.name}_value_a" in wide and quantity not in STANDARD
+    ]
+    return [*STANDARD, *panels_first(own)]
+
+
+# ----- pairs of settings
+
+
+def table_of_pairs(frame: pd.DataFrame, pairs: Sequence[Pair]) -> Table:
+    """Return differences, utility and published differences of pairs, with a legend."""
+    wide, labels = beside(frame), _labels(pairs)
+    return Table(frame, *_columns(wide, labels), _legend(wide) + _notes(wide, labels))
+
+
+def _labels(pairs: Sequence[Pair]) -> list[str]:
+    """Return the common part of each pair's settings; the axes of the pairs if these parts are not all different."""
+    labels = [pair.label for pair in pairs]
+    return labels if len(set(labels)) == len(labels) else [pair.row for pair in pairs]
+
+
+def _columns(wide: pd.DataFrame, names: list[str]) -> Units:
+    """Return the columns that label a row, and units of columns that stay together."""
+    seeds = column(wide, "seeds").astype("Int64")
+    template = "{:.1f}" if (seeds > 1).any() else "{:.0f}"
+    labels = [Column("Setting", names, is_number=False), Column("n", text_of(seeds), note=N)]
+    if any(cell != "0/0" for cell in _both(wide, "diverged", "{:.0f}")):
+        labels.append(Column("Div.", _both(wide, "diverged", "{:.0f}"), note=DIVERGED))
+    quantities, units = quantities_in_pairs(wide), list[list[Column]]()
+    for quantity in quantities:
+        if quantity.is_flag:
+            units.append([Column(quantity.heading, _both(wide, quantity.name, template)), _p(wide, quantity.name)])
+        elif quantity.of_canaries:
+            cells = _difference(wide, quantity.name, f"{quantity.heading}, a-b", signed(quantity))
+            ceiling = _at_ceiling(wide, template) if quantity.is_primary else []
+            units.append([*cells, _p(wide, quantity.name), *ceiling])
+    units.append([_utility(wide, quantity) for quantity in of_model(quantities)])
+    units += [_like_perplexity(wide), _published(wide, quantities)]
+    return labels, [unit for unit in units if any(cell for of_unit in unit for cell in of_unit.cells)]
+
+
+def _published(wide: pd.DataFrame, quantities: Sequence[Quantity]) -> list[Column]:
+    """Return columns of differences in percent, ours and published; empty if no row has a published one."""
+    columns = []
+    for flag in flags(quantities):
+        if flag.name in COUNTED_OF:
+            ours = column(wide, f"{flag.name}_difference") / column(wide, "canaries_value_a")
+            a, b = (
+                column(wide, f"{PREFIX}{flag.name}_value_{side}") / column(wide, f"{PREFIX}canaries_value_{side}")
+                for side in "ab"
+            )
+            if (a - b).notna().any():
+                note = PUBLISHED.format(", ".join(quantity.heading for quantity in flags(STANDARD)))
+                columns.append(Column(f"{flag.heading}, %", formatted(ours, "{:+.0f}", 100), note=note))
+                columns.append(Column("Paper", formatted(a - b, "{:+.0f}", 100)))
+    return columns
+
+
+def _at_ceiling(wide: pd.DataFrame, template: str) -> list[Column]:
+    """Return the column of canaries at the ceiling of exposure; none where they are few in every row."""
+    shares = [column(wide, f"at_ceiling_value_{side}") / column(wide, "canaries_value_a") for side in "ab"]
+    if not any((share >= MANY).fillna(value=False).any() for share in shares):
+        return []
+    return [Column("Ceil.", _both(wide, "at_ceiling", template), note=CEILING)]
+
+
+def _like_perplexity(wide: pd.DataFrame) -> list[Column]:
+    """Return the columns of the difference at equal perplexity; empty if no row has it."""
+    name = f"like_{PRIMARY.name}"
+    cells = [*_difference(wide, name, "Like perp.", signed(PRIMARY), LIKE_PERPLEXITY), _p(wide, name)]
+    return [unit for unit in cells if any(unit.cells)]
+
+
+def _utility(wide: pd.DataFrame, quantity: Quantity) -> Column:
+    """Return the column of a number of the model in a and in b."""
+    standard = of_model(STANDARD)
+    names, axes = ", ".join(number.heading for number in standard), " and ".join(number.axis for number in standard)
+    cells = _both(wide, quantity.name, quantity.format, quantity.scale)
+    return Column(quantity.column_heading, cells, note=UTILITY.format(names, axes) if quantity.is_standard else "")
+
+
+def _sentences(quantities: Sequence[Quantity]) -> str:
+    """Return a line about each of a user's own quantities."""
+    own = [quantity for quantity in quantities if not quantity.is_standard]
+    return "".join(formats.note(f"{quantity.heading}: {quantity.sentence}") for quantity in own)
+
+
+def _legend(wide: pd.DataFrame) -> str:
+    counts = column(wide, "canaries_value_a").dropna().unique()
+    names = [flag.heading for flag in flags(STANDARD)]
+    of_all = f" of {text_of_count(counts[0])} planted" if len(counts) == 1 else ""
+    text = formats.note(LEGEND.format(PRIMARY.heading, PRIMARY.title.lower(), ", ".join(names), of_all))
+    over = {*column(wide, "over").dropna()}
+    text += formats.note(OVER_SEEDS.format(PRIMARY.heading, " and ".join(names))) if "seeds" in over else ""
+    text += formats.note(OVER_CANARIES) if "canaries" in over else ""
+    text += _sentences(quantities_in_pairs(wide))
+    epochs = {cell for side in "ab" for cell in formatted(column(wide, f"epochs_value_{side}"), "{:.3g}")} - {""}
+    return text + (formats.note(EPOCHS.format(*epochs)) if len(epochs) == 1 else "")
+
+
+def _notes(wide: pd.DataFrame, labels: list[str]) -> str:
+    """Return notes on rows that could mislead: other lengths of training, and runs that are left out."""
+    lines = list[str]()
+    for label, a, b in zip(labels, *(column(wide, f"epochs_value_{side}") for side in "ab"), strict=True):
+        if not (pd.isna(a) or pd.isna(b)) and min(a, b) < 0.99 * max(a, b):
+            lines.append(f"{label}: a is after {a:.3g} epochs, b after {b:.3g}; name an --epoch.")
+    lines += [f"Left out of {label}: {why}" for label, why in _known(labels, column(wide, "left_out"))]
+    like = column(wide, f"like_{PRIMARY.name}_difference")
+    whys = column(wide, "like_left_out").where(like.notna())
+    lines += [f"At equal perplexity, {label}: {why}." for label, why in _known(labels, whys)]
+    whys = column(wide, "like_left_out").where(like.isna())
+    unlike = "; ".join(f"{label}: {why}" for label, why in _known(labels, whys))
+    lines += [f"Not compared at equal perplexity: {unlike}."] if unlike else []
+    return "".join(map(formats.note, lines))
+
+
+def _known(labels: Sequence[str], whys: "pd.Series[Any]") -> list[tuple[str, str]]:
+    return [(label, why) for label, why in zip(labels, whys, strict=True) if not pd.isna(why)]
+
+
+# ----- worlds of the rows of a table
+
+
+def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> str:
+    """Return the differences of series whose settings differ only in the world; empty if there are none.
+
+    Raises:
+        InputError: as for `flsim.results.tables.memorization_table`.
+    """
+    pairs, several = worlds_of(runs)
+    why = "several rows have this setting, so it is not compared; show fewer runs"
+    text = "".join(formats.note(f"{label}: {why}") for label in several)
+    if pairs:
+        frame = differences(pairs, round, epoch)
+        text += formats.note("IID (a) less Non-IID (b), each seed of one less that of the other:") + "\n"
+        text += table_of_pairs(frame, pairs).markdown()
+    return text
+
+
+def worlds_of(runs: Sequence[RunResults]) -> tuple[list[Pair], list[str]]:
+    """Return IID and non-IID series of the same settings as in a table, and the settings that several rows have.
+
+    Where a label has several lengths of training, pairs are of the same length.
+    """
+    named: dict[str, dict[str, list[list[RunResults]]]] = {}
+    groups = by_series(runs)
+    lengths = {(run.label, run.world): set[int]() for run, *_ in groups}
+    for run, *_ in groups:
+        lengths[run.label, run.world].add(run.rounds)
+    for group in groups:
+        first = group[0]
+        if first.world is not None:
+            has_lengths = max(len(lengths.get((first.label, world), ())) for world in WORLDS) > 1
+            label = first.label + f", {first.rounds:,} rounds" * has_lengths
+            named.setdefault(label, {world: [] for world in WORLDS})[first.world].append(group)
+    pairs, several = list[Pair](), list[str]()
+    for label, worlds in named.items():
+        for words, part in _told_apart(worlds).items():
+            iid, other = part["iid"], part["non-iid"]
+            if len(iid) == len(other) == 1:
+                pairs.append(Pair(label + words, planned(iid[0]), planned(other[0])))
+            elif iid and other:
+                several.append(label + words)
+    return pairs, several
+
+
+def _told_apart(worlds: dict[str, list[list[RunResults]]]) -> dict[str, dict[str, list[list[RunResults]]]]:
+    """Return series of one label in parts to compare, by the words that tell them apart; "" where none are needed.
+
+    Pair IID and non-IID series that agree in every setting that varies. Where a search gave the worlds different rates,
+    pair the rest by the settings whose values both worlds share.
+    """
+    if max(map(len, worlds.values())) == 1:
+        return {"": worlds}
+    names = {name for series in worlds.values() for name in differing([group[0].settings for group in series])}
+    twins = {
+        words: part for words, part in _parts(worlds, names).items() if all(len(rows) == 1 for rows in part.values())
+    }
+    paired = {id(group) for part in twins.values() for series in part.values() for group in series}
+    others = {world: [group for group in series if id(group) not in paired] for world, series in worlds.items()}
+    if not all(others.values()):
+        return twins
+    values = {
+        name: [{repr(group[0].settings.get(name)) for group in series} for series in others.values()] for name in names
+    }
+    return twins | _parts(others, {name for name, (iid, other) in values.items() if iid == other})
+
+
+def _parts(
+    worlds: dict[str, list[list[RunResults]]], names: Collection[str]
+) -> dict[str, dict[str, list[list[RunResults]]]]:
+    """Return series of both worlds by the words of their values of some settings."""
+    parts: dict[str, dict[str, list[list[RunResults]]]] = {}
+    for world, series in worlds.items():
+        for group in series:
+            parts.setdefault(words_of(group[0], names), {name: [] for name in WORLDS})[world].append(group)
+    return parts
+
+
+# ----- two runs
+
+
+def runs_to_markdown(compared: Comparison, width: int = layout.TERMINAL) -> str:
+    """Return the comparison of two runs as text of at most `width` columns, except for longer names."""
+    models = compared.models.to_dict("records")
+    named = "".join(
+        f"{side}: {model['setting']} ({model['run']}), round {model['round']}\n"
+        for side, model in zip("ab", models, strict=True)
+    )
+    notes = _warnings(compared, width)
+    if compared.table.empty:
+        return "\n".join([NO_CANARIES + named, layout.markdown(*_sides(compared), notes, width)])
+    wide = beside(compared.table)
+    text = formats.note(SIDES) + notes
+    legend = CONFIGURATIONS.format(
+        PRIMARY.heading,
+        PRIMARY.title.lower(),
+        ", ".join(flag.heading for flag in flags(compared.quantities) if flag.is_standard),
+    )
+    text_of_rows = formats.note(legend) + _sentences(compared.quantities) + formats.note(SCOPE)
+    return "\n".join(
+        [
+            named,
+            layout.markdown(*_means(compared, wide), formats.note(RUNS) + _at_equal_perplexity(wide), width),
+            layout.markdown(*_sides(compared), text, width),
+            layout.markdown(*_configurations(compared, wide[1:]), text_of_rows, width),
+        ]
+    )
+
+
+def runs_to_latex(compared: Comparison) -> str:
+    """Return the rows of two runs' comparison as a tabular; it needs the package booktabs."""
+    if compared.table.empty:
+        return layout.latex(*_sides(compared))
+    return layout.latex(*_configurations(compared, beside(compared.table)))
+
+
+def runs_to_json(compared: Comparison) -> dict[str, Any]:
+    """Return the comparison of two runs as one JSON object; null stands for values that are unknown or not finite."""
+    a, b = json_rows(compared.models)
+    return {"compared": "runs", "a": a, "b": b, "rows": json_rows(compared.table)}
+
+
+def _means(compared: Comparison, wide: pd.DataFrame) -> Units:
+    """Return a row for each number over all canaries, and one for exposure at equal perplexity."""
+    first = wide.iloc[0]
+    names = {quantity.name: quantity for quantity in numbers(compared.quantities)}
+    places = [(quantity.phrase, quantity, name) for name, quantity in names.items() if f"{name}_p" in wide]
+    if "like_perplexity_value_a" in wide:
+        places.append(("the same at equal perplexity", PRIMARY, f"like_{PRIMARY.name}"))
+    cells: list[list[str]] = []
+    for label, quantity, name in places:
+        sign = signed(quantity)
+        mean, low, high = (first[f"{name}_{value}"] if f"{name}_{value}" in wide else pd.NA for value in VALUES[2:5])
+        interval = "" if pd.isna(low) else f"{low:{sign}} to {high:{sign}}"
+        values = [quantity.format.format(first[f"{name}_value_{side}"]) for side in "ab"]
+        p, ranks = (p_text(first[f"{name}{test}_p"]) for test in ("", "_ranks"))
+        cells.append([label, *values, f"{mean:{sign}}", interval, p, ranks])
+    headings = ["a", "b", "a-b", "95%", "p(t)", "p(ranks)"]
+    units = [Column(heading, [row[place] for row in cells]) for place, heading in enumerate(headings, 1)]
+    n = compared.table.loc[compared.table["row"] == ALL, "n"].iloc[0]
+    return [Column(f"Mean of {n} canaries", [row[0] for row in cells], is_number=False)], [units]
+
+
+def _at_equal_perplexity(wide: pd.DataFrame) -> str:
+    """Return a sentence on the perplexity that both runs reached, or on why there is none."""
+    first, why = wide.iloc[0], column(wide, "like_left_out").iloc[0]
+    if not pd.isna(why):
+        return formats.note(f"Not compared at equal perplexity: {why}.")
+    a, b = (f"{first[f'like_round_value_{side}']:,.4g}" for side in "ab")
+    perplexity = f"{first['like_perplexity_value_a']:.4g}"
+    return formats.note(
+        f"Equal perplexity: {perplexity}, the lowest that both reached (a at round {a}, b at round {b})."
+    )
+
+
+def _sides(compared: Comparison) -> Units:
+    """Return labels and units of a table: counts of each run and discordant canaries, then utility and epsilon."""
+    first: Mapping[Any, Any] = {} if compared.table.empty else beside(compared.table).iloc[0].to_dict()
+    lines: list[list[str]] = []
+    for flag in flags(compared.quantities):
+        if f"{flag.name}_p" in first:
+            values = [first[f"{flag.name}{part}_value_{side}"] for part in ("", "_discordant") for side in "ab"]
+            share, low, high = (first.get(f"{flag.name}_discordant_{value}") for value in VALUES[2:5])
+            text = "-" if pd.isna(share) else f"{share:.0%} ({low:.0%} to {high:.0%})"
+            counts = [f"{value:.0f}" for value in values]
+            lines.append([f"{flag.heading} /{first['n']}", *counts, p_text(first[f"{flag.name}_p"]), text])
+    of_models = {number.name: (number.phrase, number.format, number.scale) for number in of_model(compared.quantities)}
+    for name, (heading, template, scale) in (TRAINING | of_models | PRIVACY).items():
+        if name in compared.models and compared.models[name].notna().any():
+            lines.append([heading, *formatted(compared.models[name], template, scale), "", "", "", ""])
+    headings = ["", "a", "b", *(["only a", "only b", "p", "share (95%)"] if first else [])]
+    columns = [Column(heading, [line[place] for line in lines]) for place, heading in enumerate(headings)]
+    return [Column("", columns[0].cells, is_number=False)], [columns[1:]]
+
+
+def _configurations(compared: Comparison, wide: pd.DataFrame) -> Units:
+    """Return the rows of configurations, and that of all canaries if it is among them."""
+    heading = "p_u, p_e" if column(wide, "copies").isna().all() else "Canaries"
+    labels = [Column(heading, text_of(wide["row"]), is_number=False), Column("n", text_of(wide["n"]))]
+    units = []
+    for quantity in compared.quantities:
+        name = quantity.name
+        if quantity.of_canaries and (quantity.is_standard or column(wide, f"{name}_p").notna().any()):
+            if quantity.is_flag:
+                unit = [Column(quantity.heading, _both(wide, name, "{:.0f}"))]
+            else:
+                unit = _difference(wide, name, f"{quantity.heading}, a-b", signed(quantity))
+            units.append([*unit, _p(wide, name, first=ALL)])
+    return labels, units
+
+
+def _warnings(compared: Comparison, width: int) -> str:
+    lines, models, table = list[str](), compared.models, compared.table
+    if compared.never_planted:
+        number = compared.never_planted
+        which = "1 canary, planted in neither run, is" if number == 1 else f"{number} canaries, planted in neither, are"
+        lines.append(f"{which} in no number.")
+    ceiling = table[(table["row"] == ALL) & (table["quantity"] == "at_ceiling")]
+    for n, a, b in zip(*(ceiling[name].astype(int) for name in ("n", "value_a", "value_b")), strict=True):
+        if max(a, b) >= MANY * n:
+            lines.append(
+                f"{a} of {n} canaries in a and {b} in b are at the ceiling of "
+                f"exposure, ranked before all references: differences between them cannot show; {WHAT_TO_DO}"
+            )
+    for name, status in zip(models["run"], models["status"], strict=True):
+        if status != "completed":
+            lines.append(f"Run {name} is {status}: this is not its final model.")
+    epochs = models["epochs"]
+    if epochs.notna().all() and epochs.min() < 0.99 * epochs.max():
+        lines.append("The models read different numbers of epochs; name an --epoch that both have.")
+    return "".join(formats.note(line, width) for line in lines)

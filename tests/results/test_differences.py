@@ -1,0 +1,422 @@
+"""Differences of two runs and of two settings over seeds, on runs whose every number is known: by hand, and by law."""
+
+import json
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pyarrow.parquet as pq
+import pytest
+from helpers import Flsim
+from results.levels import measured
+from scipy import stats
+from shown import over_seeds as by_series
+from shown import read_typed, to_markdown
+
+from flsim.base.errors import InputError
+from flsim.base.statistics import holm
+from flsim.canaries.roster import SCHEMA
+from flsim.results.differences import (
+    COLUMNS,
+    CONFIGURATION,
+    Comparison,
+    Pair,
+    beside,
+    compare_runs,
+    differences,
+    planned,
+)
+from flsim.results.store import RunResults, read_run
+from flsim.show.differences import compare_worlds, runs_to_json, runs_to_markdown, table_of_pairs, worlds_of
+from flsim.show.formats import to_csv
+
+MakeRun = Callable[..., Path]
+MakeSeries = Callable[..., list[RunResults]]
+MakePair = Callable[[list[float], list[float]], tuple[RunResults, RunResults]]
+
+BITS_A = [1.5, 3.0, 13.25, 13.25, 2.0, 7.0, 4.0, 9.0, 5.5]
+BITS_B = [1.0, 3.0, 13.25, 10.0, 2.5, 3.0, 2.0, 4.0, 5.0]
+GRID = [(0.01, 0.5), (0.01, 1.0), (1 / 5000, 1.0)]
+# Three canaries in each configuration.
+A = {"exposure": [3, 5, 4, 9, 8, 6, 14, 14, 14], "rs": [0, 0, 0, 1, 1, 0, 1, 1, 1], "bs": [0, 0, 0, 0, 0, 0, 1, 1, 0]}
+B = {"exposure": [2, 4, 1, 4, 9, 2, 14, 13, 9], "rs": [0, 1, 0, 0, 0, 0, 1, 1, 0], "bs": [0] * 9}
+MODEL = {"references": 10_000, "accuracy": 0.2, "perplexity": 60.0}
+NON_IID = "Non-IID, FedAvg, b_u = 16"
+
+
+# ----- two runs
+
+
+@pytest.fixture
+def pair(make_run: MakeRun) -> MakePair:
+    def make(a: list[float], b: list[float]) -> tuple[RunResults, RunResults]:
+        one = make_run({20: {"exposure": a, "references": 10_000}}, name="a")
+        other = make_run({10: {"exposure": b, "references": 10_000}}, name="b")
+        return read_run(one), read_run(other)
+
+    return make
+
+
+def over_all(a: RunResults, b: RunResults, **point: Any) -> "pd.Series[Any]":
+    """The differences over all canaries of two runs, beside each other."""
+    return beside(compare_runs(a, b, **point).table).iloc[0]
+
+
+def test_the_statistics_are_those_of_the_differences(pair: MakePair) -> None:
+    row = over_all(*pair(BITS_A, BITS_B))
+    each = np.subtract(BITS_A, BITS_B)
+    interval = stats.ttest_1samp(each, 0).confidence_interval(0.95)
+    assert (row["n"], row["over"]) == (9, "canaries")
+    assert (row["exposure_value_a"], row["exposure_value_b"]) == pytest.approx((np.mean(BITS_A), np.mean(BITS_B)))
+    assert row["exposure_difference"] == pytest.approx(each.mean())
+    assert (row["exposure_low"], row["exposure_high"]) == pytest.approx((interval.low, interval.high))
+    assert row["exposure_p"] == pytest.approx(stats.ttest_rel(BITS_A, BITS_B).pvalue)
+    assert row["exposure_ranks_p"] == pytest.approx(stats.wilcoxon(each, zero_method="pratt").pvalue)
+
+
+def test_exchanging_the_runs_changes_only_the_sign(pair: MakePair) -> None:
+    a, b = pair(BITS_A, BITS_B)
+    there, back = over_all(a, b), over_all(b, a)
+    assert back["exposure_difference"] == -there["exposure_difference"]
+    assert (back["exposure_low"], back["exposure_high"]) == pytest.approx(
+        (-there["exposure_high"], -there["exposure_low"])
+    )
+    for p in ("exposure_p", "exposure_ranks_p"):
+        assert back[p] == pytest.approx(there[p])
+
+
+def test_canaries_are_joined_by_id_not_by_position(pair: MakePair) -> None:
+    a, b = pair(BITS_A, BITS_B)
+    shuffled = RunResults(**{**vars(b), "roster": b.roster[::-1], "rows": b.rows.sample(frac=1, random_state=3)})
+    assert over_all(a, shuffled).equals(over_all(a, b))
+
+
+def test_equal_runs_differ_by_nothing(pair: MakePair) -> None:
+    row = over_all(*pair(BITS_A, BITS_A))
+    assert row[["exposure_difference", "exposure_low", "exposure_high"]].tolist() == [0, 0, 0]
+    assert row[["exposure_p", "exposure_ranks_p"]].tolist() == [1, 1]
+
+
+def test_equal_differences_have_no_spread(pair: MakePair) -> None:
+    """All canaries 0.1 bits apart, each with its own rounding error: they must tie, and the t test has no noise."""
+    row = over_all(*pair([value + 0.1 for value in BITS_A], BITS_A))
+    assert row["exposure_difference"] == pytest.approx(0.1)
+    assert row["exposure_high"] - row["exposure_low"] == pytest.approx(0, abs=1e-9)
+    assert row["exposure_p"] == 0
+    assert row["exposure_ranks_p"] == pytest.approx(2 / 2**9)
+
+
+def test_runs_that_do_not_compare_are_refused(pair: MakePair, make_run: MakeRun) -> None:
+    a, b = pair(BITS_A, BITS_B)
+    at_10 = {10: {"exposure": BITS_B, "references": 10_000}}
+    twice = {10: {"exposure": [*BITS_B, *BITS_B], "references": 10_000}}
+    others = {
+        "planted different canaries, the first c00": make_run(at_10, name="phrases", shift=1),
+        "planted different canaries, the first c09": make_run(twice, name="more", copies=2),
+        r"references \(10000 and 500\)": make_run({10: {"exposure": BITS_B, "references": 500}}, name="other-r"),
+        r"references \(10000 and unknown\)": make_run({10: {"exposure": BITS_B}}, name="no-r"),
+        "diverged": make_run(at_10, name="diverged", status="diverged"),
+        "not evaluated yet": make_run(name="new"),
+        "exposure was not measured": make_run({10: {"rs": [1.0] * 9, "references": 10_000}}, name="no-exposure"),
+    }
+    for message, folder in others.items():
+        with pytest.raises(InputError, match=message):
+            compare_runs(a, read_run(folder))
+    with pytest.raises(InputError, match="round 10 was not evaluated"):
+        compare_runs(a, b, round=10)
+    single = {10: {"exposure": [1.0], "references": 100}}
+    one, other = (read_run(make_run(single, name=f"alone-{name}", grid=[(0.1, 1.0)])) for name in "ab")
+    with pytest.raises(InputError, match="at least two"):
+        compare_runs(one, other)
+
+
+def compared(make_run: MakeRun, b: dict[str, object] | None = None, **about: object) -> Comparison:
+    grid = {"grid": GRID, "copies": 3}
+    one = make_run({20: A | MODEL}, name="a", rounds_per_epoch=2.0, **grid)
+    other = make_run({20: (b or B) | MODEL | {"perplexity": 66.0}}, name="b", rounds_per_epoch=2.0, **grid, **about)
+    return compare_runs(read_run(one), read_run(other))
+
+
+def cells(text: str) -> list[list[str]]:
+    """Of every line of a table."""
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
+
+
+P_OF_CONFIGURATIONS = [stats.ttest_1samp(each, 0).pvalue for each in ([1, 1, 3], [5, -1, 4], [0, 1, 5])]
+
+
+def test_all_canaries_and_each_configuration(make_run: MakeRun) -> None:
+    table = beside(compared(make_run).table)
+    assert table["row"].tolist() == ["all", "1/100, 50%", "1/100, 100%", "1/5K, 100%"]
+    assert table["n"].tolist() == [9, 3, 3, 3]
+    assert table["exposure_difference"].tolist() == pytest.approx([19 / 9, 5 / 3, 8 / 3, 2.0])
+    assert table["rs_value_a"].tolist() == [5, 0, 2, 3]
+    assert table["rs_value_b"].tolist() == [3, 1, 0, 2]
+    assert table["rs_discordant_value_a"].tolist() == [3, 0, 2, 1]
+    assert table["rs_discordant_value_b"].tolist() == [1, 1, 0, 0]
+    assert table["rs_p"].tolist() == [0.625, 1, 0.5, 1]  # 2 (1 + 4) / 2^4, 1, 2 / 2^2, 1
+    assert table["rs_p_holm"].tolist()[1:] == [1, 1, 1]
+    assert table["exposure_p"].tolist()[1:] == pytest.approx(P_OF_CONFIGURATIONS)
+    assert table["exposure_p_holm"].tolist()[1:] == pytest.approx(holm(P_OF_CONFIGURATIONS))
+    assert pd.isna(table["exposure_p_holm"].iloc[0])
+    low, high = stats.binomtest(3, 4).proportion_ci(method="exact")
+    share = table.iloc[0][[f"rs_discordant_{name}" for name in ("difference", "low", "high")]].tolist()
+    assert share == pytest.approx((0.75, low, high))
+    assert pd.isna(table["bs_discordant_difference"].iloc[1])  # nothing discordant has no share
+
+
+def test_exchanging_the_runs_exchanges_counts(make_run: MakeRun) -> None:
+    a, b = (read_run(make_run({20: of | MODEL}, name=n, grid=GRID, copies=3)) for n, of in (("a", A), ("b", B)))
+    there, back = over_all(a, b), over_all(b, a)
+    for name in ("rs", "bs", "rs_discordant", "bs_discordant"):
+        assert there[f"{name}_value_a"] == back[f"{name}_value_b"]
+    for name in ("rs", "bs"):
+        assert there[f"{name}_p"] == back[f"{name}_p"]
+        assert there[f"{name}_discordant_low"] == pytest.approx(1 - back[f"{name}_discordant_high"])
+
+
+def test_the_text_is_of_80_columns_and_has_the_numbers(make_run: MakeRun) -> None:
+    text = runs_to_markdown(compared(make_run))
+    assert max(map(len, text.splitlines())) <= 80
+    shown = cells(text)
+    assert ["RS /9", "5", "3", "3", "1", "0.625", "75% (19% to 99%)"] in shown
+    assert ["Perplexity", "60.0", "66.0", "", "", "", ""] in shown
+    p = holm(P_OF_CONFIGURATIONS)[2]
+    assert ["1/5K, 100%", "3", "+2.00", "6.57", f"{p:.3f}", "3/2", "1.000", "2/0", "1.000"] in shown
+    assert next(row for row in shown if row[0] == "Exposure, bits")[3] == "+2.11"
+    assert "Epsilon" not in text
+
+
+def test_what_was_not_measured_is_blank(make_run: MakeRun) -> None:
+    found = compared(make_run, {"exposure": B["exposure"]})
+    assert not {"rs", "bs"} & {*found.table["quantity"]}
+    text = runs_to_markdown(found)
+    assert "RS /9" not in text
+    assert "Perplexity" in text
+
+
+def test_models_that_are_not_alike_are_said_to_be(make_run: MakeRun) -> None:
+    assert "Run b is running: this is not its final model." in runs_to_markdown(compared(make_run, status="running"))
+    longer, shorter = (
+        read_run(make_run({20: B | MODEL}, name=name, grid=GRID, copies=3, rounds_per_epoch=epoch))
+        for name, epoch in (("c", 2.0), ("d", 4.0))
+    )
+    assert "different numbers of epochs" in runs_to_markdown(compare_runs(longer, shorter))
+
+
+def test_epsilon_is_beside(make_run: MakeRun) -> None:
+    spent: dict[str, object] = {"delta": 1e-5, "epsilon paper": 18.8, "epsilon replace-one-rdp": 152.8}
+    shown = cells(runs_to_markdown(compared(make_run, {**B, **spent})))
+    assert ["Epsilon", "", "153", "", "", "", ""] in shown
+    assert ["Epsilon, paper's", "", "18.8", "", "", "", ""] in shown
+
+
+def test_json_and_csv_say_the_same(make_run: MakeRun) -> None:
+    found = compared(make_run)
+    said = json.loads(json.dumps(runs_to_json(found), allow_nan=False))
+    assert (said["a"]["run"], said["b"]["perplexity"]) == ("a", 66.0)
+    assert [row["difference"] for row in said["rows"] if (row["row"], row["test"]) == ("all", "McNemar")] == [2, 2]
+    pd.testing.assert_frame_equal(read_typed(to_csv(found.table), COLUMNS | CONFIGURATION), found.table)
+
+
+def test_canaries_of_a_number_of_copies(make_run: MakeRun) -> None:
+    """The roster has no probabilities then, and the numbers are the configurations."""
+    folders = [make_run({20: each | MODEL}, name=name, grid=GRID, copies=3) for name, each in (("a", A), ("b", B))]
+    for folder in folders:
+        path = folder / "planted" / "roster.parquet"
+        numbers = [1] * 3 + [2] * 6
+        pd.read_parquet(path).assign(p_u=math.nan, p_e=math.nan, planned_insertions=numbers).to_parquet(path)
+    found = compare_runs(read_run(folders[0]), read_run(folders[1]))
+    table = beside(found.table)
+    assert table["row"].tolist() == ["all", "1 copy", "2 copies"]
+    assert table["copies"].tolist()[1:] == [1, 2]
+    assert table["n"].tolist() == [9, 3, 6]
+    assert "Canaries" in cells(runs_to_markdown(found))[-4]
+
+
+def test_two_runs_are_also_compared_at_equal_perplexity(flsim: Flsim, make_run: MakeRun) -> None:
+    make_run({10: measured(2), 20: measured(3)}, name="a")
+    make_run({10: measured(1), 20: measured(2)}, name="b")
+    _, text, _ = flsim("compare", "a", "b")
+    assert "Equal perplexity: 58, the lowest that both reached (a at round 10, b at round 20)" in " ".join(text.split())
+
+    def at_equal(*names: str) -> dict[tuple[str, str | None], Any]:
+        rows = json.loads(flsim("compare", *names, "--json")[1])["rows"]
+        return {(row["quantity"], row["test"]): row for row in rows if row["at"] == "equal perplexity"}
+
+    like = at_equal("a", "b")
+    assert like["perplexity", None]["value_a"] == pytest.approx(58)
+    assert [like["round", None][f"value_{side}"] for side in "ab"] == [10, 20]
+    assert like["exposure", "t"]["difference"] == pytest.approx(0, abs=1e-9)
+    assert (like["exposure", "t"]["p"], like["exposure", "signed ranks"]["p"]) == (1, 1)
+    better = {10: measured(2), 20: measured(3) | {"exposure": [4 + index for index in range(9)]}}
+    make_run(better, name="better")
+    like, gaps = at_equal("better", "a"), [1 + index / 2 for index in range(9)]
+    assert like["perplexity", None]["value_b"] == pytest.approx(57)
+    assert like["exposure", "t"]["difference"] == pytest.approx(np.mean(gaps))
+    assert like["exposure", "t"]["p"] == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
+    assert like["exposure", "signed ranks"]["p"] == pytest.approx(2 / 2**9)  # all nine are of one sign
+    make_run({20: measured(1)}, name="late")
+    _, text, _ = flsim("compare", "a", "late")
+    assert "Not compared at equal perplexity: run a: its first evaluation is below" in " ".join(text.split())
+
+
+def test_two_runs_without_canaries_are_compared_in_utility_alone(flsim: Flsim, make_run: MakeRun) -> None:
+    for name, perplexity in (("a", 60.0), ("b", 66.0)):
+        folder = make_run({10: {"accuracy": 0.2, "perplexity": perplexity}}, name=name)
+        pq.write_table(SCHEMA.empty_table(), folder / "planted" / "roster.parquet")
+    code, text, printed = flsim("compare", "a", "b")
+    assert (code, printed) == (0, "")
+    assert text.startswith("Neither run has canaries, so only utility is compared.\na: ")
+    assert ["Perplexity", "60.0", "66.0"] in cells(text)
+    assert "66.0" in flsim("compare", "a", "b", "--format", "latex")[1]
+    said = json.loads(flsim("compare", "a", "b", "--json")[1])
+    assert (said["b"]["perplexity"], said["rows"]) == (66, [])
+    make_run({10: measured(1)}, name="c")
+    assert "planted different canaries" in flsim("compare", "a", "c")[2]
+
+
+# ----- two settings over seeds
+
+
+def over_seeds(a: Sequence[RunResults], b: Sequence[RunResults], **point: Any) -> "pd.Series[Any]":
+    return beside(differences([Pair("row", planned(a), planned(b))], **point)).iloc[0]
+
+
+def test_the_figures_are_those_of_the_seeds_differences(make_series: MakeSeries) -> None:
+    """Levels differ by 1, 2, -0.5 and 3.5 bits, and so does each canary."""
+    a, b = make_series([2, 4, 3, 8]), make_series([1, 2, 3.5, 4.5], name="b", setting=NON_IID)
+    row = over_seeds(a, b)
+    expected = stats.ttest_1samp([1, 2, -0.5, 3.5], 0)
+    interval = expected.confidence_interval(0.95)
+    assert (row["a"], row["b"], row["seeds"], row["over"]) == (a[0].setting, NON_IID, 4, "seeds")
+    assert row["exposure_difference"] == 1.5
+    assert row[["exposure_low", "exposure_high", "exposure_p"]].tolist() == pytest.approx(
+        [interval.low, interval.high, expected.pvalue]
+    )
+    back = over_seeds(b, a)
+    assert back["exposure_difference"] == -1.5
+    assert (back["exposure_low"], back["exposure_p"]) == pytest.approx((-row["exposure_high"], row["exposure_p"]))
+
+
+def test_runs_are_paired_by_seed_not_by_position(make_series: MakeSeries) -> None:
+    a, b = make_series([2, 4, 3, 8]), make_series([1, 2, 3.5, 4.5], name="b")
+    assert over_seeds(a[::-1], b).equals(over_seeds(a, b))
+    some = over_seeds(a[:3], b[1:])
+    assert (some["seeds"], some["exposure_difference"]) == (2, 0.75)
+
+
+def test_one_seed_is_compared_over_its_canaries_and_equal_settings_differ_by_nothing(make_series: MakeSeries) -> None:
+    row = over_seeds(make_series([2]), make_series([1], name="b"))
+    assert (row["over"], row["exposure_difference"], row["like_exposure_difference"]) == ("canaries", 1, 1)
+    assert "like_exposure_p" not in row
+    row = over_seeds(make_series([2, 3], name="c"), make_series([2, 3], name="d"))
+    assert row[[f"exposure_{name}" for name in ("difference", "low", "high", "p")]].tolist() == [0, 0, 0, 1]
+
+
+def test_series_that_do_not_compare_say_why(make_series: MakeSeries, make_run: MakeRun) -> None:
+    a, b = make_series([1, 2]), make_series([2, 3], name="b")
+    other = read_run(make_run({10: {"exposure": [1.0] * 9, "references": 10_000}}, name="c", seed=0, shift=7))
+    for (of_a, of_b), point, why in (
+        ((a[:1], b[1:]), {}, "no seed has a run of both: [0] and [1]"),
+        ((a, [b[0], b[0]]), {}, "runs b-0 and b-0: both of seed 0"),
+        ((a, [read_run(make_run(name="old"))]), {}, "old (completed, not evaluated yet)"),
+        ((a, b), {"epoch": 3}, "was not evaluated at 3 epochs"),
+        ((a, [other]), {}, "planted different canaries"),
+    ):
+        row = over_seeds(of_a, of_b, **point)
+        assert why in row["left_out"]
+        assert "exposure_difference" not in row
+    with pytest.raises(InputError, match="--round and --epoch"):
+        over_seeds(a, b, round=10, epoch=10)
+
+
+def test_a_seed_that_diverged_in_one_world_is_dropped_from_both_and_counted(make_series: MakeSeries) -> None:
+    """Differences are 2, 1 and 5 bits. Without the last pair their mean is 1.5; the IID survivor would raise it."""
+    iid = make_series([4, 4, 8], setting="IID, S", series="a")
+    other = make_series([2, 3, 3], name="b", setting="Non-IID, S", series="b")
+    wild = [*other[:2], replace(other[2], status="diverged", reason="the model of round 5 is not finite")]
+    pairs = [Pair("row", planned(iid), planned(wild))]
+    frame = differences(pairs)
+    row = beside(frame).iloc[0]
+    assert (row["seeds"], row["diverged_value_a"], row["diverged_value_b"]) == (2, 0, 1)
+    assert row["exposure_difference"] == 1.5
+    assert "b-2 (diverged" in row["left_out"]
+    text = table_of_pairs(frame, pairs).markdown()
+    assert "|0/1|" in text.replace(" ", "")
+    assert "dropped from both" in " ".join(text.split())
+    over = by_series([*iid, *wild])
+    assert over["diverged"].tolist() == [0, 1]
+    lines = to_markdown(over).splitlines()
+    assert [line.split("|")[3].strip() for line in (lines[0], *lines[2:4])] == ["Div.", "0", "1"]
+
+
+# ----- worlds of the rows of a table
+
+
+def of_worlds(runs: Sequence[RunResults]) -> dict[str, float]:
+    """The difference in exposure of IID less non-IID by label."""
+    pairs, several = worlds_of(runs)
+    assert not several
+    wide = beside(differences(pairs))
+    return dict(zip(wide["row"], wide["exposure_difference"].astype(float), strict=True))
+
+
+def test_worlds_are_compared_where_nothing_else_differs(make_series: MakeSeries) -> None:
+    runs = [
+        *make_series([3, 4], name="a", setting="IID, FedAvg, b_u=16"),
+        *make_series([1, 3], name="b", setting="Non-IID, FedAvg, b_u=16"),
+        *make_series([3, 4], name="c", setting="IID, SGD, b_r=32"),
+        *make_series([3, 4], name="d", setting="Non-IID, SGD, b_r=128"),
+    ]
+    assert of_worlds(runs) == {"FedAvg, b_u=16": 1.5}
+    text = compare_worlds(runs)
+    assert "+1.50" in text
+    assert max(map(len, text.splitlines())) <= 80
+    assert compare_worlds(runs[4:]) == ""
+    again = make_series([3, 4], name="e", setting="IID, FedAvg, b_u=16")
+    assert compare_worlds([*runs, *again]).startswith("FedAvg, b_u=16: several rows have this setting")
+
+
+def of_settings(make_series: MakeSeries, name: str, levels: Sequence[float], **settings: object) -> list[RunResults]:
+    """Runs of one label, which tell only by their settings what they were trained with."""
+    world = name.partition(" ")[0]
+    known = {"data.world": world.lower()} | {key.replace("_", ".", 1): value for key, value in settings.items()}
+    return [replace(run, settings=known) for run in make_series(levels, name, setting=f"{world}, S")]
+
+
+def test_worlds_are_compared_at_each_value_of_a_setting_that_no_name_has(make_series: MakeSeries) -> None:
+    """A rate that one world alone was trained at has no line."""
+    runs = [
+        *of_settings(make_series, "IID 0.3", [3, 4], local_learning_rate=0.3),
+        *of_settings(make_series, "IID 0.9", [4, 6], local_learning_rate=0.9),
+        *of_settings(make_series, "IID 2", [20, 20], local_learning_rate=2.0),
+        *of_settings(make_series, "Non-IID 0.9", [1, 4], local_learning_rate=0.9),
+        *of_settings(make_series, "Non-IID 0.3", [2, 2], local_learning_rate=0.3),
+    ]
+    assert of_worlds(runs) == {"S, learning_rate 0.3": 1.5, "S, learning_rate 0.9": 2.5}
+    for setting in by_series(runs)["setting"]:
+        assert setting.removeprefix("Non-").startswith("IID, S, learning_rate")
+
+
+def test_rates_that_a_search_chose_for_each_row_leave_rows_twins(make_series: MakeSeries) -> None:
+    runs = [
+        *of_settings(make_series, "IID 15", [3, 4], model_units=15, local_learning_rate=0.3),
+        *of_settings(make_series, "IID 30", [4, 6], model_units=30, local_learning_rate=0.5),
+        *of_settings(make_series, "Non-IID 15", [2, 2], model_units=15, local_learning_rate=0.7),
+        *of_settings(make_series, "Non-IID 30", [1, 4], model_units=30, local_learning_rate=0.8),
+    ]
+    assert of_worlds(runs) == {"S, units 15": 1.5, "S, units 30": 2.5}
+
+
+def test_worlds_of_short_and_of_long_training_are_compared_each(make_series: MakeSeries) -> None:
+    levels = {"IID-10": [4, 5, 6], "Non-IID-10": [3, 4, 4], "IID-5": [2, 2, 3], "Non-IID-5": [2, 1, 1]}
+    runs = []
+    for name, of_seeds in levels.items():
+        world, _, length = name.rpartition("-")
+        runs += make_series(of_seeds, name, int(length), setting=f"{world}, S", series=world)
+    assert of_worlds(runs) == pytest.approx({"S, 10 rounds": 4 / 3, "S, 5 rounds": 1.0})

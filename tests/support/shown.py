@@ -1,0 +1,37 @@
+"""Tables as tests ask for them: in text, and read back from CSV."""
+
+import io
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pandas as pd
+
+from flsim.measures.quantity import Quantity
+from flsim.results.columns import described
+from flsim.results.store import RunResults
+from flsim.results.tables import By, memorization_table, types
+from flsim.show.memorization import table_of_runs
+
+
+def over_seeds(runs: Sequence[RunResults], **more: Any) -> pd.DataFrame:
+    return memorization_table(runs, by="series", **more)
+
+
+def to_markdown(table: pd.DataFrame, width: int = 80) -> str:
+    return table_of_runs(table).markdown(width)
+
+
+def to_latex(table: pd.DataFrame) -> str:
+    return table_of_runs(table).latex()
+
+
+def read_typed(text: str, types: Mapping[str, str]) -> pd.DataFrame:
+    """Exactly the frame that was written; numbers are converted apart, as pandas' own parser may miss the last bit."""
+    cells = pd.read_csv(io.StringIO(text), dtype="string", keep_default_na=False, na_values=[""])
+    return cells.astype({name: types[name] for name in cells.columns})
+
+
+def from_csv(text: str, own: Sequence[Quantity] = ()) -> pd.DataFrame:
+    """A table by run or by series."""
+    by: By = "series" if "seeds" in text.partition("\n")[0].split(",") else "run"
+    return described(read_typed(text, types(by, own)), own)
