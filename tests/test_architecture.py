@@ -30,7 +30,8 @@ MAY_IMPORT: dict[str, set[str]] = {
     "results": {"canaries", "measures"},
     "evaluation": {"canaries", "data", "measures", "memorization", "models", "results"},
     "runs": {"algorithms", "canaries", "data", "evaluation", "measures", "models", "privacy", "results", "training"},
-    "report": {"audits", "data", "forgetting", "measures", "membership", "privacy", "results", "runs"},
+    "show": set(),
+    "report": {"audits", "data", "forgetting", "measures", "membership", "privacy", "results", "runs", "show"},
     "audits": {"canaries", "models", "privacy", "results", "runs", "simulation", "training"},
     "membership": {"algorithms", "audits", "data", "models", "privacy", "results", "runs", "training"},
     "extraction": {
