@@ -132,12 +132,16 @@ def scale(
         locator = LogLocator(subs=subs) if decades > 0.5 else locator
         axis.set_minor_locator(NullLocator())
     axis.set_major_locator(locator)
-    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / 1000:g}K" if value >= 10_000 else f"{value:g}"))
+    axis.set_major_formatter(FuncFormatter(_tick))
     (axes.set_xlim if is_x else axes.set_ylim)(low, high)
     if is_x:
         axes.set_xlabel(label, loc="right", labelpad=2)
     else:
         axes.set_title(label, x=-(axes.bbox.x0 - axes.figure.bbox.x0) / axes.bbox.width, pad=7)
+
+
+def _tick(value: float, _: object) -> str:
+    return (f"{value / 1000:g}K" if value >= 10_000 else f"{value:g}").replace("-", "\N{MINUS SIGN}")
 
 
 def spanning(values: ArrayLike) -> tuple[float, float]:
