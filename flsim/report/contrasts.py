@@ -8,7 +8,7 @@ The frame of `contrasts` has a row for each contrast and quantity:
 
     factor, setting      the factor, and what the compared settings share
     a, b                 the two values of the factor
-    quantity, at         name of the quantity, at the "end" of training or where both models have "equal" utility
+    quantity, at         name of the quantity, at the "end" of training, or "equal perplexity"
     value_a, value_b     means over seeds and pairs of settings; flags as percentages of the planted canaries
     difference           mean of a - b
     low, high, p         95% interval and p from Student's t over `unit`; p of a flag of one pair of settings is exact
@@ -73,7 +73,7 @@ FOLLOWING = re.compile(
 )
 LIKE_LENGTH = 0.05  # relative difference of lengths of training that count as equal: the paper's 7,840 and 8,000 rounds
 PLAIN_NAME = re.compile(r"^DP-|\+.*$")
-END, EQUAL = "end", "equal"
+END, EQUAL = "end", "equal perplexity"
 AT_CEILING = "at_ceiling"
 
 Pairs = Sequence[tuple[dict[int, RunView], dict[int, RunView]]]  # completed runs of two settings each, by seed

@@ -96,7 +96,7 @@ def test_intervals_and_p_are_students_over_the_seeds_means_over_pairs_and_p_is_c
         [np.mean(means), interval.low, interval.high, tested.pvalue]
     )
     assert row["difference"] == pytest.approx(row["value_a"] - row["value_b"])
-    assert partition(gathered, at="equal")["difference"] == pytest.approx(np.mean(means))
+    assert partition(gathered, at="equal perplexity")["difference"] == pytest.approx(np.mean(means))
     assert partition(gathered, "perplexity")["value_a"] == 60
     every = rows_of(gathered)
     assert [row["p_holm"] for row in every] == pytest.approx(holm([row["p"] for row in every]))
@@ -118,7 +118,7 @@ def test_a_difference_of_utility_is_separate_from_one_at_equal_perplexity() -> N
     for setting in gathered.settings:
         setting.runs[:] = [trained(run.config) for run in setting.runs if run.config]
     assert partition(gathered)["difference"] == pytest.approx(4.0)
-    assert partition(gathered, at="equal")["difference"] == pytest.approx(1.0)
+    assert partition(gathered, at="equal perplexity")["difference"] == pytest.approx(1.0)
 
 
 def test_without_any_effect_most_intervals_hold_zero() -> None:
@@ -281,7 +281,7 @@ def test_a_seed_without_an_equal_perplexity_is_left_out_with_its_reason() -> Non
     assert runs[3].config
     runs[3] = run_of(runs[3].config, 7.0, perplexity=40.0)
     assert (partition(gathered)["n"], partition(gathered)["difference"]) == (5, 2.0)
-    row = partition(gathered, at="equal")
+    row = partition(gathered, at="equal perplexity")
     assert (row["n"], row["difference"]) == (4, 1.75)
     assert "its first evaluation is below perplexity 60 already, at 40" in row["left_out"]
 
