@@ -62,8 +62,7 @@ def test_flags_are_compared_in_percent_of_the_planted_canaries(page: Page) -> No
     a, b = (100 * np.mean([found, 1]) / 16 for found in (7, 3))
     assert f"IID − non-IID Partition, FedAvg, 2 pairs RS, % {a:.0f} {b:.0f} +{a - b:.0f} – 1" in section
     assert "IID − non-IID Partition, SGD, br=32, 1 pair RS, % 25 25 +0 1 (1) 1 †" in section
-    a, b = 100 * 7.5 / 16, 100 * 3.5 / 16
-    assert f"FedAvg, bu=4 RS, % {a:.0f} {b:.0f} +{a - b:.0f} 0.5 (1) 2" in section
+    assert "FedAvg, bu=4 RS, % 47 22 +25 0.5 (1) 2" in section
 
 
 def test_published_values_stand_beside_ours(page: Page) -> None:

@@ -52,7 +52,7 @@ def test_the_first_table_has_the_differences_of_each_factor(page: Page, sweep: M
 
 def test_many_settings_share_rows_of_their_technique() -> None:
     """Seven cohort sizes and six batch sizes in both partitions: 13 rows are more than a figure has."""
-    data = {world: DataHParams(Path("corpus"), world) for world in ("iid", "non-iid")}  # type: ignore[arg-type]
+    data = {world: DataHParams(Path("corpus"), world) for world in ("iid", "non-iid")}
     federated = [TrainingHParams(rounds=50, cohort=size) for size in range(2, 9)]
     central = [CentralTrainingHParams(steps=99, batch_size=size) for size in range(2, 8)]
     configs = [FederatedConfig(data[world], training=each) for each in federated for world in data]
