@@ -1,5 +1,6 @@
-"""Blocks that a report's sections consist of; template.html lays out each kind."""
+"""Blocks that a report's sections consist of, which template.html lays out, and the text of numbers."""
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -7,18 +8,18 @@ from typing import Any, ClassVar
 import pandas as pd
 from markupsafe import Markup
 
-from flsim.report.svg import swatch
+from flsim.show.figure import swatch
 
 Cell = str | Markup
+NUMBER = re.compile(r"[−+]?\d")
 
 
 @dataclass(frozen=True)
-class Prose:
-    """A paragraph, or a note in smaller type."""
+class Note:
+    """A paragraph in smaller type."""
 
-    kind: ClassVar = "prose"
+    kind: ClassVar = "note"
     text: Cell
-    is_note: bool = False
 
 
 @dataclass(frozen=True)
@@ -27,24 +28,6 @@ class Facts:
 
     kind: ClassVar = "facts"
     pairs: Sequence[tuple[str, Cell]]
-
-
-@dataclass(frozen=True)
-class Heading:
-    """The heading of a column.
-
-    Attributes:
-        text: a few words.
-        is_number: whether the column's cells are aligned at the right.
-    """
-
-    text: Cell
-    is_number: bool = True
-
-
-def left(text: Cell) -> Heading:
-    """Return the heading of a column of words."""
-    return Heading(text, is_number=False)
 
 
 @dataclass(frozen=True)
@@ -60,55 +43,36 @@ class Table:
 
     kind: ClassVar = "table"
     caption: Cell
-    headings: Sequence[Heading]
+    headings: Sequence[Cell]
     rows: Sequence[Sequence[Cell]]
     note: Cell = ""
 
-
-@dataclass(frozen=True)
-class Group:
-    """Panels that are read together, each below its title."""
-
-    panels: Sequence[tuple[Cell, Markup]]
-    title: Cell = ""
+    @property
+    def is_number(self) -> list[bool]:
+        """Return of each column whether it has numbers, which are aligned at the right."""
+        columns = list(zip(*self.rows, strict=True)) or [()] * len(self.headings)
+        filled = [[cell for cell in column if cell != "–"] for column in columns]
+        return [place > 0 and all(map(NUMBER.match, cells)) for place, cells in enumerate(filled)]
 
 
 @dataclass(frozen=True)
 class Figure:
-    """Small panels, side by side as far as they fit.
+    """Panels of one width, side by side as far as they fit.
 
     Attributes:
         caption: what the panels show.
-        groups: groups of panels.
+        panels: title and drawing of each panel.
         legend: style and meaning of each kind of line.
-        is_small: whether two panels fit side by side on a phone.
     """
 
     kind: ClassVar = "figure"
     caption: Cell
-    groups: Sequence[Group]
+    panels: Sequence[tuple[Cell, Markup]]
     legend: Sequence[tuple[int, str]] = ()
-    is_small: bool = False
 
     @property
     def swatches(self) -> list[tuple[Markup, str]]:
         return [(swatch(style), text) for style, text in self.legend]
-
-
-@dataclass(frozen=True)
-class Dots:
-    """A figure with a row for each value: its name, a drawing on a common scale, and the value in words.
-
-    Attributes:
-        caption: what the figure shows.
-        rows: name, drawing and words of each row.
-        scale: the axis below the drawings.
-    """
-
-    kind: ClassVar = "dots"
-    caption: Cell
-    rows: Sequence[tuple[Cell, Markup, Cell]]
-    scale: Markup
 
 
 @dataclass(frozen=True)
@@ -121,7 +85,7 @@ class Fold:
     is_open: bool = False
 
 
-Block = Prose | Facts | Table | Figure | Dots | Fold
+Block = Note | Facts | Table | Figure | Fold
 
 
 @dataclass(frozen=True)
@@ -131,6 +95,17 @@ class Section:
     id: str
     title: str
     blocks: list[Block] = field(default_factory=list)
+
+
+def folded(block: Table | Figure, title: str, most: int = 8) -> list[Block]:
+    """Return a table or a figure with its first rows or panels shown, and all others folded."""
+    if isinstance(block, Table):
+        return [block] if len(block.rows) <= most else [Fold(f"{title}: {len(block.rows)}", [block])]
+    if not block.panels:
+        return []
+    rest = Figure(f"{block.caption} (continued)", block.panels[most:], block.legend)
+    first = Figure(block.caption, block.panels[:most], block.legend)
+    return [first, *([Fold(f"{title}: {len(rest.panels)} more", [rest])] if rest.panels else [])]
 
 
 def number(value: Any, template: str = "{:.1f}", missing: str = "–") -> str:
@@ -143,11 +118,6 @@ def number(value: Any, template: str = "{:.1f}", missing: str = "–") -> str:
 def plural(count: int, noun: str) -> str:
     """Return a count with its noun, such as "1 run" or "2 runs"."""
     return f"{count:,} {noun}{'s' * (count != 1)}"
-
-
-def listed(words: Sequence[str]) -> str:
-    """Return words separated by commas, with "and" before the last."""
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}" if words else ""
 
 
 def duration(seconds: float | None) -> str:

@@ -1,23 +1,166 @@
-"""Figures of a report; every panel is an image with a name and a sentence that describes it."""
+"""Figures of a report, one for each question; every panel has a name and a description with its numbers."""
 
 import math
-from collections.abc import Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from numpy.typing import NDArray
 
+from flsim.base.statistics import t_interval
 from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import Quantity, flags, panels_first
-from flsim.report.blocks import Block, Cell, Figure, Fold, Group
-from flsim.report.configurations import by_configuration
-from flsim.report.gather import Gathered, Line, RunView, Setting
-from flsim.report.svg import SMALL, Axis, Panel, spanning
+from flsim.measures.utility import PERPLEXITY
+from flsim.report.blocks import Block, Cell, Figure, Fold, folded, number
+from flsim.report.contrasts import END
+from flsim.report.gather import Configuration, Gathered, Line, RunView, Setting, by_configuration, ceiling_of, percent
+from flsim.results.run_file import WORLDS
+from flsim.results.tables import user_share
+from flsim.show import figure as show
+from flsim.show.figure import draw_band, draw_line, draw_rule, draw_threads, inline, panels, scale
 
 TOGETHER = 4  # settings that share a panel, at most
+MOST = 12  # rows of a panel with dots
+STEP = 36  # pixels from a row to the next
+CELL, ROW, GAP = 36, 26, 10  # pixels of a cell of a heat map, and between maps
 POINTS = 40  # of a canary's line
 FLAG = flags(QUANTITIES.values())[0]  # by which canaries' lines are told apart
-SHOWN = 4  # groups of panels; more are folded
 BAND = "Lines are means over seeds, bands from the lowest to the highest seed."
+PARTITIONS = {0: "IID", 1: "Non-IID", 2: "records drawn at random"}
+CEILING = "log₂(|R| + 1)"
+BEHIND: dict[str, Any] = {"facecolor": show.PAPER, "edgecolor": "none", "pad": 1}  # of words in front of a line
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Dot:
+    """A mean in a row of a panel, with its 95% interval, the values that it is a mean of, and a name for readers."""
+
+    name: str
+    style: int
+    mean: float
+    low: float
+    high: float
+    parts: Sequence[float] = ()
+
+    def text(self, template: str) -> str:
+        """Return the mean with its interval."""
+        mean, low, high = (number(value, template) for value in (self.mean, self.low, self.high))
+        return f"{self.name}: {mean}" + ("" if low == "–" else f" ({low} to {high})") + "."
+
+
+Rows = Mapping[str, Sequence[Dot]]
+
+
+def _dot_panels(
+    rows: Rows, ends: tuple[float, float], label: str, template: str, rule: float | None, title: str, id_: str
+) -> list[Markup]:
+    """Return panels with a row for each name: its means in numbers, and its dots below."""
+    images = list[Markup]()
+    for first in range(0, len(rows), MOST):
+        names = list(rows)[first : first + MOST]
+        figure, (axes,) = panels(height=38 + STEP * len(names), margins=(6, 10, 4, 34))
+        scale(axes.xaxis, *ends, label)
+        axes.set(ylim=(STEP * len(names), 0), yticks=[])
+        if rule is not None:
+            draw_rule(axes, x=rule)
+        at: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+        for place, name in enumerate(names):
+            lowered = re.sub("_([ure])\\b", lambda match: "ᵤᵣₑ"["ure".index(match[1])], name)
+            axes.annotate(lowered, (0, STEP * place + 11), (0, 0), color=show.INK, **at)
+            means = " / ".join(number(dot.mean, template) for dot in rows[name])
+            axes.annotate(means, (1, STEP * place + 11), (-6, 0), ha="right", bbox=BEHIND, **at)
+            for index, dot in enumerate(rows[name]):
+                y = STEP * place + 24 + (8 * index - 4 if len(rows[name]) > 1 else 0)
+                show.draw_interval(axes, y, dot.style, dot.mean, (dot.low, dot.high), dot.parts)
+            if place:
+                axes.axhline(STEP * place - 2, color=show.RULE, linewidth=0.75)
+        told = " ".join(dot.text(template) for name in names for dot in rows[name])
+        images.append(inline(figure, f"{id_}-{first}", title, told))
+    return images
+
+
+def overview(gathered: Gathered) -> list[Figure]:
+    """Return mean exposure at the end of training: a row for each setting with both of its partitions.
+
+    If there are many settings, a row is a technique, with means over its settings. A seed without a run in one
+    partition of a setting is left out of the other partition, too. No figure is returned for a single mean.
+    """
+    groups = {line.label: line.paired if line.both_partitions else line.settings for line in gathered.lines}
+    if len(groups) > MOST:
+        settings = [setting for of_line in groups.values() for setting in of_line]
+        names = dict.fromkeys(setting.technique for setting in settings)
+        groups = {name: [setting for setting in settings if setting.technique == name] for name in names}
+    rows: dict[str, list[Dot]] = {}
+    for name, settings in groups.items():
+        for world in (*WORLDS, None):
+            measured = [
+                setting for setting in settings if setting.world == world and setting.mean(PRIMARY.name) is not None
+            ]
+            if measured:
+                rows.setdefault(name, []).append(_mean_of(measured, f"{PARTITIONS[measured[0].style]}, {name}"))
+    dots = [dot for of_row in rows.values() for dot in of_row]
+    if len(dots) < 2:
+        return []
+    bounds = [bound for setting in gathered.settings if (bound := setting.ceiling) is not None]
+    values = [value for dot in dots for value in (dot.mean, *dot.parts)]
+    ceiling = max(bounds) if bounds else None
+    ends = min(0.0, *values), ceiling or 1.1 * max(values) or 1.0
+    images = _dot_panels(rows, ends, "bits", "{:.1f}", ceiling, PRIMARY.caption, "overview")
+    caption = (
+        f"{PRIMARY.caption} at the end of training, in {PRIMARY.unit}, with 95% intervals over seeds (Student’s t) and "
+        f"each seed (hollow).{f' Dotted: {ceiling:.1f}, the largest possible, {CEILING}.' if ceiling else ''}"
+    )
+    return [Figure(caption, [("", image) for image in images], legend_of(gathered.settings))]
+
+
+def _mean_of(settings: Sequence[Setting], name: str) -> Dot:
+    """Return the mean over settings of exposure, for the seeds that all of them have."""
+    by_seed = [
+        {
+            run.results.seed if run.results.seed is not None else -place: float(values[round_])
+            for place, (run, round_) in enumerate(setting.shown_runs, 1)
+            if round_ in (values := run.over_rounds(PRIMARY.name)).index
+        }
+        for setting in settings
+    ]
+    seeds = sorted(set.intersection(*map(set, by_seed)))
+    means = [float(np.mean([values[seed] for values in by_seed])) for seed in seeds]
+    if not means:
+        means = [float(np.mean([np.mean([*values.values()]) for values in by_seed]))]
+    parts = means if len(means) > 1 else ()
+    return Dot(name, settings[0].style, float(np.mean(means)), *t_interval(np.array(means)), parts)
+
+
+def forest(frame: pd.DataFrame) -> list[Block]:
+    """Return the differences in exposure: of each factor, and of the partitions in each setting."""
+    frame = frame[(frame["quantity"] == PRIMARY.name) & frame["difference"].notna()]
+    images = list[tuple[Cell, Markup]]()
+    for title, is_main in (("Each factor, all else equal", True), ("IID − non-IID in each setting", False)):
+        rows: dict[str, list[Dot]] = {}
+        for row in frame[frame["is_main"] == is_main].to_dict("records"):
+            name = f"{row['a']} − {row['b']}, {row['setting'] or row['factor']}" if is_main else row["setting"]
+            told = f"{name}, {'end of training' if row['at'] == END else 'equal perplexity'}"
+            dot = Dot(told, int(row["at"] != END), row["difference"], row["low"], row["high"])
+            rows.setdefault(name, []).append(dot)
+        dots = [dot for of_row in rows.values() for dot in of_row]
+        furthest = 4 * max((abs(dot.mean) for dot in dots), default=0.0) + 0.1
+        values = [value for dot in dots for value in (dot.low, dot.mean, dot.high) if not math.isnan(value)]
+        low, high = max(-furthest, min([0.0, *values])), min(furthest, max([0.0, *values]))
+        ends = low - 0.06 * (high - low) - 0.05, high + 0.06 * (high - low) + 0.05
+        drawn = _dot_panels(rows, ends, "bits", "{:+.2f}", 0.0, f"Exposure, {title}", f"difference-{int(is_main)}")
+        images += [(title, image) for image in drawn]
+    caption = (
+        "Difference in mean exposure, a − b, with its 95% interval, at the end of training and where both models first "
+        "reach an equal perplexity. Dotted: no difference. Intervals that end at the edge are wider."
+    )
+    return [Figure(caption, images, [(0, "end of training"), (1, "equal perplexity")])] if images else []
 
 
 def curves(gathered: Gathered) -> list[Block]:
@@ -26,32 +169,38 @@ def curves(gathered: Gathered) -> list[Block]:
     Few settings share one panel per metric. Otherwise there is one panel per row of the tables.
     """
     drawn = [setting for setting in gathered.settings if setting.shown_runs]
-    left = _left_out(gathered)
+    absent = [setting.label for setting in gathered.settings if not setting.shown_runs]
+    if not drawn:
+        return []
+    left_out = f" Not drawn, because no run can be shown: {'; '.join(absent)}." if absent else ""
     if len(drawn) <= TOGETHER:
-        styles = {id(setting): index for index, setting in enumerate(drawn)}
-        panels = [
-            (_title(quantity), _curve(gathered, quantity, drawn, styles, "all"))
+        styles = {setting: index for index, setting in enumerate(drawn)}
+        images = [
+            (_title(quantity), _curve(gathered, quantity, styles, "all"))
             for quantity in panels_first(gathered.quantities)
         ]
-        legend = [(styles[id(setting)], _named(setting)) for setting in drawn]
-        caption = f"What was memorized, and how well the model predicts, over {_x(gathered)}. {BAND}{left}"
-        return [Figure(caption, [Group(panels)], legend)] if drawn else []
-    styles = {id(setting): style_of(setting) for setting in drawn}
-    legend = legend_of(drawn)
-    opened = [next(iter(flags(gathered.quantities)), None), PRIMARY]
+        legend = [(style, _named(setting)) for setting, style in styles.items()]
+        caption = f"What was memorized, and how well the model predicts, over {_x(gathered)}. {BAND}{left_out}"
+        return [Figure(caption, images, legend)]
     blocks: list[Block] = []
     for quantity in panels_first(gathered.quantities):
-        title = _title(quantity)
-        panels = [
-            (line.label, _curve(gathered, quantity, begun, styles, str(index)))
+        images = [
+            (line.label, _curve(gathered, quantity, {setting: setting.style for setting in begun}, str(index)))
             for index, line in enumerate(gathered.lines)
             if (begun := [setting for setting in line.settings if setting.shown_runs])
         ]
-        figure = Figure(
-            f"{title}, over {_x(gathered)}, each panel as long as its training. {BAND}{left}", [Group(panels)], legend
-        )
-        blocks.append(Fold(title, [figure], is_open=quantity in opened))
+        caption = f"{_title(quantity)}, over {_x(gathered)}, each panel as long as its training. {BAND}{left_out}"
+        blocks.append(Fold(_title(quantity), [Figure(caption, images, legend_of(drawn))], quantity.is_primary))
     return blocks
+
+
+def primary_curve(gathered: Gathered) -> list[Figure]:
+    """Return mean exposure over training in one panel, for a report on one setting."""
+    styles = {setting: place for place, setting in enumerate(gathered.settings[:TOGETHER]) if setting.shown_runs}
+    if not any(setting.mean(PRIMARY.name) is not None for setting in styles):
+        return []
+    panel = _curve(gathered, PRIMARY, styles, "first")
+    return [Figure(f"{PRIMARY.caption} over {_x(gathered)}. {BAND}", [("", panel)])]
 
 
 def _title(quantity: Quantity) -> str:
@@ -60,160 +209,336 @@ def _title(quantity: Quantity) -> str:
     return quantity.caption or (f"Mean {quantity.title}" if quantity.of_canaries else quantity.title)
 
 
-def _told(quantity: Quantity, value: float) -> str:
-    """Return a value with its unit, as in a sentence."""
+def _with_unit(quantity: Quantity, value: float) -> str:
     if quantity.is_flag:
         return f"{value:.1f} canaries"
-    if not quantity.of_canaries:
-        return f"{value:.3f}" if quantity.is_percentage else quantity.format.format(value)
-    return f"{quantity.format.format(value)} {quantity.unit}".strip()
+    if quantity.is_percentage:
+        return f"{value:.3f}"
+    return f"{quantity.format.format(value)} {quantity.unit if quantity.of_canaries else ''}".strip()
 
 
-def _curve(
-    gathered: Gathered, quantity: Quantity, settings: Sequence[Setting], styles: dict[int, int], id_: str
-) -> Markup:
+def _curve(gathered: Gathered, quantity: Quantity, styles: Mapping[Setting, int], id_: str) -> Markup:
     metric, title = quantity.name, _title(quantity)
     unit = "canaries" if quantity.is_flag else f"{quantity.axis}, log scale" if quantity.is_log else quantity.axis
-    every = [setting.curve(metric, gathered.in_epochs) for setting in gathered.settings if setting.shown_runs]
-    heights = np.concatenate([curve[:, 1:].ravel() for curve in every if curve.size] or [np.zeros(0)])
-    last = max(
-        (float(curve[-1, 0]) for setting in settings if (curve := setting.curve(metric, gathered.in_epochs)).size),
-        default=1.0,
-    )
-    top = float(heights.max(initial=0.0))
-    ceiling = _ceiling([run for setting in settings for run, _ in setting.shown_runs]) if quantity.is_primary else None
+    drawn = [setting for setting in gathered.settings if setting.shown_runs]
+    of_all = {setting: setting.curve(metric, gathered.in_epochs) for setting in drawn}
+    heights = np.concatenate([curve[:, 1:].ravel() for curve in of_all.values()])
+    figure, (axes,) = panels()
+    last = max((float(of_all[setting][-1, 0]) for setting in styles if of_all[setting].size), default=1.0)
+    scale(axes.xaxis, 0, last or 1.0, _x(gathered), is_whole=not gathered.in_epochs)
+    low, high = min(0.0, float(heights.min(initial=0.0))), float(heights.max(initial=0.0))
     if quantity.is_log:
-        y = spanning([float(height) for height in heights if height > 0], unit)
+        scale(axes.yaxis, *show.spanning(heights[heights > 0]), unit, is_log=True)
+    elif quantity.is_flag:
+        scale(axes.yaxis, 0, max(1.0, 1.08 * high), unit, is_whole=True)
     else:
-        low = min(0.0, float(heights.min(initial=0.0)))
-        y = Axis(1.08 * low, 1.08 * top or 1.0, unit)
-        if quantity.is_flag:
-            y = Axis(0, max(1.0, 1.08 * top), unit, is_whole=True)
-    panel = Panel(Axis(0, last, _x(gathered), is_whole=not gathered.in_epochs), y)
-    if ceiling is not None and ceiling <= y.high:
-        panel.rule(y=ceiling, text="log₂|R|")
+        scale(axes.yaxis, 1.08 * low, 1.08 * high or 1.0, unit)
+    ceiling = ceiling_of([run for setting in styles for run, _ in setting.shown_runs]) if quantity.is_primary else None
+    if ceiling is not None and ceiling <= axes.get_ylim()[1]:
+        draw_rule(axes, y=ceiling, text=CEILING)
     descriptions = []
-    for setting in settings:
-        curve, style = setting.curve(metric, gathered.in_epochs), styles[id(setting)]
+    for setting, style in styles.items():
+        curve = of_all[setting]
         if not curve.size:
             descriptions.append(f"{setting.label}: not measured.")
             continue
         xs, means, seeds = curve[:, 0], curve[:, 1], curve[:, 2:]
         if seeds.shape[1] > 1:
-            panel.band(_pairs(xs, seeds.min(axis=1)), _pairs(xs, seeds.max(axis=1)), style)
-        panel.line(_pairs(xs, means), style)
-        begin, end = _told(quantity, means[0]), _told(quantity, means[-1])
+            draw_band(axes, xs, seeds.min(axis=1), seeds.max(axis=1), style)
+        draw_line(axes, xs, means, style)
+        begin, end = _with_unit(quantity, means[0]), _with_unit(quantity, means[-1])
         descriptions.append(f"{setting.label}: from {begin} at {xs[0]:.3g} to {end} at {xs[-1]:.3g} {_x(gathered)}.")
-    return panel.render(f"{metric}-{id_}", f"{title} over {_x(gathered)}", " ".join(descriptions))
+    return inline(figure, f"{metric}-{id_}", f"{title} over {_x(gathered)}", " ".join(descriptions))
+
+
+def by_perplexity(gathered: Gathered) -> list[Block]:
+    """Return exposure against perplexity: a panel for each row of the tables, and one for each partition."""
+    paths = {setting: path for setting in gathered.settings if len(path := _path_of(setting)) > 1}
+    groups = [(line.label, [setting for setting in line.settings if setting in paths]) for line in gathered.lines]
+    images = [
+        (
+            label,
+            _utility_panel(
+                {setting: paths[setting] for setting in group}, [setting.style for setting in group], f"line-{index}"
+            ),
+        )
+        for index, (label, group) in enumerate(groups)
+        if group
+    ]
+    caption = (
+        "Mean exposure against perplexity on test text, from one evaluation to the next; both axes are means over "
+        "seeds. Training goes from right to left. Where a curve lies below another one, its models memorize less at an "
+        "equal perplexity."
+    )
+    blocks = folded(Figure(caption, images, legend_of(list(paths))), "Exposure against perplexity")
+    for world, name in WORLDS.items():
+        settings = [setting for setting in paths if setting.world == world]
+        if 1 < len(settings) <= len(show.LINES):
+            panel = _utility_panel(
+                {setting: paths[setting] for setting in settings}, range(len(settings)), f"world-{world}"
+            )
+            legend = [(place, setting.label) for place, setting in enumerate(settings)]
+            blocks.append(Figure(f"{name} settings in one panel.", [(name, panel)], legend))
+    return blocks
+
+
+def _path_of(setting: Setting) -> Floats:
+    """Return float64 [evaluations, 2]: perplexity, as a geometric mean over seeds, and mean exposure."""
+    runs = [run for run, _ in setting.shown_runs]
+    measured = [[run.over_rounds(name) for run in runs] for name in (PERPLEXITY.name, PRIMARY.name)]
+    common = sorted(set.intersection(*({*values.index} for values in (*measured[0], *measured[1])))) if runs else []
+    perplexities, exposures = (np.array([values[common] for values in of_runs]) for of_runs in measured)
+    return (
+        np.column_stack((np.exp(np.log(perplexities).mean(axis=0)), exposures.mean(axis=0)))
+        if common
+        else np.zeros((0, 2))
+    )
+
+
+def _utility_panel(paths: Mapping[Setting, Floats], styles: Sequence[int], id_: str) -> Markup:
+    every = np.concatenate(list(paths.values()))
+    figure, (axes,) = panels()
+    scale(axes.xaxis, *show.spanning(every[:, 0]), "perplexity, log scale", is_log=True)
+    scale(axes.yaxis, min(0.0, float(every[:, 1].min())), 1.08 * float(every[:, 1].max()) or 1.0, "bits")
+    told = []
+    for (setting, path), style in zip(paths.items(), styles, strict=True):
+        draw_line(axes, path[:, 0], path[:, 1], style)
+        (first, begin), (last, end) = path[0], path[-1]
+        told.append(
+            f"{setting.label}: from {begin:.1f} bits at perplexity {first:.4g} to {end:.1f} bits at {last:.4g}."
+        )
+    return inline(figure, f"utility-{id_}", "Exposure against perplexity", " ".join(told))
 
 
 def distributions(gathered: Gathered) -> list[Block]:
     """Return the share of canaries with at least each exposure at the last evaluation, with a panel for each row."""
-    panels: list[tuple[Cell, Markup]] = []
-    drawn: list[Setting] = []
-    for index, line in enumerate(gathered.lines):
-        measured = [setting for setting in line.settings if not setting.last(PRIMARY.name).empty]
-        if measured:
-            panels.append((line.label, _distribution(line, measured, index)))
-            drawn += measured
+    images = [
+        (line.label, _distribution(line, measured, index))
+        for index, line in enumerate(gathered.lines)
+        if (measured := [setting for setting in line.settings if not setting.last(PRIMARY.name).empty])
+    ]
     caption = (
-        "Share of canaries with at least the given bits of exposure, at the last evaluation, over all seeds. "
-        "Dotted: log₂|R|, the largest exposure that ranking among |R| random continuations can show; canaries there "
-        f"are ranked before all of them.{_left_out(gathered)}"
+        "Share of canaries with at least the given bits of exposure, at the last evaluation, over all seeds. Dotted: "
+        f"{CEILING}, the largest exposure that ranking among |R| random continuations can show; canaries there are "
+        "ranked before all of them."
     )
-    return [Figure(caption, [Group(panels)], legend_of(drawn))] if panels else []
+    return folded(Figure(caption, images, legend_of(gathered.settings)), "Distributions of exposure")
 
 
 def _distribution(line: Line, settings: Sequence[Setting], index: int) -> Markup:
-    ceiling = _ceiling([run for setting in settings for run, _ in setting.shown_runs])
-    values = {id(setting): np.sort(setting.last(PRIMARY.name)["value"].to_numpy()) for setting in settings}
-    highest = max([float(exposures.max()) for exposures in values.values()] + [ceiling or 1.0])
-    panel = Panel(Axis(0, 1.02 * highest, "at least so many bits"), Axis(0, 100, "% of canaries"))
+    ceiling = ceiling_of([run for setting in settings for run, _ in setting.shown_runs])
+    values = {setting: np.sort(setting.last(PRIMARY.name)["value"].to_numpy(float)) for setting in settings}
+    figure, (axes,) = panels()
+    scale(axes.xaxis, 0, 1.02 * max([*(bits[-1] for bits in values.values()), ceiling or 1.0]), "at least so many bits")
+    scale(axes.yaxis, 0, 100, "% of canaries")
     if ceiling is not None:
-        panel.rule(x=ceiling, text="log₂|R|")
-    descriptions = []
-    for setting in settings:
-        bits = values[id(setting)]
-        points = [(0.0, 100.0)]
-        for place, value in enumerate(bits):
-            points += [(float(value), points[-1][1]), (float(value), 100 * (1 - (place + 1) / len(bits)))]
-        panel.line(points, style_of(setting), has_markers=False)
+        draw_rule(axes, x=ceiling)
+    told = []
+    for setting, bits in values.items():
+        shares = 100 * (1 - np.arange(len(bits) + 1) / len(bits))
+        steps = {"drawstyle": "steps-post"}
+        draw_line(axes, [min(0.0, bits[0]), *bits], shares, setting.style, has_markers=False, **steps)
         at_most = f", {np.mean(bits >= ceiling - 1e-6):.0%} at the ceiling" if ceiling else ""
-        descriptions.append(f"{setting.label}: median {np.median(bits):.1f} bits, highest {bits[-1]:.1f}{at_most}.")
-    return panel.render(f"bits-{index}", f"Exposure of canaries, {line.label}", " ".join(descriptions))
+        told.append(f"{setting.label}: median {np.median(bits):.1f} bits, highest {bits[-1]:.1f}{at_most}.")
+    return inline(figure, f"bits-{index}", f"Exposure of canaries, {line.label}", " ".join(told))
 
 
 def traces(gathered: Gathered) -> list[Block]:
-    """Return a panel for each configuration of each setting, in which every canary of one run has a thin line."""
-    blocks: list[Block] = []
-    for index, setting in enumerate(gathered.settings):
-        if not setting.shown_runs or setting.last(PRIMARY.name).empty:
-            continue
-        run = setting.shown_runs[0][0]
-        panels = _traced(run, index, gathered.in_epochs)
-        seed = "" if run.results.seed is None else f", seed {run.results.seed}"
-        caption = (
-            f"{setting.label}{seed}: bits of exposure of each canary over {_x(gathered)}. Solid: {FLAG.outcome} at the "
-            f"last evaluation, as {FLAG.title} {FLAG.finds}; dashed: not."
-        )
-        blocks.append(Fold(setting.label, [Figure(caption, [Group(panels)], is_small=True)], is_open=not blocks))
-    return blocks
+    """Return a panel for each setting, in which every canary of one run has a thin line."""
+    images = [
+        (setting.label, image)
+        for index, setting in enumerate(gathered.settings)
+        if setting.shown_runs and not setting.last(PRIMARY.name).empty
+        for image in [_traced(setting, setting.shown_runs[0][0], index, gathered)]
+    ]
+    caption = (
+        f"Bits of exposure of each canary of the first seed, over {_x(gathered)}, by configuration. Solid: "
+        f"{FLAG.outcome} at the last evaluation, as {FLAG.title} {FLAG.finds}; dashed: not. Numbers: canaries "
+        f"{FLAG.outcome}, of all."
+    )
+    return folded(Figure(caption, images), "Canary by canary", most=TOGETHER)
 
 
-def _traced(run: RunView, index: int, in_epochs: bool) -> list[tuple[Cell, Markup]]:
-    bits, rs = run.of_planted(PRIMARY.name), run.of_planted(FLAG.name)
-    kept = bits.index[:: -math.ceil(len(bits) / POINTS)][::-1]
-    xs = [(run.results.epochs_of(round_) or 0.0) if in_epochs else float(round_) for round_ in kept]
-    ceiling = _ceiling([run])
+def _traced(setting: Setting, run: RunView, index: int, gathered: Gathered) -> Markup:
+    """Return small axes for each configuration of a run's canaries, with one scale."""
+    bits, by_flag = run.of_planted(PRIMARY.name), run.of_planted(FLAG.name)
+    rounds = bits.index[:: -math.ceil(len(bits) / POINTS)][::-1]
+    xs = [(run.results.epochs_of(round_) or 0.0) if gathered.in_epochs else float(round_) for round_ in rounds]
+    ceiling, groups = ceiling_of([run]), by_configuration(run.results.planted)
+    columns = 2 if len(groups) > 1 else 1
+    rows = math.ceil(len(groups) / columns)
+    size = {"height": 32 + 92 * rows, "rows": rows, "columns": columns, "margins": (22, 6, 22, 30), "gaps": (22, 32)}
+    figure, grid = panels(**size, sharex=True, sharey=True)  # type: ignore[arg-type]
     top = max(float(bits.to_numpy().max()), ceiling or 1.0)
-    panels: list[tuple[Cell, Markup]] = []
-    for place, (configuration, rows) in enumerate(by_configuration(run.results.planted).items()):
-        panel = Panel(Axis(0, max(xs), most=3, is_whole=not in_epochs), Axis(0, 1.03 * top, "bits", most=3), SMALL)
+    scale(grid[0].xaxis, 0, max(xs) or 1.0, most=3, is_whole=not gathered.in_epochs)
+    scale(grid[0].yaxis, min(0.0, float(bits.to_numpy().min())), 1.03 * top, most=2)
+    told = []
+    for axes, (configuration, planted) in zip(grid, groups.items(), strict=False):
         if ceiling is not None:
-            panel.rule(y=ceiling)
-        canaries = rows["canary"].tolist()
-        memorized = [canary for canary in canaries if not rs.empty and rs[canary].iloc[-1] == 1]
-        for kind, of_kind in (("no", set(canaries) - set(memorized)), ("yes", set(memorized))):
-            drawn = [canary for canary in canaries if canary in of_kind]
-            panel.threads([list(zip(xs, bits.loc[kept, canary].tolist(), strict=True)) for canary in drawn], kind)
-        ends = bits.loc[kept[-1], canaries]
-        told = (
-            f"{len(memorized)} of {len(canaries)} canaries memorized; exposures end between {ends.min():.1f} and "
-            f"{ends.max():.1f} bits."
+            draw_rule(axes, y=ceiling)
+        canaries = planted["canary"].tolist()
+        memorized = {canary for canary in canaries if not by_flag.empty and by_flag[canary].iloc[-1] == 1}
+        lines = {
+            is_memorized: [canary for canary in canaries if (canary in memorized) is is_memorized]
+            for is_memorized in (False, True)
+        }
+        looks = {False: {"color": show.STRONG, "linewidth": 0.9, "linestyle": (0, (3, 2))}, True: {}}
+        for is_memorized, of_kind in lines.items():
+            draw_threads(axes, xs, [bits.loc[rounds, canary].tolist() for canary in of_kind], **looks[is_memorized])
+        axes.set_title(f"{_short(configuration)}: {len(memorized)}/{len(canaries)}", x=0, pad=5, color=show.INK)
+        ends = bits.loc[rounds[-1], canaries]
+        told.append(
+            f"{configuration.label}: {len(memorized)} of {len(canaries)} canaries memorized; exposures end between "
+            f"{ends.min():.1f} and {ends.max():.1f} bits."
         )
-        image = panel.render(f"trace-{index}-{place}", f"Exposure of each canary, {configuration.label}", told)
-        panels.append((f"{configuration.label}: {len(memorized)}/{len(canaries)}", image))
-    return panels
+    for axes in grid[len(groups) :]:
+        axes.set_axis_off()
+    grid[len(groups) - 1].set_xlabel(_x(gathered), loc="right", labelpad=2)
+    return inline(figure, f"trace-{index}", f"Exposure of each canary, {setting.label}", " ".join(told))
 
 
-def folded(caption: str, groups: Sequence[Group]) -> list[Block]:
-    """Return a figure of small panels, with all groups but the first few folded."""
-    blocks: list[Block] = [Figure(caption, groups[:SHOWN], is_small=True)] if groups else []
-    if len(groups) > SHOWN:
-        rest = Figure(f"{caption} (continued)", groups[SHOWN:], is_small=True)
-        blocks.append(Fold(f"{len(groups) - SHOWN} more settings", [rest]))
-    return blocks
+def _short(configuration: Configuration) -> str:
+    if configuration.is_grid and not configuration.window:
+        return f"{user_share(configuration.p_u)} × {percent(configuration.p_e)}"
+    return configuration.label
 
 
-def ceiling_of(setting: Setting) -> float | None:
-    """Return log2 (|R| + 1), the most bits that the ranks of its canaries can show; None if |R| is not known."""
-    return _ceiling([run for run, _ in setting.shown_runs])
+def configurations(gathered: Gathered) -> list[Block]:
+    """Return a panel for each setting and quantity of canaries: a heat map over p_u x p_e, or bars over copies."""
+    measured = [quantity for quantity in gathered.quantities if quantity.of_canaries]
+    images = list[tuple[Cell, Markup]]()
+    for index, setting in enumerate(gathered.settings):
+        maps = [(quantity, values) for quantity in measured if (values := _by_configuration(setting, quantity))]
+        if maps:
+            images.append((f"{setting.label} ({setting.seeds})", _maps(setting, maps, f"map-{index}")))
+    caption = (
+        "Outcome in each configuration, at the last evaluation, over all seeds. Rows: p_u, the probability that a user "
+        "shares a canary; columns: p_e, the probability that a record of a sharer is replaced by it. Without these "
+        "probabilities, rows: numbers of copies."
+    )
+    return folded(Figure(caption, images), "Settings", most=TOGETHER)
 
 
-def _ceiling(runs: Sequence[RunView]) -> float | None:
-    sizes = [references for run in runs if (references := run.references)]
-    return math.log2(max(sizes) + 1) if sizes else None
+def _by_configuration(setting: Setting, quantity: Quantity) -> dict[Configuration, float]:
+    """Return the percentage of each configuration's canaries that are memorized, or the mean of a number over them."""
+    last = setting.last(quantity.name)
+    groups = {} if last.empty else by_configuration(last)
+    return {
+        configuration: float(
+            100 * (rows["value"] == 1).mean() if quantity.is_flag else rows["value"].mean() * quantity.scale
+        )
+        for configuration, rows in groups.items()
+    }
 
 
-def style_of(setting: Setting) -> int:
-    """Return the number of the line style of a setting's world."""
-    return {"iid": 0, "non-iid": 1}.get(setting.world or "", 2)
+def _maps(setting: Setting, maps: Sequence[tuple[Quantity, Mapping[Configuration, float]]], id_: str) -> Markup:
+    """Return a heat map for each quantity and window of canaries, as many side by side as fit."""
+    parts = [
+        (
+            quantity,
+            {configuration: value for configuration, value in values.items() if configuration.window == window},
+            window,
+        )
+        for quantity, values in maps
+        for window in dict.fromkeys(configuration.window for configuration in values)
+    ]
+    names = [_names(values) for _, values, _ in parts]
+    left = 14 + 6 * max(len(name) for rows, _ in names for name in rows)
+    wide, high = CELL * max(len(of_map) for _, of_map in names), ROW * max(len(of_map) for of_map, _ in names)
+    columns = max(1, min(len(parts), int((show.WIDTH - left + GAP) // (wide + GAP))))
+    rows = math.ceil(len(parts) / columns)
+    right = show.WIDTH - left - columns * wide - GAP * (columns - 1)
+    size: dict[str, Any] = {"margins": (left, right, 20, 22), "gaps": (GAP, 42), "rows": rows, "columns": columns}
+    figure, grid = panels(height=rows * high + (rows - 1) * 42 + 42, **size)
+    told = []
+    for place, (axes, (quantity, values, window)) in enumerate(zip(grid, parts, strict=False)):
+        template = "{:.0f}" if quantity.is_flag else quantity.format
+        highest = 100.0 if quantity.is_flag else (setting.ceiling if quantity.is_primary else None)
+        _map(axes, values, template, highest or max(values.values()) or 1.0, has_rows=not place % columns)
+        title = f"{quantity.heading}, %" if quantity.is_flag else f"mean {quantity.unit or quantity.heading}"
+        axes.set_title(", ".join(filter(None, (title, window))), x=0, pad=5, color=show.INK)
+        name = f"{quantity.heading}, % {quantity.outcome}" if quantity.is_flag else f"mean {quantity.phrase}"
+        words = (f"{configuration.label}: {template.format(value)}" for configuration, value in values.items())
+        told.append(f"{name}: {'; '.join(words)}.")
+    for axes in grid[len(parts) :]:
+        axes.set_axis_off()
+    return inline(figure, id_, f"By configuration, {setting.label}", " ".join(told))
+
+
+def _names(values: Mapping[Configuration, float]) -> tuple[list[str], list[str]]:
+    """Return the names of the rows and columns: p_u upwards and p_e, or numbers of copies downwards."""
+    if all(configuration.is_grid for configuration in values):
+        grid = (
+            sorted({configuration.p_u for configuration in values}),
+            sorted({configuration.p_e for configuration in values}),
+        )
+        return list(map(user_share, grid[0])), list(map(percent, grid[1]))
+    return [_row(configuration) for configuration in values][::-1], [""]
+
+
+def _row(configuration: Configuration) -> str:
+    if configuration.is_grid:
+        return user_share(configuration.p_u)
+    return "all" if math.isnan(configuration.copies) else f"{configuration.copies:,.0f}"
+
+
+def _map(axes: Axes, values: Mapping[Configuration, float], template: str, highest: float, *, has_rows: bool) -> None:
+    """Draw numbers in cells, shaded by their share of the largest."""
+    rows, columns = _names(values)
+    levels = np.zeros((len(rows), len(columns)))
+    for configuration, value in values.items():
+        y, x = (
+            rows.index(_row(configuration)),
+            columns.index(percent(configuration.p_e)) if configuration.is_grid else 0,
+        )
+        levels[y, x] = min(len(show.SHADES) - 1, int(len(show.SHADES) * value / highest)) if value > 0 else 0
+        colour = show.ON_LOW if levels[y, x] < 4 else show.ON_HIGH
+        axes.text(x + 0.5, y + 0.5, template.format(value), ha="center", va="center_baseline", color=colour)
+    norm = BoundaryNorm(np.arange(len(show.SHADES) + 1) - 0.5, len(show.SHADES))
+    axes.pcolormesh(levels, cmap=ListedColormap(show.SHADES), norm=norm, edgecolors=show.PAPER, linewidth=1.5)
+    axes.grid(visible=False)
+    axes.spines["bottom"].set_visible(False)
+    axes.tick_params(length=0)
+    axes.set_xticks(np.arange(len(columns)) + 0.5, columns)
+    axes.set_yticks(np.arange(len(rows)) + 0.5, rows if has_rows else [""] * len(rows))
+
+
+def roc_panel(
+    title: str,
+    id_: str,
+    curves_of: Sequence[tuple[int, Floats, Floats]],
+    lowest: tuple[float, float],
+    told: str,
+    band: tuple[Floats, Floats, Floats] | None = None,
+    allowed: Callable[[Floats], Floats] | None = None,
+) -> Markup:
+    """Return true-positive rates over false-positive rates on logarithmic scales, with chance dashed.
+
+    Args:
+        title, id_, told: name, id and description of the image.
+        curves_of: style, false-positive and true-positive rates of each curve.
+        lowest: the lowest false-positive and true-positive rate of the scales.
+        band: false-positive rates with the ends of an interval, in the style of the first curve.
+        allowed: the most that the ledger allows, by false-positive rate.
+    """
+    left, floor = lowest
+    figure, (axes,) = panels()
+    scale(axes.xaxis, left, 1.0, "FPR", is_log=True)
+    scale(axes.yaxis, floor, 1.0, "TPR", is_log=True)
+    draw_threads(axes, [max(left, floor), 1.0], [[max(left, floor), 1.0]], color=show.STRONG, linestyle=(0, (3, 2)))
+    if band is not None:
+        draw_band(axes, *band, curves_of[0][0])
+    if allowed is not None:
+        rates = np.geomspace(left, 1.0, 60)
+        draw_line(axes, rates, np.clip(allowed(rates), floor, 1.0), 2, has_markers=False)
+    for style, fpr, tpr in curves_of:
+        draw_line(axes, np.maximum(fpr, left), np.maximum(tpr, floor), style, has_markers=False)
+    return inline(figure, id_, title, told)
 
 
 def legend_of(settings: Sequence[Setting]) -> list[tuple[int, str]]:
-    """Return the line styles of the settings' worlds with their names."""
-    names = {0: "IID", 1: "Non-IID", 2: "records drawn at random"}
-    return [(style, names[style]) for style in sorted({style_of(setting) for setting in settings})]
+    """Return the line styles of the settings' partitions with their names."""
+    return [(style, PARTITIONS[style]) for style in sorted({setting.style for setting in settings})]
 
 
 def _named(setting: Setting) -> str:
@@ -221,14 +546,5 @@ def _named(setting: Setting) -> str:
     return f"{setting.label} ({setting.seeds}{unfinished})"
 
 
-def _left_out(gathered: Gathered) -> str:
-    names = [setting.label for setting in gathered.settings if not setting.shown_runs]
-    return f" Not drawn, because no run can be shown: {'; '.join(names)}." if names else ""
-
-
 def _x(gathered: Gathered) -> str:
     return "epochs" if gathered.in_epochs else "rounds (central: steps)"
-
-
-def _pairs(xs: np.ndarray, ys: np.ndarray) -> list[tuple[float, float]]:
-    return list(zip(xs.tolist(), ys.tolist(), strict=True))

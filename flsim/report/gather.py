@@ -1,6 +1,7 @@
-"""The runs of a report, grouped like the rows of a table, with the logs in their folders."""
+"""The facts of a report: its runs, grouped like the rows of a table, and the configurations of their canaries."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -19,6 +20,7 @@ from flsim.results.evaluations import read_evaluations
 from flsim.results.run_file import WORLDS
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import RUNS, Sweep, SweepRun, is_sweep, read_sweep
+from flsim.results.tables import rounds_text, user_share
 from flsim.runs import roundlog
 from flsim.runs.config import Config, load
 
@@ -73,6 +75,11 @@ class RunView:
     def over_rounds(self, metric: str) -> "pd.Series[float]":
         """Return by round the count of a flag, the mean over planted canaries, or a finite metric of the model."""
         return self._over_rounds.get(metric, pd.Series(dtype="float64"))
+
+    def last(self, metric: str) -> float:
+        """Return a metric at the last evaluation, as `over_rounds` does; NaN if it was not measured there."""
+        evaluated = self.results.evaluated
+        return float(self.over_rounds(metric).get(evaluated[-1], math.nan)) if evaluated else math.nan
 
     @property
     def references(self) -> float | None:
@@ -148,6 +155,21 @@ class Setting:
     def seeds(self) -> str:
         return f"{len(self.shown_runs)} seed{'s' * (len(self.shown_runs) != 1)}"
 
+    @property
+    def technique(self) -> str:
+        """Return the algorithm as a row in a table begins, without the partition, such as ``"DP-FedAvg"``."""
+        return self.runs[0].results.label.partition(", ")[0]
+
+    @property
+    def style(self) -> int:
+        """Return the number of the line style of the setting's partition."""
+        return {"iid": 0, "non-iid": 1}.get(self.world or "", 2)
+
+    @property
+    def ceiling(self) -> float | None:
+        """Return log2(|R| + 1), the most bits that the ranks of its canaries can show; None if |R| is not known."""
+        return ceiling_of([run for run, _ in self.shown_runs])
+
     def last(self, metric: str) -> pd.DataFrame:
         """Return the planted canaries of all shown runs at their last round, as roster and ``value``; may be empty."""
         parts = []
@@ -181,6 +203,12 @@ class Setting:
         return np.array(points, dtype="float64").reshape(len(points), 2 + len(values))
 
 
+def ceiling_of(runs: Sequence[RunView]) -> float | None:
+    """Return the largest exposure that ranks among the references of any of the runs can show, in bits."""
+    sizes = [references for run in runs if (references := run.references)]
+    return math.log2(max(sizes) + 1) if sizes else None
+
+
 @dataclass(frozen=True, eq=False)
 class Line:
     """Settings that differ only in the world: a row of a table of IID beside non-IID.
@@ -198,6 +226,12 @@ class Line:
         return next((setting for setting in self.settings if setting.world == world), None)
 
     @property
+    def both_partitions(self) -> tuple[Setting, Setting] | None:
+        """Return the IID and the non-IID setting; None without one of them."""
+        iid, other = self.in_world("iid"), self.in_world("non-iid")
+        return (iid, other) if iid and other else None
+
+    @property
     def paired(self) -> list[Setting]:
         """Return the IID and the non-IID setting with the seeds that both show, if any; a comparison is over these.
 
@@ -210,15 +244,6 @@ class Line:
             return both
         kept = [[run for run, _ in setting.shown_runs if run.results.seed in common] for setting in both]
         return [Setting(setting.label, setting.world, runs) for setting, runs in zip(both, kept, strict=True)]
-
-    @property
-    def is_pair(self) -> bool:
-        return bool(
-            (iid := self.in_world("iid"))
-            and (other := self.in_world("non-iid"))
-            and iid.shown_runs
-            and other.shown_runs
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -242,10 +267,6 @@ class Gathered:
     @property
     def runs(self) -> list[RunView]:
         return [run for setting in self.settings for run in setting.runs]
-
-    @property
-    def pairs(self) -> list[Line]:
-        return [line for line in self.lines if line.is_pair]
 
     @cached_property
     def quantities(self) -> list[Quantity]:
@@ -281,6 +302,66 @@ def gather(paths: Sequence[Path]) -> Gathered:
         names = ", ".join(map(str, paths)) or "no paths"
         raise InputError(f"{names}: no run has started, so there is nothing to report; train first")
     return Gathered(sweeps, _lines([run for run in views if run.results in kept]), waiting)
+
+
+@dataclass(frozen=True)
+class Configuration:
+    """The probabilities or the number of copies, and the rounds, that a group of canaries has in common.
+
+    Attributes:
+        p_u, p_e: probabilities; NaN if a number of copies was set.
+        copies: planned number of copies; NaN if probabilities were set, or if the number is not known.
+        window: the rounds in which canaries are planted, in words; empty for all rounds.
+    """
+
+    p_u: float
+    p_e: float
+    copies: float
+    window: str = ""
+
+    @property
+    def is_grid(self) -> bool:
+        return not math.isnan(self.p_u)
+
+    @property
+    def label(self) -> str:
+        """Return the configuration in words."""
+        often = (
+            "all canaries" if math.isnan(self.copies) else f"{self.copies:,.0f} cop{'y' if self.copies == 1 else 'ies'}"
+        )
+        often = "controls, never planted" if self.copies == 0 else often
+        often = f"p_u {user_share(self.p_u)}, p_e {percent(self.p_e)}" if self.is_grid else often
+        return ", ".join(filter(None, (often, self.window)))
+
+
+def by_configuration(rows: pd.DataFrame) -> Mapping[Configuration, pd.DataFrame]:
+    """Return rows with a roster's columns by configuration, with the fewest expected insertions first."""
+    absent = pd.Series(math.nan, rows.index)
+    has_grid = rows["p_u"].notna() & rows["p_e"].notna()
+    keys = {
+        "p_u": rows["p_u"].where(has_grid),
+        "p_e": rows["p_e"].where(has_grid),
+        "copies": rows.get("planned_insertions", rows.get("insertions", absent)).where(~has_grid),
+        "first": rows.get("first_round", absent),
+        "last": rows.get("last_round", absent),
+    }
+    known = pd.DataFrame({name: column.astype("float64").to_numpy() for name, column in keys.items()})
+    number = known.groupby(list(keys), dropna=False, sort=False).ngroup().to_numpy()
+    order = known.assign(often=(known["p_u"] * known["p_e"]).round(12).fillna(known["copies"]).fillna(0.0))
+    order = order.drop_duplicates(list(keys)).sort_values(["often", "p_u", "first"], na_position="first")
+    return {
+        _configuration(row): rows.iloc[np.flatnonzero(number == number[int(str(at))])] for at, row in order.iterrows()
+    }
+
+
+def _configuration(row: "pd.Series[float]") -> Configuration:
+    window = rounds_text(*(None if math.isnan(bound) else int(bound) for bound in (row["first"], row["last"])))
+    return Configuration(float(row["p_u"]), float(row["p_e"]), float(row["copies"]), window)
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage with up to six digits."""
+    return f"{100 * share:.6g}%"
 
 
 def _view(path: Path, results: RunResults, planned: SweepRun | None) -> RunView:

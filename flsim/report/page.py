@@ -1,6 +1,7 @@
 """The report as one HTML file without scripts or external files; equal results give equal bytes."""
 
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,31 +14,18 @@ from flsim.base.errors import InputError
 from flsim.base.extensions import executing_only
 from flsim.base.files import named_file
 from flsim.measures.built_in import PRIMARY
-from flsim.report import (
-    about,
-    effects,
-    figures,
-    forgetting,
-    ledger,
-    like_utility,
-    maps,
-    membership,
-    phrases,
-    proof,
-    settings,
-    summary,
-    tables,
-    worlds,
-)
-from flsim.report.blocks import Section, listed, plural
-from flsim.report.factors import name_of
+from flsim.report import evidence, figures, provenance, tables
+from flsim.report.blocks import Block, Section, plural
+from flsim.report.contrasts import contrasts
 from flsim.report.gather import Gathered, gather
-from flsim.report.overview import overview
 from flsim.results.run_file import WORLDS
 from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
+from flsim.show.figure import page_style, with_classes
 
 FOLDER = Path(__file__).parent
 MOST_NAMES = 3  # in a title
+ROWS = 8  # of the first table
+ANSWER = "What each factor does, all else equal"
 
 
 @dataclass(frozen=True)
@@ -64,7 +52,7 @@ def write_report(paths: Sequence[Path], out: Path) -> None:
 
 
 def render(gathered: Gathered) -> str:
-    """Return the whole page."""
+    """Return the page."""
     environment = Environment(
         loader=FileSystemLoader(FOLDER),
         autoescape=True,
@@ -73,39 +61,63 @@ def render(gathered: Gathered) -> str:
         lstrip_blocks=True,
     )
     environment.filters["subscripts"] = subscripts
-    openings, comparison = _openings(gathered), worlds.compared(gathered)
-    title = " · ".join(opening.title for opening in openings)
-    return environment.get_template("template.html").render(
-        title=title,
-        openings=openings,
-        paragraph=" ".join(summary.paragraph(gathered, comparison)),
-        overview=overview(gathered),
-        factors=effects.sentences(effects.effects(gathered)),
-        factor_note=effects.NOTE,
-        tiles=summary.tiles(gathered),
-        sections=sections(gathered, comparison),
-        style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
-    )
+    openings, frame = _openings(gathered), contrasts(gathered)
+    with page_style():
+        html = environment.get_template("template.html").render(
+            title=" · ".join(opening.title for opening in openings),
+            openings=openings,
+            answer=answer(gathered, frame),
+            facts=_facts(gathered, openings),
+            sections=sections(gathered, frame),
+            style=Markup((FOLDER / "style.css").read_text(encoding="utf-8")),
+        )
+    return with_classes(html, "/* styles of figures */")
 
 
-def sections(gathered: Gathered, comparison: pd.DataFrame) -> list[Section]:
-    """Return all sections with blocks, in order; `comparison` is the frame of `flsim.report.worlds.compared`."""
+def answer(gathered: Gathered, frame: pd.DataFrame) -> list[Block]:
+    """Return the first screen: one figure, and one table of at most eight rows.
+
+    The table has the differences that each factor makes to exposure, and to as many other quantities as there is room
+    for. Without contrasts, it has each setting's means.
+    """
+    figure = figures.overview(gathered) or figures.primary_curve(gathered)
+    frame = frame[frame["difference"].notna() & frame["is_main"].astype(bool)]
+    contrast = frame.groupby(["factor", "setting", "a", "b"], sort=False)
+    if frame.empty:
+        return [*figure, *tables.means_table(gathered, ROWS)]
+    room = max(1, ROWS // contrast.ngroups)
+    top = frame[contrast.cumcount() < room].head(ROWS)
+    note = "" if contrast.ngroups <= ROWS else f" The first {ROWS} of {contrast.ngroups} contrasts."
+    return [*figure, tables.contrast_table(top, gathered.quantities, ANSWER, tables.SHORT + note)]
+
+
+def _facts(gathered: Gathered, openings: Sequence[Opening]) -> list[tuple[str, str]]:
+    statuses = Counter([run.results.status for run in gathered.runs] + ["not begun"] * len(gathered.waiting))
+    counts = [f"{statuses.pop('completed', 0)} of {len(gathered.runs) + len(gathered.waiting)} completed"]
+    counts += [f"{count} {status}" for status, count in statuses.items()]
+    facts = [("Runs", f"{', '.join(counts)}, of {plural(len(gathered.settings), 'setting')}")]
+    return [*facts, *(fact for opening in openings for fact in opening.facts)]
+
+
+def sections(gathered: Gathered, frame: pd.DataFrame) -> list[Section]:
+    """Return all sections with blocks, in order; `frame` is that of `flsim.report.contrasts`."""
+    compared = [*figures.forest(frame), *tables.contrast_blocks(frame, gathered.quantities)]
+    memorized = [*tables.memorization(gathered), *tables.extracted(gathered)]
     every = [
-        Section("memorized", "What was memorized", tables.memorization(gathered)),
-        Section("phrases", "Extracted phrases", phrases.extracted(gathered)),
-        Section("worlds", "IID against non-IID", worlds.comparison(gathered, comparison)),
-        Section("utility", "At like utility", like_utility.at_like_utility(gathered)),
+        Section("contrasts", "Differences between settings", compared),
+        Section("memorized", "What was memorized", memorized),
         Section("training", "Over training", figures.curves(gathered)),
-        Section("configurations", "By how often canaries occur", maps.configurations(gathered)),
+        Section("utility", "Exposure at equal utility", figures.by_perplexity(gathered)),
+        Section("configurations", "By how often canaries occur", figures.configurations(gathered)),
         Section(PRIMARY.name, f"{PRIMARY.title} of the canaries", figures.distributions(gathered)),
         Section("traces", "Canary by canary", figures.traces(gathered)),
-        Section("forgetting", "Forgetting", forgetting.forgetting(gathered)),
-        Section("settings", "Settings, beside the defaults", settings.settings(gathered)),
-        Section("data", "Data and canaries", about.data(gathered)),
-        Section("privacy", "Privacy", ledger.privacy(gathered)),
-        Section("proof", "What an attacker can prove", [*proof.proof(gathered), *membership.membership(gathered)]),
-        Section("failures", "What did not succeed", about.failures(gathered)),
-        Section("provenance", "Provenance", about.provenance(gathered)),
+        Section("forgetting", "Forgetting", evidence.forgetting(gathered)),
+        Section("proof", "What an attacker can prove", [*evidence.proof(gathered), *evidence.membership(gathered)]),
+        Section("privacy", "Privacy", evidence.privacy(gathered)),
+        Section("settings", "Settings, next to the defaults", provenance.settings(gathered)),
+        Section("data", "Data and canaries", provenance.data(gathered)),
+        Section("failures", "Runs that failed or are not completed", provenance.failures(gathered)),
+        Section("provenance", "Provenance", provenance.provenance(gathered)),
     ]
     return [section for section in every if section.blocks]
 
@@ -135,8 +147,8 @@ def title_of(gathered: Gathered) -> str:
     """Return the title of a report on runs of no sweep: what was trained, in which worlds, and the number of runs."""
     names = list(dict.fromkeys(line.label for line in gathered.lines))
     if len(names) > MOST_NAMES:
-        names = list(dict.fromkeys(name_of(setting) for setting in gathered.settings))
-    what = listed(names) if len(names) <= MOST_NAMES else plural(len(names), "setting")
+        names = list(dict.fromkeys(setting.technique for setting in gathered.settings))
+    what = ", ".join(names) if len(names) <= MOST_NAMES else plural(len(names), "setting")
     worlds = [WORLDS[world] for world in WORLDS if any(setting.world == world for setting in gathered.settings)]
     where = (
         f", {worlds[0]} against {worlds[1].replace('N', 'n')}"

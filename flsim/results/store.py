@@ -78,7 +78,7 @@ class RunResults:
         prefix = self.settings.get("evaluation.prefix")
         return prefix if isinstance(prefix, int) and 0 <= prefix < 2**63 else None
 
-    @property
+    @cached_property
     def planted(self) -> pd.DataFrame:
         """Rows of the roster of canaries that were planted; see `flsim.canaries.roster.is_drawn`."""
         return self.roster[is_drawn(self.roster).to_numpy()]
@@ -102,7 +102,7 @@ class RunResults:
         """Return the number of whole authors that an evaluation measured utility on; None if they were not whole."""
         return self.of_model(WHOLE_TEST_USERS, round)
 
-    @property
+    @cached_property
     def evaluated(self) -> list[int]:
         """Evaluated rounds, ascending."""
         return sorted(int(value) for value in self.rows["round"].unique())
@@ -180,7 +180,8 @@ class RunResults:
         if at.empty:
             return None
         values = pd.Series(at["value"].to_numpy(), index=at["canary"].tolist(), dtype="float64")
-        missing = [canary for canary in self.roster["canary"] if canary not in values.index]
+        measured_canaries = set(values.index)
+        missing = [canary for canary in self.roster["canary"] if canary not in measured_canaries]
         if missing and not is_partial:
             raise InputError(
                 f"run {self.name}, round {round}: {metric} of {len(missing)} canaries is missing, the first "

@@ -17,7 +17,7 @@ from flsim.forgetting.measure import TYPES, Forgetting, measure
 from flsim.forgetting.plot import draw, plot
 from flsim.forgetting.text import to_object, to_text
 from flsim.forgetting.times import canary_times, p_after_window
-from flsim.report.forgetting import table_of
+from flsim.report.evidence import times_table
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +64,7 @@ def test_a_report_has_no_precision_of_an_earlier_k() -> None:
     measured = measure(observed)
     assert measured.success.groupby("group").tail(1)["precision"].isna().all()
     assert measured.success["precision"].notna().any()
-    assert [row[-2:] for row in table_of(measured).rows] == [["–", "–"]] * len(measured.times)
+    assert [row[-2:] for row in times_table(measured).rows] == [["–", "–"]] * len(measured.times)
 
 
 def test_log_rank_tests_are_of_groups_that_differ_in_one_thing() -> None:

@@ -47,7 +47,14 @@ CONTRASTS = """() => {
     return 0.2126 * r + 0.7152 * g + 0.0722 * b;
   };
   const behind = each => {
-    if (each.matches('[class^="h"] > rect + text')) return getComputedStyle(each.previousElementSibling).fill;
+    const box = each.getBoundingClientRect(), cells = [...(each.closest('svg')?.querySelectorAll('path') ?? [])];
+    const cell = cells.find(path => {
+      const area = path.getBoundingClientRect(), fill = getComputedStyle(path).fill, centre = box.left + box.width / 2;
+      return fill != 'none' && area.width > 10 && area.left < centre && area.right > centre
+        && area.top < box.top + box.height / 2 && area.bottom > box.top + box.height / 2
+        && getComputedStyle(path).fillOpacity == 1;
+    });
+    if (cell) return getComputedStyle(cell).fill;
     for (let at = each; at; at = at.parentElement) {
       const paint = getComputedStyle(at).backgroundColor;
       if ((channels(paint)[3] ?? 1) > 0) return paint;
@@ -155,11 +162,11 @@ def test_dark_mode_is_dark(open_page: Any) -> None:
 def test_lines_differ_without_colour(open_page: Any) -> None:
     page = open_page(1280)
     looks = page.evaluate(
-        "[0, 1].map(k => getComputedStyle(document.querySelector(`.panel .s${k} .l`)).strokeDasharray)"
+        """[0, 1].map(k => [...document.querySelectorAll('.swatch')[k].querySelectorAll('path')])
+          .map(([line, marker]) => [getComputedStyle(line).strokeDasharray, marker.getAttribute('d')])"""
     )
-    shapes = page.evaluate("[0, 1].map(k => document.querySelector(`.swatch .s${k} .m`).getAttribute('d'))")
-    assert looks[0] != looks[1]
-    assert shapes[0] != shapes[1]
+    assert looks[0][0] != looks[1][0]
+    assert looks[0][1] != looks[1][1]
 
 
 def test_every_figure_table_and_part_has_a_name(open_page: Any) -> None:

@@ -5,6 +5,7 @@ import re
 from itertools import product
 from math import log2
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -35,42 +36,39 @@ def page(sweep: Made) -> Page:
     return Page(render(gather([sweep.path])))
 
 
-def test_the_page_begins_with_the_question_and_how_it_is_scaled(page: Page) -> None:
-    begin = page.section("")
-    for said in ("Memorization <by> cohort & world", "Do users’ own data memorize less?", "Table 9", "smoke: 12 users"):
-        assert said in begin
+def test_the_first_screen_has_the_question_one_figure_and_one_short_table(page: Page) -> None:
+    begin, answer = page.section(""), page.section("answer")
+    for text in ("Memorization <by> cohort & world", "Do users’ own data memorize less?"):
+        assert text in begin
+    for text in ("Table 9", "smoke: 12 users", "8 of 11 completed", "1 diverged", "1 running", "1 not begun"):
+        assert text in answer
+    first = page.html[page.html.index('id="answer"') : page.html.index("<nav")]
+    assert (first.count("<figure"), first.count("<table"), first.count("<svg role")) == (1, 1, 1)
+    assert 1 < first.count("<tr>") <= 1 + 8
+    assert page.html.index("<nav") < page.html.index("<section", page.html.index('id="answer"'))
 
 
 def test_every_setting_status_reason_and_run_occurs(page: Page, sweep: Made) -> None:
     for name, setting in sweep.settings.items():
         assert plain(setting) in page.text
         assert name in page.text
-    for said in ("diverged", "the model of round 10 is not finite", "running", "waits", "not begun", "absurd"):
-        assert said in page.text
+    for text in ("diverged", "the model of round 10 is not finite", "running", "waits", "not begun", "absurd"):
+        assert text in page.text
 
 
-def test_the_answer_is_the_mean_over_settings_of_means_over_seeds(page: Page) -> None:
-    """FedAvg has 7 and 8, and 3 and 4, of 16; DP 1 and 1; SGD 4 and 4. Techniques are not averaged with each other."""
-    iid, other = np.mean([7.5, 1]) / 16, np.mean([3.5, 1]) / 16
-    answer = page.section("answer")
-    finds = "on IID against non-IID data, Random Sampling finds"
-    assert f"With FedAvg, {finds} {iid:.0%} against {other:.0%} of the planted canaries, Beam Search" in answer
-    assert f"With SGD, {finds} 25% against 25% of the planted canaries" in answer
-    assert f"Memorized (RS), FedAvg{iid:.0%} / {other:.0%}" in answer
-    assert "over 3 settings trained in both worlds, with 1 to 2 seeds each" in answer
-    assert "more with IID data in 1 and equally many in 2 of 3" in answer
-    assert "Exposure differs by more than chance in" in answer
-    assert "of 3 settings (p < 0.05, corrected for their number). Where there is one seed" in answer
-    assert "Of 11 runs, 1 still in training, 1 diverged and 1 not begun" in answer
-    assert "8 / 11" in answer
-    at_ceiling = 7 + 8 + 3 + 4 + 2 * (1 + 4)
-    assert f"{at_ceiling} of 128 canaries are at the ceiling of exposure, where differences cannot show" in answer
+def test_flags_are_compared_in_percent_of_the_planted_canaries(page: Page) -> None:
+    """FedAvg has 7 and 8, and 3 and 4, of 16; DP 1 and 1; SGD 4 and 4. Seed 0 is common to FedAvg and DP."""
+    section = page.section("contrasts")
+    a, b = (100 * np.mean([found, 1]) / 16 for found in (7, 3))
+    assert f"IID − non-IID Partition, FedAvg, 2 pairs RS, % {a:.0f} {b:.0f} +{a - b:.0f} – 1" in section
+    assert "IID − non-IID Partition, SGD, br=32, 1 pair RS, % 25 25 +0 1 (1) 1 †" in section
+    assert "FedAvg, bu=4 RS, % 47 22 +25 0.5 (1) 2" in section
 
 
 def test_published_values_stand_beside_ours(page: Page) -> None:
     assert "47% 7.5 ± 0.7 of 16" in page.text
     assert "72% 65 of 90" in page.text
-    assert "Against the paper: Sizes are not compared: |R| is 1,000 here and unknown in the paper" in page.text
+    assert "|R| is 1,000 here and unknown in the paper" in page.text
     assert (
         "RS, Table 9: 1 of 1 pairs of rows that the paper tells apart by more than chance differ in the publ"
         in page.text
@@ -79,21 +77,21 @@ def test_published_values_stand_beside_ours(page: Page) -> None:
 
 def test_extracted_phrases_are_said_in_words(page: Page, sweep: Made) -> None:
     """The fixture extracts every second memorized canary, and gives all canaries the same phrase."""
-    section = page.section("phrases")
+    section = page.section("memorized").partition("in words")[2]
     for name, memorized in sweep.rs.items():
         count = memorized // 2
         if name != "hot" and count:
-            assert f"{name} {count} {'; '.join(['“a b c d e”'] * count)} " in section, name
+            setting = plain(sweep.settings[name])
+            assert f"{name} {setting} {count} {'; '.join(['“a b c d e”'] * count)} " in section, name
         else:
             assert f"{name} " not in section
 
 
-def test_canaries_at_the_ceiling_are_counted_in_the_table_of_worlds(page: Page) -> None:
+def test_canaries_at_the_ceiling_are_counted(page: Page) -> None:
     """FedAvg has 7 and 8, and 3 and 4, of 16 there: what is memorized is at the ceiling."""
-    worlds = page.section("worlds")
-    assert "At the ceiling, IID / non" in worlds
-    assert "7.5 / 3.5" in worlds.partition("FedAvg, bu=4")[2].partition("At the ceiling:")[0]
-    assert "does not mean that the worlds are alike: more cannot show; flsim evaluate RUN --also space" in worlds
+    section = page.section("contrasts")
+    assert "FedAvg, bu=4 At the ceiling, % 47 22 +25 – 2" in section
+    assert "flsim evaluate RUN --also space" in section
 
 
 def test_each_epsilon_has_its_convention(page: Page) -> None:
@@ -132,13 +130,13 @@ def test_data_are_those_of_the_corpus_and_the_roster(page: Page, corpus: Path) -
 def test_provenance_has_seeds_lengths_times_digests_and_versions(page: Page, sweep: Made) -> None:
     digest = load(sweep.path / "runs" / "fedavg-iid-1" / "config.toml").digest
     assert f"fedavg-iid-1 1 30 / 30 3 45 s – {digest[:12]}" in page.text
-    for said in (
+    for text in (
         "torch 2.13.0",
         "flsim sweep table9.toml --out table9 --only fedavg (2 runs)",
         "flsim sweep table9.toml --out table9 (1 run)",
         "2026-01-02T03:04:05Z 9 min 2.0 GiB 2 on 2 1 1",
     ):
-        assert said in page.text
+        assert text in page.text
 
 
 def test_curves_maps_and_distributions_show_what_was_measured(page: Page, sweep: Made) -> None:
@@ -152,7 +150,7 @@ def test_curves_maps_and_distributions_show_what_was_measured(page: Page, sweep:
     assert (
         f"median {bits.median():.1f} bits, highest {bits.max():.1f}, {(bits >= log2(1001) - 1e-6).mean():.0%}" in told
     )
-    shown = described(page, f"mean exposure, bits, {setting}")
+    shown = described(page, f"By configuration, {setting}")
     by_canary = bits.groupby(level=0, sort=False).mean()
     cells = roster(0).assign(bits=by_canary.to_numpy()).groupby(["p_u", "p_e"], as_index=False)["bits"].mean()
     assert len(cells) == 4
@@ -160,7 +158,7 @@ def test_curves_maps_and_distributions_show_what_was_measured(page: Page, sweep:
         assert f"p_u 1/{1 / p_u:.0f}, p_e {p_e:.0%}: {mean:.1f}" in shown
 
 
-def test_worlds_are_compared_at_equal_perplexity_too(page: Page, sweep: Made) -> None:
+def test_partitions_are_compared_at_equal_perplexity_too(page: Page, sweep: Made) -> None:
     """All runs have perplexity 90, 89 and 88 at their evaluations, so at 88 all are at the end of training."""
     of_world = {
         world: [read_run(sweep.path / "runs" / f"fedavg-{world}-{seed}").of_canaries("exposure", 30) for seed in (0, 1)]
@@ -168,14 +166,11 @@ def test_worlds_are_compared_at_equal_perplexity_too(page: Page, sweep: Made) ->
     }
     differences = [(a - b).mean() for a, b in zip(*of_world.values(), strict=True)]
     low, high = t_interval(np.array(differences))
-    section = page.section("utility")
-    assert f"2 88 {np.mean(differences):+.2f} {low:+.2f} to {high:+.2f}".replace("-", "−") in section
+    shown = f"{np.mean(differences):+.2f} {low:+.2f} to {high:+.2f}".replace("-", "−")
+    a, b = (f"{np.mean([values.mean() for values in of_world[world]]):.1f}" for world in of_world)  # type: ignore[union-attr]
+    assert f"FedAvg, bu=4 Exposure, bits, equal perplexity {a} {b} {shown}" in page.section("contrasts")
     bits = np.mean([values.mean() for values in of_world["iid"]])  # type: ignore[union-attr]
     assert f"to {bits:.1f} bits at 88." in described(page, "Exposure against perplexity")
-    of_fedavg = np.mean([np.mean(differences), 0])
-    less = "mean exposure with IID data less that with non-IID data is"
-    answer = f"{less} {of_fedavg:+.2f} bits (mean over 2 settings) with FedAvg and +0.00 bits with SGD."
-    assert f"Where both models first predict equally well, {answer}".replace("-0", "−0") in page.section("answer")
 
 
 def test_settings_of_one_name_say_in_what_they_differ(tmp_path: Path) -> None:
@@ -205,8 +200,8 @@ def test_copies_of_a_users_own_code_are_one_setting_and_no_factor(tmp_path: Path
         write_run(folder, config, setting=config.setting, series=config.series, memorized=3 + (world == "iid"))
     page = Page(render(gather([folder.parent for folder in tmp_path.glob("*/code")])))
     answer = page.section("answer")
-    assert "World: IID less non-IID is" in answer
-    assert "Learning rate: local.learning_rate 0.9" in answer
+    assert "IID − non-IID Partition, 2 pairs" in answer
+    assert "local.learning_rate 0.9" in answer
     assert "model.architecture" not in answer
     [copy] = {path.name for path in tmp_path.glob("*/code/*.py")}
     assert copy == f"mine.{file_digest(own)[:16]}.py"
@@ -214,29 +209,24 @@ def test_copies_of_a_users_own_code_are_one_setting_and_no_factor(tmp_path: Path
     assert str(tmp_path) not in page.section("settings")
 
 
-def test_without_probabilities_there_are_bars_by_copies(tmp_path: Path) -> None:
+def test_without_probabilities_configurations_are_numbers_of_copies(tmp_path: Path) -> None:
     html = render(gather([write_run(tmp_path / "run", copies=(1, 4, 16), memorized=4)]))
-    assert described(Page(html), "RS, % memorized, IID, FedAvg, b_u=4") == "1 copy: 67; 4 copies: 0; 16 copies: 0."
-    assert 'class="bar"' in html
-    assert 'class="h' not in html
+    told = described(Page(html), "By configuration, IID, FedAvg, b_u=4")
+    assert "RS, % memorized: 1 copy: 67; 4 copies: 0; 16 copies: 0." in told
 
 
 def test_a_run_that_is_not_evaluated_has_a_report(tmp_path: Path) -> None:
     html = render(gather([write_run(tmp_path / "run", rounds=(), status="running")]))
-    assert "Nothing has been evaluated yet" in html
+    assert "No run has been evaluated yet" in html
     assert "<svg" not in html
 
 
-def test_a_run_that_was_evaluated_before_its_first_round_alone_has_a_report(tmp_path: Path) -> None:
-    text = Page(render(gather([write_run(tmp_path / "run", rounds=(0,), memorized=5, status="interrupted")]))).text
-    assert "finds 5 of 16 planted canaries (31%)" in text
-
-
-def test_a_failed_run_shows_what_it_has(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", rounds=(10,), memorized=5, status="failed", reason="no space left")
-    text = Page(render(gather([folder]))).text
-    assert "finds 5 of 16 planted canaries (31%)" in text
-    assert "no space left" in text
+@pytest.mark.parametrize("about", [{"rounds": (0,), "status": "interrupted"}, {"rounds": (10,), "status": "failed"}])
+def test_an_unfinished_run_shows_what_it_has(tmp_path: Path, about: dict[str, Any]) -> None:
+    folder = write_run(tmp_path / "run", memorized=5, reason="no space left", **about)
+    page = Page(render(gather([folder])))
+    assert "31% 5 of 16" in page.section("answer")
+    assert "no space left" in page.text
 
 
 def test_settings_of_equal_words_are_told_apart(tmp_path: Path) -> None:
@@ -288,23 +278,23 @@ def test_structure_is_accessible(page: Page) -> None:
 
 
 def test_a_large_sweep_stays_below_three_megabytes() -> None:
-    """16 settings in pairs of worlds, the paper's 90 canaries in 9 configurations, 40 evaluations."""
+    """Two of 8 pairs of settings, whose panels grow with the sweep: the paper's 90 canaries, and 40 evaluations."""
     canaries = [f"c{index:02d}" for index in range(90)]
     pairs = [(p_u, p_e) for p_u in (2e-4, 6e-5, 2e-5) for p_e in (0.01, 0.1, 1.0) for _ in range(10)]
     planted = pd.DataFrame({"canary": canaries, "tokens": [[i] for i in range(90)], "words": [["a"]] * 90})
     planted[["p_u", "p_e"]] = pairs
     rounds = np.arange(200, 8001, 200)
-    metrics = [*(("exposure", c) for c in canaries), *(("rs", c) for c in canaries), *(("bs", c) for c in canaries)]
+    metrics = [(metric, canary) for metric in ("exposure", "rs", "bs") for canary in canaries]
     metrics += [("references", ""), ("accuracy", ""), ("perplexity", "")]
 
-    def run(setting: str, seed: int) -> RunView:
-        rng = stream(seed, "report-size", setting)
+    def run(setting: str) -> RunView:
+        rng = stream(0, "report-size", setting)
         values = 1 + rng.random((len(rounds), len(metrics))).cumsum(axis=0) / 5
         values[:, 90:270] = rng.random((len(rounds), 180)) < 0.3
         values[:, 270] = 2_000_000
         rows = pd.DataFrame(
             {
-                "run": f"{setting}-{seed}",
+                "run": setting,
                 "round": rounds.repeat(len(metrics)),
                 "metric": [metric for metric, _ in metrics] * len(rounds),
                 "canary": [canary for _, canary in metrics] * len(rounds),
@@ -312,18 +302,14 @@ def test_a_large_sweep_stays_below_three_megabytes() -> None:
             },
             columns=SCHEMA.names,
         )
-        name = f"{setting}-{seed}"
-        results = RunResults(name, setting, "completed", None, 8000, 8000, rows, planted, {}, 100.0, seed, setting)
-        return RunView(Path(name), results, None)
+        results = RunResults(setting, setting, "completed", None, 8000, 8000, rows, planted, {}, 100.0, 0, setting)
+        return RunView(Path(setting), results, None)
 
     lines = []
-    for index in range(8):
+    for index in range(2):
         rest = f"FedAvg, b_u={index}"
-        settings = [
-            Setting(f"{w}, {rest}", w.lower(), [run(f"{w}, {rest}", seed) for seed in range(1)])
-            for w in ("IID", "Non-IID")
-        ]
+        settings = [Setting(f"{w}, {rest}", w.lower(), [run(f"{w}, {rest}")]) for w in ("IID", "Non-IID")]
         lines.append(Line(rest, settings))
     html = render(Gathered([], lines, []))
-    assert 200_000 < len(html.encode()) < 3_000_000
-    assert html.count("<svg role") == 2 + 6 * 8 + 3 * 16 + 8 + 9 * 16 + 8
+    assert 50_000 < len(html.encode()) < 3_000_000 * 2 / 8
+    assert html.count("<svg role") == 1 + 1 + 5 + 2 + 2 + 2 + 2 * 2 + 2 * 2

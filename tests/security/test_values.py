@@ -22,7 +22,7 @@ from flsim.data.describe import describe
 from flsim.data.inspect import inspect
 from flsim.data.manifest import SPLITS
 from flsim.data.rewriting import labelled_steps
-from flsim.report import about
+from flsim.report import provenance
 from flsim.report.gather import gather
 from flsim.report.page import render
 from flsim.results.frames import frames
@@ -107,8 +107,8 @@ def survive(file: Path, texts: Iterator[str], work: Callable[[], object]) -> Non
 def render_parts(path: Path, *_: object) -> None:
     """What a report and a notebook say of a run or a sweep, but for the figures."""
     of = gather([path])
-    about.provenance(of)
-    about.failures(of)
+    provenance.provenance(of)
+    provenance.failures(of)
     frames(path)
 
 

@@ -25,7 +25,7 @@ class Page(HTMLParser):
             self.open.append(tag)
 
     def handle_endtag(self, tag: str) -> None:
-        if tag != "path" and tag != "rect" and tag != "circle":
+        if tag not in {"path", "use"}:
             assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:

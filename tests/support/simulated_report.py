@@ -36,6 +36,7 @@ def run_of(config: Config, level: float, status: str = "completed", perplexity: 
     measured += [("references", "", REFERENCES), ("perplexity", "", perplexity)]
     rows = pd.DataFrame([("run", 10, *row) for row in measured], columns=SCHEMA.names)
     roster = pd.DataFrame({"canary": CANARIES, "tokens": [[1]] * 8, "words": [["a"]] * 8, "sharers": [1] * 8})
+    roster[["p_u", "p_e"]] = 0.1
     results = RunResults(
         f"{config.label}-{config.seed}", config.label, status, None, 10, 10, rows, roster, world=config.world,
         seed=config.seed, series=config.series, rounds_per_epoch=1.0,

@@ -1,0 +1,517 @@
+"""Contrasts: what one factor does to the numbers of a report, all else equal, as one long frame.
+
+A factor is a setting that differs between runs, or several that change only together, such as layers and units of
+equally large networks. Learning rates belong to what they change with, unless some settings differ in a learning rate
+only. Two settings differ in one factor if no other pair of settings differs in a part of it.
+
+The frame of `contrasts` has a row for each contrast and quantity:
+
+    factor, setting      the factor, and what the compared settings share
+    a, b                 the two values of the factor
+    quantity, at         name of the quantity, at the "end" of training, or "equal perplexity"
+    value_a, value_b     means over seeds and pairs of settings; flags as percentages of the planted canaries
+    difference           mean of a - b
+    low, high, p         95% interval and p from Student's t over `unit`; p of a flag of one pair of settings is exact
+    p_holm               p corrected by Holm for the number of rows with a test of the same quantity and scope
+    n, unit              number of seeds, and the independent unit: "seeds", or "canaries" of one pair of models
+    scope                "factor": a mean over all pairs of settings; "pair": the IID and the non-IID run of one setting
+    is_main              whether the row is of a factor, or of the only pair of settings that a factor has
+    pairs, of_pairs      number of compared pairs of settings, of all
+    left_out             seeds or runs that are left out, with the reasons; empty without any
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from flsim.base.errors import InputError
+from flsim.base.mappings import flat
+from flsim.base.statistics import ROUNDING, holm, paired_t_p, t_interval
+from flsim.measures.built_in import PRIMARY
+from flsim.measures.quantity import Quantity, flags, numbers
+from flsim.measures.utility import PERPLEXITY
+from flsim.report.gather import Gathered, RunView, Setting
+from flsim.results.ceiling import MANY, at_ceiling
+from flsim.results.differences import LIKE, Pair, beside, differences
+from flsim.results.pairs import left_out_text, pair_at_like_utility
+from flsim.results.run_file import WORLDS
+from flsim.results.sweeps import Sweep, SweepRun
+from flsim.runs.config import Config
+from flsim.runs.config.own_code import without_folders
+from flsim.show.differences import quantities_in_pairs
+
+PARTITION, TECHNIQUE, OPTIMIZER, CLIP, NOISE, RATE = (
+    *("Partition", "Technique", "Optimizer", "Clip", "Noise multiplier", "Learning rate"),
+)
+CORPUS = "data.corpus"
+# The names of factors that are of several keys, or whose key is not their name; others have their key's name.
+FACTORS = {
+    PARTITION: ("data.world",),
+    TECHNIQUE: ("training.kind", "training.algorithm"),
+    OPTIMIZER: ("training.optimizer", "training.server_optimizer", "local.optimizer"),
+    CLIP: ("privacy.clip", "privacy.target_quantile"),
+    NOISE: ("privacy.noise_multiplier",),
+    "Batch size": ("training.batch_size",),
+    "Cohort size": ("training.cohort",),
+    "Length of training": ("training.rounds", "training.steps", "training.epochs", "training.words"),
+}
+FACTOR_OF = {key: factor for factor, keys in FACTORS.items() for key in keys}
+ORDER = {factor: place for place, factor in enumerate([*FACTORS, RATE])}
+LENGTHS = FACTORS["Length of training"]
+RATES = re.compile(r"(training|local)\.(.*(learning_rate|schedule|momentum|tau|beta2)|tuned_at|warmup)")
+# What follows from other settings, and what changes no result.
+FOLLOWING = re.compile(
+    r"privacy\.(mechanism|delta|count_noise|clip_learning_rate)|system\..*|evaluation\.(every.*|also|beam_width|decide|samples|nodes)"
+)
+LIKE_LENGTH = 0.05  # relative difference of lengths of training that count as equal: the paper's 7,840 and 8,000 rounds
+PLAIN_NAME = re.compile(r"^DP-|\+.*$")
+END, EQUAL = "end", "equal perplexity"
+AT_CEILING = "at_ceiling"
+TESTS = {None, "t", "exchange", "McNemar"}  # of a row of differences, one for each quantity
+SCALED = ("value_a", "value_b", "difference", "low", "high")
+
+Pairs = Sequence[tuple[dict[int, RunView], dict[int, RunView]]]  # completed runs of two settings each, by seed
+
+
+@dataclass(frozen=True)
+class Contrast:
+    """Pairs of settings that differ in one factor only, at two of its values.
+
+    Attributes:
+        factor: name of the factor, such as "Partition".
+        within: name of what all these settings share, such as "FedAvg"; empty if there is nothing else.
+        a, b: names of the two values.
+        pairs: settings with value a, each with one of value b.
+        between: number of values between a and b, if these are the largest and the smallest number.
+    """
+
+    factor: str
+    within: str
+    a: str
+    b: str
+    pairs: Sequence[tuple[Setting, Setting]]
+    between: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class _Profile:
+    """A setting with the values of its configuration by key, and the sweep that it belongs to."""
+
+    setting: Setting
+    config: Config
+    values: Mapping[str, Any]
+    sweep: Path | None
+
+    @property
+    def technique(self) -> tuple[Any, Any]:
+        return self.values["training.kind"], self.values.get("training.algorithm")
+
+
+def contrasts(gathered: Gathered) -> pd.DataFrame:
+    """Return the frame of this module's docstring: first the factors, then each setting of both partitions.
+
+    A partition that a single pair of settings compares has no row of a factor, because the pair's row has more.
+    """
+    every_contrast = factor_contrasts(gathered)
+    single = [
+        contrast for contrast in every_contrast if contrast.factor.startswith(PARTITION) and len(contrast.pairs) == 1
+    ]
+    rows = [
+        row for contrast in every_contrast if contrast not in single for row in measured(contrast, gathered.quantities)
+    ]
+    is_averaged = any(row["factor"].startswith(PARTITION) for row in rows)
+    main = [contrast.pairs[0] for contrast in single] if single or is_averaged else None
+    frame = pd.DataFrame([*rows, *_of_pairs(gathered, main)], columns=COLUMNS)
+    families = frame.groupby(["scope", "quantity", "at"], sort=False).indices.values()
+    for places in families:
+        frame.loc[places, "p_holm"] = holm(frame.loc[places, "p"].astype("float64").tolist())
+    return frame
+
+
+COLUMNS = (
+    *("factor", "setting", "a", "b", "quantity", "at", "value_a", "value_b", "difference", "low", "high", "p"),
+    *("p_holm", "n", "unit", "scope", "is_main", "pairs", "of_pairs", "left_out"),
+)
+
+
+def measured(contrast: Contrast, quantities: Sequence[Quantity]) -> list[dict[str, Any]]:
+    """Return the rows of one factor's contrast, a row for each quantity that its runs measured.
+
+    Compared are completed runs. A seed without a completed run on one side of a pair is dropped from all pairs, so that
+    each seed's mean is over the same settings. If none remains, pairs of the fewest common seeds are left out.
+    """
+    by_seed = [(_completed(a), _completed(b)) for a, b in contrast.pairs]
+    pairs, seeds = _with_common_seeds([(a, b) for a, b in by_seed if {*a} & {*b} and _references(a) == _references(b)])
+    compared = [both for both, pair in zip(contrast.pairs, by_seed, strict=True) if pair in pairs]
+    diverged = _diverged(compared or contrast.pairs, seeds)
+    common = {
+        "factor": contrast.factor + (f", {contrast.between} more between" if contrast.between else ""),
+        **{
+            "setting": contrast.within,
+            "a": contrast.a,
+            "b": contrast.b,
+            "scope": "factor",
+            "is_main": True,
+            "unit": "seeds",
+        },
+        **{"pairs": len(pairs), "of_pairs": len(contrast.pairs)},
+    }
+    lost = f"seeds {', '.join(map(str, diverged))}: a run diverged" if diverged else ""
+    if not seeds:
+        nothing = {"quantity": PRIMARY.name, "at": END, "n": 0}
+        return [common | nothing | {"left_out": lost or "no seed is completed on both sides"}]
+    rows = [common | _at_end(pairs, seeds, PRIMARY) | {"left_out": lost}, common | _at_equal_perplexity(pairs, seeds)]
+    others = [quantity for quantity in quantities if quantity.of_canaries and not quantity.is_primary]
+    rows += [common | _at_end(pairs, seeds, quantity) for quantity in [*others, PERPLEXITY]]
+    shares = [
+        at_ceiling((run.results, run.results.evaluated[-1]) for by in side for run in map(by.get, seeds) if run).share
+        for side in zip(*pairs, strict=True)
+    ]
+    if max(shares) >= MANY:
+        values = {"value_a": 100 * shares[0], "value_b": 100 * shares[1], "difference": 100 * (shares[0] - shares[1])}
+        rows.append(common | {"quantity": AT_CEILING, "at": END, "n": len(seeds)} | values)
+    return [row for row in rows if row["n"]]
+
+
+def _at_end(pairs: Pairs, seeds: Sequence[int], quantity: Quantity) -> dict[str, Any]:
+    """Return the difference of a quantity at each run's last evaluation; without seeds where it was not measured."""
+
+    def value(run: RunView) -> float:
+        share = 100 / (len(run.results.planted) or 1) if quantity.is_flag else quantity.scale
+        return share * run.last(quantity.name)
+
+    sides = [
+        [np.mean([value(side[seed]) for side in of_side]) for seed in seeds] for of_side in zip(*pairs, strict=True)
+    ]
+    a, b = (np.array(side, dtype="float64") for side in sides)
+    means = {"value_a": a.mean(), "value_b": b.mean()}
+    return {"quantity": quantity.name, "at": END} | means | _statistics(a - b if np.isfinite(a - b).all() else a[:0])
+
+
+def _at_equal_perplexity(pairs: Pairs, seeds: Sequence[int]) -> dict[str, Any]:
+    """Return the difference of exposure where both models first predict equally well, over the seeds that have it.
+
+    A seed for which some pair has no such point is left out, with the reason of the first such pair.
+    """
+    means, reasons = list[float](), dict[int, str]()
+    for seed in seeds:
+        try:
+            of_pairs = [pair_at_like_utility(a[seed].results, b[seed].results) for a, b in pairs]
+            means.append(float(np.mean([pair.differences.mean() for pair in of_pairs])))
+        except InputError as error:
+            reasons[seed] = str(error)
+    lost = {"left_out": left_out_text(reasons)} if reasons else {}
+    return {"quantity": PRIMARY.name, "at": EQUAL} | _statistics(np.array(means)) | lost
+
+
+def _statistics(differences: "np.ndarray[Any, np.dtype[np.float64]]") -> dict[str, Any]:
+    rounded = np.round(differences, ROUNDING)
+    low, high = t_interval(rounded)
+    mean = float(rounded.mean()) if len(rounded) else math.nan
+    return {"difference": mean, "low": low, "high": high, "p": paired_t_p(rounded), "n": len(rounded)}
+
+
+def _completed(setting: Setting) -> dict[int, RunView]:
+    """Return the completed runs of a setting whose exposure was measured at the end, by seed."""
+    return {
+        run.results.seed: run
+        for run in setting.runs
+        if run.results.status == "completed" and run.results.seed is not None
+        if not math.isnan(run.last(PRIMARY.name))
+    }
+
+
+def _references(runs: Mapping[int, RunView]) -> set[float | None]:
+    """Return the numbers of references of runs; exposures among different numbers have no difference."""
+    return {run.references for run in runs.values()}
+
+
+def _with_common_seeds(pairs: Pairs) -> tuple[Pairs, list[int]]:
+    """Return the pairs to compare, and the seeds that are completed on both sides of each."""
+    for fewest in range(1, max((len({*a} & {*b}) for a, b in pairs), default=0) + 1):
+        compared = [(a, b) for a, b in pairs if len({*a} & {*b}) >= fewest]
+        if seeds := set.intersection(*({*a} & {*b} for a, b in compared)):
+            return compared, sorted(seeds)
+    return [], []
+
+
+def _diverged(pairs: Sequence[tuple[Setting, Setting]], compared: Sequence[int]) -> list[int]:
+    """Return the seeds of which a run diverged in a setting of the pairs, without those that are compared."""
+    runs = [run.results for pair in pairs for setting in pair for run in setting.runs]
+    return sorted({run.seed for run in runs if run.status == "diverged" and run.seed is not None} - {*compared})
+
+
+def _of_pairs(gathered: Gathered, main: Sequence[tuple[Setting, Setting]] | None) -> Iterator[dict[str, Any]]:
+    """Yield the rows of each setting with runs of both partitions, from the frame of `flsim.results.differences`.
+
+    Args:
+        gathered: all runs.
+        main: the pairs of settings that no mean of a factor includes; None for all.
+    """
+    for line in gathered.lines:
+        if both := line.both_partitions:
+            pair = Pair(line.label, *map(_planned, both))
+            common: dict[str, Any] = {
+                "factor": PARTITION,
+                "setting": line.label,
+                "a": "IID",
+                "b": "non-IID",
+                "scope": "pair",
+            }
+            common |= {"is_main": main is None or both in main, "pairs": 1, "of_pairs": 1}
+            for row in _of_pair(differences([pair])):
+                yield common | row
+
+
+def _of_pair(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
+    """Yield exposure at the end and at equal perplexity, then flags, other numbers, perplexity and the ceiling."""
+    rows = {(row["at"], row["quantity"], row["test"]): row for row in frame.replace({pd.NA: None}).to_dict("records")}
+    at_end = {quantity: row for (at, quantity, test), row in rows.items() if at == END and test in TESTS}
+    why = at_end.get("left out", {}).get("left_out") or ""
+    if "canaries" not in at_end:
+        yield {"quantity": PRIMARY.name, "at": END, "n": 0, "left_out": why}
+        return
+    canaries = at_end["canaries"]["value_a"]
+    unit = {"n": at_end["canaries"]["n"], "unit": at_end["canaries"]["over"]}
+
+    def cells(name: str, at: str = END, factor: float = 1.0, row: Mapping[Any, Any] | None = None) -> dict[str, Any]:
+        row = at_end[name] if row is None else row
+        known = {value: row[value] for value in (*SCALED, "p") if row[value] is not None}
+        scaled = {value: number * factor if value in SCALED else number for value, number in known.items()}
+        return unit | {"quantity": name, "at": at} | scaled
+
+    if PRIMARY.name in at_end:
+        yield cells(PRIMARY.name) | {"left_out": why}
+    like = rows.get((LIKE, PRIMARY.name, "t")) or rows.get((LIKE, PRIMARY.name, None))
+    if like and (like["difference"] is not None or like["left_out"]):
+        yield cells(PRIMARY.name, EQUAL, row=like) | {"unit": "seeds", "left_out": like["left_out"] or ""}
+    compared = [quantity for quantity in quantities_in_pairs(beside(frame)) if quantity.of_canaries]
+    for quantity in [*flags(compared), *numbers(compared)]:
+        if quantity.name in at_end and not quantity.is_primary:
+            yield cells(quantity.name, factor=100 / canaries if quantity.is_flag else 1.0)
+    if at_end.get(PERPLEXITY.name, {}).get("difference") is not None:
+        yield cells(PERPLEXITY.name)
+    ceiling = at_end[AT_CEILING]
+    if max(ceiling["value_a"], ceiling["value_b"]) >= MANY * canaries:
+        yield cells(AT_CEILING, factor=100 / canaries)
+
+
+def _planned(setting: Setting) -> list[SweepRun]:
+    return [run.planned or _without_sweep(run) for run in setting.runs]
+
+
+def _without_sweep(run: RunView) -> SweepRun:
+    """Return a run of no sweep as an entry of a sweep."""
+    seed = -1 if run.results.seed is None else run.results.seed
+    return SweepRun(run.results.name, "", seed, {}, None, run.results)
+
+
+def factor_contrasts(gathered: Gathered) -> list[Contrast]:
+    """Return each factor's contrasts: partition first, within each technique; techniques within each partition."""
+    profiles = _profiles(gathered)
+    names = _techniques(profiles)
+    pairs = [
+        (a, b, factors) for a, b in combinations(profiles, 2) if a.sweep == b.sweep and (factors := _differing(a, b))
+    ]
+    if frozenset({RATE}) not in {factors for _, _, factors in pairs}:  # rates only follow: an optimizer has its own
+        pairs = [(a, b, factors - {RATE}) for a, b, factors in pairs]
+    every = {factors for _, _, factors in pairs}
+    smallest = [factors for factors in every if not any(other < factors for other in every)]
+    smallest.sort(key=lambda factors: (min(map(_place, factors)), len(factors), sorted(factors)))
+    every_contrast: list[Contrast] = []
+    for factors in smallest:
+        strata: dict[str, list[tuple[_Profile, _Profile]]] = {}
+        for a, b, others in pairs:
+            if others == factors:
+                strata.setdefault(_within(a, factors, names), []).append((a, b))
+        for within, of_stratum in strata.items():
+            every_contrast += _contrasts(factors, within, of_stratum, names)
+    return every_contrast
+
+
+def _place(factor: str) -> int:
+    return ORDER.get(factor, len(ORDER))
+
+
+def _profiles(gathered: Gathered) -> list[_Profile]:
+    searched = {sweep.path: sweep for sweep in gathered.sweeps if sweep.tuned}
+    profiles, lengths = list[_Profile](), list[float]()
+    for setting in gathered.settings:
+        run = setting.runs[0]
+        if run.config is None:
+            continue
+        sweep = run.path.parent.parent if run.planned else None
+        values: dict[str, Any] = {}
+        for key, value in flat(without_folders(run.config)):
+            if not (
+                FOLLOWING.fullmatch(key) or key == "seed" or _is_chosen(key, searched.get(sweep) if sweep else None)
+            ):
+                values[key] = tuple(value) if isinstance(value, list) else value
+        for key in {*LENGTHS} & {*values}:
+            like = [length for length in lengths if math.isclose(length, values[key], rel_tol=LIKE_LENGTH)]
+            lengths += [] if like else [values[key]]
+            values[key] = like[0] if like else values[key]
+        values["data.world"] = run.config.world or "iid"  # otherwise records are drawn at random, as in world "iid"
+        profiles.append(_Profile(setting, run.config, values, sweep))
+    return profiles
+
+
+def _is_chosen(key: str, sweep: Sweep | None) -> bool:
+    """Return whether a search chose a setting; an older sweep does not say which, and they were learning rates."""
+    return sweep is not None and (key in sweep.chosen or (not sweep.chosen and bool(RATES.fullmatch(key))))
+
+
+def _techniques(profiles: Sequence[_Profile]) -> dict[Setting, str]:
+    names: dict[tuple[Any, Any], list[str]] = {}
+    for profile in profiles:
+        names.setdefault(profile.technique, []).append(PLAIN_NAME.sub("", profile.setting.technique))
+    return {
+        profile.setting: sorted_names[0]
+        if len(sorted_names := sorted({*names[profile.technique]})) == 1
+        else "central training"
+        for profile in profiles
+    }
+
+
+def _differing(a: _Profile, b: _Profile) -> frozenset[str]:
+    """Return the factors in which two settings differ.
+
+    Techniques are averaged over settings that only one of them has, such as the users in a round.
+    """
+    is_of_one_kind = a.values["training.kind"] == b.values["training.kind"]
+    factors = set()
+    for key in {*a.values, *b.values}:
+        value_a, value_b = a.values.get(key), b.values.get(key)
+        if value_a == value_b:
+            continue
+        is_of_kind = not is_of_one_kind and key.startswith(("training.", "local.", "audit."))
+        if is_of_kind and key != "training.kind" and (None in (value_a, value_b) or RATES.fullmatch(key)):
+            continue
+        factors.add(FACTOR_OF.get(key) or (RATE if RATES.fullmatch(key) else key))
+    if not is_of_one_kind and _optimizer(a) != _optimizer(b):
+        factors.add(OPTIMIZER)
+    return frozenset(factors)
+
+
+def _optimizer(profile: _Profile) -> Any:
+    """Return the name of the optimizer that techniques have in common: SGD over records is like plain averaging."""
+    values = profile.values
+    server, local = values.get("training.server_optimizer"), values.get("local.optimizer")
+    if server is None:
+        return values.get("training.optimizer")
+    return server if local == "sgd" else (server, local)
+
+
+def _within(profile: _Profile, factors: frozenset[str], names: Mapping[Setting, str]) -> str:
+    if TECHNIQUE in factors:
+        partitions = {other.world for other in names} - {None}
+        world = profile.setting.world
+        return "" if PARTITION in factors or len(partitions) < 2 or world is None else f"{_partition(world)} data"
+    return names[profile.setting] if len({*names.values()}) > 1 else ""
+
+
+def _contrasts(
+    factors: frozenset[str],
+    within: str,
+    pairs: Sequence[tuple[_Profile, _Profile]],
+    names: Mapping[Setting, str],
+) -> Iterator[Contrast]:
+    """Yield each value against the first one; of numbers, only the largest against the smallest.
+
+    Where factors change only together, the values are those of the first one.
+    """
+    first_factor, *following = sorted(factors, key=lambda factor: (_place(factor), factor))
+    levels: dict[tuple[Any, ...], str] = {}
+    for profile in sorted(
+        (profile for pair in pairs for profile in pair), key=lambda one_profile: _rank(first_factor, one_profile)
+    ):
+        name = names[profile.setting] if first_factor == TECHNIQUE else _word(first_factor, profile)
+        levels.setdefault(_level(first_factor, profile), name)
+    first, *others = levels
+    between, changing = 0, [values for values in zip(*levels, strict=True) if len({*values}) > 1]
+    if len(others) > 1 and all(isinstance(value, int | float) for values in changing for value in values):
+        others, between = others[-1:], len(others) - 1
+    both_ways = [*pairs, *((b, a) for a, b in pairs)]
+    for level in others:
+        compared = [
+            (a, b) for a, b in both_ways if (_level(first_factor, a), _level(first_factor, b)) == (level, first)
+        ]
+        if not compared:
+            continue
+        has_rates = RATE not in factors and any(RATE in _differing(a, b) for a, b in compared)
+        with_it = [factor[0].lower() + factor[1:] for factor in [*following, *[RATE] * has_rates]]
+        title = first_factor + (f" (each with its {', '.join(with_it)})" if with_it else "")
+        settings = [(a.setting, b.setting) for a, b in compared]
+        yield Contrast(title, within, levels[level], levels[first], settings, between)
+
+
+def _keys(factor: str, values: Mapping[str, Any]) -> list[str]:
+    if factor == RATE:
+        return sorted(key for key in values if RATES.fullmatch(key))
+    return list(FACTORS.get(factor, (factor,)))
+
+
+def _level(factor: str, profile: _Profile) -> tuple[Any, ...]:
+    values = profile.values
+    return tuple(_single(values.get(key)) for key in _keys(factor, values))
+
+
+def _single(value: Any) -> Any:
+    """Return the value of a list of one."""
+    return value[0] if isinstance(value, tuple) and len(value) == 1 else value
+
+
+def _rank(factor: str, profile: _Profile) -> tuple[Any, ...]:
+    """Return the place of a setting's value: non-IID data, central training, unset and small values come first."""
+    if factor == PARTITION:
+        return (profile.values["data.world"] == "iid",)
+    if factor == TECHNIQUE:
+        return (profile.values["training.kind"] != "central",)
+    if factor == OPTIMIZER:
+        return ()
+    return tuple(
+        (value is not None, value if isinstance(value, int | float) else 0.0) for value in _level(factor, profile)
+    )
+
+
+def _word(factor: str, profile: _Profile) -> str:
+    values = profile.values
+    if factor == PARTITION:
+        return _partition(values["data.world"])
+    if factor == OPTIMIZER:
+        local = values.get("local.optimizer", "sgd")
+        return profile.setting.technique if local == "sgd" else f"{profile.setting.technique} with local {local}"
+    if factor == CLIP:
+        clip, quantile = (values.get(key) for key in FACTORS[CLIP])
+        return f"clip at quantile {quantile:g}" if quantile else "no clip" if clip is None else f"clip {clip:g}"
+    if factor == NOISE:
+        noise = values.get("privacy.noise_multiplier")
+        return f"z={noise:g}" if noise else "no noise"
+    if factor in {"Batch size", "Cohort size"}:
+        return f"{'b_r' if factor == 'Batch size' else 'b_u'}={values[FACTORS[factor][0]]}"
+    if factor == CORPUS:
+        return "/".join(Path(str(values[factor]).partition("?")[0]).parts[-2:])
+    keys = [key for key in _keys(factor, values) if key in values]
+    if factor == "Length of training":
+        return ", ".join(f"{_text(values[key])} {key.rpartition('.')[2]}" for key in keys)
+    keys = [key for key in keys if key.endswith("learning_rate")] or keys if factor == RATE else keys
+    return _text(values[keys[0]]) if len(keys) == 1 else ", ".join(f"{key} {_text(values[key])}" for key in keys)
+
+
+def _partition(world: str) -> str:
+    """Return the name of a partition within a sentence."""
+    return WORLDS[world].replace("N", "n")
+
+
+def _text(value: Any) -> str:
+    value = _single(value)
+    if isinstance(value, tuple):
+        return ", ".join(map(_text, value)) or "none"
+    return f"{value:g}" if isinstance(value, float) else f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,0 +1,298 @@
+"""Panels drawn by matplotlib as SVG inside a page; equal results give equal bytes.
+
+Colours are those of the page's style sheet: a panel is drawn with the light palette, and each of its colours becomes
+the CSS variable of that name, so that one drawing suits light and dark pages. Sizes are CSS pixels at the width of a
+phone, so that text of 11 pixels is legible there.
+"""
+
+import math
+import re
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from functools import cache
+from io import StringIO
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from numpy.typing import ArrayLike
+
+WIDTH, HEIGHT = 340, 206  # pixels of a panel
+TEXT = 11  # pixels
+# The light palette of the style sheet by the names of its variables.
+LINES = ("#0b5fa5", "#b84700", "#16704c", "#8c3a78", "#5b5b57", "#7a5b00")
+SHADES = ("#f4f4f0", "#dbe8f4", "#b3d0ea", "#7fb0dc", "#1f66a8", "#0a3d70")
+INK, PAPER, SOFT, RULE, STRONG, ON_LOW, ON_HIGH = (
+    *("#1c1c1a", "#fdfdfb", "#575753", "#d6d6cf", "#8a8a83", "#10100e", "#ffffff"),
+)
+VARIABLES = {
+    **{colour: f"var(--c{place})" for place, colour in enumerate(LINES)},
+    **{colour: f"var(--h{place})" for place, colour in enumerate(SHADES)},
+    **{PAPER: "var(--paper)", SOFT: "var(--soft)", RULE: "var(--rule)", STRONG: "var(--strong)"},
+    **{ON_LOW: "var(--on-low)", ON_HIGH: "var(--on-high)", INK: "currentColor"},
+}
+MARKERS = ("o", "s", "^", "D", "v", "P")
+DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1.2, 1.5)), (0, (5, 1.7, 1.2, 1.7)), (0, (8, 2.5)), (0, (2, 1, 1, 1)))
+MARKED = 16  # points of a line that have a marker, at most
+STYLE: dict[Any, Any] = {
+    "axes.edgecolor": STRONG,
+    "axes.grid": True,
+    "axes.grid.axis": "y",
+    "axes.labelcolor": SOFT,
+    "axes.labelsize": TEXT,
+    "axes.spines.left": False,
+    "axes.spines.right": False,
+    "axes.spines.top": False,
+    "axes.titlecolor": SOFT,
+    "axes.titlelocation": "left",
+    "axes.titlesize": TEXT,
+    "axes.linewidth": 1,
+    "font.family": "sans-serif",
+    "font.size": TEXT,
+    "grid.color": RULE,
+    "grid.linewidth": 0.75,
+    "path.simplify_threshold": 0.2,
+    "svg.fonttype": "none",
+    "svg.hashsalt": "flsim",
+    "text.parse_math": False,
+    "text.color": SOFT,
+    "xtick.color": STRONG,
+    "xtick.labelcolor": SOFT,
+    "xtick.labelsize": TEXT,
+    "xtick.major.size": 3.5,
+    "ytick.labelcolor": SOFT,
+    "ytick.labelsize": TEXT,
+    "ytick.major.size": 0,
+}
+
+
+def page_style() -> AbstractContextManager[None]:
+    """Return the context in which all panels of a page are drawn."""
+    return mpl.rc_context(STYLE)
+
+
+def panels(
+    width: float = WIDTH,
+    height: float = HEIGHT,
+    rows: int = 1,
+    columns: int = 1,
+    margins: tuple[float, float, float, float] = (40, 10, 20, 34),
+    gaps: tuple[float, float] = (0, 0),
+    **options: Any,
+) -> tuple[Figure, list[Axes]]:
+    """Return a figure, which no state of matplotlib refers to, and its axes row by row.
+
+    Args:
+        width, height: its size in pixels.
+        rows, columns: the grid of axes.
+        margins: left, right, top and bottom, in pixels.
+        gaps: pixels between columns and between rows.
+        options: for `Figure.subplots`.
+    """
+    figure = Figure((width / 72, height / 72))
+    left, right, top, bottom = margins
+    wide, high = (width - left - right - (columns - 1) * gaps[0]), (height - top - bottom - (rows - 1) * gaps[1])
+    figure.subplots_adjust(
+        left / width, bottom / height, 1 - right / width, 1 - top / height,
+        gaps[0] / (wide / columns), gaps[1] / (high / rows),
+    )  # fmt: skip
+    figure.patch.set_visible(False)
+    grid: list[Axes] = figure.subplots(rows, columns, squeeze=False, **options).ravel().tolist()
+    for axes in grid:
+        axes.patch.set_visible(False)
+        axes.set_axisbelow(True)
+        axes.tick_params(axis="y", pad=5)
+    return figure, grid
+
+
+def scale(
+    axis: Axis, low: float, high: float, label: str = "", *, is_log: bool = False, is_whole: bool = False, most: int = 5
+) -> None:
+    """Set the ends of an axis, its ticks at round numbers, and its label at its end, where a reader begins.
+
+    Args:
+        axis: the axis.
+        low, high: its ends, above 0 for a logarithmic one.
+        label: the quantity with its unit.
+        is_log: whether it is logarithmic.
+        is_whole: whether ticks are whole numbers.
+        most: largest number of intervals between ticks.
+    """
+    axes, is_x = axis.axes, axis is axis.axes.xaxis
+    locator: Any = MaxNLocator(most, steps=[1, 2, 5, 10], integer=is_whole)
+    if is_log:
+        (axes.set_xscale if is_x else axes.set_yscale)("log")
+        decades = math.log10(high / low)
+        subs = (1.0,) if decades > 2 else (1.0, 3.0) if decades > 1 else (1.0, 2.0, 3.0, 5.0)
+        locator = LogLocator(subs=subs) if decades > 0.5 else locator
+        axis.set_minor_locator(NullLocator())
+    axis.set_major_locator(locator)
+    axis.set_major_formatter(FuncFormatter(_tick))
+    (axes.set_xlim if is_x else axes.set_ylim)(low, high)
+    if is_x:
+        axes.set_xlabel(label, loc="right", labelpad=2)
+    else:
+        axes.set_title(label, x=-(axes.bbox.x0 - axes.figure.bbox.x0) / axes.bbox.width, pad=7)
+
+
+def _tick(value: float, _: object) -> str:
+    return (f"{value / 1000:g}K" if value >= 10_000 else f"{value:g}").replace("-", "\N{MINUS SIGN}")
+
+
+def spanning(values: ArrayLike) -> tuple[float, float]:
+    """Return the ends of a logarithmic axis around values above 0."""
+    heights = np.asarray(values, dtype="float64").ravel()
+    low, high = (float(heights.min()), float(heights.max())) if heights.size else (1.0, 1.0)
+    margin = (high / low) ** 0.06 * 1.02
+    return low / margin, high * margin
+
+
+def draw_line(axes: Axes, x: ArrayLike, y: ArrayLike, style: int, has_markers: bool = True, **options: Any) -> None:
+    """Draw a line whose colour, dashes and marker are of a number, so that lines also differ in grey."""
+    size = np.size(x)
+    style %= len(LINES)
+    marked: dict[str, Any] = {
+        "marker": MARKERS[style],
+        "markersize": 6,
+        "markeredgecolor": PAPER,
+        "markeredgewidth": 0.8,
+    }
+    every = max(1, math.ceil(size / MARKED))
+    marked["markevery"] = ((size - 1) % every, every) if size else None
+    drawn = {"color": LINES[style], "linestyle": DASHES[style], "linewidth": 1.8, **(marked if has_markers else {})}
+    axes.plot(x, y, clip_on=False, **(drawn | options))
+
+
+def draw_band(axes: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, style: int) -> None:
+    """Shade the area between two lines, cut at the ends of the y axis."""
+    ends = (np.clip(np.asarray(end, dtype="float64"), *axes.get_ylim()) for end in (low, high))
+    axes.fill_between(np.asarray(x), *ends, color=LINES[style % len(LINES)], alpha=0.16, linewidth=0, clip_on=False)
+
+
+def draw_interval(
+    axes: Axes, y: float, style: int, mean: float, ends: tuple[float, float], parts: Sequence[float] = ()
+) -> None:
+    """Draw a mean at a height, its interval, cut at the ends of the x axis, and hollow the values it is a mean of."""
+    colour, (low, high) = LINES[style % len(LINES)], axes.get_xlim()
+    if not math.isnan(ends[0]):
+        axes.plot(np.clip(ends, low, high), [y, y], color=colour, linewidth=1.8, clip_on=False)
+    hollow: dict[str, Any] = {
+        "markersize": 3.5,
+        "markerfacecolor": PAPER,
+        "markeredgecolor": colour,
+        "markeredgewidth": 0.8,
+    }
+    draw_line(axes, parts, [y] * len(parts), style, linestyle="", marker="o", markevery=None, **hollow)
+    draw_line(axes, [mean], [y], style, linestyle="")
+
+
+def draw_threads(axes: Axes, x: Sequence[float], lines: Sequence[Sequence[float]], **options: Any) -> None:
+    """Draw thin lines over the same x as one element."""
+    look: dict[str, Any] = {"color": INK, "linewidth": 1.1} | options
+    gap = [math.nan]
+    ys = [value for line in lines for value in [*line, *gap]]
+    axes.plot([*x, *gap] * len(lines), ys, clip_on=False, **look)
+
+
+def draw_rule(axes: Axes, *, x: float | None = None, y: float | None = None, text: str = "") -> None:
+    """Draw a dotted line across the panel, with a name at its end."""
+    look: dict[str, Any] = {"color": SOFT, "linestyle": (0, (1, 2.5)), "linewidth": 1, "clip_on": False}
+    _, right = axes.get_xlim()
+    _, top = axes.get_ylim()
+    if y is not None:
+        axes.axhline(y, **look)
+        axes.annotate(text, (right, y), (0, 4), textcoords="offset points", ha="right", va="bottom")
+    if x is not None:
+        axes.axvline(x, **look)
+        axes.annotate(text, (x, top), (-4, 0), textcoords="offset points", ha="right", va="top")
+
+
+def inline(figure: Figure, id_: str, title: str, description: str) -> Markup:
+    """Return a figure as an SVG element that screen readers read as an image, by its title and description.
+
+    Args:
+        figure: the figure, drawn within `page_style`.
+        id_: id of the image, unique in the page.
+        title: its name.
+        description: what it shows, with the numbers that matter.
+    """
+    written = StringIO()
+    none = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+    figure.savefig(written, format="svg", metadata=none)
+    width, height = figure.get_size_inches() * 72
+    body = _reduced(written.getvalue(), id_)
+    return Markup(
+        '<svg role="img" aria-labelledby="{0}-t" aria-describedby="{0}-d" viewBox="0 0 {3:g} {4:g}" width="100%">'
+        '<title id="{0}-t">{1}</title><desc id="{0}-d">{2}</desc>{5}</svg>'
+    ).format(id_, title, description, width, height, Markup(body))  # noqa: S704 (matplotlib escapes all texts)
+
+
+@cache
+def swatch(style: int) -> Markup:
+    """Return a piece of a line for a legend; screen readers leave it out, because the words next to it name it."""
+    with page_style():
+        figure, (axes,) = panels(36, 14, margins=(1, 1, 0, 0))
+        axes.set_axis_off()
+        axes.set(xlim=(0, 2), ylim=(-1, 1))
+        draw_line(axes, [0, 1, 2], [0, 0, 0], style, markevery=[1])
+        svg = inline(figure, f"swatch-{style}", "", "")
+    body = str(svg)[svg.index("</desc>") + 7 :]
+    (outline,) = re.findall(r'<defs><path id="[^"]*" (d="[^"]*")[^>]*/></defs>', body)
+    body = re.sub(r"<defs>.*?</defs>", "", body)  # which would need an id for each use in the page
+    body = re.sub(
+        r'<use [^>]*x="([^"]*)" y="([^"]*)"([^>]*)>', rf'<path {outline} transform="translate(\1 \2)"\3>', body
+    )
+    return Markup('<svg aria-hidden="true" class="swatch" viewBox="0 0 36 14" width="36" height="14">{}').format(
+        Markup(body)  # noqa: S704 (drawn above)
+    )
+
+
+# What the page has itself or does not need: fonts, groups, which carry no style, clips, and turns by no angle.
+NEEDLESS = re.compile(
+    r"""<!--.*?-->|<defs>\s*<style.*?</defs>|<metadata>.*?</metadata>|<defs>\s*<clipPath.*?</defs>|</?g\b[^>]*>"""
+    r"""|\ clip-path="[^"]*"|\ transform="rotate\(-0[^"]*"|font-family:[^;"]*;?\ ?|xlink:(?=href)""",
+    re.DOTALL | re.VERBOSE,
+)
+NUMBERS = re.compile(r' (d|x|y)="([^"]*)"')
+LONG = 300  # characters of a path from which on tenths of a pixel are enough
+
+
+def _reduced(svg: str, id_: str) -> str:
+    """Return the elements of an SVG file with ids of their own, colours of the page, and no needless bytes."""
+    body = NEEDLESS.sub("", svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")])
+    names = {name: f"{id_}-{place}" for place, name in enumerate(re.findall(r'<path id="([^"]*)"', body))}
+    body = re.sub(r'(id="|href="#)(\w+)"', lambda match: f'{match[1]}{names.get(match[2], match[2])}"', body)
+    body = NUMBERS.sub(_rounded, body)
+    body = re.sub(r'style="[^"]*"', lambda match: _with_variables(match[0]), body)
+    return re.sub(r">\s+<", "><", re.sub(r"\s*\n\s*", " ", body)).strip()
+
+
+def _rounded(attribute: "re.Match[str]") -> str:
+    name, value = attribute.groups()
+    decimals = 1 if name != "d" or len(value) > LONG else 2
+
+    def number(match: "re.Match[str]") -> str:
+        return f"{float(match[0]):.{decimals}f}".rstrip("0").rstrip(".")
+
+    value = " ".join(re.sub(r"-?\d+\.\d+", number, value).split())
+    return ' {}="{}"'.format(name, re.sub(" ?([MLCQz]) ?", r"\1", value))
+
+
+def _with_variables(style: str) -> str:
+    return re.sub(r"#[0-9a-f]{6}", lambda match: VARIABLES.get(match[0], match[0]), style)
+
+
+def with_classes(html: str, mark: str) -> str:
+    """Return a page in which each style of an element is a class, whose rules stand in place of `mark`."""
+    classes: dict[str, str] = {}
+
+    def named(match: "re.Match[str]") -> str:
+        return f' class="{classes.setdefault(match[1], f"k{len(classes)}")}"'
+
+    html = re.sub(r' style="([^"]*)"', named, html)
+    return html.replace(mark, "\n".join(f".{name} {{ {style} }}" for style, name in classes.items()), 1)

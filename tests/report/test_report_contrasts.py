@@ -1,0 +1,294 @@
+"""Contrasts of a sweep's settings, on simulated rows whose effects are known, and on rows without any effect."""
+
+from dataclasses import replace
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+from simulated_report import CEILING, gathered_of, run_of, table_1
+
+from flsim.base.rng import stream
+from flsim.base.statistics import holm
+from flsim.models.hparams import ModelHParams
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.report.contrasts import contrasts
+from flsim.report.gather import Gathered, Line, RunView
+from flsim.results.sweeps import Sweep, SweepRun
+from flsim.runs.config import (
+    CentralConfig,
+    CentralTrainingHParams,
+    Config,
+    DataHParams,
+    FederatedConfig,
+    TrainingHParams,
+)
+from flsim.training.hparams import LocalHParams
+
+FEDERATED = [config for config in table_1() if isinstance(config, FederatedConfig)]
+ONE_PAIR = [config for config in FEDERATED if config.round_size == 4]
+
+
+def noise(config: Config, seed: int, scale: float = 0.3) -> float:
+    """Return the part of a seed's level that is chance."""
+    return scale * float(stream(seed, "factors", config.setting).standard_normal())
+
+
+def rows_of(gathered: Gathered, quantity: str = "exposure", at: str = "end") -> list[dict[str, Any]]:
+    """Return the main contrasts of a quantity."""
+    frame = contrasts(gathered)
+    chosen = frame[frame["is_main"].astype(bool) & (frame["quantity"] == quantity) & (frame["at"] == at)]
+    return [{str(name): value for name, value in row.items()} for row in chosen.to_dict("records")]
+
+
+def partition(gathered: Gathered, quantity: str = "exposure", at: str = "end") -> dict[str, Any]:
+    """Return the row of IID minus non-IID within FedAvg, or of all runs."""
+    (row,) = [
+        row for row in rows_of(gathered, quantity, at) if row["factor"] == "Partition" and row["setting"] != "SGD"
+    ]
+    return row
+
+
+def test_contrasts_of_table_1_are_the_differences_that_were_made() -> None:
+    """IID is worth 2 bits within FedAvg and none within SGD; FedAvg 1 bit; a cohort of 16 users instead of 4, -0.5."""
+
+    def level(config: Config, seed: int) -> float:
+        if not isinstance(config, FederatedConfig):
+            return 4.0
+        return 5.0 + 2.0 * (config.data.world == "iid") + {4: 0.5, 8: 0.4, 16: 0.0}[config.round_size]
+
+    frame = contrasts(gathered_of(table_1(), level))
+    measured = {
+        (row["factor"], row["setting"]): (row["a"], row["b"], row["pairs"], row["n"], row["difference"])
+        for row in frame[
+            (frame["scope"] == "factor") & (frame["quantity"] == "exposure") & (frame["at"] == "end")
+        ].to_dict("records")
+    }
+    assert measured == {
+        ("Partition", "SGD"): ("IID", "non-IID", 2, 3, 0.0),
+        ("Partition", "FedAvg"): ("IID", "non-IID", 3, 3, 2.0),
+        ("Technique", "IID data"): ("FedAvg", "SGD", 6, 3, pytest.approx(3.3)),
+        ("Technique", "non-IID data"): ("FedAvg", "SGD", 6, 3, pytest.approx(1.3)),
+        ("Batch size", "SGD"): ("b_r=32", "b_r=16", 2, 3, 0.0),
+        ("Cohort size, 1 more between", "FedAvg"): ("b_u=16", "b_u=4", 2, 3, -0.5),
+    }
+    of_pairs = frame[(frame["scope"] == "pair") & (frame["quantity"] == "exposure") & (frame["at"] == "end")]
+    assert dict(zip(of_pairs["setting"], of_pairs["difference"], strict=True)) == {
+        **{f"SGD, b_r={size}": 0.0 for size in (16, 32)},
+        **{f"FedAvg, b_u={size}": 2.0 for size in (4, 8, 16)},
+    }
+
+
+def test_intervals_and_p_are_students_over_the_seeds_means_over_pairs_and_p_is_corrected() -> None:
+    gathered = gathered_of(table_1(), lambda config, seed: 5.0 + noise(config, seed), seeds=4)
+    row = partition(gathered)
+    settings = {(config.world, config.round_size): config for config in FEDERATED}
+    means = [
+        np.mean([noise(settings["iid", k], seed) - noise(settings["non-iid", k], seed) for k in (4, 8, 16)])
+        for seed in range(4)
+    ]
+    tested = stats.ttest_1samp(means, 0)
+    interval = tested.confidence_interval(0.95)
+    assert [row[name] for name in ("difference", "low", "high", "p")] == pytest.approx(
+        [np.mean(means), interval.low, interval.high, tested.pvalue]
+    )
+    assert row["difference"] == pytest.approx(row["value_a"] - row["value_b"])
+    assert partition(gathered, at="equal perplexity")["difference"] == pytest.approx(np.mean(means))
+    assert partition(gathered, "perplexity")["value_a"] == 60
+    every = rows_of(gathered)
+    assert [row["p_holm"] for row in every] == pytest.approx(holm([row["p"] for row in every]))
+
+
+def test_a_difference_of_utility_is_separate_from_one_at_equal_perplexity() -> None:
+    """IID data ends 4 bits above at perplexity 30, but has 1 bit more where it passes 60, in the middle of its way.
+
+    There it is halfway between its evaluations at 120 and 30, along the logarithm: 5 bits, between 2 and 8.
+    """
+
+    def trained(config: Config) -> RunView:
+        end = (8.0, 30.0) if config.world == "iid" else (4.0, 60.0)
+        earlier, last = run_of(config, 2.0, perplexity=120.0), run_of(config, end[0], perplexity=end[1])
+        rows = pd.concat([earlier.results.rows.assign(round=5), last.results.rows], ignore_index=True)
+        return replace(last, results=replace(last.results, rows=rows))
+
+    gathered = gathered_of(table_1(), lambda *_: 0.0)
+    for setting in gathered.settings:
+        setting.runs[:] = [trained(run.config) for run in setting.runs if run.config]
+    assert partition(gathered)["difference"] == pytest.approx(4.0)
+    assert partition(gathered, at="equal perplexity")["difference"] == pytest.approx(1.0)
+
+
+def test_without_any_effect_most_intervals_hold_zero() -> None:
+    """Fewer than five of eight sweeps' 95% intervals hold zero once in 2,000."""
+    held = 0
+    for sweep in range(8):
+        row = partition(gathered_of(ONE_PAIR, lambda config, seed: 5 + noise(config, 100 * sweep + seed)))  # noqa: B023
+        held += row["low"] < 0 < row["high"]
+    assert held >= stats.binom.ppf(5e-4, 8, 0.95)
+
+
+def test_one_seed_has_no_interval_over_seeds() -> None:
+    gathered = gathered_of(table_1(), lambda *_: 5.0, seeds=1)
+    assert (partition(gathered)["n"], partition(gathered)["difference"]) == (1, 0.0)
+    assert np.isnan([partition(gathered)[name] for name in ("low", "high", "p", "p_holm")]).all()
+    one_pair = partition(gathered_of(ONE_PAIR, lambda config, _: 4.0 + (config.data.world == "iid"), seeds=1))
+    assert (one_pair["n"], one_pair["unit"], one_pair["low"]) == (1, "canaries", 1.0)
+
+
+@pytest.mark.parametrize("momentums_rate", [0.1, 1.0])
+def test_optimizers_may_have_rates_of_their_own_and_techniques_are_compared_at_like_ones(momentums_rate: float) -> None:
+    """Table 3: SGD, Momentum and Adam over records, FedAvg and FedAvg with Adam. SGD and Momentum may share a rate."""
+    data = DataHParams(Path("corpus"))
+    central = [
+        CentralConfig(data, training=CentralTrainingHParams(optimizer=name, learning_rate=rate))
+        for name, rate in (("sgd", 1.0), ("momentum", momentums_rate), ("adam", 0.002))
+    ]
+    federated = [
+        FederatedConfig(data, training=TrainingHParams(rounds=50)),
+        FederatedConfig(
+            data, training=TrainingHParams(rounds=50, server_optimizer="adam", server_learning_rate=0.1),
+            local=LocalHParams(learning_rate=0.5),
+        ),
+    ]  # fmt: skip
+    levels = {"SGD": 5.0, "Momentum": 6.0, "Adam": 7.5, "FedAvg": 4.0, "FedAvg+Adam": 4.5}
+    measured = rows_of(gathered_of([*central, *federated], lambda config, _: levels[config.label.partition(",")[0]]))
+    assert {(row["setting"], row["a"], row["b"]): row["difference"] for row in measured} == {
+        ("", "FedAvg", "central training"): pytest.approx(((4.0 - 5.0) + (4.5 - 7.5)) / 2),
+        ("central training", "Momentum", "SGD"): pytest.approx(1.0),
+        ("central training", "Adam", "SGD"): pytest.approx(2.5),
+        ("FedAvg", "FedAvg+Adam", "FedAvg"): pytest.approx(0.5),
+    }
+    with_rate = "Optimizer (each with its learning rate)"
+    assert {(row["a"], row["factor"]) for row in measured} == {
+        ("FedAvg", "Technique"),
+        ("Momentum", "Optimizer" if momentums_rate == 1.0 else with_rate),
+        ("Adam", with_rate),
+        ("FedAvg+Adam", with_rate),
+    }
+
+
+def test_sizes_that_follow_from_an_architecture_are_no_factor_of_their_own() -> None:
+    """Table 1 of The Secret Sharer: two architectures of one and two layers each, with units that keep the size."""
+    sizes = {("gru", 1): 370, ("gru", 2): 235, ("lstm", 1): 320, ("lstm", 2): 200}
+    configs = [
+        CentralConfig(DataHParams(Path("corpus")), model=ModelHParams(architecture=name, layers=layers, units=units))
+        for (name, layers), units in sizes.items()
+    ]
+    measured = rows_of(gathered_of(configs, lambda config, _: 5.0 + (config.model.architecture == "lstm")))
+    assert [(row["factor"], row["a"], row["pairs"], row["difference"]) for row in measured] == [
+        ("model.architecture (each with its model.units)", "lstm", 2, 1.0),
+        ("model.layers (each with its model.units)", "2", 2, 0.0),
+    ]
+
+
+def test_a_rate_that_is_an_axis_is_a_factor() -> None:
+    configs = [
+        CentralConfig(DataHParams(Path("corpus")), training=CentralTrainingHParams(optimizer=name, learning_rate=rate))
+        for name, rate in product(("sgd", "momentum"), (0.1, 0.2, 0.4))
+    ]
+    measured = rows_of(gathered_of(configs, lambda config, _: 5.0 + config.training.learning_rate))  # type: ignore[attr-defined]
+    assert [(row["factor"], row["a"], row["b"], row["pairs"]) for row in measured] == [
+        ("Optimizer", "Momentum", "SGD", 3),
+        ("Learning rate, 1 more between", "0.4", "0.1", 2),
+    ]
+    assert measured[1]["difference"] == pytest.approx(0.3)
+
+
+def test_clip_and_noise_are_two_factors_and_lengths_of_8000_and_7840_rounds_are_alike() -> None:
+    """Table 2 of the paper: clipping against none, noise beside the same clip, after 100 and 10 epochs."""
+    data = DataHParams(Path("corpus"))
+    mechanisms = {"none": PrivacyHParams(), "clip": PrivacyHParams("clip", 0.2), "dp": PrivacyHParams("dp", 0.2, 1.0)}
+    rows = (("none", 8_000), ("clip", 8_000), ("dp", 7_840), ("clip", 784), ("dp", 784))
+    configs = [
+        FederatedConfig(data, training=TrainingHParams(rounds=rounds, cohort=5_000), privacy=mechanisms[name])
+        for name, rounds in rows
+    ]
+
+    def level(config: Config, _seed: int) -> float:
+        assert isinstance(config, FederatedConfig)
+        mechanism = {"none": 6.0, "clip": 5.0, "dp": 2.0}[config.privacy.mechanism]
+        return mechanism + (config.training.rounds > 1_000)
+
+    measured = rows_of(gathered_of(configs, level))
+    assert [(row["factor"], row["a"], row["b"], row["pairs"]) for row in measured] == [
+        ("Clip", "clip 0.2", "no clip", 1),
+        ("Noise multiplier", "z=1", "no noise", 2),
+        ("Length of training", "8,000 rounds", "784 rounds", 2),
+    ]
+    assert [row["difference"] for row in measured] == pytest.approx([-1.0, -3.0, 1.0])
+
+
+def test_settings_that_a_search_chose_are_no_factor() -> None:
+    """Both worlds have rates of their own: chosen by a search, or as part of what differs."""
+    configs = [
+        FederatedConfig(
+            DataHParams(Path("corpus"), world),  # type: ignore[arg-type]
+            training=TrainingHParams(rounds=50),
+            local=LocalHParams(learning_rate=rate),
+        )
+        for world, rate in (("iid", 0.4), ("non-iid", 3.2))
+    ]
+    by_hand = gathered_of(
+        [*configs, *(replace(config, model=ModelHParams(units=9)) for config in configs)], lambda *_: 5.0
+    )
+    assert rows_of(by_hand)[0]["factor"] == "Partition (each with its learning rate)"
+    for chosen in (["local.learning_rate"], []):  # an older sweep does not say which
+        sweep = Sweep(Path(), "", "", "", "", "", None, "", {}, [], [], tuned="By a search.", chosen=chosen)
+        lines = [
+            Line(line.label, [replace(each, runs=[planned(run) for run in each.runs]) for each in line.settings])
+            for line in by_hand.lines
+        ]
+        assert rows_of(Gathered([sweep], lines, []))[0]["factor"] == "Partition"
+
+
+def planned(run: RunView) -> RunView:
+    """Return a run as one of the sweep in the working directory."""
+    entry = SweepRun(run.results.name, "fedavg", run.results.seed or 0, {}, None, run.results)
+    return replace(run, path=Path("runs") / run.results.name, planned=entry)
+
+
+def with_status(gathered: Gathered, setting: int, seed: int, status: str) -> None:
+    runs = gathered.settings[setting].runs
+    runs[seed] = replace(runs[seed], results=replace(runs[seed].results, status=status))
+
+
+def test_a_seed_that_diverged_is_left_out_of_all_pairs_and_running_ones_do_not_count() -> None:
+    gathered = gathered_of(FEDERATED, lambda config, seed: 5.0 + (config.data.world == "iid") * (1 + seed))
+    with_status(gathered, 0, 1, "diverged")
+    with_status(gathered, 2, 2, "running")
+    row = partition(gathered)
+    assert (row["pairs"], row["n"], row["difference"]) == (3, 1, 1.0)
+    assert "seeds 1: a run diverged" in row["left_out"]
+
+
+def test_a_pair_that_leaves_no_seed_is_left_out() -> None:
+    """All but seed 0 of one setting diverged, and seed 0 of another: seeds 1 and 2 of two pairs of three remain."""
+    gathered = gathered_of(FEDERATED, lambda config, seed: 5.0 + (config.data.world == "iid") * (1 + seed))
+    for setting, seed in ((0, 1), (0, 2), (2, 0)):
+        with_status(gathered, setting, seed, "diverged")
+    row = partition(gathered)
+    assert (row["pairs"], row["of_pairs"], row["n"], row["difference"]) == (2, 3, 2, 2.5)
+
+
+def test_a_seed_without_an_equal_perplexity_is_left_out_with_its_reason() -> None:
+    """Seed 3 of one setting of two predicts better at its first evaluation than the other partition at its last."""
+    configs = [config for config in FEDERATED if config.round_size < 16]
+    gathered = gathered_of(configs, lambda config, seed: 4.0 + (config.data.world == "iid") * seed, seeds=5)
+    runs = gathered.settings[0].runs
+    assert runs[3].config
+    runs[3] = run_of(runs[3].config, 7.0, perplexity=40.0)
+    assert (partition(gathered)["n"], partition(gathered)["difference"]) == (5, 2.0)
+    row = partition(gathered, at="equal perplexity")
+    assert (row["n"], row["difference"]) == (4, 1.75)
+    assert "its first evaluation is below perplexity 60 already, at 40" in row["left_out"]
+
+
+def test_canaries_at_the_ceiling_are_counted_on_each_side() -> None:
+    """At a level of the ceiling, less 0.5 or 3 bits, 2 and none of the 8 canaries are ranked first."""
+    gathered = gathered_of(FEDERATED, lambda config, _: CEILING - (0.5 if config.data.world == "iid" else 3.0))
+    for quantity in ("at_ceiling", "rs"):
+        row = partition(gathered, quantity)
+        assert (row["value_a"], row["value_b"], row["difference"]) == (25, 0, 25)
