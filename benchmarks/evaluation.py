@@ -15,8 +15,8 @@ from flsim.canaries.spec import draw_phrase
 from flsim.data.records import Records, batch
 from flsim.data.synthetic import Language, SyntheticHParams, draw_users
 from flsim.data.vocabulary import Layout
-from flsim.memorization.random_sampling import RandomSampler, references
-from flsim.memorization.score import log_perplexity
+from flsim.measures.memorization.random_sampling import RandomSampler, references
+from flsim.measures.memorization.score import log_perplexity
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import loss_sum

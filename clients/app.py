@@ -18,11 +18,11 @@ from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.summation import ShardReply
 from flsim.algorithms.user_states import FOLDER, UserStates
+from flsim.algorithms.wire import Address, decode_request, encode_reply
 from flsim.base.errors import InputError
 from flsim.base.extensions import naming_own_code
 from flsim.runs.folder import Run
 from flsim.training.engines import Engine
-from flsim.wire import Address, decode_request, encode_reply
 
 app = ClientApp()
 

@@ -208,7 +208,7 @@ def draw_search(pairs: pd.DataFrame) -> Figure:
 
 
 RANKS = (SPACE, EXTRAPOLATION)
-POOR = 0.01  # p-value of a fit that is rejected, as in flsim.memorization.extrapolation
+POOR = 0.01  # p-value of a fit that is rejected, as in flsim.measures.memorization.extrapolation
 NEAR = 10  # times the expected number
 RANKS_NOTE = """A point is a secret and an evaluated model. Ranks are exact, counted over all phrases of the format, the
 secret included. {near:,} of {drawn:,} points are within a factor of ten of the expected number, or of 1 where fewer

@@ -42,7 +42,7 @@ from flsim.data.synthetic import make_synthetic
 from flsim.measures.utility import PERPLEXITY
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
-from flsim.sweeps.definition import load, planned_runs
+from flsim.runs.sweeps.definition import load, planned_runs
 
 SWEEP, TIER = Path(__file__).parent / "four-worlds.toml", "ten-times"
 GRID = {"iid": (0.2, 0.25, 0.3, 0.36), "non-iid": (0.15, 0.2, 0.25, 0.3)}

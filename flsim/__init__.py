@@ -3,7 +3,7 @@
 dump -> records -> vocabulary -> balanced users -> shards            flsim.data
 shards + canary spec -> planted overlay + roster -> IID twin         flsim.canaries
 each round: cohort -> local SGD per user -> sum -> server step       flsim.training, algorithms; clients, server
-checkpoint -> RS, BS, exposure, utility -> rows                      flsim.memorization, evaluation
+checkpoint -> RS, BS, exposure, utility -> rows                      flsim.measures.memorization, evaluation
 rows -> tables, differences                                          flsim.results
         -> text, figures                                             flsim.show
 

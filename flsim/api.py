@@ -8,7 +8,12 @@ import pandas as pd
 import torch
 
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams as ServerOptimizer
-from flsim.audits.frames import audit, audit_simulation
+from flsim.attacks.audit.frames import audit, audit_simulation
+from flsim.attacks.extraction.extract import Extraction, extract
+from flsim.attacks.forgetting.measure import Forgetting, measure_forgetting
+from flsim.attacks.membership.inference import infer_membership
+from flsim.attacks.membership.shadow_rows import infer_by_shadows
+from flsim.attacks.membership.users import infer_users
 from flsim.base.errors import Diverged, InputError, RunFailed, as_list
 from flsim.canaries.spec import CanaryHParams as Canaries
 from flsim.data.corpus import Corpus
@@ -18,11 +23,6 @@ from flsim.data.making import make_corpus as make_by_code
 from flsim.evaluation.audit import audit as measure_any_model
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.evaluation.evaluate import evaluate as measure_our_model
-from flsim.extraction.extract import Extraction, extract
-from flsim.forgetting.measure import Forgetting, measure_forgetting
-from flsim.membership.inference import infer_membership
-from flsim.membership.shadow_rows import infer_by_shadows
-from flsim.membership.users import infer_users
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams as Model
 from flsim.models.language_model import LanguageModel

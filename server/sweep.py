@@ -30,9 +30,9 @@ from flsim.base.progress import say
 from flsim.data.corpus import Split
 from flsim.runs.config import Config
 from flsim.runs.config.arms import settings_of_both, shared_rounds
-from flsim.sweeps.definition import Planned, longest_first
-from flsim.sweeps.folder import SweepFolder
-from flsim.sweeps.screen import Screen
+from flsim.runs.sweeps.definition import Planned, longest_first
+from flsim.runs.sweeps.folder import SweepFolder
+from flsim.runs.sweeps.screen import Screen
 from server.cluster.start import cluster, ending_with_this_process, nodes
 from server.launch import needs_no_ray, refuse_what_does_not_fit, share
 from server.stopping import Stop, StopFile, stopping

@@ -1,8 +1,8 @@
 """A search for settings: trials trained as the runs of a sweep, a share of their length at a time.
 
-The search itself is a function of perplexities (`flsim.sweeps.search`), which are read from run folders. So a search
-that was killed continues by asking again: what is measured is not trained again. Neither the number of runs that train
-at the same time nor the order in which they end changes a choice, as all trials of a share are compared together.
+The search itself is a function of perplexities (`flsim.runs.sweeps.search`), which are read from run folders. So a
+search that was killed continues by asking again: what is measured is not trained again. Neither the number of runs that
+train at the same time nor the order in which they end changes a choice, as all trials of a share are compared together.
 """
 
 import math
@@ -15,11 +15,11 @@ from flsim.base.progress import say
 from flsim.base.rng import stream
 from flsim.data.corpus import Split
 from flsim.runs.config import Config
-from flsim.sweeps.definition import training_digest
-from flsim.sweeps.folder import TUNED
-from flsim.sweeps.screen import Screen
-from flsim.sweeps.search import Group, GroupOutcome, Trial, TuningOutcome, middle, search
-from flsim.sweeps.tuning import OBJECTIVE, Search, TuningFolder, shortened
+from flsim.runs.sweeps.definition import training_digest
+from flsim.runs.sweeps.folder import TUNED
+from flsim.runs.sweeps.screen import Screen
+from flsim.runs.sweeps.search import Group, GroupOutcome, Trial, TuningOutcome, middle, search
+from flsim.runs.sweeps.tuning import OBJECTIVE, Search, TuningFolder, shortened
 from server.sweep import Job, train_all
 
 Measured = tuple[str, Config, int]  # a run: its name, its settings, and the number of rounds after which it is measured

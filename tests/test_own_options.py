@@ -23,8 +23,8 @@ from flsim.privacy.ledger import Entry, Ledger, epsilon
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.runs import config
 from flsim.runs.folder import Run
-from flsim.sweeps.definition import load as load_sweep
-from flsim.sweeps.definition import planned_runs
+from flsim.runs.sweeps.definition import load as load_sweep
+from flsim.runs.sweeps.definition import planned_runs
 from flsim.training.central import CentralHParams
 from flsim.training.hparams import LocalHParams
 

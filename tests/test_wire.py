@@ -9,9 +9,9 @@ import torch
 from flsim.algorithms import fedavg
 from flsim.algorithms.rounds import RoundRequest
 from flsim.algorithms.summation import ShardReply
+from flsim.algorithms.wire import Address, decode_reply, decode_request, encode_reply, encode_requests
 from flsim.models.hparams import ModelHParams
 from flsim.training.update import UpdateSum
-from flsim.wire import Address, decode_reply, decode_request, encode_reply, encode_requests
 
 PARAMS = fedavg.init(12, ModelHParams(3, 5), seed=0).params
 ADDRESS = Address("/runs/a", "c0ffee")

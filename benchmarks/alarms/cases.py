@@ -19,7 +19,7 @@ class Case:
     """A bound, and a truth that it is held against.
 
     Attributes:
-        bound: the function of `flsim.audits`.
+        bound: the function of `flsim.attacks.audit`.
         truth: what is simulated.
         exceeds: (random numbers, simulations) -> bool [simulations], whether the bound of each is above the truth.
         promised: probability of a bound above the truth that the bound promises; None where it promises nothing here.

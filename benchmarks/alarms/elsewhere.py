@@ -14,7 +14,7 @@ from scipy.special import ndtri
 
 from benchmarks.alarms.cases import Counts, Flags, judged, tossed
 from benchmarks.alarms.ours import ALIKE, FEW, hits_among_shared_references
-from flsim.audits import coins, guesses, thresholds, trade_off
+from flsim.attacks.audit import coins, guesses, thresholds, trade_off
 from flsim.base.rng import stream
 from flsim.base.statistics import upper_bound
 
@@ -246,7 +246,7 @@ ELSEWHERE = (
     ),
     Elsewhere(
         "(avoided here)",
-        "the mistake that flsim.audits.guesses avoids",
+        "the mistake that flsim.attacks.audit.guesses avoids",
         "shared references as each one's own",
         0.05,
         references_taken_for_own,

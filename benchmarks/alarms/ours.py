@@ -1,4 +1,7 @@
-"""Simulated truths for the bounds of `flsim.audits`: models that know nothing, and mechanisms of a known epsilon."""
+"""Simulated truths for the bounds of `flsim.attacks.audit`.
+
+Models that know nothing, and mechanisms of a known epsilon.
+"""
 
 import math
 from collections.abc import Callable, Iterator
@@ -12,9 +15,9 @@ from scipy.optimize import brentq
 from scipy.special import expit, ndtr
 
 from benchmarks.alarms.cases import Case, Counts, Flags, Simulate, judged, tossed
-from flsim.audits import coins, guesses, ranks, thresholds, trade_off
-from flsim.audits.canary_users import delta_of_cosines
-from flsim.audits.claim import Claim
+from flsim.attacks.audit import coins, guesses, ranks, thresholds, trade_off
+from flsim.attacks.audit.canary_users import delta_of_cosines
+from flsim.attacks.audit.claim import Claim
 from flsim.base.rng import stream
 from flsim.base.statistics import lower_bound, upper_bound
 from flsim.privacy.ledger import Entry, Ledger

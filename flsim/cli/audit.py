@@ -45,9 +45,9 @@ def audit(
 
     import pandas as pd
 
-    from flsim.audits.audit import audit as rows_of
-    from flsim.audits.subject import subject_of
-    from flsim.audits.text import missing, to_object, to_text
+    from flsim.attacks.audit.audit import audit as rows_of
+    from flsim.attacks.audit.subject import subject_of
+    from flsim.attacks.audit.text import missing, to_object, to_text
     from flsim.base.progress import say
     from flsim.results.store import refuse_two_points
     from flsim.results.sweeps import over_runs

@@ -67,7 +67,7 @@ def _compared(
     a: Path, b: Path | None, round: int | None, epoch: float | None
 ) -> "tuple[pd.DataFrame, dict[Format, str], dict[str, Any]]":
     """Return a comparison as a data frame, as text in each format, and as a JSON object."""
-    from flsim.membership import side_by_side
+    from flsim.attacks.membership import side_by_side
     from flsim.results.differences import compare_runs, differences, same_names, twins
     from flsim.results.store import read_run
     from flsim.results.sweeps import expanded, is_sweep, read_sweep, tuned_notes

@@ -80,8 +80,8 @@ def extract(
     "extracted" from any model. Also counts strings that one word elicits, that are nearly right, and that few users
     hold.
     """
-    from flsim.extraction.extract import extract as extract_from
-    from flsim.extraction.text import over_seeds_to_text, to_object, to_text
+    from flsim.attacks.extraction.extract import extract as extract_from
+    from flsim.attacks.extraction.text import over_seeds_to_text, to_object, to_text
     from flsim.show.figures import refuse_other_than_figure
 
     check_device(device)
@@ -100,7 +100,7 @@ def extract(
         device=device,
     )
     if out is not None:
-        from flsim.extraction.plot import plot
+        from flsim.attacks.extraction.plot import plot
 
         plot(measured, out, by_setting)
     if as_json:

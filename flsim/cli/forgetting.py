@@ -45,8 +45,8 @@ def forgetting(
     the time after which an attack succeeds at most at rate alpha. Without arm OUT there is exposure alone.
     """
     refuse_json_and_csv(as_json, as_csv)
-    from flsim.forgetting.measure import measure_forgetting
-    from flsim.forgetting.text import to_object, to_text
+    from flsim.attacks.forgetting.measure import measure_forgetting
+    from flsim.attacks.forgetting.text import to_object, to_text
     from flsim.show import formats
     from flsim.show.figures import refuse_other_than_figure
 
@@ -54,7 +54,7 @@ def forgetting(
         refuse_other_than_figure(out)
     measured = measure_forgetting(*runs, alpha=alpha, by_hardness=by_hardness, pool=pool)
     if out is not None:
-        from flsim.forgetting.plot import plot
+        from flsim.attacks.forgetting.plot import plot
 
         plot(measured, out)
     if as_json:

@@ -94,12 +94,12 @@ def membership(
     (data.user_holdout). Prints how well each attack tells them apart, beside controls, and stores that in the run
     folder.
     """
-    from flsim.membership.attacked import AttackHParams
-    from flsim.membership.inference import attack_run
-    from flsim.membership.over_seeds import of_runs, over_seeds
-    from flsim.membership.over_seeds import to_text as over_seeds_to_text
-    from flsim.membership.text import to_objects, to_text
-    from flsim.membership.users import attack_users
+    from flsim.attacks.membership.attacked import AttackHParams
+    from flsim.attacks.membership.inference import attack_run
+    from flsim.attacks.membership.over_seeds import of_runs, over_seeds
+    from flsim.attacks.membership.over_seeds import to_text as over_seeds_to_text
+    from flsim.attacks.membership.text import to_objects, to_text
+    from flsim.attacks.membership.users import attack_users
     from flsim.results.sweeps import expanded, over_runs, run_folders
 
     check_device(device)
@@ -128,9 +128,9 @@ def membership(
 
 
 def _by_shadows(runs: list[Path], count: int, round: int | None, device: str, as_json: bool) -> None:
-    from flsim.membership.attacked import AttackHParams
-    from flsim.membership.shadow_rows import by_setting
-    from flsim.membership.text import shadows_to_objects, shadows_to_text
+    from flsim.attacks.membership.attacked import AttackHParams
+    from flsim.attacks.membership.shadow_rows import by_setting
+    from flsim.attacks.membership.text import shadows_to_objects, shadows_to_text
 
     results = by_setting(runs, AttackHParams(count, round, device=device))
     if as_json:

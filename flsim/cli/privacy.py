@@ -128,7 +128,7 @@ def _planned(
 
 @executing_only()
 def _spent(folder: Path, delta: float | None) -> "tuple[list[Line], Unit]":
-    from flsim.audits.claim import needs_code
+    from flsim.attacks.audit.claim import needs_code
     from flsim.privacy.table import report
     from flsim.runs.folder import Run
     from flsim.runs.measuring import newest_checkpoint
@@ -148,7 +148,7 @@ def _spent(folder: Path, delta: float | None) -> "tuple[list[Line], Unit]":
 
 def _stored(run: "Run", delta: float | None) -> "tuple[list[Line], int, float]":
     """Return what the last evaluation stored, its round and its delta, as only custom code accounts for the ledger."""
-    from flsim.audits.claim import stored_epsilons
+    from flsim.attacks.audit.claim import stored_epsilons
     from flsim.privacy.table import NO_NOISE, Line
     from flsim.results.store import read_run
 

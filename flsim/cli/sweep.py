@@ -83,7 +83,7 @@ def sweep(
     """
     from flsim.data.corpus import Corpus
     from flsim.data.stores import located
-    from flsim.sweeps import definition, folder
+    from flsim.runs.sweeps import definition, folder
     from server.sweep import sweep as train_sweep
 
     sweep_definition = definition.load(file)

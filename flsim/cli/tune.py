@@ -32,8 +32,8 @@ def tune(
 
     Repeat the command to continue an interrupted search.
     """
-    from flsim.sweeps import tuning
-    from flsim.sweeps.folder import corpus_or_its_settings, refuse_impossible_runs
+    from flsim.runs.sweeps import tuning
+    from flsim.runs.sweeps.folder import corpus_or_its_settings, refuse_impossible_runs
     from server.tune import Tuner
 
     folder = tuning.TuningFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())

@@ -23,10 +23,10 @@ from flsim.data.vocabulary import Layout
 from flsim.evaluation.measures import measures, values_of
 from flsim.measures.built_in import ALSO, ALWAYS, WITH_OTHER_MODELS
 from flsim.measures.measure import Measure, ModelProbe, Probe, continuations
+from flsim.measures.memorization.beam_search import beam_search
+from flsim.measures.memorization.random_sampling import RandomSampler, references, refuse_too_many
 from flsim.measures.prediction import Predict, predict_with
 from flsim.measures.quantity import Subject
-from flsim.memorization.beam_search import beam_search
-from flsim.memorization.random_sampling import RandomSampler, references, refuse_too_many
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import LanguageModel, TrainableModel

@@ -1,6 +1,6 @@
 """Beam Search (BS), which tells whether the likeliest continuation of a beam search is the canary's.
 
-Thakkar et al. (2020), section 4.1; see `flsim.memorization.beam_search`.
+Thakkar et al. (2020), section 4.1; see `flsim.measures.memorization.beam_search`.
 """
 
 from flsim.measures.measure import Measure, Probe
@@ -24,7 +24,7 @@ def search(probe: Probe) -> dict[str, float]:
     """Search for the likeliest continuation, and compare it with the canary's."""
     import torch
 
-    from flsim.memorization.beam_search import beam_search
+    from flsim.measures.memorization.beam_search import beam_search
 
     tokens, _ = beam_search(probe.model, probe.prefix, probe.template, probe.beam_width)
     return {EXTRACTED.name: float(torch.equal(tokens[0], probe.continuation))}

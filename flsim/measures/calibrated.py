@@ -1,4 +1,7 @@
-"""Exposure after the scores of models that never saw the canary are subtracted; see `flsim.memorization.calibrated`."""
+"""Exposure after the scores of models that never saw the canary are subtracted.
+
+See `flsim.measures.memorization.calibrated`.
+"""
 
 from flsim.measures.measure import Measure, Probe
 from flsim.measures.quantity import Quantity
@@ -33,7 +36,7 @@ BITS = Quantity(
 
 def calibrated(probe: Probe) -> dict[str, float]:
     """Rank the canary by calibrated scores; return nothing where there is no model without it."""
-    from flsim.memorization.calibrated import calibrated_rank, mean_scores
+    from flsim.measures.memorization.calibrated import calibrated_rank, mean_scores
 
     if not probe.without:
         return {}

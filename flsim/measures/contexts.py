@@ -1,6 +1,6 @@
 """Exposure to adversaries who know more or less of the text around the secret words.
 
-Carlini et al. (2018), section 6.4; see `flsim.memorization.context`.
+Carlini et al. (2018), section 6.4; see `flsim.measures.memorization.context`.
 """
 
 import re
@@ -35,8 +35,8 @@ def context(name: str) -> Quantity | None:
 
 def contexts(probe: Probe) -> dict[str, float]:
     """Rank the canary among R for each of the adversaries."""
-    from flsim.memorization.context import Secret, context_sampling
-    from flsim.memorization.exposure import exposure
+    from flsim.measures.memorization.context import Secret, context_sampling
+    from flsim.measures.memorization.exposure import exposure
 
     words, known, template = probe.canary.tokens, len(probe.prefix) - 1, probe.canary.template
     record = (*words, probe.layout.eos) if probe.layout.ends_with_eos(len(words)) else words

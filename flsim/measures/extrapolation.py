@@ -1,4 +1,7 @@
-"""Exposure by a skew-normal distribution that is fitted to scores of R; see `flsim.memorization.extrapolation`."""
+"""Exposure by a skew-normal distribution that is fitted to scores of R.
+
+See `flsim.measures.memorization.extrapolation`.
+"""
 
 from math import ceil
 from typing import TYPE_CHECKING
@@ -49,8 +52,8 @@ USED = Quantity(
 
 def extrapolation(probe: Probe) -> dict[str, float]:
     """Fit the distribution, and extrapolate the exposure of the canary's score."""
-    from flsim.memorization.extrapolation import ExtrapolationHParams, extrapolate
-    from flsim.memorization.score import log_perplexity
+    from flsim.measures.memorization.extrapolation import ExtrapolationHParams, extrapolate
+    from flsim.measures.memorization.score import log_perplexity
 
     fitted = sample_of(probe.references)
     scores = log_perplexity(probe.model, probe.prefix, fitted)

@@ -1,4 +1,4 @@
-"""The number of samples of the model that are the canary; see `flsim.memorization.generation`."""
+"""The number of samples of the model that are the canary; see `flsim.measures.memorization.generation`."""
 
 from flsim.measures.measure import Measure, Probe
 from flsim.measures.quantity import Quantity
@@ -18,7 +18,7 @@ HITS = Quantity(
 def generation(probe: Probe) -> dict[str, float]:
     """Sample continuations from the model, and count the canary's."""
     from flsim.base.rng import stream
-    from flsim.memorization.generation import GenerationHParams, generative_sampling
+    from flsim.measures.memorization.generation import GenerationHParams, generative_sampling
 
     rng = stream(probe.seed, "generation", probe.canary.id)
     hparams = GenerationHParams(samples=probe.samples)

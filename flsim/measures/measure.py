@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from flsim.canaries.spec import Canary
     from flsim.data.records import Users
     from flsim.data.vocabulary import Layout
+    from flsim.measures.memorization.random_sampling import RandomSampler
+    from flsim.measures.memorization.template import Template
     from flsim.measures.prediction import Predict
-    from flsim.memorization.random_sampling import RandomSampler
-    from flsim.memorization.template import Template
     from flsim.models.language_model import LanguageModel
 
 
@@ -62,7 +62,7 @@ class Probe:
     @cached_property
     def score(self) -> float:
         """Return the log-perplexity of the continuation after the prefix, nats."""
-        from flsim.memorization.score import log_perplexity
+        from flsim.measures.memorization.score import log_perplexity
 
         return float(log_perplexity(self.model, self.prefix, self.continuation[None]))
 
@@ -72,7 +72,7 @@ def continuations(canary: "Canary", known: int, layout: "Layout") -> "Template":
 
     Any digits may stand for a card or social security number.
     """
-    from flsim.memorization.template import Template
+    from flsim.measures.memorization.template import Template
 
     if canary.template is not None:
         return Template.from_positions(canary.template.allowed[known:])

@@ -1,4 +1,4 @@
-"""Extraction by a shortest-path search, which proves its answers; see `flsim.memorization.shortest_path`."""
+"""Extraction by a shortest-path search, which proves its answers; see `flsim.measures.memorization.shortest_path`."""
 
 from flsim.measures.measure import Measure, Probe
 from flsim.measures.quantity import Quantity
@@ -30,7 +30,7 @@ def path(probe: Probe) -> dict[str, float]:
     that the canary is not the likeliest, even if the search ended early. A less likely one proves nothing. Proofs are
     of the model as computed: two continuations whose log-perplexities differ by less than rounding may change places.
     """
-    from flsim.memorization.shortest_path import ShortestPathHParams, shortest_path
+    from flsim.measures.memorization.shortest_path import ShortestPathHParams, shortest_path
 
     extraction = shortest_path(probe.model, probe.prefix, probe.template, ShortestPathHParams(nodes=probe.nodes))
     nodes = {NODES.name: float(extraction.nodes)}

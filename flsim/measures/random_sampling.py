@@ -1,6 +1,7 @@
 """Random Sampling (RS): a canary's rank among random continuations, its exposure, and whether it comes first.
 
-Thakkar et al. (2020), section 4.1, and Carlini et al. (2018), section 4.2; see `flsim.memorization.random_sampling`.
+Thakkar et al. (2020), section 4.1, and Carlini et al. (2018), section 4.2; see
+`flsim.measures.memorization.random_sampling`.
 """
 
 from flsim.measures.measure import Measure, Probe
@@ -59,7 +60,7 @@ MEMORIZED = Quantity(
 
 def random_sampling(probe: Probe) -> dict[str, float]:
     """Rank a canary among R; with `decide` only tell whether it comes first, at a fraction of the cost."""
-    from flsim.memorization.exposure import exposure
+    from flsim.measures.memorization.exposure import exposure
 
     if probe.decide:
         memorized = probe.sampler.decide(probe.prefix, probe.continuation)

@@ -1,7 +1,7 @@
 """Exposure over the whole space of continuations, beyond log2 |R|.
 
 It is exact where few sequences can be as likely as the canary, and by importance sampling elsewhere; see
-`flsim.memorization.enumeration` and `flsim.memorization.importance_sampling`.
+`flsim.measures.memorization.enumeration` and `flsim.measures.memorization.importance_sampling`.
 """
 
 from flsim.measures.measure import Measure, Probe
@@ -45,8 +45,8 @@ NODES = Quantity(
 
 def space(probe: Probe) -> dict[str, float]:
     """Enumerate the sequences that can be as likely as the canary, or sample where they are too many."""
-    from flsim.memorization.enumeration import enumerate_space
-    from flsim.memorization.importance_sampling import ImportanceHParams, space_exposures
+    from flsim.measures.memorization.enumeration import enumerate_space
+    from flsim.measures.memorization.importance_sampling import ImportanceHParams, space_exposures
 
     exact = enumerate_space(probe.model, probe.prefix, probe.continuation, probe.template, probe.nodes)
     if exact:

@@ -12,7 +12,7 @@ from flsim.models.architectures import build
 from flsim.planning.scale import checkpoints_of, evaluations_of, trained_on
 from flsim.planning.text import cell, size, with_unit
 from flsim.runs.config import Config
-from flsim.sweeps.definition import Planned
+from flsim.runs.sweeps.definition import Planned
 
 # Measured on runs of experiments/table1.toml, tier smoke; small beside checkpoints.
 CHECKPOINT_HEADER = 900

@@ -32,7 +32,7 @@ from flsim.planning.text import cell, duration, number, size, with_unit
 from flsim.results.evaluations import read_evaluations
 from flsim.runs import roundlog
 from flsim.runs.config import Config, dump
-from flsim.sweeps.definition import Planned
+from flsim.runs.sweeps.definition import Planned
 from server.launch import share
 from server.sweep import Job, train_all
 

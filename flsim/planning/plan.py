@@ -33,11 +33,11 @@ from flsim.privacy.table import SOUND, STAR, report
 from flsim.results import power
 from flsim.results.sweeps import Sweep, is_sweep, read_sweep
 from flsim.runs.config import load, toml
+from flsim.runs.sweeps import definition
+from flsim.runs.sweeps.definition import Planned
+from flsim.runs.sweeps.folder import corpus_of, corpus_or_its_settings, open_corpus, refuse_impossible_runs
 from flsim.show.formats import note
 from flsim.show.layout import Column, markdown
-from flsim.sweeps import definition
-from flsim.sweeps.definition import Planned
-from flsim.sweeps.folder import corpus_of, corpus_or_its_settings, open_corpus, refuse_impossible_runs
 
 MORE = f"> {power.MOST:,}"
 FOUND = (

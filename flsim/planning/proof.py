@@ -4,18 +4,18 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from flsim.audits.audit import ceiling, ceiling_of_coins
+from flsim.attacks.audit.audit import ceiling, ceiling_of_coins
+from flsim.attacks.forgetting.success import least_alpha
 from flsim.canaries.spec import ALWAYS, CanaryHParams, configurations
 from flsim.data.corpus import Split
-from flsim.forgetting.success import least_alpha
 from flsim.planning.scale import Users, row_name, trained_on
 from flsim.planning.text import cell, number, table
 from flsim.privacy.ledger import sound_convention
 from flsim.privacy.sampling import Relation
 from flsim.results.sweeps import WORLD
 from flsim.runs.config import Config
+from flsim.runs.sweeps.definition import Planned
 from flsim.show.formats import note
-from flsim.sweeps.definition import Planned
 
 BOUNDS = (
     "Bounds are the largest lower bounds on epsilon of one unit (a user or a record) of one run that `flsim audit` can "

@@ -24,9 +24,9 @@ from flsim.results.sweeps import WORLD, Sweep, SweepRun
 from flsim.runs.config import Config
 from flsim.runs.config.arms import shared_rounds
 from flsim.runs.config.base import whole_rounds
+from flsim.runs.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
 from flsim.show.formats import note
 from flsim.show.layout import Column, markdown
-from flsim.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
 
 UTILITY: Quantity = next(quantity for quantity in of_model(QUANTITIES.values()) if quantity.is_log)
 AMOUNT = (

@@ -8,7 +8,7 @@ planted/         planted canaries, roster, IID twin (flsim.canaries.population)
 checkpoints/     round-000010.safetensors, ...
 users/           what users keep between rounds, if the algorithm needs it (flsim.algorithms.user_states)
 rows/            round-000010.parquet, ...: results of evaluations
-membership/      round-000010.parquet, ...: results of attacks on membership (flsim.membership.stored)
+membership/      round-000010.parquet, ...: results of attacks on membership (flsim.attacks.membership.stored)
 evaluations.jsonl  a line per attempt to evaluate a checkpoint: outcome, seconds, reason
 rounds.jsonl     a line per round (central training: per saved step), with loss, seconds, ... (flsim.runs.roundlog)
 micro-cohorts.jsonl  how many users train at once, where users are stacked (flsim.algorithms.micro_cohorts)

@@ -14,6 +14,7 @@ from flwr.serverapp import Grid
 
 from flsim.algorithms.rounds import RoundRequest
 from flsim.algorithms.summation import BranchReply, Reply, ShardReply, branches
+from flsim.algorithms.wire import Address, decode_delta, decode_reply, encode_requests
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import parts
 from flsim.base.logs import log
@@ -21,7 +22,6 @@ from flsim.base.progress import say
 from flsim.runs.config.own_code import names_in
 from flsim.runs.folder import Run
 from flsim.training.update import UpdateSum
-from flsim.wire import Address, decode_delta, decode_reply, encode_requests
 from server.federated.deadline import Deadline
 from server.pool.client import sum_request
 from server.pool.flower import OWN_CODE_FAILED

@@ -12,6 +12,7 @@ from flsim.algorithms import micro_cohorts
 from flsim.algorithms.checkpoint import digest_of, latest, round_of
 from flsim.algorithms.rounds import RoundRequest, Send
 from flsim.algorithms.summation import Reply, ShardWork
+from flsim.algorithms.wire import Address
 from flsim.base.errors import Interrupted
 from flsim.base.files import NewLines
 from flsim.base.logs import log, logging_to
@@ -24,7 +25,6 @@ from flsim.runs.recovery import recover
 from flsim.training.engines import threads
 from flsim.training.state import State
 from flsim.training.update import UpdateSum
-from flsim.wire import Address
 from server.federated.deadline import Deadline
 from server.federated.exchange import NODES_DEADLINE, Exchange, ShardFailed, explain, wait_for_nodes
 from server.metrics import RoundMetrics

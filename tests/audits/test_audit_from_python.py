@@ -10,7 +10,7 @@ import pytest
 from helpers import TESTED, Flsim, Trained
 
 import flsim as api
-from flsim.audits.audit import COLUMNS
+from flsim.attacks.audit.audit import COLUMNS
 
 CANARIES: dict[str, Any] = {"p_u": (0.2,), "p_e": (0.5, 1.0), "count": 2}
 MODEL = api.Model(embedding=8, units=12)

@@ -14,8 +14,8 @@ import scipy
 from helpers import PRIVATE, TESTED
 from scipy.special import ndtr, ndtri
 
-from flsim.audits.subject import subject_of
-from flsim.audits.trade_off import Allowed
+from flsim.attacks.audit.subject import subject_of
+from flsim.attacks.audit.trade_off import Allowed
 from flsim.privacy.conventions import conventions_of
 from flsim.privacy.ledger import EPSILONS, Entry, Ledger, delta_curve, epsilon
 from flsim.runs.folder import Run

@@ -17,8 +17,8 @@ from populations import InMemory
 import flsim
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
-from flsim.audits import coins
-from flsim.audits.claim import Claim
+from flsim.attacks.audit import coins
+from flsim.attacks.audit.claim import Claim
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.privacy.ledger import Entry, Ledger

@@ -15,12 +15,12 @@ from helpers import TESTED, Flsim, MakeCorpus, Trained
 from flsim.algorithms.checkpoint import load
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
-from flsim.audits import coins
-from flsim.audits.audit import audit
-from flsim.audits.canary_users import CanaryUsers, epsilon_of_cosines
-from flsim.audits.subject import subject_of
-from flsim.audits.text import to_text
-from flsim.audits.trade_off import epsilon_of_gaussian
+from flsim.attacks.audit import coins
+from flsim.attacks.audit.audit import audit
+from flsim.attacks.audit.canary_users import CanaryUsers, epsilon_of_cosines
+from flsim.attacks.audit.subject import subject_of
+from flsim.attacks.audit.text import to_text
+from flsim.attacks.audit.trade_off import epsilon_of_gaussian
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.models.hparams import ModelHParams

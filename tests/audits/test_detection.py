@@ -10,7 +10,7 @@ import torch
 import flsim
 from benchmarks import detection
 from benchmarks.detection import MECHANISMS, audited, clip_of_each_layer, own, planted_in, without_clip
-from flsim.audits.rounds import independence, participation
+from flsim.attacks.audit.rounds import independence, participation
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.simulation import Planted
 from flsim.training.update import global_norm, with_canaries

@@ -7,7 +7,7 @@ import pytest
 import scipy
 from scipy.special import ndtr, ndtri
 
-from flsim.audits import coins, guesses, thresholds, trade_off
+from flsim.attacks.audit import coins, guesses, thresholds, trade_off
 from flsim.base.statistics import auroc, roc, upper_bound
 
 

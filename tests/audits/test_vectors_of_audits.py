@@ -11,7 +11,7 @@ import scipy
 from helpers import enumerated
 from scipy.stats import beta, binom, norm
 
-from flsim.audits import canary_users, guesses, ranks, thresholds, trade_off
+from flsim.attacks.audit import canary_users, guesses, ranks, thresholds, trade_off
 from flsim.base.statistics import auroc, auroc_interval, roc, share_interval
 
 

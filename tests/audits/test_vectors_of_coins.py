@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from scipy.stats import beta, norm
 
-from flsim.audits import coins, guesses, pooled, trade_off
-from flsim.audits.claim import Claim
+from flsim.attacks.audit import coins, guesses, pooled, trade_off
+from flsim.attacks.audit.claim import Claim
 from flsim.privacy.ledger import EPSILONS, sound_convention
 
 

@@ -8,12 +8,12 @@ import pandas as pd
 import pytest
 from helpers import TESTED, Flsim, Trained
 
-from flsim.audits import coins
-from flsim.audits.audit import audit, of_coins
-from flsim.audits.claim import Claim
-from flsim.audits.subject import Coins, Subject, subject_of
-from flsim.audits.testing import LedgerTest, Verdict
-from flsim.audits.trade_off import Allowed, delta_of_gaussian, epsilon_of_gaussian
+from flsim.attacks.audit import coins
+from flsim.attacks.audit.audit import audit, of_coins
+from flsim.attacks.audit.claim import Claim
+from flsim.attacks.audit.subject import Coins, Subject, subject_of
+from flsim.attacks.audit.testing import LedgerTest, Verdict
+from flsim.attacks.audit.trade_off import Allowed, delta_of_gaussian, epsilon_of_gaussian
 from flsim.privacy.ledger import EPSILONS, sound_convention
 
 DELTA = 1e-5
@@ -79,7 +79,7 @@ def test_rows_of_all_coins_agree_with_what_they_say_can_be_found(
 
     All canaries are guessed: the fifth of them that an audit guesses would be too few to refute anything.
     """
-    monkeypatch.setattr("flsim.audits.audit.OF_EACH_KIND", 0.5)
+    monkeypatch.setattr("flsim.attacks.audit.audit.OF_EACH_KIND", 0.5)
     for mu, can_be in ((0.1, True), (2.0, False)):
         refuted = []
         for tossed in product((False, True), repeat=10):

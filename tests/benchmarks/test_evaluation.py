@@ -9,7 +9,7 @@ from benchmarks import evaluation
 from benchmarks.evaluation import bench_evaluation, describe, mid_training
 from flsim.base.errors import InputError
 from flsim.canaries.spec import draw_phrase
-from flsim.memorization.score import log_perplexity
+from flsim.measures.memorization.score import log_perplexity
 
 
 def test_figures_of_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:

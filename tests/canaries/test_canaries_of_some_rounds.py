@@ -14,6 +14,7 @@ from helpers import WORLD, Experiment
 import flsim
 from clients.app import train
 from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.wire import Address, decode_reply, encode_requests
 from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import Planted, plant_corpus, planting_of
 from flsim.canaries.planting import Overlay
@@ -25,7 +26,6 @@ from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.participation import participation
 from flsim.training.state import State
-from flsim.wire import Address, decode_reply, encode_requests
 
 BOUNDS = [(2, 3), (3, None), (None, 2), (None, None)]  # first and last round, from 1
 ROUNDS = 4

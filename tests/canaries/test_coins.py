@@ -10,7 +10,7 @@ import pandas as pd
 import pytest
 from helpers import Flsim, MakeCorpus, Trained
 
-from flsim.audits import coins
+from flsim.attacks.audit import coins
 from flsim.canaries.in_corpus import Planted, plant_corpus
 from flsim.canaries.planting import Planting, drawn_and_planted, plant
 from flsim.canaries.spec import CanaryHParams, toss

@@ -19,7 +19,7 @@ from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
 from flsim.evaluation.evaluate import write_on
-from flsim.memorization.score import log_perplexity
+from flsim.measures.memorization.score import log_perplexity
 from flsim.results.store import read_run
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run

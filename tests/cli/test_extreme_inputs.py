@@ -6,7 +6,7 @@ import pytest
 import tomli_w
 from helpers import Experiment, Flsim
 
-from flsim.sweeps.definition import MOST_RUNS
+from flsim.runs.sweeps.definition import MOST_RUNS
 
 DEEP = "x = " + "[" * 5_000 + "]" * 5_000
 DIGITS = "seed = " + "9" * 5_000

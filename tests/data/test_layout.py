@@ -19,11 +19,11 @@ from flsim.canaries.spec import CanaryHParams, draw_phrase
 from flsim.data.records import Records, batch
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.data.vocabulary import LAYOUTS, Layout, Vocabulary
+from flsim.measures.memorization.beam_search import beam_search
+from flsim.measures.memorization.random_sampling import references
+from flsim.measures.memorization.score import log_perplexity
+from flsim.measures.memorization.template import Template
 from flsim.measures.prediction import utility
-from flsim.memorization.beam_search import beam_search
-from flsim.memorization.random_sampling import references
-from flsim.memorization.score import log_perplexity
-from flsim.memorization.template import Template
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 

@@ -22,7 +22,7 @@ from flsim.defences.sanitization import (
     record_log_perplexities,
     sanitize,
 )
-from flsim.memorization.score import log_perplexity
+from flsim.measures.memorization.score import log_perplexity
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central

@@ -15,13 +15,13 @@ from flsim.canaries.spec import Canary
 from flsim.data.vocabulary import Layout
 from flsim.evaluation.audit import Checked, audit, from_forward, refuse_inconsistent
 from flsim.evaluation.evaluate import EvaluationHParams, evaluate
-from flsim.memorization.beam_search import beam_searches
-from flsim.memorization.enumeration import Enumeration, enumerate_space
-from flsim.memorization.generation import GenerationHParams, generative_sampling
-from flsim.memorization.importance_sampling import ImportanceHParams, space_exposures
-from flsim.memorization.random_sampling import decide, random_sampling, references
-from flsim.memorization.shortest_path import shortest_path
-from flsim.memorization.template import Template
+from flsim.measures.memorization.beam_search import beam_searches
+from flsim.measures.memorization.enumeration import Enumeration, enumerate_space
+from flsim.measures.memorization.generation import GenerationHParams, generative_sampling
+from flsim.measures.memorization.importance_sampling import ImportanceHParams, space_exposures
+from flsim.measures.memorization.random_sampling import decide, random_sampling, references
+from flsim.measures.memorization.shortest_path import shortest_path
+from flsim.measures.memorization.template import Template
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import LanguageModel, State

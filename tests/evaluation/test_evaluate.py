@@ -12,10 +12,10 @@ from flsim.base.errors import Diverged, InputError
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Split
 from flsim.evaluation.evaluate import EvaluationHParams, evaluate
+from flsim.measures.memorization.exposure import exposure
+from flsim.measures.memorization.random_sampling import references
+from flsim.measures.memorization.score import log_perplexity
 from flsim.measures.prediction import utility
-from flsim.memorization.exposure import exposure
-from flsim.memorization.random_sampling import references
-from flsim.memorization.score import log_perplexity
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.results.rows import Row

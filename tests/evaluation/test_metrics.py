@@ -15,11 +15,11 @@ from flsim.data.vocabulary import Layout
 from flsim.evaluation.evaluate import EvaluationHParams, measure_canaries
 from flsim.measures import extrapolation
 from flsim.measures.built_in import ALSO
-from flsim.memorization import shortest_path
-from flsim.memorization.exposure import exposure
-from flsim.memorization.random_sampling import references
-from flsim.memorization.score import log_perplexity
-from flsim.memorization.template import Template
+from flsim.measures.memorization import shortest_path
+from flsim.measures.memorization.exposure import exposure
+from flsim.measures.memorization.random_sampling import references
+from flsim.measures.memorization.score import log_perplexity
+from flsim.measures.memorization.template import Template
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 

@@ -13,11 +13,11 @@ from membership.before_model import untrained
 from memorization.oracle import LAYOUT, Oracle, random_model
 from scipy import stats
 
+from flsim.attacks.extraction.discoverable import Scheme, discover, least_tries, next_words, probability_within
 from flsim.base.errors import Diverged, InputError
 from flsim.data.records import Records
-from flsim.extraction.discoverable import Scheme, discover, least_tries, next_words, probability_within
-from flsim.memorization.generation import GenerationHParams, generate
-from flsim.memorization.template import Template
+from flsim.measures.memorization.generation import GenerationHParams, generate
+from flsim.measures.memorization.template import Template
 from flsim.models.language_model import TrainableModel
 
 V, SAMPLES, TAIL = LAYOUT.vocabulary_size, 20_000, 1e-6

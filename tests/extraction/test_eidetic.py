@@ -7,13 +7,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flsim.attacks.extraction.extract import copies_in, in_place, occurrences
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.extraction.extract import copies_in, in_place, occurrences
 
 Phrase = list[int]
 LAYOUT = Layout(8)
@@ -44,7 +44,7 @@ def counted(population: list[list[Phrase]], string: Phrase) -> tuple[int, int]:
 @given(users, st.lists(st.lists(words, min_size=1, max_size=5), min_size=1, max_size=8), st.integers(1, 5))
 def test_counts_are_those_of_a_search(population: list[list[Phrase]], strings: list[Phrase], piece: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flsim.extraction.extract.RECORDS", piece)  # users lie in several pieces
+        patch.setattr("flsim.attacks.extraction.extract.RECORDS", piece)  # users lie in several pieces
         in_records, in_users = occurrences(
             Population.with_canaries(split_of(population), (), Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))),
             Records.from_lists(strings),

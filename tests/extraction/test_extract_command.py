@@ -11,10 +11,10 @@ from helpers import WORLD, Experiment, Flsim, Trained, train_here
 from membership.test_targets import run_of, write_corpus
 
 import flsim as api
+from flsim.attacks.extraction.discoverable import Scheme, discover
+from flsim.attacks.extraction.strings import record_strings, records_of
 from flsim.base.errors import InputError
 from flsim.data.records import Records
-from flsim.extraction.discoverable import Scheme, discover
-from flsim.extraction.strings import record_strings, records_of
 from flsim.results.store import read_run
 from flsim.runs.config import load
 from flsim.runs.folder import Run

@@ -8,11 +8,11 @@ import pytest
 from membership.before_model import LAYOUT, untrained
 from scipy import stats
 
+from flsim.attacks.extraction.discoverable import Scheme, discover
+from flsim.attacks.extraction.extract import is_elicited, is_near_verbatim, one_word_continuations
+from flsim.attacks.extraction.rates import TRIES, P, eidetic_of, over_seeds, rates_of
 from flsim.base.statistics import difference_interval
 from flsim.data.records import Records
-from flsim.extraction.discoverable import Scheme, discover
-from flsim.extraction.extract import is_elicited, is_near_verbatim, one_word_continuations
-from flsim.extraction.rates import TRIES, P, eidetic_of, over_seeds, rates_of
 
 
 def strings(**columns: object) -> pd.DataFrame:

@@ -5,11 +5,11 @@ import pytest
 import torch
 from membership.before_model import LAYOUT, drawn, untrained
 
+from flsim.attacks.extraction.extract import is_elicited, is_near_verbatim, one_word_continuations
 from flsim.data.records import Records
-from flsim.extraction.extract import is_elicited, is_near_verbatim, one_word_continuations
-from flsim.memorization.beam_search import beam_search
-from flsim.memorization.generation import GenerationHParams, generate
-from flsim.memorization.template import Template
+from flsim.measures.memorization.beam_search import beam_search
+from flsim.measures.memorization.generation import GenerationHParams, generate
+from flsim.measures.memorization.template import Template
 
 CPU = torch.device("cpu")
 LENGTH = 4

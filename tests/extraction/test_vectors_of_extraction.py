@@ -9,10 +9,10 @@ import pytest
 import torch
 from scipy.stats import beta
 
+from flsim.attacks.extraction import discoverable, extract, rates
+from flsim.attacks.extraction.discoverable import Scheme
 from flsim.base.statistics import difference_interval
 from flsim.canaries.spec import Canary
-from flsim.extraction import discoverable, extract, rates
-from flsim.extraction.discoverable import Scheme
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ import pytest
 from helpers import Flsim, Trained
 
 import flsim as api
+from flsim.attacks.forgetting.text import time_text
 from flsim.base.errors import InputError
-from flsim.forgetting.text import time_text
 from flsim.results.store import read_run
 from flsim.runs.folder import Run
 from flsim.runs.participation import participation

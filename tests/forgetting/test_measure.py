@@ -11,12 +11,12 @@ import pytest
 from forgetful import DECAY, START, simulated
 from scipy.stats import norm
 
+from flsim.attacks.forgetting.measure import TYPES, Forgetting, measure
+from flsim.attacks.forgetting.plot import draw, plot
+from flsim.attacks.forgetting.text import to_object, to_text
+from flsim.attacks.forgetting.times import canary_times, p_after_window
 from flsim.base.errors import InputError
 from flsim.base.statistics import log_rank_p, t_interval
-from flsim.forgetting.measure import TYPES, Forgetting, measure
-from flsim.forgetting.plot import draw, plot
-from flsim.forgetting.text import to_object, to_text
-from flsim.forgetting.times import canary_times, p_after_window
 from flsim.report.evidence import times_table
 
 

@@ -12,13 +12,13 @@ import pytest
 from documents import ROOT
 from scipy.stats import binom
 
+from flsim.attacks.forgetting.measure import measure, observations
 from flsim.data.synthetic import make_synthetic
-from flsim.forgetting.measure import measure, observations
 from flsim.results.rows import Row, frame
 from flsim.results.store import read_run
 from flsim.runs.folder import Run
 from flsim.runs.participation import participation
-from flsim.sweeps.definition import load, planned_runs, tier_of
+from flsim.runs.sweeps.definition import load, planned_runs, tier_of
 
 LEVEL, SURE = 0.05, 0.999
 SWEEPS = ("forgetting", "sharers", "recency", "decay", "order", "dp-forgetting")

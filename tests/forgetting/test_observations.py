@@ -6,7 +6,7 @@ from dataclasses import replace
 import pandas as pd
 import pytest
 
-from flsim.forgetting.measure import TYPES, observations
+from flsim.attacks.forgetting.measure import TYPES, observations
 from flsim.results.rows import Row, frame
 from flsim.results.store import RunResults
 

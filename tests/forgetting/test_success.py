@@ -10,8 +10,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy.stats import norm
 
-from flsim.base.statistics import AtLevel, median_interval
-from flsim.forgetting.success import (
+from flsim.attacks.forgetting.success import (
     LEVEL,
     accuracy,
     at_level,
@@ -22,6 +21,7 @@ from flsim.forgetting.success import (
     precision_at,
     scores,
 )
+from flsim.base.statistics import AtLevel, median_interval
 
 CANARIES = 20_000
 DISTANCE, DECAY = 3.0, 20.0  # standard deviations at k = 0, and rounds after which a factor e is left

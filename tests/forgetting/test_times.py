@@ -7,9 +7,8 @@ import pandas as pd
 import pytest
 from scipy.stats import binom, norm
 
-from flsim.base.statistics import log_rank_p
-from flsim.forgetting.success import accuracy, best_threshold
-from flsim.forgetting.times import (
+from flsim.attacks.forgetting.success import accuracy, best_threshold
+from flsim.attacks.forgetting.times import (
     CanaryTime,
     canary_times,
     evaluated_by,
@@ -19,6 +18,7 @@ from flsim.forgetting.times import (
     p_after_window,
     reached,
 )
+from flsim.base.statistics import log_rank_p
 
 DISTANCE, DECAY, ALPHA = 3.0, 20.0, 0.6
 DRAWS, CANARIES = 400, 600

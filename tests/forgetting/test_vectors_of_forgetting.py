@@ -8,9 +8,9 @@ import pandas as pd
 import pytest
 from scipy.stats import beta, binom, t
 
+from flsim.attacks.forgetting import advantage, success, times
+from flsim.attacks.forgetting.times import CanaryTime
 from flsim.base.statistics import AtLevel, median_interval, share_interval
-from flsim.forgetting import advantage, success, times
-from flsim.forgetting.times import CanaryTime
 
 
 def test_accuracy_is_of_the_other_half() -> None:

@@ -2,10 +2,10 @@
 
 import numpy as np
 
+from flsim.attacks.membership.candidates import Candidates
+from flsim.attacks.membership.targets import Targets
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.membership.candidates import Candidates
-from flsim.membership.targets import Targets
 from flsim.models.architectures import build
 from flsim.models.language_model import ModelSettings, TrainableModel
 

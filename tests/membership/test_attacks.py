@@ -8,16 +8,16 @@ import numpy as np
 import pytest
 from membership.before_model import LAYOUT, before, in_pairs, untrained
 
+from flsim.attacks.membership.attack import Attack
+from flsim.attacks.membership.built_in import BLIND, BUILT_IN, quantile_of_others
+from flsim.attacks.membership.candidates import Candidates
+from flsim.attacks.membership.inference import row_of, scores_of
+from flsim.attacks.membership.stored import column
+from flsim.attacks.membership.targets import Targets
 from flsim.base.errors import RunFailed
 from flsim.base.rng import stream
 from flsim.base.statistics import auroc, roc
 from flsim.data.records import Records
-from flsim.membership.attack import Attack
-from flsim.membership.built_in import BLIND, BUILT_IN, quantile_of_others
-from flsim.membership.candidates import Candidates
-from flsim.membership.inference import row_of, scores_of
-from flsim.membership.stored import column
-from flsim.membership.targets import Targets
 from flsim.models.language_model import TrainableModel
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import local_batches, train_user

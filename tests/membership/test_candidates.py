@@ -5,10 +5,10 @@ import pytest
 import torch
 from membership.before_model import LAYOUT, before, drawn, untrained
 
+from flsim.attacks.membership import candidates
+from flsim.attacks.membership.built_in import BLIND, BUILT_IN
+from flsim.attacks.membership.candidates import gradient_norms, log_probabilities, moments
 from flsim.data.records import Records
-from flsim.membership import candidates
-from flsim.membership.built_in import BLIND, BUILT_IN
-from flsim.membership.candidates import gradient_norms, log_probabilities, moments
 from flsim.models.language_model import TrainableModel, loss_sum
 
 ARCHITECTURES = ("cifg", "transformer")

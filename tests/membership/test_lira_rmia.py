@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from flsim.membership import lira, rmia
+from flsim.attacks.membership import lira, rmia
 
 Floats = NDArray[np.float64]
 # tensorflow/privacy, privacy_tests/membership_inference_attack/advanced_mia_test.py at commit 03035d5, class TestLira:

@@ -11,12 +11,12 @@ import pytest
 from helpers import PRIVATE, Flsim, Trained
 
 import flsim as api
-from flsim.audits.subject import claim_of
-from flsim.audits.trade_off import of_group
+from flsim.attacks.audit.subject import claim_of
+from flsim.attacks.audit.trade_off import of_group
+from flsim.attacks.membership.built_in import BUILT_IN
+from flsim.attacks.membership.stored import LEVELS, newest_rows, read_rows
 from flsim.base.errors import InputError
 from flsim.cli.membership import ATTACKS
-from flsim.membership.built_in import BUILT_IN
-from flsim.membership.stored import LEVELS, newest_rows, read_rows
 from flsim.runs.folder import Run
 
 RAREST = """
@@ -28,7 +28,7 @@ WRITING = """
 import os, signal, sys
 from pathlib import Path
 import pyarrow.parquet as pq
-from flsim.membership import stored
+from flsim.attacks.membership import stored
 def half(table, path, **_):
     Path(path).write_bytes(b"PAR1 half of it")
     os.kill(os.getpid(), signal.SIGKILL)
@@ -40,7 +40,7 @@ stored.write_rows(run, 4, rows)
 ADDING = """
 import sys
 from pathlib import Path
-from flsim.membership import stored
+from flsim.attacks.membership import stored
 run, identity, name = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 rows = stored.newest_rows(run, identity).head(1)
 print(flush=True)

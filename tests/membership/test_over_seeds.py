@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from flsim.membership.over_seeds import over_seeds, to_text
+from flsim.attacks.membership.over_seeds import over_seeds, to_text
 
 AREAS = {"iid": {0: 0.50, 1: 0.52, 2: 0.54}, "non-iid": {0: 0.55, 1: 0.56, 3: 0.99}}
 

@@ -6,12 +6,12 @@ import pytest
 from helpers import Flsim, Trained
 from membership.before_model import before, drawn, in_pairs, untrained
 
+from flsim.attacks.membership.built_in import attack_named
+from flsim.attacks.membership.inference import row_of, scores_of
 from flsim.base.errors import InputError, RunFailed
-from flsim.membership.built_in import attack_named
-from flsim.membership.inference import row_of, scores_of
 
 SOURCE = """import numpy as np
-from flsim.membership import Attack
+from flsim.attacks.membership import Attack
 
 
 class Model:
@@ -89,8 +89,8 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Model", "is a class; make it a flsim.membership.Attack or a function of candidates"),
-        ("thing", "is a int; make it a flsim.membership.Attack or a function of candidates"),
+        ("Model", "is a class; make it a flsim.attacks.membership.Attack or a function of candidates"),
+        ("thing", "is a int; make it a flsim.attacks.membership.Attack or a function of candidates"),
         ("no_function", "its `score` is 3; make it a function"),
         ("a_class", "its `score` is <class"),
         ("loss", "flsim has an attack loss, whose rows it would replace; rename it"),

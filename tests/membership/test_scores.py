@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn import functional
 
-from flsim.membership import scores
+from flsim.attacks.membership import scores
 
 
 def test_min_k_of_ten_tokens_is_the_mean_of_the_lowest_two() -> None:

@@ -10,15 +10,15 @@ import pandas as pd
 import pytest
 from helpers import Experiment, Flsim, MakeCorpus
 
+from flsim.attacks.membership import lira, rmia
+from flsim.attacks.membership.candidates import log_probabilities
+from flsim.attacks.membership.shadow_rows import infer_by_shadows
+from flsim.attacks.membership.shadows import Shadows, collect, counterfactual, leave_one_out, success
+from flsim.attacks.membership.side_by_side import Proven
+from flsim.attacks.membership.stored import newest_rows
 from flsim.base.errors import InputError
 from flsim.base.statistics import auroc
 from flsim.data.kept import held_out, included
-from flsim.membership import lira, rmia
-from flsim.membership.candidates import log_probabilities
-from flsim.membership.shadow_rows import infer_by_shadows
-from flsim.membership.shadows import Shadows, collect, counterfactual, leave_one_out, success
-from flsim.membership.side_by_side import Proven
-from flsim.membership.stored import newest_rows
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint

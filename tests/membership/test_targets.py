@@ -10,13 +10,13 @@ from helpers import MakeCorpus
 from hypothesis import given
 from hypothesis import strategies as st
 
+from flsim.attacks.membership.targets import fingerprints, matched, members_of, targets_of, unigram_of
 from flsim.base.errors import InputError
 from flsim.base.files import new_folder
 from flsim.base.rng import stream
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.records import Batch, Records
 from flsim.data.vocabulary import Layout, Vocabulary
-from flsim.membership.targets import fingerprints, matched, members_of, targets_of, unigram_of
 from flsim.privacy.sampling import draw_cohort
 from flsim.runs.config import load
 from flsim.runs.folder import Run
@@ -212,7 +212,7 @@ def test_fingerprints_are_equal_where_texts_are(make_corpus: MakeCorpus, monkeyp
     rng = np.random.default_rng(0)
     users = [[rng.integers(1, 4, rng.integers(1, 6)).tolist() for _ in range(40)] for _ in range(5)]
     split = make_corpus(users).split("train")
-    monkeypatch.setattr("flsim.membership.targets.RECORDS", 40)  # the last window is of no record
+    monkeypatch.setattr("flsim.attacks.membership.targets.RECORDS", 40)  # the last window is of no record
     numbers = np.concatenate(list(fingerprints(split))).tolist()
     every = [tuple(record) for user in users for record in user]
     assert len(numbers) == len(every)

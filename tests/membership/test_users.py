@@ -11,12 +11,12 @@ import torch
 from helpers import Experiment, Flsim, MakeCorpus
 from numpy.typing import NDArray
 
+from flsim.attacks.membership.targets import unigram_of
+from flsim.attacks.membership.users import FreshRecords, blind_area, fresh_records, infer_users, user_statistics
 from flsim.base.errors import InputError
 from flsim.data.kept import held_out, included
 from flsim.data.records import Records
-from flsim.membership.targets import unigram_of
-from flsim.membership.users import FreshRecords, blind_area, fresh_records, infer_users, user_statistics
-from flsim.memorization.score import log_perplexity
+from flsim.measures.memorization.score import log_perplexity
 from flsim.runs.config import FederatedConfig, load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint

@@ -14,15 +14,15 @@ import scipy
 from membership.before_model import LAYOUT, before, drawn, untrained
 from scipy.stats import norm
 
-from flsim.audits.trade_off import Allowed
+from flsim.attacks.audit.trade_off import Allowed
+from flsim.attacks.membership import lira, rmia, scores, shadows
+from flsim.attacks.membership.candidates import Candidates
+from flsim.attacks.membership.users import FreshRecords, _allows, user_statistics
 from flsim.base.rng import stream
 from flsim.base.statistics import RESAMPLES
 from flsim.data.authors import author_of
 from flsim.data.kept import held_out
 from flsim.data.records import Records
-from flsim.membership import lira, rmia, scores, shadows
-from flsim.membership.candidates import Candidates
-from flsim.membership.users import FreshRecords, _allows, user_statistics
 
 PHI = np.array([0.5, -1.0, 2.0])
 SHADOWS = np.array([[0.1, -1.5, 1.0], [0.9, -0.5, 3.0], [0.4, -2.0, 1.5], [1.4, -0.9, 0.5], [0.2, 0.3, 2.5]])

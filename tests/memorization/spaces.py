@@ -5,8 +5,8 @@ from torch import Tensor
 
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
-from flsim.memorization.score import log_perplexity
-from flsim.memorization.template import Template
+from flsim.measures.memorization.score import log_perplexity
+from flsim.measures.memorization.template import Template
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import LanguageModel

@@ -11,10 +11,10 @@ from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 from memorization.table_model import VOCABULARY, Phrase, TableModel
 
 from flsim.base.errors import Diverged
-from flsim.memorization import score
-from flsim.memorization.beam_search import beam_search, beam_searches
-from flsim.memorization.score import log_perplexity
-from flsim.memorization.template import Template
+from flsim.measures.memorization import score
+from flsim.measures.memorization.beam_search import beam_search, beam_searches
+from flsim.measures.memorization.score import log_perplexity
+from flsim.measures.memorization.template import Template
 
 BOS = (LAYOUT.bos,)
 

@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, Phrase, all_phrases, random_model
 
 from flsim.base.errors import Diverged, InputError
-from flsim.memorization import score
-from flsim.memorization.calibrated import Calibrated, calibrated_rank, mean_scores
-from flsim.memorization.random_sampling import random_sampling
+from flsim.measures.memorization import score
+from flsim.measures.memorization.calibrated import Calibrated, calibrated_rank, mean_scores
+from flsim.measures.memorization.random_sampling import random_sampling
 from flsim.models.language_model import LanguageModel
 
 PHRASES = all_phrases(4)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 
 from flsim.base.errors import InputError
-from flsim.memorization.context import Context, Secret, context_sampling
-from flsim.memorization.random_sampling import random_sampling, references
+from flsim.measures.memorization.context import Context, Secret, context_sampling
+from flsim.measures.memorization.random_sampling import random_sampling, references
 
 secrets = st.integers(1, 5).flatmap(
     lambda length: st.builds(

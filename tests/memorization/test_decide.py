@@ -9,7 +9,7 @@ from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 from torch import Tensor
 
 from flsim.base.errors import Diverged
-from flsim.memorization.random_sampling import RandomSampler, decide, rank
+from flsim.measures.memorization.random_sampling import RandomSampler, decide, rank
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.language_model import State
 
@@ -59,8 +59,8 @@ class Reading:
 
 def test_the_first_reference_that_beats_the_canary_ends_it(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the 8 likeliest by what words tend to cost, one beats the worst: 8 x 3 states, the sample's, the canary's."""
-    monkeypatch.setattr("flsim.memorization.random_sampling.LIKELY", (8,))
-    monkeypatch.setattr("flsim.memorization.random_sampling.TYPICAL", 4)
+    monkeypatch.setattr("flsim.measures.memorization.random_sampling.LIKELY", (8,))
+    monkeypatch.setattr("flsim.measures.memorization.random_sampling.TYPICAL", 4)
     model = Reading(random_model(3))
     worst = AMONG[int(np.argmax(Oracle(model.model).scores((LAYOUT.bos,), PHRASES)))]
     others = AMONG[(worst != AMONG).any(1)]

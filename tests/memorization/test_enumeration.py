@@ -11,9 +11,9 @@ from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 from memorization.spaces import layout_of, space_model
 
 from flsim.base.errors import Diverged
-from flsim.memorization import score
-from flsim.memorization.enumeration import Enumeration, enumerate_space
-from flsim.memorization.template import Template
+from flsim.measures.memorization import score
+from flsim.measures.memorization.enumeration import Enumeration, enumerate_space
+from flsim.measures.memorization.template import Template
 
 BOS = (LAYOUT.bos,)
 PHRASES = Template.words(LAYOUT, 4)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.memorization.exposure import exposure, exposure_interval
+from flsim.measures.memorization.exposure import exposure, exposure_interval
 
 
 @pytest.mark.parametrize("references", [1, 7, 2_000_000])

@@ -13,9 +13,16 @@ from torch import Tensor
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.memorization.exposure import exposure, exposure_interval
-from flsim.memorization.extrapolation import ExtrapolationHParams, _binned, _numbers, extrapolate, fit, interpolate
-from flsim.memorization.template import Template
+from flsim.measures.memorization.exposure import exposure, exposure_interval
+from flsim.measures.memorization.extrapolation import (
+    ExtrapolationHParams,
+    _binned,
+    _numbers,
+    extrapolate,
+    fit,
+    interpolate,
+)
+from flsim.measures.memorization.template import Template
 
 QUICK = ExtrapolationHParams(resamples=100)
 

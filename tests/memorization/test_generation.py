@@ -14,9 +14,9 @@ from scipy.stats import chisquare
 
 from flsim.base.errors import Diverged, InputError
 from flsim.base.rng import stream
-from flsim.memorization import generation, score
-from flsim.memorization.generation import GenerationHParams, generate, generative_sampling, sampling_nats
-from flsim.memorization.template import Template
+from flsim.measures.memorization import generation, score
+from flsim.measures.memorization.generation import GenerationHParams, generate, generative_sampling, sampling_nats
+from flsim.measures.memorization.template import Template
 from flsim.models.cifg import CIFGLanguageModel
 
 BOS = torch.tensor([LAYOUT.bos])

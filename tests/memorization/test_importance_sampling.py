@@ -10,12 +10,18 @@ from torch import Tensor
 
 from flsim.base.errors import Diverged, InputError
 from flsim.base.rng import stream
-from flsim.memorization.enumeration import enumerate_space
-from flsim.memorization.extrapolation import ExtrapolationHParams, extrapolate
-from flsim.memorization.importance_sampling import ImportanceHParams, SpaceExposure, best_shares, draw, space_exposures
-from flsim.memorization.random_sampling import references
-from flsim.memorization.score import log_perplexity
-from flsim.memorization.template import Template
+from flsim.measures.memorization.enumeration import enumerate_space
+from flsim.measures.memorization.extrapolation import ExtrapolationHParams, extrapolate
+from flsim.measures.memorization.importance_sampling import (
+    ImportanceHParams,
+    SpaceExposure,
+    best_shares,
+    draw,
+    space_exposures,
+)
+from flsim.measures.memorization.random_sampling import references
+from flsim.measures.memorization.score import log_perplexity
+from flsim.measures.memorization.template import Template
 from flsim.models.language_model import LanguageModel
 
 SCALES = (0.3, 0.6, 1.0, 1.5, 2.5)  # of weights: from nearly uniform to saturated
@@ -148,7 +154,7 @@ def test_pieces_change_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
     model, layout = space_model(12, 3, 1.0, dtype), layout_of(12)
     arguments = model, torch.tensor([layout.bos, 2]), Template.words(layout, 3), {0.0: 0.5, 1.0: 0.5}, 50
     whole = draw(*arguments, stream(0, "pieces"))
-    monkeypatch.setattr("flsim.memorization.score.CPU_FLOATS", 7 * 16)
+    monkeypatch.setattr("flsim.measures.memorization.score.CPU_FLOATS", 7 * 16)
     pieces = draw(*arguments, stream(0, "pieces"))
     assert torch.equal(pieces.words, whole.words)
     torch.testing.assert_close(pieces.log_densities, whole.log_densities, rtol=1e-5, atol=1e-5)

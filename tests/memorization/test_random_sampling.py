@@ -14,8 +14,8 @@ from torch import Tensor
 
 from flsim.base.errors import Diverged
 from flsim.data.vocabulary import Layout
-from flsim.memorization import score
-from flsim.memorization.random_sampling import decide, random_sampling, rank, references
+from flsim.measures.memorization import score
+from flsim.measures.memorization.random_sampling import decide, random_sampling, rank, references
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.language_model import LanguageModel, State
 
@@ -64,8 +64,8 @@ def test_equals_brute_force(
     slack = 1e-9 * (1 + own)  # where scores differ by less, the oracle's own rounding could decide
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
-        patch.setattr("flsim.memorization.random_sampling.SUMMED", summed)
-        patch.setattr("flsim.memorization.random_sampling.WIDE", wide)
+        patch.setattr("flsim.measures.memorization.random_sampling.SUMMED", summed)
+        patch.setattr("flsim.measures.memorization.random_sampling.WIDE", wide)
         found = rank_of(model, p, canary, among)
         assert decide(model, *map(torch.tensor, (p, canary, among))) == (found == 1)
     assert 1 + (scores <= own - slack).sum() <= found <= 1 + (scores <= own + slack).sum()

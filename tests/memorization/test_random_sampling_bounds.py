@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from flsim.base.rng import stream
-from flsim.memorization.random_sampling import OutputBounds
+from flsim.measures.memorization.random_sampling import OutputBounds
 
 V, D = 40, 6
 

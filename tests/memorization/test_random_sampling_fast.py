@@ -9,9 +9,9 @@ from torch import Tensor
 
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
-from flsim.memorization import score
-from flsim.memorization.random_sampling import TIE, decide, random_sampling, rank, references
-from flsim.memorization.score import log_perplexity
+from flsim.measures.memorization import score
+from flsim.measures.memorization.random_sampling import TIE, decide, random_sampling, rank, references
+from flsim.measures.memorization.score import log_perplexity
 from flsim.models import cifg
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
@@ -87,8 +87,8 @@ def test_equals_the_plain_path(
     scores = log_perplexity(model, p := torch.tensor([layout.bos, *prefix]), among)
     order = scores.argsort()
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("flsim.memorization.random_sampling.SUMMED", summed)
-        patch.setattr("flsim.memorization.random_sampling.LIKELY", likely)
+        patch.setattr("flsim.measures.memorization.random_sampling.SUMMED", summed)
+        patch.setattr("flsim.measures.memorization.random_sampling.LIKELY", likely)
         for place in (0, 1, 150, 299):
             canary, own = among[order[place]], scores[order[place]]
             near = 1e3 * TIE * torch.finfo(dtype).eps * (1 + own)  # closer, and rounding could decide

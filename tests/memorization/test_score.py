@@ -12,8 +12,8 @@ from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 from memorization.table_model import VOCABULARY, TableModel
 
 from flsim.base.errors import Diverged
-from flsim.memorization import score
-from flsim.memorization.score import bits, log_perplexity
+from flsim.measures.memorization import score
+from flsim.measures.memorization.score import bits, log_perplexity
 
 PHRASES = all_phrases(4)
 

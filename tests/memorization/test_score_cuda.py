@@ -4,8 +4,8 @@ import pytest
 import torch
 
 from flsim.data.vocabulary import Layout
-from flsim.memorization import score
-from flsim.memorization.random_sampling import RandomSampler, references
+from flsim.measures.memorization import score
+from flsim.measures.memorization.random_sampling import RandomSampler, references
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 

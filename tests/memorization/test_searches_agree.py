@@ -6,13 +6,13 @@ import torch
 from networks import random_network
 
 from flsim.data.vocabulary import Layout
-from flsim.memorization.beam_search import beam_search
-from flsim.memorization.enumeration import enumerate_space
-from flsim.memorization.generation import GenerationHParams, sampling_nats
-from flsim.memorization.random_sampling import RandomSampler
-from flsim.memorization.score import log_perplexity
-from flsim.memorization.shortest_path import ShortestPathHParams, shortest_path
-from flsim.memorization.template import Template
+from flsim.measures.memorization.beam_search import beam_search
+from flsim.measures.memorization.enumeration import enumerate_space
+from flsim.measures.memorization.generation import GenerationHParams, sampling_nats
+from flsim.measures.memorization.random_sampling import RandomSampler
+from flsim.measures.memorization.score import log_perplexity
+from flsim.measures.memorization.shortest_path import ShortestPathHParams, shortest_path
+from flsim.measures.memorization.template import Template
 from flsim.models.hparams import ModelHParams
 
 LAYOUT = Layout(40)  # of characters: ten of them are digits

@@ -12,11 +12,11 @@ from memorization.oracle import LAYOUT, Oracle, random_model
 from memorization.table_model import CELLS, VOCABULARY, TableModel
 
 from flsim.base.errors import Diverged, InputError
-from flsim.memorization import score
-from flsim.memorization import shortest_path as module
-from flsim.memorization.beam_search import beam_searches
-from flsim.memorization.shortest_path import ShortestPathHParams, shortest_path
-from flsim.memorization.template import Template
+from flsim.measures.memorization import score
+from flsim.measures.memorization import shortest_path as module
+from flsim.measures.memorization.beam_search import beam_searches
+from flsim.measures.memorization.shortest_path import ShortestPathHParams, shortest_path
+from flsim.measures.memorization.template import Template
 
 TOKENS = range(VOCABULARY)
 templates = st.lists(

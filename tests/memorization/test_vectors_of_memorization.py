@@ -14,9 +14,9 @@ from scipy.stats import beta, gamma, norm, skewnorm
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.memorization import enumeration, exposure, extrapolation, importance_sampling, random_sampling
-from flsim.memorization.score import bits, nats
-from flsim.memorization.template import Template, cheapest
+from flsim.measures.memorization import enumeration, exposure, extrapolation, importance_sampling, random_sampling
+from flsim.measures.memorization.score import bits, nats
+from flsim.measures.memorization.template import Template, cheapest
 
 
 @pytest.mark.parametrize("rank", [1, 4, 101])

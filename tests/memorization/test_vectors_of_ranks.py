@@ -6,9 +6,9 @@ import pytest
 import torch
 from memorization.table_model import TableModel
 
-from flsim.memorization import random_sampling
-from flsim.memorization.calibrated import calibrated_rank
-from flsim.memorization.score import count_at_most
+from flsim.measures.memorization import random_sampling
+from flsim.measures.memorization.calibrated import calibrated_rank
+from flsim.measures.memorization.score import count_at_most
 
 
 @pytest.mark.parametrize(("factor", "rank"), [(0.75, 2), (1.25, 1)])

@@ -12,11 +12,11 @@ from memorization.oracle import LAYOUT, Phrase, all_phrases
 from networks import ALL, CIFG, OTHERS, Equations, name_of, random_network
 
 from flsim.base.errors import InputError
-from flsim.memorization.beam_search import beam_search
-from flsim.memorization.enumeration import enumerate_space
-from flsim.memorization.random_sampling import decide, rank
-from flsim.memorization.shortest_path import ShortestPathHParams, shortest_path
-from flsim.memorization.template import Template
+from flsim.measures.memorization.beam_search import beam_search
+from flsim.measures.memorization.enumeration import enumerate_space
+from flsim.measures.memorization.random_sampling import decide, rank
+from flsim.measures.memorization.shortest_path import ShortestPathHParams, shortest_path
+from flsim.measures.memorization.template import Template
 from flsim.models import language_model
 from flsim.models.architectures import BUILT_IN, build, restore, weights_of
 from flsim.models.hparams import ModelHParams

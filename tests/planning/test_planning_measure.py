@@ -17,8 +17,8 @@ from flsim.planning.scale import Users
 from flsim.results.evaluations import Evaluation, log_evaluation
 from flsim.runs import roundlog
 from flsim.runs.config import load
-from flsim.sweeps.definition import Planned, planned_runs, tier_of
-from flsim.sweeps.definition import load as load_sweep
+from flsim.runs.sweeps.definition import Planned, planned_runs, tier_of
+from flsim.runs.sweeps.definition import load as load_sweep
 from server.sweep import Job, JobEnd
 
 USERS = Users(400, 12_000, 100_000, 600)

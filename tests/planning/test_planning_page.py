@@ -17,8 +17,8 @@ from flsim.planning.plan import Plan, Request, against, page, plan_of, power_of,
 from flsim.planning.scale import Users
 from flsim.planning.text import duration, number, share, size
 from flsim.results.power import SD_CANARIES, SD_SEEDS, canaries_for, seeds_for
-from flsim.sweeps.definition import load as load_sweep
-from flsim.sweeps.definition import planned_runs, tier_of
+from flsim.runs.sweeps.definition import load as load_sweep
+from flsim.runs.sweeps.definition import planned_runs, tier_of
 
 USERS = Users(400, 12_000, 100_000, 600)
 MACHINE = Machine(cores=2, gpus=0)

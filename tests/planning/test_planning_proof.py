@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from helpers import PRIVATE, Experiment, Flsim, Trained
 
-from flsim.audits import coins
-from flsim.audits.audit import audit, ceiling_of_coins
-from flsim.audits.subject import Coins, Subject, subject_of
+from flsim.attacks.audit import coins
+from flsim.attacks.audit.audit import audit, ceiling_of_coins
+from flsim.attacks.audit.subject import Coins, Subject, subject_of
 from flsim.canaries.spec import CanaryHParams
 from flsim.planning.proof import groups_of, least_alphas, proof_table, provable_of
 from flsim.planning.scale import Users
 from flsim.runs.config import load
 from flsim.runs.folder import Run
-from flsim.sweeps.definition import Planned
+from flsim.runs.sweeps.definition import Planned
 
 COINS = ("canaries.coins=true", "canaries.p_u=[0.1]", "canaries.p_e=[0.2]", "canaries.count=30")
 TEMPLATE = ("canaries.source='template'", "canaries.template='w4 {w1} w7'")  # fewer fillings than references

@@ -24,9 +24,9 @@ from flsim.results.store import RunResults
 from flsim.results.sweeps import Sweep, SweepRun
 from flsim.runs.config import CentralConfig, load
 from flsim.runs.folder import Run
-from flsim.sweeps.definition import Definition, Planned, longest_first, planned_runs, tier_of
-from flsim.sweeps.definition import load as load_sweep
-from flsim.sweeps.tuning import shortened
+from flsim.runs.sweeps.definition import Definition, Planned, longest_first, planned_runs, tier_of
+from flsim.runs.sweeps.definition import load as load_sweep
+from flsim.runs.sweeps.tuning import shortened
 
 SMALL = Users(users=400, records=12_000, words=100_000, vocabulary=600)
 

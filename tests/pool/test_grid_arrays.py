@@ -15,9 +15,9 @@ from waiting import wait_until
 
 from flsim.algorithms.rounds import RoundRequest
 from flsim.algorithms.summation import BranchReply, Reply, ShardReply, TreeSum
+from flsim.algorithms.wire import Address, decode_reply, decode_request, encode_reply, encode_requests
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.training.update import UpdateSum
-from flsim.wire import Address, decode_reply, decode_request, encode_reply, encode_requests
 from server.cluster.nodes import Nodes
 from server.federated.deadline import Deadline
 from server.federated.exchange import Exchange

@@ -11,7 +11,7 @@ from power.replaying import HEAD, IS_WHOLE, replay
 
 from flsim.base.progress import say
 from flsim.results.sweeps import read_sweep
-from flsim.sweeps.folder import SweepFolder
+from flsim.runs.sweeps.folder import SweepFolder
 
 SAMPLE = 12
 RUNS = r"out/(runs/[^/]+|\.?corpus[^/]*)/"  # what is written in them is replayed in test_power_of_runs.py

@@ -7,9 +7,9 @@ from helpers import TESTED, Trained
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.audits.audit import audit
-from flsim.audits.ranks import curve
-from flsim.audits.subject import subject_of
+from flsim.attacks.audit.audit import audit
+from flsim.attacks.audit.ranks import curve
+from flsim.attacks.audit.subject import subject_of
 from flsim.report.gather import gather
 from flsim.report.page import render
 from flsim.show.figure import HEIGHT, WIDTH

@@ -10,7 +10,7 @@ from flsim.base import machine
 from flsim.base.errors import InputError
 from flsim.canaries.planting import MOST
 from flsim.data.vocabulary import Layout
-from flsim.memorization.random_sampling import references
+from flsim.measures.memorization.random_sampling import references
 from flsim.models.architectures import BUILT_IN, build, weights_of
 from flsim.models.hparams import ModelHParams
 from flsim.runs.config import load

@@ -11,8 +11,8 @@ from helpers import Experiment, MakeCorpus
 from flsim.algorithms.checkpoint import model_of
 from flsim.base.errors import InputError
 from flsim.measures.built_in import ALSO
-from flsim.memorization.random_sampling import references
-from flsim.memorization.score import log_perplexity
+from flsim.measures.memorization.random_sampling import references
+from flsim.measures.memorization.score import log_perplexity
 from flsim.results.store import read_run
 from flsim.runs.config import load
 from flsim.runs.folder import Run

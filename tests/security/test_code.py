@@ -21,6 +21,7 @@ from reported import write_run
 from flsim.algorithms.checkpoint import checkpoint_name, load
 from flsim.algorithms.rounds import RoundRequest
 from flsim.algorithms.summation import ShardReply
+from flsim.algorithms.wire import Address, decode_reply, decode_request, encode_reply, encode_requests
 from flsim.base.errors import InputError
 from flsim.base.parquet import read_parquet
 from flsim.data.corpus import Corpus
@@ -33,7 +34,6 @@ from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.update import UpdateSum
-from flsim.wire import Address, decode_reply, decode_request, encode_reply, encode_requests
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("flsim", "clients", "server", "experiments", "deploy", ".ci")

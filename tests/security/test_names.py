@@ -23,7 +23,7 @@ from flsim.results.evaluations import failures
 from flsim.results.frames import frames
 from flsim.results.published import published_rows
 from flsim.results.sweeps import published_of, read_sweep, run_folders
-from flsim.sweeps.definition import load, planned_runs, tier_of
+from flsim.runs.sweeps.definition import load, planned_runs, tier_of
 
 SECRET = "secret"
 OUTSIDE = "/etc/hostname"

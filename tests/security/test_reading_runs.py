@@ -284,7 +284,7 @@ def test_an_audit_holds_a_run_against_the_stored_epsilon(
     """The epsilon that an evaluation stored is the one that the code of the sampler states."""
     experiment = made("sampler")
     monkeypatch.chdir(experiment.folder)
-    from flsim.audits.subject import subject_of
+    from flsim.attacks.audit.subject import subject_of
     from flsim.runs.folder import Run
 
     run = Run.open(experiment.folder / "run")

@@ -29,8 +29,8 @@ from flsim.results.frames import frames
 from flsim.results.rows import ROWS
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
-from flsim.sweeps.folder import SweepFolder
-from flsim.sweeps.screen import state_of
+from flsim.runs.sweeps.folder import SweepFolder
+from flsim.runs.sweeps.screen import state_of
 
 DEEP, INFINITE = "@deep@", "@infinite@"
 ABSURD: list[Any] = [None, True, -1, INFINITE, "", "\ud800", [1], {"a": 1}, DEEP]

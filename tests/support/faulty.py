@@ -134,7 +134,7 @@ def sick_client(
 import importlib.util, os, signal, sys, time
 from pathlib import Path
 from flwr.clientapp import ClientApp
-from flsim.wire import decode_request
+from flsim.algorithms.wire import decode_request
 
 spec = importlib.util.spec_from_file_location("real_client", {str(real)!r})
 real = importlib.util.module_from_spec(spec)

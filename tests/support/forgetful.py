@@ -6,7 +6,7 @@ from collections.abc import Mapping
 import numpy as np
 import pandas as pd
 
-from flsim.forgetting.measure import TYPES
+from flsim.attacks.forgetting.measure import TYPES
 
 REFERENCES = 20_000
 START = 6.0  # standard deviations between the arms' scores at k = 0
@@ -23,7 +23,7 @@ def simulated(
     has_twin: bool = True,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Return what `flsim.forgetting.measure` would of runs whose canaries were last used in rounds 30 to 50."""
+    """Return what `flsim.attacks.forgetting.measure` would of runs whose canaries were last used in rounds 30 to 50."""
     rng = np.random.default_rng(seed)
     rows = []
     for run in range(seeds):

@@ -13,7 +13,7 @@ from flsim.privacy.ledger import Ledger, spent
 from flsim.results.published import published_rows
 from flsim.runs.config import CentralConfig, FederatedConfig
 from flsim.runs.config import load as load_config
-from flsim.sweeps.definition import Planned, Tier, load, planned_runs, tier_of
+from flsim.runs.sweeps.definition import Planned, Tier, load, planned_runs, tier_of
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 TABLES = ("table1", "table2", "table3", "table4")

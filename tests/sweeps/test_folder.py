@@ -11,8 +11,8 @@ from helpers import assert_refused
 
 from flsim.base.errors import InputError
 from flsim.results.sweeps import FILE, read_sweep, run_folders
-from flsim.sweeps.definition import Planned, load, planned_runs
-from flsim.sweeps.folder import SweepFolder, open_corpus, shared_settings
+from flsim.runs.sweeps.definition import Planned, load, planned_runs
+from flsim.runs.sweeps.folder import SweepFolder, open_corpus, shared_settings
 
 SMALL = """
 title = "t"

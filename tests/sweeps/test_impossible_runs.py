@@ -6,8 +6,8 @@ import pytest
 from helpers import assert_refused
 
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
-from flsim.sweeps.definition import load, planned_runs
-from flsim.sweeps.folder import refuse_impossible_runs
+from flsim.runs.sweeps.definition import load, planned_runs
+from flsim.runs.sweeps.folder import refuse_impossible_runs
 
 SWEEP = """
 title = "t"

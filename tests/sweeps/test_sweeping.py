@@ -20,8 +20,8 @@ from flsim.results.sweeps import read_sweep
 from flsim.runs import roundlog
 from flsim.runs.config import DataHParams, FederatedConfig
 from flsim.runs.folder import Run
-from flsim.sweeps.definition import Planned
-from flsim.sweeps.folder import SweepFolder
+from flsim.runs.sweeps.definition import Planned
+from flsim.runs.sweeps.folder import SweepFolder
 from server.sweep import twins_of
 
 DEADLINE = 900.0  # a busy machine takes half a minute to start a run

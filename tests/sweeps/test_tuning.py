@@ -14,11 +14,11 @@ from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.results.sweeps import read_sweep, tuned_notes
-from flsim.sweeps.definition import Planned, load, planned_runs, training_digest, tuned_of
-from flsim.sweeps.folder import TUNED, SweepFolder
-from flsim.sweeps.search import GroupOutcome, Trial, TuningOutcome, read_outcome
-from flsim.sweeps.tuning import Search, TuningFolder, shortened
-from flsim.sweeps.tuning import load as load_search
+from flsim.runs.sweeps.definition import Planned, load, planned_runs, training_digest, tuned_of
+from flsim.runs.sweeps.folder import TUNED, SweepFolder
+from flsim.runs.sweeps.search import GroupOutcome, Trial, TuningOutcome, read_outcome
+from flsim.runs.sweeps.tuning import Search, TuningFolder, shortened
+from flsim.runs.sweeps.tuning import load as load_search
 from server.sweep import Job, JobEnd
 from server.tune import Tuner
 

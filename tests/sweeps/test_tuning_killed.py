@@ -13,7 +13,7 @@ import pytest
 from flsim.measures.utility import PERPLEXITY
 from flsim.results.store import read_run
 from flsim.runs.config import load
-from flsim.sweeps.search import read_outcome
+from flsim.runs.sweeps.search import read_outcome
 
 DEADLINE = 1_200.0  # a busy machine takes half a minute to start a run
 SWEEP = """

@@ -1,0 +1,104 @@
+"""The claim of a ledger: computed from the ledger, or read from the rows of an evaluation."""
+
+from dataclasses import dataclass
+
+from flsim.attacks.audit.trade_off import Allowed, LeastProbability, of_group
+from flsim.base.errors import InputError
+from flsim.base.extensions import is_own
+from flsim.privacy.conventions import Convention, possible_conventions
+from flsim.privacy.ledger import EPSILONS, Ledger, Unit, delta_curve, epsilon, sound_convention
+from flsim.results.store import RunResults
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The claim of the ledger of a run at an evaluated round.
+
+    Attributes:
+        convention: the sound convention under which it is stated.
+        epsilon, delta: the claim as one point.
+        curve: the claim as a whole curve.
+    """
+
+    convention: Convention
+    epsilon: float
+    delta: float
+    curve: Allowed
+
+    @classmethod
+    def of_ledger(cls, ledger: Ledger, sampler: str, delta: float) -> "Claim":
+        """Return the claim of a ledger at a delta. A custom sampler or noise is executed.
+
+        Args:
+            ledger: the ledger.
+            sampler: the sampler of its rounds, a key of `flsim.privacy.sampling.SAMPLERS` or a user's own.
+            delta: delta of the point.
+
+        Raises:
+            InputError: the sampler has no sound convention, or the ledger cannot be accounted for.
+        """
+        convention = sound_convention(sampler)
+        curve = Allowed(EPSILONS, delta_curve(ledger, convention))
+        return cls(convention, epsilon(ledger, delta, convention), delta, curve)
+
+    @classmethod
+    def of_rows(
+        cls, results: RunResults, round_: int, sampler: str, unit: Unit, delta: float | None = None
+    ) -> "Claim | None":
+        """Return the claim that an evaluation stored, without executing a custom sampler or noise.
+
+        The curve of the claim is the stored point: an attacker is allowed what (epsilon, delta)-DP allows.
+
+        Args:
+            results: results of the run.
+            round_: the evaluated round.
+            sampler: the sampler of the run.
+            unit: what the ledger protects.
+            delta: delta of the claim; the stored one if not given.
+
+        Returns:
+            The claim; None if the evaluation stored no epsilon.
+
+        Raises:
+            InputError: `delta` is below the stored delta, at which alone the epsilon is known.
+        """
+        spent, stored = stored_epsilons(results, round_, sampler, unit)
+        convention = next((one for one in spent if one.is_sound and one.accountant == "rdp"), None)
+        if convention is None or stored is None:
+            return None
+        if delta is not None and delta < stored:
+            raise InputError(
+                f"--delta {delta:g}: run {results.name} has a custom sampler or noise, and its epsilon is stored at "
+                f"delta {stored:g}; name a --delta of at least {stored:g}, or leave it out"
+            )
+        value = spent[convention]
+        # An infinite epsilon allows everything, which (0, 1)-DP does too.
+        curve = Allowed.point(value, stored) if value < float("inf") else Allowed.point(0.0, 1.0)
+        return cls(convention, value, stored if delta is None else delta, curve)
+
+    @property
+    def steps(self) -> int:
+        """Return the number of steps, from neighbour to neighbour, that change one unit's data.
+
+        Replacing a unit takes two steps: removal and addition.
+        """
+        return 1 if self.convention.relation == "replace-one" else 2
+
+    def least_of_group(self, units: int) -> LeastProbability:
+        """Return T of data sets in which so many units hold other data."""
+        return of_group(self.curve.least_probability, units * self.steps)
+
+
+def needs_code(ledger: Ledger) -> bool:
+    """Return whether only custom code can account for a ledger: that of a sampler, or of a process of noise."""
+    return any(is_own(name) for entry in ledger.entries for name in (entry.sampler, entry.noise))
+
+
+def stored_epsilons(
+    results: RunResults, round_: int, sampler: str, unit: Unit
+) -> tuple[dict[Convention, float], float | None]:
+    """Return the epsilons that the rows of an evaluation state, by convention, and their delta; None without it."""
+    prefix = "" if unit == "user" else f"{unit} "
+    measured = {one: results.of_model(f"{prefix}epsilon {one.name}", round_) for one in possible_conventions(sampler)}
+    spent = {convention: value for convention, value in measured.items() if value is not None}
+    return spent, results.of_model(f"{prefix}delta", round_)

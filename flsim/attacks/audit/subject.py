@@ -1,0 +1,272 @@
+"""The subject of an audit: ranks, the users or records that share each canary, and the claim of the ledger."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flsim.attacks.audit.canary_users import CanaryUsers, canary_users_of
+from flsim.attacks.audit.claim import Claim, needs_code
+from flsim.attacks.audit.rounds import RoundTest, independence, participation
+from flsim.base.errors import InputError
+from flsim.base.extensions import executing_only, is_own, short_name
+from flsim.canaries.population import Population
+from flsim.canaries.spec import Canary
+from flsim.models.language_model import Params
+from flsim.privacy.ledger import Unit
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.update_canaries import AuditHParams
+from flsim.results.store import RunResults, read_run
+from flsim.runs.folder import Run
+from flsim.training.state import State
+
+
+@dataclass(frozen=True)
+class Coins:
+    """Canaries that were planted by independent coins.
+
+    Attributes:
+        ranks: float64 [m], their ranks among R random phrases.
+        planted: bool [m], the coins.
+        groups: int64 [m], largest number of units that each moves, or would have moved.
+    """
+
+    ranks: NDArray[np.float64]
+    planted: NDArray[np.bool_]
+    groups: NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A run at an evaluated round.
+
+    Attributes:
+        results: results of the run.
+        round: the evaluated round.
+        unit: what the ledger protects, and what the bounds are about.
+        canaries: ids of the planted canaries that were ranked; none of a run without canaries.
+        ranks: float64 [canaries], their ranks among `references` random phrases.
+        groups: int64 [canaries], number of units that share each, at least 1.
+        is_exact: whether `groups` are exact; otherwise they are numbers of copies, which are at least as large.
+        references: R; 0 where no canary was ranked.
+        control_ranks: float64 [controls], ranks of canaries that were never planted.
+        coins: canaries that coins decided on; None where no coin did.
+        claim: what the ledger claims; None of a run without noise, and where it is not about those who hold canaries.
+        canary_users: canary users with random updates; None where there are none.
+        participation: the test of who took part in the rounds; None where there is none.
+        noise: the test of the noise of the rounds; None where there is none.
+        note: what an epsilon of the run is not about; empty where it is about all who trained.
+    """
+
+    results: RunResults
+    round: int
+    unit: Unit
+    canaries: tuple[str, ...]
+    ranks: NDArray[np.float64]
+    groups: NDArray[np.int64]
+    is_exact: bool
+    references: int
+    control_ranks: NDArray[np.float64]
+    coins: Coins | None
+    claim: Claim | None
+    canary_users: CanaryUsers | None = None
+    note: str = ""
+    participation: RoundTest | None = None
+    noise: RoundTest | None = None
+
+
+@dataclass(frozen=True)
+class Audited:
+    """The facts of a training that an audit needs beside its results.
+
+    Attributes:
+        unit: what the ledger protects.
+        sampler: the sampler of these units, as a ledger names it.
+        privacy: clip and noise.
+        protected: number of units that the ledger protects.
+        canary_users: settings of canary users.
+        seed: the experiment's seed.
+        canaries: the canaries, in the order in which an overlay numbers them.
+        users: returns the training users; it raises InputError where their corpus is not there.
+        first: returns the model's parameters before training.
+        note: what an epsilon of the training is not about; empty where it is about all who trained.
+        executes_code: whether a custom sampler and noise may be executed to account for the ledger. Otherwise the claim
+            is the one in the rows.
+    """
+
+    unit: Unit
+    sampler: str
+    privacy: PrivacyHParams
+    protected: int
+    canary_users: AuditHParams
+    seed: int
+    canaries: Sequence[Canary]
+    users: Callable[[], Population]
+    first: Callable[[], Params]
+    note: str = ""
+    executes_code: bool = False
+
+    @property
+    def needs_state(self) -> bool:
+        """Return whether an audit needs the model, or its ledger, and not only ranks."""
+        return self.canary_users.update_canaries > 0 or self.privacy.mechanism == "dp"
+
+    def subject(self, results: RunResults, round_: int, state: State | None, delta: float | None) -> Subject:
+        """Return the subject of the audit.
+
+        Args:
+            results: results of the training.
+            round_: the round to audit.
+            state: the state after that round; needed where `needs_state` is true.
+            delta: delta of the claim and of estimates; the reported one if not given.
+        """
+        ranks, references = results.of_planted("rank", round_), results.references(round_)
+        # Natural text ranks high among random words, whoever trained on it. Guesses of its coins hold all the same.
+        is_natural = any(canary.is_natural for canary in self.canaries)
+        if ranks is None or references is None or is_natural:
+            ranks, references = pd.Series(dtype="float64"), 0
+        controls = None if is_natural else results.of_controls("rank", round_)
+        groups, is_exact = _groups(self, results) if len(ranks) else (np.empty(0, np.int64), True)
+        users, claim = None, None
+        if state is not None:
+            if self.privacy.mechanism == "dp" and not self.note:
+                claim = self._claim(results, round_, state, delta)
+            delta = self.privacy.delta_for(self.protected) if delta is None else delta
+            if self.canary_users.update_canaries:
+                users = canary_users_of(self.canary_users, self.seed, self.first(), state.params, delta)
+        of_rounds: tuple[RoundTest | None, RoundTest | None] = None, None
+        if state is not None and claim is not None and self.unit == "user":
+            drawn = participation(state.ledger, self.seed, self.executes_code)
+            of_rounds = drawn, independence(state.ledger, self.seed, state.params, self.executes_code)
+        return Subject(
+            results,
+            round_,
+            self.unit,
+            tuple(map(str, ranks.index)),
+            np.asarray(ranks, dtype=np.float64),
+            groups,
+            is_exact,
+            int(references),
+            np.asarray([] if controls is None else controls, dtype=np.float64),
+            _coins(self.unit, results, round_),
+            claim,
+            users,
+            self.note,
+            *of_rounds,
+        )
+
+    def _claim(self, results: RunResults, round_: int, state: State, delta: float | None) -> Claim | None:
+        if needs_code(state.ledger) and not self.executes_code:
+            return Claim.of_rows(results, round_, self.sampler, self.unit, delta)
+        return Claim.of_ledger(
+            state.ledger, self.sampler, self.privacy.delta_for(self.protected) if delta is None else delta
+        )
+
+
+@executing_only()
+def subject_of(path: Path, round: int | None = None, epoch: float | None = None, delta: float | None = None) -> Subject:
+    """Read what an audit needs of a run, which may have neither canaries nor canary users.
+
+    No code of the run is executed.
+
+    Args:
+        path: the run folder.
+        round: the evaluated round; the last one if neither it nor `epoch` is given.
+        epoch: the evaluation after so many epochs.
+        delta: delta of the claim; that of the run if not given.
+
+    Raises:
+        InputError: `path` is no run, or was not evaluated there; or the checkpoint of the round, which a claim and
+            canary users need, is gone; or it has canary users and a custom model.
+    """
+    results, run = read_run(path), Run.open(path)
+    at, config = results.at(round, epoch), run.config
+    audited = Audited(
+        config.unit,
+        config.sampler,
+        config.privacy,
+        run.population,
+        config.canary_users,
+        config.seed,
+        run.canaries,
+        lambda: run.users,
+        lambda: _first_params(run),
+        config.canaries.about_injections,
+    )
+    return audited.subject(results, at, _state(run, at) if audited.needs_state else None, delta)
+
+
+def _groups(audited: Audited, results: RunResults) -> tuple[NDArray[np.int64], bool]:
+    """Return the number of units that share each planted canary, and whether the numbers are exact.
+
+    The users of an IID twin are synthetic ones, which only its corpus can tell. Without it the number of copies stands
+    for that of users.
+    """
+    planted = results.planted
+    copies: NDArray[np.int64] = planted["insertions"].to_numpy("int64")
+    if audited.unit == "record":
+        return copies.clip(1), True
+    if results.world != "iid" or "pseudo_users" in planted:
+        return planted["sharers"].to_numpy("int64").clip(1), True  # other canaries may have won all its records
+    try:
+        users = audited.users()
+    except InputError:
+        return copies.clip(1), False
+    holders = users.user_offsets.searchsorted(users.overlay.records, side="right") - 1
+    sharers = {
+        canary.id: len(np.unique(holders[users.overlay.canaries == index]))
+        for index, canary in enumerate(audited.canaries)
+    }
+    return np.array([sharers[canary] for canary in planted["canary"]], np.int64).clip(1), True
+
+
+def _coins(unit: Unit, results: RunResults, round_: int) -> Coins | None:
+    """Return the canaries of coins, without those for which no record was drawn, whatever their coin.
+
+    What a canary would have moved had its coin been another one is known in the corpus' own order alone: in an IID twin
+    it is at most a user for each copy.
+    """
+    roster, ranks = results.roster, results.of_canaries("rank", round_)
+    if "coin" not in roster or ranks is None or not roster["coin"].notna().any():
+        return None
+    drawn = roster[roster["coin"].notna() & (roster["planned_insertions"] > 0)]
+    is_user = unit == "user" and results.world != "iid" and drawn["p_u"].notna().all()
+    groups = drawn["planned_sharers" if is_user else "planned_insertions"]
+    return Coins(
+        np.asarray(ranks.loc[drawn["canary"]], dtype=np.float64),
+        np.asarray(drawn["coin"], dtype=np.bool_),
+        np.asarray(groups, dtype=np.int64).clip(1),
+    )
+
+
+def _state(run: Run, round_: int) -> State:
+    kept = run.path / "checkpoints" / f"round-{round_:06d}.safetensors"
+    if not kept.exists():
+        raise InputError(f"{kept}: no such checkpoint, and the ledger of that round is in it; audit another --round")
+    return run.load(kept, executes_code=False)
+
+
+def _first_params(run: Run) -> Params:
+    if is_own(run.config.model.architecture):
+        raise InputError(
+            f"{run.path}: an audit of canary users has to execute the custom model "
+            f"{short_name(run.config.model.architecture)}, and flsim audit executes no code of a "
+            f"run; audit it in Python with flsim.audit_simulation"
+        )
+    return run.training().first_state().params
+
+
+def claim_of(run: Run, state: State, delta: float | None = None) -> Claim | None:
+    """Return the claim of a state's ledger, at the run's delta if none is given.
+
+    It is None without noise, and if only code of the run could account for the ledger and no evaluation stored it.
+    """
+    config = run.config
+    if config.privacy.mechanism != "dp":
+        return None
+    if needs_code(state.ledger):
+        return Claim.of_rows(read_run(run.path), state.round, config.sampler, config.unit, delta)
+    return Claim.of_ledger(state.ledger, config.sampler, run.delta if delta is None else delta)

@@ -1,0 +1,104 @@
+"""A test of a ledger by guesses: verdict, guesses that refute it, largest refutable epsilon.
+
+A verdict "not refuted" means something only if some outcome refutes the ledger. A few guesses
+refute no ledger of a large epsilon, even if all are right.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pandas as pd
+
+from flsim.attacks.audit import coins
+from flsim.attacks.audit.claim import Claim
+from flsim.attacks.audit.guesses import OF_SHARES, SIGNIFICANCE, share_of_references
+from flsim.attacks.audit.trade_off import Allowed, LeastProbability, epsilon_of_gaussian, of_group
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The verdict of a test on a ledger.
+
+    Attributes:
+        refuted: whether the ledger is refuted.
+        needed: least number of right guesses that refutes the ledger; None if no outcome of the test does.
+        refutable: the largest epsilon, at the ledger's delta, that the best outcome refutes, of a Gaussian mechanism or
+            of this ledger. The ledger's epsilon is larger, or equal, if no outcome refutes the ledger.
+    """
+
+    refuted: bool
+    needed: int | None
+    refutable: float
+
+    @property
+    def in_words(self) -> str:
+        """Return the verdict for the cell of a table."""
+        return "refuted" if self.refuted else "not refuted" if self.needed is not None else "cannot be tested"
+
+    @classmethod
+    def of_row(cls, row: Mapping[Any, Any]) -> "Verdict | None":
+        """Return the verdict of a row of an audit; None of a row without a verdict."""
+        if pd.isna(row.get("refutable")):
+            return None
+        return cls(bool(row["refuted"]), None if pd.isna(row["needed"]) else int(row["needed"]), row["refutable"])
+
+
+@dataclass(frozen=True)
+class LedgerTest:
+    """A test of a ledger by guesses, whose number is fixed before scores are looked at.
+
+    Attributes:
+        canaries: m, with those that are not guessed.
+        guesses: number of guesses.
+        neighbours: how many neighbours of the ledger lie between two values of a canary, at least 1.
+        wrong: returns the least probability of a wrong guess, from T of one canary.
+        significance: probability that a true ledger is refuted.
+    """
+
+    canaries: int
+    guesses: int
+    neighbours: int
+    wrong: Callable[[LeastProbability], LeastProbability] = coins.of_one
+    significance: float = SIGNIFICANCE
+
+    @classmethod
+    def of_ranks(cls, canaries: int, threshold: int, references: int, neighbours: int) -> "LedgerTest":
+        """Return the test that guesses each canary to be among the first `threshold` of its references."""
+        share = share_of_references(threshold, references, canaries)
+        significance = SIGNIFICANCE - OF_SHARES
+        return cls(canaries, canaries, neighbours, lambda least: coins.of_set(least, share), significance)
+
+    def refutes(self, curve: Allowed, right: int) -> bool:
+        """Return whether so many right guesses refute a ledger's curve."""
+        return self._refutes(of_group(curve.least_probability, self.neighbours), right)
+
+    def needed(self, curve: Allowed) -> int | None:
+        """Return the least number of right guesses that refutes a ledger's curve; None if not even all refute it."""
+        if not self.refutes(curve, self.guesses):
+            return None
+        return bisect_left(range(self.guesses), True, key=lambda right: self.refutes(curve, right))
+
+    def verdict(self, claim: Claim, right: int) -> "Verdict":
+        """Return the verdict of so many right guesses on a ledger."""
+        refuted, needed, largest = self.refutes(claim.curve, right), self.needed(claim.curve), self.largest(claim.delta)
+        # A ledger's curve, which decides, differs from that of a Gaussian mechanism of its epsilon.
+        refutable = min(largest, claim.epsilon) if needed is None else max(largest, claim.epsilon)
+        return Verdict(refuted, needed, refutable)
+
+    def mu_refuted(self, right: int) -> float:
+        """Return the largest mu of one unit whose Gaussian trade-off function so many right guesses refute, or 0."""
+        return coins.mu_refuted(lambda least: self._refutes(least, right)) / self.neighbours
+
+    def largest(self, delta: float) -> float:
+        """Return the largest epsilon at a delta of a Gaussian mechanism that can be refuted: all guesses are right.
+
+        >>> round(LedgerTest(canaries=100, guesses=20, neighbours=1).largest(1e-5), 2)
+        3.24
+        """
+        mu = self.mu_refuted(self.guesses)
+        return epsilon_of_gaussian(mu, delta) if mu else 0.0
+
+    def _refutes(self, least: LeastProbability, right: int) -> bool:
+        return coins.is_refuted(self.wrong(least), self.canaries, self.guesses, right, self.significance)

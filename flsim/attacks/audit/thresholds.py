@@ -1,0 +1,47 @@
+"""Bounds from one threshold: of many independent models, one with and one without a record.
+
+Of many canaries of one model these are heuristics: the canaries share the model, and so its errors.
+"""
+
+import math
+
+from scipy.special import ndtri
+
+from flsim.attacks.audit.trade_off import epsilon_of_gaussian
+from flsim.base.statistics import lower_bound, upper_bound
+
+
+def epsilon_of_threshold(
+    detected: int, members: int, alarms: int, others: int, delta: float = 0.0, significance: float = 0.05
+) -> float:
+    """Return ln((TPR - delta) / FPR) at the ends of exact intervals, or its counterpart for misses (0 if negative).
+
+    See Jagielski, Ullman and Oprea, "Auditing Differentially Private Machine Learning" (2020), section 4.
+
+    Args:
+        detected: members above the threshold, which was fixed before scores were looked at.
+        members: number of members.
+        alarms: others above it.
+        others: number of others.
+        delta: delta of the claim.
+        significance: of both intervals together.
+    """
+    tail = significance / 2
+    bounds = [0.0]
+    for hits, trials, errors, rest in (
+        (detected, members, alarms, others),
+        (others - alarms, others, members - detected, members),
+    ):
+        gain = lower_bound(hits, trials, tail) - delta
+        if gain > 0:
+            bounds.append(math.log(gain / upper_bound(errors, rest, tail)))
+    return max(bounds)
+
+
+def epsilon_of_gaussian_threshold(
+    detected: int, members: int, alarms: int, others: int, delta: float, significance: float = 0.05
+) -> float:
+    """Return epsilon of mu = Phi^-1(1 - FPR) - Phi^-1(FNR) at the ends of exact intervals: Gaussian mechanisms only."""
+    tail = significance / 2
+    mu = float(ndtri(1 - upper_bound(alarms, others, tail)) - ndtri(upper_bound(members - detected, members, tail)))
+    return epsilon_of_gaussian(mu, delta) if mu > 0 else 0.0

@@ -1,0 +1,129 @@
+"""Discoverable extraction: how likely a model continues the beginning of a string as the string goes on.
+
+[C] Carlini et al., "Quantifying Memorization Across Neural Language Models" (2023), definition 3.1: greedy decoding.
+[H] Hayes et al., "Measuring Memorization in Language Models via Probabilistic Extraction" (2025): a string z is
+(n, p)-discoverable where one of n samples is its suffix with probability p or more:
+
+    1 - (1 - p_z)^n >= p,   that is   n >= log(1 - p) / log(1 - p_z),
+
+    p_z = product over the suffix of Pr(word | all words before it), by the sampling scheme.
+
+One forward pass gives both, because the words before each word of the suffix are those of the string.
+"""
+
+from dataclasses import dataclass
+from math import inf
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flsim.base.errors import InputError
+from flsim.data.records import Records, batch, batches_by_length
+from flsim.data.vocabulary import Layout
+from flsim.measures.memorization.score import floats_at_once, nats
+from flsim.measures.memorization.template import cheapest
+from flsim.models.language_model import TrainableModel
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """A sampling scheme: from the model's distribution to the one that words are drawn from.
+
+    The steps are in the order of the fields, each on what the step before leaves.
+
+    Attributes:
+        temperature: divisor of log-probs; 1 is the model itself, less is greedier.
+        top_k: number of the likeliest tokens to draw from, ties to the lower id; 0 for all.
+        top_p: share of probability: the likeliest tokens are kept until they have it (nucleus sampling).
+    """
+
+    temperature: float = 1.0
+    top_k: int = 40
+    top_p: float = 1.0
+
+    def __post_init__(self) -> None:
+        if not 0 < self.temperature < inf:
+            raise InputError(f"temperature must be above 0 and finite, found {self.temperature:g}; 1 is the model's")
+        if self.top_k < 0:
+            raise InputError(f"top_k must not be negative, found {self.top_k}; 0 keeps all tokens")
+        if not 0 < self.top_p <= 1:
+            raise InputError(f"top_p must be above 0 and at most 1, found {self.top_p:g}; 1 keeps all tokens")
+
+
+def discover(
+    model: TrainableModel, strings: Records, prefix: int, scheme: Scheme, layout: Layout
+) -> tuple[Flags, Floats]:
+    """Return whether greedy decoding continues prefixes by suffixes, and log p_z of the suffixes.
+
+    Args:
+        model: the model, on its device.
+        strings: N strings of more than `prefix` words, each at the beginning of a sequence.
+        prefix: number of words that are known.
+        scheme: how words are drawn.
+        layout: the corpus' token layout. Every token may be drawn, those that are no words too.
+
+    Returns:
+        bool [N], and float64 [N] in nats; -inf where the scheme never draws a word of the suffix.
+
+    Raises:
+        Diverged: a log-probability is not finite.
+    """
+    is_greedy, log_probs = np.ones(len(strings), np.bool_), np.zeros(len(strings))
+    words: NDArray[np.int64] = np.diff(strings.offsets)
+    for rows in batches_by_length(strings, layout, floats_at_once(model.device) // layout.vocabulary_size):
+        read = batch(strings, rows, layout)
+        place = np.arange(read.inputs.shape[1])
+        is_suffix = (place >= prefix) & (place < words[rows, None])
+        sides = (read.inputs, read.targets, is_suffix)
+        inputs, targets, real = (torch.from_numpy(side).to(model.device) for side in sides)
+        with torch.no_grad():
+            likeliest, log_prob = next_words(model.logits_at(inputs, real), targets[real], scheme)
+        owner = rows[is_suffix.nonzero()[0]]
+        np.logical_and.at(is_greedy, owner, likeliest.cpu().numpy())
+        np.add.at(log_probs, owner, log_prob.cpu().numpy())
+    return is_greedy, log_probs
+
+
+def next_words(logits: Tensor, words: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
+    """Return whether words are the likeliest ones, bool [N], and their log-probabilities by a scheme, float64 [N].
+
+    Args:
+        logits: [N, V].
+        words: int64 [N].
+        scheme: how words are drawn; ties go to the lower id.
+    """
+    costs, columns = cheapest(nats(logits.log_softmax(-1)) / scheme.temperature, scheme.top_k or logits.shape[1])
+    if scheme.top_p < 1:
+        shares = (-costs).softmax(-1)
+        costs = costs.masked_fill(shares.cumsum(-1) - shares >= scheme.top_p, inf)
+    is_own = columns == words[:, None]
+    log_probs = (-costs).log_softmax(-1).masked_fill(~is_own, -inf).amax(-1)
+    return is_own[:, 0], log_probs
+
+
+def probability_within(tries: float, log_probs: Floats) -> Floats:
+    """Return the probability that one of so many samples is the suffix, 1 - (1 - p_z)^n, float64 [N].
+
+    Args:
+        tries: n.
+        log_probs: log p_z, float64 [N].
+    """
+    with np.errstate(divide="ignore"):  # where p_z is 1
+        within: Floats = -np.expm1(tries * np.log1p(-np.exp(log_probs)))
+    return within
+
+
+def least_tries(log_probs: Floats, p: float) -> Floats:
+    """Return the least n for which one of n samples is the suffix with probability `p`, float64 [N]; inf for none.
+
+    >>> least_tries(np.log([0.1, 0.001]), 0.5).tolist()
+    [7.0, 693.0]
+    """
+    with np.errstate(divide="ignore"):  # where p_z is 0 or 1
+        least: Floats = np.ceil(np.log1p(-p) / np.log1p(-np.exp(log_probs)))
+    return least.clip(1)

@@ -1,0 +1,390 @@
+"""`flsim extract`: which strings of runs their models give away, beside strings that they never read."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flsim.attacks.extraction.discoverable import Scheme, discover, least_tries
+from flsim.attacks.extraction.rates import P, eidetic_of, over_seeds, rates_of
+from flsim.attacks.extraction.strings import Strings, canary_strings, record_strings, records_of
+from flsim.attacks.membership.attacked import attacked_model
+from flsim.base.errors import InputError, as_list, at_least_one
+from flsim.base.extensions import executing_only
+from flsim.base.machine import refuse_missing_device
+from flsim.base.progress import tracked
+from flsim.canaries.planting import Overlay
+from flsim.canaries.population import Population
+from flsim.canaries.spec import Canary
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout
+from flsim.measures.memorization.beam_search import beam_searches
+from flsim.measures.memorization.score import nats, rows_at_once
+from flsim.measures.memorization.template import Template
+from flsim.models.language_model import LanguageModel, TrainableModel
+from flsim.results.run_file import read_run_file
+from flsim.results.seeds import named_apart
+from flsim.results.store import read_run, refuse_two_points
+from flsim.results.sweeps import over_runs
+from flsim.runs.folder import Run
+from flsim.training.engines import threads as threads_of_torch
+
+Ints = NDArray[np.int64]
+
+
+# Extraction without the string's own beginning, and of strings that are not quite right.
+#
+# Schwarzschild et al., "Rethinking LLM Memorization through the Lens of Adversarial Compression" (2024), ask for the
+# shortest prompt that makes greedy decoding write a string. Of prompts of one word there are few enough to try all.
+
+Flags = NDArray[np.bool_]
+WRONG = 1  # words of a suffix that may differ in near-verbatim text
+
+
+def one_word_continuations(model: LanguageModel, length: int, layout: Layout, device: torch.device) -> Ints:
+    """Return what greedy decoding writes after each word of the vocabulary, int64 [words, length].
+
+    Raises:
+        Diverged: a log-probability is not finite.
+    """
+    words = torch.arange(layout.first_word, layout.last_word + 1, device=device)
+    prompts = torch.stack([torch.full_like(words, layout.bos), words], dim=1)
+    rows = rows_at_once(model.start(prompts[:1])[1])
+    return torch.cat([_greedy(model, part, length) for part in torch.split(prompts, rows)]).cpu().numpy()
+
+
+def _greedy(model: LanguageModel, prompts: Tensor, length: int) -> Tensor:
+    state, log_probs = model.start(prompts)
+    written = [nats(log_probs).argmin(-1)]
+    while len(written) < length:
+        state, log_probs = model.step(state, written[-1])
+        written.append(nats(log_probs).argmin(-1))
+    return torch.stack(written, dim=1)
+
+
+def is_elicited(continuations: Ints, strings: Records, prefix: int) -> Flags:
+    """Return whether some prompt is continued by the suffix of each string, bool [N].
+
+    Args:
+        continuations: int64 [prompts, words], as many words as the longest suffix has.
+        strings: N strings.
+        prefix: number of words before a suffix.
+    """
+    suffixes = [tuple(string[prefix:].tolist()) for string in strings]
+    written = {size: set(map(tuple, continuations[:, :size].tolist())) for size in set(map(len, suffixes))}
+    return np.array([suffix in written[len(suffix)] for suffix in suffixes], np.bool_)
+
+
+def is_near_verbatim(
+    model: LanguageModel, strings: Records, prefix: int, width: int, layout: Layout, device: torch.device
+) -> Flags:
+    """Return whether some continuation that a beam search writes after each prefix is nearly the suffix, bool [N].
+
+    It may differ in one word in its place (Hamming distance `WRONG`). A suffix of one word must be exact.
+
+    Args:
+        model: the model.
+        strings: N strings.
+        prefix: number of words before a suffix.
+        width: number of beams; 1 is greedy decoding among words.
+        layout: the corpus' token layout.
+        device: the model's device.
+
+    Raises:
+        Diverged: a log-probability is not finite.
+    """
+    lengths: Ints = np.diff(strings.offsets) - prefix
+    is_near = np.zeros(len(strings), np.bool_)
+    for length in np.unique(lengths).tolist():
+        rows = np.flatnonzero(lengths == length)
+        texts = torch.tensor(np.stack([strings[row].astype(np.int64) for row in rows.tolist()]), device=device)
+        prefixes = torch.cat([torch.full_like(texts[:, :1], layout.bos), texts[:, :prefix]], dim=1)
+        beams, _ = beam_searches(model, prefixes, Template.words(layout, length), width)
+        wrong = (beams != texts[:, None, prefix:]).sum(-1).amin(-1)
+        is_near[rows] = (wrong <= min(WRONG, length - 1)).cpu().numpy()
+    return is_near
+
+
+# The number of training records, and of users, whose text contains a string.
+#
+# Neel and Chang, "Privacy Issues in Large Language Models: A Survey" (2023), definition 2, after Carlini et al.
+# (2021): a string is k-eidetic memorized where it can be extracted and at most k training examples contain it.
+
+RECORDS = 2**16  # that are searched at once
+
+
+class NGrams:
+    """An index of strings, which finds all of them in a text at once, whatever their lengths.
+
+    It is a trie: a node for each beginning of a string, and from node to node an edge for each word, whose key is
+    node x `WIDTH` + word. So nothing is hashed, and counts are exact.
+    """
+
+    WIDTH = 2**24  # the largest vocabulary (`flsim.data.vocabulary.MOST_TOKENS`)
+
+    def __init__(self, strings: Records) -> None:
+        edges, ends = dict[int, int](), dict[int, int]()
+        self.group = np.empty(len(strings), np.int64)  # equal strings share their counts
+        for index, string in enumerate(strings):
+            node = 0
+            for word in string.tolist():
+                node = edges.setdefault(node * self.WIDTH + word, len(edges) + 1)
+            self.group[index] = ends.setdefault(node, len(ends))
+        self.groups = len(ends)
+        self._keys = np.array(sorted(edges), np.int64)
+        self._nodes = np.array([edges[key] for key in self._keys.tolist()], np.int64)
+        self._ends = np.full(len(edges) + 1, -1)
+        self._ends[list(ends)] = list(ends.values())
+
+    def find(self, records: Records) -> tuple[Ints, Ints]:
+        """Return the group of strings and the record of each occurrence inside a record, int64 [n] each."""
+        lengths: Ints = np.diff(records.offsets)
+        record = np.repeat(np.arange(len(records)), lengths)
+        left = np.repeat(records.offsets[1:], lengths) - np.arange(records.words)  # words up to the record's end
+        tokens = records.tokens.astype(np.int64)
+        start, node = np.arange(records.words), np.zeros(records.words, np.int64)
+        groups, places = [np.empty(0, np.int64)], [np.empty(0, np.int64)]
+        read = 0
+        while len(start) and len(self._keys):
+            is_inside = left[start] > read
+            start, node = start[is_inside], node[is_inside]
+            keys = node * self.WIDTH + tokens[start + read]
+            at = self._keys.searchsorted(keys).clip(max=len(self._keys) - 1)
+            is_known = self._keys[at] == keys
+            start, node = start[is_known], self._nodes[at[is_known]]
+            is_end = self._ends[node] >= 0
+            groups.append(self._ends[node[is_end]])
+            places.append(record[start[is_end]])
+            read += 1
+        return np.concatenate(groups), np.concatenate(places)
+
+
+def occurrences(users: Population, strings: Records) -> tuple[Ints, Ints]:
+    """Return how many records, and how many users, have text that contains each string, int64 [N] each.
+
+    All records are read once, a piece at a time. A string that occurs twice in a record counts once.
+
+    Args:
+        users: the training users; see `in_place`.
+        strings: N strings of at least one word.
+    """
+    index = NGrams(strings)
+    offsets = np.concatenate([np.asarray(users.user_offsets), users.records + users.extra.offsets[1:]])
+    in_records, in_users = np.zeros(index.groups, np.int64), np.zeros(index.groups, np.int64)
+    last_user = np.full(index.groups, -1)  # that a group occurred with; a user's records may lie in two pieces
+    for first in range(0, int(offsets[-1]), RECORDS):
+        positions = np.arange(first, min(first + RECORDS, int(offsets[-1])))
+        group, record = np.unique(np.stack(index.find(users.records_at(positions))), axis=1)
+        in_records += np.bincount(group, minlength=index.groups)
+        user = offsets.searchsorted(positions[record], side="right") - 1
+        group, user = np.unique(np.stack([group, user]), axis=1)
+        in_users += np.bincount(group[user != last_user[group]], minlength=index.groups)
+        np.maximum.at(last_user, group, user)
+    return in_records[index.group], in_users[index.group]
+
+
+def in_place(users: Population, canaries: tuple[Canary, ...], rounds: int) -> Population:
+    """Return training users with every canary in place that was planted in one of the first rounds.
+
+    Args:
+        users: the users of a run.
+        canaries: its canaries.
+        rounds: number of completed rounds.
+    """
+    placed = tuple(
+        replace(canary, is_planted=_is_planted(canary, rounds), first_round=None, last_round=None)
+        for canary in canaries
+    )
+    is_placed = np.array([canary.is_planted for canary in placed], np.bool_)[users.overlay.canaries]
+    overlay = Overlay(users.overlay.records[is_placed], users.overlay.canaries[is_placed])
+    return Population.with_canaries(users.split, placed, overlay, users.twin)
+
+
+def copies_in(users: Population, canaries: int) -> Ints:
+    """Return the number of records that each canary is, int64 [canaries]."""
+    return np.bincount(users.overlay.canaries, minlength=canaries) + np.bincount(users.injected, minlength=canaries)
+
+
+def _is_planted(canary: Canary, rounds: int) -> bool:
+    last = rounds if canary.last_round is None else min(rounds, canary.last_round)
+    return canary.is_planted and (canary.first_round or 1) <= last
+
+
+PREFIXES = (1, 3, 5, 10)
+
+
+@dataclass(frozen=True)
+class ExtractionHParams:
+    """Settings of an extraction.
+
+    Attributes:
+        prefixes: numbers of words that the attacker knows; if empty, those of `PREFIXES` that strings are longer than.
+        suffix: largest number of words of a record that follow; of a canary all follow.
+        count: largest number of training records, and of held-out records.
+        scheme: how words are sampled.
+        round: round of the checkpoint; the newest one of each run if neither it nor `epoch` is set.
+        epoch: the evaluated checkpoint after so many epochs.
+        device: torch device, such as "cuda".
+    """
+
+    prefixes: tuple[int, ...] = ()
+    suffix: int = 5
+    count: int = 1_000
+    scheme: Scheme = field(default_factory=Scheme)
+    round: int | None = None
+    epoch: float | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        refuse_two_points(self.round, self.epoch)
+        for prefix in self.prefixes:
+            at_least_one(prefix=prefix)
+        if len(set(self.prefixes)) < len(self.prefixes):
+            raise InputError(f"prefixes must be different numbers of words, found {list(self.prefixes)}")
+        at_least_one(suffix=self.suffix, records=self.count)
+        refuse_missing_device(self.device)
+
+
+@dataclass(frozen=True, eq=False)
+class Extraction:
+    """The result of `flsim extract`. Each table has columns run, setting, series, seed and round.
+
+    Attributes:
+        strings: a row per string and prefix: kind, prefix, name, words, is_trained, is_greedy, log_probability (log
+            p_z in nats), least_n_0.1, least_n_0.5 and least_n_0.9, is_elicited, is_near, k_records and k_users.
+        rates: a row per attack; see `flsim.attacks.extraction.rates.rates_of`.
+        eidetic: a row per attack and number of users; see `flsim.attacks.extraction.rates.eidetic_of`.
+        scheme: how words are sampled.
+    """
+
+    strings: pd.DataFrame
+    rates: pd.DataFrame
+    eidetic: pd.DataFrame
+    scheme: Scheme
+
+    @property
+    def over_seeds(self) -> pd.DataFrame:
+        """Return means over the seeds of each setting; see `flsim.attacks.extraction.rates.over_seeds`."""
+        return over_seeds(self.rates)
+
+
+def extract(
+    *runs: Path | str,
+    prefixes: Sequence[int] = (),
+    suffix: int = 5,
+    records: int = 1_000,
+    temperature: float = 1.0,
+    top_k: int = 40,
+    top_p: float = 1.0,
+    round: int | None = None,
+    epoch: float | None = None,
+    device: str = "cpu",
+) -> Extraction:
+    """Measure which canaries and training records models give away, as `flsim extract` does.
+
+    Args:
+        runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
+        prefixes: numbers of words that the attacker knows; by default those of 1, 3, 5 and 10 that strings are longer
+            than.
+        suffix: largest number of words of a record that follow; of a canary all follow.
+        records: largest number of training records, and of held-out records.
+        temperature: divisor of log-probs for sampling.
+        top_k: number of the likeliest tokens to sample from; 0 for all.
+        top_p: share of probability whose likeliest tokens are sampled from.
+        round: round of the checkpoint; the newest one of each run if not given.
+        epoch: the number of passes over all records to look at, in place of `round`; of an evaluated checkpoint.
+        device: torch device, such as "cuda".
+
+    Raises:
+        InputError: there is no such run or checkpoint, a run diverged, no author is held out of training, a prefix is
+            too long, or a setting is out of its range.
+        Diverged: a log-probability is not finite.
+
+    Examples:
+        >>> measured = flsim.extract("runs/demo", prefixes=[1, 3])                              # doctest: +SKIP
+        >>> measured.rates[["setting", "kind", "prefix", "attack", "rate", "excess"]]           # doctest: +SKIP
+    """
+    scheme = Scheme(temperature, top_k, top_p)
+    words = as_list("prefixes", prefixes)
+    hparams = ExtractionHParams(tuple(words), suffix, records, scheme, round, epoch, device)
+    parts = over_runs(runs, lambda path: extract_run(path, hparams))
+    names = named_apart(parts)
+    named = [[table.assign(**names[path]) for table in tables] for path, tables in parts.items()]
+    strings, rates, eidetic = (pd.concat(tables, ignore_index=True) for tables in zip(*named, strict=True))
+    return Extraction(strings, rates, eidetic, scheme)
+
+
+@executing_only("architecture")
+def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
+    """Return the tables of `Extraction` of one run.
+
+    Raises:
+        InputError, Diverged: as for `extract`.
+    """
+    run = Run.open(path)
+    about = read_run_file(path)
+    round_ = hparams.round if hparams.epoch is None else read_run(path).at(epoch=hparams.epoch)
+    if about["status"] == "diverged" and round_ is None:
+        raise InputError(f"{path}: diverged ({about['reason']}); name a checkpoint before that with --round")
+    with threads_of_torch(1):
+        state, model = attacked_model(run, round_, hparams.device)
+        users = in_place(run.users, run.canaries, state.round)
+        groups = _strings_of(run, users, state.round, hparams)
+        measured = pd.concat(_measured(run, model, groups, hparams.scheme), ignore_index=True)
+    texts = Records.joined([group.texts for group in groups])
+    measured["k_records"], measured["k_users"] = occurrences(users, texts)
+    run.verify()  # nothing is returned that was measured on other data
+    named: dict[str, Any] = {"run": str(path), "setting": run.setting, "series": run.series, "seed": run.config.seed}
+    tables = (measured, rates_of(measured), eidetic_of(measured))
+    first, second, third = (table.assign(**named, round=state.round) for table in tables)
+    return first, second, third
+
+
+def _strings_of(run: Run, users: Population, rounds: int, hparams: ExtractionHParams) -> list[Strings]:
+    """Return the strings of each kind and prefix; kinds without any are left out."""
+    groups, sides = list[Strings](), records_of(run, rounds)
+    for prefix in hparams.prefixes or PREFIXES:
+        both = (
+            canary_strings(run, prefix, copies_in(users, len(run.canaries))),
+            record_strings(run, sides, prefix, hparams.suffix, hparams.count),
+        )
+        if prefix in hparams.prefixes and not any(map(len, both)):
+            raise InputError(
+                f"{run.path}: prefix {prefix}: no canary, and no record of both training and held-out users, has more "
+                f"than {prefix} words of the vocabulary; name a shorter prefix"
+            )
+        groups += [group for group in both if len(group)]
+    if not groups:
+        raise InputError(f"{run.path}: has neither canaries nor records to extract; name a later --round")
+    return groups
+
+
+def _measured(run: Run, model: TrainableModel, groups: Sequence[Strings], scheme: Scheme) -> Iterator[pd.DataFrame]:
+    """Yield a table of the strings of each group, without the numbers of records and users that hold them."""
+    layout, device = run.corpus.layout, model.device
+    longest = max(int(np.diff(group.texts.offsets).max()) - group.prefix for group in groups)
+    continuations = one_word_continuations(model, longest, layout, device)
+    for group in tracked("extracting", groups):
+        prefix, texts = group.prefix, group.texts
+        is_greedy, log_probs = discover(model, texts, prefix, scheme, layout)
+        is_near = is_near_verbatim(model, texts, prefix, run.config.evaluation.beam_width, layout, device)
+        yield pd.DataFrame(
+            {
+                "kind": group.kind,
+                "prefix": prefix,
+                "name": group.names,
+                "words": np.diff(texts.offsets),
+                "is_trained": group.is_trained,
+                "is_greedy": is_greedy,
+                "log_probability": log_probs,
+                **{f"least_n_{p:g}": least_tries(log_probs, p) for p in P},
+                "is_elicited": is_elicited(continuations, texts, prefix),
+                "is_near": is_greedy | is_near,
+            }
+        )

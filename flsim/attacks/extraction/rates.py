@@ -1,0 +1,109 @@
+"""Rates of extraction beside those of controls, their differences, and means over seeds."""
+
+from collections.abc import Iterator
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flsim.attacks.extraction.discoverable import probability_within
+from flsim.base.statistics import difference_interval, share_interval, t_interval
+
+Flags = NDArray[np.bool_]
+TRIES = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
+P = (0.1, 0.5, 0.9)
+USERS = (1.0, 2.0, 5.0, 10.0, np.inf)
+GREEDY, SAMPLING, ONE_WORD, NEAR = "greedy", "sampling", "one-word prompt", "near-verbatim"
+KEY = ("kind", "prefix", "attack", "n", "p")
+SETTING = ("setting", "series")
+
+
+def rates_of(strings: pd.DataFrame) -> pd.DataFrame:
+    """Return the rate of each attack among trained strings and among controls, and the excess.
+
+    Args:
+        strings: rows of `flsim.attacks.extraction.extract.Extraction.strings` of one run.
+
+    Returns:
+        A row per kind, prefix, attack and, of sampling, n and p. Columns strings, extracted, rate, low and high are of
+        trained strings, the same with ``control_`` of controls; intervals are those of Clopper and Pearson (1934).
+        ``excess`` is the difference of the rates, with the interval of Newcombe (1998). A rate among no strings is NaN.
+    """
+    rows = []
+    for (kind, prefix), group in strings.groupby(["kind", "prefix"], sort=False):
+        is_trained = group["is_trained"].to_numpy(bool)
+        for attack, n, p, is_extracted in _attacks(group):
+            about = dict(zip(KEY, (kind, prefix, attack, n, p), strict=True))
+            rows.append(about | _against_controls(is_extracted[is_trained], is_extracted[~is_trained]))
+    return pd.DataFrame(rows)
+
+
+def eidetic_of(strings: pd.DataFrame) -> pd.DataFrame:
+    """Return how many strings are extracted that at most k users hold, beside controls.
+
+    A trained string that k users hold is one that k - 1 users hold beside its own. A control has no such user of its
+    own, so that those that at most k - 1 training users hold stand beside it.
+
+    Args:
+        strings: as for `rates_of`.
+
+    Returns:
+        A row per kind, prefix, attack (greedy decoding, and sampling at the largest n and p = 0.5) and ``k_users``, of
+        `USERS`, with columns as `rates_of`.
+    """
+    rows = []
+    for (kind, prefix), group in strings.groupby(["kind", "prefix"], sort=False):
+        is_trained, users = group["is_trained"].to_numpy(bool), group["k_users"].to_numpy()
+        for attack, n, p, is_extracted in _attacks(group):
+            if attack != GREEDY and (n, p) != (TRIES[-1], P[1]):
+                continue
+            for most in USERS:
+                trained, controls = is_trained & (users <= most), ~is_trained & (users <= most - 1)
+                about = dict(zip(KEY, (kind, prefix, attack, n, p), strict=True)) | {"k_users": most}
+                rows.append(about | _against_controls(is_extracted[trained], is_extracted[controls]))
+    return pd.DataFrame(rows)
+
+
+def over_seeds(rates: pd.DataFrame) -> pd.DataFrame:
+    """Return means over the seeds of each setting.
+
+    Args:
+        rates: rows of `rates_of` of several runs, with columns setting and series.
+
+    Returns:
+        A row per setting, kind, prefix, attack, n and p, with ``seeds`` (number of runs), and ``rate``,
+        ``control_rate`` and ``excess`` as means over seeds, each with the ends of its interval by Student's t.
+    """
+    rows = []
+    for key, group in rates.groupby([*SETTING, *KEY], sort=False, dropna=False):
+        row = dict(zip((*SETTING, *KEY), key, strict=True)) | {"seeds": len(group)}
+        for name, ends in (("rate", ""), ("control_rate", "control_"), ("excess", "excess_")):
+            values = group[name].dropna().to_numpy("float64")
+            low, high = t_interval(values)
+            row |= {name: values.mean() if len(values) else np.nan, f"{ends}low": low, f"{ends}high": high}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def _attacks(strings: pd.DataFrame) -> Iterator[tuple[str, float, float, Flags]]:
+    """Yield each attack, with n and p of sampling, and which strings it extracts."""
+    yield GREEDY, np.nan, np.nan, strings["is_greedy"].to_numpy(bool)
+    for tries in TRIES:
+        within = probability_within(tries, strings["log_probability"].to_numpy("float64"))
+        for p in P:
+            yield SAMPLING, tries, p, within >= p
+    yield ONE_WORD, np.nan, np.nan, strings["is_elicited"].to_numpy(bool)
+    yield NEAR, np.nan, np.nan, strings["is_near"].to_numpy(bool)
+
+
+def _against_controls(trained: Flags, controls: Flags) -> dict[str, float]:
+    row: dict[str, float] = {}
+    for name, is_extracted in (("", trained), ("control_", controls)):
+        hits, strings = int(is_extracted.sum()), len(is_extracted)
+        row |= {f"{name}strings": strings, f"{name}extracted": hits}
+        values = (hits / strings, *share_interval(hits, strings)) if strings else [np.nan] * 3
+        row |= dict(zip((f"{name}rate", f"{name}low", f"{name}high"), values, strict=True))
+    low, high = np.nan, np.nan
+    if len(trained) and len(controls):
+        low, high = difference_interval(int(trained.sum()), len(trained), int(controls.sum()), len(controls))
+    return row | {"excess": row["rate"] - row["control_rate"], "excess_low": low, "excess_high": high}

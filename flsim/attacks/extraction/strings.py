@@ -1,0 +1,114 @@
+"""The strings of a run that are extracted: text that it trained on, and as much that it did not, as control."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.attacks.membership.targets import matched, members_of, never_trained
+from flsim.base.rng import stream
+from flsim.data.corpus import Split
+from flsim.data.records import Records
+from flsim.runs.folder import Run
+
+Ints = NDArray[np.int64]
+Places = list[tuple[Split, Ints]]
+POOL = 4  # records that are looked at for each string that is drawn, as OOV and repetitions leave some out
+CANARY = "canary"
+RECORD = "record"
+
+
+@dataclass(frozen=True, eq=False)
+class Strings:
+    """Strings of one kind with one length of prefix.
+
+    Attributes:
+        kind: `CANARY` or `RECORD`, of whose first words a string consists.
+        prefix: number of words that the attacker knows; the others are the suffix.
+        texts: N strings.
+        names: N names, such as ``"c07"`` or ``"heldout:17"``.
+        is_trained: bool [N], whether training read the string; the others are controls.
+    """
+
+    kind: str
+    prefix: int
+    texts: Records
+    names: Sequence[str]
+    is_trained: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+def canary_strings(run: Run, prefix: int, copies: Ints) -> Strings:
+    """Return the canaries of more than `prefix` words, whole; those without a copy are controls.
+
+    Args:
+        run: the run.
+        prefix: number of words that are known.
+        copies: int64 [canaries], number of training records that contain each.
+    """
+    longer = [index for index, canary in enumerate(run.canaries) if len(canary.tokens) > prefix]
+    texts = Records.from_lists([list(run.canaries[index].tokens) for index in longer])
+    return Strings(CANARY, prefix, texts, [run.canaries[index].id for index in longer], copies[longer] > 0)
+
+
+def records_of(run: Run, rounds: int) -> tuple[Places, Places]:
+    """Return the records that training read and that no canary replaces, and those by authors outside training.
+
+    Args:
+        run: the run.
+        rounds: number of completed rounds; in central training, of steps.
+
+    Raises:
+        InputError: no author is held out of training.
+    """
+    held_out, _ = never_trained(run.corpus)  # first, as it refuses a corpus before cohorts are drawn
+    return [(run.corpus.split("train"), members_of(run, rounds))], held_out
+
+
+def record_strings(run: Run, sides: tuple[Places, Places], prefix: int, suffix: int, count: int) -> Strings:
+    """Draw beginnings of training records, and as many of held-out records, as a function of the run's seed.
+
+    Held-out records with text that was planted as a canary, and strings with a word outside the vocabulary, are left
+    out. On each side no string comes twice, and as many strings have each length.
+
+    Args:
+        run: the run.
+        sides: the records of both sides, from `records_of`.
+        prefix: number of words that are known.
+        suffix: largest number of words that follow.
+        count: largest number of strings of each side.
+    """
+    rng = stream(run.config.seed, "extraction", prefix)
+    planted = {canary.tokens for canary in run.canaries}
+    both = [[*_beginnings(places, prefix, suffix, count, planted, rng).items()] for places in sides]
+    lengths, lengths_out = (np.array([len(text) for text, _ in side], np.int64) for side in both)
+    chosen = matched(lengths, lengths_out, count, rng)
+    drawn = [side[index] for side, indices in zip(both, chosen, strict=True) for index in indices.tolist()]
+    texts = Records.from_lists([list(text) for text, _ in drawn])
+    is_trained = np.arange(len(drawn)) < len(chosen[0])
+    return Strings(RECORD, prefix, texts, [name for _, name in drawn], is_trained)
+
+
+def _beginnings(
+    places: Places,
+    prefix: int,
+    suffix: int,
+    count: int,
+    planted: Collection[tuple[int, ...]],
+    rng: np.random.Generator,
+) -> dict[tuple[int, ...], str]:
+    """Draw records of more than `prefix` words; return the name of one record for each distinct beginning."""
+    names = dict[tuple[int, ...], str]()
+    for split, positions in places:
+        offsets = np.asarray(split.record_offsets)
+        longer = positions[offsets[positions + 1] - offsets[positions] > prefix]
+        drawn = rng.permutation(longer)[: POOL * count]
+        for position, record in zip(drawn.tolist(), split.records_at(drawn), strict=True):
+            words = tuple(record.tolist())
+            text = words[: prefix + suffix]
+            if split.layout.oov not in text and not any(words[: len(phrase)] == phrase for phrase in planted):
+                names.setdefault(text, f"{split.folder.name}:{position}")
+    return names

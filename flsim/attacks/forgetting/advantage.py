@@ -1,0 +1,71 @@
+"""The advantage that training on canaries has given, and its share that is left at the end of training.
+
+The advantage of a canary is its log-perplexity under the model of arm OUT less that under the model of arm IN after the
+same round, in nats: the log-likelihood that training on it has added. Each seed has the mean over a group's canaries,
+so that intervals over seeds hold for other seeds.
+"""
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from flsim.base.statistics import t_interval
+
+OF_GROUP = [f"{name}{end}" for name in ("advantage", "left") for end in ("", "_low", "_high")]
+OF_PAIR = ["left_difference", "left_difference_low", "left_difference_high"]
+
+
+def by_seed(observed: pd.DataFrame) -> pd.DataFrame:
+    """Return the mean advantage of a group's canaries for each seed, and what is left of it.
+
+    Args:
+        observed: rows of one group, with the columns of `flsim.attacks.forgetting.measure.TYPES`.
+
+    Returns:
+        A row for each seed with evaluations of both arms after the window's end: ``advantage``, nats, at the first
+        evaluation at or after the window's end, and ``left``, the advantage at the last evaluation as a share of it.
+        ``left`` is NaN where nothing was gained, where the interval of the advantage over seeds holds 0, so that its
+        share says nothing, and where these evaluations are one.
+    """
+    known = _known(observed)
+    ended = known[known["round"] >= known["last_round"].astype("float64")]
+    rows = {}
+    for seed, of_seed in ended.groupby("seed"):
+        means = of_seed.groupby("round")["advantage"].mean()
+        first, last = means.iloc[0], means.iloc[-1]
+        rows[seed] = {"advantage": first, "left": last / first if len(means) > 1 and first > 0 else np.nan}
+    seeds = pd.DataFrame.from_dict(rows, orient="index", columns=["advantage", "left"], dtype="float64")
+    is_unclear = _mean(seeds["advantage"])[1] <= 0
+    return seeds.assign(left=np.nan) if is_unclear else seeds
+
+
+def curve(observed: pd.DataFrame) -> list[tuple[float, float, float, float]]:
+    """Return each evaluated round with the mean advantage after it and the ends of its 95% interval over seeds."""
+    means = _known(observed).groupby(["round", "seed"])["advantage"].mean()
+    return [(float(str(at)), *_mean(of_round)) for at, of_round in means.groupby("round")]
+
+
+def of_group(seeds: pd.DataFrame) -> dict[str, float]:
+    """Return the means of `by_seed` over seeds with their 95% intervals, Student's t, by the names in `OF_GROUP`."""
+    return {
+        f"{name}{end}": value
+        for name in ("advantage", "left")
+        for end, value in zip(("", "_low", "_high"), _mean(seeds[name]), strict=True)
+    }
+
+
+def of_pair(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
+    """Return what is left in group a less that in group b, paired by seed, by the names in `OF_PAIR`."""
+    return dict(zip(OF_PAIR, _mean(a["left"] - b["left"]), strict=True))
+
+
+def _known(observed: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows of canaries that were used and are measured in both arms, with their ``advantage``."""
+    advantages = observed.assign(advantage=observed["nats_out"] - observed["nats_in"])
+    return advantages[advantages["uses"] > 0].dropna(subset=["advantage"])
+
+
+def _mean(values: "pd.Series[float]") -> tuple[float, float, float]:
+    known = values.dropna().to_numpy("float64")
+    return (float(known.mean()) if len(known) else np.nan, *t_interval(known))

@@ -1,0 +1,481 @@
+"""`flsim forgetting`: success of attacks on groups of canaries against the rounds since their last use, and times.
+
+A group is all canaries of one window and configuration in all seeds of a setting. Intervals over canaries treat them as
+independent, and those of one model are not.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flsim.attacks.audit.ranks import p_values
+from flsim.attacks.forgetting import advantage, success
+from flsim.attacks.forgetting.success import scores
+from flsim.attacks.forgetting.times import (
+    canary_times,
+    evaluated_by,
+    forgetting_time,
+    grid,
+    median_time,
+    p_after_window,
+    reached,
+)
+from flsim.base.errors import InputError
+from flsim.base.statistics import holm, log_rank_p, median_interval, t_interval
+from flsim.measures.random_sampling import LOG_PERPLEXITY, RANK
+from flsim.results.seeds import named_apart
+from flsim.results.store import RunResults
+from flsim.results.sweeps import expanded, read_shown
+from flsim.runs.config.arms import settings_of_both
+from flsim.runs.folder import Run
+from flsim.runs.participation import participation
+
+# Observations of canaries: a row per planted canary and evaluated round, with both arms side by side.
+#
+# The columns are:
+#
+#     run, setting, series, seed           the run of arm IN; its series is that of all seeds
+#     canary                               the canary's id
+#     p_u, p_e, copies                     how it was planted; copies is a number that was set
+#     first_round, last_round              its window, from 1; missing for no bound
+#     round                                number of completed rounds of the evaluated model
+#     last_use, uses                       last round in which a sharer took part, and how often sharers did
+#     since                                rounds since last use; missing before it, and where there was none
+#     clean, clean_round                   log-perplexity in arm OUT at the window's end, and that evaluation's round
+#     nats_in, nats_out                    log-perplexities in both arms
+#     score_in, score_out                  calibrated scores: clean less log-perplexity, larger for a member
+#     bits_in, bits_out                    exposure in bits
+#     p_in, p_out                          exact p-values of the ranks; missing for text of held-out users
+
+CONFIGURATION = {
+    "p_u": "Float64",
+    "p_e": "Float64",
+    "copies": "Int64",
+    "first_round": "Int64",
+    "last_round": "Int64",
+}
+GROUP = {"setting": "string", "series": "string", **CONFIGURATION}
+TYPES = {
+    "run": "string",
+    **GROUP,
+    "seed": "Int64",
+    "canary": "string",
+    "round": "int64",
+    "last_use": "Int64",
+    "uses": "int64",
+    "since": "float64",
+    "clean": "float64",
+    "clean_round": "Int64",
+    **{f"{name}_{arm}": "float64" for name in ("nats", "score", "bits", "p") for arm in ("in", "out")},
+}
+
+
+def observations(results: RunResults, twin: RunResults | None, took_part: pd.DataFrame) -> pd.DataFrame:
+    """Return the observations of a run of arm IN, and of its twin of arm OUT.
+
+    Args:
+        results: the run of arm IN.
+        twin: the run of arm OUT of the same seed; None where there is none, whose columns are then NaN.
+        took_part: the rounds in which sharers took part, with columns ``round`` and ``canary``; see
+            `flsim.runs.participation`.
+
+    Returns:
+        A table with the columns of `TYPES`.
+    """
+    planted = _configured(results)
+    used = took_part.groupby("canary")["round"]
+    planted["last_use"] = used.max().reindex(planted["canary"]).to_numpy(dtype="float64", na_value=np.nan)
+    planted["uses"] = used.size().reindex(planted["canary"]).fillna(0).to_numpy("int64")
+    planted["clean"], planted["clean_round"] = _clean(planted, results, twin)
+    tables = [_at(planted, round_, results, twin) for round_ in results.evaluated]
+    table = pd.concat(tables, ignore_index=True) if tables else planted.assign(round=0).iloc[:0]
+    return table.reindex(columns=list(TYPES)).astype(TYPES)
+
+
+def _configured(results: RunResults) -> pd.DataFrame:
+    """Return a row for each planted canary, with how it was planted."""
+    roster = results.planted.reset_index(drop=True)
+    planted = roster.reindex(columns=["canary", "p_u", "p_e", "first_round", "last_round"])
+    planned = roster.get("planned_insertions")
+    planted["copies"] = None if planned is None else planned.astype("Int64").where(planted["p_u"].isna())
+    planted["is_natural"] = roster["is_natural"].astype(bool) if "is_natural" in roster else False
+    return planted.assign(run=results.name, setting=results.setting, series=results.series, seed=results.seed)
+
+
+def _clean(
+    planted: pd.DataFrame, results: RunResults, twin: RunResults | None
+) -> "tuple[pd.Series[float] | float, pd.Series[int] | None]":
+    """Return each canary's log-perplexity in arm OUT at the evaluation nearest to its window's end, and that round.
+
+    Any model of arm OUT is clean. Section 4.1 calibrates by the checkpoint before the injection, which arm OUT extends.
+    """
+    if twin is None:
+        return np.nan, None
+    by_round = {round_: twin.of_canaries(LOG_PERPLEXITY.name, round_) for round_ in twin.evaluated}
+    measured = {round_: values for round_, values in by_round.items() if values is not None}
+    if not measured:
+        return np.nan, None
+    ends = planted["last_round"].fillna(results.rounds).astype("int64")
+    nearest = ends.map(lambda end: min(measured, key=lambda round_: (abs(round_ - end), round_)))
+    values = [measured[round_][canary] for round_, canary in zip(nearest, planted["canary"], strict=True)]
+    return pd.Series(values, dtype="float64"), nearest
+
+
+def _at(planted: pd.DataFrame, round_: int, results: RunResults, twin: RunResults | None) -> pd.DataFrame:
+    """Return the rows of one evaluated round."""
+    since = round_ - planted["last_use"]
+    table = planted.assign(round=round_, since=since.where(since >= 0))
+    for arm, run in (("in", results), ("out", twin)):
+        ranks, nats = (_measured(run, quantity.name, round_, planted) for quantity in (RANK, LOG_PERPLEXITY))
+        references = None if run is None else run.references(round_)
+        p = p_values(ranks, int(references)) if references else np.full(len(planted), np.nan)
+        table[f"p_{arm}"] = np.where(planted["is_natural"], np.nan, p)  # natural text is likelier than random words
+        table[f"bits_{arm}"], table[f"nats_{arm}"] = -np.log2(p), nats
+        table[f"score_{arm}"] = scores(nats, table["clean"].to_numpy("float64"))
+    return table
+
+
+def _measured(run: RunResults | None, name: str, round_: int, planted: pd.DataFrame) -> NDArray[np.float64]:
+    """Return a measure of the planted canaries, float64 [n]; NaN where it was not measured."""
+    values = None if run is None else run.of_canaries(name, round_)
+    if values is None:
+        return np.full(len(planted), np.nan)
+    return np.asarray(values.loc[planted["canary"]], dtype=np.float64)
+
+
+# Pairs of runs: arm IN, which plants canaries, and arm OUT, its twin of the same seed, which never does.
+
+
+@dataclass(frozen=True, eq=False)
+class Arms:
+    """The arms of one configuration and seed.
+
+    Attributes:
+        run: the run of arm IN.
+        results: its results.
+        twin: the results of arm OUT; None where no such run was named.
+    """
+
+    run: Run
+    results: RunResults
+    twin: RunResults | None
+
+
+def arms_of(paths: Sequence[Path]) -> tuple[list[Arms], list[str]]:
+    """Return the pairs among runs, in the order of their runs of arm IN, and sentences on what is left out.
+
+    A twin has the settings of its run but for the arm. Runs that diverged or were not evaluated are left out.
+
+    Args:
+        paths: run folders and folders of sweeps.
+
+    Raises:
+        InputError: a path is no run, or there is no evaluated run of arm IN.
+    """
+    members: dict[str, tuple[Run, RunResults]] = {}
+    others: dict[str, RunResults] = {}
+    notes = []
+    for folder, results in read_shown(paths).items():
+        run = Run.open(folder)
+        if results.status == "diverged" or not results.evaluated:
+            why = "diverged" if results.status == "diverged" else "was not evaluated yet"
+            notes.append(f"Run {results.name} {why} and is left out.")
+        elif run.config.canaries.arm == "out":
+            others[_key(run)] = results
+        else:
+            members[_key(run)] = run, results
+    notes += [
+        f"Run {run.name} is of arm OUT, and its arm IN was not named."
+        for key, run in others.items()
+        if key not in members
+    ]
+    if not members:
+        names = ", ".join(map(str, paths))
+        raise InputError(f'{names}: no evaluated run with canaries.arm = "in"; name one, and its twin with "out"')
+    return [Arms(run, results, others.get(key)) for key, (run, results) in members.items()], notes
+
+
+def _key(run: Run) -> str:
+    """Return a digest that both arms of a seed share."""
+    return settings_of_both(run.config) + run.corpus.digest
+
+
+ALPHA = 0.6
+HARDNESS = ("easy", "medium", "hard")
+KEYS = {**GROUP, "hardness": "string"}
+ENDS = ("_low", "_high", "_seeds_low", "_seeds_high")
+MEASURED = {
+    **dict.fromkeys((f"bits_{arm}{end}" for arm in ("in", "out") for end in ("", *ENDS)), "Float64"),
+    **dict.fromkeys(("success", "success_upper"), "Float64"),
+    "trials": "Int64",
+    **dict.fromkeys(("precision", "precision_low", "precision_high"), "Float64"),
+    **dict.fromkeys(("tpr", "tpr_low", "tpr_high", "fpr", "heuristic_epsilon"), "Float64"),
+}
+SUCCESS = {"group": "int64", **KEYS, "k": "int64", "canaries": "int64", "seeds": "int64", **MEASURED}
+TIMES = {
+    "group": "int64",
+    **KEYS,
+    "canaries": "int64",
+    "seeds": "int64",
+    "never_used": "int64",
+    "k_max": "Int64",
+    "alpha": "float64",
+    "time": "Int64",
+    "is_censored": "boolean",
+    "least_alpha": "Float64",
+    "median_time": "Int64",
+    "median_is_censored": "boolean",
+    "forgotten": "Int64",
+    **dict.fromkeys(advantage.OF_GROUP, "Float64"),
+}
+TESTS = {"group_a": "int64", "group_b": "int64", "differs": "string", "n_a": "int64", "n_b": "int64"} | dict.fromkeys(
+    ("p", "p_holm", *advantage.OF_PAIR), "Float64"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class Forgetting:
+    """The result of `flsim forgetting`.
+
+    Attributes:
+        observations: a row per planted canary and evaluated round; see `flsim.attacks.forgetting.measure`, with
+        `group`.
+        success: a row per group and k, with the columns of `SUCCESS`.
+        times: a row per group, with the columns of `TIMES`: T(alpha) as ``time``, missing and ``is_censored`` where it
+            was not reached by ``k_max``, and both missing without arm OUT. ``advantage`` and what is ``left`` of it
+            are those of `flsim.attacks.forgetting.advantage`. ``median_time`` counts rounds since
+            the window's end. ``forgotten`` is the number of canaries with uncensored times; see
+            `flsim.attacks.forgetting.times`.
+        tests: a row for each two groups that differ in one thing, with the log-rank test of their canaries' times, and
+            what is left in a less what is left in b. Times are those of the evaluations that both groups have at equal
+            numbers of rounds since the window's end; p is missing if there are none.
+        notes: sentences on what cannot be said.
+    """
+
+    observations: pd.DataFrame
+    success: pd.DataFrame
+    times: pd.DataFrame
+    tests: pd.DataFrame
+    notes: tuple[str, ...]
+
+    def windows(self) -> list[pd.DataFrame]:
+        """Return the observations of each setting and window."""
+        keys = ["series", "first_round", "last_round"]
+        return [table for _, table in self.observations.groupby(keys, sort=False, dropna=False)]
+
+
+def measure_forgetting(
+    *runs: Path | str, alpha: float = ALPHA, by_hardness: bool = False, pool: bool = False
+) -> Forgetting:
+    """Measure how fast runs forget canaries after their last use, as `flsim forgetting` does.
+
+    Args:
+        runs: run folders and folders of sweeps, of arms IN and OUT; or folders that hold some.
+        alpha: the accuracy that counts as forgotten, above one half.
+        by_hardness: whether to split canaries into thirds by their log-perplexity in arm OUT.
+        pool: whether canaries of all numbers of copies are one group.
+
+    Raises:
+        InputError: alpha is not between 0.5 and 1, a folder is no run, or there is no evaluated run of arm IN.
+
+    Examples:
+        >>> flsim.measure_forgetting("runs/forgetting-smoke").times                    # doctest: +SKIP
+    """
+    if not 0.5 < alpha < 1:
+        raise InputError(f"alpha must be above 0.5, which is chance, and below 1, found {alpha:g}")
+    pairs, notes = arms_of(expanded(runs))
+    names = named_apart(arms.run.path for arms in pairs)
+    tables = [
+        observations(arms.results, arms.twin, participation(arms.run, arms.results.evaluation())).assign(
+            run=str(arms.run.path), **names[arms.run.path]
+        )
+        for arms in pairs
+    ]
+    lonely = [arms.results.name for arms in pairs if arms.twin is None]
+    if lonely:
+        notes.append(
+            f'Without arm OUT (canaries.arm = "out") there is no accuracy, precision, T(alpha) or hardness of '
+            f"{', '.join(lonely)}: only exposure and ranks."
+        )
+    if any(arms.run.config.canaries.source == "heldout" for arms in pairs):
+        notes.append(
+            "Text of held-out users is likelier than random words, whoever trained on it: bits of arm IN count against "
+            "those of arm OUT, and there are no times by rank."
+        )
+    return measure(pd.concat(tables, ignore_index=True), alpha, by_hardness, pool, notes)
+
+
+def measure(
+    observed: pd.DataFrame,
+    alpha: float = ALPHA,
+    by_hardness: bool = False,
+    pool: bool = False,
+    notes: Sequence[str] = (),
+) -> Forgetting:
+    """Return the measures of observations, which may be of several runs; see `measure_forgetting`.
+
+    Raises:
+        InputError: no canary was planted.
+    """
+    if observed.empty:
+        raise InputError("no canary was planted in these runs, so there is nothing to forget; plant some")
+    observed = observed.reset_index(drop=True)
+    observed = observed.assign(hardness=_hardness(observed) if by_hardness else None).astype({"hardness": "string"})
+    if by_hardness:
+        place = observed["hardness"].map({name: index for index, name in enumerate(HARDNESS)})
+        observed = observed.iloc[np.argsort(place.fillna(len(HARDNESS)), kind="stable")]
+    if pool:
+        observed = observed.assign(p_u=None, p_e=None, copies=None).astype(CONFIGURATION)
+    observed["group"] = observed.groupby(list(KEYS), sort=False, dropna=False).ngroup()
+    rows, times = list[dict[str, Any]](), list[dict[str, Any]]()
+    ranks, advantages = list[pd.DataFrame](), list[pd.DataFrame]()
+    for group, table in observed.groupby("group"):
+        keys = {"group": group} | {name: table[name].iloc[0] for name in KEYS}
+        ranks.append(p_after_window(table))
+        measured, about = _group(table, alpha)
+        rows += [keys | row for row in measured]
+        advantages.append(advantage.by_seed(table))
+        times.append(keys | about | _times(ranks[-1]) | advantage.of_group(advantages[-1]))
+    summary = pd.DataFrame(times).reindex(columns=list(TIMES)).astype(TIMES)
+    return Forgetting(
+        observed,
+        pd.DataFrame(rows).reindex(columns=list(SUCCESS)).astype(SUCCESS),
+        summary,
+        _tests(summary, ranks, advantages),
+        tuple(notes),
+    )
+
+
+def _hardness(observed: pd.DataFrame) -> "pd.Series[str]":
+    """Return the third that each canary's log-perplexity in arm OUT is in, among the canaries of its window and seed.
+
+    Under arm IN it would be circular: what is remembered has a low log-perplexity there.
+    """
+    among = observed.groupby(["series", "seed", "first_round", "last_round"], dropna=False)["clean"]
+    share = among.rank(method="dense", pct=True)  # all rows of a canary have its value
+    names = np.array(HARDNESS, object)[np.ceil(share.fillna(1) * len(HARDNESS)).astype("int64").clip(1, None) - 1]
+    return pd.Series(names, index=observed.index).where(share.notna())
+
+
+def _group(table: pd.DataFrame, alpha: float) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Return the rows of a group's k, and its summary."""
+    at, longest = by_k(table.assign(chooses=success.halves(table)))
+    rows = [{"k": k} | _success(of_k) for k, of_k in at]
+    total = table.groupby(["run", "canary"]).ngroups
+    has_twin = bool(table["score_out"].notna().any())
+    bounds = [row["success_upper"] for row in rows if 2 * row["canaries"] >= total]
+    evaluated = [row["k"] for row in rows if 2 * row["canaries"] >= total]
+    time = forgetting_time(evaluated, bounds, alpha)
+    about = {
+        "canaries": total,
+        "seeds": table["run"].nunique(),
+        "never_used": int(table[table["last_use"].isna()].groupby(["run", "canary"]).ngroups),
+        "k_max": longest,
+        "alpha": alpha,
+        "time": time,
+        "is_censored": time is None if has_twin and evaluated else None,
+        "least_alpha": success.least_alpha(2 * (total // 2)) if has_twin else None,
+    }
+    return rows, about
+
+
+def _times(p: pd.DataFrame) -> dict[str, Any]:
+    """Return the median of the canaries' times of a group, and how many are not censored."""
+    times = canary_times(p)
+    middle = median_time(times)
+    return {
+        "median_time": None if middle is None else middle.rounds,
+        "median_is_censored": None if middle is None else middle.is_censored,
+        "forgotten": sum(not time.is_censored for time in times),
+    }
+
+
+def by_k(table: pd.DataFrame) -> tuple[list[tuple[int, pd.DataFrame]], int | None]:
+    """Return the observations of a group at each evaluated k, a row per canary, and the last k; see `evaluated_by`."""
+    table = table.sort_values(["seed", "run", "canary", "round"])
+    canaries = np.asarray(table.groupby(["run", "canary"], sort=False).ngroup(), np.int64)
+    since = table["since"].to_numpy("float64")
+    longest = reached(since, canaries)
+    if longest is None:
+        return [], None
+    ks = grid(longest)
+    at = evaluated_by(since, canaries, ks)
+    return [(k, table[at == k]) for k in ks if (at == k).any()], longest
+
+
+def exposure(table: pd.DataFrame, arm: str) -> dict[str, float]:
+    """Return the median exposure of an arm with its intervals over canaries and over seeds, by the names in `ENDS`."""
+    values = table[["run", f"bits_{arm}"]].dropna()
+    medians = values.groupby("run")[f"bits_{arm}"].median().to_numpy("float64")
+    median, *ends = median_interval(values[f"bits_{arm}"].to_numpy("float64"))
+    return dict(zip(("", *ENDS), (median, *ends, *t_interval(medians)), strict=True))
+
+
+def curve(table: pd.DataFrame, arm: str) -> list[tuple[float, float, float, float]]:
+    """Return k, exposure and the ends of its 95% interval for a figure; empty where the arm was not measured.
+
+    Exposure is the mean over seeds of their medians, with its interval over seeds. Of one seed it is the median, with
+    its interval over canaries, which is NaN below six canaries.
+    """
+    points = []
+    for k, of_k in by_k(table)[0]:
+        values = exposure(of_k, arm)
+        low, high = values["_seeds_low"], values["_seeds_high"]
+        has_seeds = np.isfinite(low)
+        middle = (low + high) / 2 if has_seeds else values[""]
+        if np.isfinite(middle):
+            points.append((float(k), middle, *((low, high) if has_seeds else (values["_low"], values["_high"]))))
+    return points
+
+
+def _success(table: pd.DataFrame) -> dict[str, Any]:
+    """Return the measures of a group at one k, of a row per canary."""
+    row: dict[str, Any] = {"canaries": len(table), "seeds": table["run"].nunique()}
+    for arm in ("in", "out"):
+        row |= {f"bits_{arm}{end}": value for end, value in exposure(table, arm).items()}
+    both = table.dropna(subset=["score_in", "score_out"])
+    members, others = both["score_in"].to_numpy("float64"), both["score_out"].to_numpy("float64")
+    named = success.accuracy(members, others, both["chooses"].to_numpy(bool))
+    row |= {"success": named.estimate, "success_upper": named.upper, "trials": named.trials}
+    if (at := success.at_level(members, others)) is not None:
+        precision = success.precision_at(at, len(members), len(others))
+        row |= dict(zip(("precision", "precision_low", "precision_high"), precision, strict=True))
+        row |= {"tpr": at.tpr, "tpr_low": at.low, "tpr_high": at.high, "fpr": at.alarms / len(others)}
+        row["heuristic_epsilon"] = success.heuristic_epsilon(at, len(others))
+    return row
+
+
+def _tests(times: pd.DataFrame, ranks: Sequence[pd.DataFrame], advantages: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the log-rank tests (corrected by Holm) and remaining shares of pairs of groups.
+
+    Rare or late evaluations make the times late. So the times of two groups are those of the
+    evaluations that both have at equal numbers of rounds since their windows' ends.
+    """
+    rows = []
+    for a, b, differs in _pairs(times):
+        common = ranks[a].columns.intersection(ranks[b].columns)
+        of_a, of_b = (canary_times(ranks[group][common]) for group in (a, b))
+        row: dict[str, Any] = {"group_a": a, "group_b": b, "differs": differs, "n_a": len(of_a), "n_b": len(of_b)}
+        rows.append({**row, "p": log_rank_p(of_a, of_b), **advantage.of_pair(advantages[a], advantages[b])})
+    table = pd.DataFrame(rows).reindex(columns=list(TESTS))
+    return table.assign(p_holm=holm(table["p"].astype("float64").tolist())).astype(TESTS)
+
+
+def _pairs(times: pd.DataFrame) -> Iterator[tuple[int, int, str]]:
+    parts = {
+        "setting": ["series"],
+        "window": ["first_round", "last_round"],
+        "copies": ["p_u", "p_e", "copies"],
+        "hardness": ["hardness"],
+    }
+    texts = {name: times[columns].astype("string").fillna("").agg(" ".join, axis=1) for name, columns in parts.items()}
+    for a, b in combinations(range(len(times)), 2):
+        differing = [name for name, text in texts.items() if text[a] != text[b]]
+        if len(differing) == 1:
+            yield a, b, differing[0]

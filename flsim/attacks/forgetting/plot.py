@@ -1,0 +1,128 @@
+"""Figure of exposure against rounds since last use, and of the advantage against rounds, by window."""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
+
+from flsim.attacks.forgetting import advantage
+from flsim.attacks.forgetting.measure import Forgetting, curve
+from flsim.attacks.forgetting.text import name_text, rounds_text
+from flsim.attacks.forgetting.times import grid
+from flsim.base.errors import InputError
+from flsim.show.figures import line_style, plain, write_figure
+
+OUT = {"color": "#555555", "linestyle": (0, (1, 2)), "linewidth": 1.4}
+COLUMNS = 3
+MOST_TICKS = 8  # of labels that do not touch
+LINE = "Line: median exposure{}; band: its 95% interval over {}"
+
+
+def plot(measured: Forgetting, path: Path) -> None:
+    """Write the figure of `draw`, whole or not at all.
+
+    Raises:
+        InputError: the path has another ending, its folder does not exist, or no canary was used before an evaluation.
+    """
+    if measured.success.empty:
+        raise InputError("no canary was used before an evaluation, so there is nothing to draw; evaluate later rounds")
+    write_figure(lambda: draw(measured), path)
+
+
+def draw(measured: Forgetting) -> Figure:
+    """Return a figure with a panel for each setting and window, and a line for each group of canaries.
+
+    A line is the mean over seeds of the median exposure, with Student's t interval over seeds. Of one seed it is the
+    median, with its interval over canaries. The dotted line is arm OUT, of all canaries of the panel. Where there is an
+    arm OUT, the panel below has the advantage (`flsim.attacks.forgetting.advantage`) against rounds, with the window in
+    gray.
+    """
+    panels = measured.windows()
+    several = measured.times["series"].nunique() > 1
+    names = list(dict.fromkeys(map(_name, measured.times.to_dict("records"))))
+    columns = 2 if len(panels) == 4 else min(COLUMNS, len(panels))
+    has_twin = bool(measured.times["advantage"].notna().any())
+    kinds = 1 + has_twin
+    rows = math.ceil(len(panels) / columns)
+    figure = Figure(
+        figsize=(max(5.0, 3.6 * columns), 3.1 * rows * kinds + 0.6 + 0.2 * math.ceil(len(names) / 4)),
+        layout=ConstrainedLayoutEngine(wspace=0.05, hspace=0.05),
+    )
+    FigureCanvasAgg(figure)
+    all_axes = figure.subplots(rows * kinds, columns, sharey="row", squeeze=False)
+    exposures = all_axes[::kinds].ravel().tolist()
+    advantages = all_axes[1::kinds].ravel().tolist() if has_twin else []
+    for empty in (*exposures[len(panels) :], *advantages[len(panels) :]):
+        empty.set_axis_off()
+    for index, (axes, table) in enumerate(zip(exposures, panels, strict=False)):
+        about = table.iloc[0].to_dict()
+        window = f"planted in {rounds_text(about)}"
+        axes.set_title(plain(f"{about['setting']}\n{window}" if several else window), fontsize=10)
+        _draw(axes, curve(table, "out"), **OUT, label="arm OUT")
+        for _, of_group in table.groupby("group", sort=False):
+            name = _name(of_group.iloc[0].to_dict())
+            style = line_style(names.index(name)) | {"markersize": 5, "label": plain(name)}
+            _draw(axes, curve(of_group, "in"), **style)
+            if has_twin:
+                _draw(advantages[index], advantage.curve(of_group), **style | {"markersize": 3})
+        if has_twin:
+            _mark_window(advantages[index], about)
+    _scale(exposures[: len(panels)], columns)
+    for axes in advantages[::columns]:
+        axes.set_ylabel("nats that training added")
+    has_seeds = bool((measured.success["seeds"] > 1).any())
+    lines = {line.get_label(): line for axes in exposures for line in axes.get_lines()}
+    legend = figure.legend(
+        lines.values(), [str(label) for label in lines], loc="outside lower center", ncols=4, frameon=False, fontsize=9
+    )
+    legend.set_title(LINE.format(" and mean advantage" * has_twin, "seeds (t)" if has_seeds else "canaries"))
+    legend.get_title().set_fontsize(9)
+    return figure
+
+
+def _name(row: Mapping[Any, Any]) -> str:
+    return name_text(row, pooled="arm IN")
+
+
+def _draw(axes: Axes, points: Sequence[tuple[float, float, float, float]], **style: object) -> None:
+    """Draw points with their intervals; nothing where there are none."""
+    x, y, lows, highs = np.array(points, dtype="float64").reshape(-1, 4).T
+    if len(x):
+        (line,) = axes.plot(x, y, **style)  # type: ignore[arg-type]
+        axes.fill_between(x, lows, highs, color=line.get_color(), alpha=0.15, linewidth=0)
+
+
+def _mark_window(axes: Axes, row: Mapping[Any, Any]) -> None:
+    """Shade the rounds in which canaries are planted, and draw where nothing was added."""
+    first, last = row["first_round"], row["last_round"]
+    if not pd.isna(last):
+        axes.axvspan(0 if pd.isna(first) else float(first) - 1, float(last), color="#eeeeee", zorder=-2)
+    axes.axhline(0, color="#555555", linewidth=0.8, zorder=-1)
+    axes.set_xlabel("rounds")
+
+
+def _scale(panels: Sequence[Axes], columns: int) -> None:
+    """Set scales on which first rounds are as wide as later ones, and that show lines whole; wide bands are cut."""
+    heights = [np.asarray(line.get_ydata(), "float64") for axes in panels for line in axes.get_lines()]
+    for index, axes in enumerate(panels):
+        longest = int(max((np.max(line.get_xdata()) for line in axes.get_lines()), default=1))
+        ticks = [k for k in grid(longest) if k < longest / 1.5]
+        if len(ticks) > MOST_TICKS:
+            ticks = [k for k in ticks if math.log10(max(k, 1)).is_integer() and k < longest / 3]
+        axes.set_xscale("symlog", linthresh=1, linscale=0.5)
+        axes.set_xlim(-0.1, 1.1 * longest + 1)
+        axes.xaxis.set_major_locator(FixedLocator([*ticks, longest]))
+        axes.xaxis.set_minor_locator(NullLocator())
+        axes.xaxis.set_major_formatter(ScalarFormatter())
+        axes.set_xlabel("rounds since last use")
+        axes.set_ylim(0, 1.15 * float(np.nanmax(np.concatenate(heights))))
+        if index % columns == 0:
+            axes.set_ylabel("exposure (bits)")

@@ -1,0 +1,133 @@
+"""Success of an attack that tells arm IN from arm OUT by calibrated scores (Jagielski et al., 2022, section 3.2).
+
+A score is a log-perplexity under the clean model at the window's end, less that under the attacked model: larger means
+that the canary is likelier a member. All intervals treat canaries as independent, and those of one model are not.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flsim.base.statistics import AtLevel, roc, share_interval, upper_bound
+
+Floats = NDArray[np.float64]
+LEVEL = 0.1  # false-positive rate of the paper's precision
+TAIL = 0.05  # of the one-sided upper bound of a success
+
+
+@dataclass(frozen=True)
+class Accuracy:
+    """The balanced accuracy of a threshold that was chosen on other canaries.
+
+    Attributes:
+        correct: arms that were named correctly.
+        trials: arms that were named: two for each canary of the half that was not used to choose.
+    """
+
+    correct: int
+    trials: int
+
+    @property
+    def estimate(self) -> float:
+        """Share of arms that were named correctly; NaN without any."""
+        return self.correct / self.trials if self.trials else math.nan
+
+    @property
+    def upper(self) -> float:
+        """One-sided 95% upper bound (Clopper and Pearson); NaN without trials."""
+        return upper_bound(self.correct, self.trials, TAIL) if self.trials else math.nan
+
+
+def accuracy(members: Floats, others: Floats, chooses: NDArray[np.bool_]) -> Accuracy:
+    """Return the accuracy of a threshold that half of the canaries choose and the rest test.
+
+    Both arms of a canary lie in the same half. They are not independent, but their outcomes vary no more than those of
+    independent trials with the mean accuracy as long as harder canaries score higher in both arms or in neither.
+
+    Args:
+        members: scores in arm IN, float64 [canaries].
+        others: scores of the same canaries in arm OUT, float64 [canaries].
+        chooses: whether a canary is of the half that chooses the threshold, bool [canaries]; see `halves`.
+    """
+    if not chooses.any():
+        return Accuracy(0, 0)
+    threshold = best_threshold(members[chooses], others[chooses])
+    correct = int((members[~chooses] > threshold).sum() + (others[~chooses] <= threshold).sum())
+    return Accuracy(correct, 2 * int((~chooses).sum()))
+
+
+def halves(observed: pd.DataFrame) -> "pd.Series[bool]":
+    """Return whether the canary of each row is of the half that chooses thresholds: every second one that was used.
+
+    The half of a canary is the same at every k. So all thresholds are independent of all canaries that test them,
+    which the claim of `flsim.attacks.forgetting.times.forgetting_time` needs.
+
+    Args:
+        observed: rows of a group, with the columns ``seed``, ``run``, ``canary`` and ``last_use``.
+    """
+    used = observed[observed["last_use"].notna()]
+    chooses = used.groupby(["seed", "run", "canary"], dropna=False).ngroup() % 2 == 0
+    return chooses.reindex(observed.index, fill_value=False)
+
+
+def best_threshold(members: Floats, others: Floats) -> float:
+    """Return a threshold with the largest balanced accuracy, halfway between two scores; the largest among equals.
+
+    A score above the threshold counts as a member. Infinite values name all or none.
+
+    >>> best_threshold(np.array([3.0, 5.0]), np.array([0.0, 1.0]))
+    2.0
+    """
+    distinct = np.unique(np.concatenate([members, others]))
+    cuts = np.concatenate([[-np.inf], (distinct[:-1] + distinct[1:]) / 2, [np.inf]])
+    missed = np.searchsorted(np.sort(members), cuts, side="right")
+    passed = np.searchsorted(np.sort(others), cuts, side="right")
+    gain = passed * len(members) - missed * len(others)  # whole numbers: equal accuracies are equal after rounding, too
+    return float(cuts[np.flatnonzero(gain == gain.max())[-1]])
+
+
+def at_level(members: Floats, others: Floats) -> AtLevel | None:
+    """Return the true-positive rate at a false-positive rate of `LEVEL`; None below ten scores in arm OUT."""
+    if not len(members) or LEVEL * len(others) < 1:
+        return None
+    return roc(members, others).at(LEVEL)
+
+
+def precision_at(at: AtLevel, members: int, others: int) -> tuple[float, float, float]:
+    """Return the precision TPR / (TPR + FPR) of as many members as others, with its 95% interval.
+
+    The false-positive rate is that of the threshold, or `LEVEL` where no other score is above it. It and the threshold
+    count as known: the interval is that of Clopper and Pearson of the true-positive rate (section 4.1 has none).
+    """
+    fpr = _rate(at, others)
+    estimate, low, high = (tpr / (tpr + fpr) for tpr in (at.tpr, *share_interval(at.detected, members)))
+    return estimate, low, high
+
+
+def heuristic_epsilon(at: AtLevel, others: int) -> float:
+    """Return ln(TPR / FPR), at least 0: the paper's heuristic (footnote 2), which bounds nothing."""
+    return max(0.0, math.log(at.tpr / _rate(at, others))) if at.tpr else 0.0
+
+
+def _rate(at: AtLevel, others: int) -> float:
+    return at.alarms / others if at.alarms else at.level
+
+
+def least_alpha(trials: int) -> float:
+    """Return the upper bound at an accuracy of one half: no smaller alpha can be shown with so many trials.
+
+    A group of n canaries, of all seeds, has n trials: half of the canaries, in two arms.
+
+    >>> [round(least_alpha(trials), 3) for trials in (48, 100, 270)]
+    [0.626, 0.586, 0.552]
+    """
+    return upper_bound(trials // 2, trials, TAIL) if trials else math.nan
+
+
+def scores(log_perplexity: "NDArray[np.floating[Any]]", clean: "NDArray[np.floating[Any]]") -> Floats:
+    """Return calibrated scores [n] in nats: log-perplexities of the clean model less those of the attacked model."""
+    return np.asarray(clean, dtype=np.float64) - np.asarray(log_perplexity, dtype=np.float64)

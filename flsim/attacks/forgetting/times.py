@@ -1,0 +1,164 @@
+"""Forgetting times: after how many rounds is a canary, or a group of canaries, forgotten.
+
+Jagielski et al. (2022), Definition 3.1: an example is (A, alpha, k)-forgotten if the success of attack A is at most
+alpha k steps after the example's last use. T(alpha) of a group counts from the last use of each canary. The times of
+single canaries count from the end of their window. A time after the last evaluation is
+censored: only a lower bound is known.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import pandas as pd
+import scipy
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+Floats = NDArray[np.float64]
+SIGNIFICANCE = 0.05  # p-value of ranks up to which a canary counts as remembered: log2 20 = 4.32 bits of exposure
+
+
+def grid(longest: int) -> list[int]:
+    """Return 0, 1, 2, 5, 10, 20, 50, ... up to three quarters of `longest`, and `longest` itself.
+
+    >>> grid(30)
+    [0, 1, 2, 5, 10, 20, 30]
+    """
+    steps = [digit * 10**power for power in range(len(str(longest))) for digit in (1, 2, 5)]
+    return sorted({0, longest, *(step for step in steps if step <= 0.75 * longest)})
+
+
+def reached(since: Floats, canaries: Ints) -> int | None:
+    """Return the largest k that at least half of the canaries were evaluated at or after; None without evaluations.
+
+    Beyond it a group would be measured on a few canaries, those whose last use was early.
+
+    Args:
+        since: rounds since last use of each evaluation, float64 [n]; NaN before it.
+        canaries: the canary of each evaluation, int64 [n].
+    """
+    known = np.isfinite(since)
+    if not known.any():
+        return None
+    last = np.full(int(canaries.max()) + 1, -1.0)
+    np.maximum.at(last, canaries[known], since[known])
+    present = np.sort(last[np.unique(canaries[known])])
+    return int(present[(len(present) - 1) // 2])
+
+
+def evaluated_by(since: Floats, canaries: Ints, ks: list[int]) -> Ints:
+    """Return at which k of a grid each evaluation counts, int64 [n]; -1 for those that count nowhere.
+
+    An evaluation counts at the first k that is not below its rounds since last use. Of several evaluations of a canary
+    at one k the last counts. So success at k is that of k rounds or fewer: it is not flattered.
+
+    Args:
+        since: rounds since last use of each evaluation, float64 [n]; NaN before it.
+        canaries: the canary of each evaluation, int64 [n].
+        ks: the grid, ascending.
+    """
+    place = np.full(len(since), len(ks), np.int64)
+    known = np.isfinite(since)
+    place[known] = np.searchsorted(ks, since[known])
+    at = np.append(np.asarray(ks, np.int64), -1)[place]
+    last: dict[tuple[int, int], int] = {}
+    for index in np.lexsort((since, canaries)).tolist():
+        last[int(canaries[index]), int(at[index])] = index
+    counts = np.zeros(len(since), bool)
+    counts[list(last.values())] = True
+    return np.where(counts, at, -1)
+
+
+def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | None:
+    """Return T(alpha): the least k from which on all upper bounds of the success are at most alpha; None if censored.
+
+    The attack at k is the threshold that half of the canaries chose there, and the bounds are those of its success on
+    the other half. In at most 5% of groups this attack's success is above alpha at some evaluated k from T(alpha) on:
+    then the bound at the last such k, which depends on the first half only, is too low, which
+    happens in at most 5%. The search over k does not raise this share. An attack by the best
+    threshold of all, which no attacker knows, has a larger success.
+
+    Args:
+        ks: evaluated k, ascending.
+        bounds: one-sided 95% upper bound of the success at each; NaN where there were no trials.
+        alpha: success that counts as forgotten.
+
+    >>> forgetting_time([0, 1, 2, 5], [0.9, 0.58, 0.7, 0.55], 0.6)
+    5
+    """
+    time = None
+    for k, bound in zip(reversed(ks), reversed(bounds), strict=True):
+        if not bound <= alpha:  # nor is NaN
+            return time
+        time = k
+    return time
+
+
+class CanaryTime(NamedTuple):
+    """The time after which a canary's rank is not surprising.
+
+    Attributes:
+        rounds: rounds since the end of the canary's window; the largest evaluated one if the time is censored.
+        is_censored: whether the canary was not forgotten by then.
+    """
+
+    rounds: int
+    is_censored: bool
+
+
+def p_after_window(observed: pd.DataFrame) -> pd.DataFrame:
+    """Return the p-value of each used canary's rank in arm IN at each evaluation after its window.
+
+    The window's end, unlike a canary's last use, is equally far from the next evaluation for all canaries of a window,
+    however many copies they have. The time from the last use to that evaluation, in which nothing is measured, would
+    otherwise count as a time in which the canary was remembered.
+
+    Args:
+        observed: rows with the columns of `flsim.attacks.forgetting.measure.TYPES`.
+
+    Returns:
+        A table of float64, NaN if the rank was not measured, with a row per canary and run, and a column for each
+        number of rounds since the window's end, ascending. Canaries without a window's end or without a rank at any of
+        these evaluations are in no row.
+    """
+    after = observed["round"] - observed["last_round"].astype("float64")
+    known = observed.assign(after=after)[(after >= 0) & observed["last_use"].notna() & observed["p_in"].notna()]
+    return known.astype({"after": "int64"}).pivot(index=["run", "canary"], columns="after", values="p_in")
+
+
+def canary_times(p: pd.DataFrame) -> list[CanaryTime]:
+    """Return the first evaluation of each canary at which the p-value of its rank is above 0.05.
+
+    The time of a canary does not depend on evaluations after it, so that times of trainings that end sooner or later
+    have the same law, and are censored independently. A canary that was never memorized is forgotten at its first
+    evaluation in 95% of cases.
+
+    Args:
+        p: p-values, a row per canary, as of `p_after_window`.
+    """
+    rounds, values = p.columns.to_numpy("int64"), p.to_numpy("float64")
+    times = []
+    for of_canary in values:
+        forgotten = np.flatnonzero(of_canary > SIGNIFICANCE)
+        if len(forgotten):
+            times.append(CanaryTime(int(rounds[forgotten[0]]), is_censored=False))
+        elif np.isfinite(of_canary).any():
+            times.append(CanaryTime(int(rounds[np.isfinite(of_canary)][-1]), is_censored=True))
+    return times
+
+
+def median_time(times: list[CanaryTime]) -> CanaryTime | None:
+    """Return the time by which half of the canaries are forgotten (Kaplan and Meier, 1958); None without canaries."""
+    if not times:
+        return None
+    survival = scipy.stats.ecdf(_censored(times)).sf
+    below = np.flatnonzero(survival.probabilities <= 0.5 + 1e-12)
+    if not len(below):
+        return CanaryTime(max(time.rounds for time in times), is_censored=True)
+    return CanaryTime(int(survival.quantiles[below[0]]), is_censored=False)
+
+
+def _censored(times: list[CanaryTime]) -> "scipy.stats.CensoredData":
+    return scipy.stats.CensoredData.right_censored(
+        [time.rounds for time in times], [time.is_censored for time in times]
+    )

@@ -1,0 +1,155 @@
+"""A run under attack: the model that is attacked, the models beside it, and the way from rows to the run folder."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import torch
+
+from flsim.algorithms import checkpoint
+from flsim.attacks.audit.claim import Claim
+from flsim.attacks.audit.subject import claim_of
+from flsim.attacks.membership.candidates import Candidates
+from flsim.attacks.membership.stored import FOLDER, SCHEMA, write_rows
+from flsim.attacks.membership.targets import unigram_of
+from flsim.base.errors import InputError, at_least_one
+from flsim.base.files import refuse_unwritable
+from flsim.base.machine import refuse_missing_device
+from flsim.base.types import refuse_other_types
+from flsim.data.records import Records
+from flsim.models.language_model import TrainableModel
+from flsim.models.quantization import quantized
+from flsim.results.sweeps import over_runs
+from flsim.runs.config.own_code import announce
+from flsim.runs.folder import Run
+from flsim.runs.measuring import load_model, newest_checkpoint
+from flsim.training.state import State
+
+NOTES = "notes"  # of a table's attributes: sentences about what cannot be said
+
+
+@dataclass(frozen=True)
+class AttackHParams:
+    """Settings of an attack on a run, whatever its unit is.
+
+    Attributes:
+        count: largest number of members, and of others.
+        round: round of the attacked checkpoint; the newest one of each run if not given.
+        reference: checkpoint of a run on another corpus with this vocabulary; by default the reference is the frequency
+            of single words.
+        delta: delta of the claim that rows are held against; that of each run if not given.
+        device: torch device, such as "cuda".
+    """
+
+    count: int = 1_000
+    round: int | None = None
+    reference: Path | None = None
+    delta: float | None = None
+    device: str = "cpu"
+
+    def __post_init__(self) -> None:
+        refuse_other_types(self)
+        at_least_one(records=self.count)
+        refuse_missing_device(self.device)
+
+
+@dataclass(frozen=True)
+class Attacked:
+    """A run whose model is attacked.
+
+    Attributes:
+        run: the run.
+        hparams: how it is attacked.
+        state: the state of its attacked checkpoint.
+        model: the model of that state, with as many bits in its weights as the run's evaluations give it.
+    """
+
+    run: Run
+    hparams: AttackHParams
+    state: State
+    model: TrainableModel
+
+    @classmethod
+    def open(cls, path: Path, hparams: AttackHParams) -> "Attacked":
+        """Open a run.
+
+        Raises:
+            InputError: there is no such run or checkpoint, or its folder cannot be written.
+        """
+        run = Run.open(path)
+        refuse_unwritable(path, FOLDER)  # rather than after minutes
+        state, model = attacked_model(run, hparams.round, hparams.device)
+        return cls(run, hparams, state, model)
+
+    @cached_property
+    def claim(self) -> Claim | None:
+        """Return the claim of the run's ledger; None without noise."""
+        return claim_of(self.run, self.state, self.hparams.delta)
+
+    def before_both(self, records: Records, keys: Sequence[str]) -> tuple[Candidates, Candidates]:
+        """Return records before the attacked model, and before the same model without any training.
+
+        Args:
+            records: N records.
+            keys: N names, by which random streams of the records differ.
+
+        Raises:
+            InputError: there is no such reference, or it fits the run's corpus badly.
+        """
+        run, reference, device = self.run, self.hparams.reference, self.hparams.device
+        untrained = checkpoint.model_of(run.provenance).initialize(run.config.seed).to(torch.device(device))
+        other = None if reference is None else _reference_model(run, reference, device)
+        about = run.corpus.vocabulary, unigram_of(run.corpus), run.config.seed, run.corpus.layout, other
+        candidates = Candidates(self.model, records, keys, *about)
+        return candidates, candidates.before(as_measured(run, untrained))
+
+    def stored(self, rows: Sequence[dict[str, Any]], notes: Sequence[str]) -> pd.DataFrame:
+        """Store rows in the run folder and return them with the columns of `SCHEMA`; `attrs` has notes as `NOTES`."""
+        self.run.verify()  # nothing is stored that was measured on other data
+        named = {"run": self.run.identity, "setting": self.run.setting, "round": self.state.round}
+        table = pd.DataFrame([named | row for row in rows]).reindex(columns=list(SCHEMA.names))
+        write_rows(self.run.path, self.state.round, table)
+        table.attrs[NOTES] = list(notes)
+        return table
+
+
+def over_folders(runs: Sequence[Path | str], attack: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
+    """Return the rows of an attack on each run of folders of runs and sweeps."""
+    return pd.concat(over_runs(runs, attack).values(), ignore_index=True)
+
+
+def attacked_model(run: Run, round_: int | None, device: str) -> tuple[State, TrainableModel]:
+    """Return the state after a round and its model, as the run's evaluations measure it; the newest without a round.
+
+    Raises:
+        InputError: there is no such checkpoint.
+    """
+    name = "" if round_ is None else checkpoint.checkpoint_name(round_)
+    path = run.path / "checkpoints" / name if name else newest_checkpoint(run.path)
+    if not path.is_file():
+        raise InputError(f"{path}: no such checkpoint; name another --round, or leave it out for the newest one")
+    announce(run.config, "architecture")
+    state, model = load_model(run, path, device)
+    return state, as_measured(run, model)
+
+
+def as_measured(run: Run, model: TrainableModel) -> TrainableModel:
+    """Return the model with as few bits in its weights as the run's evaluations give it."""
+    bits = run.config.evaluation.weight_bits
+    return model if bits is None else quantized(model, bits)
+
+
+def _reference_model(run: Run, path: Path, device: str) -> TrainableModel:
+    """Return the model of a checkpoint that read no record of the run's corpus."""
+    if not path.is_file():
+        raise InputError(f"--reference {path}: no such checkpoint")
+    other = Run.open(path.resolve().parent.parent)
+    if other.corpus.digest == run.corpus.digest:
+        raise InputError(f"--reference {path}: trained on the run's own corpus; name a checkpoint of another one")
+    if other.corpus.vocabulary.words != run.corpus.vocabulary.words or other.corpus.layout != run.corpus.layout:
+        raise InputError(f"--reference {path}: its corpus has other words; name a checkpoint with the run's vocabulary")
+    announce(other.config, "architecture")
+    return load_model(other, path, device)[1]

@@ -1,0 +1,211 @@
+"""The built-in attacks by name, and the control that reads no model."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.attacks.membership import scores
+from flsim.attacks.membership.attack import Attack, Floats, Learned
+from flsim.attacks.membership.candidates import Candidates, gradient_norms, log_probabilities, moments
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.extensions import calling_own, is_own, resolve, short_name
+from flsim.models.language_model import refusing_changes
+
+# An attack of a user's own, made safe: its errors name its file, and it leaves the models as they were.
+
+if TYPE_CHECKING:
+    from flsim.attacks.membership.candidates import Candidates
+
+
+def own_attack(name: str, attack: object) -> Attack:
+    """Return the attack at ``path/to/file.py:NAME``, whose calls raise RunFailed with its file in any failure.
+
+    Args:
+        name: the name of the user's object.
+        attack: the object, an `Attack` or a function of `Candidates`.
+
+    Raises:
+        InputError: the object is neither, such as a class.
+    """
+    if not isinstance(attack, Attack):
+        if isinstance(attack, type) or not callable(attack):
+            kind = "class" if isinstance(attack, type) else type(attack).__name__
+            raise InputError(
+                f"{name}: is a {kind}; make it a flsim.attacks.membership.Attack or a function of candidates"
+            )
+        attack = Attack(short_name(name), attack)
+    score, fit = attack.score, attack.fit
+    if isinstance(score, type) or not callable(score):
+        raise InputError(f"{name}: its `score` is {score!r:.60}; make it a function")
+    if fit is None:
+        return replace(attack, score=_guarded_score(name, score))
+    if isinstance(fit, type) or not callable(fit):
+        raise InputError(f"{name}: its `fit` is {fit!r:.60}; make it a function, or leave it out")
+
+    def statistics(candidates: "Candidates") -> Floats:
+        return _checked(name, _guarded_score(name, score)(candidates), len(candidates))
+
+    return replace(attack, score=statistics, fit=_guarded_fit(name, fit))
+
+
+def _guarded_score(name: str, score: Callable[["Candidates"], Any]) -> Callable[["Candidates"], Any]:
+    def guarded(candidates: "Candidates") -> Any:
+        models = [candidates.model, candidates.reference]
+        with refusing_changes(name, models), calling_own(name, "score(candidates)"):
+            return score(candidates)
+
+    return guarded
+
+
+def _checked(name: str, values: Any, count: int) -> Floats:
+    """Return statistics as float64 [count, F]; raise RunFailed where they are something else."""
+    with suppress(TypeError, ValueError):
+        statistics = np.asarray(values, np.float64)
+        if statistics.ndim == 2 and len(statistics) == count:
+            return statistics
+    raise RunFailed(f"{name}: score returned no row of numbers for each of {count} records; fit needs float64 [N, F]")
+
+
+def _guarded_fit(name: str, fit: Callable[..., Learned]) -> Callable[..., Learned]:
+    def guarded(statistics: Floats, is_member: Any) -> Learned:
+        with calling_own(name, "fit(statistics, is_member), which returns a function of statistics"):
+            learned = fit(statistics, is_member)
+            if not callable(learned):
+                raise TypeError(f"fit returned a {type(learned).__name__}")
+
+        def scores(values: Floats) -> Floats:
+            with calling_own(name, "a function of statistics [n, F] as what fit returns"):
+                return learned(values)
+
+        return scores
+
+    return guarded
+
+
+NEIGHBOURS = 25  # of each record
+LEVEL = 0.9  # of the quantile regression: 1 less a false-positive rate of 10%, fixed before scores are looked at
+
+
+def loss(candidates: Candidates) -> Floats:
+    """Return each record's mean log-probability of a token."""
+    return scores.mean_log_probability(candidates.log_probs, candidates.lengths)
+
+
+def reference(candidates: Candidates) -> Floats:
+    """Return each record's log-probability less that by the reference."""
+    return scores.against_reference(candidates.log_probs, candidates.reference_log_probs, candidates.lengths)
+
+
+def zlib(candidates: Candidates) -> Floats:
+    """Return each record's log-probability per byte of its compressed text."""
+    return scores.per_compressed_byte(candidates.log_probs, candidates.lengths, candidates.texts)
+
+
+def min_k(candidates: Candidates) -> Floats:
+    """Return the mean of each record's lowest 20% of log-probabilities."""
+    return scores.lowest_share(candidates.log_probs, candidates.lengths)
+
+
+def min_k_plus_plus(candidates: Candidates) -> Floats:
+    """Return the mean of each record's lowest 20% of standardized log-probabilities."""
+    means, deviations = moments(candidates.model, candidates.records, candidates.layout)
+    return scores.lowest_share(scores.standardized(candidates.log_probs, means, deviations), candidates.lengths)
+
+
+def neighbourhood(candidates: Candidates) -> Floats:
+    """Return the mean loss of 25 neighbours of each record less the record's own loss."""
+    texts = candidates.neighbours(NEIGHBOURS)
+    log_probs = log_probabilities(candidates.model, texts, candidates.layout)
+    of_neighbours = scores.mean_log_probability(log_probs, np.repeat(candidates.lengths, NEIGHBOURS))
+    return scores.against_neighbours(loss(candidates), of_neighbours.reshape(-1, NEIGHBOURS))
+
+
+def gradient(candidates: Candidates) -> Floats:
+    """Return the negative norm of the gradient of each record's loss."""
+    return -gradient_norms(candidates.model, candidates.records, candidates.layout)
+
+
+def quantile_statistics(candidates: Candidates) -> Floats:
+    """Return each record's mean log-probability, then what is known of the record without the model [N, 4]."""
+    compressed = scores.compressed_bytes(candidates.texts)
+    return np.column_stack([loss(candidates), blind_statistics(candidates), compressed])
+
+
+def quantile_of_others(statistics: Floats, is_member: NDArray[np.bool_]) -> Learned:
+    """Return the first statistic less its quantile among non-members, which is linear in the other statistics."""
+    place, scale = _standard(statistics[:, 1:])
+
+    def features(values: Floats) -> Floats:
+        return (values[:, 1:] - place) / scale
+
+    others = statistics[~is_member]
+    weights = scores.quantile_fit(features(others), others[:, 0], LEVEL)
+    return lambda values: values[:, 0] - weights[0] - features(values) @ weights[1:]
+
+
+def blind_statistics(candidates: Candidates) -> Floats:
+    """Return the number of words of each record, and its mean log-probability by the unigram [N, 2]."""
+    unigram = scores.mean_log_probability(candidates.unigram_log_probs, candidates.lengths)
+    return np.column_stack([candidates.words.astype(np.float64), unigram])
+
+
+def logistic(statistics: Floats, is_member: NDArray[np.bool_]) -> Learned:
+    """Return the log-odds of membership that are linear in the statistics."""
+    place, scale = _standard(statistics)
+    weights = scores.logistic_fit((statistics - place) / scale, is_member)
+    return lambda values: (values - place) / scale @ weights
+
+
+def _standard(values: Floats) -> tuple[Floats, Floats]:
+    """Return means and standard deviations [F]; 1 for a statistic that does not vary."""
+    deviations = values.std(axis=0)
+    return values.mean(axis=0), np.where(deviations > 0, deviations, 1.0)
+
+
+BLIND = Attack(
+    "blind",
+    blind_statistics,
+    "length and mean unigram log-probability alone, by a logistic regression: no model is read",
+    "control",
+    logistic,
+)
+BUILT_IN: dict[str, Attack] = {
+    attack.name: attack
+    for attack in (
+        Attack("loss", loss, "mean log-probability of a token", "Yeom et al. (2018)"),
+        Attack("reference", reference, "log-probability less that of a reference", "Carlini et al. (2021)"),
+        Attack("zlib", zlib, "log-probability per compressed byte", "Carlini et al. (2021)"),
+        Attack("min-k", min_k, "mean of the lowest 20% of log-probabilities", "Shi et al. (2024)"),
+        Attack("min-k++", min_k_plus_plus, "the same of standardized log-probabilities", "Zhang et al. (2025)"),
+        Attack("neighbourhood", neighbourhood, "loss of 25 neighbours less its own", "Mattern et al. (2023)"),
+        Attack("gradient", gradient, "negative norm of the gradient", "Nasr et al. (2019)"),
+        Attack(
+            "quantile",
+            quantile_statistics,
+            "log-probability above the 90% quantile of non-members like it",
+            "Bertran et al. (2023)",
+            quantile_of_others,
+        ),
+        BLIND,
+    )
+}
+
+
+def attack_named(name: str) -> Attack:
+    """Return a built-in attack, or the `Attack` or function at ``path/to/file.py:NAME``, whose file is executed.
+
+    Raises:
+        InputError: there is no such attack, the file failed, the object is no attack, such as a class, or it has the
+            name of a built-in attack, whose stored rows it would replace.
+    """
+    attack = resolve(name, BUILT_IN, "attack")
+    if not is_own(name):
+        return attack
+    own = own_attack(name, attack)
+    if own.name in BUILT_IN:
+        raise InputError(f"{name}: flsim has an attack {own.name}, whose rows it would replace; rename it")
+    return own

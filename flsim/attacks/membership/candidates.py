@@ -1,0 +1,209 @@
+"""Records before a model: the input of an attack, and the model's answers that attacks are made of."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flsim.base.errors import Diverged
+from flsim.base.rng import stream
+from flsim.data.records import Records, batch, batches_by_length
+from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.models.language_model import TrainableModel
+from flsim.training.central.record_level import record_gradients
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+FLOATS = 2**22  # values that one batch may hold at once, in float64: 32 MB for each tensor of that size
+
+
+@dataclass(frozen=True, eq=False)
+class Candidates:
+    """Records of which an attack says whether the model was trained on them.
+
+    Everything is computed in batches that bound memory, and does not depend on the other records. Arrays are read-only,
+    as all attacks share them.
+
+    Attributes:
+        model: the model, on its device.
+        records: N records.
+        keys: N names, by which random streams of the records differ.
+        vocabulary: the words of token ids.
+        unigram: float64 [V], log-probabilities of single tokens in the corpus.
+        seed: the experiment's seed.
+        layout: the corpus' token layout.
+        reference: a model that read none of the records; None where there is none.
+    """
+
+    model: TrainableModel
+    records: Records
+    keys: Sequence[str]
+    vocabulary: Vocabulary
+    unigram: Floats
+    seed: int
+    layout: Layout
+    reference: TrainableModel | None = None
+
+    def __post_init__(self) -> None:
+        # Views, so that arrays of the caller stay as they are.
+        object.__setattr__(self, "unigram", _read_only(self.unigram.view()))
+        tokens, offsets = _read_only(self.records.tokens.view()), _read_only(self.records.offsets.view())
+        object.__setattr__(self, "records", Records(tokens, offsets))
+        object.__setattr__(self, "keys", tuple(self.keys))
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def before(self, model: TrainableModel) -> "Candidates":
+        """Return the same records before another model."""
+        return replace(self, model=model)
+
+    @cached_property
+    def words(self) -> Ints:
+        """Return the number of words of each record, int64 [N]."""
+        return _read_only(np.diff(self.records.offsets))
+
+    @cached_property
+    def lengths(self) -> Ints:
+        """Return the number of tokens that the model predicts of each record, int64 [N]: words, and a final EOS."""
+        return _read_only(self.words + self.layout.ends_with_eos(self.words))
+
+    @cached_property
+    def texts(self) -> tuple[str, ...]:
+        """Return the text of each record."""
+        return tuple(self.vocabulary.text(record.tolist()) for record in self.records)
+
+    @cached_property
+    def log_probs(self) -> Floats:
+        """Return log p(t_i | t_<i) of each record's tokens, float64 [N, T]; 0 behind the end of a record."""
+        return _read_only(log_probabilities(self.model, self.records, self.layout))
+
+    @cached_property
+    def unigram_log_probs(self) -> Floats:
+        """Return the unigram's log-probabilities of each record's tokens, float64 [N, T]; 0 behind the end."""
+        targets = batch(self.records, np.arange(len(self)), self.layout).targets
+        return _read_only(np.where(targets != self.layout.pad, self.unigram[targets], 0.0))
+
+    @cached_property
+    def reference_log_probs(self) -> Floats:
+        """Return log-probabilities by the reference, float64 [N, T]; by the unigram where there is no reference."""
+        if self.reference is None:
+            return self.unigram_log_probs
+        return _read_only(log_probabilities(self.reference, self.records, self.layout))
+
+    def neighbours(self, count: int) -> Records:
+        """Return `count` neighbours of each record, N times `count` records, those of one record side by side.
+
+        A neighbour has one word replaced, at a place drawn uniformly, by another word drawn by the unigram. The draws
+        are a function of (seed, key of the record).
+        """
+        first, last = self.layout.first_word, self.layout.last_word + 1
+        cumulative = np.exp(self.unigram[first:last]).cumsum()
+        below = np.concatenate([[0.0], cumulative])
+        pieces = []
+        for record, key in zip(self.records, self.keys, strict=True):
+            rng = stream(self.seed, "neighbours", key)
+            copies = np.tile(record, (count, 1))
+            places = rng.integers(len(record), size=count)
+            own = record[places].astype(np.int64) - first
+            is_word = (own >= 0) & (own < last - first)
+            # A draw from all words but the record's own: its interval is cut out of [0, 1), and closed.
+            start = np.where(is_word, below[own.clip(0, last - first - 1)], 1.0)
+            width = np.where(is_word, below[(own + 1).clip(1, last - first)] - start, 0.0)
+            drawn = rng.random(count) * (cumulative[-1] - width)
+            drawn += np.where(drawn >= start, width, 0.0)
+            copies[np.arange(count), places] = first + cumulative.searchsorted(drawn, "right").clip(
+                max=last - first - 1
+            )
+            pieces.append(copies.ravel())
+        offsets = np.concatenate([[0], np.repeat(self.words, count).cumsum()])
+        return Records(np.concatenate(pieces), offsets)
+
+
+def log_probabilities(model: TrainableModel, records: Records, layout: Layout) -> Floats:
+    """Return the natural log-probability of each token of records, float64 [N, T]; 0 behind the end of a record.
+
+    Raises:
+        Diverged: a value is not finite.
+    """
+    values = _empty(records, layout)
+    for rows, real, targets, logits in _distributions(model, records, layout):
+        _put(values, rows, real, logits.log_softmax(-1).gather(1, targets[:, None])[:, 0])
+    return values
+
+
+def moments(model: TrainableModel, records: Records, layout: Layout) -> tuple[Floats, Floats]:
+    """Return mean and standard deviation of log p over the vocabulary at each position, float64 [N, T] each.
+
+    They are mu and sigma of `flsim.attacks.membership.scores.standardized`, computed in float64.
+
+    Raises:
+        Diverged: a value is not finite.
+    """
+    means, deviations = _empty(records, layout), _empty(records, layout)
+    for rows, real, _, logits in _distributions(model, records, layout):
+        log_probs = logits.double().log_softmax(-1)
+        probs = log_probs.exp()
+        mean = (probs * log_probs).sum(-1)
+        _put(means, rows, real, mean)
+        _put(deviations, rows, real, (probs * (log_probs - mean[:, None]).square()).sum(-1).sqrt())
+    return means, deviations
+
+
+def gradient_norms(model: TrainableModel, records: Records, layout: Layout) -> Floats:
+    """Return the Euclidean norm of the gradient of each record's mean loss, over all trained parameters [N].
+
+    Raises:
+        Diverged: a value is not finite.
+    """
+    parameters = sum(value.numel() for value in model.trainable.values())
+    norms = np.zeros(len(records))
+    for like in batches_by_length(records, layout, FLOATS // model.vocabulary_size):
+        rows = max(1, FLOATS // parameters)
+        for part in (like[first : first + rows] for first in range(0, len(like), rows)):
+            read = batch(records, part, layout)
+            inputs, targets = (torch.from_numpy(side).to(model.device) for side in (read.inputs, read.targets))
+            gradients, _ = record_gradients(model, inputs, targets, layout.pad)
+            squares = sum(value.double().flatten(1).square().sum(1) for value in gradients.values())
+            norms[part] = _finite(torch.as_tensor(squares).sqrt())
+    return norms
+
+
+@torch.no_grad()
+def _distributions(
+    model: TrainableModel, records: Records, layout: Layout
+) -> Iterator[tuple[Ints, NDArray[np.bool_], Tensor, Tensor]]:
+    """Yield, for batches, the records, their real positions [B, T], and targets [n] and logits [n, V] there."""
+    for rows in batches_by_length(records, layout, FLOATS // layout.vocabulary_size):
+        read = batch(records, rows, layout)
+        inputs, targets = (torch.from_numpy(side).to(model.device) for side in (read.inputs, read.targets))
+        real = targets != layout.pad
+        yield rows, read.targets != layout.pad, targets[real], model.logits_at(inputs, real)
+
+
+def _read_only(values: NDArray[Any]) -> NDArray[Any]:
+    values.flags.writeable = False
+    return values
+
+
+def _empty(records: Records, layout: Layout) -> Floats:
+    words = np.diff(records.offsets)
+    return np.zeros((len(records), int((words + layout.ends_with_eos(words)).max(initial=0))))
+
+
+def _put(values: Floats, rows: Ints, real: NDArray[np.bool_], computed: Tensor) -> None:
+    block = np.zeros(real.shape)
+    block[real] = _finite(computed)
+    values[rows, : real.shape[-1]] = block
+
+
+def _finite(values: Tensor) -> Floats:
+    numbers: Floats = values.double().cpu().numpy()
+    if not np.isfinite(numbers).all():
+        raise Diverged("a score of a record is not finite; the model's values overflow")
+    return numbers

@@ -1,0 +1,233 @@
+"""`flsim membership` of a run: how well attacks tell records that training read from records of others, as rows.
+
+A row is an estimate of how well an attack does, with intervals that treat records (of the area: authors) as
+independent. It proves nothing about epsilon, for which `flsim.attacks.audit` is.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flsim.attacks.audit.claim import Claim
+from flsim.attacks.membership.attack import Attack
+from flsim.attacks.membership.attacked import Attacked, AttackHParams, over_folders
+from flsim.attacks.membership.built_in import BLIND, BUILT_IN, attack_named
+from flsim.attacks.membership.candidates import Candidates
+from flsim.attacks.membership.stored import LEVELS, column
+from flsim.attacks.membership.targets import Targets, targets_of
+from flsim.base.errors import InputError, RunFailed, as_list
+from flsim.base.extensions import executing_only
+from flsim.base.progress import tracked
+from flsim.base.rng import stream
+from flsim.base.statistics import auroc, auroc_interval, roc
+from flsim.training.engines import threads as threads_of_torch
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+CONFIDENCE = 0.95
+CONFOUNDED = 0.55  # area of the control, above which members differ from non-members without any model
+POINTS = 60  # of a curve that is stored
+
+
+def infer_membership(
+    *runs: Path | str,
+    attacks: Sequence[str] = (),
+    records: int = 1_000,
+    round: int | None = None,
+    reference: Path | str | None = None,
+    delta: float | None = None,
+    device: str = "cpu",
+) -> pd.DataFrame:
+    """Attack the membership of records as `flsim membership` does, and store the rows in the run folders.
+
+    Args:
+        runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
+        attacks: names of built-in attacks, or ``path/to/file.py:NAME``; all built-in ones if there are none.
+        records: largest number of members, and of non-members.
+        round: round of the attacked checkpoint; the newest one of each run if not given.
+        reference: checkpoint of a run on another corpus with this vocabulary, for the attack "reference"; by default
+            the reference is the frequency of single words.
+        delta: delta of the claim that rows are held against; that of each run if not given.
+        device: torch device, such as "cuda".
+
+    Returns:
+        A row per run and attack, with the columns of `flsim.attacks.membership.stored.SCHEMA`.
+
+    Raises:
+        InputError: there is no such run, checkpoint or attack; or no author is held out of training.
+
+    Examples:
+        >>> rows = flsim.infer_membership("runs/demo", attacks=["loss", "min-k++"])            # doctest: +SKIP
+        >>> rows[["setting", "attack", "auroc", "control_auroc"]]                              # doctest: +SKIP
+    """
+    names = as_list("attacks", attacks)
+    hparams = AttackHParams(records, round, None if reference is None else Path(reference), delta, device)
+    return over_folders(runs, lambda path: attack_run(path, names, hparams))
+
+
+@executing_only("architecture", "attack")
+def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> pd.DataFrame:
+    """Return the rows of `infer_membership` of one run.
+
+    Its notes are those of `flsim.attacks.membership.attacked.Attacked.stored`.
+
+    Raises:
+        InputError: as for `infer_membership`.
+        RunFailed: an attack of one's own failed, or returned something else than a finite score of each record.
+        Diverged: a score of a built-in attack is not finite.
+    """
+    with threads_of_torch(1):
+        chosen, attacked = [attack_named(name) for name in attacks or BUILT_IN], Attacked.open(path, hparams)
+        targets = targets_of(attacked.run, attacked.state.round, hparams.count)
+        candidates, untrained = attacked.before_both(targets.records, targets.keys)
+        control = _area(BLIND, candidates, targets)
+        controls = {"control_auroc": control, "is_confounded": control > CONFOUNDED}
+        rows = []
+        for attack in tracked("attacking", chosen):
+            row = row_of(attack, candidates, targets, attacked.claim, attacked.run.config.unit)
+            rows.append(row | controls | {"untrained_auroc": _area(attack, untrained, targets)})
+    return attacked.stored(rows, targets.notes)
+
+
+def row_of(
+    attack: Attack, candidates: Candidates, targets: Targets, claim: Claim | None = None, protects: str = "user"
+) -> dict[str, Any]:
+    """Return the success of an attack as the values of a row by name, without those of the run and its controls.
+
+    Args:
+        attack: the attack.
+        candidates: the records before the model.
+        targets: which of them are members.
+        claim: what the ledger claims; None of a run without noise.
+        protects: the unit of the claim.
+    """
+    scores, kept = scores_of(attack, candidates, targets)
+    authors = np.array(targets.authors, object)[kept]
+    allows = partial(allowed, claim, protects)
+    row = success(attack.name, "record", scores, targets.is_member[kept], authors, candidates.seed, allows)
+    return row | claimed(claim, protects)
+
+
+def claimed(claim: Claim | None, protects: str) -> dict[str, Any]:
+    """Return what a row says of the ledger's claim."""
+    return {
+        "epsilon": None if claim is None else claim.epsilon,
+        "delta": None if claim is None else claim.delta,
+        "protects": None if claim is None else protects,
+        "neighbours": None if claim is None else claim.convention.relation,
+    }
+
+
+def success(
+    name: str,
+    unit: str,
+    scores: Floats,
+    is_member: Flags,
+    authors: Sequence[str] | NDArray[Any],
+    seed: int,
+    allows: Callable[[float], float | None],
+) -> dict[str, Any]:
+    """Return how well scores tell members from others, as values of a row by name.
+
+    Args:
+        name: name of the attack.
+        unit: the unit that a score is of.
+        scores: float64 [n], larger for what looks like a member.
+        is_member: bool [n].
+        authors: n authors of the units, whom the bootstrap draws.
+        seed: the experiment's seed.
+        allows: function of a false-positive rate: the largest true-positive rate that the claim leaves to an attacker
+            on one unit; None without a claim.
+    """
+    authors = np.array(authors, object)
+    members, others = scores[is_member], scores[~is_member]
+    curve, keys = roc(members, others), (name,) if unit == "record" else (unit, name)
+    units = authors[is_member].tolist(), authors[~is_member].tolist()
+    low, high = auroc_interval(members, others, units, stream(seed, "membership bootstrap", *keys), CONFIDENCE)
+    permuted = is_member[stream(seed, "permuted labels", *keys).permutation(len(is_member))]
+    counts = np.unique(np.geomspace(1, len(others), POINTS).round().astype(np.int64))
+    fprs = counts / len(others)
+    points = [curve.at(fpr) for fpr in fprs]
+    row = {
+        "unit": unit,
+        "attack": name,
+        "kind": "estimate",
+        "n_in": len(members),
+        "n_out": len(others),
+        "auroc": auroc(members, others),
+        "auroc_low": low,
+        "auroc_high": high,
+        "confidence": CONFIDENCE,
+        "permuted_auroc": auroc(scores[permuted], scores[~permuted]),
+        "curve_fpr": fprs.tolist(),
+        "curve_tpr": [point.tpr for point in points],
+        "curve_low": [point.low for point in points],
+        "curve_high": [point.high for point in points],
+        "curve_allowed": [allows(fpr) for fpr in fprs],
+    }
+    for level in LEVELS:
+        at = curve.at(level) if level * len(others) >= 1 else None
+        row |= {
+            column("alarms", level): at and at.alarms,
+            column("tpr", level): at and at.tpr,
+            column("tpr_low", level): at and at.low,
+            column("tpr_high", level): at and at.high,
+            column("allowed", level): allows(level),
+        }
+    return row
+
+
+def scores_of(attack: Attack, candidates: Candidates, targets: Targets) -> tuple[Floats, Flags]:
+    """Return the scores of the records that an attack is measured on, and which records these are, bool [2N].
+
+    An attack without `fit` is measured on all records. One with `fit` learns from half of the pairs, drawn at random,
+    and is measured on the others.
+
+    Raises:
+        RunFailed: the attack returned something else than finite numbers, one for each record.
+    """
+    computed = attack.score(candidates)
+    if attack.fit is None:
+        return _checked(attack, computed, len(candidates)), np.ones(len(candidates), bool)
+    pairs = len(candidates) // 2
+    order = stream(candidates.seed, "membership halves").permutation(pairs)
+    is_fit = order[targets.pairs] < pairs // 2
+    if not is_fit.any():
+        raise InputError(f'attack "{attack.name}" learns from half of the records, and there is one pair of them')
+    learned = attack.fit(computed[is_fit], targets.is_member[is_fit])
+    return _checked(attack, learned(computed[~is_fit]), int((~is_fit).sum())), ~is_fit
+
+
+def allowed(claim: Claim | None, protects: str, fpr: float) -> float | None:
+    """Return the largest true-positive rate that a claim leaves to any attacker on a record; None without a claim.
+
+    A ledger of records is about the presence of one. A ledger of users is about replacing what a user holds, which is
+    what changes with one of the user's records.
+    """
+    if claim is None:
+        return None
+    least = claim.curve.least_probability if protects == "record" else claim.least_of_group(1)
+    return 1 - least(1 - fpr)
+
+
+def _area(attack: Attack, candidates: Candidates, targets: Targets) -> float:
+    scores, kept = scores_of(attack, candidates, targets)
+    is_member = targets.is_member[kept]
+    return auroc(scores[is_member], scores[~is_member])
+
+
+def _checked(attack: Attack, scores: Any, count: int) -> Floats:
+    """Return scores as float64 [count]; raise RunFailed where they are something else, or not finite."""
+    with suppress(TypeError, ValueError):
+        numbers = np.asarray(scores, np.float64)
+        if numbers.shape == (count,) and np.isfinite(numbers).all():
+            return numbers
+    raise RunFailed(
+        f"attack {attack.name}: returned no finite number for each of {count} records; return an array of as many"
+    )

@@ -1,0 +1,256 @@
+"""Attacks by shadow models: runs of several seeds that each trained on a random half of the users, or of the records.
+
+Every run of `data.shadow` is the target once, and the others are its shadow models (leave-one-out). As coins decided
+who is in, members and others differ in nothing but training, and no control is needed.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flsim.attacks.membership import lira, rmia
+from flsim.attacks.membership.attacked import attacked_model
+from flsim.attacks.membership.candidates import log_probabilities
+from flsim.attacks.membership.inference import CONFIDENCE
+from flsim.attacks.membership.stored import LEVELS, column
+from flsim.attacks.membership.targets import members_of, never_trained
+from flsim.attacks.membership.users import RECORDS, fresh_of
+from flsim.base.errors import InputError
+from flsim.base.extensions import executing_only
+from flsim.base.progress import tracked
+from flsim.base.rng import stream
+from flsim.base.statistics import RESAMPLES, auroc, roc
+from flsim.data.corpus import Corpus, Split
+from flsim.data.kept import Shadow, held_out
+from flsim.data.records import Records
+from flsim.runs.folder import Run
+from flsim.training.engines import threads as threads_of_torch
+
+Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
+Ints = NDArray[np.int64]
+LOSS = "loss"  # the attack without shadow models
+FEWEST = 4  # runs: a target and three shadow models
+
+
+@dataclass(frozen=True, eq=False)
+class Shadows:
+    """The scores of fixed targets by all runs.
+
+    Attributes:
+        unit: the unit of targets, "user" or "record".
+        targets: N names, such as ``"train:17"``.
+        phi: float64 [S, N], mean log-likelihood of a token of each target by each run.
+        is_in: bool [S, N], whether each run's training read the target.
+        population: float64 [S, Z], the same score of users or records that no run was trained on.
+    """
+
+    unit: Shadow
+    targets: tuple[str, ...]
+    phi: Floats
+    is_in: Flags
+    population: Floats
+
+
+@dataclass(frozen=True)
+class _Side:
+    """Records of targets: the target of each record, and the names of targets."""
+
+    records: Records
+    owners: Ints
+    names: tuple[str, ...]
+    positions: Ints  # of each target, among users or among records of its split
+
+
+@executing_only("architecture")
+def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None, device: str = "cpu") -> Shadows:
+    """Score the same targets by the models of all runs.
+
+    Targets are drawn from the training users of the corpus, or from their records, whatever their coins. A user is
+    scored by records that no run trains on where the runs have `data.user_holdout`, and by all of its own otherwise, at
+    most 50.
+
+    Args:
+        paths: run folders that differ in their seeds alone.
+        count: largest number of targets, and of others from the held-out and test users.
+        round_: round of the checkpoints; the newest of each run if not given.
+        device: torch device, such as "cuda".
+
+    Raises:
+        InputError: there are fewer than 4 runs, or they are not shadow models of each other.
+    """
+    runs = [Run.open(path) for path in paths]
+    unit = _refuse_unlike(runs)
+    corpus, share = runs[0].corpus, runs[0].config.data.user_holdout
+    train = corpus.split("train")
+    sides = [_targets(train, unit, share, count, _candidates(train, unit, share)), _others(corpus, unit, share, count)]
+    both = Records.joined([side.records for side in sides])
+    owners = np.concatenate([sides[0].owners, len(sides[0].names) + sides[1].owners])
+    words = np.diff(both.offsets)
+    tokens = np.bincount(owners, words + corpus.layout.ends_with_eos(words))
+    phi, is_in = [], []
+    with threads_of_torch(1):
+        for run in tracked("scoring shadow models", runs):
+            state, model = attacked_model(run, round_, device)
+            sums = log_probabilities(model, both, corpus.layout).sum(1)
+            phi.append(np.bincount(owners, sums) / tokens)
+            read = members_of(run, state.round)
+            if unit == "user":
+                read = np.searchsorted(np.asarray(train.user_offsets), read, side="right") - 1
+            is_in.append(np.isin(sides[0].positions, read))
+    split = len(sides[0].names)
+    scores = np.array(phi)
+    return Shadows(unit, sides[0].names, scores[:, :split], np.array(is_in), scores[:, split:])
+
+
+def leave_one_out(shadows: Shadows) -> dict[str, Floats]:
+    """Return the scores of each attack, float64 [S, N] by its name; NaN where other runs lack one side of a target."""
+    attacks = (LOSS, "LiRA online", "LiRA offline", "RMIA online", "RMIA offline")
+    scores = {name: np.full(shadows.phi.shape, np.nan) for name in attacks}
+    for run in range(len(shadows.phi)):
+        others = np.arange(len(shadows.phi)) != run
+        phi, of_others, is_in = shadows.phi[run], shadows.phi[others], shadows.is_in[others]
+        known = is_in.any(axis=0) & ~is_in.all(axis=0)
+        phi, of_others, is_in = phi[known], of_others[:, known], is_in[:, known]
+        p, z, z_of_others = np.exp(of_others), np.exp(shadows.population[run]), np.exp(shadows.population[others])
+        online, offline = rmia.online_ratios(z, z_of_others), rmia.offline_ratios(z, z_of_others, z_of_others < 0)
+        values = (
+            phi,
+            lira.online(phi, of_others, is_in),
+            lira.offline(phi, of_others, is_in),
+            rmia.scores(rmia.online_ratios(np.exp(phi), p), online),
+            rmia.scores(rmia.offline_ratios(np.exp(phi), p, is_in), offline),
+        )
+        for name, of_attack in zip(attacks, values, strict=True):
+            scores[name][run, known] = of_attack
+    return scores
+
+
+def success(shadows: Shadows, seed: int = 0) -> pd.DataFrame:
+    """Return a row for each attack: area and true-positive rates over all pairs of a run and a target.
+
+    Intervals are bootstraps over runs, as the targets of one run share its model.
+
+    Args:
+        shadows: the scores.
+        seed: seed of the resamples.
+    """
+    rows = []
+    for name, scores in leave_one_out(shadows).items():
+        known = np.isfinite(scores)
+        members = [scores[run, known[run] & shadows.is_in[run]] for run in range(len(scores))]
+        others = [scores[run, known[run] & ~shadows.is_in[run]] for run in range(len(scores))]
+        rng = stream(seed, "shadow bootstrap", name)
+        draws = rng.integers(len(scores), size=(RESAMPLES, len(scores)))
+        n_in, n_out = sum(map(len, members)), sum(map(len, others))
+        row = {"unit": shadows.unit, "attack": name, "kind": "estimate", "shadows": len(scores) - 1}
+        row |= {"n_in": n_in, "n_out": n_out, "confidence": CONFIDENCE}
+        measures: dict[str, Callable[[Floats, Floats], float]] = {"auroc": auroc}
+        measures |= {column("tpr", level): _rate(level) for level in LEVELS if level * n_out >= 1}
+        for measure, of_scores in measures.items():
+            resampled = [
+                of_scores(np.concatenate([members[run] for run in draw]), np.concatenate([others[run] for run in draw]))
+                for draw in draws
+            ]
+            name_, _, at = measure.partition("_at_")
+            suffix = f"_at_{at}" if at else ""
+            low, high = np.nanquantile(resampled, [(1 - CONFIDENCE) / 2, (1 + CONFIDENCE) / 2])
+            row |= {measure: of_scores(np.concatenate(members), np.concatenate(others))}
+            row |= {f"{name_}_low{suffix}": float(low), f"{name_}_high{suffix}": float(high)}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def counterfactual(shadows: Shadows) -> pd.DataFrame:
+    """Return counterfactual memorization of each target: the mean score by runs with it less that by runs without.
+
+    Zhang et al., "Counterfactual Memorization in Neural Language Models" (2021), equation 1, with the mean
+    log-likelihood of a token in the place of accuracy. A target that all runs read, or none, has no value. The columns:
+    target, n_in, n_out (numbers of runs), memorization (nats a token) and its standard error.
+    """
+    side_in, side_out = (_moments(shadows.phi, side) for side in (shadows.is_in, ~shadows.is_in))
+    return pd.DataFrame(
+        {
+            "target": shadows.targets,
+            "n_in": side_in[0],
+            "n_out": side_out[0],
+            "memorization": side_in[1] - side_out[1],
+            "standard_error": np.sqrt(side_in[2] + side_out[2]),
+        }
+    )
+
+
+def _moments(values: Floats, side: Flags) -> tuple[Ints, Floats, Floats]:
+    """Return number, mean and squared standard error of the mean of each column's values of one side."""
+    counts = side.sum(axis=0)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        mean = np.where(side, values, 0.0).sum(axis=0) / counts
+        square = np.where(side, (values - mean) ** 2, 0.0).sum(axis=0) / (counts - 1) / counts
+    return counts, mean, square
+
+
+def _rate(level: float) -> Callable[[Floats, Floats], float]:
+    return lambda members, others: roc(members, others).at(level).tpr if level * len(others) >= 1 else np.nan
+
+
+def _refuse_unlike(runs: Sequence[Run]) -> Shadow:
+    if len(runs) < FEWEST:
+        raise InputError(f"{len(runs)} runs: shadow models need at least {FEWEST}; name the runs of a whole sweep")
+    first = runs[0]
+    unit = first.config.data.shadow
+    if unit is None:
+        raise InputError(f'{first.path}: trained on all users; set data.shadow = "user" or "record" for shadow models')
+    for run in runs[1:]:
+        if (run.series, run.corpus.digest) != (first.series, first.corpus.digest):
+            raise InputError(f"{run.path}: no shadow model of {first.path}, as they differ in more than their seeds")
+    seeds = [run.config.seed for run in runs]
+    if len(set(seeds)) < len(seeds):
+        raise InputError(f"{first.path}: two runs of one seed are one shadow model; name each seed once")
+    return unit
+
+
+def _candidates(split: Split, unit: Shadow, share: float) -> Ints:
+    """Return the users with records, or the records that are not held out, of a split."""
+    offsets = np.asarray(split.user_offsets)
+    if unit == "user":
+        return np.flatnonzero(np.diff(offsets))
+    is_held = np.zeros(split.records, np.bool_)
+    if share:
+        for user, (first, last) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+            is_held[first + held_out(last - first, user, share)] = True
+    return np.flatnonzero(~is_held)
+
+
+def _targets(split: Split, unit: Shadow, share: float, count: int, candidates: Ints) -> _Side:
+    """Draw targets of a split, the same ones for all runs over the corpus."""
+    drawn = stream(0, "shadow targets", unit, split.folder.name).permutation(candidates)[:count]
+    chosen = np.sort(drawn).astype(np.int64)
+    name = split.folder.name
+    if unit == "record":
+        owners, names = np.arange(len(chosen)), tuple(f"{name}:{position}" for position in chosen.tolist())
+        return _Side(split.records_at(chosen), owners, names, chosen)
+    parts = [_records_of(split, user, share) for user in chosen.tolist()]
+    has_any = np.array([len(part) > 0 for part in parts], np.bool_)
+    chosen, kept = chosen[has_any], [part for part in parts if len(part)]
+    owners = np.repeat(np.arange(len(kept)), [len(part) for part in kept])
+    empty = split.records_at(np.empty(0, np.int64))
+    return _Side(Records.joined([empty, *kept]), owners, tuple(f"{name}:{user}" for user in chosen.tolist()), chosen)
+
+
+def _records_of(split: Split, user: int, share: float) -> Records:
+    if share:
+        return fresh_of(split, user, share)
+    first, last = split.user_offsets[user : user + 2].tolist()
+    return split.records_at(np.arange(first, min(last, first + RECORDS)))
+
+
+def _others(corpus: Corpus, unit: Shadow, share: float, count: int) -> _Side:
+    """Draw users, or records, that no run was trained on."""
+    (split, positions), *_ = never_trained(corpus)[0]
+    if unit == "user":
+        positions = np.unique(np.searchsorted(np.asarray(split.user_offsets), positions, side="right") - 1)
+    return _targets(split, unit, share, count, positions)

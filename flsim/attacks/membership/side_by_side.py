@@ -1,0 +1,101 @@
+"""Proofs about two runs side by side: their audits, and stored rows of attacks on membership."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+
+from flsim.attacks.audit.audit import audit
+from flsim.attacks.audit.subject import Subject, subject_of
+from flsim.attacks.audit.testing import Verdict
+from flsim.attacks.audit.text import to_object
+from flsim.attacks.membership.stored import newest_rows
+from flsim.attacks.membership.text import to_objects
+from flsim.base.errors import InputError
+from flsim.results.store import read_run
+from flsim.show.formats import note
+from flsim.show.layout import Column, markdown
+
+NOTE = (
+    ">=: a lower bound on epsilon with 95% confidence. About: an estimate, which may be above the truth. Ledger: "
+    "whether a test refutes what the run claims. Limit: the largest epsilon that the test can "
+    "refute if all guesses are right. Cannot be tested: no outcome refutes the claim. Attacks on "
+    "membership: the probability that a member scores above a non-member (AUROC), with a 95% "
+    "interval by resampling authors; with *, an attack that reads no model does well, too. No row "
+    "tests the difference of the runs. `flsim audit` and `flsim membership` have more."
+)
+
+
+@dataclass(frozen=True)
+class Proven:
+    """The proofs about one run.
+
+    Attributes:
+        subject: the audited run; None where it cannot be audited.
+        rows: the rows of its audit.
+        membership: stored rows of the newest round whose membership was attacked.
+    """
+
+    subject: Subject | None
+    rows: pd.DataFrame
+    membership: pd.DataFrame
+
+    @classmethod
+    def read(cls, path: Path, round: int | None = None, epoch: float | None = None) -> "Proven":
+        """Read what is proven of a run.
+
+        Args:
+            path: the run folder.
+            round: the evaluated round to audit; the last one if neither it nor `epoch` is given.
+            epoch: the evaluation after so many epochs.
+        """
+        subject, identity = None, read_run(path).identity
+        with suppress(InputError):  # such as a checkpoint that is gone; what is compared beside this needs none
+            subject = subject_of(path, round, epoch)
+        rows = pd.DataFrame(columns=["method"]) if subject is None else audit(subject)
+        return cls(subject, rows, newest_rows(path, identity))
+
+    def statements(self) -> dict[str, str]:
+        """Return what is proven: values as text, by name."""
+        named: dict[str, str] = {}
+        for row in self.rows.to_dict("records"):
+            if pd.notna(row["low"]) and row["method"] != "tpr":
+                named[row["method"]] = f">= {row['low']:.2f}"
+            elif verdict := Verdict.of_row(row):
+                named[row["method"].replace("trade-off", "ledger")] = verdict.in_words
+                named[row["method"].replace("trade-off", "limit")] = f"{verdict.refutable:.2f}"
+            elif pd.notna(row.get("p_value")):  # a test of the rounds
+                outcome = "refuted" if row["refuted"] else "not refuted"
+                named[f"ledger, {row['method']}"] = f"{outcome} (p = {row['p_value']:.2g})"
+            elif row["kind"] == "estimate":
+                named[row["method"]] = f"about {row['estimate']:.2f}"
+        if self.subject is not None and self.subject.claim is not None:
+            named["epsilon of the ledger"] = f"{self.subject.claim.epsilon:.3g}"
+        return named | {_name(row): _area(row) for row in self.membership.to_dict("records")}
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rows as values for JSON."""
+        audited = {} if self.subject is None else to_object(self.subject, self.rows)
+        return audited | {"membership": to_objects(self.membership)}
+
+
+def to_markdown(a: Proven, b: Proven) -> str:
+    """Return a section with a row for each statement on either run; empty where there is none."""
+    first, second = a.statements(), b.statements()
+    names = list(dict.fromkeys([*first, *second]))
+    if not names:
+        return ""
+    sides = [Column(side, [values.get(name, "") for name in names]) for side, values in (("a", first), ("b", second))]
+    table = markdown([Column("Epsilon, or attack on", names, is_number=False)], [sides])
+    return f"## What an attacker can prove\n\n{table}\n{note(NOTE)}"
+
+
+def _name(row: Mapping[Any, Any]) -> str:
+    return f"{row['unit']}s: {row['attack']}"
+
+
+def _area(row: Mapping[Any, Any]) -> str:
+    return f"{row['auroc']:.3f} ({row['auroc_low']:.3f}-{row['auroc_high']:.3f})" + "*" * bool(row["is_confounded"])

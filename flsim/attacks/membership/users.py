@@ -1,0 +1,273 @@
+"""User inference: telling the users that took part in training by records of theirs that no training ever read.
+
+[K] Kandpal et al., "User Inference Attacks on Large Language Models" (2023), section 3.
+
+For a user u with fresh records x_1, ..., x_m, drawn as u writes but not trained on, the attack computes
+
+    T_u = (1/m) sum_i [ log p(x_i) - log p_ref(x_i) ],                                        [K] equation 2
+
+which is larger where the model has learnt how u writes. If p is the mixture of all users' texts, and p_ref the same
+mixture without u, then ([K] Proposition 1)
+
+    log alpha_u + KL(D_u || D_-u)  <  E[T_u]  <=  alpha_u chi^2(D_u || D_-u),     alpha_u: u's share of the text.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from flsim.attacks.audit.claim import Claim
+from flsim.attacks.audit.trade_off import of_group
+from flsim.attacks.membership.attacked import Attacked, AttackHParams, over_folders
+from flsim.attacks.membership.built_in import blind_statistics, logistic
+from flsim.attacks.membership.inference import CONFOUNDED, claimed, success
+from flsim.attacks.membership.targets import members_of, never_trained
+from flsim.base.errors import InputError
+from flsim.base.extensions import executing_only
+from flsim.base.rng import stream
+from flsim.base.statistics import auroc
+from flsim.data.authors import author_of
+from flsim.data.corpus import Split
+from flsim.data.kept import held_out
+from flsim.data.records import Records
+from flsim.runs.folder import Run
+from flsim.training.engines import threads as threads_of_torch
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+RECORDS = 50  # fresh records of a user at most, as [K] takes
+NAME = "likelihood-ratio"
+
+
+@dataclass(frozen=True, eq=False)
+class FreshRecords:
+    """Records of users that no training read: of training users, and of others.
+
+    Attributes:
+        records: N records.
+        owners: int64 [N], the user of each record.
+        users: U names, such as ``"train:17"``.
+        authors: U authors of the users.
+        is_member: bool [U], whether the user took part in training.
+        shares: float64 [U], alpha_u: share of the trained records that are the user's.
+    """
+
+    records: Records
+    owners: Ints
+    users: tuple[str, ...]
+    authors: tuple[str, ...]
+    is_member: Flags
+    shares: Floats
+
+    def by_author(self) -> "FreshRecords":
+        """Return the same records with authors in the place of the users that they were cut into."""
+        authors, place = np.unique(np.array(self.authors, object), return_inverse=True)
+        is_member = np.bincount(place, self.is_member) > 0
+        names, shares = tuple(map(str, authors)), np.bincount(place, self.shares).astype(np.float64)
+        return FreshRecords(self.records, place[self.owners], names, names, is_member, shares)
+
+
+def user_statistics(log_probs: Floats, reference_log_probs: Floats, owners: Ints) -> Floats:
+    """Return T_u of each user, [K] equation 2.
+
+    Args:
+        log_probs: float64 [N], log-probability of each fresh record by the model.
+        reference_log_probs: float64 [N], by the reference.
+        owners: int64 [N], the user of each record; each of 0, ..., U - 1 has one.
+
+    >>> user_statistics(np.array([-1.0, -3, -2]), np.array([-4.0, -4, -2]), np.array([0, 0, 1])).tolist()
+    [2.0, 0.0]
+    """
+    counts = np.bincount(owners)
+    statistics: Floats = np.bincount(owners, log_probs - reference_log_probs) / counts
+    return statistics
+
+
+def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> FreshRecords:
+    """Draw users and fresh records of theirs, as a function of the run's seed.
+
+    Members are training users of whom training read a record in so many rounds. Others are users by authors who are
+    not in training: held-out and test users, or the training users whom the coins of `data.shadow` left out. The same
+    share of the records of both is fresh, by the same draw, so that both have as many of them.
+
+    Args:
+        run: the run, with `data.user_holdout`.
+        rounds: number of completed rounds; in central training, of steps.
+        count: largest number of members, and of others.
+        most: largest number of fresh records of a user.
+
+    Raises:
+        InputError: the run has no fresh records; or no author is outside training.
+    """
+    share, train = run.config.data.user_holdout, run.corpus.split("train")
+    if not share:
+        raise InputError(
+            f"{run.path}: trains on all records of its users, so that none is fresh; set data.user_holdout, e.g. to 0.1"
+        )
+    read = members_of(run, rounds)
+    owners = np.searchsorted(np.asarray(train.user_offsets), read, side="right") - 1
+    members, sizes = np.unique(owners, return_counts=True)
+    authors = {author_of(train.names[user]) for user in members.tolist()}
+    others = _shadowed(run, train, authors) if run.config.data.shadow == "user" else _held_out_users(run)
+    parts: list[Records] = []
+    names, of_authors, numbers, shares = [], [], [], []
+    for split, users, is_in in [(train, members, True), *((split, users, False) for split, users in others)]:
+        part = "in" if is_in else split.folder.name
+        drawn = np.sort(stream(run.config.seed, "user inference", part).permutation(len(users))[:count])
+        for user in users[drawn].tolist():
+            records = fresh_of(split, user, share, most)
+            if len(records):
+                parts.append(records)
+                names.append(f"{split.folder.name}:{user}")
+                of_authors.append(author_of(split.names[user]))
+                numbers.append(len(records))
+                shares.append(sizes[np.searchsorted(members, user)] / len(read) if is_in else 0.0)
+    is_member = np.array(shares) > 0
+    if not is_member.any() or is_member.all():
+        raise InputError(
+            f"{run.path}: there are fresh records of {int(is_member.sum())} users that took part, and of "
+            f"{int((~is_member).sum())} others, so nothing tells them apart; set a larger data.user_holdout"
+        )
+    owner = np.repeat(np.arange(len(names)), numbers)
+    return FreshRecords(Records.joined(parts), owner, tuple(names), tuple(of_authors), is_member, np.array(shares))
+
+
+def infer_users(
+    *runs: Path | str,
+    users: int = 1_000,
+    round: int | None = None,
+    reference: Path | str | None = None,
+    delta: float | None = None,
+    device: str = "cpu",
+) -> pd.DataFrame:
+    """Attack the membership of users as `flsim membership --unit user` does, and store the rows in the run folders.
+
+    The attack is that of Kandpal et al. (2023), section 3, on records of users that no training read.
+
+    Args:
+        runs: run folders and folders of sweeps, with `data.user_holdout`; or folders that hold some.
+        users: largest number of users that took part, and of others.
+        round: round of the attacked checkpoint; the newest one of each run if not given.
+        reference: checkpoint of a run on another corpus with this vocabulary; by default the reference is the
+            frequency of single words.
+        delta: delta of the claim that rows are held against; that of each run if not given.
+        device: torch device, such as "cuda".
+
+    Returns:
+        A row per run for users and, where the corpus cuts authors into several users, a row for authors, with the
+        columns of `flsim.attacks.membership.stored.SCHEMA`.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or a run has no fresh records.
+        Diverged: a log-probability is not finite.
+
+    Examples:
+        >>> rows = flsim.infer_users("runs/holdout", users=500)                                # doctest: +SKIP
+        >>> rows[["setting", "unit", "auroc", "control_auroc"]]                                # doctest: +SKIP
+    """
+    hparams = AttackHParams(users, round, None if reference is None else Path(reference), delta, device)
+    return over_folders(runs, lambda path: attack_users(path, hparams))
+
+
+@executing_only("architecture")
+def attack_users(path: Path, hparams: AttackHParams) -> pd.DataFrame:
+    """Return the rows of `infer_users` of one run.
+
+    Its notes are those of `flsim.attacks.membership.attacked.Attacked.stored`.
+
+    Raises:
+        InputError, Diverged: as for `infer_users`.
+    """
+    with threads_of_torch(1):
+        attacked = Attacked.open(path, hparams)
+        run, claim = attacked.run, attacked.claim
+        users = fresh_records(run, attacked.state.round, hparams.count)
+        both = attacked.before_both(users.records, [str(place) for place in range(len(users.records))])
+        trained, before = (one.log_probs.sum(1) for one in both)
+        by_reference, blind = both[0].reference_log_probs.sum(1), blind_statistics(both[0])
+    units = {"user": users}
+    if len(set(users.authors)) < len(users.users):
+        units["author"] = users.by_author()
+    rows = []
+    for unit, side in units.items():
+        allows, protects = _allows(run, claim, side), claimed(claim, run.config.unit)
+        scores, start = (user_statistics(values, by_reference, side.owners) for values in (trained, before))
+        control = blind_area(_means(blind, side.owners), side.is_member, stream(run.config.seed, "user halves", unit))
+        row = success(NAME, unit, scores, side.is_member, side.authors, run.config.seed, allows) | protects
+        controls = {
+            "control_auroc": control,
+            "is_confounded": control > CONFOUNDED,
+            "untrained_auroc": auroc(start[side.is_member], start[~side.is_member]),
+        }
+        rows.append(row | controls)
+    fresh = np.bincount(users.owners)
+    note = f"Fresh records of a user: {fresh.min()} to {fresh.max()}, {fresh.mean():.1f} on average."
+    return attacked.stored(rows, [note])
+
+
+def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -> float:
+    """Return the area of an attack that reads no model: a logistic regression of the statistics.
+
+    It learns from half of the members and of the others, and is measured on the rest; the halves are exchanged, and the
+    two areas averaged.
+
+    Args:
+        statistics: float64 [U, F].
+        is_member: bool [U].
+        rng: source of the halves.
+    """
+    is_first = np.zeros(len(is_member), np.bool_)
+    for side in (np.flatnonzero(is_member), np.flatnonzero(~is_member)):
+        is_first[rng.permutation(side)[: len(side) // 2]] = True
+    areas = []
+    for fit in (is_first, ~is_first):
+        if is_member[fit].all() or not is_member[fit].any():
+            return float("nan")  # too few users to learn anything from half of them
+        scores = logistic(statistics[fit], is_member[fit])(statistics[~fit])
+        areas.append(auroc(scores[is_member[~fit]], scores[~is_member[~fit]]))
+    return float(np.mean(areas))
+
+
+def _allows(run: Run, claim: Claim | None, side: FreshRecords) -> Callable[[float], float | None]:
+    """Return the largest true-positive rate on a whole user or author, as a function of the false-positive rate.
+
+    It is None where the ledger claims nothing of these: the synthetic users of an IID twin hold records of many
+    authors, and a ledger of records says little of all of a user's.
+    """
+    if claim is None or run.config.unit != "user" or run.config.data.world == "iid":
+        return lambda _: None
+    users_of = Counter(author_of(name) for name in run.corpus.split("train").names)
+    group = 1 if side.users != side.authors else max(users_of[author] or 1 for author in side.authors)
+    least = of_group(claim.curve.least_probability, group)
+    return lambda fpr: 1 - least(1 - fpr)
+
+
+def _means(values: Floats, owners: Ints) -> Floats:
+    """Return the means of columns [N, F] over the records of each owner, float64 [U, F]."""
+    return np.column_stack([user_statistics(column, np.zeros(len(column)), owners) for column in values.T])
+
+
+def fresh_of(split: Split, user: int, share: float, most: int = RECORDS) -> Records:
+    """Return the fresh records of a user: those held out of training, or as many of a user outside of it."""
+    first, last = split.user_offsets[user : user + 2].tolist()
+    held = held_out(last - first, user, share)
+    if len(held) > most:
+        held = stream(0, "fresh records", user).choice(held, most, replace=False)
+    return split.records_at(first + held)
+
+
+def _held_out_users(run: Run) -> Iterator[tuple[Split, Ints]]:
+    for split, positions in never_trained(run.corpus)[0]:
+        yield split, np.unique(np.searchsorted(np.asarray(split.user_offsets), positions, side="right") - 1)
+
+
+def _shadowed(run: Run, train: Split, authors: set[str]) -> Iterator[tuple[Split, Ints]]:
+    """Yield the training users whom coins left out, and none of whose author's users took part."""
+    outside = [user for user, name in enumerate(train.names) if author_of(name) not in authors]
+    yield train, np.setdiff1d(np.array(outside, np.int64), getattr(run.train, "users", []))

@@ -1,0 +1,97 @@
+"""Beam Search (BS), which tells whether the model, given a prefix, completes it to the canary.
+
+Thakkar et al. (2020), section 4.1, "Evaluation Methods"; Carlini et al. (2018), "The Secret Sharer", section 5.3, where
+a template gives the words that each position allows.
+"""
+
+import torch
+from torch import Tensor
+
+from flsim.measures.memorization.score import nats, rows_at_once
+from flsim.measures.memorization.template import Template, cheapest
+from flsim.models.language_model import LanguageModel, State
+
+
+def beam_search(model: LanguageModel, prefix: Tensor, template: Template, width: int) -> tuple[Tensor, Tensor]:
+    """Return the most likely continuations in a template's space that a beam of `width` finds after one prefix.
+
+    They are in order, best first. Only allowed tokens continue a beam: canaries hold no PAD, OOV, BOS or EOS. The
+    probability of other tokens still counts, so that a score is the same log-perplexity as everywhere else. Ties go to
+    the beam that ranked higher one token before, then to the lower id.
+
+    Args:
+        model: the model.
+        prefix: int64 [L], BOS first.
+        template: the allowed tokens at each position of a continuation.
+        width: number of beams kept after each token.
+
+    Returns:
+        Continuations, int64 [width, length], and their log-perplexities in nats, float64 [width]; fewer than `width`
+        where there are not that many continuations.
+
+    Raises:
+        Diverged: a log-probability is not finite.
+    """
+    tokens, scores = beam_searches(model, prefix[None], template, width)
+    return tokens[0], scores[0]
+
+
+def beam_searches(model: LanguageModel, prefixes: Tensor, template: Template, width: int) -> tuple[Tensor, Tensor]:
+    """Return the result of `beam_search` for many prefixes of one length, over a template's space.
+
+    As many prefixes as memory allows make one batch. Where a single prefix's beams exceed memory, they are read in
+    parts. Neither changes the result, up to the model's rounding.
+
+    Args:
+        model: the model.
+        prefixes: int64 [P, L], BOS first.
+        template: the allowed tokens at each position of a continuation.
+        width: number of beams of each prefix that are kept after each token. Where the space has no more than `width`
+            sequences, it is enumerated; then the first k are the k most likely.
+
+    Returns:
+        Continuations, int64 [P, W, n], best first, and their log-perplexities in nats, float64 [P, W], where W is
+        `width`, or the size of the space where that is smaller.
+
+    Raises:
+        Diverged: a log-probability is not finite.
+    """
+    rows = rows_at_once(model.start(prefixes[:1])[1])
+    results = [
+        _beam_searches(model, part, template, width, rows) for part in torch.split(prefixes, max(1, rows // width))
+    ]
+    return torch.cat([tokens for tokens, _ in results]), torch.cat([scores for _, scores in results])
+
+
+def _beam_searches(
+    model: LanguageModel, prefixes: Tensor, template: Template, width: int, rows: int
+) -> tuple[Tensor, Tensor]:
+    """Search for prefixes whose beams make one batch of at most `rows` sequences, or for one prefix."""
+    own = torch.arange(len(prefixes), device=prefixes.device)[:, None]
+    state, log_probs = model.start(prefixes)
+    beams, allowed = prefixes[:, None, :0], template.on(prefixes.device)
+    scores, best = cheapest(nats(log_probs[:, allowed[0]]), width)
+    for position, ids in enumerate(allowed):
+        if position:
+            scores, best, state = _extend(model, state, beams[:, :, -1], scores, ids, width, rows)
+        parent, token = best // len(ids), ids[best % len(ids)]
+        state = tuple(part[(own * beams.shape[1] + parent).flatten()] for part in state)
+        beams = torch.cat([beams[own, parent], token[:, :, None]], dim=2)
+    return beams, scores
+
+
+def _extend(
+    model: LanguageModel, state: State, read: Tensor, scores: Tensor, ids: Tensor, width: int, rows: int
+) -> tuple[Tensor, Tensor, State]:
+    """Read one token per beam, int64 [P, B]; return best scores [P, W], their beam x ids + index, and new states."""
+    step = max(1, rows // len(read))  # beams of each prefix; all of them where there are several prefixes
+    best_scores, best, states = scores[:, :0], read[:, :0], []
+    for first in range(0, read.shape[1], step):
+        piece = tuple(part[first * len(read) : (first + step) * len(read)] for part in state)
+        piece, log_probs = model.step(piece, read[:, first : first + step].flatten())
+        states.append(piece)
+        costs = scores[:, first : first + step, None] + nats(log_probs[:, ids]).view(len(read), -1, len(ids))
+        costs, index = cheapest(costs.flatten(1), width)
+        best_scores, order = cheapest(torch.cat([best_scores, costs], dim=1), width)
+        best = torch.cat([best, index + first * len(ids)], dim=1).gather(1, order)
+    return best_scores, best, tuple(map(torch.cat, zip(*states, strict=True)))

@@ -1,0 +1,95 @@
+"""Calibrated exposure, which tells how much likelier a canary has become than models without it would expect.
+
+Jagielski et al. (2022), "Measuring Forgetting of Memorized Training Examples", section 2.2, after Watson et al. (2021):
+the mean score over models trained without the canaries is subtracted from every score before ranking.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from flsim.base.errors import at_least_one
+from flsim.measures.memorization.exposure import exposure
+from flsim.measures.memorization.random_sampling import TIE
+from flsim.measures.memorization.score import count_at_most, log_perplexity, rows_at_once
+from flsim.models.language_model import LanguageModel
+
+
+@dataclass(frozen=True)
+class Calibrated:
+    """The rank of a canary by its calibrated score.
+
+    Attributes:
+        score: P(s|p) minus its mean over the models trained without the canary, nats; below 0 where s has become
+            likelier.
+        rank: 1 + the number of r' in R that score at most as much; from 1 to |R| + 1.
+        references: |R|.
+    """
+
+    score: float
+    rank: int
+    references: int
+
+    @property
+    def exposure(self) -> float:
+        """Return the exposure in bits; see `exposure`."""
+        return exposure(self.rank, self.references)
+
+
+def mean_scores(models: Sequence[LanguageModel], prefix: Tensor, continuations: Tensor) -> Tensor:
+    """Return the mean log-perplexity of continuations over models, float64 [N], nats.
+
+    It depends on the prefix and not on the measured model: compute R's once for all rounds.
+
+    Args:
+        models: models trained without the canaries.
+        prefix: int64 [L], BOS first.
+        continuations: int64 [N, n].
+
+    Raises:
+        InputError: there are no models.
+        Diverged: a score is not finite.
+    """
+    at_least_one(models=len(models))
+    return torch.stack([log_perplexity(model, prefix, continuations) for model in models]).mean(0)
+
+
+def calibrated_rank(
+    model: LanguageModel,
+    prefix: Tensor,
+    continuation: Tensor,
+    references: Tensor,
+    canary_mean: float,
+    reference_means: Tensor,
+) -> Calibrated:
+    """Return the rank of a canary's continuation s among references by calibrated scores, exactly.
+
+    A reference with mean m counts if P(r'|p) <= d + m, where d is the canary's calibrated score. So it is dropped as
+    soon as its cost so far exceeds that; for a memorized canary, d is far below 0. Ties are as in `random_sampling`, by
+    identity and within 8 units of rounding of the four compared scores.
+
+    Args:
+        model: the measured model.
+        prefix: p, int64 [L], BOS first.
+        continuation: s, int64 [n].
+        references: R, int64 [|R|, n], in any order and with repetitions; fastest in lexicographic order.
+        canary_mean: the canary's `mean_scores`.
+        reference_means: R's `mean_scores`, float64 [|R|].
+
+    Raises:
+        Diverged: a required score is not finite.
+    """
+    state, log_probs = model.start(prefix[None])
+    eps = TIE * torch.finfo(log_probs.dtype).eps
+    own = float(log_perplexity(model, prefix, continuation[None]))
+    score = own - canary_mean
+    # P(r') - m <= d + eps (P(r') + m + P(s) + mean), solved for P(r').
+    bounds = (score + reference_means * (1 + eps) + eps * (own + canary_mean)).div(1 - eps)
+    same = (references == continuation).all(1)
+    others, bounds = references[~same], bounds[~same]
+    size = rows_at_once(log_probs)
+    pairs = zip(torch.split(others, size), torch.split(bounds, size), strict=True)
+    at_most = sum(count_at_most(model, state, log_probs, part, bound) for part, bound in pairs)
+    return Calibrated(score, 1 + int(same.sum()) + at_most, len(references))

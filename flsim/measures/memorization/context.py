@@ -1,0 +1,104 @@
+"""Exposure by context: how much more of a canary adversaries learn who know the text around its secret.
+
+Carlini et al. (2018), "The Secret Sharer", section 6.4 and table 3: one model and one secret, scored by adversaries who
+know the text before the secret, the text after it, both, or neither. All of them know the text between a secret's
+words.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from flsim.base.errors import InputError
+from flsim.measures.memorization.random_sampling import RandomSampling, random_sampling
+from flsim.models.language_model import LanguageModel
+
+Sampler = Callable[[LanguageModel, Tensor, Tensor, Tensor], RandomSampling]
+
+
+@dataclass(frozen=True, order=True)
+class Context:
+    """The knowledge of an adversary: numbers of tokens directly before the secret, and directly after it."""
+
+    prefix: int
+    suffix: int
+
+
+@dataclass(frozen=True)
+class Secret:
+    """A secret: some positions of a canary.
+
+    Attributes:
+        tokens: the canary's ids without BOS; EOS at the end where the record's end is part of the context.
+        positions: the positions of the secret's tokens, ascending.
+    """
+
+    tokens: tuple[int, ...]
+    positions: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        inside = all(0 <= position < len(self.tokens) for position in self.positions)
+        if not self.positions or not inside or list(self.positions) != sorted(set(self.positions)):
+            raise InputError(
+                f"a secret's positions must be different, ascending, and from 0 to {len(self.tokens) - 1}, "
+                f"found {list(self.positions)}"
+            )
+
+    @property
+    def contexts(self) -> list[Context]:
+        """Return the contexts: 0, 1, ... all tokens before; each without the text after, then each with all of it."""
+        before, after = self.positions[0], len(self.tokens) - 1 - self.positions[-1]
+        return [Context(prefix, suffix) for suffix in sorted({0, after}) for prefix in range(before + 1)]
+
+    def place(self, words: Tensor, context: Context, bos: int) -> tuple[Tensor, Tensor]:
+        """Put words in the secret's place.
+
+        The known prefix comes directly after BOS, without the tokens before it in the canary.
+
+        Args:
+            words: int64 [N, number of positions].
+            context: the adversary's knowledge.
+            bos: id of BOS.
+
+        Returns:
+            The prefix, int64 [1 + context.prefix], and everything after it, which is scored, int64 [N, n].
+        """
+        first, last = self.positions[0], self.positions[-1]
+        prefix = words.new_tensor((bos, *self.tokens[first - context.prefix : first]))
+        scored = words.new_tensor(self.tokens[first : last + 1 + context.suffix]).repeat(len(words), 1)
+        scored[:, words.new_tensor(self.positions) - first] = words
+        return prefix, scored
+
+
+def context_sampling(
+    model: LanguageModel, secret: Secret, references: Tensor, bos: int, sampler: Sampler = random_sampling
+) -> dict[Context, RandomSampling]:
+    """Rank a secret among the same references in its place, for each adversary.
+
+    A known suffix is scored too. It is the same for all, but its score depends on the words in the secret's place. Most
+    references are dropped before the suffix is read, by their cost so far.
+
+    Args:
+        model: the model.
+        secret: the secret in its canary.
+        references: R, int64 [|R|, number of positions]; fastest in lexicographic order.
+        bos: id of BOS.
+        sampler: the function that ranks; `random_sampling`, or one that is as exact.
+
+    Returns:
+        For each of `secret.contexts`, the log-perplexity of everything that is scored, and the rank; `exposure` takes
+        the rank.
+
+    Raises:
+        Diverged: a required score is not finite.
+        InputError: references are not as long as the secret.
+    """
+    if references.shape[1] != len(secret.positions):
+        raise InputError(f"the secret has {len(secret.positions)} words, but references have {references.shape[1]}")
+    own = references.new_tensor([[secret.tokens[position] for position in secret.positions]])
+    measured = {}
+    for context in secret.contexts:
+        prefix, placed = secret.place(references, context, bos)
+        measured[context] = sampler(model, prefix, secret.place(own, context, bos)[1][0], placed)
+    return measured

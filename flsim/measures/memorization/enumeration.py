@@ -1,0 +1,109 @@
+"""Exact exposure over the whole space, by a visit to every sequence that is at least as likely as the canary.
+
+Carlini et al. (2018), "The Secret Sharer", definitions 2 and 3.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from math import log2
+
+import torch
+from torch import Tensor
+
+from flsim.measures.memorization.random_sampling import TIE
+from flsim.measures.memorization.score import log_perplexity, nats, rows_at_once
+from flsim.measures.memorization.template import Template
+from flsim.models.language_model import LanguageModel, State
+
+MOST_READ = 2**20
+
+
+@dataclass(frozen=True)
+class Enumeration:
+    """The rank of a canary in its space.
+
+    Attributes:
+        rank: the number of r in the space with P(r|p) <= P(s|p), including the canary; from 1 to `space`.
+        space: number of sequences in the space.
+        nodes: number of beginnings of sequences, the empty one included, that cost no more than the canary: as many as
+            Dijkstra's algorithm (section 5.4) reads before it comes to the canary. It has no part in equality.
+    """
+
+    rank: int
+    space: int
+    nodes: int = field(default=0, compare=False)
+
+    @property
+    def exposure(self) -> float:
+        """Return the exposure in bits, from 0 to log2 of the space."""
+        return log2(self.space) - log2(self.rank)
+
+
+@dataclass
+class _Budget:
+    """The number of sequences that may still be read; the search is given up below 0."""
+
+    left: float
+
+
+def enumerate_space(
+    model: LanguageModel, prefix: Tensor, continuation: Tensor, template: Template, most_read: int = MOST_READ
+) -> Enumeration | None:
+    """Rank a canary's continuation s among all of a template's space, exactly.
+
+    First words that cost more than the canary's whole score are not read on, as no word costs less than 0. At most
+    exp(P(s|p)) sequences of each length remain, as their probabilities sum to at most 1. So even in a vast space a
+    canary that the model knows well is ranked at once. Ties are as in `random_sampling`: the canary counts by identity,
+    and scores within the model's rounding of its own count.
+
+    Args:
+        model: the model.
+        prefix: p, int64 [L], BOS first.
+        continuation: s, int64 [n], in the space.
+        template: the space, such as words^n.
+        most_read: the largest number of sequences to read.
+
+    Returns:
+        The exact rank; None if `most_read` did not suffice.
+
+    Raises:
+        Diverged: a required score is not finite.
+    """
+    _, log_probs = model.start(prefix[None])
+    limit = float(log_perplexity(model, prefix, continuation[None])) * (1 + TIE * torch.finfo(log_probs.dtype).eps)
+    budget, rank = _Budget(most_read), 1
+    for scores, own in _walk(model, prefix, continuation, limit, template, budget):
+        rank += int(((scores <= limit) & ~own).sum())
+        if budget.left < 0:
+            return None
+    nodes = 1 + most_read - int(budget.left)
+    return Enumeration(rank, template.space, nodes) if budget.left >= 0 else None
+
+
+def _walk(
+    model: LanguageModel, prefix: Tensor, continuation: Tensor, limit: float, template: Template, budget: _Budget
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield scores [N] of continuations, and which equal `continuation`; those beyond `limit` may be missing."""
+
+    def below(
+        state: State, log_probs: Tensor, spent: Tensor, own: Tensor, read: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield all that continue N sequences with these states, log-probs, scores [N] and equality [N]."""
+        words = allowed[read]
+        spent = (spent[:, None] + nats(log_probs[:, words])).flatten()
+        own = (own[:, None] & (words == continuation[read])).flatten()
+        if read + 1 == len(continuation):
+            yield spent, own
+            return
+        kept = (spent <= limit).nonzero().flatten()
+        budget.left -= len(kept)
+        if budget.left < 0:
+            return
+        for part in torch.split(kept, rows_at_once(log_probs)):
+            row, word = part // len(words), words[part % len(words)]
+            yield from below(*model.step(tuple(piece[row] for piece in state), word), spent[part], own[part], read + 1)
+
+    state, log_probs = model.start(prefix[None])
+    allowed = template.on(prefix.device)
+    nothing = log_probs.new_zeros(1, dtype=torch.float64)
+    yield from below(state, log_probs, nothing, nothing == 0, 0)

@@ -1,0 +1,315 @@
+"""Exposures of named canaries from the scores of references, by interpolation and by extrapolation beyond them.
+
+Carlini et al. (2018), "The Secret Sharer", section 4.3. The numbers are those of tensorflow-privacy 0.9
+(privacy_tests/secret_sharer/exposures.py), whose functions lose track of which canary is which.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from math import exp, log, log2, pi, sqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.measures.memorization.exposure import CONFIDENCE, Exposure, exposure_interval
+
+# The skew-normal distribution, by maximum likelihood, and its distribution function far into the lower tail.
+#
+# Density 2/w phi(u) Phi(alpha u) with u = (x - xi) / w: Azzalini (1985), "A class of distributions which includes the
+# normal ones". scipy has both. But its fit searches by simplex, and its tail is an integral to an absolute 1e-8,
+# where the exposures of memorized canaries need a relative precision.
+
+Floats = NDArray[np.float64]
+STEEPEST = 1000.0  # |alpha|; the likelihood of a sample without a lower tail grows for ever
+MOST_SKEW = 0.99  # no skew-normal distribution has a skewness beyond 0.9953
+TAIL = 1e-5
+
+
+@dataclass(frozen=True)
+class SkewNormal:
+    """A skew-normal distribution.
+
+    Attributes:
+        alpha: shape; 0 is the normal distribution.
+        location: xi.
+        scale: w > 0.
+    """
+
+    alpha: float
+    location: float
+    scale: float
+
+    def log_density(self, x: Floats) -> Floats:
+        u = (x - self.location) / self.scale
+        return np.asarray(log(2 / self.scale) - u**2 / 2 - log(2 * pi) / 2 + _special().log_ndtr(self.alpha * u))
+
+    def cdf(self, x: Floats) -> Floats:
+        """Return the distribution function [...], to an absolute 1e-15."""
+        u = (x - self.location) / self.scale
+        return np.asarray(np.clip(_special().ndtr(u) - 2 * _special().owens_t(u, self.alpha), 0, 1))
+
+    def log_cdf(self, x: Floats) -> Floats:
+        """Return the natural log of the distribution function [...], to a relative 1e-6, for any x.
+
+        Below the 1e-5 quantile it is the integral of f(x - t) over t > 0. As log f is concave, f(x - t) falls at least
+        as fast as f(x) exp(-r t), where r is the slope of log f at x; so f(x - t) / (f(x) exp(-r t)) is between 0 and 1
+        and smooth, and Gauss-Laguerre quadrature applies.
+        """
+        x = np.asarray(x, dtype=np.float64)
+        p = self.cdf(x)
+        result = np.log(np.maximum(p, TAIL))
+        far = p < TAIL
+        if far.any():
+            at = x[far][:, None]
+            u = (at - self.location) / self.scale
+            nodes, weights = _laguerre()
+            slope = (-u + self.alpha * _mills(self.alpha * u)) / self.scale
+            falls = self.log_density(at - nodes / slope) - self.log_density(at) + nodes
+            result[far] = self.log_density(at)[:, 0] - np.log(slope[:, 0]) + np.log(np.exp(falls) @ weights)
+        return result
+
+
+def fit(x: Floats, counts: Floats | None = None, start: SkewNormal | None = None) -> SkewNormal:
+    """Return the skew-normal distribution of maximum likelihood.
+
+    The normal distribution is a stationary point of the likelihood. So the search starts on either side of it, at the
+    sample's moments and at their mirror image, and the better end is taken.
+
+    Args:
+        x: [N], not all the same.
+        counts: [N], how often each value occurs; None for once each.
+        start: the only start of the search; None for both.
+
+    Returns:
+        The fit, with |alpha| at most 1,000.
+    """
+    shares = np.full(len(x), 1 / len(x)) if counts is None else counts / counts.sum()
+    mean = float(shares @ x)
+    deviation = sqrt(float(shares @ (x - mean) ** 2))
+    z = (x - mean) / deviation
+    if start is None:
+        skew = float(shares @ z**3)
+        magnitude = min(MOST_SKEW, max(abs(skew), 0.05))
+        starts = [_of_moments(magnitude if skew > 0 else -magnitude), _of_moments(-0.05 if skew > 0 else 0.05)]
+    else:
+        starts = [SkewNormal(start.alpha, (start.location - mean) / deviation, start.scale / deviation)]
+    ends = [_climb(z, shares, begin) for begin in starts]
+    _, best = min(ends, key=lambda end: end[0])
+    return SkewNormal(best.alpha, mean + deviation * best.location, deviation * best.scale)
+
+
+def _climb(z: Floats, shares: Floats, start: SkewNormal) -> tuple[float, SkewNormal]:
+    """Return the end of a search from `start`, after its mean negative log-likelihood."""
+
+    def loss(at: Floats) -> tuple[float, Floats]:
+        alpha, location, log_scale = at
+        scale = exp(log_scale)
+        u = (z - location) / scale
+        ratio = _mills(alpha * u)
+        value = log_scale + shares @ (u**2 / 2 - _special().log_ndtr(alpha * u)) + log(pi / 2) / 2
+        gradient = [
+            -shares @ (u * ratio),
+            shares @ (alpha * ratio - u) / scale,
+            1 + shares @ (alpha * u * ratio - u**2),
+        ]
+        return float(value), np.array(gradient)
+
+    import scipy
+
+    begin = np.array([start.alpha, start.location, log(start.scale)])
+    bounds = [(-STEEPEST, STEEPEST), (-20, 20), (-10, 5)]
+    begin = np.clip(begin, *np.transpose(bounds))
+    precision = {"ftol": 1e-13, "gtol": 1e-8}
+    end = scipy.optimize.minimize(loss, begin, jac=True, method="L-BFGS-B", bounds=bounds, options=precision)
+    alpha, location, log_scale = map(float, end.x)
+    return float(end.fun), SkewNormal(alpha, location, exp(log_scale))
+
+
+def _of_moments(skew: float) -> SkewNormal:
+    """Return the distribution of mean 0, variance 1 and this skewness, which is not 0: Azzalini (1985)."""
+    ratio = abs(2 * skew / (4 - pi)) ** (2 / 3)
+    delta = float(np.sign(skew)) * sqrt(pi / 2 * ratio / (1 + ratio))
+    scale = 1 / sqrt(1 - 2 * delta**2 / pi)
+    return SkewNormal(delta / sqrt(1 - delta**2), -scale * delta * sqrt(2 / pi), scale)
+
+
+def _special() -> Any:
+    """Return scipy.special."""
+    import scipy  # not at the top: ranks need torch and numpy only
+
+    return scipy.special
+
+
+@cache
+def _laguerre() -> tuple[Floats, Floats]:
+    """Return nodes and weights, [64] each: the integral of exp(-t) f(t) over t > 0 is weights @ f(nodes)."""
+    nodes, weights = _special().roots_laguerre(64)
+    return nodes, weights
+
+
+def _mills(x: Floats) -> Floats:
+    """Return phi(x) / Phi(x)."""
+    return np.asarray(np.exp(-(x**2) / 2 - log(2 * pi) / 2 - _special().log_ndtr(x)))
+
+
+FEWEST = 20
+POOR = 0.01
+BINS, WIDEST = 1024, 6
+FINE = 8_192  # bins of a larger sample, whose counts are fitted: of two million scores in 1.5 s in place of 29
+
+
+@dataclass(frozen=True)
+class ExtrapolationHParams:
+    """Settings of the bootstrap of a fit.
+
+    Attributes:
+        resamples: number of refits of the parametric bootstrap, from which the intervals and the p-value come.
+        confidence: coverage of an interval, for scores that are skew-normal.
+    """
+
+    resamples: int = 200
+    confidence: float = CONFIDENCE
+
+    def __post_init__(self) -> None:
+        if self.resamples < 100:
+            raise InputError(f"resamples must be at least 100, found {self.resamples}")
+        if not 0 < self.confidence < 1:
+            raise InputError(f"confidence must be between 0 and 1, found {self.confidence}")
+
+
+@dataclass(frozen=True)
+class Extrapolation:
+    """Exposures under the assumption that scores of the whole space are skew-normal, and the fit to the scores of R.
+
+    Attributes:
+        fitted: the distribution.
+        statistic: Kolmogorov and Smirnov's, the largest distance between the two distribution functions.
+        p_value: the share of samples of the fitted distribution that are as far from their own fit. (Tables of the
+            statistic suppose parameters that were not fitted, and would hardly ever reject.)
+        exposures: the exposure of every canary. Intervals cover the fit's sampling error, not the error of a poor fit.
+    """
+
+    fitted: SkewNormal
+    statistic: float
+    p_value: float
+    exposures: dict[str, Exposure]
+
+    @property
+    def poor(self) -> bool:
+        """Return whether scores are not skew-normal (p < 0.01), so that exposures beyond log2 |R| cannot be trusted.
+
+        A good fit proves nothing beyond log2 |R| either, as none of R is in that tail.
+        """
+        return self.p_value < POOR
+
+
+def interpolate(
+    scores: Mapping[str, float], references: Tensor, space: int | None = None, confidence: float = CONFIDENCE
+) -> dict[str, Exposure]:
+    """Return log2 |R| - log2 rank of every canary, where ties put references first.
+
+    The rank is 1 + the number of r' in R with P(r'|p) <= P(s|p). The result is `exposure` minus log2(1 + 1/|R|), since
+    R alone is the space here; the worst rank is thus below 0 bits.
+
+    Args:
+        scores: log-perplexity of each canary by its name, in any unit.
+        references: log-perplexities of R, float [|R|], in the same unit.
+        space: see `exposure_interval`.
+        confidence: see `exposure_interval`.
+
+    Raises:
+        InputError: there are no references, or a score is not finite.
+    """
+    ordered = np.sort(_numbers(references, fewest=1))
+    count, exposures = len(ordered), {}
+    for name, score in _finite(scores).items():
+        rank = 1 + int(np.searchsorted(ordered, score, side="right"))
+        exposures[name] = Exposure(log2(count) - log2(rank), *exposure_interval(rank, count, space, confidence))
+    return exposures
+
+
+def extrapolate(
+    scores: Mapping[str, float], references: Tensor, hparams: ExtrapolationHParams, seed: int
+) -> Extrapolation:
+    """Return -log2 F(P(s|p)), where F is the skew-normal distribution function of maximum likelihood for R's scores.
+
+    Args:
+        scores: log-perplexity of each canary by its name, in any unit.
+        references: log-perplexities of R, float [|R|], in the same unit.
+        hparams: settings of the bootstrap, whose cost does not depend on |R|.
+        seed: the experiment's seed.
+
+    Raises:
+        InputError: there are fewer than 20 references, all score the same, or a score is not finite.
+    """
+    import scipy  # not at the top: ranks need torch and numpy only
+
+    sample, names = _numbers(references, FEWEST), list(_finite(scores))
+    if np.ptp(sample) <= 1e-9 * np.abs(sample).max():
+        raise InputError(
+            "all references score the same, so that no distribution can be fitted to them; look at the model"
+        )
+    at = np.array([scores[name] for name in names], dtype=np.float64)
+    fitted = fit(*_binned(sample)) if len(sample) > FINE else fit(sample)
+    p_value, resampled = _bootstrap(fitted, sample, at, hparams.resamples, seed)
+    tails = (1 - hparams.confidence) / 2
+    low, high = np.quantile(resampled, [tails, 1 - tails], axis=0)
+    exposures = map(Exposure, _bits(fitted, at).tolist(), low.tolist(), high.tolist())
+    statistic = float(scipy.stats.kstest(sample, fitted.cdf).statistic)
+    return Extrapolation(fitted, statistic, p_value, dict(zip(names, exposures, strict=True)))
+
+
+def _binned(sample: Floats) -> tuple[Floats, Floats]:
+    """Return the centers of bins over the whole sample, and the number of values in each."""
+    counts, edges = np.histogram(sample, FINE)
+    return (edges[1:] + edges[:-1]) / 2, counts.astype(np.float64)
+
+
+def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, resamples: int, seed: int) -> tuple[float, Floats]:
+    """Return the p-value of the fit, and the bits at each score by every refit, [resamples, canaries].
+
+    Samples are drawn as counts in 1,024 bins, 1/50 to 1/85 of a standard deviation wide. The sample's own distance is
+    computed on the same bins, so that like is compared with like.
+    """
+    edges = np.linspace(fitted.location - WIDEST * fitted.scale, fitted.location + WIDEST * fitted.scale, BINS - 1)
+    width = edges[1] - edges[0]
+    centers = np.concatenate([edges[:1] - width / 2, edges + width / 2])
+    expected = np.diff(fitted.cdf(edges), prepend=0, append=1).clip(0)
+
+    def refit(counts: Floats) -> tuple[SkewNormal, float]:
+        again = fit(centers, counts, start=fitted)
+        return again, float(np.abs(np.cumsum(counts)[:-1] / counts.sum() - again.cdf(edges)).max())
+
+    own = np.bincount(np.searchsorted(edges, sample), minlength=BINS).astype(np.float64)
+    _, distance = refit(own)
+    rng, bits, as_far = stream(seed, "extrapolation"), [], 0
+    for _ in range(resamples):
+        again, its_distance = refit(rng.multinomial(len(sample), expected / expected.sum()).astype(np.float64))
+        bits.append(_bits(again, at))
+        as_far += its_distance >= distance
+    return (1 + as_far) / (1 + resamples), np.array(bits)
+
+
+def _bits(distribution: SkewNormal, at: Floats) -> Floats:
+    return -distribution.log_cdf(at) / log(2)
+
+
+def _numbers(references: Tensor, fewest: int) -> Floats:
+    values: Floats = references.double().cpu().numpy()
+    if len(values) < fewest:
+        raise InputError(f"at least {fewest} references are needed, found {len(values)}; draw more")
+    if not np.isfinite(values).all():
+        raise InputError("the score of a reference is not finite; the model has diverged")
+    return values
+
+
+def _finite(scores: Mapping[str, float]) -> Mapping[str, float]:
+    for name, score in scores.items():
+        if not np.isfinite(score):
+            raise InputError(f"the score of canary {name} is not finite; the model has diverged")
+    return scores

@@ -1,0 +1,311 @@
+"""The share of a whole space that is at least as likely as a canary, by importance sampling from the model.
+
+Exposure is -log2 Pr[P(r|p) <= P(s|p)] over r uniform in the space: Carlini et al. (2018), "The Secret Sharer",
+definition 3. Uniform references never meet this event for a canary that is likelier than all of them. Samples of the
+model meet it, and each is weighted by how much rarer it is among uniform ones.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp, log, log2
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from flsim.base.errors import InputError, at_least_one
+from flsim.base.rng import stream
+from flsim.measures.memorization.exposure import CONFIDENCE, Exposure
+from flsim.measures.memorization.random_sampling import TIE
+from flsim.measures.memorization.score import log_perplexity, nats, rows_at_once
+from flsim.measures.memorization.template import Template
+from flsim.models.language_model import LanguageModel, State
+
+# Samples of a whole space of continuations from several proposals, and their weights relative to uniform samples.
+#
+# Proposal b draws each word with probability proportional to Pr(word | p, words so far)^b over the allowed words
+# only: b = 0 is uniform, b = 1 the model. A fixed number of samples comes from each, and they are weighted by the
+# balance heuristic: Veach and Guibas, "Optimally Combining Sampling Techniques for Monte Carlo Rendering" (1995).
+
+Floats = NDArray[np.float64]
+Shares = dict[float, float]  # share of the samples by the power b of their proposal
+STEPS = 100
+KEPT, LEAST = 0.2, 0.01  # kept part of the default shares; least share that is worth its normalizer
+
+
+@dataclass(frozen=True)
+class Draws:
+    """N samples of the space, one proposal's after another's; q is the mixture of all proposals.
+
+    Attributes:
+        words: int64 [N, n].
+        scores: P(r|p), float64 [N], nats.
+        log_densities: log-density of every sample under every proposal, float64 [N, K].
+        counts: number of samples of every proposal, [K].
+        powers: the power of every proposal, [K].
+        log_space: log of the number of sequences in the space, nats.
+    """
+
+    words: Tensor
+    scores: Tensor
+    log_densities: Tensor
+    counts: tuple[int, ...]
+    powers: tuple[float, ...]
+    log_space: float
+
+    @property
+    def shares(self) -> Floats:
+        """Return the share of each proposal in q, [K]."""
+        return np.array(self.counts) / sum(self.counts)
+
+    def ratios(self) -> Floats:
+        """Return the density of each proposal over q, [N, K]."""
+        densities = self.log_densities.cpu().numpy()
+        return np.asarray(np.exp(densities - _logsumexp(densities, axis=1, b=self.shares, keepdims=True)))
+
+    def weights(self) -> Floats:
+        """Return the uniform density over q, [N]; its mean over an event's samples estimates the event's probability.
+
+        Samples outside the event count as 0 in the mean.
+        """
+        mixture = _logsumexp(self.log_densities.cpu().numpy(), axis=1, b=self.shares)
+        return np.asarray(np.exp(-self.log_space - mixture))
+
+    def heaviest(self, bound: float) -> float:
+        """Return the greatest weight of a sequence that scores at most `bound` nats.
+
+        Proposal b draws it with probability exp(-b P(r|p)) / Z_b(r), where Z_b(r) is the product of its words'
+        normalizers. That is least for a score of `bound` and the greatest Z_b, for which the greatest among the samples
+        stands.
+        """
+        powers = np.array(self.powers)
+        log_normalizers = -powers * self.scores.cpu().numpy()[:, None] - self.log_densities.cpu().numpy()
+        rarest = -powers * bound - log_normalizers.max(0)
+        return exp(-self.log_space - float(_logsumexp(rarest, b=self.shares)))
+
+
+def draw(
+    model: LanguageModel,
+    prefix: Tensor,
+    template: Template,
+    shares: Shares,
+    samples: int,
+    rng: np.random.Generator,
+) -> Draws:
+    """Draw about `samples` sequences from proposals in these shares, at least two of each.
+
+    Args:
+        model: the model.
+        prefix: p, int64 [L], BOS first.
+        template: the space, such as words^n.
+        shares: power of each proposal and its share.
+        samples: total number of sequences.
+        rng: random stream of the samples.
+
+    Raises:
+        Diverged: a score is not finite.
+    """
+    counts = tuple(max(2, round(share * samples)) for share in shares.values())
+    powers, device = tuple(shares), prefix.device
+    proposal = torch.repeat_interleave(torch.arange(len(powers)), torch.tensor(counts)).to(device)
+    uniforms = torch.from_numpy(rng.random((len(proposal), template.length))).to(device)
+    start, log_probs = model.start(prefix[None])
+    allowed = template.on(device)
+    pieces = []
+    for part in torch.split(torch.arange(len(proposal), device=device), rows_at_once(log_probs)):
+        pieces.append(_draw(model, start, log_probs, allowed, powers, proposal[part], uniforms[part]))
+    words, scores, densities = (torch.cat(column) for column in zip(*pieces, strict=True))
+    return Draws(words, scores, densities, counts, powers, sum(log(len(ids)) for ids in allowed))
+
+
+def _draw(
+    model: LanguageModel,
+    state: State,
+    log_probs: Tensor,
+    allowed: Sequence[Tensor],
+    powers: Sequence[float],
+    proposal: Tensor,
+    uniforms: Tensor,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return words [N, n], scores [N] and log-densities [N, K], after a prefix with this one-row state."""
+    words: list[Tensor] = []
+    score, densities = uniforms.new_zeros(len(uniforms)), uniforms.new_zeros(len(uniforms), len(powers))
+    own = [(proposal == k).nonzero().flatten() for k in range(len(powers))]
+    rows = torch.zeros_like(proposal)  # the row of log_probs that each sample continues
+    state = tuple(part[rows] for part in state)
+    for uniform, ids in zip(uniforms.T, allowed, strict=True):
+        if words:
+            state, log_probs = model.step(state, words[-1])
+            rows = torch.arange(len(proposal), device=proposal.device)
+        among_words = log_probs[:, ids]
+        most = among_words.max(1, keepdim=True).values
+        word, normalizers = torch.empty_like(proposal), []
+        for power, mine in zip(powers, own, strict=True):
+            odds = (power * (among_words - most)).exp()
+            ladder = odds[rows[mine]].cumsum(1, dtype=torch.float64)
+            target = uniform[mine, None] * ladder[:, -1:]
+            word[mine] = torch.searchsorted(ladder, target, right=True)[:, 0].clamp(max=len(ids) - 1)
+            normalizers.append(odds.sum(1, dtype=torch.float64).log() + power * most[:, 0])
+        cost = nats(among_words[rows, word])
+        score = score + cost
+        densities -= cost[:, None] * uniforms.new_tensor(powers) + torch.stack(normalizers, 1)[rows]
+        words.append(ids[word])
+    return torch.stack(words, 1), score, densities
+
+
+def _logsumexp(values: Floats, **options: Any) -> Floats:
+    """Return scipy.special.logsumexp of the values."""
+    import scipy  # not at the top: ranks need torch and numpy only
+
+    return np.asarray(scipy.special.logsumexp(values, **options))
+
+
+def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
+    """Return shares of proposals that minimize the estimates' relative variances, judged by a pilot.
+
+    The second moment of an estimate, E[1{event} u / q] with u uniform and q the mixture, is convex in the shares. The
+    multiplicative step of optimal design, share * sqrt(-slope), decreases it (Fellman, "On the Allocation of Linear
+    Observations", 1974).
+
+    Args:
+        pilot: samples that are not used for anything else, so that estimates stay unbiased.
+        events: [C, N], 1 where a sample is in the event of a canary, 0 elsewhere.
+        default: shares to use where the pilot met no event; a fifth of them is kept in any case.
+    """
+    weights, ratios = pilot.weights(), pilot.ratios()
+    means = events @ weights / len(weights)
+    met = means > 0
+    if not met.any():
+        return default
+    moments = ((events[met] / means[met, None] ** 2) * weights**2).sum(0)
+    best = np.full(len(pilot.powers), 1 / len(pilot.powers))
+    for _ in range(STEPS):
+        best = best * np.sqrt((moments / (ratios @ best) ** 2) @ ratios)
+        best /= best.sum()
+    kept = {power: share for power, share in zip(pilot.powers, (1 - KEPT) * best, strict=True) if share > LEAST}
+    every = {power: kept.get(power, 0.0) + KEPT * default.get(power, 0.0) for power in {**default, **kept}}
+    total = sum(every.values())
+    return {power: every[power] / total for power in sorted(every)}
+
+
+@dataclass(frozen=True)
+class ImportanceHParams:
+    """Settings of sampling the space.
+
+    Attributes:
+        samples: total number of samples of the estimate.
+        pilot: number of pilot samples, in equal shares of all powers, which only choose the shares; 0 leaves them at
+            `shares`.
+        powers: the powers that the pilot chooses among.
+        shares: the share of each power without a pilot, or where the pilot met no event. A fifth of it is kept in any
+            case, since it bounds the weight of a sample.
+        confidence: coverage of an interval, such as 0.95.
+    """
+
+    samples: int = 20_000
+    pilot: int = 2_000
+    powers: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
+    shares: tuple[tuple[float, float], ...] = ((0.0, 0.1), (1.0, 0.9))
+    confidence: float = CONFIDENCE
+
+    def __post_init__(self) -> None:
+        at_least_one(samples=self.samples, powers=len(self.powers))
+        if self.pilot < 0 or min(self.powers) < 0:
+            raise InputError("pilot and powers of importance sampling must not be negative")
+        if not 0 < self.confidence < 1:
+            raise InputError(f"confidence must be between 0 and 1, found {self.confidence}")
+        if dict(self.shares).get(0.0, 0.0) <= 0 or min(share for _, share in self.shares) < 0:
+            raise InputError(
+                "shares of importance sampling must give power 0 some, so that no sequence is out of reach"
+            )
+
+
+@dataclass(frozen=True)
+class SpaceExposure:
+    """The estimate of one canary's rank in the whole space.
+
+    Attributes:
+        probability: unbiased estimate of Pr[P(r|p) <= P(s|p)], r uniform; at least 1 / |space|, which is the canary's.
+        standard_error: standard error of the probability; 0 where no other sequence in the samples is as likely.
+        exposure: the exposure in bits, with its interval.
+        effective_samples: (sum of weights)^2 / sum of squares, over samples other than the canary that are as likely;
+            that many uniform ones would be as precise. Below about 10, only the interval is reliable.
+    """
+
+    probability: float
+    standard_error: float
+    exposure: Exposure
+    effective_samples: float
+
+
+def space_exposures(
+    model: LanguageModel,
+    prefix: Tensor,
+    continuations: Tensor,
+    template: Template,
+    hparams: ImportanceHParams,
+    seed: int,
+    *keys: int | str,
+) -> list[SpaceExposure]:
+    """Estimate the exposure over the whole space of every canary with this prefix, from one draw of samples.
+
+    The canary's own share is known, so only others are estimated. The interval is that of Fay and Feuer, "Confidence
+    intervals for directly standardized rates" (1997), for weighted counts. It allows for one more sample of the
+    greatest weight (`Draws.heaviest`), so that it covers also where few or no samples met the event.
+    Ties are as in `random_sampling`.
+
+    Args:
+        model: the model.
+        prefix: p, int64 [L], BOS first.
+        continuations: s of each canary, int64 [C, n], in the space.
+        template: the space, such as words^n.
+        hparams: settings of sampling.
+        seed: the experiment's seed.
+        keys: keys of this draw, such as the canary's id, which make its random stream differ from others.
+
+    Returns:
+        One estimate for each canary.
+
+    Raises:
+        Diverged: a score is not finite.
+    """
+    scores, (_, log_probs) = log_perplexity(model, prefix, continuations), model.start(prefix[None])
+    bounds = scores * (1 + TIE * torch.finfo(log_probs.dtype).eps)
+    shares = dict(hparams.shares)
+    if hparams.pilot:
+        equal = dict.fromkeys(hparams.powers, 1 / len(hparams.powers))
+        rng = stream(seed, "importance sampling pilot", *keys)
+        pilot = draw(model, prefix, template, equal, hparams.pilot, rng)
+        shares = best_shares(pilot, _events(pilot, continuations, bounds), shares)
+    rng = stream(seed, "importance sampling", *keys)
+    draws = draw(model, prefix, template, shares, hparams.samples, rng)
+    weighted = _events(draws, continuations, bounds) * draws.weights() / sum(draws.counts)
+    heaviest = [draws.heaviest(bound) / sum(draws.counts) for bound in bounds.tolist()]
+    return [_estimate(draws, own, most, hparams.confidence) for own, most in zip(weighted, heaviest, strict=True)]
+
+
+def _events(draws: Draws, continuations: Tensor, bounds: Tensor) -> Floats:
+    """Return [C, N], 1 where a sample is as likely as a canary, up to ties, and not the canary itself."""
+    same = [(draws.words == continuation).all(1) for continuation in continuations]
+    events = (draws.scores <= bounds[:, None]) & ~torch.stack(same)
+    return np.asarray(events.double().cpu().numpy())
+
+
+def _estimate(draws: Draws, weighted: Floats, heaviest: float, confidence: float) -> SpaceExposure:
+    """Return the estimate from every sample's part of it [N], 0 outside the event, and the most that one could add."""
+    import scipy  # not at the top: ranks need torch and numpy only
+
+    others, squares = float(weighted.sum()), float((weighted**2).sum())
+    proposals = np.split(weighted, np.cumsum(draws.counts)[:-1])
+    variance = sum(len(part) * float(part.var(ddof=1)) for part in proposals)
+    effective = others**2 / squares if others else 0.0
+
+    tail = (1 - confidence) / 2
+    low = float(scipy.stats.gamma.ppf(tail, effective, scale=squares / others)) if others else 0.0
+    most, spread = others + heaviest, squares + heaviest**2
+    high = float(scipy.stats.gamma.ppf(1 - tail, most**2 / spread, scale=spread / most))
+    own = exp(-draws.log_space)
+    bits = Exposure(*(-log2(min(1.0, own + part)) for part in (others, high, low)))
+    return SpaceExposure(own + others, variance**0.5, bits, effective)

@@ -1,0 +1,431 @@
+"""Random Sampling (RS), which tells whether the model favors the canary over every one of many random continuations.
+
+Thakkar et al. (2020), section 4.1, "Evaluation Methods", after Carlini et al. (2018).
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from flsim.base.errors import Diverged
+from flsim.base.machine import refuse_beyond_memory
+from flsim.base.rng import stream
+from flsim.data.vocabulary import Layout
+from flsim.measures.memorization.score import count_at_most, log_perplexity, nats, rows_at_once
+from flsim.models.language_model import LanguageModel, LogitModel, State, Stepper
+
+# The sorting of references by bounds on their scores, exact, so that few references have to be scored in full.
+#
+# References are a tree of shared first words, walked in pieces that bound memory. A reference is dropped as soon as a
+# lower bound on its cost so far exceeds the canary's score. It counts where an upper bound on its score does not. The
+# others are open, for the plain scorer; they are few, as the bounds are hundredths of a nat apart. The bounds allow
+# for rounding, so that no decision differs from the plain scorer's.
+
+# Bounds on the cost of a next word: -log Pr(w) = log Z(r) - (e_w.r + b_w), Z(r) the sum over v of exp(e_v.r + b_v).
+#
+# Words that matter are summed. The other words are one cloud with its first two moments, weighted as at a center c
+# near the expected outputs. With d = r - c, mu the cloud's mean, S its covariance, X = (e_v - mu).d and m >= |X|,
+#
+#     sum over the rest = exp(mu.d) E[exp X] times its value at c,   1 + d'Sd phi(-m) <= E[exp X] <= 1 + d'Sd phi(m),
+#
+# as E X = 0 and phi(x) = (exp x - 1 - x) / x^2 increases: Bennett's inequality (1962) and its mirror image. The
+# bounds hold for every r, and are tighter for r near c. A single logit is bounded by Cauchy and Schwarz.
+
+LARGEST = 50.0  # beyond this m the bound is E exp(X) <= exp(m), so that nothing overflows
+# Allowance in a logit, in units of rounding, relative to |e| |r| + |b|; a dot product of 96 needs 48 at worst.
+ROUNDING = 64
+REDUCED = 2.0**-7  # unit of rounding where torch may multiply float32 in less than float32
+LOOSE = 1e-4  # relative allowance in the moments, which have the model's precision
+
+
+class Interval(NamedTuple):
+    """Bounds low <= the true value <= high; float64."""
+
+    low: Tensor
+    high: Tensor
+
+
+class OutputBounds:
+    """Bounds that are tight around a few outputs of a model. Shapes: S sampled outputs, D their size, V vocabulary.
+
+    Args:
+        weight: E [V, D].
+        bias: b [V].
+        outputs: [S, D], typical outputs; their mean is the center.
+        probabilities: [V], mean probability of each word at these outputs.
+        summed: number of words that are summed one by one.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor, outputs: Tensor, probabilities: Tensor, summed: int) -> None:
+        self.weight, self.bias = weight, bias
+        self.center = outputs.mean(0)
+        vectors = weight.double()
+        at_center = vectors @ self.center.double() + bias
+        mean = probabilities.double() @ vectors
+        self.summed = _most_telling(probabilities, (vectors - mean).norm(dim=1), summed)
+        rest = torch.ones_like(bias, dtype=torch.bool)
+        rest[self.summed] = False
+        self.any_rest = bool(rest.any())
+        if self.any_rest:
+            share = at_center[rest].softmax(0)
+            mean = share @ vectors[rest]
+            around = vectors[rest] - mean
+            self.rest_at_center = at_center[rest].logsumexp(0)
+            self.covariance = ((around.T * share) @ around).to(weight.dtype)
+            self.rest_radius = around.norm(dim=1).max()
+        self.mean, self.at_center = mean.to(weight.dtype), at_center
+        self.radius = (vectors - mean).norm(dim=1) * (1 + LOOSE)  # [V]
+        self.length, self.offset = weight.norm(dim=1).max().double(), bias.abs().max().double()
+
+    def rounding(self, outputs: Tensor) -> Tensor:
+        """Return the most by which two computations of a word's cost differ, float64 [M], for outputs [M, D]."""
+        unit = torch.finfo(outputs.dtype).eps
+        if outputs.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
+            unit = REDUCED
+        size: Tensor = outputs.norm(dim=1).double() * self.length + self.offset
+        return unit * (ROUNDING * size + 2 * len(self.bias).bit_length())  # and a logarithm of V terms, twice
+
+    def log_sum_exp(self, outputs: Tensor) -> Interval:
+        """Return bounds on log Z, [M] each, for outputs [M, D]; without allowance for rounding."""
+        summed = torch.addmm(self.bias[self.summed], outputs, self.weight[self.summed].T).logsumexp(1).double()
+        if not self.any_rest:
+            return Interval(summed, summed)
+        away = outputs - self.center
+        variance = ((away @ self.covariance) * away).sum(1).double().clamp(min=0)
+        most = (self.rest_radius * away.norm(dim=1)).double() * (1 + LOOSE)
+        center = self.rest_at_center + (away @ self.mean).double()
+        capped = most.clamp(max=LARGEST)
+        low = torch.log1p(variance * (1 - LOOSE) * _phi(-most))
+        high = torch.log1p(variance * (1 + LOOSE) * _phi(capped))
+        high = torch.where(most > LARGEST, most, high)
+        return Interval(torch.logaddexp(summed, center + low), torch.logaddexp(summed, center + high))
+
+    def exact_log_sum_exp(self, outputs: Tensor) -> Tensor:
+        """Return log Z itself, float64 [M], computed in pieces."""
+        parts = torch.split(outputs, rows_at_once(self.weight.T))
+        return torch.cat([torch.addmm(self.bias, part, self.weight.T).logsumexp(1).double() for part in parts])
+
+    def logits(self, outputs: Tensor, rows: Tensor, words: Tensor) -> Tensor:
+        """Return the logits of words [N] after outputs[rows], float64 [N], computed in pieces."""
+        parts = zip(*(torch.split(ids, rows_at_once(outputs)) for ids in (rows, words)), strict=True)
+        logits = [torch.linalg.vecdot(outputs[row], self.weight[word]) + self.bias[word] for row, word in parts]
+        return torch.cat(logits).double()
+
+    def logits_at_most(self, outputs: Tensor, rows: Tensor, words: Tensor) -> Tensor:
+        """Return upper bounds on the logits of words [N] after outputs[rows], float64 [N]; O(1) each, not O(D)."""
+        away = outputs - self.center
+        distance, shift = away.norm(dim=1).double(), (away @ self.mean).double()
+        most: Tensor = self.at_center[words] + self.radius[words] * distance[rows] + shift[rows]
+        return most
+
+
+def _most_telling(probabilities: Tensor, distances: Tensor, count: int) -> Tensor:
+    """Return ids [<= count] of the likeliest words, and of words that would make the cloud of the rest wide."""
+    far = distances.topk(min(count // 4, len(distances))).indices
+    likely = probabilities.topk(min(count - count // 4, len(distances))).indices
+    return torch.from_numpy(np.union1d(likely.cpu(), far.cpu())).to(likely.device)
+
+
+def _phi(x: Tensor) -> Tensor:
+    """Return (exp x - 1 - x) / x^2, and 1/2 at 0; float64."""
+    small = x.abs() < 1e-3
+    safe = torch.where(small, torch.ones_like(x), x)
+    return torch.where(small, 0.5 + x / 6 + x * x / 24, (safe.expm1() - safe) / (safe * safe))
+
+
+SUMMED = 256  # number of words whose exponentials a bound on log Z sums one by one
+WIDE = 0.5  # nats between the bounds on a log Z beyond which it is computed
+
+
+class Clear(NamedTuple):
+    """The result for a piece of the references.
+
+    Attributes:
+        counted: number of references that surely score at most the bound.
+        open: int64 [k, n], the references that the bounds do not decide.
+    """
+
+    counted: int
+    open: Tensor
+
+
+@dataclass(frozen=True)
+class Sifter:
+    """Everything about one canary that the walk over references needs.
+
+    Attributes:
+        step: the model's stepper.
+        bounds: bounds on the costs of words after the prefix and 1, 2, ..., n - 1 words of a reference.
+        bound: nats; references that score at most this count.
+    """
+
+    step: Stepper
+    bounds: Sequence[OutputBounds]
+    bound: float
+
+    def sift(self, state: State, log_probs: Tensor, references: Tensor) -> Iterator[Clear]:
+        """Yield the results for references [M, n], after a prefix with this one-row state and log-probs [1, V].
+
+        Raises:
+            Diverged: a required value is not finite.
+        """
+        spent = nats(log_probs[0])[references[:, 0]]
+        nodes = torch.zeros_like(references[:, 0])
+        yield from self._descend(state, _Open(references, nodes, spent, spent), 1)
+
+    def _descend(self, state: State, open_: "_Open", column: int) -> Iterator[Clear]:
+        """Yield the results for references whose first `column` words are paid; `state` is after one word less."""
+        open_ = open_.where(open_.low <= self.bound)
+        if column == open_.words.shape[1]:
+            sure = open_.high <= self.bound
+            yield Clear(int(sure.sum()), open_.words[~sure])
+            return
+        size = len(self.bounds[0].bias)
+        edges, edge, shared = torch.unique_consecutive(
+            open_.node * size + open_.words[:, column - 1], return_inverse=True, return_counts=True
+        )
+        ends = shared.cumsum(0)
+        at_once = rows_at_once(state[-1])
+        for first in range(0, len(edges), at_once):
+            taken = edges[first : first + at_once]
+            part = slice(int(ends[first] - shared[first]), int(ends[first + len(taken) - 1]))
+            below = _Open(open_.words[part], edge[part] - first, open_.low[part], open_.high[part])
+            stepped = self.step(state, taken // size, taken % size)
+            yield from self._descend(stepped, self._pay(stepped[0], below, column), column + 1)
+
+    def _pay(self, outputs: Tensor, open_: "_Open", column: int) -> "_Open":
+        """Add the cost of the word at `column` after outputs [N, D], its nodes; drop references that are too dear."""
+        bounds = self.bounds[column - 1]
+        rounding, (low, high) = bounds.rounding(outputs), bounds.log_sum_exp(outputs)
+        _refuse_non_finite(rounding + low)
+        low, high = low - rounding, high + rounding
+        cheapest = low[open_.node] - bounds.logits_at_most(outputs, open_.node, open_.words[:, column])
+        open_ = open_.where(open_.low + cheapest <= self.bound)
+        logits = bounds.logits(outputs, open_.node, open_.words[:, column])
+        alive = open_.low + low[open_.node] - logits <= self.bound
+        wide = torch.zeros_like(low, dtype=torch.bool)
+        wide[open_.node[alive]] = True
+        wide &= ~(high - low <= WIDE + 2 * rounding)
+        if bool(wide.any()):
+            known = bounds.exact_log_sum_exp(outputs[wide])
+            _refuse_non_finite(known)
+            low[wide], high[wide] = known - rounding[wide], known + rounding[wide]
+        return _Open(
+            open_.words,
+            open_.node,
+            open_.low + (low[open_.node] - logits).clamp(min=0),
+            open_.high + (high[open_.node] - logits).clamp(min=0),
+        )
+
+
+@dataclass(frozen=True)
+class _Open:
+    """References [M, n], the tree node that each continues (ascending), and bounds on the cost of each so far."""
+
+    words: Tensor
+    node: Tensor
+    low: Tensor
+    high: Tensor
+
+    def where(self, kept: Tensor) -> "_Open":
+        return self if bool(kept.all()) else _Open(self.words[kept], self.node[kept], self.low[kept], self.high[kept])
+
+
+def output_bounds(model: LogitModel, visits: Sequence[tuple[State, Tensor]]) -> list[OutputBounds]:
+    """Return bounds around the outputs of typical states, from (state, log-probs) after each number of words."""
+    weight, bias = model.output_layer()
+    return [OutputBounds(weight, bias, state[0], log_probs.exp().mean(0), SUMMED) for state, log_probs in visits]
+
+
+def _refuse_non_finite(values: Tensor) -> None:
+    if not bool(values.isfinite().all()):
+        raise Diverged("an output of the model is not finite; its values overflow")
+
+
+TIE = 8  # in units of the model's rounding (its dtype's eps), relative to the score
+TYPICAL = 64  # references that are read in full to learn the usual costs of words
+LIKELY = (2**9, 2**14)  # numbers of the likeliest references that `decide` checks first
+
+
+@dataclass(frozen=True)
+class RandomSampling:
+    """The result of RS for one canary c = (p|s).
+
+    Attributes:
+        log_perplexity: P(s|p), nats.
+        rank: 1 + the number of r' in R with P(r'|p) <= P(s|p); from 1 to |R| + 1.
+        references: |R|.
+    """
+
+    log_perplexity: float
+    rank: int
+    references: int
+
+    @property
+    def memorized(self) -> bool:
+        """Return whether the canary's continuation is likelier than every random one."""
+        return self.rank == 1
+
+
+def references(seed: int, count: int, length: int, layout: Layout) -> Tensor:
+    """Draw R: `count` continuations, each word uniform over the vocabulary's words, as int64 [count, length].
+
+    Rows are in lexicographic order: rows that share their first words are neighbors, which makes `rank` faster.
+
+    Raises:
+        InputError: R does not fit the memory of this machine.
+    """
+    refuse_too_many(count, length)
+    rng = stream(seed, "references")
+    drawn = rng.integers(layout.first_word, layout.last_word, (count, length), endpoint=True)
+    return torch.from_numpy(drawn[np.lexsort(drawn.T[::-1])])
+
+
+def refuse_too_many(count: int, length: int) -> None:
+    """Raise InputError where R, `count` continuations of `length` words, does not fit the memory of this machine."""
+    drawn_and_sorted = 2 * 8 * count * length
+    refuse_beyond_memory(drawn_and_sorted, f"evaluation.references = {count:,}", "set fewer references")
+
+
+class RandomSampler:
+    """The RS of one model over one R, for any number of canaries, with shared work done once.
+
+    Args:
+        model: the model, which must not change. A `LogitModel` is ranked faster.
+        references: R, int64 [|R|, n], in any order and with repetitions; fastest in lexicographic order.
+    """
+
+    def __init__(self, model: LanguageModel, references: Tensor) -> None:
+        self.model, self.references = model, references
+        self.step = model.stepper() if isinstance(model, LogitModel) else None
+
+    def rank(self, prefix: Tensor, continuation: Tensor) -> RandomSampling:
+        """Rank a canary; see `random_sampling`."""
+        canary = _Canary(self, prefix, continuation)
+        open_, counted = [], 0
+        for clear in canary.sift(canary.within(self.references)):
+            counted += clear.counted
+            open_.append(clear.open)
+        beaten_by = counted + canary.score_open(open_)
+        return RandomSampling(canary.score, 1 + beaten_by, len(self.references))
+
+    def decide(self, prefix: Tensor, continuation: Tensor) -> bool:
+        """Return whether a canary is memorized; see the function `decide`."""
+        canary = _Canary(self, prefix, continuation)
+        references = canary.within(self.references)
+        expected = canary.expected(references)
+        for likely in (*LIKELY, len(references)):
+            chosen = references
+            if likely < len(references):
+                chosen = references[expected.topk(likely, largest=False, sorted=False).indices.sort().values]
+            open_ = []
+            for clear in canary.sift(chosen):
+                if clear.counted:
+                    return False
+                open_.append(clear.open)
+            if canary.score_open(open_):
+                return False
+            if chosen is references:
+                break
+        return True
+
+
+def random_sampling(model: LanguageModel, prefix: Tensor, continuation: Tensor, references: Tensor) -> RandomSampling:
+    """Rank a canary's continuation s among references, exactly, as if each r' were scored in full.
+
+    A reference is dropped as soon as its cost so far exceeds the canary's score: as no word costs less than 0, the cost
+    cannot fall again, whatever the rounding. A reference that equals s is a tie by identity and counts, without being
+    scored. Others whose score is within 8 units of rounding of the canary's (relative; 1e-6 in float32, 2e-15 in
+    float64) count as ties too, since the order of batched sums could not tell them apart: rounding can make a canary
+    look less memorized, never more. With a `LogitModel`, references are scored in full only where bounds leave their
+    side open; see `flsim.measures.memorization.random_sampling`.
+
+    Args:
+        model: the model.
+        prefix: p, int64 [L], BOS first.
+        continuation: s, int64 [n].
+        references: R, int64 [|R|, n], in any order and with repetitions; fastest in lexicographic order.
+
+    Raises:
+        Diverged: a required score is not finite.
+    """
+    return RandomSampler(model, references).rank(prefix, continuation)
+
+
+def rank(model: LanguageModel, prefix: Tensor, continuation: Tensor, references: Tensor) -> int:
+    """Return the rank of a canary; see `random_sampling`."""
+    return random_sampling(model, prefix, continuation, references).rank
+
+
+def decide(model: LanguageModel, prefix: Tensor, continuation: Tensor, references: Tensor) -> bool:
+    """Return whether a canary is memorized, which is `rank` == 1 at a fraction of the cost.
+
+    The likeliest references, by the usual costs of their words, are checked first, and the search stops at the first
+    one that scores at most the canary's score. Arguments and errors are those of `random_sampling`.
+    """
+    return RandomSampler(model, references).decide(prefix, continuation)
+
+
+class _Canary:
+    """A canary while it is ranked: its score, and the model's states and costs after its prefix."""
+
+    def __init__(self, sampler: RandomSampler, prefix: Tensor, continuation: Tensor) -> None:
+        self.model, self.prefix, self.continuation = sampler.model, prefix, continuation
+        self.step, self.references = sampler.step, sampler.references
+        self.score = float(log_perplexity(self.model, prefix, continuation[None]))
+        self.state, self.log_probs = self.model.start(prefix[None])
+        self.bound = self.score * (1 + TIE * torch.finfo(self.log_probs.dtype).eps)
+
+    def within(self, references: Tensor) -> Tensor:
+        """Return the references whose first word alone does not cost more than the bound."""
+        return references[(nats(self.log_probs[0]) <= self.bound)[references[:, 0]]]
+
+    @cached_property
+    def visits(self) -> list[tuple[State, Tensor]]:
+        """Return (state, log-probs) after 1, 2, ..., n - 1 words of a few references, evenly spread over R."""
+        typical = self.references[:: max(1, len(self.references) // TYPICAL)][:TYPICAL]
+        state = tuple(part.expand(len(typical), *part.shape[1:]) for part in self.state)
+        visits = []
+        for words in typical.T[:-1]:
+            state, log_probs = self.model.step(state, words)
+            visits.append((state, log_probs))
+        return visits
+
+    def expected(self, references: Tensor) -> Tensor:
+        """Return rough costs of references [M], from words without their contexts, to choose an order of checks."""
+        expected = torch.zeros(len(references), dtype=self.log_probs.dtype, device=references.device)
+        columns = [self.log_probs[0], *(log_probs.mean(0) for _, log_probs in self.visits)]
+        for column, words in zip(columns, references.T, strict=True):
+            expected -= column[words]
+        return expected
+
+    @cached_property
+    def sifter(self) -> Sifter | None:
+        if self.step is None or not isinstance(self.model, LogitModel) or not len(self.references):
+            return None
+        return Sifter(self.step, output_bounds(self.model, self.visits), self.bound)
+
+    def sift(self, references: Tensor) -> Iterator[Clear]:
+        """Yield the result of the bounds for references, piece by piece."""
+        if self.sifter is not None:
+            yield from self.sifter.sift(self.state, self.log_probs, references)
+            return
+        same = (references == self.continuation).all(1)
+        yield Clear(int(same.sum()), references[:0])
+        for part in torch.split(references[~same], rows_at_once(self.log_probs)):
+            bounds = torch.full((len(part),), self.bound, dtype=torch.float64, device=part.device)
+            yield Clear(count_at_most(self.model, self.state, self.log_probs, part, bounds), part[:0])
+
+    def score_open(self, pieces: list[Tensor]) -> int:
+        """Return how many of the references that bounds left open score at most the canary's score."""
+        open_ = torch.cat(pieces) if pieces else self.references[:0]
+        same = (open_ == self.continuation).all(1)
+        others = open_[~same]
+        if not len(others):
+            return int(same.sum())
+        return int(same.sum() + (log_perplexity(self.model, self.prefix, others) <= self.bound).sum())

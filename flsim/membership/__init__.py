@@ -1,8 +1,0 @@
-"""Membership inference: attacks that tell records, or users, that a model was trained on from others.
-
-Scores are larger for what an attack takes for a member. An attack of your own is an `Attack`, or a function, in a file
-that `flsim membership --attack` names as ``path/to/file.py:NAME``.
-"""
-
-from flsim.membership.attack import Attack as Attack
-from flsim.membership.candidates import Candidates as Candidates

@@ -1,0 +1,402 @@
+"""The definition of a sweep: a TOML file with a base, blocks of rows as products of axes, and tiers that scale them.
+
+    title = "Thakkar et al. (2020), Table 1"
+    question = "What does each part of federated learning do to memorization?"
+    [published]                         # the rows to compare results with
+    file = "thakkar2020.csv"
+    table = "1"
+    source = "Thakkar et al. (2020), Table 1"
+    columns = { "data.world" = "data", "training.cohort" = "batch_size" }
+    [base.evaluation]                   # settings of all runs
+    references = 2_000_000
+    [[grids]]                           # a run for each choice of values of all axes
+    name = "fedavg"
+    published = { optimizer = "FedAvg" }
+    set = { training.rounds = 8_000 }
+    axes = { "data.world" = ["iid", "non-iid"], "training.cohort" = [500, 1000] }
+    [tiers.smoke]
+    about = "400 users."
+    corpus = { synthetic = { users = 400 } }
+    set = { canaries.p_u = [0.01] }
+    grids.fedavg = { set = { training.rounds = 100 }, axes = { "training.cohort" = [4, 8] } }
+
+Later settings replace earlier ones, in the order base, grid, tier, the tier's grid, axes. The axes of grids have the
+published values. A tier that gives other values gives as many, each in the place of the published value.
+"""
+
+import json
+import math
+import re
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+from flsim.base.errors import InputError
+from flsim.base.files import digest
+from flsim.data.corpus import Split
+from flsim.data.stores import located
+from flsim.data.synthetic import SyntheticHParams
+from flsim.results.published import matching, published_rows
+from flsim.runs.config import Config, from_working_directory, parse, toml
+from flsim.runs.sweeps.search import TuningOutcome, read_outcome
+from flsim.runs.sweeps.values import Strict, Values, flat, merge, nested, slug
+
+LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and logs and partial files add to it
+MOST_RUNS = 10_000  # of a sweep: each has a folder, a file of settings and an entry in sweep.json
+NOT_TRAINING = {"evaluation", "system"}  # sections
+Axes = dict[str, list[Any]]
+
+
+@dataclass(frozen=True)
+class Published(Strict):
+    """The published table that results are compared with.
+
+    Attributes:
+        file: a file of experiments/.
+        table: value of its column "table".
+        source: name of the publication.
+        columns: the column with the values of each axis, by axis.
+    """
+
+    file: str
+    table: str
+    source: str
+    columns: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Grid(Strict):
+    """A block of rows.
+
+    Attributes:
+        name: name of the block.
+        axes: published values of settings, by setting. A value may be a table of settings, which is merged into its
+            section.
+        set: settings of all its runs.
+        published: columns and values that all its published rows have; None if the rows are not in the published table.
+    """
+
+    name: str
+    axes: Axes
+    set: Values = field(default_factory=dict)
+    published: Values | None = None
+
+
+@dataclass(frozen=True)
+class TierGrid(Strict):
+    """The changes of a grid in a tier."""
+
+    set: Values = field(default_factory=dict)
+    axes: Axes = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class TierCorpus(Strict):
+    """The corpus of a tier, with either `synthetic` or `path`.
+
+    Attributes:
+        synthetic: settings of a corpus that the sweep makes.
+        path: an existing corpus, relative to the definition, or its URI.
+        how: the command that makes the corpus of `path`.
+    """
+
+    synthetic: SyntheticHParams | None = None
+    path: Path | str | None = None
+    how: str = ""
+
+    def __post_init__(self) -> None:
+        if (self.synthetic is None) == (self.path is None):
+            raise InputError("a tier's corpus is either synthetic or a path")
+
+
+@dataclass(frozen=True)
+class Tier(Strict):
+    """A scale of a sweep.
+
+    Attributes:
+        about: how users, cohorts and canaries are scaled, for people.
+        corpus: the training corpus.
+        seeds: seeds of the runs.
+        set: settings of all runs.
+        grids: changes of grids, by name.
+        whole_cluster: whether each run takes all machines; otherwise as many run at once as fit.
+        tuned: outcome of `flsim tune`, relative to the definition, with values that its runs take.
+    """
+
+    corpus: TierCorpus
+    about: str = ""
+    seeds: tuple[int, ...] = (0,)
+    set: Values = field(default_factory=dict)
+    grids: dict[str, TierGrid] = field(default_factory=dict)
+    whole_cluster: bool = False
+    tuned: Path | None = None
+
+
+@dataclass(frozen=True)
+class Definition(Strict):
+    """The content of a sweep file."""
+
+    title: str
+    grids: tuple[Grid, ...]
+    tiers: dict[str, Tier]
+    question: str = ""
+    base: Values = field(default_factory=dict)
+    published: Published | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A planned run of a sweep.
+
+    Attributes:
+        name: name of the run and its folder.
+        grid: its block.
+        seed: seed of everything in the run.
+        axes: values of the settings that the sweep varies, by setting.
+        published: the published row that it stands for; None if there is none.
+        config: all its settings.
+    """
+
+    name: str
+    grid: str
+    seed: int
+    axes: Values
+    published: Mapping[str, Any] | None
+    config: Config
+
+
+def load(path: Path) -> Definition:
+    """Read a sweep file.
+
+    Raises:
+        InputError: there is no such file, or it is no TOML or no definition of a sweep.
+    """
+    values = toml.read(path)
+    if "grids" not in values:
+        raise InputError(f"{path}: not a sweep, as it has no grids; a run's configuration is for `flsim run`")
+    _refuse_missing(values, path)
+    definition = toml.validate(Definition, values, str(path))
+    names = [grid.name for grid in definition.grids]
+    if not names or len(set(names)) < len(names):
+        raise InputError(f"{path}: grids need different names, and there must be one; found {names}")
+    for name in (*names, *definition.tiers):  # of folders, with more behind them
+        if not re.fullmatch(r"\w[\w.+-]{0,60}", name):
+            raise InputError(f"{path}: {name!r:.80}: names are of letters, digits and .+-_, of 61 at most; rename it")
+    for name, tier in definition.tiers.items():
+        unknown = [grid for grid in tier.grids if grid not in names]
+        if unknown:
+            raise InputError(f"{path}: tiers.{name}.grids.{unknown[0]}: no such grid; there are {', '.join(names)}")
+    return definition
+
+
+def tier_of(definition: Definition, name: str, source: str) -> Tier:
+    """Return a tier by its name; raise InputError if there is no such tier."""
+    if name not in definition.tiers:
+        raise InputError(f"{source}: has no tier {name!r}; choose one of {', '.join(definition.tiers)}")
+    return definition.tiers[name]
+
+
+def planned_runs(
+    definition: Definition,
+    tier: Tier,
+    corpus: Path | str,
+    source: str,
+    seeds: Sequence[int] | None = None,
+    only: Iterable[str] = (),
+    overrides: Sequence[str] = (),
+) -> list[Planned]:
+    """Return all runs in the table's order: grid by grid, with the first axis varying slowest, and seeds fastest.
+
+    Args:
+        definition: the sweep.
+        tier: one of its tiers.
+        corpus: the training corpus.
+        source: the definition's file, for messages; paths of a user's own code are relative to its folder.
+        seeds: seeds in place of the tier's.
+        only: names of the grids to take; all if empty.
+        overrides: changes of the settings of all runs, as ``section.key=value``; paths in them are relative to the
+            working directory.
+
+    Raises:
+        InputError: there is no such grid, the number of runs is 0 or too large, a run's settings are wrong, an override
+            changes a setting that runs differ in, axes of a tier do not fit, or a published row is missing.
+    """
+    only, grids = list(only), [grid.name for grid in definition.grids]
+    for name in only:
+        if name not in grids:
+            raise InputError(f"{source}: has no grid {name!r}; choose one of {', '.join(grids)}")
+    rows = published_rows(definition.published.file, definition.published.table) if definition.published else []
+    tuned, runs = tuned_of(definition, tier, source), []
+    seeds = tier.seeds if seeds is None else seeds
+    _refuse_number({grid.name: grid.axes for grid in definition.grids if not only or grid.name in only}, seeds, source)
+    for grid in definition.grids:
+        if only and grid.name not in only:
+            continue
+        change = tier.grids.get(grid.name, TierGrid())
+        settings: Values = {}
+        for part in (definition.base, grid.set, tier.set, change.set, {"data": {"corpus": str(located(corpus))}}):
+            merge(settings, part)
+        for published_axes, axes in _points(grid, change, source):
+            _refuse_what_runs_differ_in(overrides, axes, f"{source}: grids.{grid.name}")
+            row = _published(definition.published, grid, published_axes, rows, source)
+            chosen = tuned.values_for(grid.name, axes, overrides) if tuned else {}
+            for seed in seeds:
+                values = deepcopy(settings)
+                for key, value in axes.items():
+                    merge(values, nested(key, value))
+                for key, value in chosen.items():
+                    merge(values, nested(key, value))
+                if tuned:
+                    tuned.refuse_seed(seed)
+                values["seed"] = seed
+                for override in overrides:
+                    toml.override_value(values, override, from_working_directory)
+                name = "-".join([grid.name, *(slug(key, value) for key, value in axes.items()), f"seed{seed}"])
+                config = parse(values, f"{source}, {name}", Path(source).parent)
+                runs.append(Planned(name, grid.name, seed, axes, row, config))
+    _refuse_names([run.name for run in runs], source)
+    return runs
+
+
+def tuned_of(definition: Definition, tier: Tier, source: str) -> TuningOutcome | None:
+    """Return the outcome of the search that a tier names; None if the tier names none.
+
+    Raises:
+        InputError: there is no such file, or it is of another sweep, tier or training.
+    """
+    if tier.tuned is None:
+        return None
+    tuned = read_outcome(Path(source).parent / tier.tuned)
+    if tuned.title != definition.title or definition.tiers.get(tuned.tier) != tier:
+        raise InputError(f"{tuned.source}: tuned tier {tuned.tier} of {tuned.title!r}, not this one; run `flsim tune`")
+    if tuned.training != training_digest(definition, tier, {name for group in tuned.groups for name in group.values}):
+        raise InputError(
+            f"{tuned.source}: tuned other grids or settings of training than {source} has; run `flsim tune`"
+        )
+    return tuned
+
+
+def training_digest(definition: Definition, tier: Tier, chosen: Collection[str]) -> str:
+    """Return the digest of what decides training in a tier: grids and settings, without those of evaluation.
+
+    Args:
+        definition: the sweep.
+        tier: its tier.
+        chosen: names of the settings that a search chooses, whose values in the sweep decide nothing.
+    """
+    parts = [definition.base, tier.set, *(grid.set for grid in definition.grids)]
+    parts += [change.set for change in tier.grids.values()]
+    settings = [
+        {name: value for name, value in flat(part.items()).items() if _is_of_training(name) and name not in chosen}
+        for part in parts
+    ]
+    axes = [(grid.name, grid.axes) for grid in definition.grids]
+    tier_axes = [(name, change.axes) for name, change in tier.grids.items()]
+    return digest(json.dumps([settings, axes, tier_axes], sort_keys=True, default=str))
+
+
+def _is_of_training(name: str) -> bool:
+    return name.partition(".")[0] not in NOT_TRAINING
+
+
+def longest_first(planned: Sequence[Planned], train: Split) -> list[Planned]:
+    """Return the order in which runs are started: most epochs first, so that no long run is left at the end."""
+
+    def epochs(run: Planned) -> float:
+        users = run.config.trained_on(train)
+        return run.config.rounds_over(users) / run.config.rounds_per_epoch(users)
+
+    return sorted(planned, key=epochs, reverse=True)
+
+
+def _points(grid: Grid, change: TierGrid, source: str) -> list[tuple[Values, Values]]:
+    """Return the published values of the axes at each point, flat, with those of the tier."""
+    for axis, values in change.axes.items():
+        if len(values) != len(grid.axes.get(axis, ())):
+            raise InputError(
+                f"{source}: grids.{grid.name}: axis {axis} has {len(values)} values in a tier, and "
+                f"{len(grid.axes.get(axis, ()))} as published; each of a tier's stands for the one in its place"
+            )
+    published_axes = [[(axis, value) for value in values] for axis, values in grid.axes.items()]
+    axes = [[(axis, value) for value in change.axes.get(axis, values)] for axis, values in grid.axes.items()]
+    return [(flat(a), flat(b)) for a, b in zip(product(*published_axes), product(*axes), strict=True)]
+
+
+def _published(
+    published: Published | None, grid: Grid, axes: Values, rows: list[dict[str, object]], source: str
+) -> Mapping[str, Any] | None:
+    if published is None or grid.published is None:
+        return None
+    keys = grid.published | {column: _single(axes[axis]) for axis, column in published.columns.items() if axis in axes}
+    row = matching(rows, keys)
+    if row is None:
+        keys_text = ", ".join(f"{column} {value}" for column, value in keys.items())
+        raise InputError(
+            f"{source}: grids.{grid.name}: table {published.table} of {published.file} has no row with {keys_text}"
+        )
+    return row
+
+
+def _single(value: Any) -> Any:
+    """Return the element of a list of one, because a published table has the element."""
+    return value[0] if isinstance(value, list) and len(value) == 1 else value
+
+
+def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: str) -> None:
+    """Raise InputError for an override of a setting that runs differ in.
+
+    The runs' names and published rows would no longer be true.
+    """
+    for override in overrides:
+        key = override.partition("=")[0].strip()
+        option = {"seed": "--seeds", "data.corpus": "--corpus"}.get(key)
+        if option:
+            raise InputError(f"--set {key}: of a sweep that is for {option}")
+        if key in axes:
+            raise InputError(f"--set {key}: {where} varies it; take other grids with --only, or edit the file")
+
+
+def _refuse_missing(values: Mapping[str, Any], path: Path) -> None:
+    """Raise InputError that names all required keys that a sweep file lacks."""
+    missing = [key for key in ("title", "tiers") if key not in values]
+    grids, tiers = values["grids"], values.get("tiers", {})
+    for index, grid in enumerate(grids if isinstance(grids, list) else ()):
+        missing += [f"grids.{index}.{key}" for key in ("name", "axes") if isinstance(grid, dict) and key not in grid]
+    for name, tier in tiers.items() if isinstance(tiers, dict) else ():
+        missing += [f"tiers.{name}.corpus"] if isinstance(tier, dict) and "corpus" not in tier else []
+    if missing:
+        raise InputError(f'{path}: has no {", ".join(missing)}; docs/sweeps.md, "Write your own sweep", lists all keys')
+
+
+def _refuse_number(axes: Mapping[str, Mapping[str, Sequence[Any]]], seeds: Sequence[int], source: str) -> None:
+    """Raise InputError if there are no runs, or more than `MOST_RUNS`, before any of them is made.
+
+    Args:
+        axes: values of each axis, by grid.
+        seeds: seeds of each combination of values.
+        source: the sweep file, for messages.
+    """
+    for grid, values_of in axes.items():
+        for axis, values in values_of.items():
+            if not values:
+                raise InputError(f"{source}: grids.{grid}: axis {axis} has no values; name one at least")
+    if not seeds:
+        raise InputError(f"{source}: seeds has no values; name one at least")
+    runs = sum(math.prod(map(len, values_of.values())) for values_of in axes.values()) * len(seeds)
+    if runs > MOST_RUNS:
+        raise InputError(
+            f"{source}: describes {runs:,} runs, and a sweep has at most {MOST_RUNS:,}; name fewer grids (--only), "
+            f"seeds or values of axes"
+        )
+
+
+def _refuse_names(names: Sequence[str], source: str) -> None:
+    """Raise InputError if two runs would share a folder, or the name of a run cannot name one."""
+    for name, count in Counter(names).items():
+        if count > 1 or len(name.encode()) > LONGEST_NAME:
+            why = "too long" if len(name.encode()) > LONGEST_NAME else "shared by two runs"
+            raise InputError(f"{source}: name {name:.80} is {why}; use short, distinct values")

@@ -1,0 +1,336 @@
+"""The folder of a sweep, which is made once and can be continued; `flsim.results.sweeps` reads it.
+
+sweep.json      all runs, their published rows, the settings that they share, commands and sessions
+sweep.toml      the definition
+configs/        the settings of each run
+corpus/         the corpus, if the tier makes one
+runs/           run folders
+logs/           the output of each run
+tuned.toml      the search that chose settings, if the tier names one
+
+Runs of one sweep are compared with each other, so they may differ only in axes, grids and seeds. A later command may
+change the length of training, the rounds of evaluations and the use of machines, which are in no digest of a run.
+"""
+
+import json
+import platform
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, ClassVar
+
+from flsim.base.errors import InputError
+from flsim.base.files import from_json, held, make_folder, new_file, write_json
+from flsim.base.mappings import flat
+from flsim.data.corpus import Corpus, Split
+from flsim.data.stores import located
+from flsim.data.synthetic import SyntheticHParams, make_synthetic
+from flsim.results.sweeps import FILE, RUNS
+from flsim.runs.config import DataHParams, dump, from_working_directory, toml
+from flsim.runs.config.files import KINDS
+from flsim.runs.foresight import refuse_impossible, refuse_impossible_in
+from flsim.runs.sweeps.definition import Definition, Planned, Tier
+from flsim.runs.sweeps.search import TuningOutcome
+from flsim.runs.sweeps.values import Values, merge
+
+PACKAGES = ("flsim-memorization", "torch", "flwr", "ray", "numpy")
+CORPUS, CORPUS_SEED = "corpus", 0
+LOCK = ".sweeping"
+TUNED = "tuned.toml"
+ENTRIES = {FILE, RUNS, CORPUS, "sweep.toml", "configs", "logs", TUNED}
+SHARED_CORPUS, SHARED_TUNED = "data.corpus", "tuned"  # keys of shared settings
+LENGTH = {"training.rounds", "training.steps", "training.epochs", "training.words"}
+FREE = {*LENGTH, "evaluation.every", "evaluation.every_epochs"}
+
+
+@dataclass(frozen=True)
+class SweepFolder:
+    """A sweep on disk."""
+
+    path: Path
+
+    file: ClassVar[str] = FILE
+    entries: ClassVar[set[str]] = ENTRIES
+    what: ClassVar[str] = "sweep"  # the command too
+
+    def run(self, name: str) -> Path:
+        """Return the folder of a run."""
+        return self.path / RUNS / name
+
+    def config(self, name: str) -> Path:
+        """Return the file with the settings of a run."""
+        return self.path / "configs" / f"{name}.toml"
+
+    def log(self, name: str) -> Path:
+        """Return the file with the output of a run."""
+        return self.path / "logs" / f"{name}.log"
+
+    def status(self, name: str, rounds: int) -> str:
+        """Return the status in run.json; "waits" if the run has not begun, or is to be longer than it was."""
+        try:
+            known = from_json((self.run(name) / "run.json").read_text(encoding="utf-8"))
+            status = str(known["status"])
+            is_longer = status == "completed" and known["rounds"] != rounds
+        except (OSError, ValueError, KeyError, TypeError):
+            return "waits"
+        return "waits" if is_longer else status
+
+    @contextmanager
+    def hold_lock(self) -> Iterator[None]:
+        """Lock the folder, so that no other process continues the sweep in the block.
+
+        Raises:
+            InputError: another process works on the sweep, the folder holds other files, or it cannot be written.
+        """
+        try:
+            make_folder(self.path)
+            names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
+            if names - self.entries and self.file not in names:
+                raise InputError(f"{self.path}: holds other things than a {self.what}; name a new folder with --out")
+            (self.path / LOCK).touch()
+        except OSError as error:
+            raise InputError(
+                f"{self.path}: no folder that can be written ({error.strerror}); name another --out"
+            ) from error
+        with ExitStack() as stack:
+            try:
+                stack.enter_context(held(self.path / LOCK))
+            except BlockingIOError:
+                raise InputError(
+                    f"{self.path}: another `flsim {self.what}` is at work there; wait for it, or end it"
+                ) from None
+            except OSError:
+                pass  # a filesystem without locks
+            yield
+
+    def write(
+        self,
+        source: Path,
+        definition: Definition,
+        tier: str,
+        planned: Sequence[Planned],
+        command: str,
+        tuned: TuningOutcome | None = None,
+        shared: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Add runs to those of the sweep; the settings of existing runs must be the same.
+
+        Args:
+            source: the file of the sweep.
+            definition: its content.
+            tier: the name of a tier.
+            planned: the runs to add; some of them may be there.
+            command: the command that adds them.
+            tuned: outcome of the search that the tier names.
+            shared: settings of all grids, of `shared_settings`; None records and compares none.
+
+        Raises:
+            InputError: the sweep was begun at another tier, on another synthetic corpus, with other shared settings, or
+                has one of these runs with other settings.
+        """
+        known, synthetic = self._known(), definition.tiers[tier].corpus.synthetic
+        corpus = None if synthetic is None else asdict(synthetic)
+        if known and (known["tier"], known["name"]) != (tier, source.stem):
+            raise InputError(
+                f"{self.path}: holds sweep {known['name']} at tier {known['tier']}; name another --out for this one"
+            )
+        if known and known.get("synthetic", corpus) != corpus:
+            raise InputError(
+                f"{self.path}: its corpus was made by other settings than {source} has now; name another --out"
+            )
+        if known and shared is not None and known.get("shared") is not None:
+            refuse_other_settings(self.path, known["shared"], shared)
+        runs = {run["name"]: run for run in known["runs"]} if known else {}
+        commands = _commands(known, command, [run.name for run in planned if run.name not in runs])
+        for run in planned:
+            before = runs.get(run.name)
+            if before is not None and before["digest"] != run.config.digest:
+                raise InputError(
+                    f"{self.path}: its run {run.name} has other settings than {source} gives now; name another --out"
+                )
+            runs[run.name] = _entry(run)
+        for name in (RUNS, "configs", "logs"):
+            make_folder(self.path / name)
+        for run in planned:
+            with new_file(self.config(run.name)) as partial:
+                dump(run.config, partial)
+        if source.resolve() != (self.path / "sweep.toml").resolve():
+            with new_file(self.path / "sweep.toml") as partial:
+                partial.write_bytes(source.read_bytes())
+        if tuned:
+            tuned.write(self.path / TUNED)
+        published = definition.published
+        write_json(
+            self.path / FILE,
+            {
+                "name": source.stem,
+                "title": definition.title,
+                "grids": [grid.name for grid in definition.grids],
+                "question": definition.question,
+                "tier": tier,
+                "about": " ".join(definition.tiers[tier].about.split()),
+                "source": published.source if published else None,
+                "command": command,
+                "commands": commands,
+                # A folder of an older version does not say what its runs share, so nothing is recorded for it later.
+                "shared": known.get("shared") if known else shared,
+                "synthetic": corpus,
+                "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
+                "sessions": known["sessions"] if known else [],
+                "runs": _in_order(runs, definition),
+                **({"tuned": tuned.note, "chosen": tuned.keys} if tuned else {}),
+            },
+        )
+
+    def add_session(self, session: Mapping[str, Any]) -> None:
+        """Record a session of work on the sweep."""
+        known = self._known()
+        if known is not None:  # it was not removed meanwhile
+            write_json(self.path / FILE, {**known, "sessions": [*known["sessions"], session]})
+
+    def _known(self) -> dict[str, Any] | None:
+        if not (self.path / FILE).exists():
+            return None
+        try:
+            known: dict[str, Any] = from_json((self.path / FILE).read_text(encoding="utf-8"))
+            known["sessions"], known["tier"], known["name"]
+            [(run["name"], run["grid"], run["digest"]) for run in known["runs"]]
+            return known
+        except (ValueError, KeyError, TypeError) as error:
+            raise InputError(f"{self.path / FILE}: damaged; restore it, or name another --out") from error
+
+
+def corpus_of(tier: Tier, source: Path, folder: Path) -> Path | str:
+    """Return where a tier's corpus is, or will be made; raise InputError if an existing corpus is missing."""
+    if tier.corpus.path is None:
+        return folder / CORPUS
+    path = located(tier.corpus.path, source.parent)
+    if isinstance(path, Path) and not path.exists():
+        how = f"; make it: {tier.corpus.how}" if tier.corpus.how else "; name another with --corpus"
+        raise InputError(f"{path}: no such corpus{how}")
+    return path
+
+
+def open_corpus(tier: Tier, path: Path | str, folder: Path, seed: int = CORPUS_SEED) -> Corpus:
+    """Open the corpus; make it first, from a seed, if it is the sweep's own and does not exist."""
+    if makes_corpus(tier, path, folder) and tier.corpus.synthetic is not None:
+        make_synthetic(folder / CORPUS, tier.corpus.synthetic, seed)
+    return Corpus.open(path)
+
+
+def makes_corpus(tier: Tier, path: Path | str, folder: Path) -> bool:
+    """Return whether the corpus at `path` is the sweep's own, and does not exist yet."""
+    made = folder / CORPUS
+    return tier.corpus.synthetic is not None and path == made and not made.exists()
+
+
+def refuse_impossible_runs(
+    planned: Iterable[Planned], corpus: Corpus | SyntheticHParams | Split, is_trained_here: bool = True
+) -> None:
+    """Refuse runs that could not be trained or measured, as `flsim.runs.foresight.refuse_impossible` does.
+
+    Args:
+        planned: the runs.
+        corpus: their corpus, or the settings of the one that is yet to be made, or users that stand for it.
+        is_trained_here: whether the memory of this machine bounds them.
+
+    Raises:
+        InputError: a run is impossible; the message names it.
+    """
+    for run in planned:
+        try:
+            if isinstance(corpus, Corpus):
+                refuse_impossible_in(run.config, corpus, is_trained_here)
+            elif isinstance(corpus, Split):
+                refuse_impossible(run.config, corpus.layout, corpus.records, is_trained_here)
+            else:
+                refuse_impossible(run.config, corpus.token_layout, corpus.most_records, is_trained_here)
+        except InputError as error:
+            raise InputError(f"{run.name}: {error}") from error
+
+
+def corpus_or_its_settings(tier: Tier, path: Path | str, folder: Path) -> Corpus | SyntheticHParams:
+    """Return the corpus of a tier, or the settings of the one that its sweep will make; see `open_corpus`.
+
+    Raises:
+        InputError: the corpus neither exists nor is to be made.
+    """
+    if makes_corpus(tier, path, folder) and tier.corpus.synthetic is not None:
+        return tier.corpus.synthetic
+    return Corpus.open(path)
+
+
+def shared_settings(
+    definition: Definition, tier: Tier, overrides: Sequence[str], corpus: str, tuned: TuningOutcome | None = None
+) -> dict[str, Any]:
+    """Return the settings of all grids of a sweep by key, as values of JSON.
+
+    Args:
+        definition: the sweep.
+        tier: one of its tiers.
+        overrides: changes of the settings of all runs, as ``section.key=value``.
+        corpus: digest of the corpus, in place of its path.
+        tuned: outcome of the search that the tier names.
+    """
+    values: Values = {}
+    for part in (definition.base, tier.set):
+        merge(values, part)
+    for override in overrides:
+        toml.override_value(values, override, from_working_directory)
+    settings = {key: value for key, value in flat(values) if key not in FREE and not key.startswith("system.")}
+    settings |= {SHARED_CORPUS: corpus} | ({SHARED_TUNED: tuned.search} if tuned else {})
+    known: dict[str, Any] = json.loads(json.dumps(settings, default=str))
+    return known
+
+
+def refuse_other_settings(folder: Path, before: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise InputError if settings that all runs of a folder share differ from those of a command for it."""
+    defaults: dict[str, Any] = {}
+    for kind in KINDS.values():
+        defaults |= dict(flat(asdict(kind(DataHParams(Path())))))
+    defaults = json.loads(json.dumps(defaults, default=str))
+    for key in [*before, *(key for key in now if key not in before)]:
+        old, new = (values.get(key, defaults.get(key)) for values in (before, now))
+        if old == new:
+            continue
+        if key == SHARED_CORPUS:
+            what = "its runs were trained on another corpus than this command names"
+        elif key == SHARED_TUNED:
+            what = "its runs have settings of another search by `flsim tune` than this command"
+        else:
+            old, new = ("none" if value is None else json.dumps(value, ensure_ascii=False) for value in (old, new))
+            what = f"its runs have {key} = {old}, and this command gives {new}"
+        raise InputError(f"{folder}: {what}; runs of one sweep share it: give the same, or name another --out")
+
+
+def _entry(run: Planned) -> dict[str, Any]:
+    published = None if run.published is None else dict(run.published)
+    return {
+        "name": run.name,
+        "grid": run.grid,
+        "seed": run.seed,
+        "axes": run.axes,
+        "published": published,
+        "digest": run.config.digest,
+    }
+
+
+def _commands(known: Mapping[str, Any] | None, command: str, added: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the commands so far, each with the runs that it added, and the new one unless it only repeats another."""
+    commands: list[dict[str, Any]] = []
+    if known:
+        first = {"command": known.get("command", ""), "runs": [run["name"] for run in known["runs"]]}
+        commands = [*known.get("commands", [first])]
+    is_repeated = not added and command in [entry["command"] for entry in commands]
+    return commands if is_repeated else [*commands, {"command": command, "runs": [*added]}]
+
+
+def _in_order(runs: Mapping[str, Any], definition: Definition) -> list[Any]:
+    """Return the runs grid by grid, in the order in which they were first planned.
+
+    Runs of grids that the definition no longer has come last.
+    """
+    places = {grid.name: place for place, grid in enumerate(definition.grids)}
+    return sorted(runs.values(), key=lambda run: places.get(run["grid"], len(places)))

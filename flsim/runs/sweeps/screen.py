@@ -1,0 +1,164 @@
+"""Progress of all runs of a sweep on one screen: a table in a terminal, plain lines elsewhere."""
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from math import isfinite
+from pathlib import Path
+
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from flsim.base.errors import InputError
+from flsim.base.files import from_json
+from flsim.base.progress import LINES_EVERY, clock, say
+from flsim.base.terminal import console
+from flsim.results.in_short import ON_SCREEN, in_short
+from flsim.results.store import read_run
+from flsim.runs import roundlog
+from flsim.runs.sweeps.folder import SweepFolder
+
+SHOWN = 16  # runs at most
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a run.
+
+    Attributes:
+        status: "waits", "runs", or the final status in run.json.
+        done: share of its rounds, 0 to 1.
+        note: text beside the progress bar.
+    """
+
+    status: str
+    done: float = 0.0
+    note: str = ""
+
+
+def state_of(run: Path, began: float, is_finished: bool = False) -> State:
+    """Return the state of a run from its folder.
+
+    Args:
+        run: the folder, which may not exist yet.
+        began: when the sweep was last continued, in seconds since 1970; a run that was not touched since then waits.
+        is_finished: whether the run had nothing left to train by then.
+    """
+    try:
+        known = from_json((run / "run.json").read_text(encoding="utf-8"))
+        status, round_, rounds = str(known["status"]), int(known["round"]), int(known["rounds"])
+    except (OSError, ValueError, KeyError, TypeError, OverflowError):
+        return State("waits")
+    touched = (run / "run.json").stat()
+    is_over = status in {"completed", "diverged"}
+    if is_over and (is_finished or touched.st_mtime >= began):
+        return State(status, 1.0, _results_in_short(run, touched.st_mtime_ns))
+    if is_over or touched.st_mtime < began:
+        return State("waits", note=f"stopped at {round_:,}" if round_ else "")
+    last = roundlog.last(run)
+    done, loss = last.get("round", round_), last.get("loss")
+    note = f"{done:,}/{rounds:,}" + (f", loss {loss:.2f}" if isinstance(loss, int | float) and isfinite(loss) else "")
+    return State("runs" if status == "running" else status, done / max(rounds, 1), note)
+
+
+class Screen:
+    """Display of runs while they are trained.
+
+    Args:
+        folder: the folder of the runs.
+        names: their names.
+        began: when they were last continued, in seconds since 1970.
+        finished: names of those that had nothing left to train by then.
+    """
+
+    def __init__(self, folder: SweepFolder, names: Sequence[str], began: float, finished: Collection[str] = ()) -> None:
+        self._folder, self._names, self._began, self._finished = folder, names, began, frozenset(finished)
+        self._said_at = time.monotonic()
+        self._started: set[str] = set()
+        self._live: Live | None = None
+
+    @contextmanager
+    def live(self) -> Iterator["Screen"]:
+        """Keep the table in place during the block, if the output is a terminal."""
+        if not console.is_terminal:
+            yield self
+            return
+        with Live(console=console, refresh_per_second=2, transient=True) as live:
+            self._live = live
+            yield self
+        self._live = None
+
+    def look(self) -> None:
+        """Show the progress of the runs."""
+        states = {name: self._state_of(name) for name in self._names}
+        if self._live is not None:
+            self._live.update(self._table(states))
+            return
+        for name in [name for name, state in states.items() if state.status == "runs" and name not in self._started]:
+            self._started.add(name)
+            say(f"{name}: started")
+        if time.monotonic() - self._said_at >= LINES_EVERY:
+            self._said_at = time.monotonic()
+            running = [f"{name} {100 * state.done:.0f}%" for name, state in states.items() if state.status == "runs"]
+            if running:
+                say(f"{self._summary(states)}; {', '.join(running)}")
+
+    def ended(self, name: str, failure: str | None, remaining: int) -> None:
+        """Print a line about the end of a run."""
+        state = self._state_of(name)
+        over = state.status in {"completed", "diverged"}
+        outcome = " ".join(filter(None, (state.status, state.note))) if over else f"failed: {failure}"
+        say(f"{name}: {outcome} ({remaining} run{'s' * (remaining != 1)} left)")
+
+    def _state_of(self, name: str) -> State:
+        return state_of(self._folder.run(name), self._began, name in self._finished)
+
+    def _summary(self, states: dict[str, State]) -> str:
+        over = sum(state.status in {"completed", "diverged"} for state in states.values())
+        return f"{over} of {len(states)} runs, {clock(time.time() - self._began)}"
+
+    def _table(self, states: dict[str, State]) -> Table:
+        table = Table.grid(padding=(0, 1), expand=True)
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=3)
+        table.add_column(width=10)
+        table.add_column(no_wrap=True, overflow="ellipsis", ratio=2)
+        whole = sum(state.done for state in states.values()) / max(len(states), 1)
+        table.add_row(Text(self._summary(states), style="bold"), _bar(whole), _left(whole, time.time() - self._began))
+        order = {"runs": 0, "failed": 1, "completed": 2, "diverged": 2, "waits": 3}
+        by_need = sorted(states, key=lambda name: order.get(states[name].status, 1))  # stable
+        for name in by_need[:SHOWN]:
+            state = states[name]
+            waits = state.status == "waits"
+            text = f"{state.note}" if state.status in {"runs", "completed"} else f"{state.status} {state.note}"
+            table.add_row(Text(name, style="dim" if waits else ""), _bar(state.done), Text(text.strip()))
+        if len(states) > SHOWN:
+            table.add_row(Text(f"and {len(states) - SHOWN} more", style="dim"))
+        return table
+
+
+def _bar(done: float) -> ProgressBar:
+    return ProgressBar(total=1.0, completed=done, width=10)
+
+
+def _left(done: float, seconds: float) -> Text:
+    return Text(f"about {clock(seconds * (1 - done) / done)} left" if 0.02 < done < 1 else "")
+
+
+@cache  # it reads all rows, and is asked for every second while others are trained
+def _results_in_short(run: Path, _when: int) -> str:
+    """Return the results of an ended run in a few words; `_when` distinguishes its ends, if it is continued."""
+    try:
+        results = read_run(run)
+        if results.status == "diverged":
+            return f"at {results.round:,}"
+        last = results.evaluation()
+        measured = {quantity: results.of_planted(quantity.name, last) for quantity in ON_SCREEN}
+        if any(values is None for quantity, values in measured.items() if quantity.is_flag):
+            return ""
+        return in_short({quantity: values for quantity, values in measured.items() if values is not None})
+    except InputError:
+        return ""

@@ -1,0 +1,425 @@
+"""The search for values of settings by loss alone, and the file with its outcome.
+
+Successive halving: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization"
+(2016). All trials train for a share of the length; the better half trains on, until the last ones are complete.
+
+Nothing here trains. `search` is a generator that yields the trials to measure and takes their perplexities. A tier of a
+sweep names the file (``tuned = "..."``). Its runs then take the chosen values. The seeds of the search, and the corpus
+of the search if it is another one than the sweep's, are refused.
+"""
+
+import math
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from itertools import pairwise, product
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import tomli_w
+
+from flsim.base.errors import InputError, RunFailed
+from flsim.base.files import new_file
+from flsim.runs.config import toml
+from flsim.runs.sweeps.values import Strict, Values, slug
+
+Point = dict[str, float]
+FEWEST = 8  # trials
+DIGITS = 4  # significant digits of a searched value, so that names and tables are short
+DIGEST_DIGITS = 12  # of a digest that people read
+
+
+@dataclass(frozen=True)
+class Range(Strict):
+    """The searched range of a setting.
+
+    Attributes:
+        low: its least value.
+        high: its largest value.
+        scale: "log" spaces and draws the logarithms of values evenly, "linear" the values.
+        points: number of values of method "grid"; may be left out if it is the only setting.
+    """
+
+    low: float
+    high: float
+    scale: Literal["log", "linear"] = "log"
+    points: int | None = None
+
+    def __post_init__(self) -> None:
+        if not self.low < self.high < math.inf or (self.scale == "log" and self.low <= 0):
+            raise InputError(f"a range needs low < high, both above 0 on a log scale, found {self.low} and {self.high}")
+        if self.points is not None and self.points < 2:
+            raise InputError(f"points must be at least 2, found {self.points}")
+
+    def at(self, share: float) -> float:
+        """Return the value at a share of the range; a share below 0 or above 1 is outside of the range."""
+        linear = self.scale == "linear"
+        value = self.low + share * (self.high - self.low) if linear else self.low * (self.high / self.low) ** share
+        return float(f"{value:.{DIGITS}g}")
+
+    def share(self, value: float) -> float:
+        """Return the share of the range at which a value is: the inverse of `at`, except for rounding."""
+        if self.scale == "linear":
+            return (value - self.low) / (self.high - self.low)
+        return math.log(value / self.low) / math.log(self.high / self.low)
+
+
+def middle(ranges: Mapping[str, Range]) -> Point:
+    """Return the middle value of each range."""
+    return {name: range_.at(0.5) for name, range_ in ranges.items()}
+
+
+@dataclass(frozen=True)
+class Group:
+    """The runs of a sweep that take the same values, and the ranges that are searched for them.
+
+    Attributes:
+        name: its name.
+        grid: its grid.
+        axes: values of the axes of `flsim.runs.sweeps.tuning.Tuning.by`.
+        ranges: ranges by setting.
+    """
+
+    name: str
+    grid: str
+    axes: Values
+    ranges: Mapping[str, Range]
+
+
+@dataclass(frozen=True)
+class Trial(Strict):
+    """A trial of a group.
+
+    Attributes:
+        values: values of the searched settings.
+        perplexities: geometric mean over its runs after each share of training that it reached; infinite if a run
+            diverged.
+    """
+
+    values: Point
+    perplexities: list[float] = field(default_factory=list)
+
+    @property
+    def has_diverged(self) -> bool:
+        """Return whether a run of the trial diverged."""
+        return math.inf in self.perplexities
+
+
+@dataclass(frozen=True)
+class GroupOutcome(Strict):
+    """The outcome of a search for the runs of a sweep that take the same values.
+
+    Attributes:
+        name, grid, axes: see `Group`.
+        values: the chosen values, by setting.
+        perplexity: perplexity of the chosen trial at the end of training.
+        widenings: how often its range was widened.
+        trials: all its trials.
+    """
+
+    name: str
+    grid: str
+    axes: Values
+    values: Point
+    perplexity: float
+    widenings: int
+    trials: tuple[Trial, ...]
+
+    @property
+    def is_limited_by_stability(self) -> bool:
+        """Return whether all trials at the next lower or the next higher value of a chosen setting diverged.
+
+        Otherwise both neighbours of the chosen value are finite, and worse.
+        """
+        for (name, value), side in product(self.values.items(), (-1, 1)):
+            values = [(side * trial.values[name], trial.has_diverged) for trial in self.trials]
+            beyond = [(other, has_diverged) for other, has_diverged in values if other > side * value]
+            if beyond and all(has_diverged for other, has_diverged in beyond if other == min(beyond)[0]):
+                return True
+        return False
+
+
+@dataclass(frozen=True)
+class Rule(Strict):
+    """The rule of a search, which is the same for all groups.
+
+    Attributes:
+        method: "grid" takes all products of evenly spaced values, "random" draws values.
+        trials: number of trials before the range is widened; at least 8.
+        halving: ascending shares of the length of training after which the better half of the trials trains on; the
+            last one is 1.
+        widenings: how often the range of a group may be widened.
+    """
+
+    method: Literal["grid", "random"] = "grid"
+    trials: int = 8
+    halving: tuple[float, ...] = (0.25, 0.5, 1.0)
+    widenings: int = 3
+
+    def __post_init__(self) -> None:
+        if self.trials < FEWEST:
+            raise InputError(f"trials must be at least {FEWEST}, found {self.trials}")
+        if self.widenings < 0:
+            raise InputError(f"widenings must not be negative, found {self.widenings}")
+        shares = (0.0, *self.halving)
+        if shares[-1] != 1 or any(low >= high for low, high in pairwise(shares)):
+            raise InputError(f"halving must list ascending shares above 0 that end with 1, found {list(self.halving)}")
+
+    def first_points(self, ranges: Mapping[str, Range], rng: np.random.Generator) -> list[Point]:
+        """Return the values of the first trials; raise InputError if the points of a grid are not `trials`."""
+        if self.method == "random":
+            return [{name: range_.at(rng.random()) for name, range_ in ranges.items()} for _ in range(self.trials)]
+        counts = [range_.points or (self.trials if len(ranges) == 1 else 0) for range_ in ranges.values()]
+        if math.prod(counts) != self.trials:
+            raise InputError(f"the points of {', '.join(ranges)} must multiply to trials ({self.trials}); set points")
+        spaced = [
+            [range_.at(place / (count - 1)) for place in range(count)]
+            for range_, count in zip(ranges.values(), counts, strict=True)
+        ]
+        return [dict(zip(ranges, values, strict=True)) for values in product(*spaced)]
+
+    def points_beyond(
+        self, ranges: Mapping[str, Range], best: Point, name: str, side: int, rng: np.random.Generator
+    ) -> list[Point]:
+        """Return values beyond the best one of a setting, on one side: half as many as the range had.
+
+        A grid continues with its steps, and keeps the other settings at their best values. A random search draws within
+        half a range's width, and draws the other settings from their ranges.
+
+        Args:
+            ranges: the ranges of all settings.
+            best: the best values.
+            name: the setting.
+            side: -1 for lower values, 1 for higher ones.
+            rng: generator of a random search.
+        """
+        range_, start = ranges[name], ranges[name].share(best[name])
+        if self.method == "grid":
+            count = range_.points or self.trials
+            steps = range(1, max(1, count // 2) + 1)
+            return [best | {name: range_.at(start + side * step / (count - 1))} for step in steps]
+        return [
+            {other: ranges[other].at(rng.random()) for other in ranges} | {name: range_.at(start + side * share / 2)}
+            for share in rng.random(self.trials // 2).tolist()
+        ]
+
+
+def search(
+    group: Group, rule: Rule, rng: np.random.Generator, is_possible: Callable[[Point], bool] = lambda _: True
+) -> Generator[tuple[float, dict[int, Trial]], list[float], GroupOutcome]:
+    """Search for the values of a group with the least perplexity.
+
+    The best value of each setting is inside: some trial had a lower value, and some trial a higher one. Otherwise there
+    are further trials beyond, halved alike, unless the values beyond are impossible.
+
+    Args:
+        group: the group.
+        rule: the rule of the search.
+        rng: generator of a random search.
+        is_possible: function that returns whether the settings may have these values.
+
+    Yields:
+        A share of training and the trials to measure after it, by number; their perplexities are to be sent.
+
+    Raises:
+        RunFailed: all trials diverged, or the best one is at the edge still after all widenings.
+    """
+    trials = [Trial(values) for values in rule.first_points(group.ranges, rng)]
+    new = dict(enumerate(trials))
+    for widenings in range(rule.widenings + 1):
+        remaining = new
+        for share in rule.halving:
+            perplexities = yield share, remaining
+            for trial, perplexity in zip(remaining.values(), perplexities, strict=True):
+                trial.perplexities.append(perplexity)
+            remaining = better_half(remaining)
+        complete = [trial for trial in trials if len(trial.perplexities) == len(rule.halving)]
+        best = min(complete, key=lambda trial: trial.perplexities[-1], default=trials[0])  # of equal ones the first
+        if best.has_diverged:
+            raise RunFailed(
+                f"group {group.name}: all {len(trials)} trials diverged; search lower values of "
+                f"{', '.join(group.ranges)}"
+            )
+        sides = open_sides([trial.values for trial in trials], best.values)
+        points = [at for name, side in sides for at in rule.points_beyond(group.ranges, best.values, name, side, rng)]
+        possible = [point for point in points if is_possible(point)]
+        if not possible:
+            return GroupOutcome(
+                name=group.name,
+                grid=group.grid,
+                axes=group.axes,
+                values=best.values,
+                perplexity=best.perplexities[-1],
+                widenings=widenings,
+                trials=tuple(trials),
+            )
+        new = {len(trials) + place: Trial(point) for place, point in enumerate(possible)}
+        trials += new.values()
+    settings = ", ".join(f"{name} {best.values[name]:g}" for name, _ in sides)
+    raise RunFailed(
+        f"group {group.name}: the best {settings} is at the edge after {widenings} widenings; search a range around it"
+    )
+
+
+def better_half(trials: Mapping[int, Trial]) -> dict[int, Trial]:
+    """Return the better half by the last perplexity, rounded up, in their order, without trials that diverged.
+
+    Of equal perplexities the earlier trial is better.
+    """
+    better = sorted(trials, key=lambda number: trials[number].perplexities[-1])[: (len(trials) + 1) // 2]
+    return {number: trials[number] for number in sorted(better) if not trials[number].has_diverged}
+
+
+def open_sides(points: Sequence[Point], best: Point) -> list[tuple[str, int]]:
+    """Return the settings and sides, -1 or 1, on which no point has a value beyond the best one."""
+    return [
+        (name, side)
+        for name, value in best.items()
+        for side in (-1, 1)
+        if all(side * point[name] <= side * value for point in points)
+    ]
+
+
+@dataclass(frozen=True)
+class TuningOutcome(Strict):
+    """The outcome of a search.
+
+    Attributes:
+        title, tier: the sweep's title, and the tier.
+        training: digest of the grids and settings of training; see `flsim.runs.sweeps.definition.training_digest`.
+        search: digest of the search: its settings, and those of its first runs.
+        objective: what was minimized, for people.
+        method, trials, halving: see `Rule`.
+        runs: number of runs of a trial, over seeds and axes.
+        by: axes of the sweep by which groups differ.
+        seeds: seeds of the search.
+        corpus: digest of the corpus of the search.
+        has_own_corpus: whether the search had another corpus than the sweep.
+        groups: outcomes by group.
+        source: the file; empty in the file itself.
+    """
+
+    title: str
+    tier: str
+    training: str
+    search: str
+    objective: str
+    method: str
+    trials: int
+    halving: tuple[float, ...]
+    runs: int
+    by: tuple[str, ...]
+    seeds: tuple[int, ...]
+    corpus: str
+    has_own_corpus: bool
+    groups: tuple[GroupOutcome, ...]
+    source: str = ""
+
+    def values_for(self, grid: str, axes: Values, overrides: Iterable[str] = ()) -> Point:
+        """Return the chosen values for a run.
+
+        Raises:
+            InputError: the run is in no group, or an override changes a chosen value.
+        """
+        for group in self.groups:
+            if group.grid == grid and all(axes.get(axis) == value for axis, value in group.axes.items()):
+                for override in overrides:
+                    if (key := override.partition("=")[0].strip()) in group.values:
+                        raise InputError(
+                            f"--set {key}: {self.source} has chosen it; remove `tuned` from the tier to set it"
+                        )
+                return group.values
+        point = ", ".join(f"{axis} {value}" for axis, value in axes.items())
+        raise InputError(f"{self.source}: nothing was tuned for grid {grid} with {point}; tune it with `flsim tune`")
+
+    def refuse_seed(self, seed: int) -> None:
+        """Raise InputError for a seed of the search."""
+        if seed in self.seeds:
+            raise InputError(
+                f"seed {seed}: {self.source} was tuned on it, so it must not be reported; take other seeds"
+            )
+
+    def refuse_corpus(self, digest: str, where: object) -> None:
+        """Raise InputError for the digest of the corpus of the search, if the sweep has another one."""
+        if self.has_own_corpus and digest == self.corpus:
+            raise InputError(
+                f"{where}: {self.source} was tuned on this corpus, so it must not be reported; take another"
+            )
+
+    @property
+    def keys(self) -> list[str]:
+        """Return the settings that were chosen, such as ``local.learning_rate``."""
+        return sorted({key for group in self.groups for key in group.values})
+
+    @property
+    def note(self) -> str:
+        """Return sentences below a table on how the values were chosen."""
+        shares = ", ".join(f"{100 * share:g}%" for share in self.halving[:-1])
+        widened = [group.name for group in self.groups if group.widenings]
+        unstable = sum(group.is_limited_by_stability for group in self.groups)
+        parts = [
+            f"Settings were chosen by {self.objective} only, never by canaries (search "
+            f"{self.search[:DIGEST_DIGITS]}): {_chosen(self.groups)}.",
+            f"Each group had the same budget{' before ranges were widened' if widened else ''}: {self.trials} trials "
+            f"({self.method}) of {self.runs} {'run' if self.runs == 1 else 'runs'}"
+            f"{f', halved after {shares} of training' if shares else ''}, on seeds {', '.join(map(str, self.seeds))}"
+            f"{' and a separate corpus' if self.has_own_corpus else ''}.",
+        ]
+        if widened:
+            parts.append(f"Ranges were widened, with more trials, for {', '.join(widened)}.")
+        if unstable:
+            parts.append(
+                f"Stability limits {unstable} of {len(self.groups)} groups: trials at a neighbouring value diverged."
+            )
+        return " ".join(parts)
+
+    def write(self, path: Path) -> None:
+        """Write the file."""
+        values = asdict(self)
+        del values["source"]
+        with new_file(path) as partial:
+            partial.write_text(f"# Written by `flsim tune`; name it in a tier of the sweep.\n\n{tomli_w.dumps(values)}")
+
+
+def _chosen(groups: Iterable[GroupOutcome]) -> str:
+    """Return the chosen values in words, each with the groups that have it.
+
+    Groups of a grid are named by no more of their axes than tell different values apart: ``sgd`` if all of its groups
+    share them, and not ``sgd-iid, sgd-non-iid``.
+    """
+    by_grid: dict[str, list[GroupOutcome]] = {}
+    for group in groups:
+        by_grid.setdefault(group.grid, []).append(group)
+    names: dict[str, list[str]] = {}
+    for grid, of_grid in by_grid.items():
+        for name, values in _shortest(grid, of_grid).items():
+            text = ", ".join(f"{key} {value:g}" for key, value in values.items())
+            names.setdefault(text, []).append(name)
+    return "; ".join(f"{text} for {', '.join(of_text)}" for text, of_text in names.items())
+
+
+def _shortest(grid: str, groups: Sequence[GroupOutcome]) -> dict[str, Point]:
+    """Return the values of a grid's groups by the shortest names that tell different values apart."""
+    for length in range(max(len(group.axes) for group in groups)):
+        values: dict[str, list[Point]] = {}
+        for group in groups:
+            parts = [slug(axis, value) for axis, value in list(group.axes.items())[:length]]
+            values.setdefault("-".join([grid, *parts]), []).append(group.values)
+        if all(value == of_name[0] for of_name in values.values() for value in of_name):
+            return {name: of_name[0] for name, of_name in values.items()}
+    return {group.name: group.values for group in groups}
+
+
+def read_outcome(path: Path) -> TuningOutcome:
+    """Read the outcome of a search.
+
+    Raises:
+        InputError: there is no such file, or it is no outcome of a search.
+    """
+    if not path.exists():
+        raise InputError(f"{path}: no such file, and a tier takes its settings from it; make it with `flsim tune`")
+    tuned = toml.validate(TuningOutcome, toml.read(path), str(path))
+    for group in tuned.groups:
+        if not math.isfinite(group.perplexity) or not group.values:
+            raise InputError(f"{path}: group {group.name} has no chosen values; make it again with `flsim tune`")
+    return replace(tuned, source=str(path))

@@ -1,0 +1,341 @@
+"""The definition of a search for the settings of a sweep, its folder, and the runs of its trials.
+
+    sweep = "table1.toml"               # relative to this file
+    by = ["data.world"]                 # groups: each grid in each world takes its own values
+    method = "grid"
+    trials = 8
+    halving = [0.25, 0.5, 1.0]
+    seeds = [1000]                      # a sweep that takes the values refuses these
+    [tiers.smoke]
+    at = { "training.cohort" = [8] }    # the runs of a grid to try values on
+    corpus_seed = 1                     # a corpus for the search only, made as the tier's
+    [tiers.smoke.grids.fedavg]
+    "local.learning_rate" = { low = 0.1, high = 10.0 }
+
+A trial is all runs of its group, over seeds and axes, with canaries planted and nothing measured of them. Its
+perplexity is the geometric mean of their perplexities on test users. The folder of a search, which is made once and can
+be continued:
+
+tune.json       the search, so that no other one continues in the folder
+tuned.toml      the outcome, once the search has ended
+configs/        the settings of each trial's runs, at the length that was trained last
+corpus/         the corpus, if the tier makes one
+runs/           run folders
+logs/           the output of each run
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, ClassVar
+
+from flsim.base.errors import InputError
+from flsim.base.files import digest, from_json, make_folder, new_file, write_json
+from flsim.data.corpus import Corpus, Split
+from flsim.data.stores import located
+from flsim.measures.utility import PERPLEXITY
+from flsim.results.run_file import is_run
+from flsim.results.store import read_run
+from flsim.results.sweeps import RUNS
+from flsim.runs.config import Config, dump, toml
+from flsim.runs.sweeps import definition
+from flsim.runs.sweeps.definition import Definition, Planned, Tier, planned_runs
+from flsim.runs.sweeps.folder import CORPUS, CORPUS_SEED, TUNED, SweepFolder, corpus_of, open_corpus
+from flsim.runs.sweeps.search import Group, Point, Range, Rule, TuningOutcome, middle
+from flsim.runs.sweeps.values import Strict, slug
+from flsim.show.formats import note
+from flsim.show.layout import Column, markdown
+
+OBJECTIVE = "perplexity on test users"
+FILE = "tune.json"
+
+
+@dataclass(frozen=True)
+class TuningTier(Strict):
+    """The search at one tier of the sweep.
+
+    Attributes:
+        grids: ranges of settings, by grid; all grids of the sweep.
+        at: values of axes that trials have; other runs of the sweep take the chosen values without a trial.
+        corpus: folder or URI of a corpus for the search only, relative to the file.
+        corpus_seed: seed of a corpus for the search only, in place of `corpus`; otherwise made as the tier's.
+    """
+
+    grids: dict[str, dict[str, Range]]
+    at: dict[str, list[Any]] = field(default_factory=dict)
+    corpus: str | None = None
+    corpus_seed: int | None = None
+
+    def __post_init__(self) -> None:
+        if self.corpus is not None and self.corpus_seed is not None:
+            raise InputError("corpus and corpus_seed both name the corpus of the search; remove one")
+        if self.corpus_seed == CORPUS_SEED:
+            raise InputError(f"corpus_seed {CORPUS_SEED} makes the sweep's own corpus; take another, or remove it")
+        if any(not ranges for ranges in self.grids.values()):
+            raise InputError("each grid needs a range of some setting")
+
+
+@dataclass(frozen=True)
+class Tuning(Rule):
+    """The content of a file for `flsim tune`.
+
+    Attributes:
+        sweep: file of the sweep, relative to this one.
+        tiers: searches by tier of the sweep.
+        seeds: seeds of the trials' runs.
+        by: axes of the sweep by which groups differ; grids are groups of their own.
+    """
+
+    sweep: str = ""
+    tiers: dict[str, TuningTier] = field(default_factory=dict)
+    seeds: tuple[int, ...] = ()
+    by: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.sweep or not self.tiers or not self.seeds:
+            raise InputError("sweep, tiers and seeds are needed: the file of a sweep, ranges by tier, a list of seeds")
+        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
+            raise InputError(f"seeds must be different, and not negative, found {list(self.seeds)}")
+
+
+@dataclass(frozen=True)
+class TuningFolder(SweepFolder):
+    """A search on disk."""
+
+    file: ClassVar[str] = FILE
+    entries: ClassVar[set[str]] = {FILE, TUNED, RUNS, CORPUS, "configs", "logs"}
+    what: ClassVar[str] = "tune"
+
+    def begin(self, search: "Search", digest: str) -> None:
+        """Make the folders and write tune.json; a folder that has one must have the same search.
+
+        Raises:
+            InputError: the folder has another search.
+        """
+        path = self.path / FILE
+        if path.exists():
+            try:
+                known: Any = from_json(path.read_text(encoding="utf-8"))["digest"]
+            except (ValueError, KeyError, TypeError) as error:
+                raise InputError(f"{path}: damaged; restore it, or name another --out") from error
+            if known != digest:
+                raise InputError(f"{self.path}: holds another search than {search.source} is now; name another --out")
+        for name in (RUNS, "configs", "logs"):
+            make_folder(self.path / name)
+        write_json(path, {"sweep": search.definition.title, "tier": search.tier_name, "digest": digest})
+
+    def write_config(self, name: str, config: Config) -> Path:
+        """Write the settings of a run, and return their file."""
+        with new_file(self.config(name)) as partial:
+            dump(config, partial)
+        return self.config(name)
+
+    def perplexity(self, name: str, round: int) -> float | None:
+        """Return a run's perplexity after a round: infinite if the run diverged, None before it is measured.
+
+        Raises:
+            InputError: the run is damaged.
+        """
+        if not is_run(self.run(name)):
+            return None
+        results = read_run(self.run(name))
+        perplexity = results.of_model(PERPLEXITY.name, round)
+        if perplexity is not None:
+            return perplexity if 0 < perplexity < math.inf else math.inf
+        return math.inf if results.status == "diverged" else None
+
+
+@dataclass(frozen=True)
+class Search:
+    """A search at one tier.
+
+    Attributes:
+        source: its file.
+        tuning: content of the file.
+        at: the part of the tier.
+        definition: the sweep.
+        tier_name: name of the tier.
+        corpus: folder or URI of the corpus of the search, which may be yet to be made.
+    """
+
+    source: Path
+    tuning: Tuning
+    at: TuningTier
+    definition: Definition
+    tier_name: str
+    corpus: Path | str
+
+    @property
+    def sweep(self) -> Path:
+        """Return the file of the sweep."""
+        return self.source.parent / self.tuning.sweep
+
+    @property
+    def tier(self) -> Tier:
+        """Return the tier, which takes no values of an earlier search."""
+        return replace(self.definition.tiers[self.tier_name], tuned=None)
+
+    def open_corpus(self, folder: Path) -> Corpus:
+        """Open the corpus; make it first if it is for this search only, synthetic, and does not exist."""
+        seed = CORPUS_SEED if self.at.corpus_seed is None else self.at.corpus_seed
+        return open_corpus(self.tier, self.corpus, folder, seed)
+
+    def planned(self, grid: str, values: Point) -> list[Planned]:
+        """Return the runs of a grid that are trained in trials, with these values of settings, to measure utility.
+
+        Raises:
+            InputError: a value is impossible, or a setting is one of the grid's axes.
+        """
+        axes = {axis for its in self.definition.grids if its.name == grid for axis in its.axes}
+        if varied := [name for name in values if name in axes]:
+            raise InputError(
+                f"{self.source}: tiers.{self.tier_name}.grids.{grid}: {varied[0]} is an axis of this grid in "
+                f"{self.sweep}, which a search cannot choose; remove it from one of them"
+            )
+        runs = planned_runs(
+            self.definition,
+            self.tier,
+            self.corpus,
+            str(self.sweep),
+            seeds=self.tuning.seeds,
+            only=[grid],
+            overrides=[f"{name}={value!r}" for name, value in values.items()],
+        )
+        return [
+            replace(run, config=measuring_utility(run.config))
+            for run in runs
+            if all(run.axes[axis] in tried for axis, tried in self.at.at.items() if axis in run.axes)
+        ]
+
+    def typical(self) -> list[Planned]:
+        """Return the runs of all grids with the middle value of each range."""
+        return [run for grid, ranges in self.at.grids.items() for run in self.planned(grid, middle(ranges))]
+
+    def groups(self) -> list[Group]:
+        """Return the groups in the table's order.
+
+        Raises:
+            InputError: the file does not fit the sweep, or groups have unequal budgets.
+        """
+        names = [grid.name for grid in self.definition.grids]
+        if set(names) != set(self.at.grids):
+            raise InputError(
+                f"{self.source}: tiers.{self.tier_name}.grids: the sweep has {', '.join(names)}, and each must be "
+                f"tuned, alike; found {', '.join(self.at.grids) or 'none'}"
+            )
+        groups, sizes, axes = dict[str, Group](), dict[str, int](), set[str]()
+        for grid in names:
+            ranges = self.at.grids[grid]
+            for run in self.planned(grid, middle(ranges)):
+                axes |= set(run.axes)
+                if len(self.tuning.halving) > 1 and run.config.lasting(1).digest != run.config.lasting(2).digest:
+                    raise InputError(
+                        f"{self.source}: grid {grid} has a schedule that ends with training, so no trial can train on; "
+                        f"set halving = [1.0]"
+                    )
+                shared = {axis: run.axes[axis] for axis in self.tuning.by if axis in run.axes}
+                name = "-".join([grid, *(slug(axis, value) for axis, value in shared.items())])
+                groups.setdefault(name, Group(name, grid, shared, ranges))
+                sizes[name] = sizes.get(name, 0) + 1
+        for axis in {*self.tuning.by, *self.at.at} - axes:
+            raise InputError(f"{self.source}: {axis}: no axis of {self.sweep}, or `at` leaves no run of a grid")
+        if {group.grid for group in groups.values()} != set(names):
+            raise InputError(f"{self.source}: tiers.{self.tier_name}.at leaves no run of some grid; name its values")
+        if len(set(sizes.values())) > 1:
+            sizes_text = ", ".join(f"{name} {size}" for name, size in sizes.items())
+            raise InputError(
+                f"{self.source}: unequal budgets, in runs a trial: {sizes_text}; equal them by `at` or `by`"
+            )
+        return list(groups.values())
+
+    def runs_of(self, group: Group, number: int, values: Point) -> list[Planned]:
+        """Return the runs of a trial, by its number and its values."""
+        return [
+            replace(run, name=f"t{number:02d}-{run.name}")
+            for run in self.planned(group.grid, values)
+            if all(run.axes[axis] == value for axis, value in group.axes.items())
+        ]
+
+    def is_possible(self, group: Group, values: Point) -> bool:
+        """Return whether the settings of a group may have these values."""
+        try:
+            self.planned(group.grid, values)
+        except InputError:
+            return False
+        return True
+
+    def digest(self, runs: Sequence[Planned], train: Split, corpus: str) -> str:
+        """Return the digest of the search: its rule and ranges, and the settings and lengths of its first runs."""
+        entries = [(run.name, run.config.digest, run.config.rounds_over(run.config.trained_on(train))) for run in runs]
+        tuning = {name: value for name, value in asdict(self.tuning).items() if name not in {"sweep", "tiers"}}
+        return digest(json.dumps([tuning, asdict(self.at), entries, corpus], sort_keys=True, default=str))
+
+
+def load(path: Path, tier: str, folder: Path) -> Search:
+    """Read a file for `flsim tune`, and its sweep.
+
+    Args:
+        path: the file.
+        tier: the name of a tier.
+        folder: the folder of the search, in which a synthetic corpus is made.
+
+    Raises:
+        InputError: a file is missing or wrong, or has no such tier; an existing corpus is missing, or the corpus of the
+            tier cannot be made from another seed.
+    """
+    values = toml.read(path)
+    if "sweep" not in values:
+        raise InputError(f"{path}: not a search, as it names no sweep; see experiments/tune-table1.toml")
+    tuning = toml.validate(Tuning, values, str(path))
+    if tier not in tuning.tiers:
+        raise InputError(f"{path}: has no tier {tier!r}; choose one of {', '.join(tuning.tiers)}")
+    sweep, at = path.parent / tuning.sweep, tuning.tiers[tier]
+    loaded = definition.load(sweep)
+    sweep_tier = definition.tier_of(loaded, tier, str(sweep))
+    if at.corpus_seed is not None and sweep_tier.corpus.synthetic is None:
+        raise InputError(f"{path}: corpus_seed: the corpus of this tier is not synthetic; name a corpus in its place")
+    corpus = corpus_of(sweep_tier, sweep, folder) if at.corpus is None else located(at.corpus, path.parent)
+    if at.corpus is not None and isinstance(corpus, Path) and not corpus.exists():
+        raise InputError(f"{corpus}: no such corpus; name another one in {path}")
+    return Search(path, tuning, at, loaded, tier, corpus)
+
+
+def measuring_utility(config: Config) -> Config:
+    """Return the settings of a trial's run: one measurement, at the end, of utility only.
+
+    Canaries are planted as in the sweep: users whose records repeat one phrase make training less stable, and rates
+    that were chosen without them made runs with them diverge.
+    """
+    return replace(
+        config,
+        evaluation=replace(config.evaluation, every=10**9, every_epochs=None, also=(), utility_only=True),
+        system=replace(config.system, tracking=()),
+    )
+
+
+def shortened(config: Config, share: float, train: Split) -> tuple[Config, int]:
+    """Return the settings of a run of a share of its length, and its number of rounds."""
+    rounds = max(1, math.ceil(round(share * config.rounds_over(config.trained_on(train)), 6)))
+    return config.lasting(rounds), rounds
+
+
+def to_text(tuned: TuningOutcome) -> str:
+    """Return the chosen values as a table of at most 80 columns, with how they were chosen."""
+    rows = [(group, name) for group in tuned.groups for name in group.values]
+    tried = [sorted({trial.values[name] for trial in group.trials}) for group, name in rows]
+    columns = [
+        Column("Chosen", [f"{group.values[name]:g}" for group, name in rows]),
+        Column("From", [f"{values[0]:g}" for values in tried]),
+        Column("To", [f"{values[-1]:g}" for values in tried]),
+        Column("Perp.", [f"{group.perplexity:.1f}" for group, _ in rows]),
+        Column("Trials", [f"{len(group.trials)}" for group, _ in rows]),
+        Column("Diverged", [f"{sum(trial.has_diverged for trial in group.trials)}" for group, _ in rows]),
+    ]
+    labels = [
+        Column("Group", [group.name for group, _ in rows], is_number=False),
+        Column("Setting", [name for _, name in rows], is_number=False),
+    ]
+    return markdown(labels, [columns], note(tuned.note))
