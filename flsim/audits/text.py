@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from flsim.audits.audit import canaries_needed
 from flsim.audits.claim import Claim
 from flsim.audits.subject import Subject
 from flsim.results.formats import formatted, note
@@ -208,6 +209,9 @@ def _verdict(table: pd.DataFrame, method: str, claim: Claim) -> str:
     limit = f"The test can refute an epsilon up to {row['refutable']:.2f} at delta {claim.delta:.3g}."
     if row["refutable"] < LEAST_SHOWN:
         limit = "This test can refute no epsilon at all."
+        if number := canaries_needed(row, claim):
+            what = "canary users" if "canary users" in method else "canaries"
+            limit += f" {number:,} {what}{' with coins' * ('coins' in method)} would make the ledger testable."
     if pd.isna(row["needed"]):
         all_right = f"even {most:,} of {most:,} {kind} do not refute it"
         return f"The ledger cannot be tested: {all_right}. {limit}"
