@@ -25,7 +25,7 @@ from flsim.base.errors import InputError
 
 CONFIDENCE = 0.95
 OF_EACH_KIND = 0.1  # of the canaries whose coins are guessed as planted, and as not, fixed before ranks are looked at
-NUMBERS = [digit * 10**zeros for zeros in range(1, 6) for digit in (1, 2, 5)]  # of canaries, 10 to 500,000
+NUMBERS: list[int] = [digit * 10**zeros for zeros in range(1, 6) for digit in (1, 2, 5)]  # of canaries, 10 to 500,000
 MOST_GUESSES = 100_000  # that are computed, in seconds
 COLUMNS = {
     "run": "string",
@@ -125,7 +125,7 @@ def canaries_needed(row: Mapping[Any, Any], claim: Claim) -> int | None:
         row: the row of a test of the claim, of the method "trade-off" or "trade-off, ...", whose design is kept.
         claim: what the ledger claims.
     """
-    neighbours = 1 if row["neighbours"] == "zero-out" else row["group"] * claim.steps
+    neighbours = 1 if row["neighbours"] == "zero-out" else int(row["group"]) * claim.steps
     for canaries in NUMBERS:
         if row["method"] == "trade-off":
             test = LedgerTest.of_ranks(canaries, row["threshold"], row["n_out"], neighbours)

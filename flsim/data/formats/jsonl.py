@@ -9,7 +9,7 @@ from typing import IO, Any
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.fields import TEXT, USER, WrongFieldError, posts_of
+from flsim.data.formats.fields import USER, WrongFieldError, posts_of
 from flsim.data.formats.posts import Format, Part, Post
 
 LONGEST_LINE = 2**24  # bytes
@@ -137,12 +137,14 @@ def posts_of_object(value: Any, part: Part, dropped: Counter[str], is_key: Calla
     """
     if not isinstance(value, dict):
         raise WrongFieldError(USER, f"not a JSON object; {_expected(part.columns)}")
-    user, text = (_value_at(value, key) for key in part.columns)
-    for place, found in ((USER, user), (TEXT, text)):
-        if found is MISSING and not is_key(key := part.columns[place]):
+    pair = []
+    for place, key in enumerate(part.columns):
+        inner = _value_at(value, key)
+        if inner is MISSING and not is_key(key):
             option = ("--user-column", "--text-column")[place]
             raise WrongFieldError(place, f"no {key!r}; {_keys_of(value)}; name the right one with {option}")
-    user, text = (None if found is MISSING else found for found in (user, text))
+        pair.append(None if inner is MISSING else inner)
+    user, text = pair
     try:
         yield from posts_of(user, text, dropped, part.reading)
     except WrongFieldError as error:
@@ -169,8 +171,8 @@ def _value_at(value: dict[str, Any], key: str) -> Any:
 
 
 def _keys_of(value: dict[str, Any]) -> str:
-    shown, others = ", ".join(map(_abbreviated, list(value)[:SHOWN_KEYS])) or "none", len(value) - SHOWN_KEYS
-    keys = f"its keys: {shown}" + (f" and {others:,} others" if others > 0 else "")
+    first, others = ", ".join(map(_abbreviated, list(value)[:SHOWN_KEYS])) or "none", len(value) - SHOWN_KEYS
+    keys = f"its keys: {first}" + (f" and {others:,} others" if others > 0 else "")
     is_by_user = value and all(
         isinstance(texts, list) and all(isinstance(one, str) for one in texts) for texts in value.values()
     )
