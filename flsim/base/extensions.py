@@ -157,16 +157,21 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
     path, attribute = parts(name)
     kinds = _executable.get()
     if kinds is not None and kind not in kinds:
-        raise InputError(
-            f"{as_written(name)}: this command does not execute a run's custom {kind}; use a run "
-            f"that has a built-in {kind}"
-        )
+        raise not_executed(name, kind)
     with _lock:
         module = _modules.get(path.stem) or _module_of(path)
     if not hasattr(module, attribute):
         raise InputError(f"{_places.get(path.stem, path)}: defines no {attribute}; correct the name of the {kind}")
     thing: Thing = getattr(module, attribute)
     return thing
+
+
+def not_executed(name: str, kind: str) -> InputError:
+    """Return the error of a command that would have to execute custom code to read a run."""
+    return InputError(
+        f"custom {kind} {short_name(name)}: this command does not execute a run's custom {kind}; use a run with a "
+        f"built-in {kind}, or flsim table, compare, audit or report, which read what this run stored"
+    )
 
 
 @contextmanager

@@ -272,7 +272,7 @@ def named_file(path: Path) -> Iterator[Path]:
         raise InputError(f"{path}: is a folder; name a file in it")
     with ExitStack() as stack:
         try:
-            if _is_device(path):
+            if is_device(path):
                 partial, mode = stack.enter_context(_written_into(path)), None
             else:
                 partial, mode = _replacing(path, stack)
@@ -300,7 +300,7 @@ def _replacing(path: Path, stack: ExitStack) -> tuple[Path, int | None]:
     return partial, about.st_mode & 0o7777
 
 
-def _is_device(path: Path) -> bool:
+def is_device(path: Path) -> bool:
     """Return whether a path is something to write into: a device, a pipe, or an open file such as /dev/stdout."""
     for _ in range(40):  # links that the kernel follows
         if path.parent.resolve().is_relative_to("/proc"):

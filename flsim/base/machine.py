@@ -1,6 +1,7 @@
 """The memory and the devices of this machine, and the refusal of what it can never do."""
 
 import os
+import shlex
 import threading
 from contextlib import suppress
 from dataclasses import dataclass
@@ -55,10 +56,12 @@ def refuse_missing_device(device: str, name: str = "device") -> None:
 
     try:
         if torch.device(device).type not in DEVICES:
-            raise InputError(f"{name} {device}: flsim computes on {' and '.join(DEVICES)}; name one of them")
+            raise InputError(
+                f"{name} {shlex.quote(device)}: flsim computes on {' and '.join(DEVICES)}; name one of them"
+            )
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise InputError(f"{name} {device}: torch has none here; use cpu") from error
+        raise InputError(f"{name} {shlex.quote(device)}: torch has none here; use cpu") from error
 
 
 def refuse_beyond_memory(needed: float, what: str, remedy: str) -> None:

@@ -125,7 +125,8 @@ def import_(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Site of each Stack Exchange dump, in order, e.g. ai.stackexchange.com.",
+            help="Site of each Stack Exchange dump, in order, e.g. ai.stackexchange.com. Dumps of one site are parts "
+            "of one dump, whose users of equal numbers are the same people.",
             show_default="told from the file names",
             rich_help_panel=FILES,
         ),

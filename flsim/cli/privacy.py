@@ -129,18 +129,21 @@ def _planned(
 @executing_only()
 def _spent(folder: Path, delta: float | None) -> "tuple[list[Line], Unit]":
     from flsim.attacks.audit.claim import needs_code
-    from flsim.privacy.table import report
+    from flsim.privacy.conventions import possible_conventions
+    from flsim.privacy.table import NO_NOISE, Line, report
     from flsim.runs.folder import Run
     from flsim.runs.measuring import newest_checkpoint
 
     run = Run.open(folder)
     ledger = run.load(newest_checkpoint(folder), executes_code=False).ledger
     rounds, unit = ledger.rounds, run.config.unit
-    if needs_code(ledger):
+    is_noisy = all(entry.noise_multiplier for entry in ledger.entries)
+    if needs_code(ledger) and is_noisy:
         lines, rounds, delta = _stored(run, delta)
     else:
         delta = run.delta if delta is None else delta
-        lines = report(ledger, delta)
+        infinite = [Line(one, math.inf, note=NO_NOISE) for one in possible_conventions(run.config.sampler)]
+        lines = infinite if needs_code(ledger) else report(ledger, delta)
     say(f"{folder}: {rounds:,} {'rounds' if unit == 'user' else 'steps'}, delta {delta:.3g}")
     _warn(delta, ledger.entries[0].population, unit)
     return lines, unit

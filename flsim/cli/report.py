@@ -12,7 +12,10 @@ Example: flsim report runs/iid runs/non-iid --out worlds.html"""
 
 def report(
     paths: Annotated[list[Path], typer.Argument(help="Run folders and sweep folders, e.g. runs/iid runs/non-iid.")],
-    out: Annotated[Path, typer.Option(help="File to write, .html, e.g. table1.html; replaces an existing file.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="File to write, .html, e.g. table1.html; replaces an existing file. /dev/stdout prints."),
+    ],
 ) -> None:
     """Write one HTML file about runs or a sweep.
 

@@ -31,13 +31,15 @@ REASONS = {
     "records_without_words": "without words",
     "remainder_records": "after an author's last whole balanced user",
     "remainder_words": "after an author's last whole balanced user",
-    "rows_with_forbidden_characters": "kept, without the characters that XML forbids",
     "users_not_utf8": "whose names are no UTF-8 text",
     "users_too_large": "with too much text for one author",
     "users_too_short": "too short for a balanced user",
     "words_of_short_users": "of authors too short for a balanced user",
     "words_truncated": "behind the cut of longer records",
 }
+
+WITHOUT_ASCII = "without words: formulas, code or pictures alone, or text all of which --ascii removed"
+CHANGED = "rows_with_forbidden_characters"  # counted with what is dropped, though the rows are kept
 
 
 def describe(summary: dict[str, Any]) -> str:
@@ -106,14 +108,18 @@ def _drops(summary: dict[str, Any]) -> list[str]:
     """
     lines = []
     dropped = sorted(summary["dropped"].items(), key=lambda item: (unit_of(item[0]) or "", -item[1]))
+    is_ascii = summary["parameters"].get("ascii", False)
+    reasons = REASONS | ({"posts_without_words": WITHOUT_ASCII} if is_ascii else {})
     for reason, count in dropped:
-        if count:
+        if count and reason != CHANGED:
             unit = unit_of(reason) or ""
-            says = REASONS.get(reason, reason.removeprefix(f"{unit}_").replace("_", " "))
+            says = reasons.get(reason, reason.removeprefix(f"{unit}_").replace("_", " "))
             things = "authors" if unit == "users" else unit  # they are not cut into users yet
             begin = f"{count:>14,} {things:<8}{_percent(summary['dropped_shares'][reason]):>6}  "
             lines += textwrap.wrap(says, WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin))
-    return [f"{'dropped':<{_LABEL}} {'of all read':>15}", *lines] if lines else []
+    changed = summary["dropped"].get(CHANGED, 0)
+    kept = _entry("kept", f"{changed:,} rows, without the characters that XML forbids") if changed else []
+    return [*([f"{'dropped':<{_LABEL}} {'of all read':>15}", *lines] if lines else []), *kept]
 
 
 def _membership(membership: dict[str, Any]) -> list[str]:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from decimal import ROUND_CEILING, Context
 from functools import cache
 from textwrap import fill
 from typing import Any
@@ -173,7 +174,7 @@ def to_text(lines: list[Line], calibration: bool = False) -> str:
             convention.accountant,
             convention.conversion or "-",
         )
-        table.append((*names, _brief(value) + star))
+        table.append((*names, (_of_noise if calibration else _brief)(value) + star))
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     text = "".join("  ".join(map(str.ljust, row, widths)).rstrip() + "\n" for row in table)
     starred = STAR if any(line.convention == PAPER for line in lines) else ""
@@ -190,8 +191,15 @@ def _to_cite(lines: list[Line], calibration: bool) -> str:
         convention, value = line.convention, line.noise_multiplier if calibration else line.epsilon
         if convention.is_sound and convention.accountant == "rdp" and value is not None:
             names = (convention.sampler, convention.relation, convention.accountant, convention.conversion)
-            cited.append(f"{', '.join(map(str, names))}: {_brief(value)}")
+            cited.append(f"{', '.join(map(str, names))}: {(_of_noise if calibration else _brief)(value)}")
     return fill(f"Cite: {'; '.join(cited)}.", 80, subsequent_indent="  ") + "\n" if cited else ""
+
+
+def _of_noise(multiplier: float | None) -> str:
+    """Return a noise multiplier to copy: four significant digits, rounded up, so that its epsilon is reached."""
+    if multiplier is None:
+        return "-"
+    return f"{Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(multiplier):f}"
 
 
 def _brief(value: float | None) -> str:

@@ -12,7 +12,7 @@ from markupsafe import Markup, escape
 
 from flsim.base.errors import InputError
 from flsim.base.extensions import executing_only
-from flsim.base.files import named_file
+from flsim.base.files import is_device, named_file
 from flsim.measures.built_in import PRIMARY
 from flsim.report import evidence, figures, provenance, tables
 from flsim.report.blocks import Block, Section, plural
@@ -42,10 +42,10 @@ def write_report(paths: Sequence[Path], out: Path) -> None:
     """Write a report about run folders and sweeps, whole or not at all.
 
     Raises:
-        InputError: `out` is no .html file, or `flsim.base.files.named_file` or `flsim.report.gather.gather` refuses a
-            path.
+        InputError: `out` is a file of another suffix than .html, or `flsim.base.files.named_file` or
+            `flsim.report.gather.gather` refuses a path.
     """
-    if out.suffix.lower() not in {".html", ".htm"}:
+    if not is_device(out) and out.suffix.lower() not in {".html", ".htm"}:
         raise InputError(f"{out}: reports are written as .html; name such a file")
     with named_file(out) as partial:
         partial.write_text(render(gather(paths)), encoding="utf-8")

@@ -18,24 +18,29 @@ def refuse_impossible_in(settings: Config, corpus: Corpus, is_trained_here: bool
         InputError: see `refuse_impossible`; or the settings ask for other canaries than the corpus has in place.
     """
     settings = replace(settings, canaries=settled(corpus, settings.canaries))
-    records = None if Planted.read(corpus) else corpus.split("train").records
-    refuse_impossible(settings, corpus.layout, records, is_trained_here)
+    train = corpus.split("train")
+    records = None if Planted.read(corpus) else train.records
+    refuse_impossible(settings, corpus.layout, len(train), records, is_trained_here)
 
 
-def refuse_impossible(settings: Config, layout: Layout, records: int | None, is_trained_here: bool = True) -> None:
+def refuse_impossible(
+    settings: Config, layout: Layout, users: int, records: int | None, is_trained_here: bool = True
+) -> None:
     """Refuse settings that no run could train or measure, by counting alone: nothing is drawn or made.
 
     Args:
         settings: settings of a run.
         layout: the layout of its corpus.
+        users: number of its training users.
         records: number of the training records, or a number that is not exceeded where the corpus is yet to be made;
             None where the corpus has its canaries in place.
         is_trained_here: whether the memory of this machine bounds the run.
 
     Raises:
-        InputError: there are too many canaries or copies of them, canaries are longer than records, or references,
-            beams or the model do not fit the memory.
+        InputError: a cohort has more users than there are, there are too many canaries or copies of them, canaries are
+            longer than records, or references, beams or the model do not fit the memory.
     """
+    settings.refuse_users(users)
     if records is not None:
         planting.refuse_too_many(settings.canaries, records)
         if not settings.canaries.template:

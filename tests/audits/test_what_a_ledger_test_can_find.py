@@ -13,6 +13,7 @@ from flsim.attacks.audit.audit import audit, of_coins
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.subject import Coins, Subject, subject_of
 from flsim.attacks.audit.testing import LedgerTest, Verdict
+from flsim.attacks.audit.text import to_text
 from flsim.attacks.audit.trade_off import Allowed, delta_of_gaussian, epsilon_of_gaussian
 from flsim.privacy.ledger import EPSILONS, sound_convention
 
@@ -104,6 +105,22 @@ def test_the_text_says_what_could_have_been_found(subject: Subject, trained_here
     assert "The ledger cannot be tested: even 12 of 12 right guesses" in text
     assert f"The test can refute an epsilon up to {row['refutable']:.2f} at delta" in text
     assert "do not refute the ledger" not in text.split("canary users")[-1]
+
+
+@pytest.mark.parametrize(("mu", "number"), [(0.5, 100), (30.0, None)])
+def test_a_test_that_refutes_nothing_names_the_canaries_that_would(
+    subject: Subject, mu: float, number: int | None
+) -> None:
+    """Of 10 canaries 2 are guessed: even under epsilon 0 both are right with probability 1/4."""
+    design = Coins(np.arange(1.0, 11.0), np.array([True, False] * 5), np.ones(10, np.int64))
+    one = replace(subject, coins=design, canary_users=None, claim=(claim := claim_of_gaussian(mu)))
+    text = " ".join(to_text(one, audit(one)).split())
+    assert "even 2 of 2 right guesses do not refute it. This test can refute no epsilon at all." in text
+    assert (f"at all. {number} canaries with coins would make the ledger testable." in text) == (number is not None)
+    assert ("would make" in text) == (number is not None)
+    if number is not None:
+        assert LedgerTest(number, number // 5, 1).needed(claim.curve) is not None
+        assert LedgerTest(number // 2, number // 10, 1).needed(claim.curve) is None
 
 
 def test_cells_of_tables_say_it_in_three_words() -> None:

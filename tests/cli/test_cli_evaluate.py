@@ -120,6 +120,7 @@ def test_tokens_instead_of_words_and_a_corpus_for_utility(flsim: Flsim, experime
         (["--model", "mine.py:Uniform", "--references", "0"], "references must be at least 1, found 0"),
         (["--model", "mine.py:Uniform", "--layout", "mine"], "layout must be one of"),
         (["--model", "mine.py:Uniform", "--device", "abacus"], "--device abacus: torch has none here"),
+        (["--model", "mine.py:Uniform", "--device", ""], "--device '': torch has none here"),
         (["--model", "mine.py:Uniform", "--run", "run"], "--run: is of a checkpoint"),
         (["--model", "mine.py:Uniform", "one.safetensors"], "one of them"),
         ([], "one of them"),

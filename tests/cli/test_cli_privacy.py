@@ -49,6 +49,17 @@ def test_the_table(flsim: Flsim) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
+@pytest.mark.parametrize("epsilon", [1e-4, 2, 30])
+def test_the_noise_of_the_table_reaches_the_epsilon(flsim: Flsim, epsilon: float) -> None:
+    """As it is printed, and with less than one unit of its last digit to spare."""
+    _, out, _ = flsim(*SMALL, "--epsilon", epsilon, "--sampler", "fixed-size")
+    (row,) = (line.split() for line in out.splitlines() if line.split()[2:4] == ["2S", "rdp"])
+    _, exact, _ = flsim(*SMALL, "--epsilon", epsilon, "--sampler", "fixed-size", "--json")
+    noise = next(one["noise_multiplier"] for one in json.loads(exact) if one["convention"] == "replace-one-rdp")
+    assert noise <= float(row[-1]) < noise * 1.001
+    assert "e" not in row[-1]
+
+
 def test_noise_for_an_epsilon_and_back(flsim: Flsim) -> None:
     code, out, _ = flsim(*SMALL, "--epsilon", "2", "--sampler", "fixed-size", "--json")
     assert code == 0

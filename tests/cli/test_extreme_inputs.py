@@ -9,6 +9,7 @@ from helpers import Experiment, Flsim
 from flsim.runs.sweeps.definition import MOST_RUNS
 
 DEEP = "x = " + "[" * 5_000 + "]" * 5_000
+DEEP_TABLE = "[" + ".".join(["a"] * 1_500) + "]\nx = 1\n"
 DIGITS = "seed = " + "9" * 5_000
 LARGE = "[training]\nrounds = " + "9" * 400
 PLAN = ("privacy", "--users", "1000", "--cohort", "10", "--rounds", "10", "--delta", "1e-5")
@@ -26,10 +27,11 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
     ("text", "why"),
     [
         (DEEP, "not TOML: its values are nested too deeply"),
+        (DEEP_TABLE, "hostile.toml: its values are nested too deeply; 64 levels are the most"),
         (DIGITS, "not TOML: it has a number of more than 4,300 digits"),
         (LARGE, "training.rounds: found 99999999999999999999..., a whole number of more than 64 bits"),
     ],
-    ids=["deep", "digits", "large"],
+    ids=["deep", "deep-table", "digits", "large"],
 )
 @pytest.mark.parametrize("command", ["run", "plan", "sweep", "tune", "data plant corpus --out p --config"])
 def test_toml_that_python_cannot_take(
@@ -40,9 +42,16 @@ def test_toml_that_python_cannot_take(
     refused(flsim(*command.split(), "hostile.toml"), "hostile.toml", why)
 
 
-@pytest.mark.parametrize(("value", "why"), [("[" * 5_000 + "]" * 5_000, "too deeply"), ("9" * 5_000, "digits")])
-def test_a_setting_that_python_cannot_take(experiment: Experiment, flsim: Flsim, value: str, why: str) -> None:
-    refused(flsim("run", experiment.config, "--out", "x", "--set", f"seed={value}"), "--set seed=", why)
+@pytest.mark.parametrize(
+    ("setting", "why"),
+    [
+        ("seed=" + "[" * 5_000 + "]" * 5_000, "too deeply"),
+        ("a." * 5_000 + "a=1", "too deeply"),
+        ("seed=" + "9" * 5_000, "digits"),
+    ],
+)
+def test_a_setting_that_python_cannot_take(experiment: Experiment, flsim: Flsim, setting: str, why: str) -> None:
+    refused(flsim("run", experiment.config, "--out", "x", "--set", setting), f"--set {setting:.5}", why)
 
 
 @pytest.mark.parametrize("device", ["meta", "mps", "xla", "cpu:x", "gpu"])
@@ -100,6 +109,14 @@ def test_a_sweep_without_runs(tmp_path: Path, flsim: Flsim, monkeypatch: pytest.
     refused(flsim(command, write_sweep(tmp_path, axes={"data.world": []})), "grids.grid: axis data.world has no values")
     refused(flsim(command, write_sweep(tmp_path, seeds=[])), "seeds has no values")
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
+
+
+def test_seeds_beyond_64_bits_are_counted(tmp_path: Path, flsim: Flsim, monkeypatch: pytest.MonkeyPatch) -> None:
+    """2 values of an axis, times the seeds."""
+    monkeypatch.chdir(tmp_path)
+    path = write_sweep(tmp_path)
+    refused(flsim("sweep", path, "--seeds", "1" + "0" * 20), f"describes {2 * 10**20:,} runs, and a sweep has at most")
+    refused(flsim("sweep", path, "--seeds", f"{2**63}-{2**63}"), "seed")
 
 
 def test_a_sweep_of_a_million_runs_is_counted_and_not_made(

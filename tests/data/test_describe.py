@@ -75,6 +75,12 @@ def test_drops_in_words(tmp_path: Path) -> None:
     assert "7 mice that ran" in text
     assert "author is not known" not in text
     assert all(unit_of(reason) for reason in REASONS)
+    dropped = {"rows_with_forbidden_characters": 64, "posts_without_words": 7}
+    text = text_of(tmp_path / "ascii", {"train": ["a"]}, dropped=dropped, parameters={"ascii": True})
+    assert "7 posts without words: formulas, code or pictures alone, or text all of which --ascii removed" in text
+    assert "kept 64 rows, without the characters that XML forbids" in text
+    changed = {"rows_with_forbidden_characters": 64}
+    assert "dropped" not in text_of(tmp_path / "changed", {"train": ["a"]}, dropped=changed)
 
 
 def test_formats_notes_and_warnings(tmp_path: Path) -> None:
@@ -117,6 +123,7 @@ def summaries(draw: st.DrawFn) -> dict[str, Any]:
         "layout": draw(st.sampled_from(["tff", "fedjax", "fedml"])),
         "by": draw(st.sampled_from(["words", "characters"])),
         "dropped": dropped,
+        "parameters": {"ascii": draw(st.booleans())},
         "dropped_shares": {reason: draw(st.none() | st.floats(0, 1)) for reason in dropped},
         "splits": splits,
         "utility": "test-whole" if whole else "test",

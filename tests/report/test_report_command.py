@@ -25,6 +25,17 @@ def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "here.html").read_bytes() == (tmp_path / "there.html").read_bytes()
 
 
+def test_a_report_is_written_into_a_pipe(tmp_path: Path) -> None:
+    """The bytes of the file, whatever the name of the pipe."""
+    run, pipe = write_run(tmp_path / "run"), tmp_path / "pipe"
+    os.mkfifo(pipe)
+    with subprocess.Popen(["cat", pipe], stdout=subprocess.PIPE) as reader:
+        write_report([run], pipe)
+        read, _ = reader.communicate()
+    write_report([run], tmp_path / "here.html")
+    assert read == (tmp_path / "here.html").read_bytes()
+
+
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [

@@ -99,6 +99,7 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
         (MINIMAL + "[canaries]\np_e = 0.3\n", r"canaries.p_e: must be a list, such as [0.3], found 0.3"),
         (MINIMAL + "[canaries]\np_e = []\n", "canaries: p_e must list at least one probability, found []"),
         (MINIMAL + "[training]\nlearning_rate = 1\n", "belong to it, or did you mean local.learning_rate?"),
+        (MINIMAL + '[system]\ndevice = "meta"\n', "belong to it, or did you mean system.gpus_per_client?"),
         ("sede = 1\n" + MINIMAL, "unknown key sede; did you mean seed?"),
         (
             MINIMAL + "[local]\nlearning_rte = 0.1\n",

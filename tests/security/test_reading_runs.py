@@ -8,12 +8,13 @@ from pathlib import Path
 import pytest
 import typer
 from click import Group
-from helpers import TINY, Experiment
+from helpers import TINY, Experiment, Flsim
 
 from flsim import cli
 from flsim.algorithms import checkpoint
 from flsim.base import extensions
 from flsim.privacy.ledger import Ledger
+from flsim.privacy.update_canaries import cosines
 
 # Each file leaves a mark whenever it is executed.
 MARK = "from pathlib import Path\n\nPath({mark!r}).touch()\n\n"
@@ -129,6 +130,7 @@ PRIVATE = (
     "privacy.noise_multiplier=0.8",
     "privacy.delta=0.001",
 )
+CANARY_USERS = ("audit.update_canaries=8", "audit.canary_coins=true")  # of the run with a sampler
 READING: dict[str, tuple[str, ...]] = {
     "audit": ("run",),
     "canaries": ("run",),
@@ -180,6 +182,7 @@ def trained(folder: Path, kind: str) -> Experiment:
     experiment.config.write_text(TINY)
     for name, rate in (("run", "0.1"), ("other", "0.2")):
         settings = [*PRIVATE, *([SETTINGS[kind]] if kind in SETTINGS else []), f"local.learning_rate={rate}"]
+        settings += CANARY_USERS if kind == "sampler" else ()
         options = [part for setting in settings for part in ("--set", setting)]
         experiment.call("run", "tiny.toml", "--out", name, "--in-process", *options)
     if kind == "attack":
@@ -210,7 +213,7 @@ def test_reading_executes_nothing(
     assert not is_executed
     if (command, kind) in NEEDS_SAMPLER:
         assert code == 2
-        assert "Turns" in error.splitlines()[-1]
+        assert f"flsim: {extensions.not_executed('sampler.py:Turns', 'sampler')}" == error.splitlines()[-1]
     else:
         assert code == 0, error
 
@@ -271,6 +274,24 @@ def test_a_ledger_cannot_name_code_that_the_settings_do_not(experiment: Experime
     assert f"ledger names {file}:Turns, which" in " ".join(done.stderr.split())
 
 
+def test_the_refusal_names_options_as_tables_do() -> None:
+    assert str(extensions.not_executed('my.py:Halves{"part": 0.25}', "sampler")).startswith(
+        "custom sampler Halves(part=0.25): this command does not execute"
+    )
+
+
+def test_without_noise_a_custom_sampler_spends_an_infinite_epsilon(
+    made: Callable[[str], Experiment], flsim: Flsim, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever cohorts the sampler draws, so that it need not be executed."""
+    experiment = made("sampler")
+    options = [part for setting in (SETTINGS["sampler"], "training.rounds=1") for part in ("--set", setting)]
+    experiment.call("run", "tiny.toml", "--out", "plain", "--in-process", *options)
+    monkeypatch.chdir(experiment.folder)
+    code, out, _ = flsim("privacy", "plain")
+    assert (code, out) == (0, "without noise epsilon is infinite, under every convention\n")
+
+
 def test_every_command_is_classified() -> None:
     group = typer.main.get_command(cli.app)
     assert isinstance(group, Group)
@@ -281,14 +302,22 @@ def test_every_command_is_classified() -> None:
 def test_an_audit_holds_a_run_against_the_stored_epsilon(
     made: Callable[[str], Experiment], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The epsilon that an evaluation stored is the one that the code of the sampler states."""
+    """The epsilon that an evaluation stored is the one that the code of the sampler states.
+
+    Canary users need the model before and after training, and not the sampler.
+    """
     experiment = made("sampler")
     monkeypatch.chdir(experiment.folder)
     from flsim.attacks.audit.subject import subject_of
     from flsim.runs.folder import Run
 
     run = Run.open(experiment.folder / "run")
-    claim = subject_of(run.path).claim
+    subject = subject_of(run.path)
+    claim, users = subject.claim, subject.canary_users
+    first, last = (state.params for state in (run.training().first_state(), run.latest_state()))
+    change = {name: last[name].double() - first[name].double() for name in first}
+    assert users is not None
+    assert users.cosines == pytest.approx(cosines(change, run.config.seed, range(8)))
     assert claim is not None
     assert claim.convention.name == "own-replace-one-rdp"
     assert {claim.convention.name: claim.epsilon} == run.epsilons(run.latest_state())

@@ -95,6 +95,7 @@ def test_seeds_grids_and_settings_can_be_chosen(tmp_path: Path) -> None:
     [
         ({"typo": 1}, "typo"),
         ({"base": {"training": {"rouns": 1}}}, "rouns"),
+        ({"grids": [{"name": "a", "axes": {"seed": [1, 2]}}]}, "grids.a: seed is no axis; use seeds of a tier"),
         ({"grids": []}, "there must be one"),
         ({"grids": [{"name": "a", "axes": {}}, {"name": "a", "axes": {}}]}, "different names"),
         ({"tiers": {"tiny": {"about": "x", "corpus": {}}}}, "either synthetic or a path"),

@@ -29,7 +29,7 @@ set = { training = { kind = "central", steps = 10 } }
 [[grids]]
 name = "fedavg"
 axes = { "data.world" = ["iid", "non-iid"] }
-set = { training = { rounds = 1, cohort = 13 } }
+set = { training = { rounds = 1, cohort = 12 } }
 
 [tiers.smoke]
 about = "tiny"

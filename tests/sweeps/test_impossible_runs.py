@@ -28,12 +28,14 @@ seeds = [7]
 "local.learning_rate" = { low = 0.1, high = 10.0 }
 """
 REFERENCES = "evaluation.references=99999999999999"
+COHORT = "training.cohort=13"
 IMPOSSIBLE = {
     REFERENCES: "fedavg-iid-seed0: evaluation.references = 99,999,999,999,999 needs",
     "evaluation.beam_width=100000000000": "evaluation.beam_width = 100,000,000,000 needs",
     "model.embedding=1000000000": "set a smaller model.embedding or model.units",
     "canaries.count=100000000000": "100,000,000,000 canaries; a run has at most 65,536",
     "canaries.count=1000": "1,000 canaries would replace about 7,200 records, and the training users have 144",
+    COHORT: "fedavg-iid-seed0: cohort must be between 1 and the 12 users, found 13",
     "canaries.length=1000000000": "canaries of 1,000,000,000 words would be cut",
 }
 
@@ -54,8 +56,10 @@ def test_a_sweep_over_a_corpus_is_refused_before_it_has_a_folder(
     sizes = SyntheticHParams(users=12, test_users=2, heldout_users=0, words_per_user=60, vocabulary_size=600)
     make_synthetic(tmp_path / "mine", sizes, 0)
     capsys.readouterr()  # the making of the corpus
-    arguments = ("sweep", "sweep.toml", "--corpus", "mine", "--set", REFERENCES)
-    assert_refused(tmp_path, monkeypatch, capsys, [*arguments], IMPOSSIBLE[REFERENCES])
+    for setting in (REFERENCES, COHORT):
+        arguments = ("sweep.toml", "--corpus", "mine", "--set", setting)
+        assert_refused(tmp_path, monkeypatch, capsys, ["sweep", *arguments], IMPOSSIBLE[setting])
+        assert_refused(tmp_path, monkeypatch, capsys, ["plan", "--no-calibration", *arguments], IMPOSSIBLE[setting])
 
 
 def test_a_search_is_refused_before_its_corpus_is_made(

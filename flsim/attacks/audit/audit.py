@@ -7,7 +7,7 @@ Each row says what it is:
     heuristic   treats canaries of one model as independent, which they are not
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -25,6 +25,8 @@ from flsim.base.errors import InputError
 
 CONFIDENCE = 0.95
 OF_EACH_KIND = 0.1  # of the canaries whose coins are guessed as planted, and as not, fixed before ranks are looked at
+NUMBERS: list[int] = [digit * 10**zeros for zeros in range(1, 6) for digit in (1, 2, 5)]  # of canaries, 10 to 500,000
+MOST_GUESSES = 100_000  # that are computed, in seconds
 COLUMNS = {
     "run": "string",
     "setting": "string",
@@ -114,6 +116,26 @@ def ceiling_of_coins(groups: Sequence[int], delta: float) -> float | None:
     """
     guessed = 2 * _of_each_kind(len(groups))
     return coins.epsilon_of_coins(len(groups), guessed, guessed, delta, users=max(groups)) if guessed else None
+
+
+def canaries_needed(row: Mapping[Any, Any], claim: Claim) -> int | None:
+    """Return the first of `NUMBERS` of canaries of which the best outcome would refute a claim; None if none does.
+
+    Args:
+        row: the row of a test of the claim, of the method "trade-off" or "trade-off, ...", whose design is kept.
+        claim: what the ledger claims.
+    """
+    neighbours = 1 if row["neighbours"] == "zero-out" else int(row["group"]) * claim.steps
+    for canaries in NUMBERS:
+        if row["method"] == "trade-off":
+            test = LedgerTest.of_ranks(canaries, row["threshold"], row["n_out"], neighbours)
+        else:
+            test = LedgerTest(canaries, 2 * _of_each_kind(canaries), neighbours)
+        if test.guesses > MOST_GUESSES:
+            break
+        if test.refutes(claim.curve, test.guesses):
+            return canaries
+    return None
 
 
 def _of_each_kind(canaries: int) -> int:

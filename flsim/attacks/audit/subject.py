@@ -15,6 +15,7 @@ from flsim.base.errors import InputError
 from flsim.base.extensions import executing_only, is_own, short_name
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
+from flsim.models.architectures import build
 from flsim.models.language_model import Params
 from flsim.privacy.ledger import Unit
 from flsim.privacy.mechanism import PrivacyHParams
@@ -256,7 +257,8 @@ def _first_params(run: Run) -> Params:
             f"{short_name(run.config.model.architecture)}, and flsim audit executes no code of a "
             f"run; audit it in Python with flsim.audit_simulation"
         )
-    return run.training().first_state().params
+    network = build(run.corpus.layout.vocabulary_size, run.config.model).initialize(run.config.seed)
+    return {name: value.detach() for name, value in network.trainable.items()}
 
 
 def claim_of(run: Run, state: State, delta: float | None = None) -> Claim | None:

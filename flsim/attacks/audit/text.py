@@ -6,6 +6,7 @@ from typing import Any
 
 import pandas as pd
 
+from flsim.attacks.audit.audit import canaries_needed
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.subject import Subject
 from flsim.show.formats import formatted, note
@@ -18,6 +19,7 @@ FPR = (
     "FPR: the false-positive rate of that test. A canary that training never saw has each rank with the same "
     "probability, so that the rate is exact."
 )
+LEAST_SHOWN = 0.005  # of an epsilon with two decimals
 ALLOWED = "Allowed: the largest share that the run's own ledger leaves to any attacker."
 
 
@@ -204,8 +206,12 @@ def _verdict(table: pd.DataFrame, method: str, claim: Claim) -> str:
         return "The test refutes the ledger at 95% confidence."
     most = int(row["n_in"]) if method == "trade-off" else 2 * int(row["threshold"])
     kind = "canaries found" if method == "trade-off" else "right guesses"
-    refutable = f"{row['refutable']:.2f} at delta {claim.delta:.3g}"
-    limit = f"The test can refute an epsilon up to {refutable}."
+    limit = f"The test can refute an epsilon up to {row['refutable']:.2f} at delta {claim.delta:.3g}."
+    if row["refutable"] < LEAST_SHOWN:
+        limit = "This test can refute no epsilon at all."
+        if number := canaries_needed(row, claim):
+            what = "canary users" if "canary users" in method else "canaries"
+            limit += f" {number:,} {what}{' with coins' * ('coins' in method)} would make the ledger testable."
     if pd.isna(row["needed"]):
         all_right = f"even {most:,} of {most:,} {kind} do not refute it"
         return f"The ledger cannot be tested: {all_right}. {limit}"

@@ -9,13 +9,14 @@ import json
 import re
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
 from flsim.data.formats.fields import WrongFieldError, posts_of
-from flsim.data.formats.jsonl import LONGEST_LINE, posts_of_object, reason_of
+from flsim.data.formats.jsonl import LONGEST_LINE, occurs, posts_of_object, reason_of
 from flsim.data.formats.posts import Format, Part, Post
 
 LARGEST = 2**26  # characters of an object, or of a user in LEAF's layout
@@ -41,6 +42,7 @@ def read_json(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         InputError: the file is not UTF-8 or not JSON, an object is too large, or an object is not a post.
     """
     is_leaf_layout = is_leaf(part.path)
+    is_key = cache(partial(occurs, part.path, _objects))
     with part.path.open(encoding="utf-8-sig", newline="") as file:
         scanner = _Scanner(file)
         try:
@@ -48,7 +50,7 @@ def read_json(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                 yield from _leaf_posts(scanner, part, dropped)
                 return
             for value in _values(scanner):
-                yield from posts_of_object(value, part, dropped)
+                yield from posts_of_object(value, part, dropped, is_key)
         except (_JsonError, WrongFieldError) as error:
             line = error.line if isinstance(error, _JsonError) else scanner.line_of_value
             raise InputError(f"{part.source}: line {line}: {error}") from error
@@ -101,6 +103,15 @@ def is_leaf(data: Path) -> bool:
     return False
 
 
+def _objects(path: Path) -> Iterator[Any]:
+    """Yield the objects of a file up to the first fault."""
+    try:
+        with path.open(encoding="utf-8-sig", newline="") as file:
+            yield from _values(_Scanner(file))
+    except (_JsonError, UnicodeDecodeError):
+        return
+
+
 def _values(scanner: "_Scanner") -> Iterator[Any]:
     """Yield the objects of an array, or objects one after another."""
     if scanner.peek() != "[":
@@ -130,7 +141,9 @@ def _leaf_posts(scanner: "_Scanner", part: Part, dropped: Counter[str]) -> Itera
             try:
                 yield from posts_of(user, texts, dropped, part.reading)
             except WrongFieldError as error:
-                raise scanner.error(f"{LEAF_TEXTS!r} of user {user!r:.40} {error.why}") from error
+                raise scanner.error(
+                    f"{LEAF_TEXTS!r} of user {user!r:.40} {error.why}; write a reader: --format my_reader.py:NAME"
+                ) from error
     scanner.take("")
 
 

@@ -2,18 +2,21 @@
 
 import json
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache, partial
 from pathlib import Path
 from typing import IO, Any
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.fields import TEXT, USER, WrongFieldError, posts_of
+from flsim.data.formats.fields import USER, WrongFieldError, posts_of
 from flsim.data.formats.posts import Format, Part, Post
 
 LONGEST_LINE = 2**24  # bytes
 CHUNK = 2**16  # bytes
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+SHOWN_KEYS = 10  # in an error
+MISSING = object()
 
 
 def jsonl_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
@@ -45,6 +48,7 @@ def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     Raises:
         InputError: a line is not UTF-8, not JSON, or not such an object.
     """
+    is_key = cache(partial(occurs, part.path, _lines))
     with part.path.open("rb") as file:
         offset = part.first
         file.seek(offset)
@@ -61,7 +65,7 @@ def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                 if start == 0:
                     line = line.removeprefix(BYTE_ORDER_MARK)
                 if line.strip():
-                    yield from _posts(line.removesuffix(b"\n"), part, dropped)
+                    yield from _posts(line.removesuffix(b"\n"), part, dropped, is_key)
             except _LineError as error:
                 raise InputError(f"{part.source}: line {line_number(part.path, start)}: {error}") from error
 
@@ -93,7 +97,17 @@ def _expected(columns: tuple[str, str]) -> str:
     return f"expected {{{json.dumps(columns[0])}: ..., {json.dumps(columns[1])}: ...}}"
 
 
-def _posts(line: bytes, part: Part, dropped: Counter[str]) -> Iterator[Post]:
+def _lines(path: Path) -> Iterator[Any]:
+    """Yield the values of all lines that are JSON."""
+    with path.open("rb") as file:
+        while line := file.readline(LONGEST_LINE + 1):
+            try:
+                yield json.loads(line.decode("utf-8-sig"))
+            except (ValueError, RecursionError):
+                continue
+
+
+def _posts(line: bytes, part: Part, dropped: Counter[str], is_key: Callable[[str], bool]) -> Iterator[Post]:
     try:
         value = json.loads(line.decode("utf-8"))
     except UnicodeDecodeError as error:
@@ -101,20 +115,36 @@ def _posts(line: bytes, part: Part, dropped: Counter[str]) -> Iterator[Post]:
     except (ValueError, RecursionError) as error:
         raise _LineError(f"not JSON ({reason_of(error)}); {_expected(part.columns)}") from error
     try:
-        yield from posts_of_object(value, part, dropped)
+        yield from posts_of_object(value, part, dropped, is_key)
     except WrongFieldError as error:
         raise _LineError(error.why) from error
 
 
-def posts_of_object(value: Any, part: Part, dropped: Counter[str]) -> Iterator[Post]:
+def posts_of_object(value: Any, part: Part, dropped: Counter[str], is_key: Callable[[str], bool]) -> Iterator[Post]:
     """Yield the posts of a JSON object; see `flsim.data.formats.fields.posts_of`.
 
+    An object without the author or the text is dropped and counted like one whose value is null.
+
+    Args:
+        value: the object.
+        part: the part that it is from.
+        dropped: counts by reason.
+        is_key: whether some object of the file has a key; see `occurs`.
+
     Raises:
-        WrongFieldError: the value is no object, lacks the author or the text, or has one of another type.
+        WrongFieldError: the value is no object, no object of the file has an author or a text, or one of them has
+            another type.
     """
     if not isinstance(value, dict):
         raise WrongFieldError(USER, f"not a JSON object; {_expected(part.columns)}")
-    user, text = (_field(value, place, part.columns[place]) for place in (USER, TEXT))
+    pair = []
+    for place, key in enumerate(part.columns):
+        inner = _value_at(value, key)
+        if inner is MISSING and not is_key(key):
+            option = ("--user-column", "--text-column")[place]
+            raise WrongFieldError(place, f"no {key!r}; {_keys_of(value)}; name the right one with {option}")
+        pair.append(None if inner is MISSING else inner)
+    user, text = pair
     try:
         yield from posts_of(user, text, dropped, part.reading)
     except WrongFieldError as error:
@@ -123,18 +153,30 @@ def posts_of_object(value: Any, part: Part, dropped: Counter[str]) -> Iterator[P
         raise WrongFieldError(error.place, why) from error
 
 
-def _field(value: dict[str, Any], place: int, key: str) -> Any:
-    """Return the value of a key, or of ``author.id``: the key ``id`` of the object ``author``."""
+def occurs(path: Path, objects: Callable[[Path], Iterator[Any]], key: str) -> bool:
+    """Return whether some object of a file has a key and a value there; `objects` reads the objects of the file."""
+    return any(isinstance(value, dict) and _value_at(value, key) not in (MISSING, None) for value in objects(path))
+
+
+def _value_at(value: dict[str, Any], key: str) -> Any:
+    """Return the value of a key, or of ``author.id``: the key ``id`` of the object ``author``; else `MISSING`."""
     inner: Any = value
     for step in [key] if key in value else key.split("."):
         if inner is None:
             return None
         if not isinstance(inner, dict) or step not in inner:
-            option = ("--user-column", "--text-column")[place]
-            keys = ", ".join(map(_abbreviated, value)) or "none"
-            raise WrongFieldError(place, f"no {key!r}; its keys: {keys}; name the right one with {option}")
+            return MISSING
         inner = inner[step]
     return inner
+
+
+def _keys_of(value: dict[str, Any]) -> str:
+    first, others = ", ".join(map(_abbreviated, list(value)[:SHOWN_KEYS])) or "none", len(value) - SHOWN_KEYS
+    keys = f"its keys: {first}" + (f" and {others:,} others" if others > 0 else "")
+    is_by_user = value and all(
+        isinstance(texts, list) and all(isinstance(one, str) for one in texts) for texts in value.values()
+    )
+    return keys + '; if they are users, write {"user_data": {USER: {"x": [TEXT, ...]}}} as LEAF does' * bool(is_by_user)
 
 
 def _abbreviated(value: Any) -> str:

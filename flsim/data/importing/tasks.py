@@ -149,7 +149,7 @@ def with_sites(sources: Sequence[Source], formats: Sequence[Format], sites: Sequ
         sources: the sources of an import.
         formats: their formats.
         sites: one site for each Stack Exchange dump, in their order; empty takes the sites from the files' names. Two
-            dumps may have the same site here.
+            dumps may have the same site here: they are parts of one dump, and a line says so.
 
     Raises:
         InputError: there are more or fewer sites than dumps, a site is blank, a dump is a pipe without a site, or two
@@ -158,6 +158,9 @@ def with_sites(sources: Sequence[Source], formats: Sequence[Format], sites: Sequ
     dumps = [source.path for source, format in zip(sources, formats, strict=True) if format.name == STACKEXCHANGE.name]
     if sites:
         _refuse_wrong_sites(sources, sites, len(dumps))
+        for site, number in Counter(sites).items():
+            if number > 1:
+                say(f"--site {site}: of {number} dumps, so users of equal numbers in them are taken as the same people")
         left = iter(sites)
         return [replace(source, site=next(left)) if source.path in dumps else source for source in sources]
     first: dict[tuple[str, str], Path] = {}
@@ -180,6 +183,8 @@ def with_sites(sources: Sequence[Source], formats: Sequence[Format], sites: Sequ
 
 
 def _refuse_wrong_sites(sources: Sequence[Source], sites: Sequence[str], dumps: int) -> None:
+    if not dumps:
+        raise InputError(f"{names_of(sources)}: remove --site: no source is a Stack Exchange dump")
     if len(sites) != dumps:
         raise InputError(
             f"{names_of(sources)}: found {len(sites)} --site for {dumps} Stack Exchange dumps; "

@@ -289,6 +289,9 @@ class Config(ABC):
         """Return the settings of canary users with random updates; training without users has none."""
         return AuditHParams()
 
+    def refuse_users(self, users: int) -> None:  # noqa: B027 (training without users takes any number of them)
+        """Raise InputError where so few training users have no cohort, or more shards than users."""
+
     @abstractmethod
     def meetings(self, users: Population, rounds: int) -> Meetings:
         """Return which user met which canary in which of `rounds` rounds; see `flsim.runs.participation`."""

@@ -14,7 +14,7 @@ from flsim.algorithms.rounds import FederatedTraining, refuse_injections
 from flsim.algorithms.summation import default_branch
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
-from flsim.base.extensions import by_content, configured, is_own, short_name
+from flsim.base.extensions import by_content, configured, is_own, not_executed
 from flsim.canaries.population import Population
 from flsim.data.corpus import Split
 from flsim.models.architectures import build, declared
@@ -203,12 +203,14 @@ class FederatedConfig(Config):
     def canary_users(self) -> AuditHParams:
         return self.audit
 
+    def refuse_users(self, users: int) -> None:
+        sampling.check_cohort(users, self.training.cohort, self.sampler)
+        if self.system.shards is not None:
+            sampling.shard_ranges(users, self.system.shards)
+
     def meetings(self, users: Population, rounds: int) -> Meetings:
         if is_own(self.training.sampler):
-            raise InputError(
-                f"training.sampler {short_name(self.training.sampler)} is in a file of one's own, and no such file is "
-                f"executed to show results; who took part when is known of {', '.join(sampling.SAMPLERS)} alone"
-            )
+            raise not_executed(configured(self.training, "sampler"), "sampler")
         return participation.of_cohorts(users, self.seed, self.training.cohort, self.sampler, rounds)
 
     def records_read(self, users: Population, rounds: int) -> Flags:

@@ -20,6 +20,8 @@ KINDS: dict[str, type[Config]] = {"federated": FederatedConfig, "central": Centr
 REMOVED: dict[tuple[str, str, str], tuple[object, str]] = {
     ("central", "system", "workers"): (1, "one process trains; remove the setting"),
 }
+# Settings that another kind of training has under another name: (kind, key of the other kind) -> key of this kind.
+OTHERWISE = {("federated", "system.device"): "system.gpus_per_client"}
 
 
 def load(path: Path, overrides: Iterable[str] = ()) -> Config:
@@ -98,6 +100,7 @@ def _refuse_unknown(name: str, values: Mapping[str, Any], source: str) -> None:
     unknown = dict(toml.unknown_keys(KINDS[name], values))
     unknown_there = tuple(f"{key}." for key, _ in toml.unknown_keys(KINDS[other], values))
     meant = {key: list(toml.places_of(KINDS[name], key.rpartition(".")[2])) for key in unknown}
+    meant |= {key: [OTHERWISE[name, key]] for key in unknown if (name, key) in OTHERWISE}
     for key, close in unknown.items():
         if f"{key}.".startswith(unknown_there):
             raise InputError(f"{source}: unknown key {key}; did you mean {' or '.join(meant[key]) or close}?")

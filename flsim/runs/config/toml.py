@@ -13,6 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from flsim.base.errors import InputError
 
 Kind = TypeVar("Kind")
+DEEPEST = 64  # levels of tables and lists; settings have four
 
 
 def unchanged(_key: str, value: Any) -> Any:
@@ -29,8 +30,8 @@ def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any],
         change: a function (key, value) -> value to set, for each override.
 
     Raises:
-        InputError: the file is missing or no TOML, an override has another form, or a whole number has more than 64
-            bits.
+        InputError: the file is missing or no TOML, an override has another form, a whole number has more than 64 bits,
+            or values are nested more than `DEEPEST` levels deep.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -38,20 +39,27 @@ def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any],
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
     except (ValueError, RecursionError) as error:  # also of integers of thousands of digits
         raise InputError(f"{path}: not TOML: {_reason(error)}") from error
+    _refuse_large(values, str(path))
     for override in overrides:
         override_value(values, override, change)
-    _refuse_large(values, str(path))
     return values
 
 
-def _refuse_large(values: Any, where: str) -> None:
-    """Raise InputError for a whole number of more than 64 bits, which TOML does not have, though Python reads it."""
+def _refuse_large(values: Any, source: str, key: str = "", depth: int = 0) -> None:
+    """Raise InputError for values that Python reads and nothing here can take.
+
+    They are whole numbers of more than 64 bits, which TOML does not have, and values nested more than `DEEPEST` levels
+    deep. A key with dots, such as the axis of a sweep, has a level for each of its parts.
+    """
+    where = ": ".join(filter(None, (source, key)))
+    if depth > DEEPEST:
+        raise InputError(f"{source}: its values are nested too deeply; {DEEPEST} levels are the most")
     if isinstance(values, Mapping):
-        for key, value in values.items():
-            _refuse_large(value, f"{where}: {key}" if ": " not in where else f"{where}.{key}")
+        for name, value in values.items():
+            _refuse_large(value, source, f"{key}.{name}".lstrip("."), depth + 1 + name.count("."))
     elif isinstance(values, list):
         for value in values:
-            _refuse_large(value, where)
+            _refuse_large(value, source, key, depth + 1)
     elif isinstance(values, int) and not -(2**63) <= values < 2**63:
         raise InputError(f"{where}: found {values!s:.20}..., a whole number of more than 64 bits; name a smaller one")
 
@@ -111,7 +119,7 @@ def override_value(values: dict[str, Any], override: str, change: Callable[[str,
     """Set a value from a ``section.key=value`` text, in place, after `change`.
 
     Raises:
-        InputError: the text has another form, or a section is a value.
+        InputError: the text has another form, a section is a value, or `_refuse_large` refuses the value.
     """
     key, equals, text = override.partition("=")
     *sections, name = key.strip().split(".")
@@ -123,6 +131,7 @@ def override_value(values: dict[str, Any], override: str, change: Callable[[str,
         value = text.strip()
     except (ValueError, RecursionError) as error:
         raise InputError(f"--set {override:.60}: not TOML: {_reason(error)}") from error
+    _refuse_large({key.strip(): value}, f"--set {override:.60}")
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):

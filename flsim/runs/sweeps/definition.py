@@ -186,6 +186,9 @@ def load(path: Path) -> Definition:
     for name in (*names, *definition.tiers):  # of folders, with more behind them
         if not re.fullmatch(r"\w[\w.+-]{0,60}", name):
             raise InputError(f"{path}: {name!r:.80}: names are of letters, digits and .+-_, of 61 at most; rename it")
+    for grid in definition.grids:
+        if "seed" in grid.axes:
+            raise InputError(f"{path}: grids.{grid.name}: seed is no axis; use seeds of a tier, or --seeds")
     for name, tier in definition.tiers.items():
         unknown = [grid for grid in tier.grids if grid not in names]
         if unknown:
@@ -386,12 +389,15 @@ def _refuse_number(axes: Mapping[str, Mapping[str, Sequence[Any]]], seeds: Seque
                 raise InputError(f"{source}: grids.{grid}: axis {axis} has no values; name one at least")
     if not seeds:
         raise InputError(f"{source}: seeds has no values; name one at least")
-    runs = sum(math.prod(map(len, values_of.values())) for values_of in axes.values()) * len(seeds)
+    trained = seeds.stop - seeds.start if isinstance(seeds, range) else len(seeds)  # `len` of a range overflows
+    runs = sum(math.prod(map(len, values_of.values())) for values_of in axes.values()) * trained
     if runs > MOST_RUNS:
         raise InputError(
             f"{source}: describes {runs:,} runs, and a sweep has at most {MOST_RUNS:,}; name fewer grids (--only), "
             f"seeds or values of axes"
         )
+    if max(seeds) >= 2**63:
+        raise InputError(f"{source}: seeds: found {max(seeds)!s:.20}..., of more than 64 bits; name smaller seeds")
 
 
 def _refuse_names(names: Sequence[str], source: str) -> None:

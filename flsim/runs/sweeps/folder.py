@@ -244,9 +244,10 @@ def refuse_impossible_runs(
             if isinstance(corpus, Corpus):
                 refuse_impossible_in(run.config, corpus, is_trained_here)
             elif isinstance(corpus, Split):
-                refuse_impossible(run.config, corpus.layout, corpus.records, is_trained_here)
+                refuse_impossible(run.config, corpus.layout, len(corpus), corpus.records, is_trained_here)
             else:
-                refuse_impossible(run.config, corpus.token_layout, corpus.most_records, is_trained_here)
+                layout, users, records = corpus.token_layout, corpus.users, corpus.most_records
+                refuse_impossible(run.config, layout, users, records, is_trained_here)
         except InputError as error:
             raise InputError(f"{run.name}: {error}") from error
 

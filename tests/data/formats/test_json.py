@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.formats import json_values
+from flsim.data.formats import json_values, posts
 from flsim.data.formats.known import format_of
 from flsim.data.formats.posts import Post
 from flsim.data.sentences import records
@@ -66,7 +66,8 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rows:
 @pytest.mark.parametrize(
     ("content", "line", "message"),
     [
-        ('[\n{"user": 1, "text": "a"},\n{"user": 1}\n]', 3, "no 'text'; its keys: \"user\"; name the right one with"),
+        ('[\n{"user": 1},\n{"user": 1}\n]', 2, "no 'text'; its keys: \"user\"; name the right one with --text-column"),
+        ('[\n{"text": "a"}\n]', 2, "no 'user'; its keys: \"text\"; name the right one with --user-column"),
         ('[\n{"user": 1, "text": "a"},\n{"user": tru}\n]', 3, "not JSON (Expecting value)"),
         ('[\n{"user": 1, "text": "a"}\n{"user": 1}\n]', 3, "not JSON (expected ',', found '{')"),
         ('[\n{"user": 1, "text": "a"},\n', 3, "not JSON (Expecting value)"),
@@ -77,7 +78,11 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rows:
         ('[{"a":\n' + "[" * 100_000, 1, "not JSON (nested too deeply)"),
         ('[{"user": true, "text": "a"}]', 1, "'user' must be a string or a whole number, found true"),
         ('{"users": ["a"],\n"user_data": {"a":\n{"y": []}}}', 3, "user 'a' has no list 'x', which LEAF's layout has"),
-        ('{"users": ["a"],\n"user_data": {"a":\n{"x": [["b"]]}}}', 3, "'x' of user 'a' must be a string or a list of"),
+        (
+            '{"users": ["a"],\n"user_data": {"a":\n{"x": [["b"]]}}}',
+            3,
+            "'x' of user 'a' must be a string or a list of strings; write a reader: --format my_reader.py:NAME",
+        ),
         ('{"users": ["a"],\n"user_data": {"a":\n{"x": ["b"]}', 3, "not JSON (expected ',', found the end)"),
         ('{"users": ["a"],\n"user_data": {1', 2, "not JSON (expected a key in double quotes)"),
     ],
@@ -126,6 +131,22 @@ def test_memory_does_not_grow_with_the_file(tmp_path: Path, shape: str) -> None:
         return peak_kilobytes(READ, path)
 
     assert peak(20_000) < peak(500) + 8_000  # 40 MB and 1 MB
+
+
+@pytest.mark.parametrize(("key", "user"), [("user", "a"), ("author.id", {"id": "a"})])
+def test_objects_without_a_key_that_others_have_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, user: object
+) -> None:
+    """Whichever part they are in, like objects in which the key has a null."""
+    name = key.partition(".")[0]
+    good = {name: user, "text": "x"}
+    rows = [{"text": "x"}, {name: {}, "text": "x"} if name == "author" else {"text": "y"}, good, {name: user}, {}]
+    monkeypatch.setattr(posts, "PART_BYTES", 1)
+    for format, content in (("json", json.dumps(rows)), ("jsonl", "\n".join(map(json.dumps, rows)))):
+        path = tmp_path / f"a.{format}"
+        path.write_text(content)
+        dropped = {"posts_without_user": 3, "posts_without_text": 1}
+        assert reading.read(path, format, columns=(key, "text")) == ([Post("a", ["x"])], dropped)
 
 
 def test_nested_keys(tmp_path: Path) -> None:

@@ -119,6 +119,7 @@ def test_two_sources_of_one_site_are_refused_unless_named(tmp_path: Path, flsim:
         "data", "import", one, two, "--site", "ai", "--site", "ai", *SETTINGS, "--out", tmp_path / "one"
     )
     assert code == 0, err
+    assert "--site ai: of 2 dumps, so users of equal numbers in them are taken as the same people" in err
     assert authors(Corpus.open(tmp_path / "one")) == {f"ai/{user}" for user in range(12)}
 
 
@@ -134,6 +135,12 @@ def test_wrong_sites_are_one_line(tmp_path: Path, sites: tuple[str, ...], messag
     with pytest.raises(InputError) as caught:
         import_corpus(sources, tmp_path / "corpus", HPARAMS, sites=sites)
     assert message in str(caught.value)
+
+
+def test_a_site_is_of_dumps_alone(tmp_path: Path) -> None:
+    source = write(tmp_path / "a.jsonl", b'{"user": 1, "text": "a"}')
+    with pytest.raises(InputError, match=r"a\.jsonl: remove --site: no source is a Stack Exchange dump"):
+        import_corpus([source], tmp_path / "corpus", HPARAMS, sites=["ai"])
 
 
 def test_a_pipe_needs_a_site(tmp_path: Path) -> None:
