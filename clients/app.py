@@ -20,7 +20,7 @@ from flsim.algorithms.summation import ShardReply
 from flsim.algorithms.user_states import FOLDER, UserStates
 from flsim.algorithms.wire import Address, decode_request, encode_reply
 from flsim.base.errors import InputError
-from flsim.base.extensions import naming_own_code
+from flsim.base.extensions import custom_code_errors
 from flsim.runs.folder import Run
 from flsim.training.engines import Engine
 
@@ -28,7 +28,7 @@ app = ClientApp()
 
 
 @app.train()
-@naming_own_code()
+@custom_code_errors()
 def train(message: Message, context: Context) -> Message:
     """Train this round's users of one shard, and reply with the sum of their updates."""
     request, address = decode_request(message.content)

@@ -21,7 +21,7 @@ from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import default_branch
 from flsim.base.errors import InputError, at_least_one, not_negative
-from flsim.base.extensions import Option, Own, by_content, configured, refuse_wrong_options
+from flsim.base.extensions import CustomName, Option, by_content, configured, refuse_wrong_options
 from flsim.base.machine import refuse_missing_device
 from flsim.base.types import refuse_other, refuse_other_types
 from flsim.canaries.in_corpus import planting_of, settled
@@ -156,8 +156,8 @@ class FedAvg:
     """
 
     cohort: int = 500
-    algorithm: Annotated[str, Own("algorithm")] = "fedavg"
-    sampler: Annotated[str, Own("sampler")] = "fixed-size"
+    algorithm: Annotated[str, CustomName("algorithm")] = "fedavg"
+    sampler: Annotated[str, CustomName("sampler")] = "fixed-size"
     local: LocalHParams = field(default_factory=LocalHParams)
     server: ServerOptimizerHParams = field(default_factory=ServerOptimizerHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)

@@ -15,7 +15,16 @@ from flsim.algorithms import server_optimizers
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import InputError
-from flsim.base.extensions import Option, by_content, configured, declared_label, is_own, options_of, parts, short_name
+from flsim.base.extensions import (
+    Option,
+    by_content,
+    configured,
+    declared_label,
+    is_custom,
+    options_of,
+    parts,
+    short_name,
+)
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.conventions import conventions_of
@@ -109,11 +118,11 @@ def test_a_name_carries_its_options() -> None:
     options: dict[str, Option] = {"text": 'a.py:b{"c": 1}', "share": 0.1, "times": 3, "fast": True}
     settings = FedAvgHParams(sampler="folder/own.py:Sparse", sampler_options=options)
     name = configured(settings, "sampler")
-    assert (is_own(name), parts(name)) == (True, (Path("folder/own.py"), "Sparse"))
+    assert (is_custom(name), parts(name)) == (True, (Path("folder/own.py"), "Sparse"))
     assert options_of(name) == options
     assert short_name('own.py:Sparse{"part": 0.5}') == "Sparse(part=0.5)"
     assert configured(FedAvgHParams(), "sampler") == "fixed-size"
-    assert not any(map(is_own, ('own.py:Sparse{"part": 0.5', "own.py:Sparse{part}", "own.py:Sparse[]")))
+    assert not any(map(is_custom, ('own.py:Sparse{"part": 0.5', "own.py:Sparse{part}", "own.py:Sparse[]")))
 
 
 def test_a_sampler_and_its_epsilon(own: str) -> None:

@@ -2,7 +2,7 @@
 
 from flsim.algorithms.algorithm import FEDAVG, Algorithm, Answer, User
 from flsim.base.errors import InputError
-from flsim.base.extensions import as_written, declared_label, is_own, made, options_of, resolve
+from flsim.base.extensions import declared_label, is_custom, made, name_in_settings, options_of, resolve
 from flsim.training.hparams import LocalHParams
 from flsim.training.state import Moments
 
@@ -90,12 +90,14 @@ def algorithm_named(name: str) -> Algorithm:
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
         algorithm = made(name, algorithm)
     elif options_of(name):
-        raise InputError(f"{as_written(name)}: takes no options; name a class")
+        raise InputError(f"{name_in_settings(name)}: takes no options; name a class")
     if not isinstance(algorithm, Algorithm):
-        raise InputError(f"{as_written(name)}: is no flsim.algorithms.algorithm.Algorithm; derive a class from it")
+        raise InputError(
+            f"{name_in_settings(name)}: is no flsim.algorithms.algorithm.Algorithm; derive a class from it"
+        )
     return algorithm
 
 
 def label_of(name: str) -> str:
     """Return the algorithm's part of the name of a table's row, without executing a user's file."""
-    return declared_label(name) if is_own(name) else ALGORITHMS[name].label
+    return declared_label(name) if is_custom(name) else ALGORITHMS[name].label

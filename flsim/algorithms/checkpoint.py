@@ -22,7 +22,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from flsim.base.errors import InputError, first_line
-from flsim.base.extensions import by_content, is_own
+from flsim.base.extensions import by_content, is_custom
 from flsim.base.files import digest, from_json, new_file
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
@@ -34,7 +34,7 @@ SUFFIX = ".safetensors"
 NAME = re.compile(r"round-(\d{6,18})\.safetensors", re.ASCII)
 
 
-class OfAnotherRun(InputError):  # noqa: N818 (the file is whole; the caller decides whether that is an error)
+class ForeignCheckpointError(InputError):
     """The refusal of a whole checkpoint that belongs to another model, corpus or configuration."""
 
 
@@ -180,7 +180,7 @@ def _shapes(provenance: Provenance, params: Params) -> dict[str, torch.Size]:
 
     A user's own model is not executed here; the digest tells whether its tensors are whole.
     """
-    if is_own(provenance.model.architecture):
+    if is_custom(provenance.model.architecture):
         return {name: value.shape for name, value in params.items()}
     model, most = provenance.model, sum(value.numel() for value in params.values())
     sizes = (provenance.vocabulary_size, model.embedding, model.units)

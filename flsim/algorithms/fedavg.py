@@ -16,7 +16,7 @@ from flsim.algorithms.algorithm import ServerRound, split
 from flsim.algorithms.built_in import ALGORITHMS, algorithm_named
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import Diverged, RunFailed, at_least_one
-from flsim.base.extensions import Option, Own, by_content, configured, refuse_unknown, refuse_wrong_options
+from flsim.base.extensions import CustomName, Option, by_content, configured, refuse_unknown, refuse_wrong_options
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
@@ -49,8 +49,8 @@ class FedAvgHParams(ServerOptimizerHParams):
 
     rounds: int = 8_000
     cohort: int = 500
-    sampler: Annotated[str, Own("sampler")] = "fixed-size"
-    algorithm: Annotated[str, Own("algorithm")] = "fedavg"
+    sampler: Annotated[str, CustomName("sampler")] = "fixed-size"
+    algorithm: Annotated[str, CustomName("algorithm")] = "fedavg"
     algorithm_options: Mapping[str, Option] = field(default_factory=dict)
     sampler_options: Mapping[str, Option] = field(default_factory=dict)
 

@@ -22,7 +22,7 @@ from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.summation import Reply, ShardReply, ShardWork, TreeSum
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
-from flsim.base.extensions import calling_own, configured, is_own
+from flsim.base.extensions import configured, custom_call_errors, is_custom
 from flsim.data.records import UsersByRound
 from flsim.models.architectures import build, class_of
 from flsim.models.hparams import ModelHParams
@@ -192,12 +192,12 @@ class FederatedTraining:
     def _refuse_own_privacy(self) -> None:
         """Try a user's own sampler and noise before training."""
         sampler, privacy, users = self.sampler, self.privacy, len(self.users)
-        if is_own(sampler):
+        if is_custom(sampler):
             refuse_unrepeatable(self.seed, users, self.algorithm.cohort, sampler)
-        if is_own(privacy.noise):
+        if is_custom(privacy.noise):
             like = build(self.users.layout.vocabulary_size, self.model).trainable
             noise.refuse_unrepeatable(privacy.noise, self.seed, like)
-        if privacy.mechanism == "dp" and (is_own(sampler) or is_own(privacy.noise)):
+        if privacy.mechanism == "dp" and (is_custom(sampler) or is_custom(privacy.noise)):
             spent = self.algorithm.releases(privacy, users, self.length or self.algorithm.rounds)
             ledger.spent(Ledger((spent,)), spent.sampler, privacy.delta_for(users))
 
@@ -290,7 +290,9 @@ class FederatedTraining:
         if not self.method.has_own_steps:
             with self.micro_cohorts.recorded(engine, asked.shard, asked.round):
                 return engine.train(asked.params, users, asked.users.tolist(), self.seed, asked.round, asked.clip)
-        with calling_own(self.algorithm.algorithm, "train(user), which returns a flsim.algorithms.algorithm.Answer"):
+        with custom_call_errors(
+            self.algorithm.algorithm, "train(user), which returns a flsim.algorithms.algorithm.Answer"
+        ):
             return train_users(
                 self.method,
                 cast(LocalEngine, engine).model,

@@ -16,14 +16,14 @@ from torch import Tensor
 
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import (
+    CustomName,
     Option,
-    Own,
-    calling_own,
     configured,
+    custom_call_errors,
+    custom_code_errors,
     declared_label,
-    is_own,
+    is_custom,
     made,
-    naming_own_code,
     options_of,
     refuse_unknown,
     refuse_wrong_options,
@@ -175,12 +175,12 @@ class ServerOptimizerHParams:
         >>> flsim.ServerOptimizer("adam", server_learning_rate=0.01)           # doctest: +SKIP
     """
 
-    server_optimizer: Annotated[str, Own("server optimizer")] = "sgd"
+    server_optimizer: Annotated[str, CustomName("server optimizer")] = "sgd"
     server_learning_rate: float = 1.0
     server_momentum: float = 0.9
     server_beta2: float = 0.99
     server_tau: float = 1e-3
-    server_schedule: Annotated[str, Own("schedule")] = "constant"
+    server_schedule: Annotated[str, CustomName("schedule")] = "constant"
     server_milestones: tuple[float, ...] = ()
     server_milestone_factor: float = 0.1
     server_optimizer_options: Mapping[str, Option] = field(default_factory=dict)
@@ -210,7 +210,7 @@ class ServerOptimizerHParams:
     def server_label(self) -> str:
         """Return the server optimizer's name in a table, "" for plain averaging, without executing a user's code."""
         name = configured(self, "server_optimizer")
-        return declared_label(name) if is_own(name) else SERVER_OPTIMIZERS[name].label
+        return declared_label(name) if is_custom(name) else SERVER_OPTIMIZERS[name].label
 
 
 def init(params: Params, hparams: ServerOptimizerHParams) -> Moments:
@@ -219,7 +219,7 @@ def init(params: Params, hparams: ServerOptimizerHParams) -> Moments:
     Raises:
         InputError: a user's own optimizer failed.
     """
-    with naming_own_code(InputError):
+    with custom_code_errors(InputError):
         return _optimizer_of(hparams).init(params, hparams)
 
 
@@ -240,7 +240,7 @@ def apply(
     """
     eta = hparams.server_learning_rate if rate is None else rate
     exact = {slot: {name: _exact(value) for name, value in values.items()} for slot, values in moments.items()}
-    with naming_own_code(RunFailed):
+    with custom_code_errors(RunFailed):
         x = {name: _exact(value) for name, value in params.items()}
         stepped, after = _optimizer_of(hparams).apply(x, mean, exact, eta, hparams)
     kept = {slot: _as_kept(values, params) for slot, values in after.items()}
@@ -249,7 +249,7 @@ def apply(
 
 def slots_of(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> list[str]:
     """Return the slots of the optimizer's state that have the parameters' shapes."""
-    is_built_in = not (is_own(hparams.server_optimizer) or is_own(model.architecture))
+    is_built_in = not (is_custom(hparams.server_optimizer) or is_custom(model.architecture))
     # On "meta" a large model takes no memory; a user's own code may read values.
     with torch.device("meta" if is_built_in else "cpu"):
         x = {name: value.detach() for name, value in build(vocabulary_size, model).trainable.items()}
@@ -263,12 +263,12 @@ def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: M
         InputError: the optimizer fails, or its state or its step lacks the parameters' names and shapes.
     """
     name = hparams.server_optimizer
-    if not is_own(name):
+    if not is_custom(name):
         return
     x = {key: _exact(value.detach()) for key, value in build(vocabulary_size, model).trainable.items()}
     update = {key: torch.ones_like(value) for key, value in x.items()}
     optimizer = _optimizer_of(hparams)
-    with calling_own(name, "init(x, settings) and apply(x, D, moments, eta, settings)", InputError):
+    with custom_call_errors(name, "init(x, settings) and apply(x, D, moments, eta, settings)", InputError):
         moments = optimizer.init(x, hparams)
         stepped, after = optimizer.apply(x, update, moments, hparams.server_learning_rate, hparams)
         slots, kept = sorted(moments), sorted(after)

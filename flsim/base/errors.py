@@ -90,7 +90,7 @@ class Diverged(RunFailed):
     """
 
 
-class OwnCodeFailed(RunFailed):
+class CustomCodeError(RunFailed):
     """A user's own code raised an error, as it does each time; the message names its file."""
 
 

@@ -24,7 +24,7 @@ from threading import RLock
 from types import ModuleType
 from typing import TypeVar
 
-from flsim.base.errors import InputError, OwnCodeFailed, RunFailed, Terminated, is_out_of_memory
+from flsim.base.errors import CustomCodeError, InputError, RunFailed, Terminated, is_out_of_memory
 from flsim.base.files import file_digest
 
 Thing = TypeVar("Thing")
@@ -38,8 +38,8 @@ _executable: ContextVar[frozenset[str] | None] = ContextVar("_executable", defau
 
 
 @dataclass(frozen=True)
-class Own:
-    """Mark of a setting that may name a user's own object, as in ``architecture: Annotated[str, Own("model")]``.
+class CustomName:
+    """Mark of a setting that may name a user's own object, as in ``architecture: Annotated[str, CustomName("model")]``.
 
     Attributes:
         kind: what the setting names, such as "model".
@@ -48,7 +48,7 @@ class Own:
     kind: str
 
 
-def is_own(name: str) -> bool:
+def is_custom(name: str) -> bool:
     """Return whether a name has the form ``path/to/file.py:NAME``, with or without options."""
     match = NAME.fullmatch(name)
     return match is not None and match[2].isidentifier() and _is_table(match[3] or "{}")
@@ -99,7 +99,7 @@ def refuse_options(name: str, options: Mapping[str, object], setting: str) -> No
         options: values by name.
         setting: the setting that holds the options, for messages.
     """
-    if options and not is_own(name):
+    if options and not is_custom(name):
         raise InputError(f'{setting}: options are for code of your own, found "{name}"; remove them')
     for key, value in options.items():
         if not key.isidentifier():
@@ -119,7 +119,7 @@ def made(name: str, make: Callable[..., Thing], *arguments: object) -> Thing:
         try:
             inspect.signature(make).bind(*arguments, **options)
         except TypeError as error:
-            path, attribute = parts(as_written(name))
+            path, attribute = parts(name_in_settings(name))
             raise InputError(f"{path}:{attribute}: {error}; correct its options") from error
     return make(*arguments, **options)
 
@@ -131,7 +131,7 @@ def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None
     """
     if not isinstance(name, str):
         raise InputError(f"{kind} must be a name, found {name!r:.60}; name your own as 'path/to/file.py:NAME'")
-    if name not in built_in and not is_own(name):
+    if name not in built_in and not is_custom(name):
         raise InputError(
             f"{kind} must be one of {', '.join(built_in)}, found {name!r}; name your own as path/to/file.py:NAME"
         )
@@ -148,11 +148,11 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
         kind: what the objects are, such as "model", for messages.
 
     Raises:
-        InputError: the name is neither, there is no such file or NAME, the file failed, or `executing_only` forbids to
-            execute it.
+        InputError: the name is neither, there is no such file or NAME, the file failed, or `restrict_custom_code`
+            forbids to execute it.
     """
     refuse_unknown(name, built_in, kind)
-    if not is_own(name):
+    if not is_custom(name):
         return built_in[name]
     path, attribute = parts(name)
     kinds = _executable.get()
@@ -175,7 +175,7 @@ def not_executed(name: str, kind: str) -> InputError:
 
 
 @contextmanager
-def executing_only(*kinds: str) -> Iterator[None]:
+def restrict_custom_code(*kinds: str) -> Iterator[None]:
     """Refuse to execute custom code of other kinds in the block, or in the function that this decorates.
 
     Commands that read runs are guarded by it, so that a run folder which somebody sent cannot execute code.
@@ -201,7 +201,9 @@ def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, bas
     """
     thing: object = resolve(name, built_in, kind)
     if not (isinstance(thing, type) and issubclass(thing, base)):
-        raise InputError(f"{as_written(name)}: is no subclass of {base.__module__}.{base.__qualname__}; make it one")
+        raise InputError(
+            f"{name_in_settings(name)}: is no subclass of {base.__module__}.{base.__qualname__}; make it one"
+        )
     return thing
 
 
@@ -213,7 +215,7 @@ def short_name(name: str) -> str:
     >>> short_name('my.py:Blocks{"size": 3}')
     'Blocks(size=3)'
     """
-    return parts(name)[1] + options_as_text(name) if is_own(name) else name
+    return parts(name)[1] + options_as_text(name) if is_custom(name) else name
 
 
 def options_as_text(name: str) -> str:
@@ -244,7 +246,7 @@ def by_content(name: str) -> str:
         InputError: the file cannot be read.
     """
     path, attribute = parts(name)
-    if not is_own(name) or path.stem in _places:
+    if not is_custom(name) or path.stem in _places:
         return name
     digest = source_digest(name)
     _places[digest] = path
@@ -256,10 +258,10 @@ def _options_in(name: str) -> str:
     return (match[3] or "") if match else ""
 
 
-def as_written(name: str) -> str:
+def name_in_settings(name: str) -> str:
     """Return the name that a user wrote, also of one that is by content; messages show it."""
     path, attribute = parts(name)
-    return f"{_places[path.stem]}:{attribute}{_options_in(name)}" if is_own(name) and path.stem in _places else name
+    return f"{_places[path.stem]}:{attribute}{_options_in(name)}" if is_custom(name) and path.stem in _places else name
 
 
 def execute(path: Path) -> ModuleType:
@@ -288,7 +290,7 @@ def place(error: BaseException) -> str | None:
 
 
 @contextmanager
-def naming_own_code(failure: type[InputError] | type[RunFailed] = OwnCodeFailed) -> Iterator[None]:
+def custom_code_errors(failure: type[InputError] | type[RunFailed] = CustomCodeError) -> Iterator[None]:
     """Turn an error of a user's own code into a one-line error that names the file and the line.
 
     SystemExit is such an error: otherwise `sys.exit(0)` would end a command with success. Errors
@@ -296,7 +298,7 @@ def naming_own_code(failure: type[InputError] | type[RunFailed] = OwnCodeFailed)
 
     Args:
         failure: the type of the new error; InputError if nothing has been trained yet. Errors of disks and GPUs, which
-            another attempt may not meet, are RunFailed in place of OwnCodeFailed.
+            another attempt may not meet, are RunFailed in place of CustomCodeError.
     """
     try:
         yield
@@ -308,25 +310,27 @@ def naming_own_code(failure: type[InputError] | type[RunFailed] = OwnCodeFailed)
             where = "custom code"
         if where is None or is_out_of_memory(error):
             raise
-        if failure is OwnCodeFailed and (isinstance(error, OSError) or "CUDA" in str(error)):
+        if failure is CustomCodeError and (isinstance(error, OSError) or "CUDA" in str(error)):
             failure = RunFailed
         raise failure(f"{where}: {_described(error)}") from error
 
 
 @contextmanager
-def calling_own(name: str, needs: str, failure: type[InputError] | type[RunFailed] = OwnCodeFailed) -> Iterator[None]:
+def custom_call_errors(
+    name: str, needs: str, failure: type[InputError] | type[RunFailed] = CustomCodeError
+) -> Iterator[None]:
     """Turn errors of a user's own code, and of calls that do not fit it, into one-line errors.
 
     Args:
         name: the name of the user's object.
         needs: the calls that the object must allow, for the message.
-        failure: the type of the new error, as for `naming_own_code`.
+        failure: the type of the new error, as for `custom_code_errors`.
     """
     try:
-        with naming_own_code(failure):
+        with custom_code_errors(failure):
             yield
     except (AttributeError, TypeError, ValueError) as error:
-        if isinstance(error, InputError) or not is_own(name):
+        if isinstance(error, InputError) or not is_custom(name):
             raise
         raise failure(f"{name}: {error}; it needs {needs}") from error
 
@@ -359,7 +363,7 @@ def _execute(path: Path, source: bytes) -> ModuleType:
     sys.modules[module.__name__] = module  # dataclasses and pickle look there
     _files.add(str(path))
     try:
-        with redirect_stdout(sys.stderr), naming_own_code(InputError):
+        with redirect_stdout(sys.stderr), custom_code_errors(InputError):
             exec(compile(source, str(path), "exec"), module.__dict__)  # noqa: S102 (the user asked for it)
     except SyntaxError as error:
         raise InputError(f"{path}:{error.lineno}: {error.msg}") from error
@@ -392,7 +396,7 @@ def declared_label(name: str) -> str:
     ``label``, of the call that makes NAME or that the function NAME returns, as in ``NAME = ServerOptimizer("Nesterov",
     init, apply)``.
     """
-    path, attribute = parts(as_written(name))
+    path, attribute = parts(name_in_settings(name))
     try:
         source = ast.parse(Path(path).read_bytes())
     except (OSError, SyntaxError, ValueError):

@@ -12,7 +12,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import Own
+from flsim.base.extensions import CustomName
 
 KINDS: Mapping[Any, tuple[type, str]] = {  # numbers of numpy are numbers too
     int: (Integral, "a whole number"),
@@ -86,8 +86,8 @@ def _fits(value: object, hint: Any) -> bool:
 def _described(hint: Any) -> str:
     origin, inside = get_origin(hint), get_args(hint)
     if origin is Annotated:
-        is_own = any(isinstance(mark, Own) for mark in inside[1:])
-        return "a name; name your own as 'path/to/file.py:NAME'" if is_own else _described(inside[0])
+        is_custom = any(isinstance(mark, CustomName) for mark in inside[1:])
+        return "a name; name your own as 'path/to/file.py:NAME'" if is_custom else _described(inside[0])
     if origin is Literal:
         return f"one of {', '.join(inside)}"
     if origin in (Union, UnionType):

@@ -14,7 +14,7 @@ import click
 import typer
 
 from flsim.base.errors import InputError, Interrupted, RunFailed, Terminated
-from flsim.base.extensions import executing_only, naming_own_code
+from flsim.base.extensions import custom_code_errors, restrict_custom_code
 from flsim.cli.audit import EPILOG as AUDIT_EPILOG
 from flsim.cli.audit import audit
 from flsim.cli.canaries import EPILOG as CANARIES_EPILOG
@@ -218,7 +218,7 @@ app.command(rich_help_panel=TRAIN, epilog=VERIFY_EPILOG)(verify)
 app.command(rich_help_panel=MEASURE, epilog=EPILOG)(evaluate)
 app.command(rich_help_panel=MEASURE, epilog=QUANTIZE_EPILOG)(quantize)
 # Commands that read runs execute no code of a run, except that some need a custom model; docs/security.md lists them.
-reading, of_model = executing_only(), executing_only("architecture", "attack")
+reading, of_model = restrict_custom_code(), restrict_custom_code("architecture", "attack")
 app.command(rich_help_panel=MEASURE, epilog=PRIVACY_EPILOG)(privacy)
 app.command(rich_help_panel=MEASURE, epilog=AUDIT_EPILOG)(reading(audit))
 app.command(rich_help_panel=MEASURE, epilog=FORGETTING_EPILOG)(reading(forgetting))
@@ -244,7 +244,7 @@ def main() -> None:
     # SystemExit, unlike death by the signal, lets `finally` remove files that are half-written.
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        with naming_own_code():
+        with custom_code_errors():
             code = app(standalone_mode=False)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "flsim"

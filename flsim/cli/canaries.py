@@ -57,7 +57,7 @@ def canaries(
 
 def _written(folder: Path, round: int, device: str) -> dict[str, str]:
     """Return what beam search writes with the checkpoint of a round, in words, by the canary's id."""
-    from flsim.runs.config.own_code import announce
+    from flsim.runs.config.custom_code import announce
     from flsim.runs.folder import Run
     from flsim.runs.measuring import written_after
 

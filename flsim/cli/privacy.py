@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import executing_only
+from flsim.base.extensions import restrict_custom_code
 from flsim.base.progress import say
 
 if TYPE_CHECKING:
@@ -126,9 +126,9 @@ def _planned(
     return lines
 
 
-@executing_only()
+@restrict_custom_code()
 def _spent(folder: Path, delta: float | None) -> "tuple[list[Line], Unit]":
-    from flsim.attacks.audit.claim import needs_code
+    from flsim.attacks.audit.claim import needs_custom_code
     from flsim.privacy.conventions import possible_conventions
     from flsim.privacy.table import NO_NOISE, Line, report
     from flsim.runs.folder import Run
@@ -138,12 +138,12 @@ def _spent(folder: Path, delta: float | None) -> "tuple[list[Line], Unit]":
     ledger = run.load(newest_checkpoint(folder), executes_code=False).ledger
     rounds, unit = ledger.rounds, run.config.unit
     is_noisy = all(entry.noise_multiplier for entry in ledger.entries)
-    if needs_code(ledger) and is_noisy:
+    if needs_custom_code(ledger) and is_noisy:
         lines, rounds, delta = _stored(run, delta)
     else:
         delta = run.delta if delta is None else delta
         infinite = [Line(one, math.inf, note=NO_NOISE) for one in possible_conventions(run.config.sampler)]
-        lines = infinite if needs_code(ledger) else report(ledger, delta)
+        lines = infinite if needs_custom_code(ledger) else report(ledger, delta)
     say(f"{folder}: {rounds:,} {'rounds' if unit == 'user' else 'steps'}, delta {delta:.3g}")
     _warn(delta, ledger.entries[0].population, unit)
     return lines, unit

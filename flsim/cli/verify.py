@@ -39,14 +39,14 @@ def verify(
     """
     import torch
 
-    from flsim.runs.config import own_code
+    from flsim.runs.config import custom_code
     from flsim.runs.folder import Run
     from server.verify import verify as train_again
 
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     check_device(device)
     opened = Run.open(run)
-    own_code.announce(opened.config, *own_code.TRAINED)
+    custom_code.announce(opened.config, *custom_code.TRAINED)
     verified = train_again(opened, round, device)
     if json_:
         typer.echo(json.dumps(asdict(verified)))

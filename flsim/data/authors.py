@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 LARGEST = 5  # authors that a summary names
-MUCH = 0.05  # an author with more of all words is unusual,
-TIMES = 2  # if the share is also above so many equal shares
+UNUSUAL_SHARE = 0.05  # an author with more of all words is unusual,
+UNUSUAL_MULTIPLE = 2  # if the share is also above so many equal shares
 STAND_INS = {
     *("[deleted]", "[removed]", "deleted", "removed", "nan", "none", "null", "n/a", "na", "undefined"),
     *("unknown", "anonymous", "anon", "guest", "automoderator", "bot"),
@@ -54,7 +54,7 @@ def largest_authors(users: Iterable[tuple[str, str, int]]) -> tuple[list[dict[st
         name, share = author["author"], author["share"]
         if is_stand_in(name):
             why = "and stands for many people or for none"
-        elif share > MUCH and share > TIMES / len(words):
+        elif share > UNUSUAL_SHARE and share > UNUSUAL_MULTIPLE / len(words):
             why = "which is unusual for one person"
         else:
             continue

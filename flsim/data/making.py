@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import is_own, parts, refuse_unknown
+from flsim.base.extensions import is_custom, parts, refuse_unknown
 from flsim.data.corpus import Corpus
 from flsim.data.formats.own import maker_of
 from flsim.data.importing.gather import ImportHParams
@@ -59,7 +59,7 @@ def make_corpus(
     """
     refuse_unknown(name, MAKERS, "maker")
     options, writing = options or {}, writing or {}
-    if is_own(name):
+    if is_custom(name):
         hparams = ImportHParams(**{**WHOLE, **writing}, seed=seed)
         is_free = "vocabulary_size" not in writing
         return import_corpus([parts(name)[0]], out, hparams, maker_of(name, seed, options), fit_vocabulary=is_free)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flsim.base.errors import Diverged, InputError
-from flsim.base.extensions import is_own, parts, source_digest
+from flsim.base.extensions import is_custom, parts, source_digest
 from flsim.base.progress import progress
 from flsim.base.rng import stream
 from flsim.data.corpus import Corpus
@@ -77,7 +77,7 @@ def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int,
     dropped = {"records_sanitized": int(np.count_nonzero(~kept))}
     step = {"step": "sanitize", "label": hparams.label, "seed": seed, **asdict(hparams)}
     for setting in ("optimizer", "schedule"):
-        if is_own(name := step["training"][setting]):  # the manifest names code by content, not by its folder
+        if is_custom(name := step["training"][setting]):  # the manifest names code by content, not by its folder
             step["training"][setting] = f"{source_digest(name)}.py:{parts(name)[1]}"
     return drop_records(corpus, out, kept, step, dropped)
 

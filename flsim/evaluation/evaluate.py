@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 
 from flsim.base.errors import Diverged, InputError, RunFailed, at_least_one
-from flsim.base.extensions import Own, is_own, refuse_unknown
+from flsim.base.extensions import CustomName, is_custom, refuse_unknown
 from flsim.base.machine import refuse_beyond_memory
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
@@ -61,7 +61,7 @@ class EvaluationHParams:
     prefix: int = 1
     test_users: int | None = None
     decide: bool = False
-    also: tuple[Annotated[str, Own("measure")], ...] = ()
+    also: tuple[Annotated[str, CustomName("measure")], ...] = ()
     samples: int = 5_000
     nodes: int = 20_000
     weight_bits: int | None = None
@@ -318,7 +318,7 @@ def refuse_failing(
             numbers of its quantities. The message names the file.
     """
     measures(hparams.also)
-    own = tuple(name for name in hparams.also if is_own(name))
+    own = tuple(name for name in hparams.also if is_custom(name))
     if not own:
         return
     few = {name: min(getattr(hparams, name), FEW) for name in ("references", "samples", "nodes")}

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping
 from numbers import Real
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import is_own, naming_own_code, resolve
+from flsim.base.extensions import custom_code_errors, is_custom, resolve
 from flsim.measures.built_in import ALSO, QUANTITIES
 from flsim.measures.measure import Measure, ModelProbe, Probe
 from flsim.measures.quantity import Quantity, refuse_unfit
@@ -25,7 +25,7 @@ def measures(also: Iterable[str]) -> dict[str, Measure]:
     resolved = {}
     for name in also:
         resolved[name] = measure = resolve(name, ALSO, "measure")
-        if is_own(name):
+        if is_custom(name):
             for quantity in _fit(measure, name).quantities:
                 for column in names_of(quantity):
                     if column in taken:
@@ -39,7 +39,7 @@ def measures(also: Iterable[str]) -> dict[str, Measure]:
 def own_quantities(also: Iterable[str]) -> list[Quantity]:
     """Return the quantities of a user's own measures among these names."""
     chosen = measures(also)
-    return [quantity for name, measure in chosen.items() if is_own(name) for quantity in measure.quantities]
+    return [quantity for name, measure in chosen.items() if is_custom(name) for quantity in measure.quantities]
 
 
 def refuse_own_of_model(also: Iterable[str]) -> None:
@@ -57,13 +57,13 @@ def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[st
             words that it read, or computed something else than finite numbers of its quantities.
         Diverged: a built-in measure met a value that is not finite.
     """
-    if not is_own(name):
+    if not is_custom(name):
         return dict(measure.compute(probe))  # type: ignore[arg-type]
     models, words = [probe.model], {}
     if isinstance(probe, Probe):
         models += probe.without
         words = {"prefix": probe.prefix, "continuation": probe.continuation, "references": probe.references}
-    with refusing_changes(name, models, words), naming_own_code():
+    with refusing_changes(name, models, words), custom_code_errors():
         computed = measure.compute(probe)
     values = computed if isinstance(computed, Mapping) else {measure.quantities[0].name: computed}
     where = f"canary {probe.canary.id}" if isinstance(probe, Probe) else "the model"

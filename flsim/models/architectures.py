@@ -8,7 +8,7 @@ from torch import Tensor, cat, nn, zeros
 from torch.nn.functional import embedding, pad
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import is_own, resolve_class
+from flsim.base.extensions import is_custom, resolve_class
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.language_model import (
     Capabilities,
@@ -236,7 +236,7 @@ def class_of(architecture: str) -> type[TrainableModel]:
 
 def declared(architecture: str) -> Capabilities | None:
     """Return the capabilities of a built-in architecture; None for a user's own, as no code is executed."""
-    return None if is_own(architecture) else class_of(architecture).capabilities
+    return None if is_custom(architecture) else class_of(architecture).capabilities
 
 
 def with_low_precision() -> str:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Annotated
 
 from flsim.base.errors import at_least_one
-from flsim.base.extensions import Option, Own, declared_label, is_own, refuse_options, refuse_unknown
+from flsim.base.extensions import CustomName, Option, declared_label, is_custom, refuse_options, refuse_unknown
 from flsim.base.types import refuse_other_types
 from flsim.models.architectures import BUILT_IN
 from flsim.models.language_model import ModelSettings
@@ -30,7 +30,7 @@ class ModelHParams(ModelSettings):
         >>> flsim.Model(embedding=32, units=64)                                # doctest: +SKIP
     """
 
-    architecture: Annotated[str, Own("architecture")] = "cifg"
+    architecture: Annotated[str, CustomName("architecture")] = "cifg"
     options: Mapping[str, Option] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -38,13 +38,13 @@ class ModelHParams(ModelSettings):
         at_least_one(embedding=self.embedding, units=self.units, layers=self.layers, heads=self.heads)
         at_least_one(filter_width=self.filter_width)
         refuse_unknown(self.architecture, BUILT_IN, "architecture")
-        if not is_own(self.architecture):
+        if not is_custom(self.architecture):
             BUILT_IN[self.architecture].refuse_settings(self)
         refuse_options(self.architecture, self.options, "options")
 
     @property
     def label(self) -> str:
         """Return the architecture's name in a table's row; empty for the paper's."""
-        if is_own(self.architecture):  # no code is executed to name a row
+        if is_custom(self.architecture):  # no code is executed to name a row
             return declared_label(self.architecture)
         return BUILT_IN[self.architecture].label_of(self)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import is_own, short_name
+from flsim.base.extensions import is_custom, short_name
 from flsim.privacy.sampling import Relation, sampler_class
 
 Sensitivity = Literal["S", "2S"]
@@ -81,7 +81,7 @@ def conventions_of(sampler: str) -> tuple[Convention, ...]:
     Raises:
         InputError: a user's own sampler failed.
     """
-    if not is_own(sampler):
+    if not is_custom(sampler):
         return tuple(convention for convention in (*CONVENTIONS, *REFUSED) if convention.sampler == sampler)
     return _of_own(sampler, sampler_class(sampler).relation)
 
@@ -91,7 +91,7 @@ def possible_conventions(sampler: str) -> tuple[Convention, ...]:
 
     For a user's own sampler, these are the conventions of both relations, one of which it declares.
     """
-    if not is_own(sampler):
+    if not is_custom(sampler):
         return conventions_of(sampler)
     return tuple(convention for relation in SENSITIVITY for convention in _of_own(sampler, relation))
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import Own, refuse_unknown
+from flsim.base.extensions import CustomName, refuse_unknown
 from flsim.base.rng import stream
 from flsim.base.types import refuse_other_types
 from flsim.models.language_model import Params
@@ -66,7 +66,7 @@ class PrivacyHParams:
     target_quantile: float | None = None
     clip_learning_rate: float = 0.2
     count_noise: float | None = None
-    noise: Annotated[str, Own("noise")] = "independent"
+    noise: Annotated[str, CustomName("noise")] = "independent"
 
     def __post_init__(self) -> None:
         refuse_other_types(self)

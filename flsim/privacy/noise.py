@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import as_written, calling_own, declared_label, is_own, resolve_class
+from flsim.base.extensions import custom_call_errors, declared_label, is_custom, name_in_settings, resolve_class
 from flsim.base.rng import stream
 from flsim.privacy.sampling import refuse_no_event
 
@@ -101,7 +101,7 @@ def noise_class(name: str) -> type[Noise]:
 
 def label_of(name: str) -> str:
     """Return a process's part of the name of a table's row, without executing a user's file."""
-    return declared_label(name) if is_own(name) else NOISES[name].label
+    return declared_label(name) if is_custom(name) else NOISES[name].label
 
 
 def noise_event(name: str, sampled: "Callable[[DpEvent], DpEvent]", noise_multiplier: float, rounds: int) -> "DpEvent":
@@ -111,8 +111,8 @@ def noise_event(name: str, sampled: "Callable[[DpEvent], DpEvent]", noise_multip
         InputError: a user's own process failed, or states no event.
     """
     kind = noise_class(name)
-    written = as_written(name)
-    with calling_own(written, "event(sampled, noise_multiplier, rounds)", InputError):
+    written = name_in_settings(name)
+    with custom_call_errors(written, "event(sampled, noise_multiplier, rounds)", InputError):
         event = kind.event(sampled, noise_multiplier, rounds)
     if event is None:
         raise InputError(
@@ -135,7 +135,7 @@ def init(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> "dict[str,
         InputError: a user's own process failed, or its state is not of these names and shapes.
     """
     shapes, kind = _shapes(like), noise_class(name)
-    with calling_own(name, "init()", InputError):
+    with custom_call_errors(name, "init()", InputError):
         state = kind(seed, shapes).init()
         _refuse_other_shapes(name, state, shapes, InputError)
     return {SLOT + slot: values for slot, values in state.items()}
@@ -162,7 +162,7 @@ def step(
     """
     shapes, kind = _shapes(like), noise_class(name)
     before = {slot.removeprefix(SLOT): values for slot, values in moments.items() if slot.startswith(SLOT)}
-    with calling_own(name, "next(state, round_)", failure):
+    with custom_call_errors(name, "next(state, round_)", failure):
         noise, after = kind(seed, shapes).next(before, round_)
         if before.keys() != after.keys():
             raise failure(f"{name}: a round turns slots {sorted(before)} into {sorted(after)}; keep the same ones")
@@ -193,7 +193,7 @@ def _refuse_other_shapes(
 ) -> None:
     import torch
 
-    for slot, values in slots.items() if is_own(name) else ():
+    for slot, values in slots.items() if is_custom(name) else ():
         are_tensors = all(isinstance(value, torch.Tensor) for value in values.values())
         if not (slot.isidentifier() and are_tensors and _shapes(values) == shapes):
             raise failure(

@@ -13,7 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import as_written, calling_own, declared_label, is_own, made, refuse_unknown, resolve_class
+from flsim.base.extensions import (
+    custom_call_errors,
+    declared_label,
+    is_custom,
+    made,
+    name_in_settings,
+    refuse_unknown,
+    resolve_class,
+)
 from flsim.base.rng import stream
 
 if TYPE_CHECKING:  # the import takes half a second, which every process of a run would pay
@@ -158,7 +166,7 @@ def sampler_class(name: str) -> type[Sampler]:
 
 def label_of(name: str) -> str:
     """Return a sampler's part of the name of a table's row, without executing a user's file."""
-    return declared_label(name) if is_own(name) else SAMPLERS[name].label
+    return declared_label(name) if is_custom(name) else SAMPLERS[name].label
 
 
 def draw_cohort(
@@ -185,11 +193,11 @@ def draw_cohort(
     """
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
-    with calling_own(sampler, "draw(seed, round_, population) and sizes(population)", failure):
+    with custom_call_errors(sampler, "draw(seed, round_, population) and sizes(population)", failure):
         drawn = made(sampler, kind, size)
         cohort, (fewest, most) = drawn.draw(seed, round_, population), drawn.sizes(population)
     are_users = _are_users(cohort, population, kind.has_repeats)
-    if is_own(sampler) and not (are_users and fewest <= len(cohort) <= most):
+    if is_custom(sampler) and not (are_users and fewest <= len(cohort) <= most):
         numbers = "numbers" if kind.has_repeats else "different numbers"
         raise failure(
             f"{sampler}: round {round_ + 1} drew no cohort of {fewest:,} to {most:,} users; return {numbers} "
@@ -226,11 +234,11 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
     """
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
-    written = as_written(sampler)
-    with calling_own(written, "event(population, mechanism)", InputError):
+    written = name_in_settings(sampler)
+    with custom_call_errors(written, "event(population, mechanism)", InputError):
         event = made(sampler, kind, size).event(population, mechanism)
     if event is None:
-        if not is_own(sampler):
+        if not is_custom(sampler):
             raise InputError(f'training.sampler "{sampler}": {kind.unaccounted}')
         raise InputError(f'{written}: states no privacy event; define event, or take privacy.mechanism "clip"')
     refuse_no_event(written, event)
@@ -247,7 +255,7 @@ def refuse_no_event(name: str, event: object) -> None:
 
 def refuse_unaccounted(sampler: str) -> None:
     """Raise InputError for a built-in sampler that no accountant supports, without executing a user's code."""
-    if not is_own(sampler) and (reason := SAMPLERS[sampler].unaccounted):
+    if not is_custom(sampler) and (reason := SAMPLERS[sampler].unaccounted):
         raise InputError(
             f'training.sampler "{sampler}": {reason}, and no epsilon could be stated; take "fixed-size" or "poisson", '
             f'or set privacy.mechanism to "clip"'

@@ -44,7 +44,7 @@ from flsim.results.pairs import left_out_text, pair_at_like_utility
 from flsim.results.run_file import WORLDS
 from flsim.results.sweeps import Sweep, SweepRun
 from flsim.runs.config import Config
-from flsim.runs.config.own_code import without_folders
+from flsim.runs.config.custom_code import without_folders
 from flsim.show.differences import quantities_in_pairs
 
 PARTITION, TECHNIQUE, OPTIMIZER, CLIP, NOISE, RATE = (

@@ -11,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import executing_only
+from flsim.base.extensions import restrict_custom_code
 from flsim.base.files import is_device, named_file
 from flsim.measures.built_in import PRIMARY
 from flsim.report import evidence, figures, provenance, tables
@@ -37,7 +37,7 @@ class Opening:
     facts: Sequence[tuple[str, str]] = ()
 
 
-@executing_only()
+@restrict_custom_code()
 def write_report(paths: Sequence[Path], out: Path) -> None:
     """Write a report about run folders and sweeps, whole or not at all.
 

@@ -18,7 +18,7 @@ from flsim.report.blocks import Block, Cell, Facts, Fold, Note, Table, duration,
 from flsim.report.gather import Gathered, RunView, by_configuration, percent
 from flsim.results.tables import user_share
 from flsim.runs.config import Config, DataHParams
-from flsim.runs.config.own_code import without_folders
+from flsim.runs.config.custom_code import without_folders
 
 COUNTS = {
     "planned_sharers": "Sharers, planned",

@@ -3,7 +3,7 @@
 A round of central training is a step. Each run folder has the list below in its README.
 
 config.toml      all settings, defaults included
-code/            copies of a user's own files that the settings name (flsim.runs.config.own_code)
+code/            copies of a user's own files that the settings name (flsim.runs.config.custom_code)
 planted/         planted canaries, roster, IID twin (flsim.canaries.population)
 checkpoints/     round-000010.safetensors, ...
 users/           what users keep between rounds, if the algorithm needs it (flsim.algorithms.user_states)
@@ -27,7 +27,7 @@ from flsim.algorithms import checkpoint
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.user_states import FOLDER, UserStates
 from flsim.base.errors import InputError
-from flsim.base.extensions import is_own
+from flsim.base.extensions import is_custom
 from flsim.base.files import digest, new_file, new_folder, write_json
 from flsim.base.mappings import flat
 from flsim.canaries.in_corpus import planting_of, settled
@@ -40,7 +40,7 @@ from flsim.privacy import ledger
 from flsim.results.rows import identity_of, refuse_foreign_rows
 from flsim.results.run_file import refuse_begun, setting_of
 from flsim.runs import roundlog
-from flsim.runs.config import CentralConfig, Config, FederatedConfig, dump, load, own_code
+from flsim.runs.config import CentralConfig, Config, FederatedConfig, custom_code, dump, load
 from flsim.runs.config.arms import shared_rounds
 from flsim.runs.foresight import foresee_training
 from flsim.runs.trackers import refuse_missing
@@ -90,12 +90,12 @@ class Run:
                 raise InputError(f"{corpus.path}: has no test users for utility; import it with a larger --test")
             planting = planting_of(corpus, settings.canaries, settings.seed, train, settings.rounds_over(train))
             refuse_failing(settings.model, planting.canaries, corpus.test_users, settings.evaluation, settings.seed)
-            dump(own_code.with_copies(settings, folder), folder / "config.toml")
+            dump(custom_code.with_copies(settings, folder), folder / "config.toml")
             for name in ("planted", "checkpoints", "rows"):
                 (folder / name).mkdir()
             write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed, train)
             (folder / "README").write_text(README, encoding="utf-8")
-        run = cls(path, own_code.with_copies(settings, path))
+        run = cls(path, custom_code.with_copies(settings, path))
         run.mark("running")
         return run
 
@@ -113,10 +113,10 @@ class Run:
         started = cls.open(path)
         corpus = Corpus.open(settings.data.corpus)
         settings = replace(settings, canaries=settled(corpus, settings.canaries)).resuming(started.config)
-        own_code.refuse_other_settings(started.config, settings, path)
-        run = cls(path, own_code.with_copies(settings, path))
+        custom_code.refuse_other_settings(started.config, settings, path)
+        run = cls(path, custom_code.with_copies(settings, path))
         run.verify()
-        own_code.announce(run.config)
+        custom_code.announce(run.config)
         refuse_unfit(run.config.model, corpus.layout, settings.seed, is_new=False)
         refuse_foreign_rows(path, run.identity)
         if not (kept := path / "checkpoints").is_dir():
@@ -165,7 +165,7 @@ class Run:
     @property
     def parameters(self) -> dict[str, Any]:
         """Return all settings by name, such as ``training.cohort``, for lists of runs."""
-        return {"setting": self.setting, "series": self.series, **dict(flat(own_code.without_folders(self.config)))}
+        return {"setting": self.setting, "series": self.series, **dict(flat(custom_code.without_folders(self.config)))}
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -259,7 +259,7 @@ class Run:
         """Load a checkpoint of this run; without code, frozen parameters of a custom model are not compared.
 
         Raises:
-            InputError: the checkpoint is damaged; `checkpoint.OfAnotherRun` if it is whole, and of another run.
+            InputError: the checkpoint is damaged; `checkpoint.ForeignCheckpointError` if it is of another run.
         """
         state, theirs = checkpoint.load(path)
         ours = (self.provenance if executes_code else self._with_frozen(theirs.frozen)).by_content
@@ -273,7 +273,7 @@ class Run:
             why = f"its ledger names {foreign}, which {self.path / 'config.toml'} does not; name its own run"
         else:
             return state
-        raise checkpoint.OfAnotherRun(f"{path}: {why}")
+        raise checkpoint.ForeignCheckpointError(f"{path}: {why}")
 
     def _custom_code_beyond_settings(self, state: State) -> str:
         """Return the custom sampler or noise that a state's ledger names and the settings do not; empty for none.
@@ -281,10 +281,10 @@ class Run:
         An epsilon of the ledger would execute it.
         """
         for entry in state.ledger.entries:
-            if is_own(entry.sampler) or is_own(entry.noise):
+            if is_custom(entry.sampler) or is_custom(entry.noise):
                 planned = self.config.planned(entry.population, entry.rounds)
                 for name, expected in ((entry.sampler, planned.sampler), (entry.noise, planned.noise)):
-                    if is_own(name) and name != expected:
+                    if is_custom(name) and name != expected:
                         return name
         return ""
 
@@ -300,7 +300,7 @@ class Run:
 
     def verify(self) -> None:
         """Raise InputError if a file of the corpus, of the planted canaries or of the user's own code has changed."""
-        own_code.refuse_changed_copies(self.config)
+        custom_code.refuse_changed_copies(self.config)
         corpus = self.config.data.corpus
         if Corpus.open(corpus, verify=True).digest != self.corpus.digest:
             raise InputError(f"{corpus}: changed while it was open; restore it, and resume the run")

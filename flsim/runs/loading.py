@@ -8,7 +8,7 @@ import torch
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
-from flsim.base.extensions import by_content, is_own, naming_own_code, short_name
+from flsim.base.extensions import by_content, custom_code_errors, is_custom, short_name
 from flsim.evaluation.loading import model_of_factory
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import TrainableModel
@@ -44,9 +44,9 @@ def load_model(model: Path | str, device: str = "cpu") -> Any:
 
 def _of_checkpoint(path: Path, device: str) -> TrainableModel:
     state, provenance = checkpoint.load(path)
-    if is_own(provenance.model.architecture):
+    if is_custom(provenance.model.architecture):
         provenance = replace(provenance, model=_own_model(path, provenance.model))
-    with naming_own_code(InputError):
+    with custom_code_errors(InputError):
         model = checkpoint.model_of(provenance).load(state.params)
         frozen = frozen_digest(provenance.vocabulary_size, provenance.model)
     if frozen != provenance.frozen:

@@ -9,19 +9,19 @@ import torch
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import Diverged, InputError
-from flsim.base.extensions import naming_own_code
+from flsim.base.extensions import custom_code_errors
 from flsim.base.files import refuse_unwritable
 from flsim.evaluation.evaluate import evaluate, write_on
 from flsim.evaluation.measures import own_quantities
 from flsim.models.language_model import TrainableModel
 from flsim.results.rows import DIVERGED, Row, write_rows
 from flsim.runs.config import Config
-from flsim.runs.config.own_code import announce
+from flsim.runs.config.custom_code import announce
 from flsim.runs.folder import Run
 from flsim.training.state import State
 
 
-@naming_own_code()
+@custom_code_errors()
 def evaluate_checkpoint(
     run: Path, path: str | Path, device: str = "cpu", calibrate: Sequence[Path] = (), **changes: Any
 ) -> list[Row]:

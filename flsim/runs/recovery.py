@@ -51,7 +51,7 @@ def _settle_checkpoints(run: Run) -> None:
             run.load(path)
         except InputError as error:
             refused[path] = error
-    foreign = [error for error in refused.values() if isinstance(error, checkpoint.OfAnotherRun)]
+    foreign = [error for error in refused.values() if isinstance(error, checkpoint.ForeignCheckpointError)]
     if foreign and len(refused) == len(paths):  # then the folder, its settings or its corpus were exchanged
         raise foreign[-1]
     back_to = next((path for path in refused if run.lacks_rows(path)), None)

@@ -11,12 +11,12 @@ from torch import Tensor
 
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.extensions import (
+    CustomName,
     Option,
-    Own,
     configured,
-    is_own,
+    custom_code_errors,
+    is_custom,
     made,
-    naming_own_code,
     refuse_unknown,
     refuse_wrong_options,
     resolve,
@@ -117,9 +117,9 @@ def rate_at(
         return rate * (at + 1) / warmup
     if schedule == "steps":
         return rate * steps(at, total, milestones, factor)
-    with naming_own_code(InputError):
+    with custom_code_errors(InputError):
         factor = made(schedule, resolve(schedule, SCHEDULES, "schedule"), at - warmup, max(total - warmup, 1))
-    if is_own(schedule) and not (isinstance(factor, int | float) and 0 <= factor < math.inf):
+    if is_custom(schedule) and not (isinstance(factor, int | float) and 0 <= factor < math.inf):
         raise InputError(
             f"{schedule}: gave the factor {factor!r} at {at:,} of {total:,}; return a finite number of at least 0"
         )
@@ -175,13 +175,13 @@ class LocalHParams:
     epochs: int = 1
     batch_size: int = 16
     learning_rate: float = 0.3
-    optimizer: Annotated[str, Own("optimizer")] = "sgd"
+    optimizer: Annotated[str, CustomName("optimizer")] = "sgd"
     momentum: float = 0.9
     gradient_clip: float | None = None
     proximal: float = 0.0
     max_records: int | None = None
     precision: Precision = "float32"
-    schedule: Annotated[str, Own("schedule")] = "constant"
+    schedule: Annotated[str, CustomName("schedule")] = "constant"
     milestones: tuple[float, ...] = ()
     milestone_factor: float = 0.1
     optimizer_options: Mapping[str, Option] = field(default_factory=dict)

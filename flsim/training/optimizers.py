@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import declared_label, is_own, naming_own_code, options_as_text, options_of, parts, resolve
+from flsim.base.extensions import (
+    custom_code_errors,
+    declared_label,
+    is_custom,
+    options_as_text,
+    options_of,
+    parts,
+    resolve,
+)
 
 BETAS, EPSILON = (0.9, 0.999), 1e-8  # defaults of torch.optim.Adam
 ALPHA = 0.99  # default of torch.optim.RMSprop, whose epsilon is Adam's
@@ -135,7 +143,7 @@ def _own(name: str, make: object) -> Optimizer:
     def over(parameters: Iterable[Tensor], rate: float, _momentum: float, decay: float) -> torch.optim.Optimizer:
         settings = {"lr": rate} | ({"weight_decay": decay} if decay else {}) | options_of(name)
         try:
-            with naming_own_code(InputError):
+            with custom_code_errors(InputError):
                 made = make(parameters, **settings)
         except TypeError as error:  # raised by the call itself, and so not inside the user's code
             raise InputError(f"{name}: cannot be made of (parameters, {', '.join(settings)}): {error}") from error
@@ -148,7 +156,7 @@ def _own(name: str, make: object) -> Optimizer:
 
 def label_of(name: str) -> str:
     """Return an optimizer's name in a table, without executing a user's code."""
-    return declared_label(name) if is_own(name) else OPTIMIZERS[name].label
+    return declared_label(name) if is_custom(name) else OPTIMIZERS[name].label
 
 
 def refuse_low_precision(name: str, precision: str) -> None:
@@ -162,7 +170,7 @@ def refuse_low_precision(name: str, precision: str) -> None:
 
 def refuse_failing(name: str) -> None:
     """Try one step of a user's own optimizer, and raise InputError where it fails."""
-    if is_own(name):
+    if is_custom(name):
         _tried(optimizer_named(name))
 
 
@@ -173,7 +181,7 @@ def slots_of(name: str) -> tuple[str, ...]:
         InputError: the step failed, or a checkpoint cannot hold all of the optimizer's state.
     """
     optimizer = optimizer_named(name)
-    if not is_own(name):
+    if not is_custom(name):
         return optimizer.slots
     stepped, before, weights = _tried(optimizer)
     if _settings_of(stepped) != before:
@@ -186,7 +194,7 @@ def _tried(optimizer: Optimizer) -> tuple[torch.optim.Optimizer, list[dict[str, 
     weights = [torch.zeros(3, 2), torch.zeros(5)]
     stepping = optimizer.over(weights, 0.1, 0.9, 0.0)
     before = _settings_of(stepping)
-    with naming_own_code(InputError):
+    with custom_code_errors(InputError):
         for weight in weights:
             weight.grad = torch.ones_like(weight)
         stepping.step()

@@ -4,7 +4,7 @@ import torch
 from torch import Tensor
 
 from flsim.base.errors import InputError, in_one_line
-from flsim.base.extensions import is_own, naming_own_code
+from flsim.base.extensions import custom_code_errors, is_custom
 from flsim.base.machine import refuse_beyond_memory
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
@@ -14,7 +14,7 @@ from flsim.models.language_model import TrainableModel, digest_of, loss_sum
 from flsim.training.local import training_mode
 
 TOLERANCE = 1e-4  # absolute and relative, of log-probabilities in float32
-OUTSIDE = (
+NOT_DETERMINISTIC = (
     "{}: forward gives other logits each time in evaluation mode; draw at random only if "
     "self.training is set, as nn.Dropout does"
 )
@@ -33,11 +33,11 @@ def refuse_unfit(model: ModelHParams, layout: Layout, seed: int, is_new: bool = 
         InputError: the network does not fit this machine's memory, cannot be made, or is not what `TrainableModel` asks
             for. The message names what is wrong; an error of the user's code names its file and line.
     """
-    if not is_own(model.architecture):
+    if not is_custom(model.architecture):
         refuse_too_large(model, layout)
         return
     try:
-        with naming_own_code(InputError):
+        with custom_code_errors(InputError):
             _try(model, layout, seed, is_new)
     except InputError:
         raise
@@ -47,7 +47,7 @@ def refuse_unfit(model: ModelHParams, layout: Layout, seed: int, is_new: bool = 
 
 def refuse_too_large(model: ModelHParams, layout: Layout) -> None:
     """Raise InputError where a built-in network does not fit this machine's memory; no code of a user is executed."""
-    if is_own(model.architecture):
+    if is_custom(model.architecture):
         return
     number = weights_of(layout.vocabulary_size, model)
     update = 8  # bytes of a weight in a sum of updates, which are added in float64
@@ -75,7 +75,7 @@ def _try(model: ModelHParams, layout: Layout, seed: int, is_new: bool) -> None:
 
 def frozen_digest(vocabulary_size: int, model: ModelHParams) -> str:
     """Return the digest of a user's own network's frozen values; empty for a built-in network."""
-    return build(vocabulary_size, model).frozen_digest if is_own(model.architecture) else ""
+    return build(vocabulary_size, model).frozen_digest if is_custom(model.architecture) else ""
 
 
 def _refuse_overwritten(name: str, one: TrainableModel, other: TrainableModel) -> None:
@@ -125,7 +125,7 @@ def _refuse_logits(name: str, model: TrainableModel, layout: Layout) -> None:
     if not logits.isfinite().all():
         raise InputError(f"{name}: forward gives logits that are not finite")
     if not torch.equal(model(tokens), logits):
-        raise InputError(OUTSIDE.format(name))
+        raise InputError(NOT_DETERMINISTIC.format(name))
     if not _near(model(tokens[:, :2]), logits[:, :2]):
         raise InputError(f"{name}: forward lets a position depend on later tokens, or on how many there are")
     state, stepped = model.start(tokens[:, :2])
@@ -141,7 +141,7 @@ def _refuse_short(name: str, model: TrainableModel, layout: Layout) -> None:
     words = layout.record_words
     record = torch.tensor([[layout.bos] + [layout.first_word] * (words - 1)])
     try:
-        with naming_own_code(InputError):
+        with custom_code_errors(InputError):
             model(record)
     except InputError as error:
         raise InputError(
@@ -159,7 +159,7 @@ def _refuse_unseeded(name: str, model: TrainableModel, layout: Layout, seed: int
         for parameter, value in model.trainable.items():
             value.add_(torch.from_numpy(stream(seed, "trial", parameter).normal(0, 0.01, value.shape)).to(value))
         if not torch.equal(model(tokens), model(tokens)):
-            raise InputError(OUTSIDE.format(name))
+            raise InputError(NOT_DETERMINISTIC.format(name))
         logits = []
         for _ in range(2):
             with training_mode(model, seed):

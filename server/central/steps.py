@@ -9,7 +9,7 @@ import torch
 
 from flsim.algorithms.checkpoint import digest_of
 from flsim.base.errors import InputError, Interrupted
-from flsim.base.extensions import naming_own_code
+from flsim.base.extensions import custom_code_errors
 from flsim.runs import roundlog
 from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
@@ -62,7 +62,7 @@ def train(path: Path, gpus: float) -> Generator[News]:
     """
     run, stop = Run.open(path), StopFile(path)
     _use(run.central.system, gpus)
-    with hold_lock(run), naming_own_code():
+    with hold_lock(run), custom_code_errors():
         training, state = opened(run)
         chunks = train_chunks(state, training, run.rounds, run.is_saved_at, ends_early=stop)
         yield from written(run, state, chunks)

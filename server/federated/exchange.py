@@ -19,7 +19,7 @@ from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import parts
 from flsim.base.logs import log
 from flsim.base.progress import say
-from flsim.runs.config.own_code import names_in
+from flsim.runs.config.custom_code import names_in
 from flsim.runs.folder import Run
 from flsim.training.update import UpdateSum
 from server.federated.deadline import Deadline

@@ -6,7 +6,7 @@ from typing import Any
 from flwr.app import Context, Message, RecordDict
 from flwr.serverapp import Grid
 
-from flsim.base.errors import OwnCodeFailed
+from flsim.base.errors import CustomCodeError
 from server.cluster.internals import numbered, send_as
 
 SERVER = 0  # the node that sends requests
@@ -21,7 +21,7 @@ def log_fields(message: Message) -> dict[str, Any]:
 
 def code_of(error: BaseException | None) -> int:
     """Return the code of the Flower error by which an exception of a client is reported."""
-    return OWN_CODE_FAILED if isinstance(error, OwnCodeFailed) else CLIENT_FAILED
+    return OWN_CODE_FAILED if isinstance(error, CustomCodeError) else CLIENT_FAILED
 
 
 class ShardGrid(Grid):  # type: ignore[misc]  # Flower brings no types

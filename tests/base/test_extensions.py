@@ -11,36 +11,36 @@ import pytest
 
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import (
-    Own,
+    CustomName,
     by_content,
-    calling_own,
-    is_own,
-    naming_own_code,
+    custom_call_errors,
+    custom_code_errors,
+    is_custom,
     resolve,
     short_name,
     source_digest,
 )
 from flsim.base.files import file_digest
-from flsim.runs.config import own_code
+from flsim.runs.config import custom_code
 
 BUILT_IN: dict[str, object] = {"one": 1, "two": 2}
 
 
 @dataclass(frozen=True)
 class Inner:
-    things: tuple[Annotated[str, Own("thing")], ...] = ()
+    things: tuple[Annotated[str, CustomName("thing")], ...] = ()
     text: str = "mine.py:Thing"  # is not marked
 
 
 @dataclass(frozen=True)
 class Outer:
-    thing: Annotated[str, Own("thing")] = "one"
-    other: Annotated[str | None, Own("thing")] = None
+    thing: Annotated[str, CustomName("thing")] = "one"
+    other: Annotated[str | None, CustomName("thing")] = None
     inner: Inner = field(default_factory=Inner)
 
     @property
     def digest(self) -> str:
-        return json.dumps(own_code.renamed(Outer, asdict(self), by_content))
+        return json.dumps(custom_code.renamed(Outer, asdict(self), by_content))
 
 
 @pytest.mark.parametrize(
@@ -48,7 +48,7 @@ class Outer:
     [("a.py:B", True), ("/x y/a.py:b_1", True), ("a.py", False), ("a.py:", False), ("a:B", False), ("a.py:1", False)],
 )
 def test_own_names_have_a_form(name: str, expected: bool) -> None:
-    assert is_own(name) is expected
+    assert is_custom(name) is expected
 
 
 def test_a_file_is_executed_once_for_its_content(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -93,11 +93,11 @@ def test_later_errors_name_the_innermost_line_of_ones_own_file(tmp_path: Path) -
     file.write_text("import json\ndef work():\n    return inner()\ndef inner():\n    return json.loads('?')\n")
     built_in: dict[str, Callable[[], object]] = {}
     work = resolve(f"{file}:work", built_in, "thing")
-    with pytest.raises(RunFailed, match=re.escape(f"{file}:5: JSONDecodeError: Expecting value")), naming_own_code():
+    with pytest.raises(RunFailed, match=re.escape(f"{file}:5: JSONDecodeError: Expecting value")), custom_code_errors():
         work()
-    with pytest.raises(InputError, match=re.escape(f"{file}:5: ")), naming_own_code(InputError):
+    with pytest.raises(InputError, match=re.escape(f"{file}:5: ")), custom_code_errors(InputError):
         work()
-    with pytest.raises(KeyError), naming_own_code():
+    with pytest.raises(KeyError), custom_code_errors():
         raise KeyError("not theirs")
 
 
@@ -120,26 +120,26 @@ def test_a_name_by_content_is_resolved_where_the_file_lies_and_is_what_it_was(tm
 def test_a_call_that_does_not_fit_is_the_users_and_ours_are_ours() -> None:
     with (
         pytest.raises(InputError, match=r"^own\.py:F: odd; it needs f\(\)$"),
-        calling_own("own.py:F", "f()", InputError),
+        custom_call_errors("own.py:F", "f()", InputError),
     ):
         raise TypeError("odd")
-    with pytest.raises(TypeError), calling_own("built-in", "f()", InputError):
+    with pytest.raises(TypeError), custom_call_errors("built-in", "f()", InputError):
         raise TypeError("odd")
-    with pytest.raises(InputError, match=r"^mine$"), calling_own("own.py:F", "f()"):
+    with pytest.raises(InputError, match=r"^mine$"), custom_call_errors("own.py:F", "f()"):
         raise InputError("mine")
 
 
 def test_names_are_changed_wherever_they_may_stand() -> None:
     values = {"thing": "a.py:A", "other": "two", "inner": {"things": ["b.py:B", "one"], "text": "c.py:C"}, "more": 1}
-    assert own_code.renamed(Outer, values, lambda name: own_code.located(name, Path("/base"))) == {
+    assert custom_code.renamed(Outer, values, lambda name: custom_code.located(name, Path("/base"))) == {
         "thing": "/base/a.py:A",
         "other": "two",
         "inner": {"things": ["/base/b.py:B", "one"], "text": "c.py:C"},
         "more": 1,
     }
-    assert own_code.names_in(Outer("a.py:A", inner=Inner(("b.py:B", "one")))) == ["a.py:A", "b.py:B"]
-    assert own_code.relative("/base/code/a.py:A", Path("/base")) == "code/a.py:A"
-    assert own_code.relative("/other/a.py:A", Path("/base")) == "/other/a.py:A"
+    assert custom_code.names_in(Outer("a.py:A", inner=Inner(("b.py:B", "one")))) == ["a.py:A", "b.py:B"]
+    assert custom_code.relative("/base/code/a.py:A", Path("/base")) == "code/a.py:A"
+    assert custom_code.relative("/other/a.py:A", Path("/base")) == "/other/a.py:A"
 
 
 def test_copies_are_checked_by_their_names(tmp_path: Path) -> None:
@@ -147,23 +147,23 @@ def test_copies_are_checked_by_their_names(tmp_path: Path) -> None:
     run.mkdir()
     file.write_text("A = B = 1\n")
     settings = Outer(f"{file}:A", inner=Inner((f"{file}:B",)))
-    copied = own_code.with_copies(settings, run)
+    copied = custom_code.with_copies(settings, run)
     (copy,) = (run / "code").iterdir()
     assert copy.name == f"mine.{file_digest(file)[:16]}.py"
     assert (copied.thing, copied.inner.things) == (f"{copy}:A", (f"{copy}:B",))
-    assert own_code.with_copies(copied, run) == copied
-    own_code.refuse_changed_copies(copied)
-    own_code.refuse_other_settings(copied, settings, run)
+    assert custom_code.with_copies(copied, run) == copied
+    custom_code.refuse_changed_copies(copied)
+    custom_code.refuse_other_settings(copied, settings, run)
     file.write_text("A = B = 2\n")
     message = f"{run}: was started with another version of {file}, which is {copy}; resume it with that one, or"
     with pytest.raises(InputError, match=re.escape(message)):
-        own_code.refuse_other_settings(copied, settings, run)
+        custom_code.refuse_other_settings(copied, settings, run)
     file.write_text("A = B = 1\n")
     with pytest.raises(InputError, match=re.escape(": thing was 'mine")):
-        own_code.refuse_other_settings(copied, Outer("two", inner=copied.inner), run)
+        custom_code.refuse_other_settings(copied, Outer("two", inner=copied.inner), run)
     copy.write_text("A = B = 3\n")
     with pytest.raises(InputError, match=re.escape(f"{copy}: changed since the run was started; restore it")):
-        own_code.refuse_changed_copies(copied)
+        custom_code.refuse_changed_copies(copied)
     copy.unlink()
     with pytest.raises(InputError, match=re.escape(f"{copy}: cannot be read (No such file or directory)")):
-        own_code.refuse_changed_copies(copied)
+        custom_code.refuse_changed_copies(copied)

@@ -23,7 +23,7 @@ from flsim.runs.config import (
     TrainingHParams,
     parse,
 )
-from flsim.runs.config.own_code import refuse_other_settings
+from flsim.runs.config.custom_code import refuse_other_settings
 
 
 def train_split(records: int, users: int) -> Split:

@@ -247,7 +247,7 @@ def test_a_file_is_named_before_it_is_executed(
         return execute(path, source)
 
     monkeypatch.setattr(extensions, "_execute", watched)
-    monkeypatch.setattr("flsim.runs.config.own_code.say", said.append)
+    monkeypatch.setattr("flsim.runs.config.custom_code.say", said.append)
     code, error, is_executed = called(experiment, monkeypatch, *arguments, *more)
     assert code == 0, error
     assert is_executed

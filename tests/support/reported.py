@@ -15,7 +15,7 @@ from flsim.canaries.population import World
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.results.rows import Row, write_rows
 from flsim.runs.config import CentralConfig, Config, DataHParams, FederatedConfig, TrainingHParams, dump
-from flsim.runs.config.own_code import with_copies
+from flsim.runs.config.custom_code import with_copies
 
 GRID = tuple(product((0.1, 0.05), (0.5, 1.0)))
 COUNT, ROUNDS, REFERENCES = 4, (10, 20, 30), 1_000

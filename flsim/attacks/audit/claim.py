@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from flsim.attacks.audit.trade_off import Allowed, LeastProbability, of_group
 from flsim.base.errors import InputError
-from flsim.base.extensions import is_own
+from flsim.base.extensions import is_custom
 from flsim.privacy.conventions import Convention, possible_conventions
 from flsim.privacy.ledger import EPSILONS, Ledger, Unit, delta_curve, epsilon, sound_convention
 from flsim.results.store import RunResults
@@ -89,9 +89,9 @@ class Claim:
         return of_group(self.curve.least_probability, units * self.steps)
 
 
-def needs_code(ledger: Ledger) -> bool:
+def needs_custom_code(ledger: Ledger) -> bool:
     """Return whether only custom code can account for a ledger: that of a sampler, or of a process of noise."""
-    return any(is_own(name) for entry in ledger.entries for name in (entry.sampler, entry.noise))
+    return any(is_custom(name) for entry in ledger.entries for name in (entry.sampler, entry.noise))
 
 
 def stored_epsilons(

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from flsim.base.extensions import is_own
+from flsim.base.extensions import is_custom
 from flsim.models.language_model import Params
 from flsim.privacy import noise
 from flsim.privacy.ledger import Entry, Ledger
@@ -56,7 +56,7 @@ def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest |
         than sampling.
     """
     first = _only(ledger)
-    if first is None or (is_own(first.sampler) and not executes_code) or (rate := _stated(first)) is None:
+    if first is None or (is_custom(first.sampler) and not executes_code) or (rate := _stated(first)) is None:
         return None
     is_fixed = rate == "fixed-size"
     rounds = min(ledger.rounds, max(2, DRAWS // first.population))
@@ -89,7 +89,7 @@ def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -
         The test; None without noise, or if the ledger does not state independent noise of one multiplier.
     """
     first = _only(ledger)
-    if first is None or not first.noise_multiplier or (is_own(first.noise) and not executes_code):
+    if first is None or not first.noise_multiplier or (is_custom(first.noise) and not executes_code):
         return None
     if not _is_stated_independent(first, ledger.rounds):
         return None

@@ -9,10 +9,10 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.attacks.audit.canary_users import CanaryUsers, canary_users_of
-from flsim.attacks.audit.claim import Claim, needs_code
+from flsim.attacks.audit.claim import Claim, needs_custom_code
 from flsim.attacks.audit.rounds import RoundTest, independence, participation
 from flsim.base.errors import InputError
-from flsim.base.extensions import executing_only, is_own, short_name
+from flsim.base.extensions import is_custom, restrict_custom_code, short_name
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
 from flsim.models.architectures import build
@@ -160,14 +160,14 @@ class Audited:
         )
 
     def _claim(self, results: RunResults, round_: int, state: State, delta: float | None) -> Claim | None:
-        if needs_code(state.ledger) and not self.executes_code:
+        if needs_custom_code(state.ledger) and not self.executes_code:
             return Claim.of_rows(results, round_, self.sampler, self.unit, delta)
         return Claim.of_ledger(
             state.ledger, self.sampler, self.privacy.delta_for(self.protected) if delta is None else delta
         )
 
 
-@executing_only()
+@restrict_custom_code()
 def subject_of(path: Path, round: int | None = None, epoch: float | None = None, delta: float | None = None) -> Subject:
     """Read what an audit needs of a run, which may have neither canaries nor canary users.
 
@@ -251,7 +251,7 @@ def _state(run: Run, round_: int) -> State:
 
 
 def _first_params(run: Run) -> Params:
-    if is_own(run.config.model.architecture):
+    if is_custom(run.config.model.architecture):
         raise InputError(
             f"{run.path}: an audit of canary users has to execute the custom model "
             f"{short_name(run.config.model.architecture)}, and flsim audit executes no code of a "
@@ -269,6 +269,6 @@ def claim_of(run: Run, state: State, delta: float | None = None) -> Claim | None
     config = run.config
     if config.privacy.mechanism != "dp":
         return None
-    if needs_code(state.ledger):
+    if needs_custom_code(state.ledger):
         return Claim.of_rows(read_run(run.path), state.round, config.sampler, config.unit, delta)
     return Claim.of_ledger(state.ledger, config.sampler, run.delta if delta is None else delta)

@@ -101,9 +101,9 @@ def next_words(logits: Tensor, words: Tensor, scheme: Scheme) -> tuple[Tensor, T
     if scheme.top_p < 1:
         shares = (-costs).softmax(-1)
         costs = costs.masked_fill(shares.cumsum(-1) - shares >= scheme.top_p, inf)
-    is_own = columns == words[:, None]
-    log_probs = (-costs).log_softmax(-1).masked_fill(~is_own, -inf).amax(-1)
-    return is_own[:, 0], log_probs
+    is_custom = columns == words[:, None]
+    log_probs = (-costs).log_softmax(-1).masked_fill(~is_custom, -inf).amax(-1)
+    return is_custom[:, 0], log_probs
 
 
 def probability_within(tries: float, log_probs: Floats) -> Floats:

@@ -16,7 +16,7 @@ from flsim.attacks.extraction.rates import P, eidetic_of, over_seeds, rates_of
 from flsim.attacks.extraction.strings import Strings, canary_strings, record_strings, records_of
 from flsim.attacks.membership.attacked import attacked_model
 from flsim.base.errors import InputError, as_list, at_least_one
-from flsim.base.extensions import executing_only
+from flsim.base.extensions import restrict_custom_code
 from flsim.base.machine import refuse_missing_device
 from flsim.base.progress import tracked
 from flsim.canaries.planting import Overlay
@@ -320,7 +320,7 @@ def extract(
     return Extraction(strings, rates, eidetic, scheme)
 
 
-@executing_only("architecture")
+@restrict_custom_code("architecture")
 def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, pd.DataFrame, pd.DataFrame]:
     """Return the tables of `Extraction` of one run.
 

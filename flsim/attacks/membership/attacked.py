@@ -23,7 +23,7 @@ from flsim.data.records import Records
 from flsim.models.language_model import TrainableModel
 from flsim.models.quantization import quantized
 from flsim.results.sweeps import over_runs
-from flsim.runs.config.own_code import announce
+from flsim.runs.config.custom_code import announce
 from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint
 from flsim.training.state import State

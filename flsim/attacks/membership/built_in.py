@@ -12,7 +12,7 @@ from flsim.attacks.membership import scores
 from flsim.attacks.membership.attack import Attack, Floats, Learned
 from flsim.attacks.membership.candidates import Candidates, gradient_norms, log_probabilities, moments
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import calling_own, is_own, resolve, short_name
+from flsim.base.extensions import custom_call_errors, is_custom, resolve, short_name
 from flsim.models.language_model import refusing_changes
 
 # An attack of a user's own, made safe: its errors name its file, and it leaves the models as they were.
@@ -55,7 +55,7 @@ def own_attack(name: str, attack: object) -> Attack:
 def _guarded_score(name: str, score: Callable[["Candidates"], Any]) -> Callable[["Candidates"], Any]:
     def guarded(candidates: "Candidates") -> Any:
         models = [candidates.model, candidates.reference]
-        with refusing_changes(name, models), calling_own(name, "score(candidates)"):
+        with refusing_changes(name, models), custom_call_errors(name, "score(candidates)"):
             return score(candidates)
 
     return guarded
@@ -72,13 +72,13 @@ def _checked(name: str, values: Any, count: int) -> Floats:
 
 def _guarded_fit(name: str, fit: Callable[..., Learned]) -> Callable[..., Learned]:
     def guarded(statistics: Floats, is_member: Any) -> Learned:
-        with calling_own(name, "fit(statistics, is_member), which returns a function of statistics"):
+        with custom_call_errors(name, "fit(statistics, is_member), which returns a function of statistics"):
             learned = fit(statistics, is_member)
             if not callable(learned):
                 raise TypeError(f"fit returned a {type(learned).__name__}")
 
         def scores(values: Floats) -> Floats:
-            with calling_own(name, "a function of statistics [n, F] as what fit returns"):
+            with custom_call_errors(name, "a function of statistics [n, F] as what fit returns"):
                 return learned(values)
 
         return scores
@@ -203,7 +203,7 @@ def attack_named(name: str) -> Attack:
             name of a built-in attack, whose stored rows it would replace.
     """
     attack = resolve(name, BUILT_IN, "attack")
-    if not is_own(name):
+    if not is_custom(name):
         return attack
     own = own_attack(name, attack)
     if own.name in BUILT_IN:

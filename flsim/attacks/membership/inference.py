@@ -22,7 +22,7 @@ from flsim.attacks.membership.candidates import Candidates
 from flsim.attacks.membership.stored import LEVELS, column
 from flsim.attacks.membership.targets import Targets, targets_of
 from flsim.base.errors import InputError, RunFailed, as_list
-from flsim.base.extensions import executing_only
+from flsim.base.extensions import restrict_custom_code
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.base.statistics import auroc, auroc_interval, roc
@@ -71,7 +71,7 @@ def infer_membership(
     return over_folders(runs, lambda path: attack_run(path, names, hparams))
 
 
-@executing_only("architecture", "attack")
+@restrict_custom_code("architecture", "attack")
 def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> pd.DataFrame:
     """Return the rows of `infer_membership` of one run.
 

@@ -20,7 +20,7 @@ from flsim.attacks.membership.stored import LEVELS, column
 from flsim.attacks.membership.targets import members_of, never_trained
 from flsim.attacks.membership.users import RECORDS, fresh_of
 from flsim.base.errors import InputError
-from flsim.base.extensions import executing_only
+from flsim.base.extensions import restrict_custom_code
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.base.statistics import RESAMPLES, auroc, roc
@@ -66,7 +66,7 @@ class _Side:
     positions: Ints  # of each target, among users or among records of its split
 
 
-@executing_only("architecture")
+@restrict_custom_code("architecture")
 def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None, device: str = "cpu") -> Shadows:
     """Score the same targets by the models of all runs.
 

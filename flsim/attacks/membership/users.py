@@ -28,7 +28,7 @@ from flsim.attacks.membership.built_in import blind_statistics, logistic
 from flsim.attacks.membership.inference import CONFOUNDED, claimed, success
 from flsim.attacks.membership.targets import members_of, never_trained
 from flsim.base.errors import InputError
-from flsim.base.extensions import executing_only
+from flsim.base.extensions import restrict_custom_code
 from flsim.base.rng import stream
 from flsim.base.statistics import auroc
 from flsim.data.authors import author_of
@@ -175,7 +175,7 @@ def infer_users(
     return over_folders(runs, lambda path: attack_users(path, hparams))
 
 
-@executing_only("architecture")
+@restrict_custom_code("architecture")
 def attack_users(path: Path, hparams: AttackHParams) -> pd.DataFrame:
     """Return the rows of `infer_users` of one run.
 

@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import is_own, refuse_unknown
+from flsim.base.extensions import is_custom, refuse_unknown
 from flsim.data.formats import hdf5, parquet, sqlite
 from flsim.data.formats.csv_rows import CSV
 from flsim.data.formats.fedjax import FEDJAX
@@ -38,7 +38,7 @@ def format_named(name: str) -> Format:
         InputError: there is no such format, or the user's file failed.
     """
     refuse_unknown(name, FORMATS, "format")
-    return reader_of(name) if is_own(name) else FORMATS[name]
+    return reader_of(name) if is_custom(name) else FORMATS[name]
 
 
 _SUFFIXES = {

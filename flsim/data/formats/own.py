@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import naming_own_code, parts, resolve, source_digest
+from flsim.base.extensions import custom_code_errors, parts, resolve, source_digest
 from flsim.data.formats.fields import WrongFieldError, author_of, posts_of
 from flsim.data.formats.posts import Format, Part, Post, Reading, user_name
 from flsim.data.manifest import SPLITS
@@ -118,7 +118,7 @@ class _Maker:
 
     def read(self, part: Part, dropped: Counter[str]) -> Iterator[Post]:
         make = self.bound()
-        with naming_own_code(InputError):
+        with custom_code_errors(InputError):
             yield from _posts(self.name, make(), part.reading, dropped)
 
 
@@ -126,7 +126,7 @@ class _Maker:
 def _naming(source: Path) -> Iterator[None]:
     """Name the source, the user's file and its line in errors of the user's own code."""
     try:
-        with naming_own_code(InputError):
+        with custom_code_errors(InputError):
             yield
     except InputError as error:
         raise InputError(f"{source}: {error}") from error

@@ -24,7 +24,7 @@ from flsim.data.importing.scratch import Range, hash_of, read_lines, write_lines
 from flsim.data.manifest import SPLITS, WHOLE
 from flsim.data.vocabulary import By, Layout, refuse_unit
 
-ADDED: dict[str, Any] = {"by": "words", "ascii": False, "drop_authors": ()}
+NEW_SETTINGS: dict[str, Any] = {"by": "words", "ascii": False, "drop_authors": ()}
 
 
 @dataclass(frozen=True)
@@ -77,8 +77,12 @@ class ImportHParams:
 
     @property
     def described(self) -> dict[str, Any]:
-        """Return the settings by name, without `ADDED` ones at their default, so that corpora keep their digests."""
-        return {name: value for name, value in asdict(self).items() if name not in ADDED or value != ADDED[name]}
+        """Return the settings by name, without `NEW_SETTINGS` ones at their default, so that corpora keep their digests."""
+        return {
+            name: value
+            for name, value in asdict(self).items()
+            if name not in NEW_SETTINGS or value != NEW_SETTINGS[name]
+        }
 
     @property
     def splits(self) -> tuple[str, ...]:

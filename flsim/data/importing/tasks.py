@@ -33,7 +33,7 @@ from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
 
 LINE = 2**12  # sentences
 ALIVE = 100  # posts between two signs of life
-COUNTED_TOO = ("posts_without_words", "rows_with_forbidden_characters")  # what they count is among the posts
+REASONS_OF_READ_ROWS = ("posts_without_words", "rows_with_forbidden_characters")  # what they count is among the posts
 
 
 def detect(_report: Report, data: Path, source: Path) -> str:
@@ -104,7 +104,7 @@ def read_part(
         files += 1
     read = Counter(posts=posts, records=splits.total(), words=words)
     for reason, count in dropped.items():
-        read[reason.split("_")[0]] += count * (reason not in COUNTED_TOO)
+        read[reason.split("_")[0]] += count * (reason not in REASONS_OF_READ_ROWS)
     usual = max(splits, key=lambda split: splits[split], default="")  # a part is of one split, but where two meet
     splits[usual] += sum(count for reason, count in dropped.items() if reason.startswith("records_"))
     return {

@@ -25,7 +25,7 @@ from flsim.privacy.ledger import Entry, Unit
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.results.run_file import setting_of
-from flsim.runs.config import own_code
+from flsim.runs.config import custom_code
 from flsim.runs.config.participation import Flags, Meetings
 from flsim.runs.trackers import Kind
 from flsim.training.state import Training
@@ -222,7 +222,7 @@ class Config(ABC):
         return self._digest_without(seed=True)
 
     def _digest_without(self, seed: bool) -> str:
-        values = own_code.renamed(type(self), asdict(self), by_content)
+        values = custom_code.renamed(type(self), asdict(self), by_content)
         del values["system"], values["data"]["corpus"], values["evaluation"]["every"]
         del values["evaluation"]["every_epochs"]
         for name in self._without_digest:

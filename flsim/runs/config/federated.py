@@ -14,7 +14,7 @@ from flsim.algorithms.rounds import FederatedTraining, refuse_injections
 from flsim.algorithms.summation import default_branch
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
-from flsim.base.extensions import by_content, configured, is_own, not_executed
+from flsim.base.extensions import by_content, configured, is_custom, not_executed
 from flsim.canaries.population import Population
 from flsim.data.corpus import Split
 from flsim.models.architectures import build, declared
@@ -209,7 +209,7 @@ class FederatedConfig(Config):
             sampling.shard_ranges(users, self.system.shards)
 
     def meetings(self, users: Population, rounds: int) -> Meetings:
-        if is_own(self.training.sampler):
+        if is_custom(self.training.sampler):
             raise not_executed(configured(self.training, "sampler"), "sampler")
         return participation.of_cohorts(users, self.seed, self.training.cohort, self.sampler, rounds)
 
@@ -230,7 +230,7 @@ class FederatedConfig(Config):
 
     def rate_steps(self, train: Split) -> float | None:
         rounds, local, server = self.rounds_over(train), self.local, self.training
-        if is_own(server.server_optimizer):
+        if is_custom(server.server_optimizer):
             return None
         if server.server_optimizer not in server_optimizers.ALONG_UPDATE:
             return total_rate(lambda round_: server.server_rate(round_, rounds), rounds)

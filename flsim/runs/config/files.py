@@ -9,7 +9,7 @@ import tomli_w
 
 from flsim.base.errors import InputError
 from flsim.data.stores import located
-from flsim.runs.config import own_code, toml
+from flsim.runs.config import custom_code, toml
 from flsim.runs.config.base import Config
 from flsim.runs.config.central import CentralConfig
 from flsim.runs.config.federated import FederatedConfig
@@ -49,7 +49,7 @@ def from_working_directory(key: str, value: Any) -> Any:
         return {name: from_working_directory(f"{key}.{name}", part) for name, part in value.items()}
     if key == "data.corpus" and isinstance(value, str):
         return str(located(value))
-    return own_code.relocated(value, Path())
+    return custom_code.relocated(value, Path())
 
 
 def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config:
@@ -64,13 +64,13 @@ def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config
         raise InputError(f"{source}: training.kind: Input should be 'federated' or 'central', found {name!r}")
     values = _without_removed(name, values, source)
     _refuse_unknown(name, values, source)
-    values = own_code.renamed(kind, values, lambda name: own_code.located(name, base))
+    values = custom_code.renamed(kind, values, lambda name: custom_code.located(name, base))
     return toml.validate(kind, values, source)
 
 
 def dump(config: Config, path: Path) -> None:
     """Write all settings, defaults included, as TOML that `load` reads back."""
-    settings = own_code.renamed(type(config), asdict(config), lambda name: own_code.relative(name, path.parent))
+    settings = custom_code.renamed(type(config), asdict(config), lambda name: custom_code.relative(name, path.parent))
     values = {
         name: {key: value for key, value in section.items() if value not in (None, {})}
         if isinstance(section, dict)

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from flsim.algorithms.built_in import ALGORITHMS
 from flsim.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from flsim.base.errors import InputError
-from flsim.base.extensions import Own
+from flsim.base.extensions import CustomName
 from flsim.measures.built_in import ALSO
 from flsim.models.architectures import BUILT_IN, build
 from flsim.models.hparams import ModelHParams
@@ -27,7 +27,7 @@ from flsim.training.optimizers import OPTIMIZERS
 
 FORM = "path/to/file.py:NAME"
 VOCABULARY = 10_000  # token ids, for which parameters of architectures are counted: the paper's
-# Built-in names of what a user's own code can replace, by `Own.kind`.
+# Built-in names of what a user's own code can replace, by `CustomName.kind`.
 NAMES: Mapping[str, Mapping[str, object]] = {
     "algorithm": ALGORITHMS,
     "architecture": BUILT_IN,
@@ -187,7 +187,7 @@ def _type(hint: Any) -> tuple[str, str]:
         return _type(next(kind for kind in get_args(hint) if kind is not NoneType))
     if get_origin(hint) is Annotated:
         kind, *marks = get_args(hint)
-        own = [mark for mark in marks if isinstance(mark, Own)]
+        own = [mark for mark in marks if isinstance(mark, CustomName)]
         return ("name", f"One of: {', '.join(NAMES[own[0].kind])}, or your own as {FORM}.") if own else _type(kind)
     if get_origin(hint) is Literal:
         names = get_args(hint)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from flsim.base.errors import InputError, at_least_one
-from flsim.base.extensions import Option, Own, configured, refuse_unknown, refuse_wrong_options
+from flsim.base.extensions import CustomName, Option, configured, refuse_unknown, refuse_wrong_options
 from flsim.base.types import refuse_other_types
 from flsim.training.central.records import steps_per_epoch
 from flsim.training.hparams import SCHEDULES, Precision, rate_at, refuse_wrong_milestones
@@ -60,10 +60,10 @@ class CentralHParams:
     steps: int | None = None
     words: int | None = None
     batch_size: int = 32
-    optimizer: Annotated[str, Own("optimizer")] = "sgd"
+    optimizer: Annotated[str, CustomName("optimizer")] = "sgd"
     learning_rate: float = 0.005
     tuned_at: int | None = None
-    schedule: Annotated[str, Own("schedule")] = "constant"
+    schedule: Annotated[str, CustomName("schedule")] = "constant"
     milestones: tuple[float, ...] = ()
     milestone_factor: float = 0.1
     warmup: int = 0

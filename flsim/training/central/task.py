@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one
-from flsim.base.extensions import configured, is_own
+from flsim.base.extensions import configured, is_custom
 from flsim.data.records import Records, RecordsByRound
 from flsim.data.vocabulary import Layout
 from flsim.models.architectures import build, class_of, restore, with_low_precision
@@ -130,7 +130,7 @@ class CentralTask:
         poisson_lot(0, self.records.records, self.hparams.batch_size, self.seed)
 
     def _refuse_draws(self) -> None:
-        if self.model is None or not is_own(self.architecture):
+        if self.model is None or not is_custom(self.architecture):
             return
         layout = self.records.layout
         if draws(build(layout.vocabulary_size, self.model), torch.tensor([[layout.bos, layout.first_word]])):

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, TypeVar, get_args, get_type_hints
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import Own, by_content, is_own, parts, source_digest
+from flsim.base.extensions import CustomName, by_content, is_custom, parts, source_digest
 from flsim.base.files import new_file
 from flsim.base.mappings import flat
 from flsim.base.progress import say
@@ -42,15 +42,15 @@ def _hints(kind: type) -> dict[str, Any]:
     return get_type_hints(kind, include_extras=True)
 
 
-def _own_in(hint: Any) -> Own | None:
+def _own_in(hint: Any) -> CustomName | None:
     """Return the mark in a type hint, at any depth; None without one."""
-    return hint if isinstance(hint, Own) else next(filter(None, map(_own_in, get_args(hint))), None)
+    return hint if isinstance(hint, CustomName) else next(filter(None, map(_own_in, get_args(hint))), None)
 
 
 def _change_each(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(_change_each(item, change) for item in value)
-    return change(value) if isinstance(value, str) and is_own(value) else value
+    return change(value) if isinstance(value, str) and is_custom(value) else value
 
 
 def names_in(settings: Any) -> list[str]:
@@ -68,7 +68,7 @@ def kinds_in(settings: Any) -> list[tuple[str, str]]:
             named += kinds_in(value)
         elif own is not None:
             values = value if isinstance(value, tuple) else (value,)
-            named += [(own.kind, name) for name in values if isinstance(name, str) and is_own(name)]
+            named += [(own.kind, name) for name in values if isinstance(name, str) and is_custom(name)]
     return named
 
 
