@@ -77,7 +77,7 @@ class ImportHParams:
 
     @property
     def described(self) -> dict[str, Any]:
-        """Return the settings by name, without `NEW_SETTINGS` ones at their default, so that corpora keep their digests."""
+        """Return the settings by name, without defaults of `NEW_SETTINGS`, so that corpora keep their digests."""
         return {
             name: value
             for name, value in asdict(self).items()
