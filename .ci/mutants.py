@@ -96,9 +96,10 @@ def draw(files: list[str], seed: int, count: int) -> list[Mutant]:
 
 
 def nearest(file: str) -> list[str]:
-    """Return the test files that import a module, of the folder with the same name."""
-    _, folder, name = Path(file).with_suffix("").parts
-    imports = re.compile(rf"flsim\.{folder}(\.| import .*\b){name}\b")
+    """Return the test files that import a module, of the folder with the name of the module's folder."""
+    package, name = Path(file).with_suffix("").as_posix().replace("/", ".").rsplit(".", 1)
+    imports = re.compile(rf"{re.escape(package)}(\.| import .*\b){name}\b")
+    folder = package.rpartition(".")[2].replace("audit", "audits")
     tests = sorted((HERE.parent / "tests" / folder).glob("test_*.py"))
     return [f"tests/{folder}/{test.name}" for test in tests if imports.search(test.read_text(encoding="utf-8"))]
 

@@ -12,7 +12,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).parents[1]
-ROOMS = ("flsim/models", "flsim/training", "flsim/memorization", "benchmarks/gpu")
+ROOMS = ("flsim/models", "flsim/training", "flsim/measures/memorization", "benchmarks/gpu")
 FILES = [
     *(path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))),
     *(ROOT / "flsim" / "data" / f"{name}.py" for name in ("corpus", "records", "vocabulary", "synthetic", "manifest")),
