@@ -99,9 +99,14 @@ def nearest(file: str) -> list[str]:
     """Return the test files that import a module, of the folder with the name of the module's folder."""
     package, name = Path(file).with_suffix("").as_posix().replace("/", ".").rsplit(".", 1)
     imports = re.compile(rf"{re.escape(package)}(\.| import .*\b){name}\b")
-    folder = package.rpartition(".")[2].replace("audit", "audits")
-    tests = sorted((HERE.parent / "tests" / folder).glob("test_*.py"))
-    return [f"tests/{folder}/{test.name}" for test in tests if imports.search(test.read_text(encoding="utf-8"))]
+    folder = tests_of(Path(file).parent)
+    tests = sorted((HERE.parent / folder).glob("test_*.py"))
+    return [f"{folder}/{test.name}" for test in tests if imports.search(test.read_text(encoding="utf-8"))]
+
+
+def tests_of(folder: Path) -> str:
+    """Return the folder of the tests of a folder of modules: tests/audits for flsim/attacks/audit."""
+    return f"tests/{folder.name.replace('audit', 'audits')}"
 
 
 def copied(root: Path) -> Path:

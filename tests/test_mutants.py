@@ -81,8 +81,9 @@ def test_equivalent_mutants_are_ones_of_the_current_source(entry: dict[str, str]
     assert any(mutant.is_like(entry) for mutant in mutants)
 
 
-def test_listed_modules_exist() -> None:
+def test_listed_modules_exist(mutations: Any) -> None:
+    mutants = importlib.import_module("mutants")
     for folder, names in LISTED["modules"].items():
-        assert (CI.parent / "tests" / folder).is_dir()
+        assert (CI.parent / mutants.tests_of(Path(folder))).is_dir()
         for name in names:
             assert (CI.parent / "flsim" / folder / f"{name}.py").exists()
