@@ -291,7 +291,8 @@ def _of_pair(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
         yield cells(PRIMARY.name) | {"left_out": why}
     like = rows.get((LIKE, PRIMARY.name, "t")) or rows.get((LIKE, PRIMARY.name, None))
     if like and (like["difference"] is not None or like["left_out"]):
-        yield cells(PRIMARY.name, EQUAL, row=like) | {"unit": "seeds", "left_out": like["left_out"] or ""}
+        of_seeds = {"n": like["n"] or 0, "unit": "seeds", "left_out": like["left_out"] or ""}
+        yield cells(PRIMARY.name, EQUAL, row=like) | of_seeds
     compared = [quantity for quantity in quantities_in_pairs(beside(frame)) if quantity.of_canaries]
     for quantity in [*flags(compared), *numbers(compared)]:
         if quantity.name in at_end and not quantity.is_primary:
