@@ -290,7 +290,9 @@ def place(error: BaseException) -> str | None:
 
 
 @contextmanager
-def custom_code_errors(failure: type[InputError] | type[RunFailed] = CustomCodeError) -> Iterator[None]:
+def custom_code_errors(
+    failure: type[InputError] | type[RunFailed] = CustomCodeError, with_all_exits: bool = True
+) -> Iterator[None]:
     """Turn an error of a user's own code into a one-line error that names the file and the line.
 
     SystemExit is such an error: otherwise `sys.exit(0)` would end a command with success. Errors
@@ -299,6 +301,8 @@ def custom_code_errors(failure: type[InputError] | type[RunFailed] = CustomCodeE
     Args:
         failure: the type of the new error; InputError if nothing has been trained yet. Errors of disks and GPUs, which
             another attempt may not meet, are RunFailed in place of CustomCodeError.
+        with_all_exits: whether SystemExit is an error also if no frame of custom code is in its traceback. False around
+            a whole command, whose libraries exit by it.
     """
     try:
         yield
@@ -306,7 +310,9 @@ def custom_code_errors(failure: type[InputError] | type[RunFailed] = CustomCodeE
         raise
     except BaseException as error:
         where = place(error)
-        if where is None and isinstance(error, SystemExit):  # e.g. of a function that the file imports
+        if (
+            where is None and with_all_exits and isinstance(error, SystemExit)
+        ):  # e.g. of a function that the file imports
             where = "custom code"
         if where is None or is_out_of_memory(error):
             raise

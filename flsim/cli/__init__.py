@@ -244,7 +244,7 @@ def main() -> None:
     # SystemExit, unlike death by the signal, lets `finally` remove files that are half-written.
     signal.signal(signal.SIGTERM, _terminate)
     try:
-        with custom_code_errors():
+        with custom_code_errors(with_all_exits=False):
             code = app(standalone_mode=False)
     except click.UsageError as error:
         command = error.ctx.command_path if error.ctx else "flsim"

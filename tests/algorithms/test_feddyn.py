@@ -105,5 +105,5 @@ def test_wrong_options_are_refused_before_training(
 
 def test_an_update_of_other_shapes_is_refused(tmp_path: Path) -> None:
     training = training_of(tmp_path, FEDDYN.replace("return update, {", "return {}, {"), {})
-    with pytest.raises(RunFailed, match="FedDyn: aggregate returned an update of other names or shapes"):
+    with pytest.raises(RunFailed, match="FedDyn: aggregate must return tensors like the parameters"):
         [*training.states(training.first_state(), 1)]

@@ -43,8 +43,8 @@ def test_a_limit_of_processes_is_named(experiment: Experiment) -> None:
 def test_a_limit_of_open_files_is_named(experiment: Experiment) -> None:
     """Ray's raylet would end while clients start; the same run passes without Ray."""
     assert refused(experiment, "prlimit", "--nofile=64") == (
-        "flsim: Ray's processes need some 100 open files each, and `ulimit -n` is 64: there would be too many open "
-        "files; raise the limit, such as by `ulimit -n 1024`, or run without Ray by --in-process"
+        "flsim: Ray's processes need 100 open files each, and `ulimit -n` is 64: there would be too many open "
+        "files; raise the limit (`ulimit -n 1024`), or run without Ray (--in-process)"
     )
     run = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "whole", "--in-process"]
     subprocess.run(["prlimit", "--nofile=64", *run], cwd=experiment.folder, capture_output=True, check=True)

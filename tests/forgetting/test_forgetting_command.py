@@ -94,8 +94,8 @@ def test_a_report_of_windowed_runs_has_a_section(
     assert cells[1:5] == ["1-4", "1/10, 50%", str(about["canaries"] - about["never_used"]), str(about["k_max"])]
     assert cells[8] == ("" if pd.isna(about["left"]) else f"{about['left']:.0%}")
     assert html.unescape(cells[7]) == time_text(about["median_time"], about["median_is_censored"])
-    assert "Exposure by rounds since last use" in section
-    assert "Nats that training added, by rounds" in section
+    assert "rounds since last use" in section
+    assert section.count("<figure") == 2  # exposure, and what training added
     assert flsim("report", trained_here(), "--out", page)[0] == 0
     assert 'id="forgetting"' not in page.read_text()
 

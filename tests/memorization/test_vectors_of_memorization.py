@@ -313,11 +313,11 @@ def test_refits_center_on_the_fit() -> None:
 
 
 def test_pilots_have_equal_shares_of_all_powers(monkeypatch: pytest.MonkeyPatch) -> None:
-    sizes = []
+    sizes, draw = [], importance_sampling.draw
 
     def recorded(*arguments: Any) -> importance_sampling.Draws:
         sizes.append(arguments[3:5])
-        return importance_sampling.draw(*arguments)
+        return draw(*arguments)
 
     monkeypatch.setattr(importance_sampling, "draw", recorded)
     hparams = importance_sampling.ImportanceHParams(samples=200, pilot=120, powers=(0.0, 0.5, 2.0))

@@ -26,7 +26,7 @@ MAGIC = b"7z\xbc\xaf\x27\x1c"
 DUMP = "posts.xml"  # the file of a Stack Exchange archive that holds text
 
 
-def unpack_archive(packed: Path, source: Path, out: Path) -> None:
+def unpack_seven_zip(packed: Path, source: Path, out: Path) -> None:
     """Unpack the only file of an archive, or its Posts.xml, to `out`: all of it or nothing.
 
     Args:
@@ -171,7 +171,7 @@ def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, A
     with packed.open("rb") as file:
         head = file.read(8)
         if head.startswith(MAGIC):
-            unpack_archive(packed, source, out)
+            unpack_seven_zip(packed, source, out)
             return hash_file(report, packed)
         opener = next(opener for magic, opener in _OPENERS.items() if head.startswith(magic))
         file.seek(0)
