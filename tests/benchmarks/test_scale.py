@@ -14,6 +14,7 @@ from benchmarks.scale import PAPER_USERS, PUBLISHED, bench_scale, describe, draw
 from flsim.canaries.spec import Canary
 
 
+@pytest.mark.nightly
 def test_figures_of_a_small_corpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     measured = bench_scale(users=30)

@@ -25,7 +25,7 @@ SPACES = {
 NETWORKS = (ModelHParams(6, 8, "lstm", layers=2), ModelHParams(6, 8, "gru"), ModelHParams(6, 8, "convolutional"))
 
 
-@pytest.mark.parametrize("space", SPACES)
+@pytest.mark.parametrize("space", ["{d5}", pytest.param("{d3}-{d2}", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.architecture)
 def test_searches_over_a_hundred_thousand_secrets(space: str, network: ModelHParams) -> None:
     """float64 scores that differ by more than rounding, as random ones do. The text before a secret is known."""

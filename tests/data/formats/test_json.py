@@ -123,7 +123,7 @@ for part in format.parts(path, path, ("user", "text")):
 """
 
 
-@pytest.mark.parametrize("shape", ["array", "leaf"])
+@pytest.mark.parametrize("shape", ["array", pytest.param("leaf", marks=pytest.mark.nightly)])
 def test_memory_does_not_grow_with_the_file(tmp_path: Path, shape: str) -> None:
     def peak(posts: int) -> int:
         path = tmp_path / f"{posts}.json"
