@@ -73,7 +73,7 @@ def test_noise_is_shown_instead_of_epsilon() -> None:
     assert line.to_json()["noise_multiplier"] == 1.2345
     header, row, *_ = to_text([line], calibration=True).splitlines()
     assert header.split()[-1] == "noise"
-    assert row.split()[-1] == "1.23*"
+    assert row.split()[-1] == "1.235*"  # four digits, rounded up: epsilon is reached
 
 
 @pytest.mark.parametrize("value", [None, 1e-9, 0.0123456, 9.999, 152.79006, 99_999.5, 62_498.3, 1.65e12, math.inf])
