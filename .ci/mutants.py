@@ -33,7 +33,7 @@ import pytest
 from mutations import Mutant, mutants_of
 
 HERE = Path(__file__).parent
-COPIED = ("flsim", "clients", "server", "experiments", "tests", "docs", "pyproject.toml", "README.md")
+COPIED = ("flsim", "clients", "server", "experiments", "benchmarks", "tests", "docs", "pyproject.toml", "README.md")
 # Modules that are imported once, before processes are forked.
 HEAVY = "torch scipy.stats scipy.optimize pandas matplotlib.pyplot ray flwr hypothesis dp_accounting.pld opacus"
 PYTEST = (
@@ -96,12 +96,13 @@ def draw(files: list[str], seed: int, count: int) -> list[Mutant]:
 
 
 def nearest(file: str) -> list[str]:
-    """Return the test files that import a module, of the folder with the name of the module's folder."""
+    """Return the test files that import a module: of its own folder of tests, of any folder for a module of base."""
     package, name = Path(file).with_suffix("").as_posix().replace("/", ".").rsplit(".", 1)
     imports = re.compile(rf"{re.escape(package)}(\.| import .*\b){name}\b")
-    folder = tests_of(Path(file).parent)
-    tests = sorted((HERE.parent / folder).glob("test_*.py"))
-    return [f"{folder}/{test.name}" for test in tests if imports.search(test.read_text(encoding="utf-8"))]
+    folder = HERE.parent / tests_of(Path(file).parent)
+    tests = sorted(folder.parent.rglob("test_*.py") if folder.name == "base" else folder.glob("test_*.py"))
+    imported = [test for test in tests if imports.search(test.read_text(encoding="utf-8"))]
+    return [test.relative_to(HERE.parent).as_posix() for test in imported]
 
 
 def tests_of(folder: Path) -> str:
