@@ -220,8 +220,8 @@ def short_name(name: str) -> str:
 
 def options_as_text(name: str) -> str:
     """Return the options of a name as ``(alpha=0.1, mode=fast)``; empty where there are none."""
-    told = ", ".join(f"{key}={value}" for key, value in options_of(name).items())
-    return f"({told})" if told else ""
+    text = ", ".join(f"{key}={value}" for key, value in options_of(name).items())
+    return f"({text})" if text else ""
 
 
 def source_digest(name: str) -> str:

@@ -39,7 +39,7 @@ from flsim.measures.quantity import Quantity, flags, numbers
 from flsim.measures.utility import PERPLEXITY
 from flsim.report.gather import Gathered, RunView, Setting
 from flsim.results.ceiling import MANY, at_ceiling
-from flsim.results.differences import LIKE, Pair, beside, differences
+from flsim.results.differences import LIKE, Pair, differences, to_wide
 from flsim.results.pairs import left_out_text, pair_at_like_utility
 from flsim.results.run_file import WORLDS
 from flsim.results.sweeps import Sweep, SweepRun
@@ -293,7 +293,7 @@ def _of_pair(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
     if like and (like["difference"] is not None or like["left_out"]):
         of_seeds = {"n": like["n"] or 0, "unit": "seeds", "left_out": like["left_out"] or ""}
         yield cells(PRIMARY.name, EQUAL, row=like) | of_seeds
-    compared = [quantity for quantity in quantities_in_pairs(beside(frame)) if quantity.of_canaries]
+    compared = [quantity for quantity in quantities_in_pairs(to_wide(frame)) if quantity.of_canaries]
     for quantity in [*flags(compared), *numbers(compared)]:
         if quantity.name in at_end and not quantity.is_primary:
             yield cells(quantity.name, factor=100 / canaries if quantity.is_flag else 1.0)

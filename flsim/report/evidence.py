@@ -272,10 +272,10 @@ def _attack_curves(rows: pd.DataFrame, styles: Mapping[str, int], index: int) ->
     band = _floats(best, "fpr", "low", "high")
     fpr, most = _floats(best, "fpr", "allowed")
     has_claim = bool(np.isfinite(most).any())
-    told = " ".join(f"{row['attack']}: area {row['auroc']:.3f}." for row in drawn)
+    description = " ".join(f"{row['attack']}: area {row['auroc']:.3f}." for row in drawn)
     title = "True-positive rate by false-positive rate"
     allowed = (lambda rates: np.interp(rates, fpr, most)) if has_claim else None
-    return roc_panel(title, f"membership-{index}", lines, (low, low), told, band, allowed)
+    return roc_panel(title, f"membership-{index}", lines, (low, low), description, band, allowed)
 
 
 def _floats(row: Mapping[Any, Any], *names: str) -> tuple[Any, ...]:
@@ -419,15 +419,19 @@ def _windows(
         last = max((at for points in of_window.values() for at, *_ in points), default=1.0)
         show.scale(axes.xaxis, 0, last or 1.0, label, is_whole=True)
         show.scale(axes.yaxis, 0, top, unit)
-        told = []
+        description = []
         for style, points in of_window.items():
             if points:
                 at, mean, low, high = np.array(points, dtype="float64").T
                 known = np.isfinite(low)
                 show.draw_band(axes, at[known], low[known], high[known], style)
                 show.draw_line(axes, at, mean.clip(0, top), style)
-                told.append(f"From {mean[0]:.1f} {unit} at {at[0]:,.0f} to {mean[-1]:.1f} at {at[-1]:,.0f} {label}.")
+                description.append(
+                    f"From {mean[0]:.1f} {unit} at {at[0]:,.0f} to {mean[-1]:.1f} at {at[-1]:,.0f} {label}."
+                )
         row = table.iloc[0].to_dict()
         title = f"{row['setting']}: planted in {rounds_text(row)}"
-        images.append((title, show.inline(figure, f"forgetting-{unit}-{index}", title, " ".join(told) or "No points.")))
+        images.append(
+            (title, show.inline(figure, f"forgetting-{unit}-{index}", title, " ".join(description) or "No points."))
+        )
     return images

@@ -81,8 +81,8 @@ def _dot_panels(
                 show.draw_interval(axes, y, dot.style, dot.mean, (dot.low, dot.high), dot.parts)
             if place:
                 axes.axhline(STEP * place - 2, color=show.RULE, linewidth=0.75)
-        told = " ".join(dot.text(template) for name in names for dot in rows[name])
-        images.append(inline(figure, f"{id_}-{first}", title, told))
+        description = " ".join(dot.text(template) for name in names for dot in rows[name])
+        images.append(inline(figure, f"{id_}-{first}", title, description))
     return images
 
 
@@ -146,8 +146,8 @@ def forest(frame: pd.DataFrame) -> list[Block]:
         rows: dict[str, list[Dot]] = {}
         for row in frame[frame["is_main"] == is_main].to_dict("records"):
             name = f"{row['a']} − {row['b']}, {row['setting'] or row['factor']}" if is_main else row["setting"]
-            told = f"{name}, {'end of training' if row['at'] == END else 'equal perplexity'}"
-            dot = Dot(told, int(row["at"] != END), row["difference"], row["low"], row["high"])
+            description = f"{name}, {'end of training' if row['at'] == END else 'equal perplexity'}"
+            dot = Dot(description, int(row["at"] != END), row["difference"], row["low"], row["high"])
             rows.setdefault(name, []).append(dot)
         dots = [dot for of_row in rows.values() for dot in of_row]
         furthest = 4 * max((abs(dot.mean) for dot in dots), default=0.0) + 0.1
@@ -300,14 +300,14 @@ def _utility_panel(paths: Mapping[Setting, Floats], styles: Sequence[int], id_: 
     figure, (axes,) = panels()
     scale(axes.xaxis, *show.spanning(every[:, 0]), "perplexity, log scale", is_log=True)
     scale(axes.yaxis, min(0.0, float(every[:, 1].min())), 1.08 * float(every[:, 1].max()) or 1.0, "bits")
-    told = []
+    description = []
     for (setting, path), style in zip(paths.items(), styles, strict=True):
         draw_line(axes, path[:, 0], path[:, 1], style)
         (first, begin), (last, end) = path[0], path[-1]
-        told.append(
+        description.append(
             f"{setting.label}: from {begin:.1f} bits at perplexity {first:.4g} to {end:.1f} bits at {last:.4g}."
         )
-    return inline(figure, f"utility-{id_}", "Exposure against perplexity", " ".join(told))
+    return inline(figure, f"utility-{id_}", "Exposure against perplexity", " ".join(description))
 
 
 def distributions(gathered: Gathered) -> list[Block]:
@@ -333,14 +333,14 @@ def _distribution(line: Line, settings: Sequence[Setting], index: int) -> Markup
     scale(axes.yaxis, 0, 100, "% of canaries")
     if ceiling is not None:
         draw_rule(axes, x=ceiling)
-    told = []
+    description = []
     for setting, bits in values.items():
         shares = 100 * (1 - np.arange(len(bits) + 1) / len(bits))
         steps = {"drawstyle": "steps-post"}
         draw_line(axes, [min(0.0, bits[0]), *bits], shares, setting.style, has_markers=False, **steps)
         at_most = f", {np.mean(bits >= ceiling - 1e-6):.0%} at the ceiling" if ceiling else ""
-        told.append(f"{setting.label}: median {np.median(bits):.1f} bits, highest {bits[-1]:.1f}{at_most}.")
-    return inline(figure, f"bits-{index}", f"Exposure of canaries, {line.label}", " ".join(told))
+        description.append(f"{setting.label}: median {np.median(bits):.1f} bits, highest {bits[-1]:.1f}{at_most}.")
+    return inline(figure, f"bits-{index}", f"Exposure of canaries, {line.label}", " ".join(description))
 
 
 def traces(gathered: Gathered) -> list[Block]:
@@ -372,7 +372,7 @@ def _traced(setting: Setting, run: RunView, index: int, gathered: Gathered) -> M
     top = max(float(bits.to_numpy().max()), ceiling or 1.0)
     scale(grid[0].xaxis, 0, max(xs) or 1.0, most=3, is_whole=not gathered.in_epochs)
     scale(grid[0].yaxis, min(0.0, float(bits.to_numpy().min())), 1.03 * top, most=2)
-    told = []
+    description = []
     for axes, (configuration, planted) in zip(grid, groups.items(), strict=False):
         if ceiling is not None:
             draw_rule(axes, y=ceiling)
@@ -387,14 +387,14 @@ def _traced(setting: Setting, run: RunView, index: int, gathered: Gathered) -> M
             draw_threads(axes, xs, [bits.loc[rounds, canary].tolist() for canary in of_kind], **looks[is_memorized])
         axes.set_title(f"{_short(configuration)}: {len(memorized)}/{len(canaries)}", x=0, pad=5, color=show.INK)
         ends = bits.loc[rounds[-1], canaries]
-        told.append(
+        description.append(
             f"{configuration.label}: {len(memorized)} of {len(canaries)} canaries memorized; exposures end between "
             f"{ends.min():.1f} and {ends.max():.1f} bits."
         )
     for axes in grid[len(groups) :]:
         axes.set_axis_off()
     grid[len(groups) - 1].set_xlabel(_x(gathered), loc="right", labelpad=2)
-    return inline(figure, f"trace-{index}", f"Exposure of each canary, {setting.label}", " ".join(told))
+    return inline(figure, f"trace-{index}", f"Exposure of each canary, {setting.label}", " ".join(description))
 
 
 def _short(configuration: Configuration) -> str:
@@ -450,7 +450,7 @@ def _maps(setting: Setting, maps: Sequence[tuple[Quantity, Mapping[Configuration
     right = show.WIDTH - left - columns * wide - GAP * (columns - 1)
     size: dict[str, Any] = {"margins": (left, right, 20, 22), "gaps": (GAP, 42), "rows": rows, "columns": columns}
     figure, grid = panels(height=rows * high + (rows - 1) * 42 + 42, **size)
-    told = []
+    description = []
     for place, (axes, (quantity, values, window)) in enumerate(zip(grid, parts, strict=False)):
         template = "{:.0f}" if quantity.is_flag else quantity.format
         highest = 100.0 if quantity.is_flag else (setting.ceiling if quantity.is_primary else None)
@@ -459,10 +459,10 @@ def _maps(setting: Setting, maps: Sequence[tuple[Quantity, Mapping[Configuration
         axes.set_title(", ".join(filter(None, (title, window))), x=0, pad=5, color=show.INK)
         name = f"{quantity.heading}, % {quantity.outcome}" if quantity.is_flag else f"mean {quantity.phrase}"
         words = (f"{configuration.label}: {template.format(value)}" for configuration, value in values.items())
-        told.append(f"{name}: {'; '.join(words)}.")
+        description.append(f"{name}: {'; '.join(words)}.")
     for axes in grid[len(parts) :]:
         axes.set_axis_off()
-    return inline(figure, id_, f"By configuration, {setting.label}", " ".join(told))
+    return inline(figure, id_, f"By configuration, {setting.label}", " ".join(description))
 
 
 def _names(values: Mapping[Configuration, float]) -> tuple[list[str], list[str]]:
@@ -508,14 +508,14 @@ def roc_panel(
     id_: str,
     curves_of: Sequence[tuple[int, Floats, Floats]],
     lowest: tuple[float, float],
-    told: str,
+    description: str,
     band: tuple[Floats, Floats, Floats] | None = None,
     allowed: Callable[[Floats], Floats] | None = None,
 ) -> Markup:
     """Return true-positive rates over false-positive rates on logarithmic scales, with chance dashed.
 
     Args:
-        title, id_, told: name, id and description of the image.
+        title, id_, description: name, id and description of the image.
         curves_of: style, false-positive and true-positive rates of each curve.
         lowest: the lowest false-positive and true-positive rate of the scales.
         band: false-positive rates with the ends of an interval, in the style of the first curve.
@@ -533,7 +533,7 @@ def roc_panel(
         draw_line(axes, rates, np.clip(allowed(rates), floor, 1.0), 2, has_markers=False)
     for style, fpr, tpr in curves_of:
         draw_line(axes, np.maximum(fpr, left), np.maximum(tpr, floor), style, has_markers=False)
-    return inline(figure, id_, title, told)
+    return inline(figure, id_, title, description)
 
 
 def legend_of(settings: Sequence[Setting]) -> list[tuple[int, str]]:

@@ -399,8 +399,8 @@ def name_of_configuration(configuration: Mapping[Any, Any]) -> str:
     return ", ".join(filter(None, (name, window)))
 
 
-def beside(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame of differences with one row for each of its rows' names, and its quantities beside each other.
+def to_wide(frame: pd.DataFrame) -> pd.DataFrame:
+    """Return a frame of differences with one row for each of its rows' names, and its quantities next to each other.
 
     Columns are row, a, b, over, n and left_out, and of each quantity those of `VALUES` that have values:
     ``exposure_difference``, ``rs_value_a``. What is at equal perplexity begins with ``like_``, signed ranks and
@@ -426,5 +426,5 @@ def beside(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def column(wide: pd.DataFrame, name: str) -> "pd.Series[Any]":
-    """Return a column of `beside`; blank where no row has it."""
+    """Return a column of `to_wide`; blank where no row has it."""
     return wide[name] if name in wide else pd.Series(pd.NA, wide.index, "Float64")

@@ -9,7 +9,7 @@ from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first
 from flsim.results.ceiling import MANY, WHAT_TO_DO
 from flsim.results.columns import quantities_in
-from flsim.results.differences import ALL, VALUES, Comparison, Pair, beside, column, differences, planned
+from flsim.results.differences import ALL, VALUES, Comparison, Pair, column, differences, planned, to_wide
 from flsim.results.distinctions import differing, words_of
 from flsim.results.pairs import compared_in
 from flsim.results.published import COUNTED_OF, PREFIX
@@ -110,7 +110,7 @@ def _p(wide: pd.DataFrame, name: str, first: str = "") -> Column:
 
 
 def quantities_in_pairs(wide: pd.DataFrame) -> list[Quantity]:
-    """Return the quantities that a frame of `beside` has, with a user's own last."""
+    """Return the quantities that a frame of `to_wide` has, with a user's own last."""
     own = [
         quantity for quantity in quantities_in(wide) if f"{quantity.name}_value_a" in wide and quantity not in STANDARD
     ]
@@ -122,7 +122,7 @@ def quantities_in_pairs(wide: pd.DataFrame) -> list[Quantity]:
 
 def table_of_pairs(frame: pd.DataFrame, pairs: Sequence[Pair]) -> Table:
     """Return differences, utility and published differences of pairs, with a legend."""
-    wide, labels = beside(frame), _labels(pairs)
+    wide, labels = to_wide(frame), _labels(pairs)
     return Table(frame, *_columns(wide, labels), _legend(wide) + _notes(wide, labels))
 
 
@@ -323,7 +323,7 @@ def runs_to_markdown(compared: Comparison, width: int = layout.TERMINAL) -> str:
     notes = _warnings(compared, width)
     if compared.table.empty:
         return "\n".join([NO_CANARIES + named, layout.markdown(*_sides(compared), notes, width)])
-    wide = beside(compared.table)
+    wide = to_wide(compared.table)
     text = formats.note(SIDES) + notes
     legend = CONFIGURATIONS.format(
         PRIMARY.heading,
@@ -345,7 +345,7 @@ def runs_to_latex(compared: Comparison) -> str:
     """Return the rows of two runs' comparison as a tabular; it needs the package booktabs."""
     if compared.table.empty:
         return layout.latex(*_sides(compared))
-    return layout.latex(*_configurations(compared, beside(compared.table)))
+    return layout.latex(*_configurations(compared, to_wide(compared.table)))
 
 
 def runs_to_json(compared: Comparison) -> dict[str, Any]:
@@ -389,7 +389,7 @@ def _at_equal_perplexity(wide: pd.DataFrame) -> str:
 
 def _sides(compared: Comparison) -> Units:
     """Return labels and units of a table: counts of each run and discordant canaries, then utility and epsilon."""
-    first: Mapping[Any, Any] = {} if compared.table.empty else beside(compared.table).iloc[0].to_dict()
+    first: Mapping[Any, Any] = {} if compared.table.empty else to_wide(compared.table).iloc[0].to_dict()
     lines: list[list[str]] = []
     for flag in flags(compared.quantities):
         if f"{flag.name}_p" in first:

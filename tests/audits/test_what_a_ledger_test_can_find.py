@@ -111,7 +111,7 @@ def test_the_text_says_what_could_have_been_found(subject: Subject, trained_here
 def test_a_test_that_refutes_nothing_names_the_canaries_that_would(
     subject: Subject, mu: float, number: int | None
 ) -> None:
-    """Of 10 canaries 2 are guessed: even under epsilon 0 both are right with probability 1/4."""
+    """Two of 10 canaries are guessed. Under epsilon 0 both guesses are right with probability 1/4."""
     design = Coins(np.arange(1.0, 11.0), np.array([True, False] * 5), np.ones(10, np.int64))
     one = replace(subject, coins=design, canary_users=None, claim=(claim := claim_of_gaussian(mu)))
     text = " ".join(to_text(one, audit(one)).split())

@@ -51,7 +51,7 @@ def test_the_table(flsim: Flsim) -> None:
 
 @pytest.mark.parametrize("epsilon", [1e-4, 2, 30])
 def test_the_noise_of_the_table_reaches_the_epsilon(flsim: Flsim, epsilon: float) -> None:
-    """As it is printed, and with less than one unit of its last digit to spare."""
+    """The printed value reaches the epsilon, and is less than a unit of its last digit above the least one."""
     _, out, _ = flsim(*SMALL, "--epsilon", epsilon, "--sampler", "fixed-size")
     (row,) = (line.split() for line in out.splitlines() if line.split()[2:4] == ["2S", "rdp"])
     _, exact, _ = flsim(*SMALL, "--epsilon", epsilon, "--sampler", "fixed-size", "--json")

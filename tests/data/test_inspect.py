@@ -228,7 +228,7 @@ def distribution(values: list[int]) -> Distribution:
 
 @given(values=lengths_strategy, more=lengths_strategy)
 def test_bins_hold_every_value_once(values: list[int], more: list[int]) -> None:
-    """Of both lists in the bins of the whole."""
+    """The counts of both lists are in the bins of the whole list."""
     whole = distribution(values) + distribution(more)
     edges, scale = whole.edges()
     bins = list(pairwise(edges))

@@ -14,7 +14,7 @@ from shown import from_csv, over_seeds, to_markdown
 
 from flsim.base.errors import InputError, RunFailed
 from flsim.results import tables
-from flsim.results.differences import Pair, beside, compare_runs, differences, planned
+from flsim.results.differences import Pair, compare_runs, differences, planned, to_wide
 from flsim.results.frames import frames
 from flsim.results.rows import read_rows
 from flsim.results.store import read_run
@@ -124,7 +124,7 @@ def test_own_measures_are_compared_in_pairs_as_exposure_is(measured: Experiment)
     iid, other = (read_run(measured.folder / world) for world in WORLDS)
     pair = Pair("row", planned([iid]), planned([other]))
     table = differences([pair])
-    over_seeds, of_runs = beside(table).iloc[0], beside(compare_runs(iid, other).table).iloc[0]
+    over_seeds, of_runs = to_wide(table).iloc[0], to_wide(compare_runs(iid, other).table).iloc[0]
     for name in ("surprise_difference", "surprise_p"):
         assert over_seeds[name] == of_runs[name]
     text = " ".join(table_of_pairs(table, [pair]).markdown().split())

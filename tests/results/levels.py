@@ -5,7 +5,7 @@ from typing import Any
 
 import pandas as pd
 
-from flsim.results.differences import Pair, beside, differences
+from flsim.results.differences import Pair, differences, to_wide
 
 
 def measured(level: float) -> dict[str, Sequence[float] | float]:
@@ -16,4 +16,4 @@ def measured(level: float) -> dict[str, Sequence[float] | float]:
 
 
 def beside_of(pairs: Sequence[Pair], **point: Any) -> pd.DataFrame:
-    return beside(differences(pairs, **point))
+    return to_wide(differences(pairs, **point))

@@ -25,10 +25,10 @@ from flsim.results.differences import (
     CONFIGURATION,
     Comparison,
     Pair,
-    beside,
     compare_runs,
     differences,
     planned,
+    to_wide,
 )
 from flsim.results.store import RunResults, read_run
 from flsim.show.differences import compare_worlds, runs_to_json, runs_to_markdown, table_of_pairs, worlds_of
@@ -63,7 +63,7 @@ def pair(make_run: MakeRun) -> MakePair:
 
 def over_all(a: RunResults, b: RunResults, **point: Any) -> "pd.Series[Any]":
     """The differences over all canaries of two runs, beside each other."""
-    return beside(compare_runs(a, b, **point).table).iloc[0]
+    return to_wide(compare_runs(a, b, **point).table).iloc[0]
 
 
 def test_the_statistics_are_those_of_the_differences(pair: MakePair) -> None:
@@ -142,7 +142,7 @@ def compared(make_run: MakeRun, b: dict[str, object] | None = None, **about: obj
 
 
 def cells(text: str) -> list[list[str]]:
-    """Of every line of a table."""
+    """The statement holds for every line of a table."""
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in text.splitlines() if line[:1] == "|"]
 
 
@@ -150,7 +150,7 @@ P_OF_CONFIGURATIONS = [stats.ttest_1samp(each, 0).pvalue for each in ([1, 1, 3],
 
 
 def test_all_canaries_and_each_configuration(make_run: MakeRun) -> None:
-    table = beside(compared(make_run).table)
+    table = to_wide(compared(make_run).table)
     assert table["row"].tolist() == ["all", "1/100, 50%", "1/100, 100%", "1/5K, 100%"]
     assert table["n"].tolist() == [9, 3, 3, 3]
     assert table["exposure_difference"].tolist() == pytest.approx([19 / 9, 5 / 3, 8 / 3, 2.0])
@@ -231,7 +231,7 @@ def test_canaries_of_a_number_of_copies(make_run: MakeRun) -> None:
         numbers = [1] * 3 + [2] * 6
         pd.read_parquet(path).assign(p_u=math.nan, p_e=math.nan, planned_insertions=numbers).to_parquet(path)
     found = compare_runs(read_run(folders[0]), read_run(folders[1]))
-    table = beside(found.table)
+    table = to_wide(found.table)
     assert table["row"].tolist() == ["all", "1 copy", "2 copies"]
     assert table["copies"].tolist()[1:] == [1, 2]
     assert table["n"].tolist() == [9, 3, 6]
@@ -284,7 +284,7 @@ def test_two_runs_without_canaries_are_compared_in_utility_alone(flsim: Flsim, m
 
 
 def over_seeds(a: Sequence[RunResults], b: Sequence[RunResults], **point: Any) -> "pd.Series[Any]":
-    return beside(differences([Pair("row", planned(a), planned(b))], **point)).iloc[0]
+    return to_wide(differences([Pair("row", planned(a), planned(b))], **point)).iloc[0]
 
 
 def test_the_figures_are_those_of_the_seeds_differences(make_series: MakeSeries) -> None:
@@ -342,7 +342,7 @@ def test_a_seed_that_diverged_in_one_world_is_dropped_from_both_and_counted(make
     wild = [*other[:2], replace(other[2], status="diverged", reason="the model of round 5 is not finite")]
     pairs = [Pair("row", planned(iid), planned(wild))]
     frame = differences(pairs)
-    row = beside(frame).iloc[0]
+    row = to_wide(frame).iloc[0]
     assert (row["seeds"], row["diverged_value_a"], row["diverged_value_b"]) == (2, 0, 1)
     assert row["exposure_difference"] == 1.5
     assert "b-2 (diverged" in row["left_out"]
@@ -362,7 +362,7 @@ def of_worlds(runs: Sequence[RunResults]) -> dict[str, float]:
     """The difference in exposure of IID less non-IID by label."""
     pairs, several = worlds_of(runs)
     assert not several
-    wide = beside(differences(pairs))
+    wide = to_wide(differences(pairs))
     return dict(zip(wide["row"], wide["exposure_difference"].astype(float), strict=True))
 
 

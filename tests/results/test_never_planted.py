@@ -9,7 +9,7 @@ from shown import over_seeds, to_markdown
 
 from flsim.base.errors import InputError
 from flsim.results import tables
-from flsim.results.differences import Pair, beside, compare_runs, differences, planned
+from flsim.results.differences import Pair, compare_runs, differences, planned, to_wide
 from flsim.results.store import RunResults
 from flsim.show.differences import runs_to_markdown
 
@@ -65,11 +65,11 @@ def test_pairs_are_of_canaries_that_either_run_planted(make_series: MakeSeries) 
     [a], [b] = make_series([4.0]), make_series([2.0], name="non-iid")
     a, b = without(a, 0), without(b, 0, 1)
     compared = compare_runs(a, b)
-    row = beside(compared.table).iloc[0]
+    row = to_wide(compared.table).iloc[0]
     assert (row["n"], row["exposure_difference"]) == (8, 2.0)
     assert compared.never_planted == 1
     assert "1 canary, planted in neither run, is in no number." in runs_to_markdown(compared)
-    assert beside(differences([Pair("row", planned([a]), planned([b]))]))["canaries_value_a"].tolist() == [8.0]
+    assert to_wide(differences([Pair("row", planned([a]), planned([b]))]))["canaries_value_a"].tolist() == [8.0]
     with pytest.raises(InputError, match="1 of 9 canaries were planted"):
         compare_runs(without(a, *range(1, 9)), without(b, *range(1, 9)))
 

@@ -13,7 +13,7 @@ from shown import over_seeds, to_latex, to_markdown
 from flsim.measures.quantity import Quantity
 from flsim.report.gather import gather
 from flsim.report.page import render
-from flsim.results.differences import Pair, beside, differences, planned
+from flsim.results.differences import Pair, differences, planned, to_wide
 from flsim.results.rows import Row, write_rows
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
@@ -63,7 +63,7 @@ def test_a_report_sums_up_flags_of_one_s_own(worlds: dict[str, list[RunResults]]
 def test_worlds_are_compared_over_seeds(worlds: dict[str, list[RunResults]]) -> None:
     pair = Pair("row", planned(worlds["iid"]), planned(worlds["non-iid"]))
     frame = differences([pair])
-    row = beside(frame).iloc[0]
+    row = to_wide(frame).iloc[0]
     assert (row["nats_difference"], row["over"]) == (1.0, "seeds")
     assert (row["seen_value_a"], row["seen_value_b"]) == (3.5, 3.0)
     assert row["seen_p"] == pytest.approx(row["seen_p_holm"])

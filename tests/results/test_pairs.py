@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from flsim.base.errors import InputError
-from flsim.results.differences import beside, compare_runs
+from flsim.results.differences import compare_runs, to_wide
 from flsim.results.pairs import at_perplexity, left_out_text, like_utility, lowest_in_both
 from flsim.results.store import RunResults, read_run
 
@@ -59,7 +59,7 @@ def test_runs_that_differ_in_length_only_do_not_differ_at_like_utility(make_curv
     """Exposure is 3 (6 - nats) in both. At the end, one has 4.5 bits more, as its training lasted longer."""
     long = make_curve("a", [(nats, 3 * (6 - nats)) for nats in (5.5, 4.7, 3.9, 3.5)])
     short = make_curve("b", [(nats, 3 * (6 - nats)) for nats in (5.7, 5.2, 5.0)])
-    assert beside(compare_runs(long, short).table)["exposure_difference"].iloc[0] == pytest.approx(4.5)
+    assert to_wide(compare_runs(long, short).table)["exposure_difference"].iloc[0] == pytest.approx(4.5)
     compared = like_utility([long], [short])
     assert compared.perplexities == pytest.approx((math.exp(5.0),))
     assert compared.differences == pytest.approx((0,), abs=1e-9)
