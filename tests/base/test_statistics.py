@@ -16,10 +16,12 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy import stats
 
+from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.base.statistics import (
     EXCHANGES,
     at_least,
+    auroc,
     differ_by_more_than_chance,
     difference_interval,
     holm,
@@ -27,6 +29,7 @@ from flsim.base.statistics import (
     lower_bound,
     mcnemar_p,
     paired_t_p,
+    roc,
     share_interval,
     sign_flip_p,
     signed_rank_p,
@@ -181,6 +184,27 @@ def test_one_seed_has_no_sign_flips() -> None:
     assert np.isnan(sign_flip_p([3]))
     assert np.isnan(paired_t_p(np.array([3.0])))
     assert sign_flip_p([0, 0, 0]) == 1
+
+
+def test_rounding_makes_no_p_value_above_1() -> None:
+    assert sign_flip_p([1, -1] * 55) == 1  # the shares of these 2^110 sums add up to 1 + 2e-16
+
+
+@pytest.mark.parametrize("measure", [roc, auroc])
+@pytest.mark.parametrize(
+    ("members", "others", "message"),
+    [
+        ([], [1.0], "no members"),
+        ([1.0], [], "no others"),
+        ([np.nan], [1.0], "scores of members: some are not finite"),
+        ([1.0], [np.inf], "scores of others: some are not finite"),
+    ],
+)
+def test_scores_that_tell_nothing_are_named(
+    measure: Callable[[Floats, Floats], object], members: list[float], others: list[float], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        measure(np.array(members), np.array(others))
 
 
 def test_holm_is_his_example() -> None:
