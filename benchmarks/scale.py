@@ -19,7 +19,7 @@ from flsim.base.machine import PeakMemory
 from flsim.base.progress import say
 from flsim.base.rng import stream
 from flsim.canaries.planting import Planting, draw_canaries, plant
-from flsim.canaries.population import Population, World, open_population, write_population
+from flsim.canaries.population import Partition, Population, open_population, write_population
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus, Split
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
@@ -28,7 +28,7 @@ PAPER_USERS = 392_000
 COHORT = 5_000
 ROUNDS = 7
 SAMPLE_EVERY = 0.25  # seconds; a sample walks the pages that are mapped, which holds up a process that maps more
-WORLDS: tuple[World, ...] = ("non-iid", "iid")
+PARTITIONS: tuple[Partition, ...] = ("non-iid", "iid")
 DRAWS = 10_000  # of all sharers and insertions, for the range of their extremes
 # Fewest and most over the 90 canaries, at 392,000 users: Thakkar et al. (2020), section 4.1, "Canary Insertion".
 PUBLISHED = {
@@ -40,7 +40,7 @@ PUBLISHED = {
 
 
 def bench_scale(users: int = PAPER_USERS) -> dict[str, Any]:
-    """Make a synthetic corpus, plant the paper's canaries, make and open both worlds, and read cohorts.
+    """Make a synthetic corpus, plant the paper's canaries, make and open both partitions, and read cohorts.
 
     A cohort is cold if no file of the corpus is in the system's cache, and warm if all are. Every cohort has other
     users. The benchmark needs about 5 GB of disk for 392,000 users, in the folder for temporary files.
@@ -64,8 +64,8 @@ def bench_scale(users: int = PAPER_USERS) -> dict[str, Any]:
             canaries = draw_canaries(corpus, CanaryHParams(), seed=0)
         with _step(steps, "plant them"):
             planting = plant(corpus.split("train"), canaries, seed=0)
-        for world in WORLDS:
-            _bench_world(folder, corpus, planting, world, steps)
+        for partition in PARTITIONS:
+            _bench_partition(folder, corpus, planting, partition, steps)
         train = corpus.split("train")
         return {
             "users": len(train),
@@ -75,7 +75,7 @@ def bench_scale(users: int = PAPER_USERS) -> dict[str, Any]:
             "insertions": len(planting.overlay.records),
             "planted": _extremes_beside_published(planting, train),
             "cohort": min(COHORT, users),
-            "bytes": {name: _bytes(folder / name) for name in ("corpus", *WORLDS)},
+            "bytes": {name: _bytes(folder / name) for name in ("corpus", *PARTITIONS)},
             "steps": steps,
         }
 
@@ -137,16 +137,18 @@ def _planted_to_text(measured: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _bench_world(folder: Path, corpus: Corpus, planting: Planting, world: World, steps: dict[str, Any]) -> None:
-    (folder / world).mkdir()
-    with _step(steps, f"{world}: make the population"):
-        write_population(folder / world, corpus, planting, world, seed=0)
+def _bench_partition(
+    folder: Path, corpus: Corpus, planting: Planting, partition: Partition, steps: dict[str, Any]
+) -> None:
+    (folder / partition).mkdir()
+    with _step(steps, f"{partition}: make the population"):
+        write_population(folder / partition, corpus, planting, partition, seed=0)
     for state, rounds in (("cold", range(1)), ("warm", range(1, 1 + ROUNDS))):
         _cache(folder, forget=state == "cold")
-        with _step(steps, f"{world}: open it {state}"):
-            population, _ = open_population(folder / world, corpus)
+        with _step(steps, f"{partition}: open it {state}"):
+            population, _ = open_population(folder / partition, corpus)
         seconds = []
-        what = f"{world}: read a cohort {state}"
+        what = f"{partition}: read a cohort {state}"
         with _step(steps, what):
             for round_ in rounds:
                 began = time.perf_counter()

@@ -3,7 +3,7 @@
     python -m experiments.ten_times --out runs/ten-times --seconds 3600
     python -m experiments.ten_times --summary experiments/results/ten-times.parquet     # of the stored measurements
 
-The settings are those of the tier "ten-times" of `four-worlds.toml`: 4,000 users, the paper's model, 628 rounds of 51
+The settings are those of the tier "ten-times" of `four-settings.toml`: 4,000 users, the paper's model, 628 rounds of 51
 users. Stage 1 trains one run for each partition (IID, non-IID) and each learning rate of `GRID` on another corpus and
 with a seed that is not reported, and chooses a learning rate for each partition by `chosen`. Stage 2 trains one run of
 each partition for every seed from 0 to 9, and evaluates it after 6 and 8 epochs. Run folders are those of `flsim run`.
@@ -44,7 +44,7 @@ from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.sweeps.definition import load, planned_runs
 
-SWEEP, TIER = Path(__file__).parent / "four-worlds.toml", "ten-times"
+SWEEP, TIER = Path(__file__).parent / "four-settings.toml", "ten-times"
 GRID = {"iid": (0.2, 0.25, 0.3, 0.36), "non-iid": (0.15, 0.2, 0.25, 0.3)}
 TUNING_SEED, TUNING_CORPUS_SEED = 1_000, 1  # never reported
 SEEDS = range(10)
@@ -118,7 +118,7 @@ def train(job: Job) -> Outcome:
         for entry in planned_runs(
             load(SWEEP), load(SWEEP).tiers[TIER], job.corpus, str(SWEEP), [job.seed], ["fedavg"], overrides
         )
-        if entry.axes["data.world"] == job.partition
+        if entry.axes["data.partition"] == job.partition
     )
     run = Run.open(job.folder) if job.folder.exists() else Run.create(entry.config, job.folder)
     state, status, perplexity, evaluating = run.latest_state(), "completed", math.nan, 0.0

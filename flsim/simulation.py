@@ -2,7 +2,8 @@
 
 A notebook runs the same loop as `flsim run`:
 
-    users = flsim.plant(flsim.open_corpus("corpora/demo"), flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12), world="iid")
+    canaries = flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12)
+    users = flsim.plant(flsim.open_corpus("corpora/demo"), canaries, partition="iid")
     for state in flsim.simulate(users, flsim.Model(32, 64), flsim.FedAvg(cohort=40), rounds=100):
         ...
 
@@ -25,7 +26,7 @@ from flsim.base.extensions import CustomName, Option, by_content, configured, re
 from flsim.base.machine import refuse_missing_device
 from flsim.base.types import refuse_other, refuse_other_types
 from flsim.canaries.in_corpus import planting_of, settled
-from flsim.canaries.population import Population, World
+from flsim.canaries.population import Partition, Population
 from flsim.canaries.roster import roster_of
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.canaries.twin import make_twin
@@ -50,18 +51,18 @@ class Planted:
 
     Attributes:
         corpus: the corpus of the users; utility is measured on its test users.
-        world: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
+        partition: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
         users: the training users.
         canaries: the planted canaries.
         roster: a row per canary, with the columns of `flsim.canaries.roster`: its phrase, sharers and insertions.
 
     Examples:
-        >>> users = flsim.plant("corpora/demo", world="iid")                   # doctest: +SKIP
+        >>> users = flsim.plant("corpora/demo", partition="iid")                   # doctest: +SKIP
         >>> len(users), len(users.canaries)                                    # doctest: +SKIP
     """
 
     corpus: Corpus
-    world: World
+    partition: Partition
     users: Population
     canaries: tuple[Canary, ...]
     roster: pd.DataFrame = field(repr=False, compare=False)
@@ -74,7 +75,7 @@ def plant(
     corpus: Corpus | Path | str,
     canaries: CanaryHParams | None = None,
     *,
-    world: World = "non-iid",
+    partition: Partition = "non-iid",
     seed: int = 0,
     user_holdout: float = 0.0,
     shadow: Shadow | None = None,
@@ -87,7 +88,7 @@ def plant(
     Args:
         corpus: a corpus, or its folder or URI.
         canaries: which canaries to plant; by default the paper's grid, or the canaries already planted in the corpus.
-        world: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
+        partition: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
         seed: seed of phrases, sharers and records, of the twin's order, and of the coins of `shadow`.
         user_holdout: share of each user's records that is left out, as `data.user_holdout`.
         shadow: whether coins leave out users or records, as `data.shadow`; None for no coins.
@@ -103,17 +104,17 @@ def plant(
     not_negative(seed=seed)
     refuse_other(CanaryHParams | None, "a flsim.Canaries", canaries=canaries)
     opened = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
-    if world not in ("iid", "non-iid"):
-        raise InputError(f'world must be "iid" or "non-iid", found {world!r}')
+    if partition not in ("iid", "non-iid"):
+        raise InputError(f'partition must be "iid" or "non-iid", found {partition!r}')
     split = kept(opened.split("train"), user_holdout, shadow, seed)
     planting = planting_of(opened, settled(opened, canaries or CanaryHParams()), seed, split, rounds)
     overlay, twin = planting.overlay, None
-    if world == "iid":
+    if partition == "iid":
         twin, overlay = make_twin(split, planting, seed)
     users = Population.with_canaries(split, planting.canaries, overlay, twin)
     roster = roster_of(planting, opened.vocabulary)
     planted = roster if "is_planted" in roster else roster.assign(is_planted=True)
-    return Planted(opened, world, users, planting.canaries, planted)
+    return Planted(opened, partition, users, planting.canaries, planted)
 
 
 def refuse_not_planted(planted: object) -> None:
@@ -274,7 +275,7 @@ class Central:
             InputError: the settings do not fit the users or each other.
         """
         is_private = self.privacy.mechanism != "none"
-        order: Order = "iid" if is_private or planted.world == "iid" else "sequence"
+        order: Order = "iid" if is_private or planted.partition == "iid" else "sequence"
         return CentralTraining(
             planted.users, self.training, seed, order, self.privacy, rounds, device=device, model=model
         )

@@ -97,7 +97,7 @@ class Tuner:
         return tuple(outcomes[group.name] for group in groups)
 
     def _search(self, group: Group) -> Generator[tuple[float, dict[int, Trial]], list[float], GroupOutcome]:
-        # Groups of a grid draw the same values, so that the worlds are tuned alike.
+        # Groups of a grid draw the same values, so that the partitions are tuned alike.
         rng = stream(self.search.tuning.seeds[0], "tuning", group.grid)
         return search(group, self.search.tuning, rng, lambda values: self.search.is_possible(group, values))
 

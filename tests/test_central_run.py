@@ -72,7 +72,7 @@ def assert_same_state(one: State, other: State) -> None:
 def train_in_this_process(run: Run) -> State:
     """All steps without a stop: in random order of the IID twin, in sequence through the users, or by lots."""
     settings, privacy = run.central, run.config.privacy
-    order: Order = "iid" if settings.data.world == "iid" or privacy.mechanism != "none" else "sequence"
+    order: Order = "iid" if settings.data.partition == "iid" or privacy.mechanism != "none" else "sequence"
     lots = settings.system.physical_batch
     training = CentralTraining(
         run.users, settings.training, settings.seed, order, privacy, physical_batch=lots, model=settings.model
@@ -86,7 +86,7 @@ def train_in_this_process(run: Run) -> State:
 @pytest.mark.parametrize(
     ("overrides", "setting"),
     [
-        (("data.world=iid",), "IID, Adam, b_r=9"),
+        (("data.partition=iid",), "IID, Adam, b_r=9"),
         pytest.param(
             ("model.architecture=lstm", "model.layers=2"),
             "Non-IID, Adam, LSTM 2 layers, b_r=9",
@@ -112,8 +112,8 @@ def test_a_run_is_its_steps_saved_evaluated_and_tabulated(
     assert rows(path).equals(stored)
     about = json.loads((path / "run.json").read_text())
     assert (about["status"], about["round"], about["rounds"], about["setting"]) == ("completed", 40, 40, setting)
-    world = {"IID": "iid", "Non-IID": "non-iid"}.get(setting.split(", ")[0])
-    assert (about["world"], about["label"]) == (world, setting.removeprefix("Non-").removeprefix("IID, "))
+    partition = {"IID": "iid", "Non-IID": "non-iid"}.get(setting.split(", ")[0])
+    assert (about["partition"], about["label"]) == (partition, setting.removeprefix("Non-").removeprefix("IID, "))
     privacy = {metric for metric in stored["metric"] if "epsilon" in metric or "delta" in metric}
     table = flsim("table", path)[1]
     assert setting in table
@@ -245,7 +245,7 @@ def test_a_diverging_run_stops_with_the_step_and_the_last_good_checkpoint(centra
         ((*PRIVATE, "training.order=sequence"), 'training.order "sequence" has no privacy accounting'),
         ((*PRIVATE, "privacy.target_quantile=0.5"), "central training has a fixed clip"),
         (("training.precision=tf32",), 'training.precision "tf32" needs an NVIDIA GPU'),
-        (("training.order=iid",), 'training.order "iid" contradicts data.world "non-iid"'),
+        (("training.order=iid",), 'training.order "iid" contradicts data.partition "non-iid"'),
         (("training.cohort=4", "training.rounds=3"), "training.cohort, training.rounds: of federated training, but"),
         (("system.shards=2",), 'system.shards: of federated training, but training.kind is "central"'),
         (("system.gpus=0.5",), 'gpus is for device "cuda"'),

@@ -130,7 +130,7 @@ def test_commands_in_blocks_are_ones_that_exist(block: Block) -> None:
         "flsim unheard-of",
         "flsim run experiments/demo.toml --unheard-of",
         "flsim run experiments/demo.toml --cpus many",
-        "for world in mars iid; do\n    flsim run experiments/demo.toml --set data.world=$world\ndone",
+        "for partition in mars iid; do\n    flsim run experiments/demo.toml --set data.partition=$partition\ndone",
         "flsim run experiments/demo.toml --set evaluation.every=10 --set evaluation.every_epochs=1",
         "flsim sweep experiments/table1.toml --tier unheard-of",
         "X=1 make unheard-of",

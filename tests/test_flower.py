@@ -55,7 +55,7 @@ def test_the_demo_ends_with_table_test_and_plot(experiment: Experiment) -> None:
 
 @pytest.mark.nightly
 def test_two_nodes_equal_the_same_rounds_without_flower(experiment: Experiment) -> None:
-    path = experiment.run("run", "data.world=iid", "model.architecture=gru")
+    path = experiment.run("run", "data.partition=iid", "model.architecture=gru")
     run = Run.open(path)
     expected = train_without_flower(run, 4)
     assert all(torch.equal(value, expected.params[name]) for name, value in final_params(path).items())

@@ -148,7 +148,7 @@ def test_capabilities_belong_to_the_class_that_declares_them(tmp_path: Path) -> 
 def test_simulate_trains_and_evaluate_measures_it(own: Experiment) -> None:
     """In this process, from Python; a network that is none is refused before its first round."""
     corpus = flsim.open_corpus(own.folder / "corpus")
-    planted = flsim.plant(corpus, flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2), world="non-iid", seed=0)
+    planted = flsim.plant(corpus, flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2), partition="non-iid", seed=0)
     model = flsim.Model(8, architecture=f"{own.folder}/mine.py:TwistedGRU", options={"scale": 2.5})
     *_, state = flsim.simulate(planted, model, flsim.FedAvg(cohort=6), rounds=2)
     assert (state.round, "words.weight" in state.params) == (2, True)

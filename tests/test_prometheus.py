@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import ray
-from helpers import WORLD, Experiment, Trained
+from helpers import PARTITION, Experiment, Trained
 from prometheus_client.parser import text_string_to_metric_families
 from raynodes import free_place, free_port, started
 from waiting import wait_until
@@ -103,7 +103,7 @@ def test_prometheus_reads_what_the_folder_says(experiment: Experiment, prometheu
     )
     length = "training.rounds=30"
     if kind == "central":
-        experiment.config.write_text(f"{WORLD}[evaluation]\nreferences = 200\n[system]\ncheckpoint_every = 50\n")
+        experiment.config.write_text(f"{PARTITION}[evaluation]\nreferences = 200\n[system]\ncheckpoint_every = 50\n")
         settings += ("training.kind=central", "training.batch_size=9")
         length = "training.steps=1000"
     run = experiment.run(kind, *settings, length, options=["--address", prometheus.address])

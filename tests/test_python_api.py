@@ -72,14 +72,14 @@ def test_the_guide_runs_and_gives_the_rows_of_runs_bit_for_bit(
         assert code.count(old) == 1
         code = code.replace(old, new)
     script = experiment.folder / "guide.py"
-    save = "\nfor (world, after), found in rows.items():\n    found.to_parquet(f'{world}-{after}.parquet')\n"
+    save = "\nfor (partition, after), found in rows.items():\n    found.to_parquet(f'{partition}-{after}.parquet')\n"
     script.write_text(code + save, encoding="utf-8")
     subprocess.run([sys.executable, script], check=True, cwd=experiment.folder)
-    for world in ("iid", "non-iid"):
-        stored = read_run(experiment.folder / "runs" / world).rows
+    for partition in ("iid", "non-iid"):
+        stored = read_run(experiment.folder / "runs" / partition).rows
         assert sorted(stored["round"].unique()) == [2, SHORT]
         for after, ours in stored.groupby("round"):
-            simulated = pd.read_parquet(experiment.folder / f"{world}-{after}.parquet")
+            simulated = pd.read_parquet(experiment.folder / f"{partition}-{after}.parquet")
             pd.testing.assert_frame_equal(_sorted(simulated), _sorted(ours), check_exact=True)
     for name in ("memorization.png", "report.html"):
         assert (experiment.folder / name).stat().st_size > 10_000

@@ -50,7 +50,7 @@ def test_rounds_of_users_who_train_stacked_too(experiment: Experiment, flsim: Fl
 @pytest.mark.slow
 def test_steps_of_central_training_too(experiment: Experiment, trained: Trained, flsim: Flsim) -> None:
     experiment.config.write_text(CENTRAL)
-    run = shutil.copytree(trained("data.world=iid"), experiment.folder / "run")
+    run = shutil.copytree(trained("data.partition=iid"), experiment.folder / "run")
     said = flsim("verify", run, "--round", "35")[1]
     assert said.startswith("round 35: trained again from round 20, equal")
     _change_digest(run, 35)

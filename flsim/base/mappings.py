@@ -1,7 +1,12 @@
-"""Nested mappings, such as the settings of a run."""
+"""Nested mappings, such as the settings of a run, and the former names of settings."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
+
+from flsim.base.errors import InputError
+
+# Settings of older files and their names now.
+RENAMED = {"data.world": "data.partition"}
 
 
 def flat(values: Mapping[str, Any], between: str = ".") -> Iterator[tuple[str, Any]]:
@@ -11,3 +16,34 @@ def flat(values: Mapping[str, Any], between: str = ".") -> Iterator[tuple[str, A
             yield from ((f"{name}{between}{inner}", item) for inner, item in flat(value, between))
         elif value is not None:
             yield name, value
+
+
+def with_present_names(values: Any, names: Mapping[str, str] = RENAMED, section: str = "") -> Any:
+    """Return values of TOML or JSON in which settings that were renamed have their present names.
+
+    A setting is a key of its section, a key with a dot (the axis of a sweep), or a text in a list.
+
+    Args:
+        values: the values.
+        names: former names of settings and the present ones.
+        section: the key that has these values.
+
+    Raises:
+        InputError: a setting has both names.
+    """
+    if isinstance(values, list | tuple):
+        return [names.get(item, item) if isinstance(item, str) else with_present_names(item, names) for item in values]
+    if not isinstance(values, Mapping):
+        return values
+    renamed: dict[str, Any] = {}
+    for key, value in values.items():
+        new = names.get(key) or names.get(f"{section}.{key}", "").removeprefix(f"{section}.") or key
+        if new != key and new in values:
+            raise InputError(f"{key} is the former name of {new}, and both are given; remove {key}")
+        renamed[new] = with_present_names(value, names, key)
+    return renamed
+
+
+def with_former_names(values: Any) -> Any:
+    """Return values with the first names of settings, so that digests of older files stay the same."""
+    return with_present_names(values, {new: old for old, new in RENAMED.items()})

@@ -8,7 +8,7 @@ A population on disk is a small folder beside the corpus it overlays:
     twin_users.i64     IID only: where each synthetic user starts in that order, and its end
     kept.u32           only of a run that leaves records out (`flsim.data.kept`): the others, as positions in the
                        corpus, which everything above counts (kept.i64 where there are 2^32 or more in the corpus)
-    population.json    world, digest of the corpus, counts, digests of the files above
+    population.json    partition, digest of the corpus, counts, digests of the files above
 """
 
 from collections.abc import Sequence
@@ -32,14 +32,14 @@ from flsim.data.kept import Kept, position_type
 from flsim.data.records import NOBODY, ExtraUsers, Records, Tokens
 from flsim.data.vocabulary import Layout
 
-World = Literal["iid", "non-iid"]
+Partition = Literal["iid", "non-iid"]
 ABOUT = "population.json"
 NEVER = np.iinfo(np.int64).max  # last round of a window without an end
 
 
 @dataclass(frozen=True)
 class Population:
-    """The training users of one world; a `flsim.data.records.UsersByRound` and `RecordsByRound`.
+    """The training users of one partition; a `flsim.data.records.UsersByRound` and `RecordsByRound`.
 
     Attributes:
         split: the corpus' users.
@@ -187,15 +187,15 @@ def _pseudo_users(canaries: Sequence[Canary]) -> tuple[ExtraUsers, NDArray[np.in
 
 
 def write_population(
-    folder: Path, corpus: Corpus, planting: Planting, world: World, seed: int, train: Split | None = None
+    folder: Path, corpus: Corpus, planting: Planting, partition: Partition, seed: int, train: Split | None = None
 ) -> None:
-    """Write planting, roster and, for the IID world, the twin into an existing folder.
+    """Write planting, roster and, for the IID partition, the twin into an existing folder.
 
     Args:
         folder: the folder.
         corpus: the corpus.
         planting: the canaries, planted in `train`.
-        world: the world.
+        partition: the partition.
         seed: the run's seed.
         train: what the run trains on, from `flsim.data.kept.kept`; by default all training users of the corpus.
     """
@@ -206,13 +206,13 @@ def write_population(
         counts["kept"] = train.records
         with naming(folder):
             train.positions.tofile(folder / _kept_file(train.whole))
-    if world == "iid":
+    if partition == "iid":
         twin, overlay = make_twin(train, planting, seed)
         with naming(folder):
             twin.order.tofile(folder / ORDER_FILES[twin.order.dtype.str])
             twin.user_offsets.astype("<i8").tofile(folder / "twin_users.i64")
     overlay.write(folder)
-    about = {"world": world, "corpus": corpus.digest, **counts}
+    about = {"partition": partition, "corpus": corpus.digest, **counts}
     files = {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.is_file()}
     write_json(folder / ABOUT, about | {"files": files})
 
@@ -278,7 +278,7 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
         if not overlay.is_of(split.records, canaries):
             raise ValueError("planted records or canaries that there are not")
         twin = None
-        if about["world"] == "iid":
+        if about["world" if "world" in about else "partition"] == "iid":  # older runs have "world"
             dtype = order_dtype(split.records)
             order = flat_file(folder / ORDER_FILES[dtype], dtype, split.records)
             twin = Twin(order, flat_file(folder / "twin_users.i64", "<i8", len(split) + 1))

@@ -33,9 +33,9 @@ def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overla
     """Shuffle all planted records and deal them in sequence to synthetic users as large as the real ones, in words.
 
     Thakkar et al. (2020), section 4.1: shuffled after planting, users filled in sequence. Each synthetic user gets as
-    many words as the real user of its number has, canaries in place, up to a record. So both worlds have the same users
-    in a round and as much of each. No record is left over: the twin is a permutation. It needs 5 bytes of memory a
-    record, or 6 where records hold over 255 words.
+    many words as the real user of its number has, canaries in place, up to a record. So both partitions have the same
+    users in a round and as much of each. No record is left over: the twin is a permutation. It needs 5 bytes of memory
+    a record, or 6 where records hold over 255 words.
 
     Returns:
         The twin, and the overlay, counted in the twin's order.

@@ -65,7 +65,7 @@ from flsim.cli.verify import verify
 from flsim.cli.version import version_text
 
 CONTINUE = "Continue a run"
-RUN_EPILOG = """Example: flsim run experiments/demo.toml --set data.world=iid --out runs/iid
+RUN_EPILOG = """Example: flsim run experiments/demo.toml --set data.partition=iid --out runs/iid
 
 Example: flsim run experiments/demo.toml --out runs/demo --resume"""
 

@@ -1,4 +1,4 @@
-"""`flsim compare`: compare two runs, the worlds of a sweep, or two sweeps, with intervals and p-values."""
+"""`flsim compare`: compare two runs, the partitions of a sweep, or two sweeps, with intervals and p-values."""
 
 import json
 from pathlib import Path
@@ -37,7 +37,7 @@ def compare(
     as_json: Json = False,
     out: TableOut = None,
 ) -> None:
-    """Compare two runs, the worlds of a sweep, or two sweeps.
+    """Compare two runs, the partitions of a sweep, or two sweeps.
 
     Compares exposure, extraction by Random Sampling (RS) and Beam Search (BS), and utility. Canaries are paired. Each
     difference has a 95% interval and a p-value. Exposure is also compared at the lowest perplexity that both runs
@@ -101,7 +101,7 @@ def _compared(
         sweep = read_sweep(a)
         pairs = twins(sweep)
         heading = f"{sweep.heading}: IID (a) less non-IID (b)"
-        about = {"compared": "worlds", "a": "IID", "b": "non-IID"}
+        about = {"compared": "partitions", "a": "IID", "b": "non-IID"}
     else:
         pairs = same_names(read_sweep(a), read_sweep(b))
         heading, about = f"{a} (a) less {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}

@@ -40,8 +40,8 @@ def run_demo(out: Path, seed: int, overrides: Sequence[str] = ()) -> None:
     with resources.as_file(resources.files("experiments") / "demo.toml") as file:
         settings = config.load(file, [f"seed={seed}", f"data.corpus='{corpus}'", *overrides])
     make_synthetic(corpus, CORPUS, seed)
-    for world in ("iid", "non-iid"):
-        run = Run.create(replace(settings, data=replace(settings.data, world=world)), out / world)
+    for partition in ("iid", "non-iid"):
+        run = Run.create(replace(settings, data=replace(settings.data, partition=partition)), out / partition)
         train_on_ray(run)
     iid, non_iid = read_run(out / "iid"), read_run(out / "non-iid")
     table = memorization_table([iid, non_iid])

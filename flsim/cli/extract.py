@@ -13,7 +13,7 @@ EPILOG = """Example: flsim extract runs/demo/iid runs/demo/non-iid
 
 Example: flsim extract runs/demo/non-iid --prefix 1 --prefix 3 --suffix 4 --out extraction.png
 
-Example: flsim extract runs/four-worlds --over-seeds
+Example: flsim extract runs/four-settings --over-seeds
 
 Example: flsim extract runs/demo/non-iid --top-k 0 --top-p 0.9 --json"""
 SAMPLING = "Sampling"

@@ -7,7 +7,7 @@ import typer
 
 EPILOG = """Example: flsim report runs/table1-smoke --out table1.html
 
-Example: flsim report runs/iid runs/non-iid --out worlds.html"""
+Example: flsim report runs/iid runs/non-iid --out partitions.html"""
 
 
 def report(

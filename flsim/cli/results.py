@@ -27,7 +27,7 @@ PLOT_EPILOG = """Example: flsim plot runs/iid runs/non-iid --out memorization.pn
 
 Example: flsim plot runs/seed-* --each-seed --out memorization.svg
 
-Example: flsim plot runs/four-worlds-demo --kind utility --out worlds.png
+Example: flsim plot runs/four-settings-demo --kind utility --out partitions.png
 
 Example: flsim plot runs/secret-sharer-figures-smoke --kind loss --out loss.png"""
 
@@ -110,7 +110,7 @@ def table(
     from flsim.results.sweeps import expanded, published_of, read_shown, tuned_notes
     from flsim.results.tables import memorization_table
     from flsim.show import formats
-    from flsim.show.differences import compare_worlds
+    from flsim.show.differences import compare_partitions
     from flsim.show.memorization import TUNED, table_of_runs
 
     runs = expanded(runs)
@@ -139,7 +139,7 @@ def table(
     if format is Format.md and why:
         text += f"\n{formats.note(why)}"
     if over_seeds and format is Format.md:
-        compared = compare_worlds(read, round, epoch)
+        compared = compare_partitions(read, round, epoch)
         text += f"\n{compared}" if compared else ""
     if out is None:
         typer.echo(text, nl=not text.endswith("\n"))

@@ -22,7 +22,7 @@ def tune(
 ) -> None:
     """Choose settings of a sweep by perplexity on test users.
 
-    Searches settings such as learning rates, and looks at utility only. Each group of runs, such as a world of an
+    Searches settings such as learning rates, and looks at utility only. Each group of runs, such as a partition of an
     optimizer, has the same trials on the same seeds. Canaries are planted as in the sweep, and nothing is measured of
     them. The better half of the trials trains on, until the last ones are complete. A best value at the edge of its
     range widens the range.

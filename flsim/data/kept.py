@@ -91,7 +91,7 @@ def in_whole(split: Split, positions: NDArray[np.integer[Any]]) -> NDArray[np.in
 def held_out(records: int, user: int, share: float) -> NDArray[np.int64]:
     """Draw the records of a user that no run trains on, int64 [n], ascending.
 
-    They are a function of the user alone, so that runs of all seeds and of both worlds leave out the same ones.
+    They are a function of the user alone, so that runs of all seeds and of both partitions leave out the same ones.
 
     Args:
         records: number of records of the user.

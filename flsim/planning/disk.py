@@ -74,7 +74,7 @@ def run_disk(config: Config, train: Split) -> Disk:
     one = checkpoint_bytes(config, vocabulary)
     canaries = len(configurations(config.canaries)) + config.canaries.controls
     planted = ROSTER + ROSTER_CANARY * canaries + round(10 * expected_copies(config.canaries, records))
-    if config.data.world == "iid":
+    if config.data.partition == "iid":
         planted += np.dtype(order_dtype(records)).itemsize * records + 8 * (users + 1)
     lines = rounds if config.has_a_line_per_round else evaluations + rounds // config.system.checkpoint_every
     tracked = "tensorboard" in config.system.tracking

@@ -41,7 +41,7 @@ PARTS, EVALUATIONS = 3, 2  # of a short run
 # Settings that do not change the time of a round or of an evaluation. Runs that differ in no other setting than these
 # and their length are measured once.
 SAME_TIME = {
-    *("seed", "data.world", "data.shadow", "canaries.arm", "local.learning_rate"),
+    *("seed", "data.partition", "data.shadow", "canaries.arm", "local.learning_rate"),
     *("training.learning_rate", "training.server_learning_rate"),
     *("privacy.clip", "privacy.noise_multiplier", "privacy.delta"),
 }

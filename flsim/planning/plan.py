@@ -282,11 +282,11 @@ def privacy_of(planned: Sequence[Planned], train: Split) -> list[Privacy]:
 
 
 def comparisons_of(planned: Sequence[Planned]) -> int:
-    """Return the number of comparisons of a plan's table: rows that have runs of both worlds; at least 1."""
-    worlds: dict[str, set[str | None]] = {}
+    """Return the number of comparisons of a plan's table: rows that have runs of both partitions; at least 1."""
+    partitions: dict[str, set[str | None]] = {}
     for run in planned:
-        worlds.setdefault(row_name(run), set()).add(run.config.world)
-    return max(1, sum({"iid", "non-iid"} <= of_row for of_row in worlds.values()))
+        partitions.setdefault(row_name(run), set()).add(run.config.partition)
+    return max(1, sum({"iid", "non-iid"} <= of_row for of_row in partitions.values()))
 
 
 def power_of(

@@ -12,7 +12,7 @@ from flsim.planning.scale import Users, row_name, trained_on
 from flsim.planning.text import cell, number, table
 from flsim.privacy.ledger import sound_convention
 from flsim.privacy.sampling import Relation
-from flsim.results.sweeps import WORLD
+from flsim.results.sweeps import PARTITION
 from flsim.runs.config import Config
 from flsim.runs.sweeps.definition import Planned
 from flsim.show.formats import note
@@ -60,7 +60,7 @@ class Provable:
 
 
 def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...]:
-    """Return what each row can prove in each world, once for all seeds and for equal rows.
+    """Return what each row can prove in each partition, once for all seeds and for equal rows.
 
     Rows without ranked canaries are omitted.
 
@@ -70,7 +70,7 @@ def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...
     """
     named: dict[str, Provable] = {}
     for run in planned:
-        name = " ".join(filter(None, (row_name(run), str(run.axes.get(WORLD, "")))))
+        name = " ".join(filter(None, (row_name(run), str(run.axes.get(PARTITION, "")))))
         canaries, is_ranked = run.config.canaries, not run.config.evaluation.utility_only
         if name not in named and is_ranked and canaries.source != "heldout" and configurations(canaries):
             seeds = len({other.config.seed for other in planned if row_name(other) == row_name(run)})
@@ -137,7 +137,7 @@ def groups_of(config: Config, users: Users) -> list[int]:
     groups = []
     for one in configurations(config.canaries):
         insertions = one.p_u * one.p_e * users.records if one.copies is None else float(one.copies)
-        is_sharers = config.unit == "user" and config.world != "iid" and one.copies is None
+        is_sharers = config.unit == "user" and config.partition != "iid" and one.copies is None
         expected = one.p_u * users.users if is_sharers else insertions
         if one.users and config.unit == "user":
             expected = one.users

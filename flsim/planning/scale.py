@@ -19,8 +19,8 @@ from flsim.data.vocabulary import Layout
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, of_model
 from flsim.planning.text import cell, columns, number, share, three_digits
-from flsim.results.run_file import WORLDS
-from flsim.results.sweeps import WORLD, Sweep, SweepRun
+from flsim.results.run_file import PARTITIONS
+from flsim.results.sweeps import PARTITION, Sweep, SweepRun
 from flsim.runs.config import Config
 from flsim.runs.config.arms import shared_rounds
 from flsim.runs.config.base import whole_rounds
@@ -34,7 +34,9 @@ AMOUNT = (
     "local rate x local steps of a user x rounds x server rate; with an adaptive server optimizer server rate x "
     "rounds. Momentum is not counted."
 )
-RowKey = tuple[str, str | None]  # name of a row of the sweep's table, and its world if rates differ between worlds
+RowKey = tuple[
+    str, str | None
+]  # name of a row of the sweep's table, and its partition if rates differ between partitions
 
 
 @dataclass(frozen=True)
@@ -115,16 +117,16 @@ PUBLISHED = {"thakkar2020.csv": Users(392_000, 392_000 * 237, 392_000 * 2_000, 1
 
 
 def _perplexity(utility: Mapping[str, float]) -> str:
-    values = [utility[world] * UTILITY.scale for world in ("", *WORLDS) if world in utility]
+    values = [utility[partition] * UTILITY.scale for partition in ("", *PARTITIONS) if partition in utility]
     return "/".join(map(UTILITY.format.format, values))
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the sweep's table, over all seeds, and over both worlds unless their learning rates differ.
+    """A row of the sweep's table, over all seeds, and over both partitions unless their learning rates differ.
 
-    `utility` is perplexity by world ("iid", "non-iid", or "" for neither), as far as it is known. `amount` is None with
-    a custom server optimizer.
+    `utility` is perplexity by partition ("iid", "non-iid", or "" for neither), as far as it is known. `amount` is None
+    with a custom server optimizer.
     """
 
     name: str = cell("Row", is_number=False)
@@ -180,7 +182,7 @@ def scale_of(
     Args:
         rows: the runs of each row, as `rows_of` returns them.
         train: the users.
-        utility: perplexity by name of a row and world.
+        utility: perplexity by name of a row and partition.
         published: scale of the published runs in the same rows.
     """
     configs = [runs[0].config for runs in rows.values()]
@@ -196,16 +198,16 @@ def scale_of(
 
 
 def rows_of(planned: Sequence[Planned], train: Split) -> dict[RowKey, list[Planned]]:
-    """Return the runs of each row of the table, or of each of its worlds if they are trained for different amounts."""
+    """Return the runs of each row of the table, or of each of its partitions if their amounts of training differ."""
     named: dict[str, dict[str, list[Planned]]] = {}
     for run in planned:
-        named.setdefault(row_name(run), {}).setdefault(str(run.axes.get(WORLD, "")), []).append(run)
+        named.setdefault(row_name(run), {}).setdefault(str(run.axes.get(PARTITION, "")), []).append(run)
     rows: dict[RowKey, list[Planned]] = {}
-    for name, worlds in named.items():
-        if len({_training(runs[0].config, train) for runs in worlds.values()}) == 1:
-            rows[name, None] = [run for runs in worlds.values() for run in runs]
+    for name, partitions in named.items():
+        if len({_training(runs[0].config, train) for runs in partitions.values()}) == 1:
+            rows[name, None] = [run for runs in partitions.values() for run in runs]
         else:
-            rows |= {(name, world): worlds[world] for world in sorted(worlds)}
+            rows |= {(name, partition): partitions[partition] for partition in sorted(partitions)}
     return rows
 
 
@@ -218,18 +220,18 @@ def _training(config: Config, train: Split) -> tuple[float | None, float]:
 def _row(
     key: RowKey, runs: Sequence[Planned], train: Split, utility: Mapping[str, float], published: Row | None
 ) -> Row:
-    name, world = key
+    name, partition = key
     config = runs[0].config
     users, (amount, epochs) = trained_on(config, train), _training(config, train)
     return Row(
-        name if world is None else f"{name}, {WORLDS[world]}",
+        name if partition is None else f"{name}, {PARTITIONS[partition]}",
         len(runs),
         config.rounds_over(users),
         config.round_size,
         config.round_size / len(users) if config.unit == "user" else None,
         epochs,
         amount,
-        {at: value for at, value in utility.items() if world in {None, at}},
+        {at: value for at, value in utility.items() if partition in {None, at}},
         amount / published.amount if amount is not None and published and published.amount else None,
     )
 
@@ -281,12 +283,12 @@ def published_scale(
         for run in runs:
             value = (run.published or {}).get(UTILITY.name)
             if isinstance(value, int | float):
-                utility.setdefault(name, {})[str(run.axes.get(WORLD, ""))] = float(value)
+                utility.setdefault(name, {})[str(run.axes.get(PARTITION, ""))] = float(value)
     return scale_of(rows, users.split(), utility)
 
 
 def measured_utility(sweep: Sweep) -> dict[str, dict[str, float]]:
-    """Return the perplexity of a sweep's completed runs at their ends, by row and world: the mean over seeds."""
+    """Return the perplexity of a sweep's completed runs at their ends, by row and partition: the mean over seeds."""
     values: dict[str, dict[str, list[float]]] = {}
     for run in sweep.runs:
         results = run.results
@@ -294,14 +296,17 @@ def measured_utility(sweep: Sweep) -> dict[str, dict[str, float]]:
             continue
         value = results.of_model(UTILITY.name, results.evaluated[-1])
         if value is not None:
-            worlds = values.setdefault(row_name(run), {})
-            worlds.setdefault(str(run.axes.get(WORLD, "")), []).append(value)
-    return {name: {world: float(np.mean(seeds)) for world, seeds in worlds.items()} for name, worlds in values.items()}
+            partitions = values.setdefault(row_name(run), {})
+            partitions.setdefault(str(run.axes.get(PARTITION, "")), []).append(value)
+    return {
+        name: {partition: float(np.mean(seeds)) for partition, seeds in partitions.items()}
+        for name, partitions in values.items()
+    }
 
 
 def row_name(run: Planned | SweepRun) -> str:
-    """Return the name of the row of a table that a run is in, without world and seed."""
-    axes = [_setting_text(key, value) for key, value in run.axes.items() if key != WORLD]
+    """Return the name of the row of a table that a run is in, without partition and seed."""
+    axes = [_setting_text(key, value) for key, value in run.axes.items() if key != PARTITION]
     return " ".join([run.grid, *axes])
 
 

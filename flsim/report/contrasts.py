@@ -41,7 +41,7 @@ from flsim.report.gather import Gathered, RunView, Setting
 from flsim.results.ceiling import MANY, at_ceiling
 from flsim.results.differences import LIKE, Pair, differences, to_wide
 from flsim.results.pairs import left_out_text, pair_at_like_utility
-from flsim.results.run_file import WORLDS
+from flsim.results.run_file import PARTITIONS
 from flsim.results.sweeps import Sweep, SweepRun
 from flsim.runs.config import Config
 from flsim.runs.config.custom_code import without_folders
@@ -53,7 +53,7 @@ PARTITION, TECHNIQUE, OPTIMIZER, CLIP, NOISE, RATE = (
 CORPUS = "data.corpus"
 # The names of factors that are of several keys, or whose key is not their name; others have their key's name.
 FACTORS = {
-    PARTITION: ("data.world",),
+    PARTITION: ("data.partition",),
     TECHNIQUE: ("training.kind", "training.algorithm"),
     OPTIMIZER: ("training.optimizer", "training.server_optimizer", "local.optimizer"),
     CLIP: ("privacy.clip", "privacy.target_quantile"),
@@ -359,7 +359,9 @@ def _profiles(gathered: Gathered) -> list[_Profile]:
             like = [length for length in lengths if math.isclose(length, values[key], rel_tol=LIKE_LENGTH)]
             lengths += [] if like else [values[key]]
             values[key] = like[0] if like else values[key]
-        values["data.world"] = run.config.world or "iid"  # otherwise records are drawn at random, as in world "iid"
+        values["data.partition"] = (
+            run.config.partition or "iid"
+        )  # otherwise records are drawn at random, as in partition "iid"
         profiles.append(_Profile(setting, run.config, values, sweep))
     return profiles
 
@@ -412,9 +414,11 @@ def _optimizer(profile: _Profile) -> Any:
 
 def _within(profile: _Profile, factors: frozenset[str], names: Mapping[Setting, str]) -> str:
     if TECHNIQUE in factors:
-        partitions = {other.world for other in names} - {None}
-        world = profile.setting.world
-        return "" if PARTITION in factors or len(partitions) < 2 or world is None else f"{_partition(world)} data"
+        partitions = {other.partition for other in names} - {None}
+        partition = profile.setting.partition
+        return (
+            "" if PARTITION in factors or len(partitions) < 2 or partition is None else f"{_partition(partition)} data"
+        )
     return names[profile.setting] if len({*names.values()}) > 1 else ""
 
 
@@ -472,7 +476,7 @@ def _single(value: Any) -> Any:
 def _rank(factor: str, profile: _Profile) -> tuple[Any, ...]:
     """Return the place of a setting's value: non-IID data, central training, unset and small values come first."""
     if factor == PARTITION:
-        return (profile.values["data.world"] == "iid",)
+        return (profile.values["data.partition"] == "iid",)
     if factor == TECHNIQUE:
         return (profile.values["training.kind"] != "central",)
     if factor == OPTIMIZER:
@@ -485,7 +489,7 @@ def _rank(factor: str, profile: _Profile) -> tuple[Any, ...]:
 def _word(factor: str, profile: _Profile) -> str:
     values = profile.values
     if factor == PARTITION:
-        return _partition(values["data.world"])
+        return _partition(values["data.partition"])
     if factor == OPTIMIZER:
         local = values.get("local.optimizer", "sgd")
         return profile.setting.technique if local == "sgd" else f"{profile.setting.technique} with local {local}"
@@ -506,9 +510,9 @@ def _word(factor: str, profile: _Profile) -> str:
     return _text(values[keys[0]]) if len(keys) == 1 else ", ".join(f"{key} {_text(values[key])}" for key in keys)
 
 
-def _partition(world: str) -> str:
+def _partition(partition: str) -> str:
     """Return the name of a partition within a sentence."""
-    return WORLDS[world].replace("N", "n")
+    return PARTITIONS[partition].replace("N", "n")
 
 
 def _text(value: Any) -> str:

@@ -20,7 +20,7 @@ from flsim.measures.utility import PERPLEXITY
 from flsim.report.blocks import Block, Cell, Figure, Fold, folded, number
 from flsim.report.contrasts import END
 from flsim.report.gather import Configuration, Gathered, Line, RunView, Setting, by_configuration, ceiling_of, percent
-from flsim.results.run_file import WORLDS
+from flsim.results.run_file import PARTITIONS
 from flsim.results.tables import user_share
 from flsim.show import figure as show
 from flsim.show.figure import draw_band, draw_line, draw_rule, draw_threads, inline, panels, scale
@@ -32,7 +32,7 @@ CELL, ROW, GAP = 36, 26, 10  # pixels of a cell of a heat map, and between maps
 POINTS = 40  # of a canary's line
 FLAG = flags(QUANTITIES.values())[0]  # by which canaries' lines are told apart
 BAND = "Lines are means over seeds, bands from the lowest to the highest seed."
-PARTITIONS = {0: "IID", 1: "Non-IID", 2: "records drawn at random"}
+STYLES = {0: "IID", 1: "Non-IID", 2: "records drawn at random"}  # by number of a line style
 CEILING = "log₂(|R| + 1)"
 BEHIND: dict[str, Any] = {"facecolor": show.PAPER, "edgecolor": "none", "pad": 1}  # of words in front of a line
 Floats = NDArray[np.float64]
@@ -99,12 +99,14 @@ def overview(gathered: Gathered) -> list[Figure]:
         groups = {name: [setting for setting in settings if setting.technique == name] for name in names}
     rows: dict[str, list[Dot]] = {}
     for name, settings in groups.items():
-        for world in (*WORLDS, None):
+        for partition in (*PARTITIONS, None):
             measured = [
-                setting for setting in settings if setting.world == world and setting.mean(PRIMARY.name) is not None
+                setting
+                for setting in settings
+                if setting.partition == partition and setting.mean(PRIMARY.name) is not None
             ]
             if measured:
-                rows.setdefault(name, []).append(_mean_of(measured, f"{PARTITIONS[measured[0].style]}, {name}"))
+                rows.setdefault(name, []).append(_mean_of(measured, f"{STYLES[measured[0].style]}, {name}"))
     dots = [dot for of_row in rows.values() for dot in of_row]
     if len(dots) < 2:
         return []
@@ -271,11 +273,11 @@ def by_perplexity(gathered: Gathered) -> list[Block]:
         "equal perplexity."
     )
     blocks = folded(Figure(caption, images, legend_of(list(paths))), "Exposure against perplexity")
-    for world, name in WORLDS.items():
-        settings = [setting for setting in paths if setting.world == world]
+    for partition, name in PARTITIONS.items():
+        settings = [setting for setting in paths if setting.partition == partition]
         if 1 < len(settings) <= len(show.LINES):
             panel = _utility_panel(
-                {setting: paths[setting] for setting in settings}, range(len(settings)), f"world-{world}"
+                {setting: paths[setting] for setting in settings}, range(len(settings)), f"partition-{partition}"
             )
             legend = [(place, setting.label) for place, setting in enumerate(settings)]
             blocks.append(Figure(f"{name} settings in one panel.", [(name, panel)], legend))
@@ -538,7 +540,7 @@ def roc_panel(
 
 def legend_of(settings: Sequence[Setting]) -> list[tuple[int, str]]:
     """Return the line styles of the settings' partitions with their names."""
-    return [(style, PARTITIONS[style]) for style in sorted({setting.style for setting in settings})]
+    return [(style, STYLES[style]) for style in sorted({setting.style for setting in settings})]
 
 
 def _named(setting: Setting) -> str:

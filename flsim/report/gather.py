@@ -17,7 +17,7 @@ from flsim.results.columns import quantities_of
 from flsim.results.copies import without_copies
 from flsim.results.distinctions import distinctions
 from flsim.results.evaluations import read_evaluations
-from flsim.results.run_file import WORLDS
+from flsim.results.run_file import PARTITIONS
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import RUNS, Sweep, SweepRun, is_sweep, read_sweep
 from flsim.results.tables import rounds_text, user_share
@@ -111,12 +111,12 @@ class Setting:
 
     Attributes:
         label: name of the setting in tables, unique in the report.
-        world: "iid", "non-iid", or None if records are drawn in the same way in both.
+        partition: "iid", "non-iid", or None if records are drawn in the same way in both.
         runs: all runs of the setting.
     """
 
     label: str
-    world: str | None
+    partition: str | None
     runs: list[RunView]
 
     @cached_property
@@ -163,7 +163,7 @@ class Setting:
     @property
     def style(self) -> int:
         """Return the number of the line style of the setting's partition."""
-        return {"iid": 0, "non-iid": 1}.get(self.world or "", 2)
+        return {"iid": 0, "non-iid": 1}.get(self.partition or "", 2)
 
     @property
     def ceiling(self) -> float | None:
@@ -211,7 +211,7 @@ def ceiling_of(runs: Sequence[RunView]) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """Settings that differ only in the world: a row of a table of IID beside non-IID.
+    """Settings that differ only in the partition: a row of a table of IID beside non-IID.
 
     Attributes:
         label: the common name of the settings.
@@ -221,29 +221,29 @@ class Line:
     label: str
     settings: list[Setting] = field(default_factory=list)
 
-    def in_world(self, world: str) -> Setting | None:
-        """Return the setting of a world, or None."""
-        return next((setting for setting in self.settings if setting.world == world), None)
+    def in_partition(self, partition: str) -> Setting | None:
+        """Return the setting of a partition, or None."""
+        return next((setting for setting in self.settings if setting.partition == partition), None)
 
     @property
     def both_partitions(self) -> tuple[Setting, Setting] | None:
         """Return the IID and the non-IID setting; None without one of them."""
-        iid, other = self.in_world("iid"), self.in_world("non-iid")
+        iid, other = self.in_partition("iid"), self.in_partition("non-iid")
         return (iid, other) if iid and other else None
 
     @property
     def paired(self) -> list[Setting]:
         """Return the IID and the non-IID setting with the seeds that both show, if any; a comparison is over these.
 
-        Where a seed diverged in one world, its run in the other world is left out as well.
+        Where a seed diverged in one partition, its run in the other partition is left out as well.
         """
-        both = [setting for world in WORLDS if (setting := self.in_world(world))]
+        both = [setting for partition in PARTITIONS if (setting := self.in_partition(partition))]
         seeds = [{run.results.seed for run, _ in setting.shown_runs} for setting in both]
-        common = set.intersection(*seeds) - {None} if len(both) == len(WORLDS) else set()
+        common = set.intersection(*seeds) - {None} if len(both) == len(PARTITIONS) else set()
         if not common:
             return both
         kept = [[run for run, _ in setting.shown_runs if run.results.seed in common] for setting in both]
-        return [Setting(setting.label, setting.world, runs) for setting, runs in zip(both, kept, strict=True)]
+        return [Setting(setting.label, setting.partition, runs) for setting, runs in zip(both, kept, strict=True)]
 
 
 @dataclass(frozen=True, eq=False)
@@ -377,14 +377,14 @@ def _lines(runs: Sequence[RunView]) -> list[Line]:
     groups: dict[Any, dict[Any, list[RunView]]] = {}
     for index, run in enumerate(runs):
         series = run.results.series if run.results.seed is not None else None
-        world, rest = run.results.world, run.results.label
+        partition, rest = run.results.partition, run.results.label
         if run.planned is not None:
             key: Any = ("sweep", run.path.parent, repr(run.planned.row))
-            within: Any = world
+            within: Any = partition
         else:
-            within, key = (world, series or index), ("", rest)
+            within, key = (partition, series or index), ("", rest)
             taken = groups.get(key, {})
-            if within not in taken and any(other[0] == world for other in taken):
+            if within not in taken and any(other[0] == partition for other in taken):
                 key = ("", rest, within)  # equal words, other settings
         groups.setdefault(key, {}).setdefault(within, []).append(run)
     firsts = [next(iter(group.values()))[0].results for group in groups.values()]
@@ -393,7 +393,9 @@ def _lines(runs: Sequence[RunView]) -> list[Line]:
     lines = []
     for group, first, name, word in zip(groups.values(), firsts, names, words, strict=True):
         apart = word + f" [{first.name}]" * (names.count(name) > 1)
-        settings = [Setting(runs[0].results.setting + apart, runs[0].results.world, runs) for runs in group.values()]
-        order = [*WORLDS, None]
-        lines.append(Line(first.label + apart, sorted(settings, key=lambda setting: order.index(setting.world))))
+        settings = [
+            Setting(runs[0].results.setting + apart, runs[0].results.partition, runs) for runs in group.values()
+        ]
+        order = [*PARTITIONS, None]
+        lines.append(Line(first.label + apart, sorted(settings, key=lambda setting: order.index(setting.partition))))
     return lines

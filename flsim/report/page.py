@@ -18,7 +18,7 @@ from flsim.report import evidence, figures, provenance, tables
 from flsim.report.blocks import Block, Section, plural
 from flsim.report.contrasts import contrasts
 from flsim.report.gather import Gathered, gather
-from flsim.results.run_file import WORLDS
+from flsim.results.run_file import PARTITIONS
 from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
 from flsim.show.figure import page_style, with_classes
 
@@ -144,17 +144,21 @@ def subscripts(text: str | Markup) -> Markup:
 
 
 def title_of(gathered: Gathered) -> str:
-    """Return the title of a report on runs of no sweep: what was trained, in which worlds, and the number of runs."""
+    """Return the title of a report on runs of no sweep: the training, its partitions, and the number of runs."""
     names = list(dict.fromkeys(line.label for line in gathered.lines))
     if len(names) > MOST_NAMES:
         names = list(dict.fromkeys(setting.technique for setting in gathered.settings))
     what = ", ".join(names) if len(names) <= MOST_NAMES else plural(len(names), "setting")
-    worlds = [WORLDS[world] for world in WORLDS if any(setting.world == world for setting in gathered.settings)]
+    partitions = [
+        PARTITIONS[partition]
+        for partition in PARTITIONS
+        if any(setting.partition == partition for setting in gathered.settings)
+    ]
     where = (
-        f", {worlds[0]} against {worlds[1].replace('N', 'n')}"
-        if len(worlds) > 1
-        else f", {worlds[0]}"
-        if worlds
+        f", {partitions[0]} against {partitions[1].replace('N', 'n')}"
+        if len(partitions) > 1
+        else f", {partitions[0]}"
+        if partitions
         else ""
     )
     return f"{what}{where}: {plural(len(gathered.runs), 'run')}"

@@ -42,7 +42,7 @@ AGAINST = {
 }
 COMPARED = "compared"  # attribute of a table that `against` returned
 ROW = ["published_table", "published_data", "published_setting"]  # name a published row
-WORLDS = ("IID", "Non-IID")
+PARTITIONS = ("IID", "Non-IID")
 PUBLISHED_DIRECTION = "differ in the published direction"
 CLEARLY = "the paper tells apart by more than chance"
 CHANCE = (
@@ -116,7 +116,7 @@ class Agreement:
         table: the published table.
         order: the order of those rows that some run was measured for.
         twins: whether IID less Non-IID has the published sign ("yes", "no" or "tie"), by setting.
-        clear_twins: the settings whose worlds the paper tells apart by more than chance.
+        clear_twins: the settings whose partitions the paper tells apart by more than chance.
     """
 
     metric: str
@@ -255,7 +255,7 @@ def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, dict[
         cells = {
             key: (
                 None if math.isnan(share) else share,
-                twins[key[2]] if key[1] in WORLDS and key[2] in clear_twins else None,
+                twins[key[2]] if key[1] in PARTITIONS and key[2] in clear_twins else None,
             )
             for key, share in zip(points, rows.of_rows, strict=True)
         }
@@ -281,15 +281,15 @@ def _is_clear(table: pd.DataFrame, metric: str, keys: list[Key]) -> NDArray[np.b
 
 
 def _places(points: Points, setting: str) -> tuple[int, ...]:
-    """Return the places of a setting's two worlds among the rows."""
-    return tuple(place for place, key in enumerate(points) if key[2] == setting and key[1] in WORLDS)
+    """Return the places of a setting's two partitions among the rows."""
+    return tuple(place for place, key in enumerate(points) if key[2] == setting and key[1] in PARTITIONS)
 
 
 def _twins(points: Points) -> dict[str, str]:
-    """Return METRIC_twin of those settings whose worlds differ in the paper."""
+    """Return METRIC_twin of those settings whose partitions differ in the paper."""
     signs = {}
     for name, _, setting in points:
-        iid, non_iid = (points.get((name, world, setting)) for world in WORLDS)
+        iid, non_iid = (points.get((name, partition, setting)) for partition in PARTITIONS)
         if iid and non_iid and iid[1] != non_iid[1]:
             ours, theirs = iid[0] - non_iid[0], iid[1] - non_iid[1]
             signs[setting] = "tie" if not ours else "yes" if (ours > 0) == (theirs > 0) else "no"

@@ -69,7 +69,7 @@ from flsim.results.pairs import (
 from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.seeds import sample
 from flsim.results.store import RunResults, refuse_two_points
-from flsim.results.sweeps import WORLD, Sweep, SweepRun
+from flsim.results.sweeps import PARTITION, Sweep, SweepRun
 from flsim.results.tables import copies, memorization_table, rounds_text, user_share
 
 END, LIKE = "end", "equal perplexity"
@@ -118,11 +118,13 @@ def twins(sweep: Sweep) -> list[Pair]:
     rows: dict[tuple[Any, ...], Pair] = {}
     for run in sweep.runs:
         pair = rows.setdefault(run.row, Pair(_label(run), [], []))
-        if run.axes.get(WORLD) in ("iid", "non-iid"):
-            (pair.a if run.axes[WORLD] == "iid" else pair.b).append(run)
+        if run.axes.get(PARTITION) in ("iid", "non-iid"):
+            (pair.a if run.axes[PARTITION] == "iid" else pair.b).append(run)
     pairs = [pair for pair in rows.values() if pair.a and pair.b]
     if not pairs:
-        raise InputError(f"{sweep.path}: no row of this sweep has both worlds; name a second sweep to compare it with")
+        raise InputError(
+            f"{sweep.path}: no row of this sweep has both partitions; name a second sweep to compare it with"
+        )
     return pairs
 
 
@@ -136,7 +138,7 @@ def same_names(a: Sweep, b: Sweep) -> list[Pair]:
     rows: dict[tuple[Any, ...], Pair] = {}
     for run in a.runs:
         if run.name in others:
-            pair = rows.setdefault((*run.row, run.axes.get(WORLD)), Pair(_label(run, True), [], []))
+            pair = rows.setdefault((*run.row, run.axes.get(PARTITION)), Pair(_label(run, True), [], []))
             pair.a.append(run)
             pair.b.append(others[run.name])
     if not rows:
@@ -144,8 +146,8 @@ def same_names(a: Sweep, b: Sweep) -> list[Pair]:
     return list(rows.values())
 
 
-def _label(run: SweepRun, has_world: bool = False) -> str:
-    axes = [f"{axis.split('.')[-1]}={value}" for axis, value in run.axes.items() if has_world or axis != WORLD]
+def _label(run: SweepRun, has_partition: bool = False) -> str:
+    axes = [f"{axis.split('.')[-1]}={value}" for axis, value in run.axes.items() if has_partition or axis != PARTITION]
     return " ".join([run.grid, *axes])
 
 

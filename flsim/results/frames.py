@@ -7,7 +7,7 @@
 
     folder                   the run's folder, which tells runs of equal names apart
     sweep, grid              the sweep of the run, and the block of its rows there; blank without a sweep
-    world                    "iid" or "non-iid"; blank if records are drawn at random, which makes both the same
+    partition                    "iid" or "non-iid"; blank if records are drawn at random, which makes both the same
     seed, series             seed of the run; a digest equal for runs that differ only in their seed
     is_final                 whether it is the last round of a completed run, which a table shows
     training.cohort, ...     a column per setting that a sweep varies
@@ -16,7 +16,7 @@ A run that is not evaluated yet, or that diverged, has one row without measureme
 
 `canaries` has a row per run, evaluated round and canary; runs that diverged have none:
 
-    folder, run, world, seed, is_final, round, epochs    as above
+    folder, run, partition, seed, is_final, round, epochs    as above
     canary, words            id and words of the canary
     p_u, p_e                 the probabilities by which it was planted; blank if a number of copies was set
     is_planted               whether it was planted; others are the null control, and in no count of the frame of runs
@@ -46,14 +46,14 @@ from flsim.results.canary_table import TYPES as CANARY_TABLE
 from flsim.results.columns import described, quantities_of
 from flsim.results.copies import without_copies
 from flsim.results.store import RunResults, read_run
-from flsim.results.sweeps import WORLD, is_sweep, read_sweep
+from flsim.results.sweeps import PARTITION, is_sweep, read_sweep
 from flsim.results.tables import memorization_table, types
 
 RUN = {
     "folder": "string",
     "sweep": "string",
     "grid": "string",
-    "world": "string",
+    "partition": "string",
     "seed": "Int64",
     "series": "string",
     "is_final": "boolean",
@@ -68,7 +68,7 @@ def type_of(quantity: Quantity) -> str:
 CANARY = {
     "folder": "string",
     "run": "string",
-    "world": "string",
+    "partition": "string",
     "seed": "Int64",
     "is_final": "boolean",
     "round": "Int64",
@@ -114,7 +114,7 @@ class _ListedRun:
             "folder": str(self.folder),
             "sweep": self.sweep,
             "grid": self.grid,
-            "world": results.world,
+            "partition": results.partition,
             "seed": results.seed,
             "series": results.series,
             "is_final": results.status == "completed" and round_ == results.rounds,
@@ -138,7 +138,7 @@ def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
 
     Examples:
         >>> runs, canaries = flsim.frames("runs/*")                            # doctest: +SKIP
-        >>> runs[runs.is_final].groupby("world").mean_exposure.mean()          # doctest: +SKIP
+        >>> runs[runs.is_final].groupby("partition").mean_exposure.mean()          # doctest: +SKIP
     """
     runs = [run for path in paths for run in _read(str(path))]
     kept = without_copies([run.results for run in runs], [run.results for run in runs if run.sweep is not None])
@@ -181,11 +181,11 @@ def _runs(listed: list[_ListedRun]) -> pd.DataFrame:
 
 
 def _cells(axes: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """Return the axes as values that can be grouped by, without the world, which has its own column."""
+    """Return the axes as values that can be grouped by, without the partition, which has its own column."""
     return {
         name: value if isinstance(value, bool | int | float | str) else str(value)
         for name, value in axes.items()
-        if name != WORLD
+        if name != PARTITION
     }
 
 

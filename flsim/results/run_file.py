@@ -8,12 +8,12 @@ from typing import Any
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json
-from flsim.base.mappings import flat
+from flsim.base.mappings import flat, with_present_names
 from flsim.results.rows import identity_of
 
 FILE = "run.json"
 STATUSES = ("running", "completed", "diverged", "failed", "interrupted")
-WORLDS = {"iid": "IID", "non-iid": "Non-IID"}  # data.world -> its name in a table
+PARTITIONS = {"iid": "IID", "non-iid": "Non-IID"}  # data.partition -> its name in a table
 
 
 def is_run(folder: Path) -> bool:
@@ -21,14 +21,14 @@ def is_run(folder: Path) -> bool:
     return (folder / FILE).is_file()
 
 
-def setting_of(world: str | None, label: str) -> str:
+def setting_of(partition: str | None, label: str) -> str:
     """Return the name of a table's row, such as ``"Non-IID, FedAvg, b_u=16"``.
 
     Args:
-        world: "iid" or "non-iid"; None if records are drawn in the same way in both.
+        partition: "iid" or "non-iid"; None if records are drawn in the same way in both.
         label: the name of the training.
     """
-    return label if world is None else f"{WORLDS[world]}, {label}"
+    return label if partition is None else f"{PARTITIONS[partition]}, {label}"
 
 
 def read_run_file(run_folder: Path) -> dict[str, Any]:
@@ -51,12 +51,12 @@ def read_run_file(run_folder: Path) -> dict[str, Any]:
             raise ValueError
         name = run_folder.resolve().name
         name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
-        world, label = _world_and_label(about)
+        partition, label = _partition_and_label(about)
         return _read_later(about) | {
             "name": name or recorded,
             "recorded_name": recorded,
             "label": label,
-            "world": world,
+            "partition": partition,
             "status": status,
             "reason": None if reason is None else _text(reason),
             "round": _whole(about["round"]),
@@ -69,8 +69,9 @@ def read_run_file(run_folder: Path) -> dict[str, Any]:
 def read_settings(run_folder: Path) -> dict[str, Any]:
     """Return the settings in a run's config.toml by name, such as ``training.cohort``; empty if it is not readable."""
     try:
-        return dict(flat(tomllib.loads((run_folder / "config.toml").read_text(encoding="utf-8"))))
-    except (OSError, ValueError, RecursionError):
+        text = (run_folder / "config.toml").read_text(encoding="utf-8")
+        return dict(flat(with_present_names(tomllib.loads(text))))
+    except (OSError, ValueError, RecursionError, InputError):
         return {}
 
 
@@ -92,20 +93,22 @@ def refuse_begun(path: Path) -> None:
         )
 
 
-def _world_and_label(about: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the world and the name of the training, which old versions of run.json hold in one text.
+def _partition_and_label(about: Mapping[str, Any]) -> tuple[str | None, str]:
+    """Return the partition and the name of the training, which old versions of run.json hold in one text.
 
     Raises:
-        ValueError: there is no such world, or the label is not a line.
+        ValueError: there is no such partition, or the label is not a line.
     """
     if "label" not in about:
         setting: str = about["setting"]
-        worlds = [world for world, name in WORLDS.items() if setting.startswith(f"{name}, ")]
-        return (worlds[0], setting.removeprefix(f"{WORLDS[worlds[0]]}, ")) if worlds else (None, setting)
-    world, label = about["world"], about["label"]
-    if not (world is None or world in WORLDS) or not _is_line(label) or not label.strip():
+        partitions = [partition for partition, name in PARTITIONS.items() if setting.startswith(f"{name}, ")]
+        return (
+            (partitions[0], setting.removeprefix(f"{PARTITIONS[partitions[0]]}, ")) if partitions else (None, setting)
+        )
+    partition, label = about["world" if "world" in about else "partition"], about["label"]  # older runs have "world"
+    if not (partition is None or partition in PARTITIONS) or not _is_line(label) or not label.strip():
         raise ValueError
-    return world, label
+    return partition, label
 
 
 def _read_later(about: Mapping[str, Any]) -> dict[str, Any]:

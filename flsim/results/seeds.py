@@ -108,7 +108,7 @@ def named_apart(runs: Iterable[Path]) -> dict[Path, dict[str, str]]:
     lengths = {path: f", {about['rounds']:,} rounds" if series[path] in twice else "" for path, about in abouts.items()}
     return {
         path: {
-            "setting": setting_of(about["world"], about["label"]) + lengths[path],
+            "setting": setting_of(about["partition"], about["label"]) + lengths[path],
             "series": series[path] + lengths[path],
         }
         for path, about in abouts.items()

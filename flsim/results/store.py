@@ -29,7 +29,7 @@ class RunResults:
 
     Attributes:
         name: name of the run's folder.
-        label: name of the training in tables, without the world, such as ``"FedAvg, b_u=16"``.
+        label: name of the training in tables, without the partition, such as ``"FedAvg, b_u=16"``.
         status: ``running``, ``completed``, ``diverged``, ``failed`` or ``interrupted``; diverged if any evaluated model
             was.
         reason: why the run diverged or failed, how to go on with it, which checkpoints could not be evaluated yet, or
@@ -45,7 +45,7 @@ class RunResults:
         series: digest that is equal for runs that differ only in their seed; None for an older run.
         identity: digest that is equal for copies of one run, see `flsim.results.rows.identity_of`; None for an older
             run.
-        world: the records of training: "iid", "non-iid", or None if records are drawn in the same way in both.
+        partition: the records of training: "iid", "non-iid", or None if records are drawn in the same way in both.
         own: quantities of a user's own measures, by name.
         settings: the settings of the run by name, such as ``training.cohort``; empty if the folder does not store them.
     """
@@ -63,14 +63,14 @@ class RunResults:
     seed: int | None = None
     series: str | None = None
     identity: str | None = None
-    world: str | None = None
+    partition: str | None = None
     own: Mapping[str, Quantity] = field(default_factory=dict)
     settings: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def setting(self) -> str:
         """Return the name of the run's row in a table, e.g. ``"Non-IID, FedAvg, b_u=16"``."""
-        return setting_of(self.world, self.label)
+        return setting_of(self.partition, self.label)
 
     @property
     def prefix(self) -> int | None:

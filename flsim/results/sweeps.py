@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, inside
+from flsim.base.mappings import with_present_names
 from flsim.base.progress import say
 from flsim.results.copies import without_copies
 from flsim.results.published import with_question
@@ -23,7 +24,7 @@ from flsim.results.store import RunResults, read_run
 RUNS = "runs"
 NOT_SEARCHED = "Learning rates were not searched for: they are as the sweep sets them, and may suit one side better."
 Measured = TypeVar("Measured")
-WORLD = "data.world"  # the axis that makes twins
+PARTITION = "data.partition"  # the axis that makes twins
 FILE = "sweep.json"
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -119,8 +120,8 @@ class SweepRun:
 
     @property
     def row(self) -> tuple[Any, ...]:
-        """Key of the run's row in a table, equal over seeds and worlds: twins have the same row and seed."""
-        return (self.grid, *((axis, value) for axis, value in self.axes.items() if axis != WORLD))
+        """Key of the run's row in a table, equal over seeds and partitions: twins have the same row and seed."""
+        return (self.grid, *((axis, value) for axis, value in self.axes.items() if axis != PARTITION))
 
 
 @dataclass(frozen=True, eq=False)
@@ -321,7 +322,7 @@ def _sweep_of(path: Path) -> Path | None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         text = (path / FILE).read_text(encoding="utf-8")
-        about: dict[str, Any] = from_json(text)
+        about: dict[str, Any] = with_present_names(from_json(text))
         SWEEP_FILE.validate_json(text, strict=True)
     except OSError as error:
         raise InputError(f"{path}: not a sweep's folder (it has no {FILE}); make one with `flsim sweep`") from error

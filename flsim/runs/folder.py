@@ -13,7 +13,7 @@ evaluations.jsonl  a line per attempt to evaluate a checkpoint: outcome, seconds
 rounds.jsonl     a line per round (central training: per saved step), with loss, seconds, ... (flsim.runs.roundlog)
 micro-cohorts.jsonl  how many users train at once, where users are stacked (flsim.algorithms.micro_cohorts)
 log.jsonl        events, for people and machines (flsim.base.logs)
-run.json         name, setting, world, status, round; digests of the configuration and of the corpus
+run.json         name, setting, partition, status, round; digests of the configuration and of the corpus
 tensorboard/, mlflow/, wandb/  the numbers of rounds and evaluations, for trackers (flsim.runs.trackers)
 """
 
@@ -93,7 +93,7 @@ class Run:
             dump(custom_code.with_copies(settings, folder), folder / "config.toml")
             for name in ("planted", "checkpoints", "rows"):
                 (folder / name).mkdir()
-            write_population(folder / "planted", corpus, planting, settings.data.world, settings.seed, train)
+            write_population(folder / "planted", corpus, planting, settings.data.partition, settings.seed, train)
             (folder / "README").write_text(README, encoding="utf-8")
         run = cls(path, custom_code.with_copies(settings, path))
         run.mark("running")
@@ -150,11 +150,11 @@ class Run:
     @property
     def setting(self) -> str:
         """Return the name of the run's row in a table, from its configuration and the steps applied to the corpus."""
-        return setting_of(self.config.world, self.label)
+        return setting_of(self.config.partition, self.label)
 
     @property
     def label(self) -> str:
-        """Return the `setting` without the world."""
+        """Return the `setting` without the partition."""
         return ", ".join([self.config.label, *(step["label"] for step in labelled_steps(self.corpus))])
 
     @property
@@ -338,7 +338,7 @@ class Run:
             "config": self.config.digest,
             "corpus": self.corpus.digest,
             "setting": self.setting,
-            "world": self.config.world,
+            "partition": self.config.partition,
             "label": self.label,
             "status": status,
             "reason": reason,

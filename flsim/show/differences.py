@@ -1,4 +1,4 @@
-"""Differences as people read them: pairs of settings, the worlds of a table's rows, and two runs."""
+"""Differences as people read them: pairs of settings, the partitions of a table's rows, and two runs."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -13,7 +13,7 @@ from flsim.results.differences import ALL, VALUES, Comparison, Pair, column, dif
 from flsim.results.distinctions import differing, words_of
 from flsim.results.pairs import compared_in
 from flsim.results.published import COUNTED_OF, PREFIX
-from flsim.results.run_file import WORLDS
+from flsim.results.run_file import PARTITIONS
 from flsim.results.seeds import by_series
 from flsim.results.store import RunResults
 from flsim.show import formats, layout
@@ -231,16 +231,16 @@ def _known(labels: Sequence[str], whys: "pd.Series[Any]") -> list[tuple[str, str
     return [(label, why) for label, why in zip(labels, whys, strict=True) if not pd.isna(why)]
 
 
-# ----- worlds of the rows of a table
+# ----- partitions of the rows of a table
 
 
-def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> str:
-    """Return the differences of series whose settings differ only in the world; empty if there are none.
+def compare_partitions(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> str:
+    """Return the differences of series whose settings differ only in the partition; empty if there are none.
 
     Raises:
         InputError: as for `flsim.results.tables.memorization_table`.
     """
-    pairs, several = worlds_of(runs)
+    pairs, several = partitions_of(runs)
     why = "several rows have this setting, so it is not compared; show fewer runs"
     text = "".join(formats.note(f"{label}: {why}") for label in several)
     if pairs:
@@ -250,25 +250,25 @@ def compare_worlds(runs: Sequence[RunResults], round: int | None = None, epoch: 
     return text
 
 
-def worlds_of(runs: Sequence[RunResults]) -> tuple[list[Pair], list[str]]:
+def partitions_of(runs: Sequence[RunResults]) -> tuple[list[Pair], list[str]]:
     """Return IID and non-IID series of the same settings as in a table, and the settings that several rows have.
 
     Where a label has several lengths of training, pairs are of the same length.
     """
     named: dict[str, dict[str, list[list[RunResults]]]] = {}
     groups = by_series(runs)
-    lengths = {(run.label, run.world): set[int]() for run, *_ in groups}
+    lengths = {(run.label, run.partition): set[int]() for run, *_ in groups}
     for run, *_ in groups:
-        lengths[run.label, run.world].add(run.rounds)
+        lengths[run.label, run.partition].add(run.rounds)
     for group in groups:
         first = group[0]
-        if first.world is not None:
-            has_lengths = max(len(lengths.get((first.label, world), ())) for world in WORLDS) > 1
+        if first.partition is not None:
+            has_lengths = max(len(lengths.get((first.label, partition), ())) for partition in PARTITIONS) > 1
             label = first.label + f", {first.rounds:,} rounds" * has_lengths
-            named.setdefault(label, {world: [] for world in WORLDS})[first.world].append(group)
+            named.setdefault(label, {partition: [] for partition in PARTITIONS})[first.partition].append(group)
     pairs, several = list[Pair](), list[str]()
-    for label, worlds in named.items():
-        for words, part in _told_apart(worlds).items():
+    for label, partitions in named.items():
+        for words, part in _told_apart(partitions).items():
             iid, other = part["iid"], part["non-iid"]
             if len(iid) == len(other) == 1:
                 pairs.append(Pair(label + words, planned(iid[0]), planned(other[0])))
@@ -277,20 +277,24 @@ def worlds_of(runs: Sequence[RunResults]) -> tuple[list[Pair], list[str]]:
     return pairs, several
 
 
-def _told_apart(worlds: dict[str, list[list[RunResults]]]) -> dict[str, dict[str, list[list[RunResults]]]]:
+def _told_apart(partitions: dict[str, list[list[RunResults]]]) -> dict[str, dict[str, list[list[RunResults]]]]:
     """Return series of one label in parts to compare, by the words that tell them apart; "" where none are needed.
 
-    Pair IID and non-IID series that agree in every setting that varies. Where a search gave the worlds different rates,
-    pair the rest by the settings whose values both worlds share.
+    Pair IID and non-IID series that agree in every setting that varies. Where a search gave the partitions different
+    rates, pair the rest by the settings whose values both partitions share.
     """
-    if max(map(len, worlds.values())) == 1:
-        return {"": worlds}
-    names = {name for series in worlds.values() for name in differing([group[0].settings for group in series])}
+    if max(map(len, partitions.values())) == 1:
+        return {"": partitions}
+    names = {name for series in partitions.values() for name in differing([group[0].settings for group in series])}
     twins = {
-        words: part for words, part in _parts(worlds, names).items() if all(len(rows) == 1 for rows in part.values())
+        words: part
+        for words, part in _parts(partitions, names).items()
+        if all(len(rows) == 1 for rows in part.values())
     }
     paired = {id(group) for part in twins.values() for series in part.values() for group in series}
-    others = {world: [group for group in series if id(group) not in paired] for world, series in worlds.items()}
+    others = {
+        partition: [group for group in series if id(group) not in paired] for partition, series in partitions.items()
+    }
     if not all(others.values()):
         return twins
     values = {
@@ -300,13 +304,13 @@ def _told_apart(worlds: dict[str, list[list[RunResults]]]) -> dict[str, dict[str
 
 
 def _parts(
-    worlds: dict[str, list[list[RunResults]]], names: Collection[str]
+    partitions: dict[str, list[list[RunResults]]], names: Collection[str]
 ) -> dict[str, dict[str, list[list[RunResults]]]]:
-    """Return series of both worlds by the words of their values of some settings."""
+    """Return series of both partitions by the words of their values of some settings."""
     parts: dict[str, dict[str, list[list[RunResults]]]] = {}
-    for world, series in worlds.items():
+    for partition, series in partitions.items():
         for group in series:
-            parts.setdefault(words_of(group[0], names), {name: [] for name in WORLDS})[world].append(group)
+            parts.setdefault(words_of(group[0], names), {name: [] for name in PARTITIONS})[partition].append(group)
     return parts
 
 

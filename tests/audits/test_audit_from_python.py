@@ -18,9 +18,9 @@ LOCAL = api.LocalSGD(batch_size=4)
 NAMES = ["run", "setting"]
 
 
-def simulated(corpus: Path, algorithm: Any, world: Any, rounds: int, **canaries: Any) -> pd.DataFrame:
+def simulated(corpus: Path, algorithm: Any, partition: Any, rounds: int, **canaries: Any) -> pd.DataFrame:
     """Simulate and evaluate the settings of `helpers.TINY`, and audit the last state."""
-    planted = api.plant(corpus, api.Canaries(**CANARIES | canaries), world=world)
+    planted = api.plant(corpus, api.Canaries(**CANARIES | canaries), partition=partition)
     *_, last = api.simulate(planted, MODEL, algorithm, rounds)
     measured = api.evaluate(last, planted, MODEL, references=200)
     return api.audit_simulation(last, planted, MODEL, algorithm, measured)
@@ -30,16 +30,16 @@ def corpus_of(run: Path) -> Path:
     return run.parent / "corpus"
 
 
-@pytest.mark.parametrize("world", ["iid", "non-iid"])
-def test_a_simulation_is_audited_as_its_run(trained_here: Trained, world: str) -> None:
+@pytest.mark.parametrize("partition", ["iid", "non-iid"])
+def test_a_simulation_is_audited_as_its_run(trained_here: Trained, partition: str) -> None:
     """A DP run with canary users: every row, with groups, ledger, cosines and coins."""
-    run = trained_here(*TESTED, f"data.world='{world}'")
+    run = trained_here(*TESTED, f"data.partition='{partition}'")
     privacy = api.Privacy("dp", clip=0.5, noise_multiplier=0.8)
     users = api.CanaryUsers(60, canary_coins=True)
     algorithm = api.FedAvg(6, sampler="poisson", local=LOCAL, privacy=privacy, canary_users=users, shards=1)
     of_run = api.audit(run)
     assert {"epsilon", "trade-off", "epsilon, canary users by coins"} <= set(of_run["method"])
-    of_simulation = simulated(corpus_of(run), algorithm, world, 4)
+    of_simulation = simulated(corpus_of(run), algorithm, partition, 4)
     pd.testing.assert_frame_equal(of_simulation.drop(columns=NAMES), of_run.drop(columns=NAMES), check_exact=True)
     assert set(of_simulation["run"]) == {"simulation"}
 
@@ -124,7 +124,7 @@ def test_what_is_not_of_one_planting_is_refused(trained_here: Trained) -> None:
             audited(planted, rows)
 
 
-@pytest.mark.parametrize("world", ["iid", "non-iid"])
+@pytest.mark.parametrize("partition", ["iid", "non-iid"])
 @pytest.mark.parametrize(
     "canaries",
     [
@@ -135,7 +135,7 @@ def test_what_is_not_of_one_planting_is_refused(trained_here: Trained) -> None:
     ],
     ids=["controls", "coins", "windows", "injections"],
 )
-def test_every_kind_of_planting_is_one(trained_here: Trained, world: Any, canaries: dict[str, Any]) -> None:
-    """In both worlds; canaries that collide, or that pseudo-users hold, have other counts than were planned."""
-    rows = simulated(corpus_of(trained_here()), api.FedAvg(6, local=LOCAL, shards=1), world, 4, **canaries)
+def test_every_kind_of_planting_is_one(trained_here: Trained, partition: Any, canaries: dict[str, Any]) -> None:
+    """In both partitions; canaries that collide, or that pseudo-users hold, have other counts than were planned."""
+    rows = simulated(corpus_of(trained_here()), api.FedAvg(6, local=LOCAL, shards=1), partition, 4, **canaries)
     assert len(rows)

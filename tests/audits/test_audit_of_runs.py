@@ -49,10 +49,10 @@ def test_rows_are_those_of_the_ranks(trained_here: Trained, flsim: Flsim) -> Non
     assert subject.groups.tolist() == roster["sharers"].tolist()
 
 
-@pytest.mark.parametrize("world", ["iid", "non-iid"])
-def test_users_that_share_a_canary_are_counted(trained_here: Trained, world: str) -> None:
+@pytest.mark.parametrize("partition", ["iid", "non-iid"])
+def test_users_that_share_a_canary_are_counted(trained_here: Trained, partition: str) -> None:
     """Each user by itself, as users read their records; without the corpus, copies stand for users of the twin."""
-    run = trained_here(f"data.world='{world}'")
+    run = trained_here(f"data.partition='{partition}'")
     subject, opened = subject_of(run), Run.open(run)
     phrases = {canary.id: list(canary.tokens) for canary in opened.canaries}
     for canary, group in zip(subject.canaries, subject.groups, strict=True):

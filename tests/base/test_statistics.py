@@ -383,8 +383,8 @@ def test_the_interval_leaves_zero_out_where_p_is_below_5_percent(differences: li
 def test_intervals_over_seeds_hold_where_one_side_diverges(effect: float) -> None:
     """The effect is expected in 1,900 of 2,000 intervals, with a standard deviation of 9.7; the bounds are four.
 
-    A seed has a level of its own, common to both worlds, and its run in b diverges where the level is high. Pairs of
-    what is left are of eight seeds less three. The mean over all of a less that over the survivors of b is biased.
+    A seed has a level of its own, common to both partitions, and its run in b diverges where the level is high. Pairs
+    of what is left are of eight seeds less three. The mean over all of a less that over the survivors of b is biased.
     """
     rng = stream(0, "one side diverges", int(effect))
     held, rejected, naive = 0, 0, []

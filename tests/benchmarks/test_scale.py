@@ -28,8 +28,8 @@ def test_figures_of_a_small_corpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     order = measured["bytes"]["iid"] - measured["bytes"]["non-iid"]
     assert order == pytest.approx(4 * measured["records"] + 8 * 31 + 2 * 84, abs=30)
     steps = measured["steps"]
-    worlds = [name for name in steps if name.startswith("iid")]
-    assert [name.replace("iid", "non-iid") for name in worlds] == [name for name in steps if name.startswith("non")]
+    partitions = [name for name in steps if name.startswith("iid")]
+    assert [name.replace("iid", "non-iid") for name in partitions] == [name for name in steps if name.startswith("non")]
     assert steps["iid: read a cohort warm"]["rounds"] == 7
     for step in steps.values():
         assert step["seconds"] > 0

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from helpers import WORLD, Experiment
+from helpers import PARTITION, Experiment
 
 import flsim
 from clients.app import train
@@ -18,7 +18,7 @@ from flsim.algorithms.wire import Address, decode_reply, encode_requests
 from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import Planted, plant_corpus, planting_of
 from flsim.canaries.planting import Overlay
-from flsim.canaries.population import Population, World, write_population
+from flsim.canaries.population import Partition, Population, write_population
 from flsim.canaries.roster import write_roster
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus
@@ -30,7 +30,7 @@ from flsim.training.state import State
 BOUNDS = [(2, 3), (3, None), (None, 2), (None, None)]  # first and last round, from 1
 ROUNDS = 4
 CANARIES = flsim.Canaries(p_u=(0.5,), p_e=(0.5,), count=4)
-WORLDS = pytest.mark.parametrize("world", ["iid", "non-iid"])
+PARTITIONS = pytest.mark.parametrize("partition", ["iid", "non-iid"])
 
 
 def windowed(canaries: Sequence[Canary]) -> tuple[Canary, ...]:
@@ -51,18 +51,18 @@ def of_round(users: Population, round_: int) -> Population:
     return Population(users.split, users.phrases, overlay, users.twin)
 
 
-def planted_in(experiment: Experiment, world: World) -> tuple[flsim.Planted, flsim.Planted]:
+def planted_in(experiment: Experiment, partition: Partition) -> tuple[flsim.Planted, flsim.Planted]:
     """Plant the same canaries in all rounds, and in those of `BOUNDS`."""
-    always = flsim.plant(Corpus.open(experiment.folder / "corpus"), CANARIES, world=world)
+    always = flsim.plant(Corpus.open(experiment.folder / "corpus"), CANARIES, partition=partition)
     users, canaries = always.users, windowed(always.canaries)
     assert len(np.unique(users.overlay.canaries)) == len(BOUNDS)
     sometimes = Population.with_canaries(users.split, canaries, users.overlay, users.twin)
     return always, replace(always, users=sometimes, canaries=canaries)
 
 
-@WORLDS
-def test_a_round_has_the_copies_whose_window_it_is_in(experiment: Experiment, world: World) -> None:
-    always, sometimes = planted_in(experiment, world)
+@PARTITIONS
+def test_a_round_has_the_copies_whose_window_it_is_in(experiment: Experiment, partition: Partition) -> None:
+    always, sometimes = planted_in(experiment, partition)
     assert always.users.at(0) is always.users
     everything = np.arange(always.users.records)
     for round_ in range(1, ROUNDS + 1):
@@ -75,7 +75,7 @@ def test_a_round_has_the_copies_whose_window_it_is_in(experiment: Experiment, wo
             assert one.offsets.tolist() == other.offsets.tolist()
 
 
-@WORLDS
+@PARTITIONS
 @pytest.mark.parametrize(
     "algorithm",
     [
@@ -87,10 +87,10 @@ def test_a_round_has_the_copies_whose_window_it_is_in(experiment: Experiment, wo
     ids=["fedavg", "scaffold", "central", "dp-sgd"],
 )
 def test_each_round_trains_on_what_is_planted_in_it(
-    experiment: Experiment, world: World, algorithm: flsim.FedAvg | flsim.Central
+    experiment: Experiment, partition: Partition, algorithm: flsim.FedAvg | flsim.Central
 ) -> None:
     """Against training whose users are exchanged by hand before each round; steps are rounds, read in one piece."""
-    always, sometimes = planted_in(experiment, world)
+    always, sometimes = planted_in(experiment, partition)
     model = flsim.Model(4, 4)
     *_, last = flsim.simulate(sometimes, model, algorithm, ROUNDS, every=ROUNDS)
     training = algorithm.training_of(always, model, ROUNDS, 0, "cpu")
@@ -115,11 +115,11 @@ def assert_equal(one: State, other: State) -> None:
 
 
 @pytest.fixture
-def run(experiment: Experiment, world: World, monkeypatch: pytest.MonkeyPatch) -> Run:
+def run(experiment: Experiment, partition: Partition, monkeypatch: pytest.MonkeyPatch) -> Run:
     """A new run whose canaries have windows."""
     monkeypatch.chdir(experiment.folder)
-    experiment.config.write_text(f"{WORLD}[training]\nrounds = {ROUNDS}\ncohort = 12\n")
-    settings = load(experiment.config, ["data.corpus='corpus'", f"data.world='{world}'"])
+    experiment.config.write_text(f"{PARTITION}[training]\nrounds = {ROUNDS}\ncohort = 12\n")
+    settings = load(experiment.config, ["data.corpus='corpus'", f"data.partition='{partition}'"])
     settings = replace(settings, canaries=CANARIES)
     made = Run.create(settings, experiment.folder / "run")
     planting = planting_of(made.corpus, made.config.canaries, made.config.seed)
@@ -127,12 +127,12 @@ def run(experiment: Experiment, world: World, monkeypatch: pytest.MonkeyPatch) -
     shutil.rmtree(folder)
     folder.mkdir()
     write_population(
-        folder, made.corpus, replace(planting, canaries=windowed(planting.canaries)), world, made.config.seed
+        folder, made.corpus, replace(planting, canaries=windowed(planting.canaries)), partition, made.config.seed
     )
     return Run.open(made.path)
 
 
-@WORLDS
+@PARTITIONS
 def test_a_client_trains_the_users_of_its_requests_round(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     """The client's own function, with a message's content in the place of messages, which only a node can make."""
     monkeypatch.setattr("clients.app.Message", lambda content, reply_to: content)
@@ -149,7 +149,7 @@ def test_a_client_trains_the_users_of_its_requests_round(run: Run, monkeypatch: 
             assert torch.equal(answered.delta[name], value)
 
 
-@WORLDS
+@PARTITIONS
 def test_nobody_meets_a_canary_outside_its_window(run: Run) -> None:
     rows = participation(run, ROUNDS)
     drawn = sorted(zip(*(part.tolist() for part in run.config.meetings(run.users, ROUNDS)), strict=True))

@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import WORLD, Experiment, Trained, train_here
+from helpers import PARTITION, Experiment, Trained, train_here
 
 import flsim
 from flsim.base.errors import InputError
@@ -30,9 +30,9 @@ from flsim.show.trace import to_text
 from flsim.training.state import State
 
 ROUNDS = 8
-CENTRAL = f'{WORLD}[training]\nkind = "central"\n'
+CENTRAL = f'{PARTITION}[training]\nkind = "central"\n'
 ALGORITHMS = pytest.mark.parametrize(
-    ("world", "algorithm"),
+    ("partition", "algorithm"),
     [
         ("non-iid", flsim.FedAvg(cohort=12)),
         ("iid", flsim.FedAvg(cohort=12)),
@@ -111,8 +111,8 @@ def test_always_is_what_runs_without_windows_are(experiment: Experiment) -> None
 @pytest.mark.parametrize(
     ("training", "windows", "has_length"),
     [
-        (WORLD, "[[0, 0.5]]", True),
-        (WORLD, "[[0, 3]]", False),
+        (PARTITION, "[[0, 0.5]]", True),
+        (PARTITION, "[[0, 3]]", False),
         (CENTRAL, "[[0, 0.5]]", True),
         (CENTRAL, "[[0, 3]]", False),
     ],
@@ -145,10 +145,10 @@ def test_each_window_is_a_configuration_in_plans_and_rosters(experiment: Experim
 
 
 def first_states(
-    experiment: Experiment, world: str, algorithm: flsim.FedAvg | flsim.Central, **canaries: object
+    experiment: Experiment, partition: str, algorithm: flsim.FedAvg | flsim.Central, **canaries: object
 ) -> tuple[Population, list[State]]:
     hparams = flsim.Canaries(p_u=(0.5,), p_e=(0.5,), count=4, **canaries)  # type: ignore[arg-type]
-    users = flsim.plant(experiment.folder / "corpus", hparams, world=world, rounds=ROUNDS)  # type: ignore[arg-type]
+    users = flsim.plant(experiment.folder / "corpus", hparams, partition=partition, rounds=ROUNDS)  # type: ignore[arg-type]
     return users.users, [*flsim.simulate(users, flsim.Model(4, 4), algorithm, ROUNDS)]
 
 
@@ -160,14 +160,14 @@ def differing(one: list[State], other: list[State]) -> Iterator[int]:
 
 @ALGORITHMS
 def test_the_arms_are_equal_until_the_window(
-    experiment: Experiment, world: str, algorithm: flsim.FedAvg | flsim.Central
+    experiment: Experiment, partition: str, algorithm: flsim.FedAvg | flsim.Central
 ) -> None:
     """And the arm out is the run of canaries whose window is empty, on the same records of the same twin."""
-    users, inside = first_states(experiment, world, algorithm, windows=((3, 5),))
-    others, outside = first_states(experiment, world, algorithm, windows=((3, 5),), arm="out")
+    users, inside = first_states(experiment, partition, algorithm, windows=((3, 5),))
+    others, outside = first_states(experiment, partition, algorithm, windows=((3, 5),), arm="out")
     assert np.array_equal(users.overlay.records, others.overlay.records)
     assert list(differing(inside, outside)) == [4, 5, 6, 7, 8]
-    _, never = first_states(experiment, world, algorithm, windows=((0.5, 0.5),))
+    _, never = first_states(experiment, partition, algorithm, windows=((0.5, 0.5),))
     assert not list(differing(outside, never))
 
 

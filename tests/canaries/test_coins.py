@@ -70,10 +70,10 @@ def test_a_corpus_keeps_its_coins(corpus: Corpus, tmp_path: Path) -> None:
     assert "coin" not in pd.read_parquet(plain.path / "planted" / "roster.parquet")
 
 
-@pytest.mark.parametrize("world", ["iid", "non-iid"])
-def test_an_audit_guesses_the_coins(trained_here: Trained, flsim: Flsim, tmp_path: Path, world: str) -> None:
+@pytest.mark.parametrize("partition", ["iid", "non-iid"])
+def test_an_audit_guesses_the_coins(trained_here: Trained, flsim: Flsim, tmp_path: Path, partition: str) -> None:
     """The guesses are counted again from the files: the tenth of canaries with the best ranks, and with the worst."""
-    run = trained_here(*COINS, f"data.world='{world}'")
+    run = trained_here(*COINS, f"data.partition='{partition}'")
     roster = pd.read_parquet(run / "planted" / "roster.parquet")
     roster = roster[roster["coin"].notna() & (roster["planned_insertions"] > 0)]
     rows = pd.read_parquet(sorted((run / "rows").glob("*.parquet"))[-1])
@@ -84,7 +84,7 @@ def test_an_audit_guesses_the_coins(trained_here: Trained, flsim: Flsim, tmp_pat
     code, _, err = flsim("audit", run, "--format", "csv", "--out", tmp_path / "audit.csv")
     assert code == 0, err
     (row,) = pd.read_csv(tmp_path / "audit.csv").query("method == 'epsilon, coins'").to_dict("records")
-    group = roster["planned_sharers" if world == "non-iid" else "planned_insertions"].max()
+    group = roster["planned_sharers" if partition == "non-iid" else "planned_insertions"].max()
     assert (row["detected"], row["group"], row["n_in"] + row["n_out"]) == (right, group, len(ranks))
     assert row["low"] == pytest.approx(
         coins.epsilon_of_coins(len(ranks), 2 * number, int(right), 0.0, users=int(group))

@@ -105,11 +105,11 @@ def create(experiment: Experiment, name: str, *overrides: str) -> Run:
     return Run.create(load(experiment.folder / "exact.toml", [EXACT, *overrides]), experiment.folder / name)
 
 
-def test_runs_hold_them_in_both_worlds_and_read_back_what_they_are(experiment: Experiment) -> None:
+def test_runs_hold_them_in_both_partitions_and_read_back_what_they_are(experiment: Experiment) -> None:
     """Two canaries of each of three numbers; the roster has no p_u nor p_e."""
     copies = [1, 1, 4, 4, 2, 2]
-    for world in ("iid", "non-iid"):
-        run = create(experiment, world, f"data.world={world}")
+    for partition in ("iid", "non-iid"):
+        run = create(experiment, partition, f"data.partition={partition}")
         assert [len(of) for of in held(run.users, run.canaries)] == copies
         assert [(canary.copies, canary.p_u, canary.p_e) for canary in run.canaries] == [
             (number, math.nan, math.nan)

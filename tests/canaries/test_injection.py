@@ -23,12 +23,12 @@ from flsim.training.update import UpdateSum
 ROUNDS = 6
 GRID = "p_u = [0.2]\np_e = [0.5, 1.0]\n"
 INJECTED: dict[str, Any] = {"injections": (3, 4), "injection_users": 2, "injection_copies": 5, "count": 3}
-WORLDS = pytest.mark.parametrize("world", ["iid", "non-iid"])
+PARTITIONS = pytest.mark.parametrize("partition", ["iid", "non-iid"])
 
 
-def planted(experiment: Experiment, world: Any = "non-iid", **settings: Any) -> Planted:
+def planted(experiment: Experiment, partition: Any = "non-iid", **settings: Any) -> Planted:
     hparams = flsim.Canaries(**INJECTED | settings)
-    return flsim.plant(experiment.folder / "corpus", hparams, world=world, rounds=ROUNDS)
+    return flsim.plant(experiment.folder / "corpus", hparams, partition=partition, rounds=ROUNDS)
 
 
 @pytest.mark.parametrize(
@@ -60,9 +60,9 @@ def test_injections_that_are_none(settings: dict[str, Any], message: str) -> Non
         CanaryHParams(**settings)
 
 
-@WORLDS
-def test_pseudo_users_hold_copies_of_their_canary_alone(experiment: Experiment, world: str) -> None:
-    one = planted(experiment, world)
+@PARTITIONS
+def test_pseudo_users_hold_copies_of_their_canary_alone(experiment: Experiment, partition: str) -> None:
+    one = planted(experiment, partition)
     users, canaries = one.users, one.canaries
     assert (len(users), len(users.extra), len(canaries)) == (24, 12, 6)
     assert not len(users.overlay.records)
@@ -74,7 +74,7 @@ def test_pseudo_users_hold_copies_of_their_canary_alone(experiment: Experiment, 
     expected = [canaries[0].tokens, tuple(next(iter(users.records_at(np.array([3])))).tolist()), canaries[5].tokens]
     assert [tuple(record.tolist()) for record in mixed] == expected
     assert users.extra.most_records == 30
-    out = planted(experiment, world, arm="out")
+    out = planted(experiment, partition, arm="out")
     assert [canary.tokens for canary in out.canaries] == [canary.tokens for canary in canaries]
     assert out.users.extra.most_records == 0
 
@@ -85,12 +85,12 @@ def sum_of(training: FederatedTraining, round_: int) -> UpdateSum:
     return training.sum_of(requests, training.send_in_process()(requests), state)[0]
 
 
-@WORLDS
+@PARTITIONS
 @pytest.mark.parametrize("shards", [1, 3])
 def test_a_rounds_sum_is_that_of_arm_out_and_of_its_pseudo_users(
-    experiment: Experiment, world: str, shards: int
+    experiment: Experiment, partition: str, shards: int
 ) -> None:
-    arms = [planted(experiment, world, arm=arm) for arm in ("in", "out")]
+    arms = [planted(experiment, partition, arm=arm) for arm in ("in", "out")]
     algorithm = flsim.FedAvg(cohort=12, shards=shards, branch=0)
     inside, outside = (algorithm.training_of(arm, flsim.Model(4, 4), ROUNDS, 0, "cpu") for arm in arms)
     assert isinstance(inside, FederatedTraining)

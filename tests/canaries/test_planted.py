@@ -46,12 +46,12 @@ def texts(users: Users) -> list[list[list[int]]]:
     return [[record.tolist() for record in users[user]] for user in range(len(users))]
 
 
-@pytest.mark.parametrize("world", ["iid", "non-iid"])
-def test_it_is_the_population_that_is_planted_lazily(experiment: Experiment, planted: Corpus, world: str) -> None:
-    """Record by record, in either world, with the same roster."""
+@pytest.mark.parametrize("partition", ["iid", "non-iid"])
+def test_it_is_the_population_that_is_planted_lazily(experiment: Experiment, planted: Corpus, partition: str) -> None:
+    """Record by record, in either partition, with the same roster."""
     runs = [
         Run.create(
-            settings_of(experiment, f"data.world={world}", f"data.corpus={experiment.folder / corpus}"),
+            settings_of(experiment, f"data.partition={partition}", f"data.corpus={experiment.folder / corpus}"),
             experiment.folder / name,
         )
         for corpus, name in (("corpus", "lazy"), ("planted", "eager"))
@@ -63,7 +63,7 @@ def test_it_is_the_population_that_is_planted_lazily(experiment: Experiment, pla
     assert rosters[0]["insertions"].sum() > 0
     pd.testing.assert_frame_equal(rosters[0], rosters[1])
     assert runs[0].config.digest == runs[1].config.digest
-    if world == "non-iid":
+    if partition == "non-iid":
         assert texts(planted.split("train")) == lazy
 
 

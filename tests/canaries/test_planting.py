@@ -139,8 +139,8 @@ def test_the_twin_is_a_permutation_of_the_planted_records(sizes: list[int], p_u:
     twin = twin_of(split, planting, seed)
     assert len(twin) == len(real)
     everything = [
-        Counter(tuple(record.tolist()) for user in range(len(world)) for record in world[user])
-        for world in (real, twin)
+        Counter(tuple(record.tolist()) for user in range(len(partition)) for record in partition[user])
+        for partition in (real, twin)
     ]
     assert everything[0] == everything[1]
 
@@ -151,7 +151,9 @@ def test_the_twin_scatters_a_sharers_copies() -> None:
     real = population_of(split, planting)
     twin = twin_of(split, planting, 9)
     phrase = planting.canaries[0].tokens
-    holders = [sum(any(tuple(r.tolist()) == phrase for r in world[u]) for u in range(200)) for world in (real, twin)]
+    holders = [
+        sum(any(tuple(r.tolist()) == phrase for r in partition[u]) for u in range(200)) for partition in (real, twin)
+    ]
     assert holders[0] == planting.sharers[0]
     assert holders[1] > 5 * holders[0]
 
@@ -241,17 +243,17 @@ def test_bad_specs_are_refused(change: dict[str, tuple[float, ...]], message: st
         CanaryHParams(**change)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("world", ["iid", "non-iid"])
+@pytest.mark.parametrize("partition", ["iid", "non-iid"])
 def test_a_population_reads_back_as_written(
-    make_corpus: MakeCorpus, random_users: Callable[..., list[list[list[int]]]], tmp_path: Path, world: str
+    make_corpus: MakeCorpus, random_users: Callable[..., list[list[list[int]]]], tmp_path: Path, partition: str
 ) -> None:
     corpus = make_corpus(random_users(12, 6, 96), vocabulary_size=100)
     planting = plant(corpus.split("train"), canaries_of((0.5, 0.5), (0.3, 1.0)), seed=1)
-    write_population(tmp_path, corpus, planting, world, seed=1)  # type: ignore[arg-type]
+    write_population(tmp_path, corpus, planting, partition, seed=1)  # type: ignore[arg-type]
     population, canaries = open_population(tmp_path, corpus)
     assert canaries == planting.canaries
     expected = population_of(corpus.split("train"), planting)
-    if world == "iid":
+    if partition == "iid":
         expected = twin_of(corpus.split("train"), planting, 1)
     for user in range(12):
         np.testing.assert_array_equal(population[user].tokens, expected[user].tokens)

@@ -49,8 +49,8 @@ def population_of(split: Split, planting: Planting, seed: int | None) -> Populat
     return Population(split, phrases, overlay, twin)
 
 
-def naive_worlds(users: list[Sentences], replaced: dict[int, int], seed: int) -> tuple[list[Sentences], ...]:
-    """Both worlds by lists: replace records; shuffle all; deal until words are as many as in real users so far."""
+def naive_partitions(users: list[Sentences], replaced: dict[int, int], seed: int) -> tuple[list[Sentences], ...]:
+    """Both partitions by lists: replace records; shuffle all; deal until words are as many as in real users so far."""
     records = [record for user in users for record in user]
     planted = [list(PHRASES[replaced[i]]) if i in replaced else record for i, record in enumerate(records)]
     rest = iter(planted)
@@ -72,7 +72,7 @@ def naive_worlds(users: list[Sentences], replaced: dict[int, int], seed: int) ->
 
 @settings(max_examples=150)
 @given(users=USERS, data=st.data(), seed=st.integers(0, 1_000), window=st.integers(1, 9))
-def test_both_worlds_are_what_lists_of_lists_hold(
+def test_both_partitions_are_what_lists_of_lists_hold(
     users: list[Sentences], data: st.DataObject, seed: int, window: int
 ) -> None:
     """Any overlay, any users, users in any order; whatever the size of the pieces that the twin is made in."""
@@ -81,11 +81,11 @@ def test_both_worlds_are_what_lists_of_lists_hold(
     split, planting = split_of(users), planting_of(replaced)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("flsim.data.records.WINDOW", window)
-        worlds = population_of(split, planting, None), population_of(split, planting, seed)
-    for world, expected in zip(worlds, naive_worlds(users, replaced, seed), strict=True):
-        assert len(world) == len(users)
+        partitions = population_of(split, planting, None), population_of(split, planting, seed)
+    for partition, expected in zip(partitions, naive_partitions(users, replaced, seed), strict=True):
+        assert len(partition) == len(users)
         for user in data.draw(st.permutations(range(len(users)))):
-            records = world[user]
+            records = partition[user]
             assert [record.tolist() for record in records] == expected[user]
             assert [array.dtype for array in (records.tokens, records.offsets)] == ["uint16", "int64"]
             assert records.words == sum(map(len, expected[user]))

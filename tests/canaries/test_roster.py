@@ -12,7 +12,7 @@ from helpers import MakeCorpus
 
 from flsim.base.errors import InputError
 from flsim.canaries.planting import Overlay, drawn_and_planted, plant
-from flsim.canaries.population import World, open_population, write_population
+from flsim.canaries.population import Partition, open_population, write_population
 from flsim.canaries.roster import COUNTS, LATER, SCHEMA, read_canaries, read_counts, read_roster, write_roster
 from flsim.canaries.secrets import Secrets
 from flsim.canaries.spec import Canary, CanaryHParams
@@ -102,13 +102,13 @@ def test_missing_values_are_refused(corpus: Corpus, tmp_path: Path) -> None:
         read_canaries(tmp_path, corpus.vocabulary)
 
 
-@pytest.mark.parametrize("world", ["iid", "non-iid"])
+@pytest.mark.parametrize("partition", ["iid", "non-iid"])
 def test_without_canaries_a_population_is_the_corpus_and_its_roster_is_empty(
-    corpus: Corpus, tmp_path: Path, world: World
+    corpus: Corpus, tmp_path: Path, partition: Partition
 ) -> None:
     (tmp_path / "planted").mkdir()
     planting = drawn_and_planted(corpus, CanaryHParams(count=0), 0)
-    write_population(tmp_path / "planted", corpus, planting, world, 0)
+    write_population(tmp_path / "planted", corpus, planting, partition, 0)
     population, canaries = open_population(tmp_path / "planted", corpus)
     assert canaries == ()
     roster = read_roster(tmp_path / "planted" / "roster.parquet")
@@ -118,7 +118,7 @@ def test_without_canaries_a_population_is_the_corpus_and_its_roster_is_empty(
     held = [words_of(users[user]) for users in (population, train) for user in range(len(train))]
     ours, theirs = held[: len(train)], held[len(train) :]
     assert sorted(record for user in ours for record in user) == sorted(record for user in theirs for record in user)
-    if world == "non-iid":
+    if partition == "non-iid":
         assert ours == theirs
 
 

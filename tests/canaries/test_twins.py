@@ -1,4 +1,4 @@
-"""Twins: runs that differ in data world alone have the same records, copies, sizes of users, and users in a round."""
+"""Twins: runs of two partitions have the same records, copies, sizes of users, and users in a round."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -48,7 +48,7 @@ def assert_twins(real: Population, twin: Population) -> None:
 
 @settings(max_examples=200)
 @given(USERS, st.sampled_from(["probability", "copies"]), st.integers(0, 999), st.integers(1, 9))
-def test_both_worlds_of_any_users_are_twins(
+def test_both_partitions_of_any_users_are_twins(
     users: list[list[list[int]]], how: Literal["probability", "copies"], seed: int, window: int
 ) -> None:
     """With canaries that are longer or shorter than what they replace; whatever the pieces that the twin is made in."""
@@ -74,9 +74,9 @@ def cohorts(run: Run, rounds: int) -> list[list[list[int]]]:
     ]
 
 
-def create(experiment: Experiment, world: str, *overrides: str) -> Run:
-    settings = load(experiment.config, [f"data.world={world}", *overrides])
-    return Run.create(settings, experiment.folder / world)
+def create(experiment: Experiment, partition: str, *overrides: str) -> Run:
+    settings = load(experiment.config, [f"data.partition={partition}", *overrides])
+    return Run.create(settings, experiment.folder / partition)
 
 
 @pytest.mark.parametrize("sampler", ["fixed-size", "poisson"])
@@ -89,7 +89,7 @@ def test_both_runs_ask_the_same_users_and_train_as_long(
     text = experiment.config.read_text().replace("rounds = 4", "epochs = 3.0")
     experiment.config.write_text(text)
     overrides = (f"data.corpus={experiment.folder}/uneven", f"training.sampler={sampler}", "local.max_records=4")
-    real, twin = (create(experiment, world, *overrides) for world in ("non-iid", "iid"))
+    real, twin = (create(experiment, partition, *overrides) for partition in ("non-iid", "iid"))
     assert_twins(real.users, twin.users)
     assert [canary.tokens for canary in real.canaries] == [canary.tokens for canary in twin.canaries]
     assert (real.rounds, real.rounds_per_epoch, real.population) == (

@@ -106,7 +106,10 @@ def write_sweep(folder: Path, **values: object) -> Path:
 @pytest.mark.parametrize("command", ["sweep", "plan"])
 def test_a_sweep_without_runs(tmp_path: Path, flsim: Flsim, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
     monkeypatch.chdir(tmp_path)
-    refused(flsim(command, write_sweep(tmp_path, axes={"data.world": []})), "grids.grid: axis data.world has no values")
+    refused(
+        flsim(command, write_sweep(tmp_path, axes={"data.partition": []})),
+        "grids.grid: axis data.partition has no values",
+    )
     refused(flsim(command, write_sweep(tmp_path, seeds=[])), "seeds has no values")
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]
 

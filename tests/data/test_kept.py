@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 import flsim as api
 from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import plant_corpus
-from flsim.canaries.population import World
+from flsim.canaries.population import Partition
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, Split
 from flsim.data.kept import Kept, Shadow, held_out, included, kept, record_words
@@ -100,21 +100,21 @@ def corpora_that_differ_in_what_is_held(make_corpus: MakeCorpus, random_users: R
     )
 
 
-@pytest.mark.parametrize("world", ["iid", "non-iid"])
+@pytest.mark.parametrize("partition", ["iid", "non-iid"])
 @pytest.mark.parametrize(
     "algorithm",
     [api.FedAvg(cohort=6, local=api.LocalSGD(batch_size=4)), api.Central(api.CentralSGD(batch_size=8))],
     ids=["federated", "central"],
 )
 def test_training_does_not_read_held_records(
-    make_corpus: MakeCorpus, random_users: RandomUsers, algorithm: api.FedAvg | api.Central, world: World
+    make_corpus: MakeCorpus, random_users: RandomUsers, algorithm: api.FedAvg | api.Central, partition: Partition
 ) -> None:
     """Corpora that differ in held records alone train equal bits, canaries and all; without the setting they do not."""
     corpora = corpora_that_differ_in_what_is_held(make_corpus, random_users)
     canaries = api.Canaries(p_u=(0.1,), p_e=(0.5,), count=6)
 
     def states(share: float) -> list[State]:
-        planted = [api.plant(corpus, canaries, world=world, seed=2, user_holdout=share) for corpus in corpora]
+        planted = [api.plant(corpus, canaries, partition=partition, seed=2, user_holdout=share) for corpus in corpora]
         assert sum(len(one.users.overlay.records) for one in planted)
         return [[*api.simulate(one, api.Model(4, 6), algorithm, 6, seed=2)][-1] for one in planted]
 
@@ -124,11 +124,11 @@ def test_training_does_not_read_held_records(
     assert not all(torch.equal(one.params[name], other.params[name]) for name in one.params)
 
 
-@pytest.mark.parametrize("world", ["iid", "non-iid"])
-def test_a_run_records_what_it_leaves_out(experiment: Experiment, world: str) -> None:
+@pytest.mark.parametrize("partition", ["iid", "non-iid"])
+def test_a_run_records_what_it_leaves_out(experiment: Experiment, partition: str) -> None:
     """Each record of the corpus is held, or trained on in one place, as it is or replaced by a canary."""
-    path = experiment.folder / world
-    run = Run.create(load(experiment.config, [HELD, f"data.world='{world}'"]), path)
+    path = experiment.folder / partition
+    run = Run.create(load(experiment.config, [HELD, f"data.partition='{partition}'"]), path)
     run.verify()
     assert json.loads((path / "planted" / "population.json").read_text())["kept"] == 24 * 6
     assert isinstance(run.train, Kept)

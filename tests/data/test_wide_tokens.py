@@ -14,7 +14,7 @@ from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import Planted, plant_corpus
 from flsim.canaries.planting import occurring
-from flsim.canaries.population import World
+from flsim.canaries.population import Partition
 from flsim.data.corpus import Corpus
 from flsim.data.inspect import inspect
 from flsim.data.manifest import named
@@ -107,9 +107,9 @@ def test_what_is_planted_is_written_and_repeats_are_dropped(wide: Corpus, tmp_pa
     assert int(records.tokens.max()) >= BEYOND
 
 
-@pytest.mark.parametrize("world", ["iid", "non-iid"])
-def test_three_rounds_and_what_they_memorized(wide: Corpus, world: World) -> None:
-    planted = flsim.plant(wide, CANARIES, world=world)
+@pytest.mark.parametrize("partition", ["iid", "non-iid"])
+def test_three_rounds_and_what_they_memorized(wide: Corpus, partition: Partition) -> None:
+    planted = flsim.plant(wide, CANARIES, partition=partition)
     users = planted.users
     copies = users.records_at(users.overlay.records)
     assert int(copies.tokens.max()) >= BEYOND

@@ -1,4 +1,4 @@
-"""`flsim extract` of real runs: what it prints, draws and returns, by world, model and kind of training; refusals."""
+"""`flsim extract` of real runs: what it prints, draws and returns, by partition, model and training; refusals."""
 
 import json
 import shutil
@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-from helpers import WORLD, Experiment, Flsim, Trained, train_here
+from helpers import PARTITION, Experiment, Flsim, Trained, train_here
 from membership.test_targets import run_of, write_corpus
 
 import flsim as api
@@ -104,7 +104,7 @@ def test_text_fits_a_terminal_and_the_figure_is_drawn(run: Path, flsim: Flsim, t
 
 def test_seeds_of_a_setting_become_one_row(trained_here: Trained, flsim: Flsim, tmp_path: Path) -> None:
     runs = [trained_here(WITH_CONTROLS, f"seed={seed}") for seed in (0, 1)]
-    other = trained_here(WITH_CONTROLS, "data.world='iid'")
+    other = trained_here(WITH_CONTROLS, "data.partition='iid'")
     figure = tmp_path / "extraction.svg"
     code, out, _ = flsim("extract", *runs, other, "--prefix", 3, "--records", 12, "--over-seeds", "--out", figure)
     assert code == 0
@@ -140,7 +140,7 @@ def test_an_epoch_is_its_evaluated_checkpoint(run: Path) -> None:
 def test_other_models_and_central_runs(experiment: Experiment, is_central: bool) -> None:
     """A transformer in a federated run, and a recurrent model in a central one."""
     if is_central:
-        experiment.config.write_text(f"{WORLD}{CENTRAL}")
+        experiment.config.write_text(f"{PARTITION}{CENTRAL}")
     path = train_here(experiment, () if is_central else ("model.architecture='transformer'", "model.heads=2"))
     measured = api.extract(path, prefixes=[2], records=10)
     assert set(measured.rates["kind"]) == {"canary", "record"}

@@ -83,9 +83,17 @@ def test_a_control_has_no_user_of_its_own() -> None:
 def test_means_and_intervals_are_over_the_seeds_of_a_setting() -> None:
     excesses = {"iid": [0.1, 0.2, 0.6], "non-iid": [0.3]}
     rates = pd.DataFrame(
-        {"setting": world, "series": world, "kind": "record", "prefix": 1, "attack": "greedy", "n": np.nan, "p": np.nan}
+        {
+            "setting": partition,
+            "series": partition,
+            "kind": "record",
+            "prefix": 1,
+            "attack": "greedy",
+            "n": np.nan,
+            "p": np.nan,
+        }
         | {"rate": excess + 0.1, "control_rate": 0.1, "excess": excess}
-        for world, values in excesses.items()
+        for partition, values in excesses.items()
         for excess in values
     )
     iid, non_iid = over_seeds(rates).to_dict("records")

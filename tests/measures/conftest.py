@@ -1,4 +1,4 @@
-"""The measures of docs/measures.md, and runs of two worlds measured by them."""
+"""The measures of docs/measures.md, and runs of two partitions measured by them."""
 
 import json
 import re
@@ -22,12 +22,12 @@ def measured(experiment: Experiment) -> Experiment:
     (source,) = re.findall(r"```python\n(.*?)```", DOCUMENT.read_text(encoding="utf-8"), re.DOTALL)
     (experiment.folder / "surprise.py").write_text(source)
     also = [f"{experiment.folder}/{name}" for name in OWN]
-    for world in ("iid", "non-iid"):
-        overrides = [f"data.world={world}", "training.rounds=4", f"evaluation.also={json.dumps(also)}"]
-        run = Run.create(load(experiment.config, overrides), experiment.folder / world)
+    for partition in ("iid", "non-iid"):
+        overrides = [f"data.partition={partition}", "training.rounds=4", f"evaluation.also={json.dumps(also)}"]
+        run = Run.create(load(experiment.config, overrides), experiment.folder / partition)
         state = run.latest_state()
         for round_, loudness in ((2, 2.0), (4, 4.0)):
-            loud = {name: value * (loudness + (world == "iid")) for name, value in state.params.items()}
+            loud = {name: value * (loudness + (partition == "iid")) for name, value in state.params.items()}
             evaluate_checkpoint(run.path, run.save(replace(state, round=round_, params=loud)))
         run.mark("completed")
     return experiment

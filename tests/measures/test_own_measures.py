@@ -22,12 +22,12 @@ from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.trackers import tracking
-from flsim.show.differences import compare_worlds, table_of_pairs
+from flsim.show.differences import compare_partitions, table_of_pairs
 from flsim.show.formats import to_csv
 from flsim.show.plots import draw_rounds
 
 SENTENCE = "Log-perplexity of a canary, per word that is not known."
-WORLDS = ("iid", "non-iid")
+PARTITIONS = ("iid", "non-iid")
 
 
 def values(folder: Path, metric: str, round_: int = 4) -> "pd.Series[float]":
@@ -39,7 +39,7 @@ def values(folder: Path, metric: str, round_: int = 4) -> "pd.Series[float]":
 def test_own_measures_are_in_everything_that_shows_results(
     measured: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folders = [measured.folder / world for world in WORLDS]
+    folders = [measured.folder / partition for partition in PARTITIONS]
     monkeypatch.setattr("flsim.base.extensions._execute", lambda *_: pytest.fail("code of a run was executed"))
     monkeypatch.setattr("flsim.base.extensions._modules", {})
     (measured.folder / "surprise.py").unlink()
@@ -54,18 +54,18 @@ def test_own_measures_are_in_everything_that_shows_results(
     assert (row["mean_surprise"], row["unsurprising"]) == (pytest.approx(surprise.mean()), int(flag.sum()))
     assert row["surprise_low"] < row["mean_surprise"] < row["surprise_high"]
     assert row["size"] == values(folders[0], "size").iloc[0]
-    text = measured.call("table", *WORLDS).stdout
+    text = measured.call("table", *PARTITIONS).stdout
     assert f"Surpr.: mean over canaries, nats per word, higher is better. {SENTENCE}" in " ".join(text.split())
     assert all(heading in text for heading in ("Surpr.", f"US /{len(flag)}", "size"))
-    assert "Surpr." in measured.call("table", *WORLDS, "--format", "latex").stdout
-    over_seeds = " ".join(measured.call("table", *WORLDS, "--over-seeds").stdout.split())
+    assert "Surpr." in measured.call("table", *PARTITIONS, "--format", "latex").stdout
+    over_seeds = " ".join(measured.call("table", *PARTITIONS, "--over-seeds").stdout.split())
     assert "Surpr." in over_seeds
     assert "Surpr., a-b" in over_seeds
 
-    compared = measured.call("compare", *WORLDS).stdout
+    compared = measured.call("compare", *PARTITIONS).stdout
     assert "surprise, nats per word" in compared
     assert re.search(r"\|\s*size\s*\|\s*[\d,]+\s*\|", compared)
-    rows = json.loads(measured.call("compare", *WORLDS, "--json").stdout)["rows"]
+    rows = json.loads(measured.call("compare", *PARTITIONS, "--json").stdout)["rows"]
     first = {row["quantity"]: row for row in reversed(rows) if row["row"] == "all" and row["test"] in {"t", "McNemar"}}
     assert first["surprise"]["difference"] == pytest.approx((surprise - values(folders[1], "surprise")).mean())
     assert first["unsurprising"]["value_a"] == flag.sum()
@@ -75,11 +75,11 @@ def test_own_measures_are_in_everything_that_shows_results(
     assert last == pytest.approx(surprise.to_dict())
     assert "Surpr.: nats per word, higher is better." in measured.call("trace", "iid", "--out", "trace.svg").stdout
 
-    measured.call("plot", *WORLDS, "--out", "plot.png")
+    measured.call("plot", *PARTITIONS, "--out", "plot.png")
     titles = [panel.get_title() for panel in draw_rounds([read_run(folder) for folder in folders]).axes]
     assert titles[2:] == ["unsurprising (US)", "Mean exposure", "Mean surprise", "Perplexity on test text", "size", ""]
 
-    measured.call("report", *WORLDS, "--out", "report.html")
+    measured.call("report", *PARTITIONS, "--out", "report.html")
     page = (measured.folder / "report.html").read_text(encoding="utf-8")
     assert page.count(SENTENCE) >= 2  # below the table of runs, and of IID against non-IID
     for text in (
@@ -121,7 +121,7 @@ def test_trackers_are_told_of_own_measures(measured: Experiment) -> None:
 
 
 def test_own_measures_are_compared_in_pairs_as_exposure_is(measured: Experiment) -> None:
-    iid, other = (read_run(measured.folder / world) for world in WORLDS)
+    iid, other = (read_run(measured.folder / partition) for partition in PARTITIONS)
     pair = Pair("row", planned([iid]), planned([other]))
     table = differences([pair])
     over_seeds, of_runs = to_wide(table).iloc[0], to_wide(compare_runs(iid, other).table).iloc[0]
@@ -129,11 +129,11 @@ def test_own_measures_are_compared_in_pairs_as_exposure_is(measured: Experiment)
         assert over_seeds[name] == of_runs[name]
     text = " ".join(table_of_pairs(table, [pair]).markdown().split())
     assert all(part in text for part in ("Surpr., a-b", "US", SENTENCE))
-    assert "Surpr., a-b" in compare_worlds([iid, other])
+    assert "Surpr., a-b" in compare_partitions([iid, other])
 
 
 def test_tables_with_own_measures_are_read_back(measured: Experiment) -> None:
-    runs = [read_run(measured.folder / world) for world in WORLDS]
+    runs = [read_run(measured.folder / partition) for partition in PARTITIONS]
     own = list(runs[0].own.values())
     assert [quantity.name for quantity in own] == ["surprise", "unsurprising", "size"]
     for table in (tables.memorization_table(runs), over_seeds(runs)):

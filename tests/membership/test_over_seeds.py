@@ -14,9 +14,9 @@ AREAS = {"iid": {0: 0.50, 1: 0.52, 2: 0.54}, "non-iid": {0: 0.55, 1: 0.56, 3: 0.
 
 def rows(attack: str = "loss", shift: float = 0.0) -> pd.DataFrame:
     return pd.DataFrame(
-        {"setting": world, "series": world, "unit": "record", "attack": attack, "seed": seed}
+        {"setting": partition, "series": partition, "unit": "record", "attack": attack, "seed": seed}
         | {"auroc": area + shift, "control_auroc": 0.5, "tpr_at_0.01": 0.01 * seed}
-        for world, areas in AREAS.items()
+        for partition, areas in AREAS.items()
         for seed, area in areas.items()
     )
 

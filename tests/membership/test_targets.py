@@ -41,10 +41,11 @@ def make_run(make_corpus: MakeCorpus, tmp_path: Path) -> MakeRun:
     train = [[apart(user, record) for record in range(RECORDS)] for user in range(USERS)]
     others = [[[100 + user, 120 + record, *([30] * record)] for record in range(RECORDS)] for user in range(8)]
 
-    def make(training: str, world: str = "non-iid") -> Run:
+    def make(training: str, partition: str = "non-iid") -> Run:
         make_corpus(train, test=others[:4], heldout=others[4:], vocabulary_size=VOCABULARY)
         canaries = "[canaries]\np_u = [0.3]\np_e = [0.4]\ncount = 3\n"
-        text = f'[data]\ncorpus = "corpus"\nworld = "{world}"\n{canaries}[model]\nembedding = 4\nunits = 4\n{training}'
+        data = f'[data]\ncorpus = "corpus"\npartition = "{partition}"\n'
+        text = f"{data}{canaries}[model]\nembedding = 4\nunits = 4\n{training}"
         (tmp_path / "run.toml").write_text(text)
         return Run.create(load(tmp_path / "run.toml"), tmp_path / "run")
 
@@ -75,7 +76,7 @@ def texts(records: Records) -> set[tuple[int, ...]]:
     return {tuple(record.tolist()) for record in records}
 
 
-@pytest.mark.parametrize("world", ["non-iid", "iid"])
+@pytest.mark.parametrize("partition", ["non-iid", "iid"])
 @pytest.mark.parametrize(
     "training",
     [
@@ -85,9 +86,9 @@ def texts(records: Records) -> set[tuple[int, ...]]:
         LOCAL.format(sampler="fixed-size") + "max_records = 2\nepochs = 2\n",
     ],
 )
-def test_members_are_the_records_in_batches_of_training(make_run: MakeRun, training: str, world: str) -> None:
+def test_members_are_the_records_in_batches_of_training(make_run: MakeRun, training: str, partition: str) -> None:
     """All of them but the canaries: a record that a canary replaced is in no batch."""
-    run = make_run(training, world)
+    run = make_run(training, partition)
     canaries = {tuple(canary.tokens) for canary in run.canaries}
     assert len(run.users.overlay.records) > 5
     members = texts(run.corpus.split("train").records_at(members_of(run, 3)))
@@ -97,13 +98,13 @@ def test_members_are_the_records_in_batches_of_training(make_run: MakeRun, train
     assert read & canaries  # or nothing was replaced
 
 
-@pytest.mark.parametrize(("world", "private"), [("non-iid", ""), ("iid", ""), ("non-iid", PRIVATE)])
+@pytest.mark.parametrize(("partition", "private"), [("non-iid", ""), ("iid", ""), ("non-iid", PRIVATE)])
 @pytest.mark.parametrize("steps", [5, 40])
 def test_members_of_central_training_are_the_records_in_its_steps(
-    make_run: MakeRun, world: str, private: str, steps: int
+    make_run: MakeRun, partition: str, private: str, steps: int
 ) -> None:
-    run = make_run(CENTRAL + private, world)
-    order = "iid" if world == "iid" else "sequence"
+    run = make_run(CENTRAL + private, partition)
+    order = "iid" if partition == "iid" else "sequence"
     every, seed = USERS * RECORDS, run.config.seed
     positions = [
         poisson_lot(step, every, 7, seed) if private else positions_at(step, every, 7, order, seed)  # type: ignore[arg-type]

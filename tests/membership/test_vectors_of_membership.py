@@ -221,10 +221,10 @@ def test_candidates_of_shadow_models_are_those_that_a_run_may_train_on(share: fl
     assert shadows._candidates(Held(), "user", share).tolist() == [0, 2, 3]  # type: ignore[arg-type]
 
 
-def run_of(unit: str = "user", world: str = "non-iid") -> Any:
+def run_of(unit: str = "user", partition: str = "non-iid") -> Any:
     names = ["ann#0", "ann#1", "ann#2", "bob#0", "cid#0"]
     split = SimpleNamespace(names=names)
-    config = SimpleNamespace(unit=unit, data=SimpleNamespace(world=world))
+    config = SimpleNamespace(unit=unit, data=SimpleNamespace(partition=partition))
     return SimpleNamespace(config=config, corpus=SimpleNamespace(split=lambda name: split))
 
 
@@ -251,7 +251,7 @@ def test_what_a_ledger_allows_of_authors_is_that_of_all_their_users() -> None:
             for _ in range(group):
                 x = Allowed.point(0.4, 0.01).least_probability(x)
             assert allows(fpr) == pytest.approx(1 - x, rel=1e-12)
-    for run, of_claim in ((run_of(), None), (run_of(unit="record"), claim), (run_of(world="iid"), claim)):
+    for run, of_claim in ((run_of(), None), (run_of(unit="record"), claim), (run_of(partition="iid"), claim)):
         assert _allows(run, of_claim, cases[0][0])(0.1) is None
 
 

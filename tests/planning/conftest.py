@@ -11,20 +11,20 @@ question = "Which part?"
 file = "thakkar2020.csv"
 table = "1"
 source = "Thakkar et al. (2020), Table 1"
-columns = { "data.world" = "data", "training.batch_size" = "batch_size", "training.cohort" = "batch_size" }
+columns = { "data.partition" = "data", "training.batch_size" = "batch_size", "training.cohort" = "batch_size" }
 [[grids]]
 name = "sgd"
 published = { optimizer = "SGD" }
-axes = { "data.world" = ["iid", "non-iid"], "training.batch_size" = [32, 64, 128, 256] }
+axes = { "data.partition" = ["iid", "non-iid"], "training.batch_size" = [32, 64, 128, 256] }
 set = { training = { kind = "central", steps = 37_500_000 } }
 [[grids]]
 name = "fedavg"
 published = { optimizer = "FedAvg" }
-axes = { "data.world" = ["iid", "non-iid"], "training.cohort" = [500, 1000, 2000, 5000] }
+axes = { "data.partition" = ["iid", "non-iid"], "training.cohort" = [500, 1000, 2000, 5000] }
 set = { training = { rounds = 8_000 } }
 [[grids]]
 name = "dp"
-axes = { "data.world" = ["iid", "non-iid"], "training.cohort" = [5000] }
+axes = { "data.partition" = ["iid", "non-iid"], "training.cohort" = [5000] }
 set = { training = { rounds = 784 }, privacy = { mechanism = "dp", clip = 0.2, noise_multiplier = 1.0, delta = 1e-7 } }
 [tiers.paper]
 about = "The real thing."
@@ -52,7 +52,7 @@ set = { training = { rounds = 100 }, local = { batch_size = 4 }, system = { shar
 
 @pytest.fixture
 def sweep_file(tmp_path: Path) -> Path:
-    """Two kinds of runs in four sizes each, and a private one; both worlds; tiers "smoke" and "paper"."""
+    """Two kinds of runs in four sizes each, and a private one; both partitions; tiers "smoke" and "paper"."""
     path = tmp_path / "sweep.toml"
     path.write_text(SWEEP)
     return path

@@ -70,14 +70,14 @@ def test_numbers(flsim: Flsim, sweep_file: Path) -> None:
     assert plan["published"]["rows"][0]["utility"] == {"iid": 62.2, "non-iid": 64.3}
     power = plan["power"]
     assert (power["canaries"], power["seeds"]) == (36, 3)
-    rows = len(plan["scale"]["rows"])  # each with both worlds: k comparisons, each as a test at a level of 0.05 / k
+    rows = len(plan["scale"]["rows"])  # each with both partitions: k comparisons, each as a test at a level of 0.05 / k
     assert power["tests"] == rows > 1
     assert power["bits"] == pytest.approx(detectable_exposure(36, 3, Spread(seeds=0.5), 0.05 / rows))
     assert power["seeds_needed"] == seeds_for(2, 36, Spread(seeds=0.5), 0.05 / rows)
 
 
 def test_epsilon_is_that_of_flsim_privacy(flsim: Flsim, sweep_file: Path) -> None:
-    """100 rounds of 40 of 400 users at z = 1; both worlds and all seeds release as much."""
+    """100 rounds of 40 of 400 users at z = 1; both partitions and all seeds release as much."""
     plan = planned(flsim, sweep_file, "--seeds", "2")
     (private,) = plan["privacy"]
     lines = report(Ledger((Entry("fixed-size", 400, 40, 1.0, 100),)), 1e-3)

@@ -41,10 +41,10 @@ def config_of(experiment: Experiment, *overrides: str) -> Path:
         (*CENTRAL, *WIDE, "training.optimizer='momentum'"),
     ],
 )
-@pytest.mark.parametrize("world", ["iid", "non-iid"])
-def test_a_run_folder(experiment: Experiment, overrides: tuple[str, ...], world: str) -> None:
+@pytest.mark.parametrize("partition", ["iid", "non-iid"])
+def test_a_run_folder(experiment: Experiment, overrides: tuple[str, ...], partition: str) -> None:
     """Checkpoints within 5%, and what is planted within 3 kB: of a tiny roster the file's frame is most."""
-    settings = load(config_of(experiment, *overrides), (*overrides, f"data.world='{world}'"))
+    settings = load(config_of(experiment, *overrides), (*overrides, f"data.partition='{partition}'"))
     run = Run.create(settings, experiment.folder / "run")  # 4 rounds, evaluated after 2 and 4
     state, slots = run.latest_state(), dict[str, dict[str, torch.Tensor]]()
     if isinstance(settings, CentralConfig):
@@ -75,8 +75,8 @@ def test_the_checkpoint_at_which_arms_part_is_one_more(experiment: Experiment) -
 def test_a_twin_is_a_number_for_each_record(experiment: Experiment) -> None:
     """4 bytes a record, and 8 for where each user starts, and the end."""
     own, twin = (
-        run_disk(load(experiment.config, [f"data.world='{world}'"]), Users(24, 192, 900, 40).split())
-        for world in ("non-iid", "iid")
+        run_disk(load(experiment.config, [f"data.partition='{partition}'"]), Users(24, 192, 900, 40).split())
+        for partition in ("non-iid", "iid")
     )
     assert twin.planted - own.planted == 4 * 192 + 8 * 25
     assert twin.checkpoints == own.checkpoints

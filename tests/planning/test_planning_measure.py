@@ -62,7 +62,7 @@ def test_windows_and_injections_fit_into_three_rounds(experiment: Experiment, ca
 
 
 def test_runs_are_measured_once_that_differ_in_nothing_that_takes_time(experiment: Experiment) -> None:
-    same = [[], ["seed=1"], ["data.world='iid'"], ["training.rounds=9"], ["local.learning_rate=0.1"]]
+    same = [[], ["seed=1"], ["data.partition='iid'"], ["training.rounds=9"], ["local.learning_rate=0.1"]]
     other = [
         ["model.units=13"],
         ["local.batch_size=5"],

@@ -37,7 +37,7 @@ def certain(subject: Subject, groups: Sequence[int], planted: Sequence[int]) -> 
 
 @pytest.mark.parametrize(
     ("settings", "steps"),
-    [((*COINS, "data.world='non-iid'"), 1), ((), 1), (PRIVATE, 2), (TEMPLATE, 1)],
+    [((*COINS, "data.partition='non-iid'"), 1), ((), 1), (PRIVATE, 2), (TEMPLATE, 1)],
     ids=["coins", "plain", "dp", "template"],
 )
 def test_a_plan_says_what_an_audit_of_perfect_ranks_proves(
@@ -65,7 +65,9 @@ def test_a_plan_says_what_an_audit_of_perfect_ranks_proves(
 
 def test_units_are_counted_as_an_audit_counts_them(experiment: Experiment) -> None:
     """24 users and 192 records at p_u = 0.2: 5 users, or 19 and 38 records, which are synthetic users of a twin."""
-    configs = {world: load(experiment.config, (f"data.world='{world}'",)) for world in ("non-iid", "iid")}
+    configs = {
+        partition: load(experiment.config, (f"data.partition='{partition}'",)) for partition in ("non-iid", "iid")
+    }
     assert groups_of(configs["non-iid"], USERS) == [5] * 4
     assert groups_of(configs["iid"], USERS) == [19] * 2 + [24] * 2, "there are no more users"
     exact = replace(configs["non-iid"], canaries=CanaryHParams(insertions=(1, 7), count=1))
@@ -80,7 +82,7 @@ def test_a_page_says_it_once_for_equal_rows(experiment: Experiment, flsim: Flsim
     assert "provable" not in without
     config = load(experiment.config, ())
     planned = [
-        Planned("run", "run", seed, {"data.world": "iid"} | axes, None, config) for seed in (0, 1) for axes in AXES
+        Planned("run", "run", seed, {"data.partition": "iid"} | axes, None, config) for seed in (0, 1) for axes in AXES
     ]
     (row,) = provable_of(planned, USERS.split())
     assert (row.name, row.rows) == ("run batch 4 iid", 2), "once for all seeds and for equal rows"

@@ -51,7 +51,7 @@ def test_rows_and_canaries_by_hand(sweep_file: Path) -> None:
     scale = scale_of(rows_of(planned, SMALL.split()), SMALL.split(), {})
     rows = {row.name: row for row in scale.rows}
     assert len(rows) == 9
-    assert {row.runs for row in scale.rows} == {2}, "both worlds"
+    assert {row.runs for row in scale.rows} == {2}, "both partitions"
     assert rows["sgd batch_size 32"].epochs == pytest.approx(1488 / 375)
     assert rows["sgd batch_size 32"].of_users is None
     assert rows["fedavg cohort 40"].of_users == 0.1
@@ -85,12 +85,12 @@ def test_amounts_by_hand(sweep_file: Path) -> None:
     assert published.rows[-1].utility == {"iid": 57.3, "non-iid": 58.2}
 
 
-def test_worlds_with_different_learning_rates_have_an_amount_each(sweep_file: Path) -> None:
-    """Half the rate in the non-IID world of the first row only; the published amount is next to both."""
+def test_partitions_with_different_learning_rates_have_an_amount_each(sweep_file: Path) -> None:
+    """Half the rate in the non-IID partition of the first row only; the published amount is next to both."""
     only = ("sgd", "fedavg")
     definition, planned = planned_of(sweep_file, only)
     for place, run in enumerate(planned):
-        if run.axes == {"data.world": "non-iid", "training.batch_size": 32}:
+        if run.axes == {"data.partition": "non-iid", "training.batch_size": 32}:
             assert isinstance(run.config, CentralConfig)
             training = replace(run.config.training, learning_rate=0.0025)
             planned[place] = replace(run, config=replace(run.config, training=training))
@@ -120,10 +120,10 @@ def test_amounts_of_federated_settings(experiment: Experiment, overrides: tuple[
     assert config.rate_steps(Users(24, 192, 900, 40).split()) == pytest.approx(amount, rel=1e-3)
 
 
-def results(name: str, world: str, perplexity: float, status: str = "completed") -> SweepRun:
+def results(name: str, partition: str, perplexity: float, status: str = "completed") -> SweepRun:
     rows = frame([Row(name, 10, "perplexity", "", perplexity), Row(name, 5, "perplexity", "", 999.0)])
     run = RunResults(name, "FedAvg, b_u=4", status, None, 10, 10, rows, roster=rows.iloc[:0])
-    return SweepRun(name, "fedavg", 0, {"data.world": world, "training.cohort": 4}, None, run)
+    return SweepRun(name, "fedavg", 0, {"data.partition": partition, "training.cohort": 4}, None, run)
 
 
 def test_utility_of_results_is_the_mean_over_completed_seeds() -> None:

@@ -16,7 +16,7 @@ from flsim.report.page import write_report
 
 def test_the_same_results_give_the_same_bytes(tmp_path: Path) -> None:
     """In another process, whose sets of texts have another order."""
-    paths = [write_run(tmp_path / world, setting=f"{world}, FedAvg, b_u=4") for world in ("IID", "Non-IID")]
+    paths = [write_run(tmp_path / partition, setting=f"{partition}, FedAvg, b_u=4") for partition in ("IID", "Non-IID")]
     write_report(paths, tmp_path / "here.html")
     code = "import sys; from pathlib import Path; from flsim.report.page import write_report as write; "
     code += "*paths, out = map(Path, sys.argv[1:]); write(paths, out)"
@@ -88,4 +88,4 @@ def test_help_has_examples(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captu
     monkeypatch.setattr("sys.argv", ["flsim", "report", "--help"])
     with pytest.raises(SystemExit):
         cli.main()
-    assert "flsim report runs/iid runs/non-iid --out worlds.html" in " ".join(capsys.readouterr().out.split())
+    assert "flsim report runs/iid runs/non-iid --out partitions.html" in " ".join(capsys.readouterr().out.split())

@@ -58,7 +58,7 @@ def test_contrasts_of_table_1_are_the_differences_that_were_made() -> None:
     def level(config: Config, seed: int) -> float:
         if not isinstance(config, FederatedConfig):
             return 4.0
-        return 5.0 + 2.0 * (config.data.world == "iid") + {4: 0.5, 8: 0.4, 16: 0.0}[config.round_size]
+        return 5.0 + 2.0 * (config.data.partition == "iid") + {4: 0.5, 8: 0.4, 16: 0.0}[config.round_size]
 
     frame = contrasts(gathered_of(table_1(), level))
     measured = {
@@ -85,7 +85,7 @@ def test_contrasts_of_table_1_are_the_differences_that_were_made() -> None:
 def test_intervals_and_p_are_students_over_the_seeds_means_over_pairs_and_p_is_corrected() -> None:
     gathered = gathered_of(table_1(), lambda config, seed: 5.0 + noise(config, seed), seeds=4)
     row = partition(gathered)
-    settings = {(config.world, config.round_size): config for config in FEDERATED}
+    settings = {(config.partition, config.round_size): config for config in FEDERATED}
     means = [
         np.mean([noise(settings["iid", k], seed) - noise(settings["non-iid", k], seed) for k in (4, 8, 16)])
         for seed in range(4)
@@ -109,7 +109,7 @@ def test_a_difference_of_utility_is_separate_from_one_at_equal_perplexity() -> N
     """
 
     def trained(config: Config) -> RunView:
-        end = (8.0, 30.0) if config.world == "iid" else (4.0, 60.0)
+        end = (8.0, 30.0) if config.partition == "iid" else (4.0, 60.0)
         earlier, last = run_of(config, 2.0, perplexity=120.0), run_of(config, end[0], perplexity=end[1])
         rows = pd.concat([earlier.results.rows.assign(round=5), last.results.rows], ignore_index=True)
         return replace(last, results=replace(last.results, rows=rows))
@@ -134,7 +134,7 @@ def test_one_seed_has_no_interval_over_seeds() -> None:
     gathered = gathered_of(table_1(), lambda *_: 5.0, seeds=1)
     assert (partition(gathered)["n"], partition(gathered)["difference"]) == (1, 0.0)
     assert np.isnan([partition(gathered)[name] for name in ("low", "high", "p", "p_holm")]).all()
-    one_pair = partition(gathered_of(ONE_PAIR, lambda config, _: 4.0 + (config.data.world == "iid"), seeds=1))
+    one_pair = partition(gathered_of(ONE_PAIR, lambda config, _: 4.0 + (config.data.partition == "iid"), seeds=1))
     assert (one_pair["n"], one_pair["unit"], one_pair["low"]) == (1, "canaries", 1.0)
 
 
@@ -222,14 +222,14 @@ def test_clip_and_noise_are_two_factors_and_lengths_of_8000_and_7840_rounds_are_
 
 
 def test_settings_that_a_search_chose_are_no_factor() -> None:
-    """Both worlds have rates of their own: chosen by a search, or as part of what differs."""
+    """Both partitions have rates of their own: chosen by a search, or as part of what differs."""
     configs = [
         FederatedConfig(
-            DataHParams(Path("corpus"), world),  # type: ignore[arg-type]
+            DataHParams(Path("corpus"), partition),  # type: ignore[arg-type]
             training=TrainingHParams(rounds=50),
             local=LocalHParams(learning_rate=rate),
         )
-        for world, rate in (("iid", 0.4), ("non-iid", 3.2))
+        for partition, rate in (("iid", 0.4), ("non-iid", 3.2))
     ]
     by_hand = gathered_of(
         [*configs, *(replace(config, model=ModelHParams(units=9)) for config in configs)], lambda *_: 5.0
@@ -256,7 +256,7 @@ def with_status(gathered: Gathered, setting: int, seed: int, status: str) -> Non
 
 
 def test_a_seed_that_diverged_is_left_out_of_all_pairs_and_running_ones_do_not_count() -> None:
-    gathered = gathered_of(FEDERATED, lambda config, seed: 5.0 + (config.data.world == "iid") * (1 + seed))
+    gathered = gathered_of(FEDERATED, lambda config, seed: 5.0 + (config.data.partition == "iid") * (1 + seed))
     with_status(gathered, 0, 1, "diverged")
     with_status(gathered, 2, 2, "running")
     row = partition(gathered)
@@ -266,7 +266,7 @@ def test_a_seed_that_diverged_is_left_out_of_all_pairs_and_running_ones_do_not_c
 
 def test_a_pair_that_leaves_no_seed_is_left_out() -> None:
     """All but seed 0 of one setting diverged, and seed 0 of another: seeds 1 and 2 of two pairs of three remain."""
-    gathered = gathered_of(FEDERATED, lambda config, seed: 5.0 + (config.data.world == "iid") * (1 + seed))
+    gathered = gathered_of(FEDERATED, lambda config, seed: 5.0 + (config.data.partition == "iid") * (1 + seed))
     for setting, seed in ((0, 1), (0, 2), (2, 0)):
         with_status(gathered, setting, seed, "diverged")
     row = partition(gathered)
@@ -276,7 +276,7 @@ def test_a_pair_that_leaves_no_seed_is_left_out() -> None:
 def test_a_seed_without_an_equal_perplexity_is_left_out_with_its_reason() -> None:
     """Seed 3 of one setting of two predicts better at its first evaluation than the other partition at its last."""
     configs = [config for config in FEDERATED if config.round_size < 16]
-    gathered = gathered_of(configs, lambda config, seed: 4.0 + (config.data.world == "iid") * seed, seeds=5)
+    gathered = gathered_of(configs, lambda config, seed: 4.0 + (config.data.partition == "iid") * seed, seeds=5)
     runs = gathered.settings[0].runs
     assert runs[3].config
     runs[3] = run_of(runs[3].config, 7.0, perplexity=40.0)
@@ -288,7 +288,7 @@ def test_a_seed_without_an_equal_perplexity_is_left_out_with_its_reason() -> Non
 
 def test_canaries_at_the_ceiling_are_counted_on_each_side() -> None:
     """At a level of the ceiling, less 0.5 or 3 bits, 2 and none of the 8 canaries are ranked first."""
-    gathered = gathered_of(FEDERATED, lambda config, _: CEILING - (0.5 if config.data.world == "iid" else 3.0))
+    gathered = gathered_of(FEDERATED, lambda config, _: CEILING - (0.5 if config.data.partition == "iid" else 3.0))
     for quantity in ("at_ceiling", "rs"):
         row = partition(gathered, quantity)
         assert (row["value_a"], row["value_b"], row["difference"]) == (25, 0, 25)

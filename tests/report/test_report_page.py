@@ -16,7 +16,7 @@ from reported import Made, roster, write_run, write_sweep
 from flsim.base.files import file_digest
 from flsim.base.rng import stream
 from flsim.base.statistics import t_interval
-from flsim.canaries.population import World
+from flsim.canaries.population import Partition
 from flsim.models.hparams import ModelHParams
 from flsim.report.gather import Gathered, Line, RunView, Setting, gather
 from flsim.report.page import render
@@ -38,7 +38,7 @@ def page(sweep: Made) -> Page:
 
 def test_the_first_screen_has_the_question_one_figure_and_one_short_table(page: Page) -> None:
     begin, answer = page.section(""), page.section("answer")
-    for text in ("Memorization <by> cohort & world", "Do users’ own data memorize less?"):
+    for text in ("Memorization <by> cohort & partition", "Do users’ own data memorize less?"):
         assert text in begin
     for text in ("Table 9", "smoke: 12 users", "8 of 11 completed", "1 diverged", "1 running", "1 not begun"):
         assert text in answer
@@ -113,7 +113,7 @@ def test_the_settings_of_seeds_without_settings_are_those_of_other_seeds(tmp_pat
     (made.path / "runs" / "fedavg-iid-0" / "config.toml").unlink()
     section = Page(render(gather([made.path]))).section("settings")
     assert (
-        f"{plain(made.settings['fedavg-iid-0'])} 1 data.world = iid, training.rounds = 30, training.cohort = 4"
+        f"{plain(made.settings['fedavg-iid-0'])} 1 data.partition = iid, training.rounds = 30, training.cohort = 4"
         in section
     )
 
@@ -160,16 +160,18 @@ def test_curves_maps_and_distributions_show_what_was_measured(page: Page, sweep:
 
 def test_partitions_are_compared_at_equal_perplexity_too(page: Page, sweep: Made) -> None:
     """All runs have perplexity 90, 89 and 88 at their evaluations, so at 88 all are at the end of training."""
-    of_world = {
-        world: [read_run(sweep.path / "runs" / f"fedavg-{world}-{seed}").of_canaries("exposure", 30) for seed in (0, 1)]
-        for world in ("iid", "non-iid")
+    of_partition = {
+        partition: [
+            read_run(sweep.path / "runs" / f"fedavg-{partition}-{seed}").of_canaries("exposure", 30) for seed in (0, 1)
+        ]
+        for partition in ("iid", "non-iid")
     }
-    differences = [(a - b).mean() for a, b in zip(*of_world.values(), strict=True)]
+    differences = [(a - b).mean() for a, b in zip(*of_partition.values(), strict=True)]
     low, high = t_interval(np.array(differences))
     shown = f"{np.mean(differences):+.2f} {low:+.2f} to {high:+.2f}".replace("-", "−")
-    a, b = (f"{np.mean([values.mean() for values in of_world[world]]):.1f}" for world in of_world)  # type: ignore[union-attr]
+    a, b = (f"{np.mean([values.mean() for values in of_partition[partition]]):.1f}" for partition in of_partition)  # type: ignore[union-attr]
     assert f"FedAvg, bu=4 Exposure, bits, equal perplexity {a} {b} {shown}" in page.section("contrasts")
-    bits = np.mean([values.mean() for values in of_world["iid"]])  # type: ignore[union-attr]
+    bits = np.mean([values.mean() for values in of_partition["iid"]])  # type: ignore[union-attr]
     assert f"to {bits:.1f} bits at 88." in described(page, "Exposure against perplexity")
 
 
@@ -184,20 +186,20 @@ def test_settings_of_one_name_say_in_what_they_differ(tmp_path: Path) -> None:
 
 
 def test_copies_of_a_users_own_code_are_one_setting_and_no_factor(tmp_path: Path) -> None:
-    """Each run folder has a copy of its own of the one file: what differs is the world and a rate."""
+    """Each run folder has a copy of its own of the one file: what differs is the partition and a rate."""
     own = tmp_path / "mine.py"
     own.write_text("class Bow: ...\n")
-    worlds: tuple[World, ...] = ("iid", "non-iid")
-    for world, rate, seed in product(worlds, (0.3, 0.9), (0, 1)):
+    partitions: tuple[Partition, ...] = ("iid", "non-iid")
+    for partition, rate, seed in product(partitions, (0.3, 0.9), (0, 1)):
         config = FederatedConfig(
-            DataHParams(tmp_path / "corpus", world),
+            DataHParams(tmp_path / "corpus", partition),
             seed,
             model=ModelHParams(architecture=f"{own}:Bow"),
             training=TrainingHParams(rounds=30),
             local=LocalHParams(learning_rate=rate),
         )
-        folder = tmp_path / f"{world}-{rate}-{seed}"
-        write_run(folder, config, setting=config.setting, series=config.series, memorized=3 + (world == "iid"))
+        folder = tmp_path / f"{partition}-{rate}-{seed}"
+        write_run(folder, config, setting=config.setting, series=config.series, memorized=3 + (partition == "iid"))
     page = Page(render(gather([folder.parent for folder in tmp_path.glob("*/code")])))
     answer = page.section("answer")
     assert "IID − non-IID Partition, 2 pairs" in answer

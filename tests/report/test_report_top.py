@@ -16,7 +16,7 @@ from flsim.report.blocks import number
 from flsim.report.figures import overview
 from flsim.report.gather import gather
 from flsim.report.page import render
-from flsim.results.run_file import WORLDS
+from flsim.results.run_file import PARTITIONS
 from flsim.results.store import read_run
 from flsim.runs.config import CentralConfig, CentralTrainingHParams, DataHParams, FederatedConfig, TrainingHParams
 from flsim.show.figure import page_style
@@ -30,8 +30,8 @@ def page(sweep: Made) -> Page:
 def test_the_figure_at_the_top_has_each_setting(page: Page, sweep: Made) -> None:
     """FedAvg has two seeds and so an interval; the others have one seed."""
     told = described(page, "Mean exposure")
-    for world, name in (("iid", "IID"), ("non-iid", "Non-IID")):
-        runs = [read_run(sweep.path / "runs" / f"fedavg-{world}-{seed}") for seed in (0, 1)]
+    for partition, name in (("iid", "IID"), ("non-iid", "Non-IID")):
+        runs = [read_run(sweep.path / "runs" / f"fedavg-{partition}-{seed}") for seed in (0, 1)]
         means = [float(run.of_canaries("exposure", 30).mean()) for run in runs]  # type: ignore[union-attr]
         low, high = (number(end) for end in t_interval(np.array(means)))
         assert f"{name}, FedAvg, b_u=4: {np.mean(means):.1f} ({low} to {high})." in told
@@ -42,7 +42,9 @@ def test_the_figure_at_the_top_has_each_setting(page: Page, sweep: Made) -> None
 
 def test_the_first_table_has_the_differences_of_each_factor(page: Page, sweep: Made) -> None:
     """Partition within FedAvg is a mean over FedAvg and DP-FedAvg, which has no effect and seed 0 only."""
-    a, b = (read_run(sweep.path / "runs" / f"fedavg-{world}-0").of_canaries("exposure", 30) for world in WORLDS)
+    a, b = (
+        read_run(sweep.path / "runs" / f"fedavg-{partition}-0").of_canaries("exposure", 30) for partition in PARTITIONS
+    )
     mean = (float((a - b).mean()) + 0.0) / 2  # type: ignore[operator]
     answer = page.section("answer")
     assert "exposure, bits" in answer
@@ -52,12 +54,12 @@ def test_the_first_table_has_the_differences_of_each_factor(page: Page, sweep: M
 
 def test_many_settings_share_rows_of_their_technique() -> None:
     """Seven cohort sizes and six batch sizes in both partitions: 13 rows are more than a figure has."""
-    data = {world: DataHParams(Path("corpus"), world) for world in ("iid", "non-iid")}
+    data = {partition: DataHParams(Path("corpus"), partition) for partition in ("iid", "non-iid")}
     federated = [TrainingHParams(rounds=50, cohort=size) for size in range(2, 9)]
     central = [CentralTrainingHParams(steps=99, batch_size=size) for size in range(2, 8)]
-    configs = [FederatedConfig(data[world], training=each) for each in federated for world in data]
-    configs += [CentralConfig(data[world], training=each) for each in central for world in data]  # type: ignore[misc]
-    gathered = gathered_of(configs, lambda config, _: 4.0 + (config.data.world == "iid"), seeds=2)
+    configs = [FederatedConfig(data[partition], training=each) for each in federated for partition in data]
+    configs += [CentralConfig(data[partition], training=each) for each in central for partition in data]  # type: ignore[misc]
+    gathered = gathered_of(configs, lambda config, _: 4.0 + (config.data.partition == "iid"), seeds=2)
     with page_style():
         (figure,) = overview(gathered)
     words = str(figure.panels[0][1])
@@ -67,7 +69,7 @@ def test_many_settings_share_rows_of_their_technique() -> None:
 
 
 @pytest.mark.parametrize(
-    ("worlds", "cohorts", "title"),
+    ("partitions", "cohorts", "title"),
     [
         (("iid", "non-iid"), (4,), "FedAvg, b_u=4, IID against non-IID: 2 runs"),
         (("non-iid",), (4, 8), "FedAvg, b_u=4, FedAvg, b_u=8, Non-IID: 2 runs"),
@@ -75,19 +77,19 @@ def test_many_settings_share_rows_of_their_technique() -> None:
     ],
 )
 def test_a_title_says_what_was_compared(
-    worlds: tuple[str, ...], cohorts: tuple[int, ...], title: str, tmp_path: Path
+    partitions: tuple[str, ...], cohorts: tuple[int, ...], title: str, tmp_path: Path
 ) -> None:
     names = {"iid": "IID", "non-iid": "Non-IID"}
     paths = [
-        write_run(tmp_path / f"{world}-{size}", setting=f"{names[world]}, FedAvg, b_u={size}")
-        for world, size in product(worlds, cohorts)
+        write_run(tmp_path / f"{partition}-{size}", setting=f"{names[partition]}, FedAvg, b_u={size}")
+        for partition, size in product(partitions, cohorts)
     ]
     assert f"<title>{title}</title>" in render(gather(paths))
 
 
 def test_the_figure_leaves_a_seed_that_diverged_out_of_both_partitions() -> None:
     configs = [config for config in table_1() if config.label == "FedAvg, b_u=4"]
-    gathered = gathered_of(configs, lambda config, seed: 4.0 + seed + (config.data.world == "iid"))
+    gathered = gathered_of(configs, lambda config, seed: 4.0 + seed + (config.data.partition == "iid"))
     runs = gathered.settings[0].runs
     runs[2] = replace(runs[2], results=replace(runs[2].results, status="diverged"))
     with page_style():

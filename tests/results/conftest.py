@@ -129,7 +129,7 @@ def make(make_run: MakeRun) -> Callable[..., RunResults]:
 
 @pytest.fixture
 def four(make: Callable[..., RunResults]) -> dict[RunResults, PublishedRow]:
-    """Two sizes of cohort in both worlds; the paper has RS 66, 21, 69, 23 and BS 56, 0, 58, 1."""
+    """Two sizes of cohort in both partitions; the paper has RS 66, 21, 69, 23 and BS 56, 0, 58, 1."""
     return {
         make("IID, FedAvg, b_u=4", 60, 20): fedavg("IID", 500),
         make("Non-IID, FedAvg, b_u=4", 40, 0): fedavg("Non-IID", 500),

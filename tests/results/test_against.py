@@ -38,8 +38,8 @@ def test_published_values_are_beside_ours(four: dict[RunResults, PublishedRow]) 
 def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> None:
     """RS: all pairs but that of both non-IID rows are as published. 40 of 90 is 34 to 55%, 10 is 5 to 19%.
 
-    The paper tells the rows of one world apart by no more than chance: 66 and 69, 21 and 23; 56 and 58, 0 and 1. Of the
-    other four pairs BS has the first row above the second as published, and tied with the fourth, which counts half.
+    The paper tells the rows of one partition apart by no more than chance: 66 and 69, 21 and 23; 56 and 58, 0 and 1. Of
+    the other four pairs BS has the first row above the second as published, tied with the fourth, which counts half.
     """
     table = against(tables.memorization_table(list(four), published=four))
     assert table["rs_size"].tolist() == ["same", "higher", "same", "lower"]
@@ -72,8 +72,8 @@ def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> No
 def test_published_gaps_that_chance_makes_are_counted_apart(make: Callable[..., RunResults]) -> None:
     """RS of SGD in records of 256 is 53 IID and 51 non-IID, and of 32 it is 54 and 37."""
 
-    def sgd(world: str, size: int) -> PublishedRow:
-        return paper("1", data=world, optimizer="SGD", batch_size=size)
+    def sgd(partition: str, size: int) -> PublishedRow:
+        return paper("1", data=partition, optimizer="SGD", batch_size=size)
 
     close = {make("IID, 256", 40): sgd("IID", 256), make("Non-IID, 256", 50): sgd("Non-IID", 256)}
     table = against(tables.memorization_table(list(close), published=close))

@@ -29,20 +29,25 @@ PUBLISHED = {
 
 @pytest.fixture
 def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
-    """Write a sweep's folder: (grid, world) -> a level for each seed, None where its run has not begun."""
+    """Write a sweep's folder: (grid, partition) -> a level for each seed, None where its run has not begun."""
 
     def make(levels: Levels, name: str = "sweep", label: str = "{grid}, b_u=40", **about: object) -> Path:
         (tmp_path / name / "runs").mkdir(parents=True)
         runs = []
-        for (grid, world), each in levels.items():
-            setting = ("IID, " if world == "iid" else "Non-IID, ") + label.format(grid=grid)
+        for (grid, partition), each in levels.items():
+            setting = ("IID, " if partition == "iid" else "Non-IID, ") + label.format(grid=grid)
             for seed, level in enumerate(each):
-                run = f"{grid}-{world}-seed{seed}"
-                axes = {"data.world": world, "training.cohort": 40}
-                published = PUBLISHED.get((grid, world))
+                run = f"{grid}-{partition}-seed{seed}"
+                axes = {"data.partition": partition, "training.cohort": 40}
+                published = PUBLISHED.get((grid, partition))
                 runs.append({"name": run, "grid": grid, "seed": seed, "axes": axes, "published": published})
                 if level is not None:
-                    series = {"seed": seed, "series": f"{grid}-{world}", "rounds_per_epoch": 1.0, "setting": setting}
+                    series = {
+                        "seed": seed,
+                        "series": f"{grid}-{partition}",
+                        "rounds_per_epoch": 1.0,
+                        "setting": setting,
+                    }
                     rounds = {10: measured(level), 20: measured(level + 1)}
                     folder = make_run(rounds, name=run, shift=100 * seed, **(series | about))
                     folder.rename(tmp_path / name / "runs" / run)
@@ -142,9 +147,9 @@ def test_two_sweeps_are_matched_by_name(make_sweep: MakeSweep, flsim: Flsim) -> 
     make_sweep({key: [level - 0.5 for level in levels[:2] if level] for key, levels in list(TWO.items())[:3]}, "other")
     table = beside_of(same_names(*(read_sweep(Path(name)) for name in ("sweep", "other"))))
     assert table["row"].tolist() == [
-        "fedavg world=iid cohort=40",
-        "fedavg world=non-iid cohort=40",
-        "central world=iid cohort=40",
+        "fedavg partition=iid cohort=40",
+        "fedavg partition=non-iid cohort=40",
+        "central partition=iid cohort=40",
     ]
     assert table["exposure_difference"].tolist() == pytest.approx([0.5] * 3)
     assert "published_rs_value_a" not in table  # both stand for the same row
@@ -177,7 +182,7 @@ def test_every_format_has_the_same_table(make_sweep: MakeSweep, flsim: Flsim, tm
     assert flsim("compare", "sweep", "--format", "parquet", "--out", "table.parquet") == (0, "", "")
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)
     said = json.loads(flsim("compare", "sweep", "--json")[1])
-    assert (said["compared"], said["a"], said["b"]) == ("worlds", "IID", "non-IID")
+    assert (said["compared"], said["a"], said["b"]) == ("partitions", "IID", "non-IID")
     assert [row["p_holm"] for row in said["rows"]] == table["p_holm"].astype(object).where(
         table["p_holm"].notna(), None
     ).tolist()
@@ -188,7 +193,7 @@ def test_every_format_has_the_same_table(make_sweep: MakeSweep, flsim: Flsim, tm
 
 def test_two_runs(make_sweep: MakeSweep, flsim: Flsim) -> None:
     runs = make_sweep({key: levels[:1] for key, levels in TWO.items()}).relative_to(Path.cwd()) / "runs"
-    names = [str(runs / f"fedavg-{world}-seed0") for world in ("iid", "non-iid")]
+    names = [str(runs / f"fedavg-{partition}-seed0") for partition in ("iid", "non-iid")]
     code, shown, said = flsim("compare", *names, "--epoch", "10")
     assert (code, said) == (0, "")
     assert "fedavg-iid-seed0), round 10" in shown
@@ -199,15 +204,15 @@ def test_two_runs(make_sweep: MakeSweep, flsim: Flsim) -> None:
 
 def test_what_does_not_compare_is_one_line(make_sweep: MakeSweep, flsim: Flsim) -> None:
     make_sweep(TWO)
-    make_sweep({("other", "iid"): [2.0]}, "one-world")
+    make_sweep({("other", "iid"): [2.0]}, "one-partition")
     run, other = "sweep/runs/fedavg-iid-seed0", "sweep/runs/fedavg-iid-seed1"
     for arguments, message in (
         ([run], "one run has nothing to be compared with"),
         ([run, other], "planted different canaries"),
         ([run, "sweep"], "a run and a sweep do not compare"),
         (["sweep", run], "a run and a sweep do not compare"),
-        (["one-world"], "no row of this sweep has both worlds"),
-        (["sweep", "one-world"], "no run has the same name in both"),
+        (["one-partition"], "no row of this sweep has both partitions"),
+        (["sweep", "one-partition"], "no run has the same name in both"),
         (["nowhere"], "nowhere: not a run folder"),
         ([run, run, "--round", "7"], "round 7 was not evaluated"),
         (["sweep", "--round", "10", "--epoch", "10"], "--round and --epoch: each names a point in training"),

@@ -31,7 +31,7 @@ from flsim.results.differences import (
     to_wide,
 )
 from flsim.results.store import RunResults, read_run
-from flsim.show.differences import compare_worlds, runs_to_json, runs_to_markdown, table_of_pairs, worlds_of
+from flsim.show.differences import compare_partitions, partitions_of, runs_to_json, runs_to_markdown, table_of_pairs
 from flsim.show.formats import to_csv
 
 MakeRun = Callable[..., Path]
@@ -335,7 +335,7 @@ def test_series_that_do_not_compare_say_why(make_series: MakeSeries, make_run: M
         over_seeds(a, b, round=10, epoch=10)
 
 
-def test_a_seed_that_diverged_in_one_world_is_dropped_from_both_and_counted(make_series: MakeSeries) -> None:
+def test_a_seed_that_diverged_in_one_partition_is_dropped_from_both_and_counted(make_series: MakeSeries) -> None:
     """Differences are 2, 1 and 5 bits. Without the last pair their mean is 1.5; the IID survivor would raise it."""
     iid = make_series([4, 4, 8], setting="IID, S", series="a")
     other = make_series([2, 3, 3], name="b", setting="Non-IID, S", series="b")
@@ -355,42 +355,42 @@ def test_a_seed_that_diverged_in_one_world_is_dropped_from_both_and_counted(make
     assert [line.split("|")[3].strip() for line in (lines[0], *lines[2:4])] == ["Div.", "0", "1"]
 
 
-# ----- worlds of the rows of a table
+# ----- partitions of the rows of a table
 
 
-def of_worlds(runs: Sequence[RunResults]) -> dict[str, float]:
+def of_partitions(runs: Sequence[RunResults]) -> dict[str, float]:
     """The difference in exposure of IID less non-IID by label."""
-    pairs, several = worlds_of(runs)
+    pairs, several = partitions_of(runs)
     assert not several
     wide = to_wide(differences(pairs))
     return dict(zip(wide["row"], wide["exposure_difference"].astype(float), strict=True))
 
 
-def test_worlds_are_compared_where_nothing_else_differs(make_series: MakeSeries) -> None:
+def test_partitions_are_compared_where_nothing_else_differs(make_series: MakeSeries) -> None:
     runs = [
         *make_series([3, 4], name="a", setting="IID, FedAvg, b_u=16"),
         *make_series([1, 3], name="b", setting="Non-IID, FedAvg, b_u=16"),
         *make_series([3, 4], name="c", setting="IID, SGD, b_r=32"),
         *make_series([3, 4], name="d", setting="Non-IID, SGD, b_r=128"),
     ]
-    assert of_worlds(runs) == {"FedAvg, b_u=16": 1.5}
-    text = compare_worlds(runs)
+    assert of_partitions(runs) == {"FedAvg, b_u=16": 1.5}
+    text = compare_partitions(runs)
     assert "+1.50" in text
     assert max(map(len, text.splitlines())) <= 80
-    assert compare_worlds(runs[4:]) == ""
+    assert compare_partitions(runs[4:]) == ""
     again = make_series([3, 4], name="e", setting="IID, FedAvg, b_u=16")
-    assert compare_worlds([*runs, *again]).startswith("FedAvg, b_u=16: several rows have this setting")
+    assert compare_partitions([*runs, *again]).startswith("FedAvg, b_u=16: several rows have this setting")
 
 
 def of_settings(make_series: MakeSeries, name: str, levels: Sequence[float], **settings: object) -> list[RunResults]:
     """Runs of one label, which tell only by their settings what they were trained with."""
-    world = name.partition(" ")[0]
-    known = {"data.world": world.lower()} | {key.replace("_", ".", 1): value for key, value in settings.items()}
-    return [replace(run, settings=known) for run in make_series(levels, name, setting=f"{world}, S")]
+    partition = name.partition(" ")[0]
+    known = {"data.partition": partition.lower()} | {key.replace("_", ".", 1): value for key, value in settings.items()}
+    return [replace(run, settings=known) for run in make_series(levels, name, setting=f"{partition}, S")]
 
 
-def test_worlds_are_compared_at_each_value_of_a_setting_that_no_name_has(make_series: MakeSeries) -> None:
-    """A rate that one world alone was trained at has no line."""
+def test_partitions_are_compared_at_each_value_of_a_setting_that_no_name_has(make_series: MakeSeries) -> None:
+    """A rate that one partition alone was trained at has no line."""
     runs = [
         *of_settings(make_series, "IID 0.3", [3, 4], local_learning_rate=0.3),
         *of_settings(make_series, "IID 0.9", [4, 6], local_learning_rate=0.9),
@@ -398,7 +398,7 @@ def test_worlds_are_compared_at_each_value_of_a_setting_that_no_name_has(make_se
         *of_settings(make_series, "Non-IID 0.9", [1, 4], local_learning_rate=0.9),
         *of_settings(make_series, "Non-IID 0.3", [2, 2], local_learning_rate=0.3),
     ]
-    assert of_worlds(runs) == {"S, learning_rate 0.3": 1.5, "S, learning_rate 0.9": 2.5}
+    assert of_partitions(runs) == {"S, learning_rate 0.3": 1.5, "S, learning_rate 0.9": 2.5}
     for setting in by_series(runs)["setting"]:
         assert setting.removeprefix("Non-").startswith("IID, S, learning_rate")
 
@@ -410,13 +410,13 @@ def test_rates_that_a_search_chose_for_each_row_leave_rows_twins(make_series: Ma
         *of_settings(make_series, "Non-IID 15", [2, 2], model_units=15, local_learning_rate=0.7),
         *of_settings(make_series, "Non-IID 30", [1, 4], model_units=30, local_learning_rate=0.8),
     ]
-    assert of_worlds(runs) == {"S, units 15": 1.5, "S, units 30": 2.5}
+    assert of_partitions(runs) == {"S, units 15": 1.5, "S, units 30": 2.5}
 
 
-def test_worlds_of_short_and_of_long_training_are_compared_each(make_series: MakeSeries) -> None:
+def test_partitions_of_short_and_of_long_training_are_compared_each(make_series: MakeSeries) -> None:
     levels = {"IID-10": [4, 5, 6], "Non-IID-10": [3, 4, 4], "IID-5": [2, 2, 3], "Non-IID-5": [2, 1, 1]}
     runs = []
     for name, of_seeds in levels.items():
-        world, _, length = name.rpartition("-")
-        runs += make_series(of_seeds, name, int(length), setting=f"{world}, S", series=world)
-    assert of_worlds(runs) == pytest.approx({"S, 10 rounds": 4 / 3, "S, 5 rounds": 1.0})
+        partition, _, length = name.rpartition("-")
+        runs += make_series(of_seeds, name, int(length), setting=f"{partition}, S", series=partition)
+    assert of_partitions(runs) == pytest.approx({"S, 10 rounds": 4 / 3, "S, 5 rounds": 1.0})

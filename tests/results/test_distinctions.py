@@ -47,11 +47,11 @@ def test_seeds_machines_and_places_of_a_corpus_tell_nothing_apart(make_series: M
     assert words == ["", ""]
 
 
-def test_worlds_are_in_the_names(make_series: MakeSeries) -> None:
+def test_partitions_are_in_the_names(make_series: MakeSeries) -> None:
     [run] = make_series([1])
     twins = [
-        replace(run, world=world, settings={"local.learning_rate": rate})
-        for world, rate in (("iid", 2), ("non-iid", 1))
+        replace(run, partition=partition, settings={"local.learning_rate": rate})
+        for partition, rate in (("iid", 2), ("non-iid", 1))
     ]
     assert distinctions(twins) == ["", ""]
 

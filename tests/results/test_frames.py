@@ -21,7 +21,7 @@ from flsim.results.tables import memorization_table
 
 MakeRun = Callable[..., Path]
 NOTEBOOK = Path(__file__).parents[2] / "experiments" / "notebook.ipynb"
-WORLDS = {"iid": "IID, FedAvg, b_u=16", "non-iid": "Non-IID, FedAvg, b_u=16"}
+PARTITIONS = {"iid": "IID, FedAvg, b_u=16", "non-iid": "Non-IID, FedAvg, b_u=16"}
 
 
 def measured(level: float) -> dict[str, Any]:
@@ -40,21 +40,21 @@ def measured(level: float) -> dict[str, Any]:
 
 
 @pytest.fixture
-def make_worlds(make_run: MakeRun) -> Callable[..., list[Path]]:
-    """Both worlds of two seeds, evaluated after 5 and 10 rounds, which are 1 and 2 epochs; IID has a bit more."""
+def make_partitions(make_run: MakeRun) -> Callable[..., list[Path]]:
+    """Both partitions of two seeds, evaluated after 5 and 10 rounds, which are 1 and 2 epochs; IID has a bit more."""
 
     def make() -> list[Path]:
         return [
             make_run(
                 {5: measured(seed + extra), 10: measured(seed + extra + 1)},
-                name=f"{world}-{seed}",
+                name=f"{partition}-{seed}",
                 shift=100 * seed,
                 setting=setting,
                 seed=seed,
-                series=world,
+                series=partition,
                 rounds_per_epoch=5.0,
             )
-            for extra, (world, setting) in zip((1, 0), WORLDS.items(), strict=True)
+            for extra, (partition, setting) in zip((1, 0), PARTITIONS.items(), strict=True)
             for seed in (0, 1)
         ]
 
@@ -62,13 +62,13 @@ def make_worlds(make_run: MakeRun) -> Callable[..., list[Path]]:
 
 
 def test_rows_are_runs_and_evaluations_with_the_columns_of_a_table(
-    make_worlds: Callable[..., list[Path]], tmp_path: Path
+    make_partitions: Callable[..., list[Path]], tmp_path: Path
 ) -> None:
-    made = make_worlds()
+    made = make_partitions()
     (tmp_path / "notes.txt").write_text("no run")
     runs, _ = frames(tmp_path / "*")
     assert runs[["folder", "round"]].to_numpy().tolist() == [[str(path), at] for path in made for at in (5, 10)]
-    assert runs["world"].tolist() == ["iid"] * 4 + ["non-iid"] * 4
+    assert runs["partition"].tolist() == ["iid"] * 4 + ["non-iid"] * 4
     assert runs["seed"].tolist() == [0, 0, 1, 1] * 2
     assert runs["epochs"].tolist() == [1.0, 2.0] * 4
     assert runs["is_final"].tolist() == [False, True] * 4
@@ -79,8 +79,8 @@ def test_rows_are_runs_and_evaluations_with_the_columns_of_a_table(
     assert {name: str(kind) for name, kind in runs.dtypes.items() if name in RUN} == RUN
 
 
-def test_canaries_are_the_stored_rows_beside_the_roster(make_worlds: Callable[..., list[Path]]) -> None:
-    made = make_worlds()
+def test_canaries_are_the_stored_rows_beside_the_roster(make_partitions: Callable[..., list[Path]]) -> None:
+    made = make_partitions()
     runs, canaries = frames(*made)
     assert {name: str(kind) for name, kind in canaries.dtypes.items()} == CANARY
     assert len(canaries) == 4 * 2 * 9
@@ -129,14 +129,14 @@ def test_what_is_not_a_result_is_no_number(make_run: MakeRun) -> None:
     assert canaries["epochs"].isna().all()
 
 
-def test_a_sweep_brings_its_axes_and_published_rows(make_worlds: Callable[..., list[Path]], tmp_path: Path) -> None:
+def test_a_sweep_brings_its_axes_and_published_rows(make_partitions: Callable[..., list[Path]], tmp_path: Path) -> None:
     (tmp_path / "table1" / "runs").mkdir(parents=True)
     runs = []
-    for path in make_worlds():
+    for path in make_partitions():
         path.rename(tmp_path / "table1" / "runs" / path.name)
-        world, _, seed = path.name.rpartition("-")
-        axes = {"data.world": world, "training.cohort": 40, "canaries.p_u": [0.1, 1.0]}
-        published = {"table": "1", "data": "IID", "rs": 65, "mean_exposure": 2.5} if world == "iid" else None
+        partition, _, seed = path.name.rpartition("-")
+        axes = {"data.partition": partition, "training.cohort": 40, "canaries.p_u": [0.1, 1.0]}
+        published = {"table": "1", "data": "IID", "rs": 65, "mean_exposure": 2.5} if partition == "iid" else None
         about_run = {"name": path.name, "grid": "fedavg", "seed": int(seed), "axes": axes, "published": published}
         runs.append(about_run)
     about = {name: name for name in ("title", "question", "tier", "about", "command")}
@@ -148,7 +148,7 @@ def test_a_sweep_brings_its_axes_and_published_rows(make_worlds: Callable[..., l
     assert found["grid"].eq("fedavg").all()
     assert found["training.cohort"].tolist() == [40] * 8
     assert found["canaries.p_u"].tolist() == ["[0.1, 1.0]"] * 8
-    assert "data.world" not in found
+    assert "data.partition" not in found
     assert found["published_rs"].tolist() == [65] * 4 + [pd.NA] * 4
     assert found["published_exposure"].tolist() == [2.5] * 4 + [pd.NA] * 4
     assert len(canaries) == 72
@@ -166,9 +166,9 @@ def test_a_path_that_is_no_run_is_said(tmp_path: Path) -> None:
 
 
 def test_the_notebook_is_clean_and_runs_from_top_to_bottom(
-    make_worlds: Callable[..., list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_partitions: Callable[..., list[Path]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_worlds()
+    make_partitions()
     monkeypatch.setenv("FLSIM_RUNS", f"{tmp_path}/iid-*{os.pathsep}{tmp_path}/non-iid-*")
     monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
     notebook = nbformat.read(NOTEBOOK, as_version=4)

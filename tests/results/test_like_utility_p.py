@@ -1,7 +1,7 @@
 """The test at equal perplexity, and its correction for several rows, as numbers, text and files show them.
 
-Runs are simulated: their exposure is a function of their cross-entropy, less a known effect in the non-IID world, so
-that the difference at equal perplexity is that effect. IID runs are trained further, so that at the end it is larger.
+Runs are simulated: their exposure is a function of their cross-entropy, less a known effect in the non-IID partition,
+so that the difference at equal perplexity is that effect. IID runs are trained further, so at the end it is larger.
 """
 
 import json
@@ -35,11 +35,11 @@ def exposures(nats: float, effect: float) -> list[float]:
     return [3 * (7 - nats) + canary - effect * (1 + (canary - CANARIES // 2) / 8) for canary in range(CANARIES)]
 
 
-def rounds_of(world: str, effect: float) -> dict[int, dict[str, Sequence[float] | float]]:
-    """Return the evaluations of a run: 3 bits for each nat below 7, less the effect in the non-IID world."""
+def rounds_of(partition: str, effect: float) -> dict[int, dict[str, Sequence[float] | float]]:
+    """Return the evaluations of a run: 3 bits for each nat below 7, less the effect in the non-IID partition."""
     rounds: dict[int, dict[str, Sequence[float] | float]] = {}
-    for place, nats in enumerate(NATS[world]):
-        bits = exposures(nats, effect if world == "non-iid" else 0.0)
+    for place, nats in enumerate(NATS[partition]):
+        bits = exposures(nats, effect if partition == "non-iid" else 0.0)
         flags = [float(value >= 10) for value in bits]
         rounds[10 * (place + 1)] = {"perplexity": math.exp(nats), "exposure": bits, "rs": flags, "references": 1e9}
     return rounds
@@ -60,7 +60,7 @@ def p_of(*rows: Sequence[float | None]) -> list[float]:
 
 @pytest.fixture
 def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
-    """Write a sweep: the effect on each seed of a setting, None where its run of the non-IID world has not begun.
+    """Write a sweep: the effect on each seed of a setting, None where its run of the non-IID partition has not begun.
 
     Runs that are named `late` were evaluated at the end alone.
     """
@@ -68,15 +68,15 @@ def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
     def make(effects: Mapping[str, Sequence[float | None]], late: Collection[str] = ()) -> Path:
         (tmp_path / "sweep" / "runs").mkdir(parents=True)
         runs = []
-        for grid, world in ((grid, world) for grid in effects for world in NATS):
+        for grid, partition in ((grid, partition) for grid in effects for partition in NATS):
             for seed, effect in enumerate(effects[grid]):
-                name = f"{grid}-{world}-seed{seed}"
-                axes = {"data.world": world, "training.cohort": 40}
+                name = f"{grid}-{partition}-seed{seed}"
+                axes = {"data.partition": partition, "training.cohort": 40}
                 runs.append({"name": name, "grid": grid, "seed": seed, "axes": axes, "published": None})
-                if effect is not None or world == "iid":
-                    setting = f"{'IID' if world == 'iid' else 'Non-IID'}, {grid}, b_u=40"
-                    about = {"seed": seed, "series": f"{grid}-{world}", "rounds_per_epoch": 1.0, "setting": setting}
-                    rounds = rounds_of(world, effect or 0.0)
+                if effect is not None or partition == "iid":
+                    setting = f"{'IID' if partition == 'iid' else 'Non-IID'}, {grid}, b_u=40"
+                    about = {"seed": seed, "series": f"{grid}-{partition}", "rounds_per_epoch": 1.0, "setting": setting}
+                    rounds = rounds_of(partition, effect or 0.0)
                     rounds = {max(rounds): rounds[max(rounds)]} if name in late else rounds
                     folder = make_run(rounds, name=name, shift=100 * seed, **about)
                     folder.rename(tmp_path / "sweep" / "runs" / name)
@@ -103,7 +103,7 @@ def test_p_is_scipys_and_its_correction_is_holms(make_sweep: MakeSweep) -> None:
 
 
 def test_rows_without_a_test_are_blank_and_do_not_count(make_sweep: MakeSweep, flsim: Flsim) -> None:
-    """One row has one seed, which has a p over canaries at the end alone; one has no run of one world."""
+    """One row has one seed, which has a p over canaries at the end alone; one has no run of one partition."""
     folder = make_sweep({"strong": STRONG, "single": [1.0], "weak": WEAK, "waiting": [None, None]})
     table = beside_of(twins(read_sweep(folder)))
     tested = p_of(STRONG, WEAK)

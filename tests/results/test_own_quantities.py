@@ -17,7 +17,7 @@ from flsim.results.differences import Pair, differences, planned, to_wide
 from flsim.results.rows import Row, write_rows
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
-from flsim.show.differences import compare_worlds, table_of_pairs
+from flsim.show.differences import compare_partitions, table_of_pairs
 from flsim.show.plots import draw_rounds
 
 MakeRun = Callable[..., Path]
@@ -29,14 +29,20 @@ OWN = [
 
 
 @pytest.fixture
-def worlds(make_run: MakeRun) -> dict[str, list[RunResults]]:
-    """Two seeds in both worlds: in IID each canary has one nat more, and of seed s, s more canaries are seen."""
+def partitions(make_run: MakeRun) -> dict[str, list[RunResults]]:
+    """Two seeds in both partitions: in IID each canary has one nat more, and of seed s, s more canaries are seen."""
     found: dict[str, list[RunResults]] = {"iid": [], "non-iid": []}
-    for world in found:
+    for partition in found:
         for seed in (0, 1):
-            name, more = f"{world}-{seed}", world == "iid"
-            setting = {"iid": "IID, FedAvg, b_u=4", "non-iid": "Non-IID, FedAvg, b_u=4"}[world]
-            about = {"seed": seed, "series": world, "world": world, "setting": setting, "rounds_per_epoch": 1.0}
+            name, more = f"{partition}-{seed}", partition == "iid"
+            setting = {"iid": "IID, FedAvg, b_u=4", "non-iid": "Non-IID, FedAvg, b_u=4"}[partition]
+            about = {
+                "seed": seed,
+                "series": partition,
+                "partition": partition,
+                "setting": setting,
+                "rounds_per_epoch": 1.0,
+            }
             folder: Path = make_run({10: {"references": 1.0}}, name=name, shift=100 * seed, **about)
             rows = [Row(name, 10, "references", "", 10_000.0)]
             for index, canary in enumerate(CANARIES):
@@ -44,31 +50,31 @@ def worlds(make_run: MakeRun) -> dict[str, list[RunResults]]:
                 values = {"exposure": index / 2, "nats": index + more + seed / 4, "seen": seen}
                 rows += [Row(name, 10, metric, canary, value) for metric, value in values.items()]
             write_rows(folder, 10, rows, OWN)
-            found[world].append(read_run(folder))
+            found[partition].append(read_run(folder))
     return found
 
 
-def test_means_and_intervals_are_those_of_numbers_and_counts(worlds: dict[str, list[RunResults]]) -> None:
-    iid, _ = over_seeds([*worlds["iid"], *worlds["non-iid"]]).to_dict("records")
+def test_means_and_intervals_are_those_of_numbers_and_counts(partitions: dict[str, list[RunResults]]) -> None:
+    iid, _ = over_seeds([*partitions["iid"], *partitions["non-iid"]]).to_dict("records")
     assert iid["mean_nats"] == pytest.approx(np.mean([5, 5.25]))
     assert iid["nats_seeds_low"] < iid["mean_nats"] < iid["nats_seeds_high"]
     assert (iid["seen"], iid["seen_sd"]) == (3.5, pytest.approx(np.std([3, 4], ddof=1)))
 
 
-def test_a_report_sums_up_flags_of_one_s_own(worlds: dict[str, list[RunResults]], tmp_path: Path) -> None:
-    page = render(gather([tmp_path / run.name for run in worlds["iid"]]))
+def test_a_report_sums_up_flags_of_one_s_own(partitions: dict[str, list[RunResults]], tmp_path: Path) -> None:
+    page = render(gather([tmp_path / run.name for run in partitions["iid"]]))
     assert "Seen" in page[page.index('id="answer"') : page.index("<nav")]
 
 
-def test_worlds_are_compared_over_seeds(worlds: dict[str, list[RunResults]]) -> None:
-    pair = Pair("row", planned(worlds["iid"]), planned(worlds["non-iid"]))
+def test_partitions_are_compared_over_seeds(partitions: dict[str, list[RunResults]]) -> None:
+    pair = Pair("row", planned(partitions["iid"]), planned(partitions["non-iid"]))
     frame = differences([pair])
     row = to_wide(frame).iloc[0]
     assert (row["nats_difference"], row["over"]) == (1.0, "seeds")
     assert (row["seen_value_a"], row["seen_value_b"]) == (3.5, 3.0)
     assert row["seen_p"] == pytest.approx(row["seen_p_holm"])
     assert "nats, a-b" in table_of_pairs(frame, [pair]).markdown()
-    assert "+1.000" in compare_worlds([*worlds["iid"], *worlds["non-iid"]])
+    assert "+1.000" in compare_partitions([*partitions["iid"], *partitions["non-iid"]])
 
 
 def test_words_of_a_description_are_shown_as_they_stand(make_run: MakeRun) -> None:

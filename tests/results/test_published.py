@@ -53,7 +53,7 @@ def test_rows_that_two_tables_share_agree() -> None:
         key = (row["data"], row["optimizer"], row["batch_unit"], row["batch_size"], budget)
         found.setdefault(key, []).append({name: row[name] for name in row if name not in ("table", "budget")})
     shared = [rows for rows in found.values() if len(rows) > 1]
-    # Per world: Table 1 with 2 (5000 users), with 3 (32 records, 500 users) and with 4 (500 users).
+    # Per partition: Table 1 with 2 (5000 users), with 3 (32 records, 500 users) and with 4 (500 users).
     assert sum(len(rows) for rows in shared) == 2 * (2 + 2 + 3)
     assert all(row == rows[0] for rows in shared for row in rows)
 

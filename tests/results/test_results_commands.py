@@ -75,9 +75,9 @@ def test_seeds_without_a_mean_are_shown_singly_with_the_reason(flsim: Flsim, mak
 def sweep(make_run: MakeRun, tmp_path: Path) -> str:
     """A sweep's folder with two begun runs of three, which stand for rows of Thakkar et al.'s Table 1."""
     planned = []
-    for world, count in (("IID", 6), ("Non-IID", 2), ("later", 0)):
-        name = f"fedavg-{world.lower()}-seed0"
-        row = {"data": "IID" if world == "later" else world, "optimizer": "FedAvg", "batch_size": 500}
+    for partition, count in (("IID", 6), ("Non-IID", 2), ("later", 0)):
+        name = f"fedavg-{partition.lower()}-seed0"
+        row = {"data": "IID" if partition == "later" else partition, "optimizer": "FedAvg", "batch_size": 500}
         published = matching(published_rows("thakkar2020.csv", "1"), row)
         assert published is not None
         for question in ROW_OF_QUESTION:  # as a sweep of an older version
@@ -87,7 +87,11 @@ def sweep(make_run: MakeRun, tmp_path: Path) -> str:
             bits = [float(count + index) for index in range(9)]
             measured = {"rs": [float(index < count) for index in range(9)], "exposure": bits, "references": 1000.0}
             make_run(
-                {10: measured}, name=f"table1/runs/{name}", setting=f"{world}, FedAvg, b_u=4", seed=0, series=world
+                {10: measured},
+                name=f"table1/runs/{name}",
+                setting=f"{partition}, FedAvg, b_u=4",
+                seed=0,
+                series=partition,
             )
     words = dict.fromkeys(("name", "title", "question", "tier", "about", "source", "command"), "x")
     about = {**words, "versions": {}, "sessions": [], "runs": planned}
@@ -153,7 +157,7 @@ def test_a_footer_says_what_the_columns_are_once(flsim: Flsim, names: list[str])
             assert "by Random Sampling;" not in flsim("table", *names, *more, "--format", format_)[1]
 
 
-def test_runs_without_worlds_have_no_comparison(flsim: Flsim, names: list[str]) -> None:
+def test_runs_without_partitions_have_no_comparison(flsim: Flsim, names: list[str]) -> None:
     assert "less" not in flsim("table", *names[:2], "--over-seeds")[1]
     assert "less" not in flsim("table", *names, "--each-seed")[1]
 

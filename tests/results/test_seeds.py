@@ -169,11 +169,11 @@ def test_what_has_no_mean_is_refused(make_series: MakeSeries, make_run: MakeRun)
 
 
 def test_markdown_fits_the_terminal(make_series: MakeSeries) -> None:
-    worlds = ["IID, SGD, b_r=128", "IID, FedAvg, b_u=16", "Non-IID, SGD, b_r=128", "Non-IID, FedAvg, b_u=16"]
+    partitions = ["IID, SGD, b_r=128", "IID, FedAvg, b_u=16", "Non-IID, SGD, b_r=128", "Non-IID, FedAvg, b_u=16"]
     runs = [
         run
-        for index, world in enumerate(worlds)
-        for run in make_series([6, 8.5], name=f"w{index}", setting=world, perplexity=100)
+        for index, partition in enumerate(partitions)
+        for run in make_series([6, 8.5], name=f"w{index}", setting=partition, perplexity=100)
     ]
     table = over_seeds(runs)
     shown = to_markdown(table).splitlines()

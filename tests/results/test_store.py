@@ -135,9 +135,9 @@ def test_folders_that_are_not_runs_are_named(make_run: MakeRun, tmp_path: Path) 
         json.dumps({"name": "iid", "setting": "a\nb", "status": "completed", "reason": None, "round": 1, "rounds": 1}),
         json.dumps({"name": "iid", "setting": "a", "status": "perhaps", "reason": None, "round": 1, "rounds": 1}),
         json.dumps({"name": "iid", "setting": "a", "status": "running", "reason": None, "round": "x", "rounds": 1}),
-        json.dumps(WHOLE | {"world": "mars", "label": "a"}),
-        json.dumps(WHOLE | {"world": "iid", "label": "a\nb"}),
-        json.dumps(WHOLE | {"world": "iid", "label": " "}),
+        json.dumps(WHOLE | {"partition": "mars", "label": "a"}),
+        json.dumps(WHOLE | {"partition": "iid", "label": "a\nb"}),
+        json.dumps(WHOLE | {"partition": "iid", "label": " "}),
         json.dumps(WHOLE | {"label": "a"}),
     ],
 )
@@ -153,16 +153,16 @@ def test_a_damaged_run_json_is_named(make_run: MakeRun, about: str) -> None:
         ({"setting": "Non-IID, FedAvg"}, ("non-iid", "FedAvg", "Non-IID, FedAvg")),
         ({"setting": "IID, FedAvg"}, ("iid", "FedAvg", "IID, FedAvg")),
         ({"setting": "DP-SGD"}, (None, "DP-SGD", "DP-SGD")),
-        ({"setting": "IID, A", "world": "iid", "label": "A"}, ("iid", "A", "IID, A")),
-        ({"setting": "IID, A", "world": None, "label": "IID, A"}, (None, "IID, A", "IID, A")),
+        ({"setting": "IID, A", "partition": "iid", "label": "A"}, ("iid", "A", "IID, A")),
+        ({"setting": "IID, A", "partition": None, "label": "IID, A"}, (None, "IID, A", "IID, A")),
     ],
-    ids=["old-non-iid", "old-iid", "old-without-a-world", "world", "label-that-looks-like-a-world"],
+    ids=["old-non-iid", "old-iid", "old-without-a-partition", "partition", "label-that-looks-like-a-partition"],
 )
-def test_the_world_is_said_or_in_an_older_run_begins_its_setting(
+def test_the_partition_is_said_or_in_an_older_run_begins_its_setting(
     make_run: MakeRun, about: dict[str, str | None], expected: tuple[str | None, str, str]
 ) -> None:
     run = read_run(make_run(**about))
-    assert (run.world, run.label, run.setting) == expected
+    assert (run.partition, run.label, run.setting) == expected
 
 
 @pytest.mark.parametrize("kept", [0, 4, 500, -1])

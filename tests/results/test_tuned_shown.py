@@ -35,18 +35,20 @@ def test_the_note_on_a_search_is_below_tables_for_people(make_run: Callable[...,
 
 @pytest.fixture
 def make_sweep(make_run: Callable[..., Path], tmp_path: Path) -> Callable[..., Path]:
-    """Write a sweep of one run in each world, and what its file has about a search."""
+    """Write a sweep of one run in each partition, and what its file has about a search."""
 
     def make(name: str = "sweep", **about: str) -> Path:
         folder, runs = tmp_path / name, []
         (folder / "runs").mkdir(parents=True)
-        for world, words in (("iid", "IID"), ("non-iid", "Non-IID")):
+        for partition, words in (("iid", "IID"), ("non-iid", "Non-IID")):
             rounds = {10: {"rs": [1.0] * 9, "exposure": [3.0] * 9, "references": 100.0, "perplexity": 50.0}}
-            run = make_run(rounds, name=f"{name}-{world}", seed=0, series=world, setting=f"{words}, FedAvg, b_u=40")
+            run = make_run(
+                rounds, name=f"{name}-{partition}", seed=0, series=partition, setting=f"{words}, FedAvg, b_u=40"
+            )
             run.rename(folder / "runs" / run.name)
-            axes = {"data.world": world, "training.cohort": 40}
+            axes = {"data.partition": partition, "training.cohort": 40}
             runs.append({"name": run.name, "grid": "fedavg", "seed": 0, "axes": axes, "published": None})
-        file: dict[str, object] = {"name": name, "title": "Worlds", "source": None, "versions": {}, "sessions": []}
+        file: dict[str, object] = {"name": name, "title": "Partitions", "source": None, "versions": {}, "sessions": []}
         file |= {"runs": runs, **dict.fromkeys(("question", "tier", "about", "command"), "-"), **about}
         (folder / "sweep.json").write_text(json.dumps(file))
         return folder
@@ -55,7 +57,7 @@ def make_sweep(make_run: Callable[..., Path], tmp_path: Path) -> Callable[..., P
 
 
 @pytest.mark.parametrize(("about", "note"), [({}, NOT_SEARCHED), ({"tuned": NOTE}, NOTE)])
-def test_how_settings_were_chosen_is_said_wherever_worlds_are_compared(
+def test_how_settings_were_chosen_is_said_wherever_partitions_are_compared(
     about: dict[str, str], note: str, make_sweep: Callable[..., Path], flsim: Flsim, tmp_path: Path
 ) -> None:
     make_sweep(**about)

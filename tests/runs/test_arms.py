@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from helpers import PRIVATE, WORLD, Experiment, Trained, assert_same, go_on_here
+from helpers import PARTITION, PRIVATE, Experiment, Trained, assert_same, go_on_here
 
 from flsim.algorithms import checkpoint, micro_cohorts
 from flsim.base.errors import InputError
@@ -23,7 +23,7 @@ COMMON = ("training.rounds=8", "canaries.p_u=[0.1]", "canaries.p_e=[0.5]", "cana
 WINDOWED = (*COMMON[:-1], "canaries.count=6", "canaries.windows=[[5, 7], [6, 8]]")
 INJECTED = ("training.rounds=8", f"canaries.p_u={list(CanaryHParams.p_u)}", f"canaries.p_e={list(CanaryHParams.p_e)}")
 OUT = "canaries.arm='out'"
-CENTRAL = f"""{WORLD}[training]
+CENTRAL = f"""{PARTITION}[training]
 kind = "central"
 steps = 8
 batch_size = 4

@@ -72,7 +72,7 @@ def test_defaults_are_the_papers(tmp_path: Path) -> None:
                 "privacy.target_quantile=0.5",
                 "training.sampler=poisson",
                 "training.server_optimizer=adam",
-                "data.world=iid",
+                "data.partition=iid",
             ],
             "IID, DP-FedAvg+Adam, S=q50%, z=1, b_u=500, Poisson",
         ),
@@ -130,7 +130,7 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
         (CENTRAL + '[system]\ndevice = "tpu"\n', "system.device: Input should be 'cpu' or 'cuda', found 'tpu'"),
         (
             CENTRAL + 'order = "iid"\n',
-            'training.order "iid" contradicts data.world "non-iid", which is order "sequence"',
+            'training.order "iid" contradicts data.partition "non-iid", which is order "sequence"',
         ),
         (
             CENTRAL + 'order = "sequence"\n[privacy]\nmechanism = "clip"\nclip = 1\n',
@@ -175,7 +175,10 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
             MINIMAL + '[model]\narchitecture = "gru"\n[local]\nprecision = "bf16"\n',
             'architecture "gru" trains in float32; local.precision \'bf16\' needs "cifg"',
         ),
-        ('[data]\ncorpus = "c"\nworld = "half"\n', "data.world: Input should be 'iid' or 'non-iid', found 'half'"),
+        (
+            '[data]\ncorpus = "c"\npartition = "half"\n',
+            "data.partition: Input should be 'iid' or 'non-iid', found 'half'",
+        ),
         ("", "data: Field required"),
         ("model = 3\n" + MINIMAL, "model: "),
         ("[data\n", "not TOML: "),
@@ -194,8 +197,13 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 
 
 def test_overrides_set_values_and_make_sections(tmp_path: Path) -> None:
-    config = read(tmp_path, MINIMAL, "training.rounds=7", "data.world=iid", "canaries.p_u=[0.5, 0.25]", "seed=3")
-    assert (config.training.rounds, config.data.world, config.canaries.p_u, config.seed) == (7, "iid", (0.5, 0.25), 3)
+    config = read(tmp_path, MINIMAL, "training.rounds=7", "data.partition=iid", "canaries.p_u=[0.5, 0.25]", "seed=3")
+    assert (config.training.rounds, config.data.partition, config.canaries.p_u, config.seed) == (
+        7,
+        "iid",
+        (0.5, 0.25),
+        3,
+    )
 
 
 @pytest.mark.parametrize("override", ["training.rounds", "=3", "a..b=1", "seed.x=1"])
@@ -212,7 +220,8 @@ def test_what_is_dumped_loads_to_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "override", ["seed=1", "data.world=iid", "local.epochs=2", "model.units=9", "canaries.count=3", "training.cohort=5"]
+    "override",
+    ["seed=1", "data.partition=iid", "local.epochs=2", "model.units=9", "canaries.count=3", "training.cohort=5"],
 )
 def test_the_digest_follows_what_changes_results(tmp_path: Path, override: str) -> None:
     assert read(tmp_path, MINIMAL, override).digest != read(tmp_path, MINIMAL).digest
@@ -241,22 +250,22 @@ def test_paths_of_overrides_are_the_working_directory_s_and_those_of_a_file_its_
     assert typed.data.corpus == tmp_path / "shell" / "typed"
     assert typed.evaluation.also == (f"{tmp_path}/shell/mine.py:measure", "space")
     assert typed.training.sampler == f"{tmp_path}/shell/sub/s.py:Turns"  # type: ignore[attr-defined]
-    assert load(path, ["data={corpus='typed', world='iid'}"]).data.corpus == tmp_path / "shell" / "typed"
+    assert load(path, ["data={corpus='typed', partition='iid'}"]).data.corpus == tmp_path / "shell" / "typed"
     assert load(path, ["data.corpus=s3://bucket/corpus"]).data.corpus == "s3://bucket/corpus"
 
 
 def test_central_settings_are_named_as_the_papers(tmp_path: Path) -> None:
-    """Thakkar et al. (2020), Table 1: "IID, SGD, b_r = 32"; with noise the world says nothing, records are drawn."""
+    """Thakkar et al. (2020), Table 1: "IID, SGD, b_r = 32"; with noise records are drawn in either partition."""
     private = ("privacy.mechanism=dp", "privacy.clip=10", "privacy.noise_multiplier=0.5")
     for overrides, setting, order in (
         ((), "Non-IID, SGD, b_r=32", "sequence"),
-        (("data.world=iid",), "IID, SGD, b_r=32", "iid"),
-        (("data.world=iid", "model.architecture=lstm"), "IID, SGD, LSTM, b_r=32", "iid"),
-        (("data.world=iid", "training.order=iid"), "IID, SGD, b_r=32", "iid"),
+        (("data.partition=iid",), "IID, SGD, b_r=32", "iid"),
+        (("data.partition=iid", "model.architecture=lstm"), "IID, SGD, LSTM, b_r=32", "iid"),
+        (("data.partition=iid", "training.order=iid"), "IID, SGD, b_r=32", "iid"),
         (("training.order=sequence", "training.optimizer=adam"), "Non-IID, Adam, b_r=32", "sequence"),
         (("privacy.mechanism=clip", "privacy.clip=1"), "SGD+Clip, C=1, b_r=32", "iid"),
         (private, "DP-SGD, C=10, z=0.5, b_r=32", "iid"),
-        ((*private, "training.optimizer=rmsprop", "data.world=iid"), "DP-RMSProp, C=10, z=0.5, b_r=32", "iid"),
+        ((*private, "training.optimizer=rmsprop", "data.partition=iid"), "DP-RMSProp, C=10, z=0.5, b_r=32", "iid"),
     ):
         config = read_central(tmp_path, *overrides)
         assert (config.setting, config.order) == (setting, order)
@@ -271,7 +280,9 @@ def test_a_federated_file_is_no_central_one(tmp_path: Path) -> None:
     )
 
 
-@pytest.mark.parametrize("override", ["training.batch_size=9", "training.optimizer=adam", "data.world=iid", "seed=1"])
+@pytest.mark.parametrize(
+    "override", ["training.batch_size=9", "training.optimizer=adam", "data.partition=iid", "seed=1"]
+)
 def test_the_digest_of_a_central_run_follows_what_changes_results(tmp_path: Path, override: str) -> None:
     assert read_central(tmp_path, override).digest != read_central(tmp_path).digest
     assert read_central(tmp_path).digest != read(tmp_path, MINIMAL).digest

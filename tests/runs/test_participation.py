@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pandas as pd
 import pytest
-from helpers import WORLD, Experiment
+from helpers import PARTITION, Experiment
 
 from flsim import cli
 from flsim.runs.config import load
@@ -15,8 +15,8 @@ from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.participation import participation
 
 ROUNDS = 9
-FEDERATED = f"{WORLD}[training]\nrounds = 9\ncohort = 6\n"
-CENTRAL = f'{WORLD}[training]\nkind = "central"\nsteps = 60\nbatch_size = 9\n'
+FEDERATED = f"{PARTITION}[training]\nrounds = 9\ncohort = 6\n"
+CENTRAL = f'{PARTITION}[training]\nkind = "central"\nsteps = 60\nbatch_size = 9\n'
 PRIVATE = ("privacy.mechanism='dp'", "privacy.clip=1", "privacy.noise_multiplier=1")
 Met = Counter[tuple[int, str, int]]
 
@@ -43,13 +43,13 @@ def copies(run: Run) -> Met:
     return held
 
 
-@pytest.mark.parametrize("world", ["iid", "non-iid"])
+@pytest.mark.parametrize("partition", ["iid", "non-iid"])
 @pytest.mark.parametrize("sampler", ["fixed-size", "poisson"])
 def test_sharers_that_the_clients_are_asked_for(
-    experiment: Experiment, world: str, sampler: str, monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, partition: str, sampler: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(experiment.folder)
-    run = create(experiment, FEDERATED, f"data.world='{world}'", f"training.sampler='{sampler}'")
+    run = create(experiment, FEDERATED, f"data.partition='{partition}'", f"training.sampler='{sampler}'")
     sharers = {(user, canary) for user, canary, _ in copies(run)}
     expected: Met = Counter()
     state = run.latest_state()
@@ -66,7 +66,7 @@ def test_sharers_that_the_clients_are_asked_for(
 
 
 @pytest.mark.parametrize(
-    "overrides", [("data.world='iid'",), ("data.world='non-iid'",), PRIVATE], ids=["iid", "sequence", "lots"]
+    "overrides", [("data.partition='iid'",), ("data.partition='non-iid'",), PRIVATE], ids=["iid", "sequence", "lots"]
 )
 def test_copies_that_batches_hold(
     experiment: Experiment, overrides: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

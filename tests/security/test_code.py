@@ -157,7 +157,7 @@ def refused(work: Callable[[], object]) -> None:
 @pytest.fixture
 def run(experiment: Experiment) -> Run:
     """A run before its first round."""
-    return Run.create(load_config(experiment.config, ["data.world=iid"]), experiment.folder / "run")
+    return Run.create(load_config(experiment.config, ["data.partition=iid"]), experiment.folder / "run")
 
 
 @FORMS

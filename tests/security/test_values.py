@@ -138,7 +138,14 @@ def test_lines_of_logs_are_passed_over(tmp_path: Path, name: str, line: dict[str
 def test_what_a_sweep_says_of_its_runs(tmp_path: Path) -> None:
     write_run(tmp_path / "runs" / "a", rounds=(10,))  # b waits
     published = {"table": "9", "data": "IID", "rs": 65, "canaries": 90}
-    one = {"name": "a", "grid": "g", "seed": 0, "digest": "d", "axes": {"data.world": "iid"}, "published": published}
+    one = {
+        "name": "a",
+        "grid": "g",
+        "seed": 0,
+        "digest": "d",
+        "axes": {"data.partition": "iid"},
+        "published": published,
+    }
     session = {"began": "2026-01-02", "seconds": 5.3, "peak_memory": 2**31, "cores": 2, "at_once": 2, "trained": ["a"]}
     said: dict[str, Any] = dict.fromkeys(("name", "title", "question", "tier", "about", "command", "source"), "x")
     said |= {"versions": {"torch": "2"}, "synthetic": None, "runs": [one, one | {"name": "b", "published": None}]}
@@ -208,7 +215,7 @@ def test_tables_of_a_run(tmp_path: Path, name: str) -> None:
 
 
 def test_what_was_planted_in_a_run(experiment: Experiment) -> None:
-    path = Run.create(load_config(experiment.config, ["data.world=iid"]), experiment.folder / "run").path
+    path = Run.create(load_config(experiment.config, ["data.partition=iid"]), experiment.folder / "run").path
     file = path / "planted" / "population.json"
     said = json.loads(file.read_text())
     survive(file, absurd(said), lambda: Run.open(path).users[0])

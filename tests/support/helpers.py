@@ -161,7 +161,7 @@ def killed_and_whole(experiment: Experiment, *overrides: str, workers: int = 1) 
     return killed, experiment.run("whole", *overrides)
 
 
-WORLD = """
+PARTITION = """
 [data]
 corpus = "corpus"
 [canaries]
@@ -172,7 +172,7 @@ count = 2
 embedding = 8
 units = 12
 """
-TINY = f"""{WORLD}[training]
+TINY = f"""{PARTITION}[training]
 rounds = 4
 cohort = 6
 [local]
@@ -184,7 +184,7 @@ references = 200
 checkpoint_every = 1
 shards = 1
 """
-CENTRAL = f"""{WORLD}[training]
+CENTRAL = f"""{PARTITION}[training]
 kind = "central"
 steps = 40
 batch_size = 9

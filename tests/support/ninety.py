@@ -14,8 +14,8 @@ def paper(table: str, **keys: object) -> PublishedRow:
     return row
 
 
-def fedavg(world: str, size: int) -> PublishedRow:
-    return paper("1", data=world, optimizer="FedAvg", batch_size=size)
+def fedavg(partition: str, size: int) -> PublishedRow:
+    return paper("1", data=partition, optimizer="FedAvg", batch_size=size)
 
 
 def of_ninety(count: int) -> list[float]:

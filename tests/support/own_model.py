@@ -2,14 +2,14 @@
 
 from pathlib import Path
 
-from helpers import TINY, WORLD
+from helpers import PARTITION, TINY
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "models.md").read_text(encoding="utf-8")
 TWISTED, SECTION = (DOCUMENT.split(f"```{language}\n")[1].split("```")[0] for language in ("python", "toml"))
 
 TINY_OWN = TINY.replace("[model]\nembedding = 8\nunits = 12\n", "")
 CENTRAL = (
-    WORLD.replace("[model]\nembedding = 8\nunits = 12\n", "")
+    PARTITION.replace("[model]\nembedding = 8\nunits = 12\n", "")
     + """
 [training]
 kind = "central"

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from flsim.base.rng import stream
-from flsim.canaries.population import World
+from flsim.canaries.population import Partition
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.results.rows import Row, write_rows
 from flsim.runs.config import CentralConfig, Config, DataHParams, FederatedConfig, TrainingHParams, dump
@@ -101,7 +101,7 @@ def write_run(
 
 
 def write_sweep(path: Path, corpus: Path) -> Made:
-    """Of a FedAvg in both worlds with two seeds, DP-FedAvg, central SGD, runs that diverged and failed, one not begun.
+    """Of a FedAvg in both partitions with two seeds, DP-FedAvg, SGD, runs that diverged and failed, one not begun.
 
     The first of them stand for published rows.
     """
@@ -111,26 +111,26 @@ def write_sweep(path: Path, corpus: Path) -> Made:
     def add(name: str, config: Config, grid: str, published: dict[str, Any] | None = None, **given: Any) -> None:
         setting = given.pop("setting", config.setting)
         write_run(path / "runs" / name, config, setting=setting, **given)
-        axes = {"data.world": config.data.world}
+        axes = {"data.partition": config.data.partition}
         listed.append({"name": name, "grid": grid, "seed": config.seed, "axes": axes, "published": published})
         made.settings[name], made.rs[name] = setting, given.get("memorized", 5)
 
-    worlds: tuple[World, ...] = ("iid", "non-iid")
-    for world, seed in product(worlds, (0, 1)):
+    partitions: tuple[Partition, ...] = ("iid", "non-iid")
+    for partition, seed in product(partitions, (0, 1)):
         row: dict[str, Any] = {
             "table": "9",
-            "data": "IID" if world == "iid" else "Non-IID",
+            "data": "IID" if partition == "iid" else "Non-IID",
             "optimizer": "FedAvg",
             "canaries": 90,
         }
-        row |= {"rs": 65 if world == "iid" else 40, "bs": 58 if world == "iid" else 31, "accuracy": 0.246}
-        federated = FederatedConfig(DataHParams(corpus, world), seed, training=TrainingHParams(rounds=30, cohort=4))
-        add(f"fedavg-{world}-{seed}", federated, "fedavg", row, memorized=(7 if world == "iid" else 3) + seed)
+        row |= {"rs": 65 if partition == "iid" else 40, "bs": 58 if partition == "iid" else 31, "accuracy": 0.246}
+        federated = FederatedConfig(DataHParams(corpus, partition), seed, training=TrainingHParams(rounds=30, cohort=4))
+        add(f"fedavg-{partition}-{seed}", federated, "fedavg", row, memorized=(7 if partition == "iid" else 3) + seed)
         if seed == 0:
             private = PrivacyHParams("dp", 0.5, 1.0)
             epsilons = {"epsilon paper": 18.8, "epsilon replace-one-rdp": 152.8, "delta": 1e-3}
-            add(f"dp-{world}", replace(federated, privacy=private), "dp", memorized=1, model=epsilons)
-            add(f"sgd-{world}", CentralConfig(DataHParams(corpus, world)), "sgd", memorized=4)
+            add(f"dp-{partition}", replace(federated, privacy=private), "dp", memorized=1, model=epsilons)
+            add(f"sgd-{partition}", CentralConfig(DataHParams(corpus, partition)), "sgd", memorized=4)
     hot = FederatedConfig(DataHParams(corpus), training=TrainingHParams(rounds=30, cohort=6))
     add("hot", hot, "hot", status="diverged", reason="the model of round 10 is not finite", rounds=())
     late = FederatedConfig(DataHParams(corpus), training=TrainingHParams(rounds=30, cohort=8))
@@ -139,7 +139,7 @@ def write_sweep(path: Path, corpus: Path) -> Made:
     session = {"began": "2026-01-02T03:04:05Z", "seconds": 512.3, "peak_memory": 2**31, "cores": 2, "at_once": 2}
     about = {
         "name": "table9",
-        "title": "Memorization <by> cohort & world",
+        "title": "Memorization <by> cohort & partition",
         "question": "Do users’ own data memorize less?",
         "tier": "smoke",
         "about": "12 users instead of 392,000.",

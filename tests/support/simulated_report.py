@@ -38,7 +38,7 @@ def run_of(config: Config, level: float, status: str = "completed", perplexity: 
     roster = pd.DataFrame({"canary": CANARIES, "tokens": [[1]] * 8, "words": [["a"]] * 8, "sharers": [1] * 8})
     roster[["p_u", "p_e"]] = 0.1
     results = RunResults(
-        f"{config.label}-{config.seed}", config.label, status, None, 10, 10, rows, roster, world=config.world,
+        f"{config.label}-{config.seed}", config.label, status, None, 10, 10, rows, roster, partition=config.partition,
         seed=config.seed, series=config.series, rounds_per_epoch=1.0,
     )  # fmt: skip
     return RunView(Path("runs") / config.label, results, config)
@@ -50,19 +50,19 @@ def gathered_of(configs: Sequence[Config], level: Level, seeds: int = 3) -> Gath
     for config in configs:
         runs = [run_of(replace(config, seed=seed), level(config, seed)) for seed in range(seeds)]
         line = lines.setdefault(config.label, Line(config.label))
-        line.settings.append(Setting(config.setting, config.world, runs))
+        line.settings.append(Setting(config.setting, config.partition, runs))
     return Gathered([], list(lines.values()), [])
 
 
 def table_1() -> list[Config]:
-    """Return configurations of SGD and FedAvg in both worlds, at two batch sizes each, each with a rate of its own."""
-    data = {world: DataHParams(Path("corpus"), world) for world in ("iid", "non-iid")}
+    """Return configurations of SGD and FedAvg in both partitions, at two batch sizes, each with its own rate."""
+    data = {partition: DataHParams(Path("corpus"), partition) for partition in ("iid", "non-iid")}
     sgd = [
-        CentralConfig(data[world], training=CentralTrainingHParams(steps=99, batch_size=size))
-        for world, size in product(data, (16, 32))
+        CentralConfig(data[partition], training=CentralTrainingHParams(steps=99, batch_size=size))
+        for partition, size in product(data, (16, 32))
     ]
     federated = [
-        FederatedConfig(data[world], training=TrainingHParams(rounds=50, cohort=size))
-        for world, size in product(data, (4, 8, 16))
+        FederatedConfig(data[partition], training=TrainingHParams(rounds=50, cohort=size))
+        for partition, size in product(data, (4, 8, 16))
     ]
     return [*sgd, *federated]

@@ -28,7 +28,7 @@ MINIMAL: dict[str, Any] = {
         {
             "name": "a",
             "set": {"training": {"cohort": 5}, "local": {"learning_rate": 0.25}},
-            "axes": {"data.world": ["iid", "non-iid"], "training.rounds": [1, 2, 3]},
+            "axes": {"data.partition": ["iid", "non-iid"], "training.rounds": [1, 2, 3]},
         },
         {"name": "b", "axes": {"model": [{"units": 8, "embedding": 4}, {"units": 16, "embedding": 8}]}},
     ],
@@ -61,7 +61,7 @@ def planned(tmp_path: Path, definition: dict[str, Any], **options: Any) -> list[
 
 def test_a_grid_is_the_product_of_its_axes_and_seeds(tmp_path: Path) -> None:
     runs = planned(tmp_path, MINIMAL)
-    found = [(run.config.data.world, run.config.training.rounds, run.seed) for run in runs if run.grid == "a"]  # type: ignore[attr-defined]
+    found = [(run.config.data.partition, run.config.training.rounds, run.seed) for run in runs if run.grid == "a"]  # type: ignore[attr-defined]
     assert found == list(product(["iid", "non-iid"], [10, 20, 30], [3, 4]))
     assert len({run.name for run in runs}) == len(runs) == 12 + 4
     assert all(run.config.seed == run.seed for run in runs)
@@ -147,8 +147,8 @@ def test_an_unknown_tier_or_grid_names_those_that_are_there(tmp_path: Path) -> N
 
 
 def test_a_published_row_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
-    published = {"file": "thakkar2020.csv", "table": "1", "source": "s", "columns": {"data.world": "data"}}
-    grid = {"name": "a", "axes": {"data.world": ["iid"]}, "published": {"optimizer": "Adagrad"}}
+    published = {"file": "thakkar2020.csv", "table": "1", "source": "s", "columns": {"data.partition": "data"}}
+    grid = {"name": "a", "axes": {"data.partition": ["iid"]}, "published": {"optimizer": "Adagrad"}}
     with pytest.raises(InputError, match="has no row with optimizer Adagrad, data iid"):
         planned(tmp_path, MINIMAL | {"published": published, "grids": [grid], "tiers": _without_grids()})
 
@@ -165,7 +165,7 @@ def test_the_papers_tables_have_a_run_for_each_published_row(table: str, tier: s
     assert sorted((dict(run.published or {}) for run in runs), key=str) == sorted(rows, key=str)
     for run in runs:
         assert run.published is not None
-        assert str(run.published["data"]).casefold() == run.config.data.world
+        assert str(run.published["data"]).casefold() == run.config.data.partition
         kind = CentralConfig if run.published["batch_unit"] == "records" else FederatedConfig
         assert isinstance(run.config, kind)
 

@@ -23,12 +23,12 @@ canaries = { p_u = [0.2], p_e = [0.5], count = 4, length = 3 }
 
 [[grids]]
 name = "sgd"
-axes = { "data.world" = ["iid", "non-iid"] }
+axes = { "data.partition" = ["iid", "non-iid"] }
 set = { training = { kind = "central", steps = 10 } }
 
 [[grids]]
 name = "fedavg"
-axes = { "data.world" = ["iid", "non-iid"] }
+axes = { "data.partition" = ["iid", "non-iid"] }
 set = { training = { rounds = 1, cohort = 12 } }
 
 [tiers.smoke]
@@ -175,12 +175,12 @@ def test_length_machines_seeds_and_grids_can_be_added_with_a_command_each(folder
     add(folder, "longer", only=["sgd"], overrides=["training.steps=20"])
     add(folder, "seeds", only=["sgd"], seeds=[0, 1])
     add(folder, "fedavg", only=["fedavg"], overrides=["model.units=670"])  # the default
-    worlds = ["iid", "non-iid"]
+    partitions = ["iid", "non-iid"]
     assert list(read_sweep(folder.path).commands) == [
-        ("flsim sweep small.toml --only sgd", [f"sgd-{world}-seed0" for world in worlds]),
+        ("flsim sweep small.toml --only sgd", [f"sgd-{partition}-seed0" for partition in partitions]),
         ("longer", []),
-        ("seeds", [f"sgd-{world}-seed1" for world in worlds]),
-        ("fedavg", [f"fedavg-{world}-seed0" for world in worlds]),
+        ("seeds", [f"sgd-{partition}-seed1" for partition in partitions]),
+        ("fedavg", [f"fedavg-{partition}-seed0" for partition in partitions]),
     ]
 
 

@@ -15,7 +15,7 @@ title = "t"
 canaries = { p_u = [0.1], p_e = [0.5], count = 4 }
 [[grids]]
 name = "fedavg"
-axes = { "data.world" = ["iid", "non-iid"] }
+axes = { "data.partition" = ["iid", "non-iid"] }
 set = { training = { rounds = 1, cohort = 4 } }
 [tiers.smoke.corpus]
 synthetic = { users = 12, test_users = 2, heldout_users = 0, words_per_user = 60, vocabulary_size = 600 }

@@ -26,7 +26,7 @@ from server.sweep import twins_of
 
 DEADLINE = 900.0  # a busy machine takes half a minute to start a run
 SWEEP = """
-title = "Two worlds"
+title = "Two partitions"
 question = "?"
 
 [base]
@@ -109,7 +109,7 @@ def assert_trained_as_without_a_stop(path: Path) -> Run:
 FAILING = """
 [[grids]]
 name = "good"
-axes = { "data.world" = ["iid", "non-iid"] }
+axes = { "data.partition" = ["iid", "non-iid"] }
 set = { training = { kind = "central", steps = 3_000, batch_size = 4, learning_rate = 0.1 } }
 
 [[grids]]

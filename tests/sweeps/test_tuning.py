@@ -29,12 +29,12 @@ SWEEP: dict[str, Any] = {
     "title": "t",
     "question": "q",
     "base": {"evaluation": {"also": ["space"], "every": 2}, "canaries": {"p_u": [0.5]}},
-    "grids": [{"name": "a", "axes": {"data.world": ["iid", "non-iid"], "training.cohort": [2, 3]}}],
+    "grids": [{"name": "a", "axes": {"data.partition": ["iid", "non-iid"], "training.cohort": [2, 3]}}],
     "tiers": {"smoke": {"about": "x", "corpus": {"synthetic": SMALL}, "seeds": [0, 1]}},
 }
 TUNE: dict[str, Any] = {
     "sweep": "sweep.toml",
-    "by": ["data.world"],
+    "by": ["data.partition"],
     "seeds": [7, 8],
     "tiers": {"smoke": {"grids": {"a": {RATE: {"low": 0.1, "high": 12.8}}}}},
 }
@@ -63,15 +63,15 @@ def outcome(path: Path, **changes: Any) -> TuningOutcome:
     """Write an outcome that chose 0.4 for IID and 3.2 for non-IID users."""
     groups = tuple(
         GroupOutcome(
-            name=f"a-{world}",
+            name=f"a-{partition}",
             grid="a",
-            axes={"data.world": world},
+            axes={"data.partition": partition},
             values={RATE: rate},
             perplexity=30.0,
             widenings=widenings,
             trials=(Trial({RATE: rate}, [40.0, 30.0]), Trial({RATE: 12.8}, [math.inf])),
         )
-        for world, rate, widenings in (("iid", 0.4, 0), ("non-iid", 3.2, 1))
+        for partition, rate, widenings in (("iid", 0.4, 0), ("non-iid", 3.2, 1))
     )
     definition = load(path.parent / "sweep.toml")
     values: dict[str, Any] = {
@@ -84,7 +84,7 @@ def outcome(path: Path, **changes: Any) -> TuningOutcome:
         "trials": 8,
         "halving": (0.5, 1.0),
         "runs": 2,
-        "by": ("data.world",),
+        "by": ("data.partition",),
         "seeds": (7, 8),
         "corpus": "0" * 64,
         "has_own_corpus": True,
@@ -110,7 +110,7 @@ def test_a_trial_has_the_runs_of_its_group_and_measures_utility_alone(tmp_path: 
     assert runs[0].name == "t03-a-non-iid-cohort2-seed7"
     for run in runs:
         config = run.config
-        assert config.data.world == "non-iid"
+        assert config.data.partition == "non-iid"
         assert config.local.learning_rate == 0.8  # type: ignore[attr-defined]
         assert (config.evaluation.utility_only, config.evaluation.also, config.system.tracking) == (True, (), ())
         assert (config.canaries.p_u, config.canaries.count) == ((0.5,), 10)
@@ -128,18 +128,18 @@ def test_a_share_of_a_run_is_the_run_at_that_length(tmp_path: Path) -> None:
         assert (at, config.rounds_over(train), config.digest) == (rounds, rounds, run.config.digest)
 
 
-def test_the_experiment_has_a_group_for_each_size_and_world_with_equal_budgets() -> None:
+def test_the_experiment_has_a_group_for_each_size_and_partition_with_equal_budgets() -> None:
     search = search_of(EXPERIMENT)
     groups = search.groups()
     sizes = {"sgd": (16, 32, 64, 128), "fedavg": (4, 8, 16, 40)}
-    expected = [(grid, world, size) for grid in sizes for world in ("iid", "non-iid") for size in sizes[grid]]
+    expected = [(grid, partition, size) for grid in sizes for partition in ("iid", "non-iid") for size in sizes[grid]]
     assert len(groups) == len({group.name for group in groups}) == 16
-    for group, (grid, world, size) in zip(groups, expected, strict=True):
+    for group, (grid, partition, size) in zip(groups, expected, strict=True):
         runs = search.runs_of(group, 0, {})
-        assert (group.grid, group.axes["data.world"]) == (grid, world)
-        assert [(run.seed, run.config.world, run.config.round_size) for run in runs] == [
-            (1000, world, size),
-            (1001, world, size),
+        assert (group.grid, group.axes["data.partition"]) == (grid, partition)
+        assert [(run.seed, run.config.partition, run.config.round_size) for run in runs] == [
+            (1000, partition, size),
+            (1001, partition, size),
         ]
 
 
@@ -209,7 +209,7 @@ def test_a_sweep_takes_the_chosen_values_and_says_which_search_chose_them(tmp_pa
     outcome(tmp_path / "tuned.toml")
     runs = planned(tmp_path)
     assert [run.name for run in runs] == without  # names stay as they are
-    rates = {(run.config.data.world, run.config.local.learning_rate) for run in runs}  # type: ignore[attr-defined]
+    rates = {(run.config.data.partition, run.config.local.learning_rate) for run in runs}  # type: ignore[attr-defined]
     assert rates == {("iid", 0.4), ("non-iid", 3.2)}
     definition, folder = load(tmp_path / "sweep.toml"), SweepFolder(tmp_path / "out")
     tuned = tuned_of(definition, definition.tiers["smoke"], str(tmp_path / "sweep.toml"))
@@ -245,16 +245,16 @@ def test_a_sweep_takes_the_chosen_values_and_says_which_search_chose_them(tmp_pa
 def test_groups_that_share_a_choice_share_its_words(tmp_path: Path, rates: tuple[float, ...], words: str) -> None:
     """Sixteen groups would otherwise fill the first screen of a report; b has one group, of the first rate."""
     write_files(tmp_path)
-    points = [(world, cohort) for world in ("iid", "non-iid") for cohort in (2, 3)]
+    points = [(partition, cohort) for partition in ("iid", "non-iid") for cohort in (2, 3)]
     like = outcome(tmp_path / "tuned.toml").groups[0]
     groups = [
         replace(
             like,
-            name=f"a-{world}-cohort{cohort}",
-            axes={"data.world": world, "training.cohort": cohort},
+            name=f"a-{partition}-cohort{cohort}",
+            axes={"data.partition": partition, "training.cohort": cohort},
             values={RATE: rate},
         )
-        for (world, cohort), rate in zip(points, rates, strict=True)
+        for (partition, cohort), rate in zip(points, rates, strict=True)
     ]
     alone = replace(like, name="b", grid="b", axes={}, values={RATE: rates[0]})
     assert words in outcome(tmp_path / "tuned.toml", groups=(*groups, alone)).note
@@ -269,7 +269,7 @@ def test_groups_that_share_a_choice_share_its_words(tmp_path: Path, rates: tuple
         ([], {"title": "another"}, "tuned.toml: tuned tier smoke of 'another', not this one; run `flsim tune`"),
         ([], {"tier": "paper"}, "tuned.toml: tuned tier paper of 't', not this one"),
         ([], {"training": "0"}, "tuned.toml: tuned other grids or settings of training than sweep.toml has"),
-        ([], {"groups": ()}, "tuned.toml: nothing was tuned for grid a with data.world iid, training.cohort 2"),
+        ([], {"groups": ()}, "tuned.toml: nothing was tuned for grid a with data.partition iid, training.cohort 2"),
     ],
 )
 def test_what_was_tuned_on_is_not_reported(
@@ -349,7 +349,7 @@ class Trainer:
 
 def test_neither_the_order_of_ends_nor_a_kill_changes_a_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Trials that diverge, at rates above 3, stop nothing; what was measured before the kill is not trained again."""
-    grid = {"name": "a", "axes": {"data.world": ["iid", "non-iid"]}}
+    grid = {"name": "a", "axes": {"data.partition": ["iid", "non-iid"]}}
     write_files(tmp_path, {"seeds": [7]}, {"base": {"training": {"rounds": 8, "cohort": 2}}, "grids": [grid]})
     search = search_of(tmp_path / "tune.toml")
     corpus = search.open_corpus(tmp_path)

@@ -100,7 +100,7 @@ def audit_simulation(
         rows=measured,
         roster=planted.roster,
         seed=seed,
-        world=planted.world,
+        partition=planted.partition,
     )
     users = planted.users
     injected = np.unique(users.extra.rounds[users.extra.rounds >= 0]) + 1

@@ -210,7 +210,7 @@ def _groups(audited: Audited, results: RunResults) -> tuple[NDArray[np.int64], b
     copies: NDArray[np.int64] = planted["insertions"].to_numpy("int64")
     if audited.unit == "record":
         return copies.clip(1), True
-    if results.world != "iid" or "pseudo_users" in planted:
+    if results.partition != "iid" or "pseudo_users" in planted:
         return planted["sharers"].to_numpy("int64").clip(1), True  # other canaries may have won all its records
     try:
         users = audited.users()
@@ -234,7 +234,7 @@ def _coins(unit: Unit, results: RunResults, round_: int) -> Coins | None:
     if "coin" not in roster or ranks is None or not roster["coin"].notna().any():
         return None
     drawn = roster[roster["coin"].notna() & (roster["planned_insertions"] > 0)]
-    is_user = unit == "user" and results.world != "iid" and drawn["p_u"].notna().all()
+    is_user = unit == "user" and results.partition != "iid" and drawn["p_u"].notna().all()
     groups = drawn["planned_sharers" if is_user else "planned_insertions"]
     return Coins(
         np.asarray(ranks.loc[drawn["canary"]], dtype=np.float64),

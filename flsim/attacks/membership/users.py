@@ -240,7 +240,7 @@ def _allows(run: Run, claim: Claim | None, side: FreshRecords) -> Callable[[floa
     It is None where the ledger claims nothing of these: the synthetic users of an IID twin hold records of many
     authors, and a ledger of records says little of all of a user's.
     """
-    if claim is None or run.config.unit != "user" or run.config.data.world == "iid":
+    if claim is None or run.config.unit != "user" or run.config.data.partition == "iid":
         return lambda _: None
     users_of = Counter(author_of(name) for name in run.corpus.split("train").names)
     group = 1 if side.users != side.authors else max(users_of[author] or 1 for author in side.authors)

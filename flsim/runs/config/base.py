@@ -14,7 +14,8 @@ from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one, not_negative
 from flsim.base.extensions import by_content
 from flsim.base.files import digest
-from flsim.canaries.population import Population, World
+from flsim.base.mappings import with_former_names
+from flsim.canaries.population import Partition, Population
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
 from flsim.data.kept import Shadow, kept
@@ -66,13 +67,13 @@ def _location(value: object) -> Path | str:
 
 @dataclass(frozen=True)
 class DataHParams:
-    """The corpus, and the world of its users.
+    """The corpus, and the partition of its users.
 
     Attributes:
         corpus: Folder of a corpus, relative to the configuration file, or the URI of one in an object store, such as
             ``s3://bucket/corpus``. `flsim data` makes corpora.
-        world: "non-iid" trains on the users of the corpus. "iid" trains on their IID twin: users of the same sizes, who
-            hold the same records in random order.
+        partition: "non-iid" trains on the users of the corpus. "iid" trains on their IID twin: users of the same sizes,
+            who hold the same records in random order.
         user_holdout: Share of each user's records that is never trained on, e.g. 0.1: fresh text of known users, for
             `flsim membership --unit user`. Runs of all seeds leave out the same records. Unit: probability.
         shadow: Train on each "user", or each "record", only if a fair coin of the seed says so. Runs of several seeds
@@ -80,7 +81,7 @@ class DataHParams:
     """
 
     corpus: Annotated[Path | str, PlainValidator(_location)]
-    world: World = "non-iid"
+    partition: Partition = "non-iid"
     user_holdout: float = 0.0
     shadow: Shadow | None = None
 
@@ -237,7 +238,7 @@ class Config(ABC):
                 del values[section]
         if seed:
             del values["seed"]
-        return digest(json.dumps(values, sort_keys=True))
+        return digest(json.dumps(with_former_names(values), sort_keys=True))
 
     @property
     @abstractmethod
@@ -247,23 +248,23 @@ class Config(ABC):
     @property
     def setting(self) -> str:
         """Return the name of the run's row in a table, as in the paper."""
-        return setting_of(self.world, self.label)
+        return setting_of(self.partition, self.label)
 
     @property
-    def world(self) -> World | None:
-        """Return the world of the users; None where records are drawn in the same way in both worlds."""
-        return self.data.world
+    def partition(self) -> Partition | None:
+        """Return the partition of the users; None where records are drawn in the same way in both partitions."""
+        return self.data.partition
 
     @property
     def label(self) -> str:
-        """Return the name of the run's row, without the world."""
+        """Return the name of the run's row, without the partition."""
         bits, is_out = self.evaluation.weight_bits, self.canaries.arm == "out"
         return self._label + (f", {bits}-bit weights" if bits is not None else "") + ", arm out" * is_out
 
     @property
     @abstractmethod
     def _label(self) -> str:
-        """Return the name of the run's row, without the world and the bits of weights."""
+        """Return the name of the run's row, without the partition and the bits of weights."""
 
     @property
     @abstractmethod

@@ -9,7 +9,7 @@ from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.extensions import configured
-from flsim.canaries.population import Population, World
+from flsim.canaries.population import Partition, Population
 from flsim.data.corpus import Split
 from flsim.privacy.ledger import Entry
 from flsim.runs.config import participation
@@ -28,8 +28,8 @@ class CentralTrainingHParams(CentralHParams):
 
     Attributes:
         kind: Kind of training: "central".
-        order: Order of records, which `data.world` decides: "iid" in world "iid", "sequence" in world "non-iid". A run
-            with another value is refused. With clip or noise records are drawn at random, which is "iid".
+        order: Order of records, which `data.partition` decides: "iid" for "iid", "sequence" for "non-iid". A run with
+            another value is refused. With clip or noise records are drawn at random, which is "iid".
     """
 
     kind: Literal["central"] = "central"
@@ -120,7 +120,7 @@ class CentralConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        world, order = self.data.world, self.training.order
+        partition, order = self.data.partition, self.training.order
         if order in (None, self.order):
             return
         if self._is_private:
@@ -128,10 +128,10 @@ class CentralConfig(Config):
                 'training.order "sequence" has no privacy accounting: with clip or noise records are drawn at random; '
                 "remove it"
             )
-        other = "iid" if world == "non-iid" else "non-iid"
+        other = "iid" if partition == "non-iid" else "non-iid"
         raise InputError(
-            f'training.order "{order}" contradicts data.world "{world}", which is order "{self.order}"; remove it, or '
-            f'set data.world = "{other}"'
+            f'training.order "{order}" contradicts data.partition "{partition}", which is order "{self.order}"; '
+            f'remove it, or set data.partition = "{other}"'
         )
 
     @property
@@ -141,11 +141,11 @@ class CentralConfig(Config):
     @property
     def order(self) -> Order:
         """Return the order of records: random, or user by user (Thakkar et al., 2020, section 4.2)."""
-        return "iid" if self._is_private or self.data.world == "iid" else "sequence"
+        return "iid" if self._is_private or self.data.partition == "iid" else "sequence"
 
     @property
-    def world(self) -> World | None:
-        return None if self._is_private else self.data.world
+    def partition(self) -> Partition | None:
+        return None if self._is_private else self.data.partition
 
     @property
     def _label(self) -> str:

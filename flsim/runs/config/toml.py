@@ -11,6 +11,7 @@ from typing import Any, TypeVar, get_type_hints
 from pydantic import TypeAdapter, ValidationError
 
 from flsim.base.errors import InputError
+from flsim.base.mappings import with_present_names
 
 Kind = TypeVar("Kind")
 DEEPEST = 64  # levels of tables and lists; settings have four
@@ -40,6 +41,10 @@ def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any],
     except (ValueError, RecursionError) as error:  # also of integers of thousands of digits
         raise InputError(f"{path}: not TOML: {_reason(error)}") from error
     _refuse_large(values, str(path))
+    try:
+        values = dict(with_present_names(values))
+    except InputError as error:
+        raise InputError(f"{path}: {error}") from error
     for override in overrides:
         override_value(values, override, change)
     return values
@@ -132,6 +137,7 @@ def override_value(values: dict[str, Any], override: str, change: Callable[[str,
     except (ValueError, RecursionError) as error:
         raise InputError(f"--set {override:.60}: not TOML: {_reason(error)}") from error
     _refuse_large({key.strip(): value}, f"--set {override:.60}")
+    ((name, value),) = with_present_names({name: value}, section=".".join(sections)).items()
     for section in sections:
         values = values.setdefault(section, {})
         if not isinstance(values, dict):

@@ -6,14 +6,14 @@
     file = "thakkar2020.csv"
     table = "1"
     source = "Thakkar et al. (2020), Table 1"
-    columns = { "data.world" = "data", "training.cohort" = "batch_size" }
+    columns = { "data.partition" = "data", "training.cohort" = "batch_size" }
     [base.evaluation]                   # settings of all runs
     references = 2_000_000
     [[grids]]                           # a run for each choice of values of all axes
     name = "fedavg"
     published = { optimizer = "FedAvg" }
     set = { training.rounds = 8_000 }
-    axes = { "data.world" = ["iid", "non-iid"], "training.cohort" = [500, 1000] }
+    axes = { "data.partition" = ["iid", "non-iid"], "training.cohort" = [500, 1000] }
     [tiers.smoke]
     about = "400 users."
     corpus = { synthetic = { users = 400 } }
@@ -37,6 +37,7 @@ from typing import Any
 
 from flsim.base.errors import InputError
 from flsim.base.files import digest
+from flsim.base.mappings import with_former_names
 from flsim.data.corpus import Split
 from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams
@@ -299,7 +300,7 @@ def training_digest(definition: Definition, tier: Tier, chosen: Collection[str])
     ]
     axes = [(grid.name, grid.axes) for grid in definition.grids]
     tier_axes = [(name, change.axes) for name, change in tier.grids.items()]
-    return digest(json.dumps([settings, axes, tier_axes], sort_keys=True, default=str))
+    return digest(json.dumps(with_former_names([settings, axes, tier_axes]), sort_keys=True, default=str))
 
 
 def _is_of_training(name: str) -> bool:

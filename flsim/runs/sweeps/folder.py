@@ -23,7 +23,7 @@ from typing import Any, ClassVar
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json, held, make_folder, new_file, write_json
-from flsim.base.mappings import flat
+from flsim.base.mappings import flat, with_present_names
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
@@ -194,7 +194,7 @@ class SweepFolder:
         if not (self.path / FILE).exists():
             return None
         try:
-            known: dict[str, Any] = from_json((self.path / FILE).read_text(encoding="utf-8"))
+            known: dict[str, Any] = with_present_names(from_json((self.path / FILE).read_text(encoding="utf-8")))
             known["sessions"], known["tier"], known["name"]
             [(run["name"], run["grid"], run["digest"]) for run in known["runs"]]
             return known

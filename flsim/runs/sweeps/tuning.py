@@ -1,7 +1,7 @@
 """The definition of a search for the settings of a sweep, its folder, and the runs of its trials.
 
     sweep = "table1.toml"               # relative to this file
-    by = ["data.world"]                 # groups: each grid in each world takes its own values
+    by = ["data.partition"]                 # groups: each grid in each partition takes its own values
     method = "grid"
     trials = 8
     halving = [0.25, 0.5, 1.0]
@@ -33,6 +33,7 @@ from typing import Any, ClassVar
 
 from flsim.base.errors import InputError
 from flsim.base.files import digest, from_json, make_folder, new_file, write_json
+from flsim.base.mappings import with_former_names
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
 from flsim.measures.utility import PERPLEXITY
@@ -271,7 +272,8 @@ class Search:
         """Return the digest of the search: its rule and ranges, and the settings and lengths of its first runs."""
         entries = [(run.name, run.config.digest, run.config.rounds_over(run.config.trained_on(train))) for run in runs]
         tuning = {name: value for name, value in asdict(self.tuning).items() if name not in {"sweep", "tiers"}}
-        return digest(json.dumps([tuning, asdict(self.at), entries, corpus], sort_keys=True, default=str))
+        search = with_former_names([tuning, asdict(self.at), entries, corpus])
+        return digest(json.dumps(search, sort_keys=True, default=str))
 
 
 def load(path: Path, tier: str, folder: Path) -> Search:

@@ -105,7 +105,7 @@ def test_budgets() -> None:
 
 @settings(max_examples=60)
 @given(records=records_strategy, data=st.data())
-def test_records_at_positions_in_both_worlds(records: list[list[int]], data: st.DataObject) -> None:
+def test_records_at_positions_in_both_partitions(records: list[list[int]], data: st.DataObject) -> None:
     """Of a population with canaries, and of its twin: what its users hold at those places, in the order asked for."""
     bounds = sorted(data.draw(st.lists(st.integers(0, len(records)), max_size=3)))
     split = replace(source(records), user_offsets=np.array([0, *bounds, len(records)]))
@@ -115,8 +115,8 @@ def test_records_at_positions_in_both_worlds(records: list[list[int]], data: st.
     population = Population(split, phrases, overlay)
     order = np.array(data.draw(st.permutations(range(len(records)))), np.uint32)
     twin = Population(split, phrases, _reordered(overlay, order), Twin(order, split.user_offsets))
-    for world in (population, twin):
-        in_order = [record.tolist() for user in range(len(world)) for record in world[user]]
+    for partition in (population, twin):
+        in_order = [record.tolist() for user in range(len(partition)) for record in partition[user]]
         positions = data.draw(st.lists(st.integers(0, len(records) - 1), max_size=12))
-        found = world.records_at(np.array(positions, np.int64))
+        found = partition.records_at(np.array(positions, np.int64))
         assert [record.tolist() for record in found] == [in_order[position] for position in positions]
