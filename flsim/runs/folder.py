@@ -107,7 +107,8 @@ class Run:
 
         Raises:
             InputError: there is no such run, it was started with settings that give other results, its files have
-                changed, rows in it are of another run, or its folder of checkpoints is gone.
+                changed, rows in it are of another run, its folder of checkpoints is gone, or more rounds are trained
+                than the settings have.
         """
         refuse_missing(settings.system.tracking)
         started = cls.open(path)
@@ -122,6 +123,12 @@ class Run:
         if not (kept := path / "checkpoints").is_dir():
             raise InputError(
                 f"{kept}: no such folder; put it back, or make an empty one to train the run again from its beginning"
+            )
+        newest = checkpoint.latest(kept)
+        if newest is not None and (trained := checkpoint.round_of(newest)) > run.rounds:
+            raise InputError(
+                f"{path}: {trained:,} rounds are trained already, and the settings have {run.rounds:,}; a resume can only "
+                f"train longer, so give at least {trained:,}, or train a new run"
             )
         return run
 

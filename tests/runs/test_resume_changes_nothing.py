@@ -38,8 +38,9 @@ def trained(experiment: Experiment, config: str, length: str) -> Path:
         (("--in-process", "--cpus", "2"), "--in-process: starts no Ray"),
         (("--in-process", "--set", "seed=5"), "seed was 0 and is 5 now"),
         (("--in-process", "--begin-from", "run"), "has begun already"),
+        (("--in-process", "--set", "{length}=3"), "4 rounds are trained already, and the settings have 3"),
     ],
-    ids=["no cluster", "arguments", "settings", "begun"],
+    ids=["no cluster", "arguments", "settings", "begun", "shorter"],
 )
 def test_a_refused_resume_changes_nothing(
     experiment: Experiment, config: str, length: str, options: tuple[str, ...], message: str
@@ -47,6 +48,7 @@ def test_a_refused_resume_changes_nothing(
     run = trained(experiment, config, length)
     before = tree(run)
     more = ("--set", "system.checkpoint_every=1", "--set", f"{length}=6")
+    options = tuple(option.format(length=length) for option in options)
     refused = experiment.call("run", "tiny.toml", "--out", "run", "--resume", *more, *options, check=False)
     assert refused.returncode == 2, refused.stderr
     assert message in refused.stderr
