@@ -103,7 +103,7 @@ chaos: setup     ## KILLS times harm to processes of real runs, power lost at ea
 		tests/faults/test_limits.py tests/faults/test_cut_networks.py
 
 soak: setup      ## ROUNDS rounds: does memory grow, or descriptors, or Ray's objects; a minute or two
-	$(BIN)/python tests/support/soak.py --rounds $(or $(ROUNDS),2000) --out $(or $(FIGURE),soak.png)
+	$(BIN)/python .ci/soak.py --rounds $(or $(ROUNDS),2000) --out $(or $(FIGURE),soak.png)
 
 mutants: setup   ## COUNT random changes of formulas, drawn by SEED: a table of those that no test notices; under an hour
 	$(BIN)/python .ci/mutants.py --seed $(or $(SEED),1) --count $(or $(COUNT),300)

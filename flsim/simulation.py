@@ -31,7 +31,7 @@ from flsim.canaries.roster import roster_of
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.canaries.twin import make_twin
 from flsim.data.corpus import Corpus
-from flsim.data.kept import Shadow, kept
+from flsim.data.withheld import Shadow, without_withheld
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.ledger import Unit, epsilons
@@ -106,7 +106,7 @@ def plant(
     opened = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
     if partition not in ("iid", "non-iid"):
         raise InputError(f'partition must be "iid" or "non-iid", found {partition!r}')
-    split = kept(opened.split("train"), user_holdout, shadow, seed)
+    split = without_withheld(opened.split("train"), user_holdout, shadow, seed)
     planting = planting_of(opened, settled(opened, canaries or CanaryHParams()), seed, split, rounds)
     overlay, twin = planting.overlay, None
     if partition == "iid":

@@ -2,7 +2,6 @@
 
 import importlib.util
 import re
-import shutil
 import subprocess
 import sys
 import tomllib
@@ -35,55 +34,6 @@ from flsim.runs.config import load, toml
 RUN_FILES = [path for path in sorted((ROOT / "experiments").glob("*.toml")) if "tiers" not in toml.read(path)]
 DOCUMENTS = written_documents()
 SHELL = [block for document in DOCUMENTS for block in blocks_of(document) if block.is_shell]
-LONGEST_README = 130  # lines: the rest is in docs/
-
-
-PAGE = """# Page
-
-<!-- runs -->
-```sh
-for a in x y; do for b in 1 2; do
-  flsim run $a-$b | tail \\
-  -n 1 # end
-done; done
-```
-
-1. Item
-
-    <!-- not run: why -->
-    ```sh
-    A=1 make
-    ```
-
-Text:
-
-    flsim table b
-
-    x's
-"""
-
-WRONG_PAGE = """# Start
-
-[A page](nowhere.md), [a heading](#nowhere) and [a heading of another page](outside.md#nowhere).
-
-```{toctree}
-Nowhere <missing.md>
-```
-
-```{eval-rst}
-.. autofunction:: flsim.unheard_of
-.. py:function:: flsim.heard_of(path: flsim.Unheard)
-```
-"""
-MISTAKES = [
-    "cross-reference target not found: 'nowhere.md'",
-    "cross-reference target not found: 'nowhere' [myst",
-    "local id not found in doc 'outside': 'nowhere'",
-    "nonexisting document 'missing'",
-    "failed to import 'unheard_of' from module 'flsim'",
-    "reference target not found: flsim.Unheard",
-    "document isn't included in any toctree",
-]
 
 
 def by_name(path: Path) -> str:
@@ -101,10 +51,6 @@ def test_every_file_that_the_documents_name_exists() -> None:
         linked = [document.parent / name for name in re.findall(r"\]\(([^):#]+)(?:#[^)]*)?\)", text)]
         named = [ROOT / name for name in re.findall(r"\b(?:experiments/[\w-]+\.toml|tests/[\w/]+\.py)", text)]
         assert [path for path in [*linked, *named] if not path.exists()] == [], document
-
-
-def test_the_readme_is_short() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= LONGEST_README
 
 
 @pytest.mark.parametrize("block", SHELL, ids=str)
@@ -129,34 +75,15 @@ def test_commands_in_blocks_are_ones_that_exist(block: Block) -> None:
     [
         "flsim unheard-of",
         "flsim run experiments/demo.toml --unheard-of",
-        "flsim run experiments/demo.toml --cpus many",
         "for partition in mars iid; do\n    flsim run experiments/demo.toml --set data.partition=$partition\ndone",
         "flsim run experiments/demo.toml --set evaluation.every=10 --set evaluation.every_epochs=1",
-        "flsim sweep experiments/table1.toml --tier unheard-of",
         "X=1 make unheard-of",
-        "pip install '.[unheard-of]'",
         "python -m flsim.unheard_of",
     ],
 )
 def test_wrong_commands_are_seen(text: str) -> None:
     with pytest.raises((AssertionError, click.UsageError, InputError)):
         check_commands(Block(ROOT / "README.md", 1, "sh", text, RUNS))
-
-
-def test_blocks_of_a_document_and_their_marks(tmp_path: Path) -> None:
-    page = tmp_path / "page.md"
-    page.write_text(PAGE)
-    blocks = blocks_of(page)
-    assert [(block.line, block.language, block.mark, block.is_shell) for block in blocks] == [
-        (5, "sh", "runs", True),
-        (15, "sh", "not run: why", True),
-        (20, "", "", True),
-    ]
-    assert [list(commands_of(block)) for block in blocks] == [
-        [["flsim", "run", "x-1"], ["tail", "-n", "1"]],
-        [["make"]],
-        [["flsim", "table", "b"]],
-    ]
 
 
 def check_commands(block: Block) -> None:
@@ -236,32 +163,11 @@ def test_the_site_is_built_strictly_and_its_pages_fetch_nothing(tmp_path: Path) 
         assert not re.search(r"(url\(|@import )[\"']?(https?:)?//", sheet.read_text(encoding="utf-8")), sheet.name
 
 
-def test_the_build_refuses_dead_links_and_missing_names(tmp_path: Path) -> None:
-    source = tmp_path / "docs"
-    source.mkdir()
-    for name in ("conf.py", "site.css"):
-        shutil.copy(ROOT / "docs" / name, source)
-    (source / "index.md").write_text(WRONG_PAGE)
-    (source / "outside.md").write_text("# Outside of the navigation\n")
-    done = build_site(source, tmp_path / "site")
-    assert done.returncode == 1
-    refused = [message for message in MISTAKES if message in done.stderr]
-    assert refused == MISTAKES, done.stderr
-    assert done.stderr.count("WARNING") == len(MISTAKES), done.stderr
-
-
 def build_site(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
     """Build pages into a folder as `make docs` does."""
     options = ["--quiet", "--fail-on-warning", "--keep-going", "-d", str(site / ".doctrees")]
     command = [sys.executable, "-m", "sphinx", *options, str(source), str(site)]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-
-
-@pytest.mark.parametrize("document", DOCUMENTS, ids=by_name)
-def test_pages_are_plain_markdown(document: Path) -> None:
-    """Two pages have directives: the start, whose navigation they are, and the reference of Python names."""
-    directives = {block.language for block in blocks_of(document) if block.language.startswith("{")}
-    assert directives <= {"index.md": {"{toctree}"}, "api.md": {"{eval-rst}"}}.get(document.name, set())
 
 
 def test_every_command_has_its_row() -> None:

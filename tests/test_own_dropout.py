@@ -22,7 +22,6 @@ from flsim.models.architectures import build, restore
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import digest_of
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.runs import config
 from flsim.runs.folder import Run
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.engines import LocalEngine
@@ -279,12 +278,6 @@ def test_weights_of_the_constructor_are_not_overwritten(
     with pytest.raises(InputError, match=message):
         refuse_unfit(model, LAYOUT, 0)
     refuse_unfit(model, LAYOUT, 0, is_new=False)  # a run that began before has its weights
-
-
-def test_a_run_begins_with_the_weights_of_initialize(own: Experiment) -> None:
-    run = Run.create(config.load(own.config), own.folder / "run")
-    assert not run.training().first_state().params["lora_b"].any()
-    assert run.training().first_state().params["lora_a"].any()
 
 
 def test_frozen_values_in_bfloat16_have_a_digest(hparams: ModelHParams) -> None:

@@ -110,12 +110,6 @@ def test_the_newest_releases_are_those_of_all_dependencies_without_limits() -> N
         assert {str(one) for one in specifiers} == {str(one) for one in limited[key] if one.operator == ">="}
 
 
-def test_yaml() -> None:
-    files = [path.relative_to(ROOT) for path in (*WORKFLOWS, *FORMS, ROOT / ".pre-commit-config.yaml")]
-    command: list[str | Path] = [BIN / "yamllint", "--strict", *files]
-    subprocess.run(command, cwd=ROOT, check=True)
-
-
 def test_every_file_that_documents_about_the_project_name_exists() -> None:
     for document in (ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", ROOT / ".github" / "pull_request_template.md"):
         text = document.read_text(encoding="utf-8")

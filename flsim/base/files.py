@@ -293,11 +293,11 @@ def _replacing(path: Path, stack: ExitStack) -> tuple[Path, int | None]:
     partial = stack.enter_context(new_file(target))
     if not target.exists():
         return partial, None
-    about = target.stat()
+    status = target.stat()
     with suppress(OSError):  # only root may give files away
-        os.chown(partial, about.st_uid, about.st_gid)
-    partial.chmod(about.st_mode & 0o777 | stat.S_IWUSR)  # before anything is in it that others may not read
-    return partial, about.st_mode & 0o7777
+        os.chown(partial, status.st_uid, status.st_gid)
+    partial.chmod(status.st_mode & 0o777 | stat.S_IWUSR)  # before anything is in it that others may not read
+    return partial, status.st_mode & 0o7777
 
 
 def is_device(path: Path) -> bool:
@@ -377,8 +377,8 @@ def file_digest(path: Path) -> str:
 
     A process reads a file once, and again only if the file was written meanwhile.
     """
-    about = path.stat()
-    return _digest_of(path, about.st_dev, about.st_ino, about.st_size, about.st_mtime_ns, about.st_ctime_ns)
+    status = path.stat()
+    return _digest_of(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
 
 
 @lru_cache(maxsize=1_024)
@@ -435,9 +435,9 @@ class NewLines:
         """Return the values of the new lines, without damaged ones."""
         try:
             with self._path.open("rb") as file:
-                about = os.fstat(file.fileno())
-                if about.st_ino != self._file or about.st_size < self._offset:
-                    self._file, self._offset = about.st_ino, 0
+                status = os.fstat(file.fileno())
+                if status.st_ino != self._file or status.st_size < self._offset:
+                    self._file, self._offset = status.st_ino, 0
                 file.seek(self._offset)
                 whole = file.read().rpartition(b"\n")[0]
         except FileNotFoundError:

@@ -56,7 +56,7 @@ class _Json(logging.Formatter):
         self._run = run
 
     def format(self, record: logging.LogRecord) -> str:
-        about = {name: value for name, value in vars(record).items() if name not in _ALWAYS_THERE and name[0] != "_"}
+        extra = {name: value for name, value in vars(record).items() if name not in _ALWAYS_THERE and name[0] != "_"}
         time = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
         line = {"time": time, "level": record.levelname.lower(), "event": record.getMessage(), "run": self._run}
-        return json.dumps(line | about, default=str)
+        return json.dumps(line | extra, default=str)

@@ -135,16 +135,16 @@ class _Worker:
     """The parent's side of a worker process."""
 
     def __init__(self) -> None:
-        self.connection, theirs = Pipe()
-        code = f"import sys; sys.path[:] = {sys.path!r}; from flsim.base.pool import serve; serve({theirs.fileno()})"
+        self.connection, other_end = Pipe()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from flsim.base.pool import serve; serve({other_end.fileno()})"
         blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # which the child inherits
         try:
             self._process = subprocess.Popen(
-                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=2, pass_fds=[theirs.fileno()]
+                [sys.executable, "-c", code], stdin=subprocess.DEVNULL, stdout=2, pass_fds=[other_end.fileno()]
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
-        theirs.close()
+        other_end.close()
 
     def start(self, task: Task) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # it died: `receive` says so

@@ -63,10 +63,10 @@ def progress(title: str, total: float, start: float = 0, unit: str = "") -> Iter
     def status(done: float, note: str, work: float | None) -> list[str]:
         seconds = time.monotonic() - began
         rate = (done - start if work is None else work) / seconds if seconds else 0.0
-        left = (total - done) * seconds / (done - start) if done > start and total > done else 0.0
+        remaining = (total - done) * seconds / (done - start) if done > start and total > done else 0.0
         words = [f"{done:,.0f} of {total:,.0f}" if total else f"{done:,.0f}"]
         words += [f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"] if rate and unit else []
-        words += [f"{clock(left)} left"] if left else []
+        words += [f"{clock(remaining)} left"] if remaining else []
         return [*words, note] if note else words
 
     if console.is_terminal:

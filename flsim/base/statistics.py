@@ -319,8 +319,8 @@ def auroc_interval(
     sides = [_by_unit(scores, names) for scores, names in zip((members, others), units, strict=True)]
     areas = []
     for _ in range(RESAMPLES):
-        drawn = [np.concatenate([side[i] for i in rng.integers(len(side), size=len(side))]) for side in sides]
-        areas.append(auroc(*drawn))
+        resampled = [np.concatenate([side[i] for i in rng.integers(len(side), size=len(side))]) for side in sides]
+        areas.append(auroc(*resampled))
     low, high = np.quantile(areas, [(1 - confidence) / 2, (1 + confidence) / 2])
     return float(low), float(high)
 

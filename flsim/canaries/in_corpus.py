@@ -20,18 +20,13 @@ from flsim.canaries.population import Population
 from flsim.canaries.roster import read_canaries, read_counts, write_roster
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, Split
-from flsim.data.kept import Kept
 from flsim.data.rewriting import rewrite_corpus
 from flsim.data.vocabulary import Vocabulary
+from flsim.data.withheld import PartialSplit
 
 FOLDER = "planted"
-BY_ROUND = (
-    "windows",
-    "arm",
-    "injections",
-    "injection_users",
-    "injection_copies",
-)  # settings that make records depend on the round
+# Settings that make records depend on the round.
+BY_ROUND = ("windows", "arm", "injections", "injection_users", "injection_copies")
 
 
 @dataclass(frozen=True)
@@ -67,8 +62,8 @@ class Planted:
         folder.mkdir()
         write_roster(folder, self.planting, vocabulary)
         self.planting.overlay.write(folder)
-        about = {"canaries": _listed(self.hparams), "seed": self.seed, "copies": self.copies}
-        write_json(folder / "planting.json", about)
+        description = {"canaries": _listed(self.hparams), "seed": self.seed, "copies": self.copies}
+        write_json(folder / "planting.json", description)
 
     @classmethod
     def read(cls, corpus: Corpus) -> "Planted | None":
@@ -81,18 +76,18 @@ class Planted:
         if f"{FOLDER}/planting.json" not in corpus.manifest["files"]:
             return None
         try:
-            about = from_json((folder / "planting.json").read_text(encoding="utf-8"))
-            canaries, overlay = read_canaries(folder, corpus.vocabulary), Overlay.read(folder, about["copies"])
+            description = from_json((folder / "planting.json").read_text(encoding="utf-8"))
+            canaries, overlay = read_canaries(folder, corpus.vocabulary), Overlay.read(folder, description["copies"])
             if not overlay.is_of(corpus.split("train").records, canaries):
                 raise ValueError("planted records or canaries that there are not")
             if any(canary.first_round is not None or canary.last_round is not None for canary in canaries):
                 raise ValueError("canaries of some rounds only, and a corpus is the same in all rounds")
             planting = Planting(canaries, overlay, **read_counts(folder))
-            drawn: dict[str, Any] = {
+            settings: dict[str, Any] = {
                 name: tuple(value) if isinstance(value, list) else value
-                for name, value in dict(about["canaries"]).items()
+                for name, value in dict(description["canaries"]).items()
             }
-            return cls(planting, CanaryHParams(**drawn), about["seed"])
+            return cls(planting, CanaryHParams(**settings), description["seed"])
         except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
             raise InputError(
                 f"{folder}: what was planted cannot be read ({in_one_line(error):.200}); plant the canaries again"
@@ -139,11 +134,11 @@ def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
     if planted is None or hparams == planted.hparams:
         return hparams
     if hparams != CanaryHParams():
-        ours, theirs = asdict(hparams), asdict(planted.hparams)
-        name = next(field.name for field in fields(hparams) if ours[field.name] != theirs[field.name])
+        wanted, present = asdict(hparams), asdict(planted.hparams)
+        name = next(field.name for field in fields(hparams) if wanted[field.name] != present[field.name])
         raise InputError(
-            f"canaries.{name} is {_as_text(ours[name])}, but {corpus.path} has canaries planted with "
-            f"{_as_text(theirs[name])}; remove [canaries] from the configuration, or plant others in the corpus "
+            f"canaries.{name} is {_as_text(wanted[name])}, but {corpus.path} has canaries planted with "
+            f"{_as_text(present[name])}; remove [canaries] from the configuration, or plant others in the corpus "
             f"that it came from"
         )
     return planted.hparams
@@ -165,7 +160,7 @@ def planting_of(
         InputError: records are left out that the corpus' own canaries may have replaced, or see `drawn_and_planted`.
     """
     planted = Planted.read(corpus)
-    if planted and isinstance(train, Kept):
+    if planted and isinstance(train, PartialSplit):
         raise InputError(
             f"data.user_holdout and data.shadow leave records out, and {corpus.path} has canaries in some of them; "
             f"name the corpus that it came from, and let the run plant the canaries"

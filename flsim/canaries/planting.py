@@ -112,10 +112,10 @@ class Overlay:
         Args:
             kept: bool [records], whether each record of the population is kept.
         """
-        left = kept[self.records]
+        remaining = kept[self.records]
         gone = np.flatnonzero(~kept)
-        records = self.records[left]
-        return Overlay(records - np.searchsorted(gone, records), self.canaries[left])
+        records = self.records[remaining]
+        return Overlay(records - np.searchsorted(gone, records), self.canaries[remaining])
 
 
 @dataclass(frozen=True)

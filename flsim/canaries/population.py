@@ -6,7 +6,7 @@ A population on disk is a small folder beside the corpus it overlays:
     overlay.i64/.u16   replaced records, counted in the population's own order, and their canaries
     twin.u32           IID only: the corpus' records in their new order (twin.i64 where there are more than 2^32)
     twin_users.i64     IID only: where each synthetic user starts in that order, and its end
-    kept.u32           only of a run that leaves records out (`flsim.data.kept`): the others, as positions in the
+    kept.u32           only of a run that leaves records out (`flsim.data.withheld`): the others, as positions in the
                        corpus, which everything above counts (kept.i64 where there are 2^32 or more in the corpus)
     population.json    partition, digest of the corpus, counts, digests of the files above
 """
@@ -28,9 +28,9 @@ from flsim.canaries.roster import read_canaries, write_roster
 from flsim.canaries.spec import Canary
 from flsim.canaries.twin import ORDER_FILES, Twin, make_twin, order_dtype
 from flsim.data.corpus import Corpus, Split
-from flsim.data.kept import Kept, position_type
 from flsim.data.records import NOBODY, ExtraUsers, Records, Tokens
 from flsim.data.vocabulary import Layout
+from flsim.data.withheld import PartialSplit, position_type
 
 Partition = Literal["iid", "non-iid"]
 ABOUT = "population.json"
@@ -160,14 +160,14 @@ class Population:
     def _planted(self, records: Records, places: NDArray[np.int64], canaries: NDArray[np.integer[Any]]) -> Records:
         """Return records in which those at `places` are replaced by `canaries`."""
         phrases = [self.phrases[canary] for canary in canaries]
-        kept = np.ones(len(records), bool)
-        kept[places] = False
+        is_from_corpus = np.ones(len(records), bool)
+        is_from_corpus[places] = False
         before = np.diff(records.offsets)
         lengths = before.copy()
         lengths[places] = [len(phrase) for phrase in phrases]
-        from_corpus = np.repeat(kept, lengths)
+        from_corpus = np.repeat(is_from_corpus, lengths)
         tokens = np.empty(len(from_corpus), records.tokens.dtype)
-        tokens[from_corpus] = records.tokens[np.repeat(kept, before)]
+        tokens[from_corpus] = records.tokens[np.repeat(is_from_corpus, before)]
         tokens[~from_corpus] = np.concatenate(phrases)
         return Records(tokens, np.concatenate([[0], np.cumsum(lengths)]))
 
@@ -197,12 +197,12 @@ def write_population(
         planting: the canaries, planted in `train`.
         partition: the partition.
         seed: the run's seed.
-        train: what the run trains on, from `flsim.data.kept.kept`; by default all training users of the corpus.
+        train: what the run trains on, from `flsim.data.withheld`; by default all training users of the corpus.
     """
     write_roster(folder, planting, corpus.vocabulary)
     train = corpus.split("train") if train is None else train
     overlay, counts = planting.overlay, {"insertions": len(planting.overlay.records)}
-    if isinstance(train, Kept):
+    if isinstance(train, PartialSplit):
         counts["kept"] = train.records
         with naming(folder):
             train.positions.tofile(folder / _kept_file(train.whole))
@@ -212,9 +212,9 @@ def write_population(
             twin.order.tofile(folder / ORDER_FILES[twin.order.dtype.str])
             twin.user_offsets.astype("<i8").tofile(folder / "twin_users.i64")
     overlay.write(folder)
-    about = {"partition": partition, "corpus": corpus.digest, **counts}
+    description = {"partition": partition, "corpus": corpus.digest, **counts}
     files = {path.name: file_digest(path) for path in sorted(folder.iterdir()) if path.is_file()}
-    write_json(folder / ABOUT, about | {"files": files})
+    write_json(folder / ABOUT, description | {"files": files})
 
 
 def verify_population(folder: Path) -> None:
@@ -230,9 +230,9 @@ def verify_population(folder: Path) -> None:
 
 
 def _digests(folder: Path) -> dict[str, Any]:
-    about = _about(folder)
+    description = _about(folder)
     try:
-        return dict(about.get("files", {}))
+        return dict(description.get("files", {}))
     except (ValueError, TypeError) as error:
         raise InputError(f"{folder / ABOUT}: damaged; restore it or start a new run") from error
 
@@ -251,13 +251,13 @@ def _kept_file(whole: Split) -> str:
     return {"<u4": "kept.u32", "<i8": "kept.i64"}[position_type(whole.records)]
 
 
-def _trained_on(folder: Path, whole: Split, about: dict[str, Any]) -> Split:
-    if "kept" not in about:
+def _trained_on(folder: Path, whole: Split, description: dict[str, Any]) -> Split:
+    if "kept" not in description:
         return whole
-    positions = flat_file(folder / _kept_file(whole), position_type(whole.records), about["kept"])
+    positions = flat_file(folder / _kept_file(whole), position_type(whole.records), description["kept"])
     if not len(positions) or positions[-1] >= whole.records:
         raise ValueError("kept records that there are not")
-    return Kept.select(whole, positions)
+    return PartialSplit.select(whole, positions)
 
 
 def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Canary, ...]]:
@@ -267,18 +267,18 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
         InputError: the folder is damaged or belongs to another corpus, or the corpus changed since.
     """
     try:
-        about = _about(folder)
-        if about["corpus"] != corpus.digest:
+        description = _about(folder)
+        if description["corpus"] != corpus.digest:
             raise InputError(
                 f"{corpus.path}: changed since canaries were planted in it ({folder}); restore it or start a new run"
             )
-        split = _trained_on(folder, corpus.split("train"), about)
+        split = _trained_on(folder, corpus.split("train"), description)
         canaries = read_canaries(folder, corpus.vocabulary)
-        overlay = Overlay.read(folder, about["insertions"])
+        overlay = Overlay.read(folder, description["insertions"])
         if not overlay.is_of(split.records, canaries):
             raise ValueError("planted records or canaries that there are not")
         twin = None
-        if about["world" if "world" in about else "partition"] == "iid":  # older runs have "world"
+        if description["world" if "world" in description else "partition"] == "iid":  # older runs have "world"
             dtype = order_dtype(split.records)
             order = flat_file(folder / ORDER_FILES[dtype], dtype, split.records)
             twin = Twin(order, flat_file(folder / "twin_users.i64", "<i8", len(split) + 1))

@@ -141,12 +141,12 @@ def is_drawn(roster: pd.DataFrame) -> "pd.Series[bool]":
     since was planted; without it, a share would hide what the defence did. Rosters of the first versions, which do not
     say how many records were drawn, count all their canaries as planted.
     """
-    drawn = pd.Series(data=True, index=roster.index)
+    is_planted = pd.Series(data=True, index=roster.index)
     if "is_planted" in roster:
-        drawn &= roster["is_planted"].astype(bool)
+        is_planted &= roster["is_planted"].astype(bool)
     if "planned_insertions" in roster and roster["planned_insertions"].notna().all():
-        drawn &= roster["planned_insertions"] > 0
-    return drawn
+        is_planted &= roster["planned_insertions"] > 0
+    return is_planted
 
 
 def read_roster(path: Path) -> pd.DataFrame:

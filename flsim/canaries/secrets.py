@@ -115,8 +115,8 @@ def with_keys(template: str, vocabulary: Vocabulary, rng: np.random.Generator) -
     def text(part: str | Hole) -> str:
         if isinstance(part, str) or not part.is_key:
             return str(part)
-        drawn = [symbols[index] for index in rng.integers(len(symbols), size=part.symbols)]
-        return f" {' '.join(drawn)} " if by_words else "".join(drawn)
+        symbols_drawn = [symbols[index] for index in rng.integers(len(symbols), size=part.symbols)]
+        return f" {' '.join(symbols_drawn)} " if by_words else "".join(symbols_drawn)
 
     return "".join(map(text, parse(template)))
 
@@ -295,8 +295,8 @@ class Secrets:
         """Return every filling once, as int64 [|R|, length]; only for a space that fits the memory."""
         numbers, filled = np.arange(self.space), []
         for part in reversed(self.parts):
-            numbers, own = np.divmod(numbers, part.fillings)
-            filled.append(part.fill(own))
+            numbers, places = np.divmod(numbers, part.fillings)
+            filled.append(part.fill(places))
         return np.hstack(filled[::-1])
 
     def is_filling(self, tokens: Sequence[int]) -> bool:
@@ -380,8 +380,8 @@ def _are_among(rows: Ints, secrets: Ints) -> NDArray[np.bool_]:
     """Return whether each of the rows [N, n] is one of the secrets [m, n], bool [N]."""
     is_secret = np.zeros(len(rows), bool)
     for secret in secrets:
-        left = np.arange(len(rows))
+        candidates = np.arange(len(rows))
         for place in reversed(range(len(secret))):  # templates begin with fixed text, which tells nothing apart
-            left = left[rows[left, place] == secret[place]]
-        is_secret[left] = True
+            candidates = candidates[rows[candidates, place] == secret[place]]
+        is_secret[candidates] = True
     return is_secret

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from flsim.base.rng import stream
 from flsim.canaries.planting import Overlay, Planting
 from flsim.data.corpus import Split
-from flsim.data.kept import record_words
 from flsim.data.records import windows
+from flsim.data.withheld import record_words
 
 ORDER_FILES = {"<u4": "twin.u32", "<i8": "twin.i64"}  # by the type of their values
 

@@ -199,36 +199,21 @@ def import_(
 @data.command(
     "inspect",
     rich_help_panel=LOOK,
-    epilog="Example: flsim data inspect corpora/stackexchange --plot lengths.png",
+    epilog="Example: flsim data inspect corpora/stackexchange",
 )
 def inspect_(
     corpus: From,
-    plot: Annotated[
-        Path | None,
-        typer.Option(
-            help="Figure of the lengths to write, e.g. lengths.png (.png, .svg or .pdf); replaces an existing file.",
-            show_default="no figure",
-        ),
-    ] = None,
     as_json: Json = False,
 ) -> None:
     """Describe a corpus.
 
     Prints the numbers of users, records and words, quantiles of the lengths of records and users, which users are
-    members, and how much text the import dropped. Histograms are in the figure of `--plot`, and in the output of
-    `--json`.
+    members, and how much text the import dropped. The output of `--json` also has histograms of the lengths.
     """
     from flsim.data.corpus import Corpus
     from flsim.data.inspect import inspect
 
-    if plot is not None:
-        from flsim.data.plot import plot_lengths, refuse_plot
-
-        refuse_plot(plot)
-    summary = inspect(Corpus.open(corpus, verify=True))
-    if plot is not None:
-        plot_lengths(summary, plot)
-    show(summary, as_json)
+    show(inspect(Corpus.open(corpus, verify=True)), as_json)
 
 
 @data.command(

@@ -44,7 +44,7 @@ def largest_authors(users: Iterable[tuple[str, str, int]]) -> tuple[list[dict[st
         pieces[key] += 1
     total = max(words.total(), 1)
     ranked = sorted(words, key=lambda key: (-words[key], key))
-    chosen = [*ranked[:LARGEST], *(key for key in ranked[LARGEST:] if is_stand_in(key[0]))]
+    chosen = [*ranked[:LARGEST], *(key for key in ranked[LARGEST:] if key[0].strip().lower() in STAND_INS)]
     authors: list[dict[str, Any]] = [
         {"author": key[0], "split": key[1], "users": pieces[key], "words": words[key], "share": words[key] / total}
         for key in chosen
@@ -52,7 +52,7 @@ def largest_authors(users: Iterable[tuple[str, str, int]]) -> tuple[list[dict[st
     warnings = []
     for author in authors:
         name, share = author["author"], author["share"]
-        if is_stand_in(name):
+        if name.strip().lower() in STAND_INS:
             why = "and stands for many people or for none"
         elif share > UNUSUAL_SHARE and share > UNUSUAL_MULTIPLE / len(words):
             why = "which is unusual for one person"
@@ -61,8 +61,3 @@ def largest_authors(users: Iterable[tuple[str, str, int]]) -> tuple[list[dict[st
         advice = "to leave this author out, import again with --drop-authors"
         warnings.append(f"author {name!r} has {share:.1%} of all words, {why}; {advice} {name!r}")
     return authors, warnings
-
-
-def is_stand_in(author: str) -> bool:
-    """Return whether a name is in `STAND_INS`, in capital letters or not."""
-    return author.strip().lower() in STAND_INS

@@ -118,8 +118,8 @@ def _drops(summary: dict[str, Any]) -> list[str]:
             begin = f"{count:>14,} {things:<8}{_percent(summary['dropped_shares'][reason]):>6}  "
             lines += textwrap.wrap(says, WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin))
     changed = summary["dropped"].get(CHANGED, 0)
-    kept = _entry("kept", f"{changed:,} rows, without the characters that XML forbids") if changed else []
-    return [*([f"{'dropped':<{_LABEL}} {'of all read':>15}", *lines] if lines else []), *kept]
+    changed_rows = _entry("kept", f"{changed:,} rows, without the characters that XML forbids") if changed else []
+    return [*([f"{'dropped':<{_LABEL}} {'of all read':>15}", *lines] if lines else []), *changed_rows]
 
 
 def _membership(membership: dict[str, Any]) -> list[str]:
@@ -166,8 +166,12 @@ def _authors(summary: dict[str, Any]) -> list[str]:
 def _origin(summary: dict[str, Any]) -> list[str]:
     lines = []
     for source in summary["sources"]:
-        about = [source["name"], *([source["format"]] if "format" in source else []), f"{source['bytes']:,} bytes"]
-        lines += _entry("source", ", ".join(about))
+        parts_of_source = [
+            source["name"],
+            *([source["format"]] if "format" in source else []),
+            f"{source['bytes']:,} bytes",
+        ]
+        lines += _entry("source", ", ".join(parts_of_source))
     for note in summary["notes"]:
         lines += _entry("note", note)
     for warning in (*summary["warnings"], *summary["author_warnings"]):

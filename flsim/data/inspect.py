@@ -117,7 +117,7 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
           heldout-whole and test-whole; see `Distribution.edges`), ``counts``, and ``scale``, the scale that suits the
           axis.
     """
-    measured = {name: _Measured(corpus.split(name)) for name in corpus.splits}
+    measured = {name: _SplitStatistics(corpus.split(name)) for name in corpus.splits}
     splits = {name: _described(split, corpus) for name, split in measured.items()}
     for population in (
         SPLITS,
@@ -167,7 +167,7 @@ def unit_of(reason: str) -> str | None:
 
 
 @dataclass(frozen=True)
-class _Measured:
+class _SplitStatistics:
     """The distributions and word counts of one split, each computed in one pass over a file."""
 
     split: Split
@@ -209,7 +209,7 @@ def _taken(array: NDArray[np.int64], indices: NDArray[np.int64]) -> NDArray[np.i
     return np.concatenate([window[indices[first:last] - start] for window, start, first, last in bounds])
 
 
-def _described(measured: _Measured, corpus: Corpus) -> dict[str, Any]:
+def _described(measured: _SplitStatistics, corpus: Corpus) -> dict[str, Any]:
     split, layout = measured.split, corpus.layout
     return {
         "users": len(split),

@@ -25,7 +25,7 @@ PLANTED = tuple(f"planted/{name}" for name in ("roster.parquet", "overlay.i64", 
 Sealed = dict[str, tuple[int, str]]
 
 
-class Described(TypedDict):
+class LayoutDescription(TypedDict):
     """A `flsim.data.vocabulary.Layout` as JSON, without the type of tokens if it is `UNNAMED`."""
 
     vocabulary_size: int
@@ -67,7 +67,7 @@ class Manifest(TypedDict):
     """The content of manifest.json."""
 
     schema: Any
-    layout: Described
+    layout: LayoutDescription
     dropped: dict[str, int]
     sources: list[Source]
     parameters: Parameters
@@ -112,8 +112,8 @@ def _what_is_wrong(text: str | bytes) -> str:
 
 def layout_in(described: dict[str, Any]) -> Layout:
     """Return the layout that a manifest or a split.json states."""
-    about = described["layout"]
-    return Layout(int(about["vocabulary_size"]), int(about["record_words"]), str(about["name"]))
+    layout = described["layout"]
+    return Layout(int(layout["vocabulary_size"]), int(layout["record_words"]), str(layout["name"]))
 
 
 def description_of(layout: Layout) -> dict[str, Any]:
@@ -144,7 +144,7 @@ def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Se
     try:
         manifest = from_json(text)
         schema, files = manifest["schema"], dict(manifest["files"])
-        sealed = {name: (int(about["bytes"]), str(about["sha256"])) for name, about in files.items()}
+        sealed = {name: (int(file["bytes"]), str(file["sha256"])) for name, file in files.items()}
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(f"{source}: not a corpus; make one with `flsim data import`") from error
     if schema != SCHEMA:

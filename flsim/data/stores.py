@@ -49,7 +49,7 @@ SILENT = ("NETWORK_CONNECTION", "UNAVAILABLE", "DEADLINE_EXCEEDED", "Could not c
 REFUSED = ("ACCESS_DENIED", "HTTP status 401", "HTTP status 403", "PERMISSION_DENIED", "UNAUTHENTICATED", "credentials")
 
 
-class _Silent(InputError):  # noqa: N818 (what the store is)
+class _NoAnswer(InputError):  # noqa: N818 (what the store is)
     """The error that a store does not answer."""
 
 
@@ -122,7 +122,7 @@ def _reading(what: str) -> Iterator[None]:
 
     Raises:
         InputError: nothing is there, or access is refused.
-        _Silent: the store does not answer.
+        _NoAnswer: the store does not answer.
     """
     from pyarrow import ArrowException
 
@@ -135,7 +135,7 @@ def _reading(what: str) -> Iterator[None]:
         if "NO_SUCH_BUCKET" in message:
             raise InputError(f"{what}: no such bucket; make it first") from error
         if any(sign in message for sign in SILENT):
-            raise _Silent(f"{what}: the store does not answer ({message})") from error
+            raise _NoAnswer(f"{what}: the store does not answer ({message})") from error
         if any(sign in message for sign in REFUSED):
             raise InputError(
                 f"{what}: access refused ({message}); set credentials of a user who may read it"
@@ -168,7 +168,7 @@ def fetched(uri: str) -> Path:
         store, prefix = _open_store(uri)
         with _reading(uri), store.open_input_stream(f"{prefix}/manifest.json") as file:
             text = file.read()
-    except _Silent as error:
+    except _NoAnswer as error:
         last = seen.read_text().strip() if seen.is_file() else ""
         if not (corpora / last / "manifest.json").is_file():
             raise

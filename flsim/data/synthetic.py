@@ -242,17 +242,17 @@ def draw_users(language: Language, hparams: SyntheticHParams, seed: int, names: 
     lengths, topic = (np.concatenate([user[k] for user in drawn]) for k in (0, 1))
     uniform, successor, order = (np.concatenate([user[k] for user in drawn], axis=1) for k in (2, 3, 4))
     words = language.successors.shape[1]
-    kept = np.arange(LONGEST)[:, None] < lengths
-    fresh = kept & (order >= hparams.order)
+    is_word = np.arange(LONGEST)[:, None] < lengths
+    fresh = is_word & (order >= hparams.order)
     fresh[0] = True
-    table = np.empty(kept.shape, language.successors.dtype)
-    table[fresh] = language.draw_words(np.broadcast_to(topic, kept.shape)[fresh], uniform[fresh], words)
+    table = np.empty(is_word.shape, language.successors.dtype)
+    table[fresh] = language.draw_words(np.broadcast_to(topic, is_word.shape)[fresh], uniform[fresh], words)
     following = language.successors.ravel()
     for position in range(1, LONGEST):
-        follows = np.flatnonzero(kept[position] & ~fresh[position])
+        follows = np.flatnonzero(is_word[position] & ~fresh[position])
         word = topic[follows] * words + table[position - 1, follows]
         table[position, follows] = following[word * SUCCESSORS + successor[position, follows]]
-    return Part(table.T[kept.T], lengths.astype(np.uint8), np.array([len(user[0]) for user in drawn]))
+    return Part(table.T[is_word.T], lengths.astype(np.uint8), np.array([len(user[0]) for user in drawn]))
 
 
 def _draw(

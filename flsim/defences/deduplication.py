@@ -86,8 +86,8 @@ def grams_of(words: Tokens, ngram: int) -> Grams:
     return frozenset(tuple(listed[start : start + ngram]) for start in range(max(1, len(listed) - ngram + 1)))
 
 
-def jaccard(ours: Grams, theirs: Grams) -> float:
-    return len(ours & theirs) / len(ours | theirs)
+def jaccard(one: Grams, other: Grams) -> float:
+    return len(one & other) / len(one | other)
 
 
 def _words(split: Split, record: int) -> Tokens:
@@ -217,8 +217,8 @@ def _drop_repeated(
     """Clear `kept` of pending records, int64 [n] and ascending, that repeat an earlier pending one."""
     while len(pending):
         pending = pending[np.argsort(hashes[pending], kind="stable")]
-        own = hashes[pending]
-        opens = np.append(True, own[1:] != own[:-1])
+        sorted_hashes = hashes[pending]
+        opens = np.append(True, sorted_hashes[1:] != sorted_hashes[:-1])
         firsts = pending[opens].repeat(np.diff(np.append(np.flatnonzero(opens), len(pending))))
         later, firsts = pending[~opens], firsts[~opens]
         same = np.empty(len(later), bool)
@@ -231,13 +231,13 @@ def _drop_repeated(
 
 def _equal(split: Split, left: NDArray[np.int64], right: NDArray[np.int64], by_user: bool) -> NDArray[np.bool_]:
     """Return whether pairs of records, int64 [n] each, have the same words, bool [n]."""
-    ours, theirs = split.records_at(left), split.records_at(right)
-    lengths = np.diff(ours.offsets)
-    same: NDArray[np.bool_] = lengths == np.diff(theirs.offsets)
+    one, other = split.records_at(left), split.records_at(right)
+    lengths = np.diff(one.offsets)
+    same: NDArray[np.bool_] = lengths == np.diff(other.offsets)
     if by_user:
         same &= _users(split.user_offsets, left) == _users(split.user_offsets, right)
     compared = lengths[same]
-    differs = ours.tokens[np.repeat(same, lengths)] != theirs.tokens[np.repeat(same, np.diff(theirs.offsets))]
+    differs = one.tokens[np.repeat(same, lengths)] != other.tokens[np.repeat(same, np.diff(other.offsets))]
     until = np.concatenate([[0], np.cumsum(differs)])[np.cumsum(np.append(0, compared))]
     same[same] = np.diff(until) == 0
     return same

@@ -14,8 +14,8 @@ import numpy as np
 
 from flsim.canaries.spec import CanaryHParams, configurations, distinct_configurations, expected_copies
 from flsim.data.corpus import Split
-from flsim.data.kept import Shadow, kept
 from flsim.data.vocabulary import Layout
+from flsim.data.withheld import Shadow, without_withheld
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, of_model
 from flsim.planning.text import cell, columns, number, share, three_digits
@@ -88,7 +88,7 @@ def trained_on(config: Config, train: Split) -> Split:
 
 @lru_cache(maxsize=1_024)  # every part of a plan asks again; only counts and offsets of users are kept
 def _left(train: Split, user_holdout: float, shadow: Shadow | None, seed: int) -> Split:
-    left = kept(train, user_holdout, shadow, seed)
+    left = without_withheld(train, user_holdout, shadow, seed)
     return replace(Users.counted(left).split(), user_offsets=np.asarray(left.user_offsets))
 
 

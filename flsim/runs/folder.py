@@ -83,7 +83,7 @@ class Run:
         with new_folder(path) as folder:
             corpus = Corpus.open(settings.data.corpus, verify=True)
             settings = replace(settings, canaries=settled(corpus, settings.canaries))
-            train = settings.data.kept(corpus.split("train"), settings.seed)
+            train = settings.data.without_withheld(corpus.split("train"), settings.seed)
             refuse_unfit(settings.model, corpus.layout, settings.seed)
             foresee_training(settings, train, corpus)
             if not len(corpus.test_users):
@@ -127,8 +127,8 @@ class Run:
         newest = checkpoint.latest(kept)
         if newest is not None and (trained := checkpoint.round_of(newest)) > run.rounds:
             raise InputError(
-                f"{path}: {trained:,} rounds are trained already, and the settings have {run.rounds:,}; a resume can only "
-                f"train longer, so give at least {trained:,}, or train a new run"
+                f"{path}: {trained:,} rounds are trained already, and the settings have {run.rounds:,}; a resume can "
+                f"only train longer, so give at least {trained:,}, or train a new run"
             )
         return run
 

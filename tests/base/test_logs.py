@@ -107,12 +107,6 @@ def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path, capfd: pytest.
     assert capfd.readouterr() == ("", "")
 
 
-def test_a_folder_that_is_gone_stops_nothing(tmp_path: Path) -> None:
-    with logging_to(tmp_path / "nowhere"):
-        log.info("lost")
-    assert not (tmp_path / "nowhere").exists()
-
-
 @pytest.mark.nightly
 def test_a_run_logs_what_happens_with_rounds_and_machines_and_goes_on_when_it_is_resumed(
     experiment: Experiment, trained: Trained

@@ -75,14 +75,13 @@ def test_a_round_has_the_copies_whose_window_it_is_in(experiment: Experiment, pa
             assert one.offsets.tolist() == other.offsets.tolist()
 
 
-@PARTITIONS
 @pytest.mark.parametrize(
-    "algorithm",
+    ("partition", "algorithm"),
     [
-        flsim.FedAvg(cohort=12),
-        flsim.FedAvg(cohort=12, algorithm="scaffold"),
-        flsim.Central(flsim.CentralSGD(batch_size=64)),
-        flsim.Central(flsim.CentralSGD(batch_size=64), flsim.Privacy("dp", clip=1.0, noise_multiplier=0.1)),
+        ("iid", flsim.FedAvg(cohort=12)),
+        ("non-iid", flsim.FedAvg(cohort=12, algorithm="scaffold")),
+        ("non-iid", flsim.Central(flsim.CentralSGD(batch_size=64))),
+        ("iid", flsim.Central(flsim.CentralSGD(batch_size=64), flsim.Privacy("dp", clip=1.0, noise_multiplier=0.1))),
     ],
     ids=["fedavg", "scaffold", "central", "dp-sgd"],
 )

@@ -18,15 +18,9 @@ from flsim.canaries.roster import read_roster
 from flsim.canaries.spec import CanaryHParams, bounds_of
 from flsim.data.corpus import Corpus
 from flsim.planning.scale import Users, canaries_of
-from flsim.results.canary_table import canary_table
-from flsim.results.differences import compare_runs
-from flsim.results.frames import frames
 from flsim.results.store import read_run
-from flsim.results.trace import trace
 from flsim.runs.config import load
 from flsim.runs.folder import Run
-from flsim.runs.participation import participation
-from flsim.show.trace import to_text
 from flsim.training.state import State
 
 ROUNDS = 8
@@ -47,16 +41,12 @@ ALGORITHMS = pytest.mark.parametrize(
     ("window", "rounds", "bounds"),
     [
         ((0.0, 1.0), 200, (None, None)),
-        ((0.0, 1.0), None, (None, None)),
         ((0.0, 0.5), 200, (None, 100)),  # rounds 1 to 100: it ends when 100 are completed
         ((0.5, 0.6), 200, (101, 120)),
         ((0.29, 1.0), 100, (30, None)),  # 0.29 x 100 is 28.999999999999996
         ((100, 120), 200, (101, 120)),
-        ((100, 120), None, (101, 120)),
-        ((0, 7), 200, (None, 7)),
         ((0.5, 0.5), 200, (101, 100)),
         ((0.0, 0.0), 200, (1, 0)),
-        ((1.0, 1.0), 200, (201, 200)),
         ((150, 400), 200, (151, 400)),
     ],
 )
@@ -69,12 +59,10 @@ def test_rounds_of_a_window(
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"windows": ()}, "windows must list at least one window, each once"),
-        ({"windows": ((0.0, 0.5), (0.0, 0.5))}, "each once"),
+        ({"windows": ()}, "windows must list at least one window"),
         ({"windows": ((0.5, 0.2),)}, "not end before they begin"),
         ({"windows": ((-0.5, 0.2),)}, "must begin at 0 or later"),
         ({"windows": ((0.5, 20.0),)}, "must be fractions of training, from 0 to 1, or whole numbers of rounds"),
-        ({"windows": ((float("nan"), 0.5),)}, "must begin at 0 or later"),
     ],
 )
 def test_windows_that_are_none(settings: dict[str, Any], message: str) -> None:
@@ -178,15 +166,6 @@ def arms(experiment: Experiment, trained_here: Trained) -> tuple[Path, Path]:
     return trained_here(*settings), trained_here(*settings, "canaries.arm='out'")
 
 
-def test_only_active_rounds_are_used(arms: tuple[Path, Path]) -> None:
-    inside, outside = map(Run.open, arms)
-    used = participation(inside, 4)
-    assert set(used["round"]) == {3}
-    drawn = set(inside.federated.training_of(inside.users, 4).cohort(2).tolist())
-    assert set(used["user"]) <= drawn
-    assert participation(outside, 4).empty
-
-
 def test_arms_measure_the_same_canaries_and_are_told_apart(arms: tuple[Path, Path]) -> None:
     inside, outside = (read_run(run) for run in arms)
     assert inside.setting + ", arm out" == outside.setting
@@ -197,18 +176,3 @@ def test_arms_measure_the_same_canaries_and_are_told_apart(arms: tuple[Path, Pat
         assert other is not None
         assert one.equals(other) == is_equal
         assert outside.of_canaries("exposure", round_) is not None
-
-
-def test_tables_name_the_window(arms: tuple[Path, Path]) -> None:
-    inside, outside = (read_run(run) for run in arms)
-    compared = compare_runs(inside, outside).table["row"].unique().tolist()
-    assert compared == compare_runs(outside, inside).table["row"].unique().tolist()  # whichever arm comes first
-    assert compared[1:] == ["3/10, 50%, in round 3", "3/10, 100%, in round 3"]
-    table = canary_table(inside)
-    assert set(zip(table["first_round"], table["last_round"], strict=True)) == {(3, 3)}
-    text = to_text(trace(inside, participation(Run.open(arms[0]), 4)), inside)
-    assert "; planted in round 3" in text
-    text = to_text(trace(outside, participation(Run.open(arms[1]), 4)), outside)
-    assert "; planted in no round (from 3)" in text
-    _, canaries = frames(*arms)
-    assert {*zip(canaries["first_round"], canaries["last_round"], strict=True)} == {(3, 3), (3, 2)}

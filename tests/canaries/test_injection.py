@@ -46,12 +46,9 @@ def test_round_of_an_injection(at: float, rounds: int | None, round_: int) -> No
     ("settings", "message"),
     [
         ({"injections": (0.5,), "p_u": (0.5,)}, "injections and p_u both say how canaries occur"),
-        ({"injections": (0.5,), "insertions": (2,)}, "injections and insertions both"),
         ({"injections": (0.5,), "windows": ((0.0, 0.5),)}, "injections and windows both"),
         ({"injections": (1.5,)}, "fractions of training below 1, or whole numbers"),
-        ({"injections": (-1,)}, "fractions of training below 1, or whole numbers"),
-        ({"injections": (0.5, 0.5)}, "must list different rounds"),
-        ({"injections": (0.5,), "injection_users": 0}, "injection_users must be at least 1"),
+        ({"injections": (0.5, 0.5)}, "must list different values"),
         ({"injection_copies": 2}, "injection_copies is of injections"),
     ],
 )
@@ -85,8 +82,7 @@ def sum_of(training: FederatedTraining, round_: int) -> UpdateSum:
     return training.sum_of(requests, training.send_in_process()(requests), state)[0]
 
 
-@PARTITIONS
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize(("partition", "shards"), [("iid", 3), ("non-iid", 1)])
 def test_a_rounds_sum_is_that_of_arm_out_and_of_its_pseudo_users(
     experiment: Experiment, partition: str, shards: int
 ) -> None:
@@ -171,7 +167,9 @@ def test_an_injected_run_lists_its_pseudo_users_and_measures_its_canaries(experi
     settings = ["canaries.injection_users=2", "canaries.injection_copies=3"]
     if kind == "central":
         config = config.replace("rounds = 4\ncohort = 6\n[local]", 'kind = "central"\nsteps = 4\nbatch_size = 20\n')
-        config = config[: config.index("batch_size = 20\n")] + "batch_size = 20\n[evaluation]\nevery = 2\n"
+        config = (
+            config[: config.index("batch_size = 20\n")] + "batch_size = 20\n[evaluation]\nevery = 2\nreferences = 200\n"
+        )
     experiment.config.write_text(config)
     run = Run.open(train_here(experiment, settings))
     met = participation(run, 4)

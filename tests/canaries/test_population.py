@@ -1,13 +1,17 @@
-"""Populations read what a naive overlay and a naive twin hold, in bounded memory."""
+"""Populations and twins hold what naive overlays hold: records, copies, sizes of users, and users in a round."""
 
+from collections import Counter
+from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import pytest
 from dumps import peak_kilobytes
-from helpers import MakeCorpus
+from helpers import Experiment, MakeCorpus
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from populations import split_of
 
 from flsim.base.errors import InputError
 from flsim.base.files import new_folder
@@ -17,19 +21,15 @@ from flsim.canaries.population import Population, open_population, verify_popula
 from flsim.canaries.spec import Canary
 from flsim.canaries.twin import make_twin, order_dtype
 from flsim.data.corpus import CorpusWriter, Split
-from flsim.data.records import Records
+from flsim.data.records import Users
 from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.runs.config import load
+from flsim.runs.folder import Run
 
 Sentences = list[list[int]]
 RECORDS = st.lists(st.lists(st.integers(1, 95), max_size=6), max_size=9)
 USERS = st.lists(RECORDS, min_size=1, max_size=8).filter(any)
 PHRASES = ((90, 91, 92, 93, 94), (1, 2), (95,) * 7)
-
-
-def split_of(users: list[Sentences]) -> Split:
-    flat = Records.from_lists([record for user in users for record in user])
-    ends = np.cumsum([0, *map(len, users)])
-    return Split(Layout(100), flat.tokens, flat.offsets, ends, Path("nowhere"))
 
 
 def planting_of(replaced: dict[int, int]) -> Planting:
@@ -129,16 +129,9 @@ def test_copies_that_a_cap_may_leave_out_are_counted(
     ("file", "size"),
     [
         ("overlay.i64", 0),
-        ("overlay.i64", -8),
         ("overlay.u16", -1),
-        ("overlay.u16", -2),
         ("twin.u32", -4),
-        ("twin.u32", -3),
-        ("twin_users.i64", -8),
         ("twin_users.i64", None),
-        ("twin.u32", None),
-        ("overlay.i64", None),
-        ("population.json", None),
         ("population.json", -10),
         ("roster.parquet", -10),
     ],
@@ -193,15 +186,99 @@ open_population(folder, corpus)
 
 
 def test_planting_and_dealing_a_large_corpus_takes_little_memory(tmp_path: Path) -> None:
-    """4,000 users of 500 records of 20 words are 96 MB; the twin needs 6 bytes a record, so 12 MB; pieces are 8 MB."""
+    """2,000 users of 500 records of 20 words are 48 MB; the twin needs 6 bytes a record, so 6 MB; pieces are 8 MB."""
     layout = Layout(10_000)
     vocabulary = Vocabulary(tuple(f"w{index}" for index in range(layout.words)), (1,) * layout.words)
     peaks = []
-    for users in (4, 4_000):
+    for users in (4, 2_000):
         with new_folder(tmp_path / f"{users}") as folder, CorpusWriter(folder, vocabulary, layout) as writer:
             tokens = stream(0, "tokens").integers(1, layout.words, users * 10_000, np.uint16)
             names = [f"u{index}" for index in range(users)]
             writer.splits["train"].extend(names, tokens, np.full(users * 500, 20), np.full(users, 500))
             writer.finish(dropped={}, sources=[], parameters={})
         peaks.append(peak_kilobytes(MAKE, tmp_path / f"{users}", tmp_path / f"planted{users}"))
-    assert peaks[1] - peaks[0] < 64_000
+    assert peaks[1] - peaks[0] < 40_000
+
+
+# Twins: runs that differ in data partition alone have the same records, copies, sizes of users, and users in a round.
+
+
+Everything = Counter[tuple[int, ...]]
+TWIN_USERS = st.lists(st.lists(st.lists(st.integers(1, 9), max_size=7), max_size=9), min_size=1, max_size=9).filter(any)
+TWIN_PHRASES = ((20, 21, 22, 23, 24), (30, 31))
+
+
+def everything(users: Users) -> Everything:
+    return Counter(tuple(record.tolist()) for user in range(len(users)) for record in users[user])
+
+
+def words(users: Users) -> list[int]:
+    return [users[user].words for user in range(len(users))]
+
+
+def assert_twins(real: Population, twin: Population) -> None:
+    """The laws of what they hold."""
+    assert len(real) == len(twin)
+    records = everything(real)
+    assert everything(twin) == records  # so copies of each canary as well
+    longest = max(map(len, records))
+    assert max(abs(a - b) for a, b in zip(words(real), words(twin), strict=True)) < max(longest, 1)
+    assert len(real.overlay.records) == len(twin.overlay.records)
+    assert Counter(real.overlay.canaries.tolist()) == Counter(twin.overlay.canaries.tolist())
+
+
+@settings(max_examples=200)
+@given(TWIN_USERS, st.sampled_from(["probability", "copies"]), st.integers(0, 999), st.integers(1, 9))
+def test_both_partitions_of_any_users_are_twins(
+    users: list[list[list[int]]], how: Literal["probability", "copies"], seed: int, window: int
+) -> None:
+    """With canaries that are longer or shorter than what they replace; whatever the pieces that the twin is made in."""
+    split = split_of(users)
+    copies = {"probability": (None, None), "copies": (split.records // 2, split.records // 3)}[how]
+    canaries = tuple(Canary(f"c{i}", phrase, 0.5, 0.5, copies[i]) for i, phrase in enumerate(TWIN_PHRASES))
+    planting = plant(split, canaries, seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("flsim.data.records.WINDOW", window)
+        twin, overlay = make_twin(split, planting, seed)
+    phrases = tuple(np.array(phrase, np.uint16) for phrase in TWIN_PHRASES)
+    assert_twins(Population(split, phrases, planting.overlay), Population(split, phrases, overlay, twin))
+
+
+def cohorts(run: Run, rounds: int) -> list[list[list[int]]]:
+    """The users that each shard is asked for in each round."""
+    state, training = run.latest_state(), run.federated.training_of(run.users, rounds)
+    return [
+        [request.users.tolist() for request in training.requests(replace(state, round=round_))]
+        for round_ in range(rounds)
+    ]
+
+
+def create(experiment: Experiment, partition: str, *overrides: str) -> Run:
+    settings = load(experiment.config, [f"data.partition={partition}", *overrides])
+    return Run.create(settings, experiment.folder / partition)
+
+
+@pytest.mark.parametrize("sampler", ["fixed-size", "poisson"])
+def test_both_runs_ask_the_same_users_and_train_as_long(
+    make_corpus: MakeCorpus, experiment: Experiment, sampler: str
+) -> None:
+    """Users of very different sizes, so that equal ones would show; a length in epochs, with a cap on records."""
+    sizes = [[[1 + (user + record) % 30] * (1 + record % 9) for record in range(1 + 2 * user)] for user in range(16)]
+    make_corpus(sizes, test=[[[1, 2]]], vocabulary_size=40, name="uneven")
+    text = experiment.config.read_text().replace("rounds = 4", "epochs = 3.0")
+    experiment.config.write_text(text)
+    overrides = (f"data.corpus={experiment.folder}/uneven", f"training.sampler={sampler}", "local.max_records=4")
+    real, twin = (create(experiment, partition, *overrides) for partition in ("non-iid", "iid"))
+    assert_twins(real.users, twin.users)
+    assert [canary.tokens for canary in real.canaries] == [canary.tokens for canary in twin.canaries]
+    assert (real.rounds, real.rounds_per_epoch, real.population) == (
+        twin.rounds,
+        twin.rounds_per_epoch,
+        twin.population,
+    )
+    asked = cohorts(real, real.rounds)
+    assert asked == cohorts(twin, real.rounds)
+    assert len({str(round_) for round_ in asked}) > 1
+    assert [real.users[user].tokens.tolist() for user in range(16)] != [
+        twin.users[user].tokens.tolist() for user in range(16)
+    ]

@@ -13,7 +13,7 @@ from helpers import MakeCorpus
 from flsim.base.errors import InputError
 from flsim.canaries.planting import Overlay, drawn_and_planted, plant
 from flsim.canaries.population import Partition, open_population, write_population
-from flsim.canaries.roster import COUNTS, LATER, SCHEMA, read_canaries, read_counts, read_roster, write_roster
+from flsim.canaries.roster import COUNTS, LATER, SCHEMA, read_canaries, read_roster, write_roster
 from flsim.canaries.secrets import Secrets
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Corpus
@@ -66,22 +66,6 @@ def test_what_a_roster_says_further_is_read_back(
     table = read_roster(tmp_path / "roster.parquet")
     assert {name: table[name][1] for name in told} == {name: listed(value) for name, value in told.items()}
     assert {*LATER} & {*pq.read_schema(tmp_path / "roster.parquet").names} == {*told}
-
-
-@pytest.mark.parametrize("canaries", [PLAIN, COPIES], ids=["probabilities", "copies"])
-def test_a_control_has_no_copy_and_the_others_have_theirs(
-    corpus: Corpus, tmp_path: Path, canaries: tuple[Canary, ...]
-) -> None:
-    train = corpus.split("train")
-    control = (canaries[0], replace(canaries[1], is_planted=False))
-    planting, both = plant(train, control, 0), plant(train, canaries, 0)
-    assert planting.insertions[1] == planting.sharers[1] == 0
-    assert planting.insertions[0] >= both.insertions[0] > 0
-    write_population(tmp_path, corpus, planting, "non-iid", 0)
-    assert read_counts(tmp_path)["insertions"].tolist() == planting.insertions.tolist()
-    population, read = open_population(tmp_path, corpus)
-    assert [canary.is_planted for canary in read] == [True, False]
-    assert len(population.overlay.records) == planting.insertions[0]
 
 
 def test_copies_of_a_control_are_refused(corpus: Corpus, tmp_path: Path) -> None:

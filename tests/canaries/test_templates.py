@@ -2,9 +2,7 @@
 
 from dataclasses import replace
 from math import log2
-from pathlib import Path
 
-import numpy as np
 import pandas as pd
 import pytest
 import torch
@@ -12,12 +10,9 @@ from helpers import Experiment, train_here
 
 import flsim as api
 from flsim.base.errors import InputError
-from flsim.base.files import new_folder
 from flsim.canaries.in_corpus import plant_corpus
 from flsim.canaries.planting import draw_canaries
-from flsim.data.corpus import Corpus, CorpusWriter
-from flsim.data.records import Records
-from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.data.corpus import Corpus
 from flsim.evaluation.evaluate import write_on
 from flsim.measures.memorization.score import log_perplexity
 from flsim.results.store import read_run
@@ -32,7 +27,7 @@ SECRETS = (
     "canaries.insertions=[20]",
     "canaries.count=3",
     "canaries.controls=4",
-    "evaluation.also=['space', 'path', 'generation', 'contexts', 'extrapolation']",
+    "evaluation.also=['space', 'path']",
 )
 WORDS = 36  # of the vocabulary of `Experiment`
 
@@ -111,37 +106,6 @@ def test_a_canary_that_does_not_fill_its_template_is_damage(experiment: Experime
     table.to_parquet(roster, index=False)
     with pytest.raises(InputError, match="canary c0 does not fill its template"):
         _ = Run.open(run.path).canaries
-
-
-@pytest.fixture
-def digits(tmp_path: Path) -> Corpus:
-    """A corpus whose vocabulary has digits: records that count."""
-    words = (*"0123456789", "the", "number", "is")
-    vocabulary, layout = Vocabulary(words, tuple(range(len(words), 0, -1))), Layout(len(words) + 4)
-    with new_folder(tmp_path / "digits") as folder, CorpusWriter(folder, vocabulary, layout) as writer:
-        for split in ("train", "test"):
-            for user in range(20):
-                counted = [[vocabulary.ids[str((user + step) % 10)] for step in range(6)]] * 10
-                writer.splits[split].add(f"{split}{user}", Records.from_lists(counted))
-        writer.finish(dropped={}, sources=[], parameters={})
-    return Corpus.open(tmp_path / "digits")
-
-
-@pytest.mark.parametrize("hole", ["{d9}", "{card}", "{ssn}"])
-def test_numbers_are_learned_and_ranked_among_random_ones(digits: Corpus, hole: str) -> None:
-    """Spaces far beyond |R|; a model that reads hardly anything else prefers the secret to all of R."""
-    hparams = api.Canaries(insertions=(150,), count=1, controls=1, source="template", template=f"the number is {hole}")
-    users = api.plant(digits, hparams, seed=0)
-    secret = users.canaries[0]
-    assert secret.template is not None
-    assert secret.template.is_filling(secret.tokens)
-    algorithm = api.FedAvg(cohort=20, local=api.LocalSGD(batch_size=4, learning_rate=1.0))
-    *_, state = api.simulate(users, api.Model(16, 32), algorithm, 12)
-    rows = api.evaluate(state, users, api.Model(16, 32), references=2_000)
-    ranks = rows[rows["metric"] == "rank"].set_index("canary")["value"]
-    assert rows[rows["metric"] == "references"]["value"].tolist() == [2_000]
-    assert ranks["c0"] == 1
-    assert np.isfinite(ranks["c1"])
 
 
 def test_keyed_secrets_are_ranked_after_their_own_key(experiment: Experiment) -> None:

@@ -1,6 +1,9 @@
 """Numbers of a corpus, against counts made the naive way."""
 
 import json
+import os
+import subprocess
+import sys
 from collections import Counter
 from itertools import pairwise
 from pathlib import Path
@@ -9,16 +12,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from dumps import peak_kilobytes, write_jsonl
-from helpers import MakeCorpus
+from dumps import peak_kilobytes
+from helpers import Flsim, MakeCorpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flsim.base.files import new_folder
 from flsim.data.authors import author_of
 from flsim.data.corpus import Corpus, CorpusWriter
-from flsim.data.importing.gather import ImportHParams
-from flsim.data.importing.run import import_corpus
+from flsim.data.describe import REASONS, describe
 from flsim.data.inspect import BINS, Distribution, inspect, unit_of
 from flsim.data.manifest import SPLITS
 from flsim.data.records import Records
@@ -111,24 +113,6 @@ def test_an_author_is_a_user_without_its_number() -> None:
     assert {user: author_of(user) for user in pairs} == pairs
 
 
-def test_keys_that_programs_rely_on(make_corpus: MakeCorpus) -> None:
-    """V = 12: words 1 to 8, OOV 9."""
-    found = inspect(make_corpus(train=[[[1, 2], [9]], [[3] * 20]], test=[[[9, 9, 1, 1]], [[1]], [[2], [3]]]))
-    assert (found["users"], found["records"], found["words"]) == (2, 3, 23)
-    assert (found["heldout_users"], found["test_users"]) == (0, 3)
-    assert {"vocabulary", "record_words", "dropped", "sources", "parameters", "digest"} < set(found)
-    expected = {
-        "users": 2,
-        "records": 3,
-        "words": 23,
-        "oov_share": 1 / 23,
-        "records_per_user": {"min": 1, "5%": 1, "median": 1, "95%": 2, "max": 2},
-        "words_per_record": {"min": 1, "5%": 1, "median": 2, "95%": 20, "max": 20},
-    }
-    assert expected.items() <= found["splits"]["train"].items()
-    assert found["splits"]["test"]["oov_share"] == 2 / 7
-
-
 def test_the_most_frequent_words_cover_the_most(tmp_path: Path) -> None:
     """200 words, of which the last 100 occur twice and the first 100 once: 100 cover 2/3, were it not for 60 OOV."""
     records = [[rank] * (1 + (rank >= 100)) for rank in range(200)] + [[200] * 60]
@@ -136,35 +120,6 @@ def test_the_most_frequent_words_cover_the_most(tmp_path: Path) -> None:
     assert found["coverage"] == {"100": 200 / 360, "all": 300 / 360}
     assert found["most_frequent"] == [{"word": f"w{rank}", "count": 2} for rank in range(100, 110)]
     assert found["words_occurring"] == 200
-
-
-def test_drops_have_shares_of_what_was_read(tmp_path: Path) -> None:
-    posts = [("long", "a b c d. e f g h! a a a a a?"), ("long", "b c. d"), ("short", "a. b")]
-    source = write_jsonl(tmp_path / "posts.jsonl", posts)
-    corpus = import_corpus([source], tmp_path / "corpus", ImportHParams(7, 5, 13, heldout=0.0, test=0.0))
-    found = inspect(corpus)
-    dropped = {reason: count for reason, count in found["dropped"].items() if count}
-    assert dropped == {
-        "records_of_short_users": 2,
-        "remainder_records": 2,
-        "remainder_words": 4,
-        "users_too_short": 1,
-        "words_of_short_users": 3,
-        "words_truncated": 1,
-    }
-    # Sentences of 5, 5, 6, 3, 1, 2 and 1 words, punctuation included, of two authors.
-    assert found["parameters"]["read"] == {"posts": 3, "records": 7, "words": 23, "users": 2}
-    shares = {reason: found["dropped_shares"][reason] for reason in dropped}
-    assert shares == {
-        "records_of_short_users": 2 / 7,
-        "remainder_records": 2 / 7,
-        "remainder_words": 4 / 23,
-        "users_too_short": 1 / 2,
-        "words_of_short_users": 3 / 23,
-        "words_truncated": 1 / 23,
-    }
-    assert found["splits"]["train"]["oov_share"] == 7 / 15  # a, then "." and b of those found once more
-    assert found["sources"][0]["format"] == "jsonl"
 
 
 def test_shares_are_none_where_nobody_counted(tmp_path: Path) -> None:
@@ -181,13 +136,6 @@ def test_shares_are_none_where_nobody_counted(tmp_path: Path) -> None:
     ]
 
 
-def test_warnings_and_notes_are_passed_on_and_may_be_missing(tmp_path: Path) -> None:
-    corpus = write(tmp_path / "corpus", {}, Layout(VOCABULARY), warnings=["few users"], notes=["no case"])
-    assert (inspect(corpus)["warnings"], inspect(corpus)["notes"]) == (["few users"], ["no case"])
-    del corpus.manifest["warnings"], corpus.manifest["notes"]
-    assert (inspect(corpus)["warnings"], inspect(corpus)["notes"]) == ([], [])
-
-
 INSPECT = """
 import sys
 from pathlib import Path
@@ -198,10 +146,10 @@ assert inspect(Corpus.open(Path(sys.argv[1])))["words"] == int(sys.argv[2])
 
 
 def test_memory_does_not_grow_with_words_and_records(tmp_path: Path) -> None:
-    """160 MB of tokens and 160 MB of records' starts, in 100 users, take less than 40 MB more than next to nothing."""
+    """80 MB of tokens and 80 MB of records' starts, in 50 users, take less than 40 MB more than next to nothing."""
     layout = Layout(VOCABULARY)
     peaks = []
-    for users in (1, 100):
+    for users in (1, 50):
         path = tmp_path / f"corpus{users}"
         vocabulary = Vocabulary(tuple("abcdefgh"), tuple(range(8, 0, -1)))
         records = Records(np.resize(np.arange(1, 9, dtype=np.uint16), 800_000), np.arange(0, 800_001, 4))
@@ -210,8 +158,8 @@ def test_memory_does_not_grow_with_words_and_records(tmp_path: Path) -> None:
                 writer.splits["train"].add(str(user), records)
             writer.finish({}, [], {})
         peaks.append(peak_kilobytes(INSPECT, path, Path(str(users * 800_000))))
-    assert (tmp_path / "corpus100/train/tokens.u16").stat().st_size == 160_000_000
-    assert (tmp_path / "corpus100/train/records.i64").stat().st_size == 160_000_008
+    assert (tmp_path / "corpus50/train/tokens.u16").stat().st_size == 80_000_000
+    assert (tmp_path / "corpus50/train/records.i64").stat().st_size == 80_000_008
     assert peaks[1] - peaks[0] < 40_000
 
 
@@ -267,9 +215,101 @@ def test_edges_are_round(values: list[int], expected: tuple[list[int], str]) -> 
     assert not values or edges[-1] > max(values)
 
 
-def test_edges_of_a_long_tail_have_one_ratio() -> None:
-    edges, scale = distribution([1_000] * 9 + [10**9]).edges()
-    ratios = np.array(edges[1:]) / edges[:-1]
-    assert scale == "log"
-    assert len(ratios) == BINS
-    np.testing.assert_allclose(ratios, 10 ** (6 / BINS), rtol=1e-3)
+def test_a_damaged_corpus_is_refused_in_one_line(make_corpus: MakeCorpus, flsim: Flsim) -> None:
+    corpus = make_corpus([[[1, 2], [3]]])
+    tokens = corpus.path / "train" / "tokens.u16"
+    content = tokens.read_bytes()
+    for damaged, message in (
+        (bytes([content[0] ^ 1]) + content[1:], "tokens.u16: changed since the import"),
+        (content[:-2], "tokens.u16: missing or of another size"),
+    ):
+        tokens.write_bytes(damaged)
+        code, out, err = flsim("data", "inspect", corpus.path)
+        assert (code, out, len(err.splitlines())) == (2, "", 1)
+        assert message in err
+
+
+def text_of(path: Path, splits: dict[str, list[str]], **manifest: Any) -> str:
+    """Return the summary as one line, of users by name, each of two records of two words."""
+    users = {split: [(name, [[0, 1], [2, 0]]) for name in names] for split, names in splits.items()}
+    return " ".join(describe(inspect(write(path, users, Layout(6), **manifest))).split())
+
+
+def test_the_splits_and_the_lengths(make_corpus: MakeCorpus) -> None:
+    """V = 12: words 1 to 8, OOV 9."""
+    found = inspect(
+        make_corpus(train=[[[1, 2], [9]], [[3] * 20]], test=[[[9, 9, 1, 1]], [[1]], [[2], [3]]], vocabulary_size=12)
+    )
+    rows = [line.split() for line in describe(found).splitlines()]
+    assert rows[0] == ["split", "authors", "users", "records", "words", "OOV"]
+    assert rows[1] == ["train", "2", "2", "3", "23", "4.3%"]
+    assert rows[2] == ["heldout", "0", "0", "0", "0"]
+    assert rows[3] == ["test", "3", "3", "4", "7", "28.6%"]
+    assert ["words", "per", "record", "1", "1", "2", "20", "20"] in rows
+    assert ["records", "per", "user", "1", "1", "1", "2", "2"] in rows
+    assert ["words", "per", "user", "3", "3", "3", "20", "20"] in rows
+    assert "coverage     of train's words: all 95.7%" in describe(found)
+    assert "frequent     w2 w0 w1\n" in describe(found)
+
+
+def test_who_is_a_member(tmp_path: Path) -> None:
+    safe = text_of(tmp_path / "safe", {"train": ["a#0", "a#1"], "heldout": ["b#0"], "test": ["c#0"]})
+    assert "held-out users are the safe non-members for user-level attacks" in safe
+    assert "no test author is in train" in safe
+    assert "WARNING" not in safe
+    dated = text_of(tmp_path / "dated", {"train": ["a#0", "b", "c", "d", "e"], "heldout": ["f"], "test": [*"abcdz"]})
+    assert "4 of 5 test authors are train authors too (a, b, c and 1 more), so members" in dated
+    assert "safe non-members for user-level attacks" in dated
+    leaky = text_of(tmp_path / "leaky", {"train": ["a#0", "b#0"], "heldout": ["a#1", "c#0"]})
+    assert "WARNING 1 of 2 held-out authors are train authors too (a): they are members" in leaky
+    assert "safe" not in leaky
+    assert "none held out: user-level attacks have no safe non-members" in text_of(tmp_path / "none", {"train": ["a"]})
+
+
+def test_drops_in_words(tmp_path: Path) -> None:
+    dropped = {"users_too_short": 30, "posts_without_owner": 0, "mice_that_ran": 7, "posts_in_latin": 1}
+    parameters = {"read": {"users": 40, "posts": 1000}}
+    text = text_of(tmp_path / "corpus", {"train": ["a"]}, dropped=dropped, parameters=parameters)
+    assert "30 authors 75.0% too short for a balanced user" in text
+    assert "1 posts 0.1% in latin" in text
+    assert "7 mice that ran" in text
+    assert "author is not known" not in text
+    assert all(unit_of(reason) for reason in REASONS)
+    dropped = {"rows_with_forbidden_characters": 64, "posts_without_words": 7}
+    text = text_of(tmp_path / "ascii", {"train": ["a"]}, dropped=dropped, parameters={"ascii": True})
+    assert "7 posts without words: formulas, code or pictures alone, or text all of which --ascii removed" in text
+    assert "kept 64 rows, without the characters that XML forbids" in text
+    changed = {"rows_with_forbidden_characters": 64}
+    assert "dropped" not in text_of(tmp_path / "changed", {"train": ["a"]}, dropped=changed)
+
+
+def extreme(value: Any, text: str) -> Any:
+    """Return a summary with this text and a large number wherever a text or a number may come from outside."""
+    if isinstance(value, dict):
+        return {key: extreme(inner, text) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [extreme(inner, text) for inner in value] * 2
+    return text if isinstance(value, str) else 10**9 - 1 if isinstance(value, int) else value
+
+
+@pytest.mark.parametrize("text", ["\x1b[31m" * 30, "長い" * 60, "a" * 500, "a b\n\r" * 60, "\ud800\0" * 9])
+def test_no_line_is_longer_than_80_columns_and_none_steers_the_terminal(tmp_path: Path, text: str) -> None:
+    dropped = dict.fromkeys(REASONS, 1)
+    sources = [{"name": "a", "bytes": 3, "format": "jsonl"}]
+    users = {split: [("a", [[0, 1]]), ("b#1", [[1]])] for split in SPLITS}
+    corpus = write(tmp_path / "corpus", users, Layout(6), dropped=dropped, sources=sources, notes=["n"], warnings=["w"])
+    shown = describe(extreme(inspect(corpus), text) | {"digest": corpus.digest})
+    assert max(map(len, shown.split("\n"))) <= 80
+    assert all(sign.isprintable() for sign in shown.replace("\n", ""))
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])
+def test_any_terminal_can_show_it(tmp_path: Path, encoding: str) -> None:
+    text_of(tmp_path / "corpus", {"train": ["a", "ümläut#0"], "test": ["ümläut#1"]}, notes=["日本"])
+    command = [sys.executable, "-m", "flsim", "data", "inspect", "corpus"]
+    environment = {**os.environ, "PYTHONIOENCODING": encoding}
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, check=True, env=environment)
+    text = done.stdout.decode(encoding)
+    assert ("note         日本\n" if encoding == "utf-8" else "note         ??\n") in text
+    assert ("?ml?ut" if encoding == "ascii" else "ümläut") in text
+    assert max(map(len, text.splitlines())) <= 80

@@ -16,7 +16,7 @@ from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.canaries.planting import draw_canaries
 from flsim.canaries.spec import CanaryHParams, draw_phrase
-from flsim.data.records import Records, batch
+from flsim.data.records import Records
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.data.vocabulary import LAYOUTS, Layout, Vocabulary
 from flsim.measures.memorization.beam_search import beam_search
@@ -69,14 +69,6 @@ def test_words_to_ids_and_back(name: str, tmp_path: Path) -> None:
     assert Vocabulary.read(tmp_path / "vocabulary.tsv", name) == vocabulary
     assert vocabulary.encode(["e", "nowhere", "a", "b"]) == [first + 4, oov, first, first + 1]
     assert vocabulary.decode([0, first + 2, oov, bos, eos]) == ["<pad>", "c", "<oov>", "<bos>", "<eos>"]
-
-
-@EVERY
-def test_a_batch(name: str) -> None:
-    first, last, oov, bos, eos = IDS[name]
-    made = batch(Records.from_lists([[first, oov], [last, last, first, first]]), np.array([0, 1]), layout_of(name))
-    assert made.inputs.tolist() == [[bos, first, oov, 0], [bos, last, last, first]]
-    assert made.targets.tolist() == [[first, oov, eos, 0], [last, last, first, first]]
 
 
 @EVERY

@@ -62,7 +62,7 @@ def round_trip(
 
 NUMBERS = count()
 PART = st.sampled_from([1, 3, 1_000, 2**26])
-relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=150)
+relaxed = settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
 
 
 @relaxed
@@ -151,7 +151,7 @@ WRITERS: dict[str, tuple[str, Callable[[Path, list[tuple[str, str, str]]], None]
 }
 
 
-@settings(relaxed, max_examples=5)
+@settings(relaxed, max_examples=2)
 @pytest.mark.parametrize("format", WRITERS)
 @given(rows=examples(st.sampled_from("abc"), st.lists(st.sampled_from(KNOWN)).map(" ".join)))
 def test_imported(tmp_path: Path, format: str, rows: list[Sentence]) -> None:

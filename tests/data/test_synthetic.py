@@ -2,18 +2,16 @@ import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import pytest
 from dumps import folder_bytes
-from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data import synthetic
-from flsim.data.corpus import Corpus, Split
+from flsim.data.corpus import Corpus
 from flsim.data.manifest import SPLITS
 from flsim.data.records import Records
 from flsim.data.synthetic import (
@@ -149,14 +147,6 @@ def test_more_users_leave_the_others_their_words(tmp_path: Path) -> None:
     assert words[0] == words[1]
 
 
-def test_the_vocabulary_counts_the_train_users(tmp_path: Path) -> None:
-    corpus = make(tmp_path)
-    counts = np.bincount(corpus.split("train").tokens, minlength=corpus.layout.words + 1)
-    assert counts[1 : corpus.layout.words + 1].tolist() == list(corpus.vocabulary.counts)
-    assert list(corpus.vocabulary.counts) == sorted(corpus.vocabulary.counts, reverse=True)
-    assert len(set(corpus.vocabulary.words)) == corpus.layout.words
-
-
 @pytest.mark.parametrize("zipf", [0.7, 1.0, 1.3])
 def test_words_follow_zipfs_law(tmp_path: Path, zipf: float) -> None:
     """Half of the mass keeps the common ranking, so the head falls like 1 / rank^zipf or somewhat slower."""
@@ -168,64 +158,12 @@ def test_words_follow_zipfs_law(tmp_path: Path, zipf: float) -> None:
     assert counts[:100].sum() > 0.3 * counts.sum()
 
 
-def usage(split: Split) -> NDArray[np.float64]:
-    """float64 [users, words], each user's distribution over words."""
-    counts = np.array([np.bincount(split[user].tokens, minlength=split.layout.words + 1) for user in range(len(split))])
-    shares: NDArray[np.float64] = counts / counts.sum(1, keepdims=True)
-    return shares
-
-
-def mean_divergence(split: Split) -> float:
-    """Mean Jensen-Shannon divergence between the users' words and the population's, in nats."""
-    users = usage(split)
-    middle = (users + users.mean(0)) / 2
-
-    def kl(p: NDArray[np.float64], q: NDArray[np.float64]) -> NDArray[np.float64]:
-        found: NDArray[np.float64] = np.where(p > 0, p * np.log(np.where(p > 0, p, 1) / np.where(q > 0, q, 1)), 0).sum(
-            1
-        )
-        return found
-
-    return float((kl(users, middle) + kl(np.broadcast_to(users.mean(0), users.shape), middle)).mean() / 2)
-
-
-def test_heterogeneity_makes_users_differ(tmp_path: Path) -> None:
-    """From one topic a user to all alike; longer users, so that counts of few words do not hide it."""
-    found = [
-        mean_divergence(
-            make(tmp_path, replace(HPARAMS, words_per_user=2_000, heterogeneity=value), name=str(value)).split("train")
-        )
-        for value in (0.01, 0.3, 100.0)
-    ]
-    assert found[0] > 1.2 * found[1] > 1.5 * found[2]
-
-
-def test_word_order_can_be_learned(tmp_path: Path) -> None:
-    """Knowing a word makes the next one easier to guess; without order it hardly does."""
-
-    def hits_of_bigrams(order: float) -> float:
-        corpus = make(tmp_path, replace(HPARAMS, users=200, order=order, topics=1), name=str(order))
-        pairs = Counter(
-            pair for user in range(100) for record in corpus.split("train")[user] for pair in pairwise(record.tolist())
-        )
-        best: dict[int, int] = {}
-        for (word, following), _ in sorted(pairs.items(), key=lambda item: item[1]):
-            best[word] = following
-        held = [pair for user in range(100, 200) for r in corpus.split("train")[user] for pair in pairwise(r.tolist())]
-        return float(np.mean([best.get(word) == following for word, following in held]))
-
-    assert hits_of_bigrams(0.9) > 2 * hits_of_bigrams(0.0)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"users": 0}, "users must be at least 1, found 0"),
-        ({"heldout_users": -1}, "heldout_users must be at least 0, found -1"),
         ({"words_per_user": 0}, "words_per_user must be at least 1, found 0"),
-        ({"topics": 0}, "topics must be at least 1, found 0"),
         ({"heterogeneity": 0.0}, "heterogeneity must be above 0 and finite, found 0.0"),
-        ({"zipf": float("nan")}, "zipf must be above 0 and finite, found nan"),
         ({"order": 1.5}, "order must be a probability, found 1.5"),
         ({"record_words": 11}, "record_words must be at least 12, found 11"),
     ],
@@ -233,13 +171,6 @@ def test_word_order_can_be_learned(tmp_path: Path) -> None:
 def test_hparams_that_make_no_sense(values: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         SyntheticHParams(**values)  # type: ignore[arg-type]
-
-
-@pytest.mark.parametrize("vocabulary_size", [4, 2**24 + 1])
-def test_vocabularies_that_do_not_fit(tmp_path: Path, vocabulary_size: int) -> None:
-    with pytest.raises(InputError, match="vocabulary size must be between 5 and 16,777,216"):
-        make(tmp_path, replace(HPARAMS, vocabulary_size=vocabulary_size))
-    assert not list(tmp_path.iterdir())
 
 
 def test_characters_spell_the_words_of_the_same_corpus(tmp_path: Path) -> None:

@@ -7,18 +7,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from dumps import folder_bytes
 
 import flsim
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
 from flsim.canaries.in_corpus import Planted, plant_corpus
 from flsim.canaries.planting import occurring
-from flsim.canaries.population import Partition
 from flsim.data.corpus import Corpus
 from flsim.data.inspect import inspect
 from flsim.data.manifest import named
-from flsim.data.stores import fetched, push
 from flsim.defences.deduplication import DeduplicationHParams, deduplicate
 
 SIZE = 70_000  # token ids
@@ -86,15 +83,6 @@ def test_phrases_of_late_words_are_noticed(wide: Corpus) -> None:
     assert occurring(train, {phrase, other}) == {phrase}
 
 
-def test_a_store_gives_back_what_it_was_given(wide: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLSIM_CACHE", str(tmp_path / "cache"))
-    planted = plant_corpus(wide, tmp_path / "planted", CANARIES, seed=0)
-    push(planted.path, f"file://{tmp_path}/store/corpus")
-    copy = fetched(f"file://{tmp_path}/store/corpus")
-    assert folder_bytes(copy) == folder_bytes(planted.path)
-    assert Corpus.open(copy, verify=True).digest == planted.digest
-
-
 def test_what_is_planted_is_written_and_repeats_are_dropped(wide: Corpus, tmp_path: Path) -> None:
     less = deduplicate(wide, tmp_path / "less", DeduplicationHParams())
     assert less.manifest["dropped"]["records_duplicated"] == 1
@@ -107,18 +95,17 @@ def test_what_is_planted_is_written_and_repeats_are_dropped(wide: Corpus, tmp_pa
     assert int(records.tokens.max()) >= BEYOND
 
 
-@pytest.mark.parametrize("partition", ["iid", "non-iid"])
-def test_three_rounds_and_what_they_memorized(wide: Corpus, partition: Partition) -> None:
-    planted = flsim.plant(wide, CANARIES, partition=partition)
+def test_two_rounds_and_what_they_memorized(wide: Corpus) -> None:
+    planted = flsim.plant(wide, CANARIES, partition="iid")
     users = planted.users
     copies = users.records_at(users.overlay.records)
     assert int(copies.tokens.max()) >= BEYOND
     assert np.diff(users.records_at(np.arange(users.records)).offsets).max() == RECORD
     model = flsim.Model(embedding=4, units=4)
     algorithm = flsim.FedAvg(cohort=4, local=flsim.LocalSGD(batch_size=2, max_records=3, learning_rate=1.0))
-    states = list(flsim.simulate(planted, model, algorithm, rounds=3))
-    assert [state.round for state in states] == [1, 2, 3]
-    oracle = algorithm.training_of(planted, model, 3, 0, "cpu")
+    states = list(flsim.simulate(planted, model, algorithm, rounds=2))
+    assert [state.round for state in states] == [1, 2]
+    oracle = algorithm.training_of(planted, model, 2, 0, "cpu")
     assert isinstance(oracle, FederatedTraining)
     (first,) = replace(oracle, engine="local").states(oracle.first_state(), 1)
     for name, value in first.params.items():

@@ -10,13 +10,12 @@ import pytest
 from helpers import MakeCorpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from populations import split_of
 
-from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.canaries.in_corpus import Planted, plant_corpus
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, Split
-from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
 from flsim.defences.deduplication import (
     MISSES,
@@ -31,11 +30,6 @@ from flsim.defences.deduplication import (
 
 Sentences = list[list[int]]
 USERS = st.lists(st.lists(st.lists(st.integers(1, 3), max_size=4), max_size=8), max_size=6)
-
-
-def split_of(users: list[Sentences]) -> Split:
-    flat = Records.from_lists([record for user in users for record in user])
-    return Split(Layout(100), flat.tokens, flat.offsets, np.cumsum([0, *map(len, users)]), Path("nowhere"))
 
 
 def grams(record: list[int], ngram: int) -> set[tuple[int, ...]]:
@@ -185,18 +179,3 @@ def test_every_process_drops_the_same(make_corpus: MakeCorpus, tmp_path: Path) -
         subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONHASHSEED": number}, check=True, stdout=-3)
         digests.add(Corpus.open(tmp_path / number).digest)
     assert len(digests) == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"near": 0.0}, "near must be a similarity above 0 and at most 1, found 0"),
-        ({"near": float("nan")}, "near must be a similarity"),
-        ({"near": 1.5}, "near must be a similarity"),
-        ({"ngram": 0}, "ngram must be at least 1, found 0"),
-        ({"within": "village"}, "within must be corpus or user, found village"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        DeduplicationHParams(**settings)  # type: ignore[arg-type]

@@ -18,7 +18,7 @@ from flsim.attacks.membership.side_by_side import Proven
 from flsim.attacks.membership.stored import newest_rows
 from flsim.base.errors import InputError
 from flsim.base.statistics import auroc
-from flsim.data.kept import held_out, included
+from flsim.data.withheld import held_out, included
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint

@@ -14,8 +14,8 @@ from numpy.typing import NDArray
 from flsim.attacks.membership.targets import unigram_of
 from flsim.attacks.membership.users import FreshRecords, blind_area, fresh_records, infer_users, user_statistics
 from flsim.base.errors import InputError
-from flsim.data.kept import held_out, included
 from flsim.data.records import Records
+from flsim.data.withheld import held_out, included
 from flsim.measures.memorization.score import log_perplexity
 from flsim.runs.config import FederatedConfig, load
 from flsim.runs.folder import Run

@@ -21,8 +21,8 @@ from flsim.attacks.membership.users import FreshRecords, _allows, user_statistic
 from flsim.base.rng import stream
 from flsim.base.statistics import RESAMPLES
 from flsim.data.authors import author_of
-from flsim.data.kept import held_out
 from flsim.data.records import Records
+from flsim.data.withheld import held_out
 
 PHI = np.array([0.5, -1.0, 2.0])
 SHADOWS = np.array([[0.1, -1.5, 1.0], [0.9, -0.5, 3.0], [0.4, -2.0, 1.5], [1.4, -0.9, 0.5], [0.2, 0.3, 2.5]])

@@ -3,11 +3,13 @@
 import random
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
 import typer
 from click import Group
+from custom_code import CODE, SETTINGS
 from helpers import TINY, Experiment, Flsim
 
 from flsim import cli
@@ -18,110 +20,12 @@ from flsim.privacy.update_canaries import cosines
 
 # Each file leaves a mark whenever it is executed.
 MARK = "from pathlib import Path\n\nPath({mark!r}).touch()\n\n"
-CODE = {
-    "model": """
-from torch import nn
-
-from flsim.models.language_model import TrainableModel
-
-
-class Bow(TrainableModel):
-    def __init__(self, vocabulary_size, hparams):
-        super().__init__(vocabulary_size, hparams)
-        self.read = nn.Embedding(vocabulary_size, 6)
-        self.write = nn.Linear(6, vocabulary_size)
-
-    def forward(self, tokens):
-        return self.write(self.read(tokens))
-""",
-    "sampler": """
-import numpy as np
-
-from flsim.base.rng import stream
-from flsim.privacy.sampling import Sampler
-
-
-class Turns(Sampler):
-    relation = "replace-one"
-
-    def draw(self, seed, round_, population):
-        order = stream(seed, "turns").permutation(population)
-        return np.sort(order[(round_ * self.cohort + np.arange(self.cohort)) % population])
-
-    def event(self, population, mechanism):
-        return mechanism
-""",
-    "noise": """
-from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
-
-from flsim.privacy.noise import Noise
-
-
-class Fresh(Noise):
-    def init(self):
-        return {}
-
-    def next(self, state, round_):
-        return self.fresh(round_), {}
-
-    @staticmethod
-    def event(sampled, noise_multiplier, rounds):
-        return SelfComposedDpEvent(sampled(GaussianDpEvent(noise_multiplier)), rounds)
-""",
-    "measure": """
-from flsim.measures import Measure, ModelProbe, Quantity
-
-
-def parameters(probe: ModelProbe) -> float:
-    return sum(parameter.numel() for parameter in probe.model.parameters())
-
-
-size = Measure("size", parameters, (Quantity(name="size", subject="model", description="Number of parameters."),))
-""",
-    "algorithm": """
-from flsim.algorithms.algorithm import Algorithm
-
-
-class Plain(Algorithm):
-    pass
-""",
-    "optimizer": """
-import torch
-
-
-def plain(parameters, lr):
-    return torch.optim.SGD(parameters, lr)
-""",
-    "server_optimizer": """
-from flsim.algorithms.server_optimizers import elementwise
-
-plain = elementwise("Plain", lambda x, settings: {}, lambda d, slots, settings: (d, {}))
-""",
-    "schedule": """
-def constant(done, total):
-    return 1.0
-""",
-    "attack": """
-def worst_word(candidates):
-    return candidates.log_probs.min(axis=1)
-""",
-    "format": """
-def lines(path):
-    for line in path.read_text().splitlines():
-        user, _, text = line.partition(" ")
-        yield user, [text]
-""",
-}
-
-SETTINGS = {
-    "model": 'model.architecture="model.py:Bow"',
-    "sampler": 'training.sampler="sampler.py:Turns"',
-    "noise": 'privacy.noise="noise.py:Fresh"',
-    "measure": 'evaluation.also=["measure.py:size"]',
-    "algorithm": 'training.algorithm="algorithm.py:Plain"',
-    "optimizer": 'local.optimizer="optimizer.py:plain"',
-    "server_optimizer": 'training.server_optimizer="server_optimizer.py:plain"',
-    "schedule": 'local.schedule="schedule.py:constant"',
+# The custom code of each run that is read. A command may need the model or the sampler, and refuse before it would
+# execute other code, so that these two are in runs of their own.
+RUNS = {
+    "model": ("model",),
+    "sampler": ("sampler",),
+    "others": ("noise", "measure", "algorithm", "optimizer", "server_optimizer", "schedule", "attack", "format"),
 }
 PRIVATE = (
     'training.sampler="poisson"',
@@ -156,66 +60,62 @@ NEEDS_SAMPLER = {("trace", "sampler"), ("membership", "sampler"), ("extract", "s
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Experiment]:
-    """Train a run whose only custom code is of one kind, once for all commands."""
-    done: dict[str, Experiment] = {}
-
-    def make(kind: str) -> Experiment:
-        if kind not in done:
-            done[kind] = trained(tmp_path_factory.mktemp(kind), kind)
-        return done[kind]
-
-    return make
+    """Train each of `RUNS` once for all commands."""
+    return cache(lambda name: trained(tmp_path_factory.mktemp(name), RUNS[name]))
 
 
-def trained(folder: Path, kind: str) -> Experiment:
+def trained(folder: Path, kinds: tuple[str, ...]) -> Experiment:
     experiment = Experiment(folder)
-    (folder / f"{kind}.py").write_text(MARK.format(mark=str(folder / "mark")) + CODE[kind])
-    drawn = random.Random(0)
+    for kind in kinds:
+        (folder / f"{kind}.py").write_text(MARK.format(mark=str(folder / f"{kind}.mark")) + CODE[kind])
+    rng = random.Random(0)
     words = [f"w{index}" for index in range(30)]
-    lines = [f"u{user:02d} {' '.join(drawn.choices(words, k=8))}." for user in range(40) for _ in range(8)]
+    lines = [f"u{user:02d} {' '.join(rng.choices(words, k=8))}." for user in range(40) for _ in range(8)]
     (folder / "text.txt").write_text("\n".join(sorted(lines)) + "\n")
-    if kind != "format":
+    if "format" not in kinds:
         (folder / "format.py").write_text(CODE["format"])
     chosen = ["--format", "format.py:lines", "--vocabulary", "34", "--heldout", "0.3", "--test", "0.1"]
     chosen += ["--words-per-user", "50"]
     experiment.call("data", "import", "text.txt", *chosen, "--out", "corpus")
     experiment.config.write_text(TINY)
     for name, rate in (("run", "0.1"), ("other", "0.2")):
-        settings = [*PRIVATE, *([SETTINGS[kind]] if kind in SETTINGS else []), f"local.learning_rate={rate}"]
-        settings += CANARY_USERS if kind == "sampler" else ()
+        settings = [*PRIVATE, *(SETTINGS[kind] for kind in kinds if kind in SETTINGS), f"local.learning_rate={rate}"]
+        settings += CANARY_USERS if "sampler" in kinds else ()
         options = [part for setting in settings for part in ("--set", setting)]
         experiment.call("run", "tiny.toml", "--out", name, "--in-process", *options)
-    if kind == "attack":
+    if "attack" in kinds:
         experiment.call("membership", "run", "--attack", "attack.py:worst_word")
-    assert (folder / "mark").exists()
+    assert {mark.stem for mark in folder.glob("*.mark")} == {*kinds}
     return experiment
 
 
-def called(experiment: Experiment, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, bool]:
-    """Call a command in a process that has executed no custom code yet: exit code, errors, and whether code ran."""
+def called(experiment: Experiment, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> tuple[int, str, set[str]]:
+    """Call a command in a process that has executed no custom code yet: exit code, errors, and what code ran."""
     monkeypatch.setattr(extensions, "_modules", {})
-    mark = experiment.folder / "mark"
-    mark.unlink(missing_ok=True)
+    for mark in experiment.folder.glob("*.mark"):
+        mark.unlink()
     done = experiment.call(*arguments, check=False)
-    return done.returncode, done.stderr, mark.exists()
+    return done.returncode, done.stderr, {mark.stem for mark in experiment.folder.glob("*.mark")}
 
 
-@pytest.mark.parametrize("kind", CODE)
+@pytest.mark.parametrize("name", RUNS)
 @pytest.mark.parametrize("command", READING)
 def test_reading_executes_nothing(
-    made: Callable[[str], Experiment], monkeypatch: pytest.MonkeyPatch, command: str, kind: str
+    made: Callable[[str], Experiment], monkeypatch: pytest.MonkeyPatch, command: str, name: str
 ) -> None:
-    code, error, is_executed = called(made(kind), monkeypatch, *command.split(), *READING[command])
-    if (command, kind) in NEEDS_MODEL:
-        assert code == 0, error
-        assert is_executed
-        return
-    assert not is_executed
-    if (command, kind) in NEEDS_SAMPLER:
-        assert code == 2
+    code, error, executed = called(made(name), monkeypatch, *command.split(), *READING[command])
+    if (command, name) in NEEDS_MODEL:
+        assert (code, executed) == (0, {"model"}), error
+    elif (command, name) in NEEDS_SAMPLER:
+        assert (code, executed) == (2, set())
         assert f"flsim: {extensions.not_executed('sampler.py:Turns', 'sampler')}" == error.splitlines()[-1]
     else:
-        assert code == 0, error
+        assert (code, executed) == (0, set()), error
+
+
+def test_every_kind_of_custom_code_is_in_a_run() -> None:
+    assert {kind for kinds in RUNS.values() for kind in kinds} == {*CODE} - {"maker", "factory"}
+    assert {kind for kinds in RUNS.values() for kind in kinds} >= {*SETTINGS}
 
 
 @pytest.mark.parametrize(
@@ -248,9 +148,8 @@ def test_a_file_is_named_before_it_is_executed(
 
     monkeypatch.setattr(extensions, "_execute", watched)
     monkeypatch.setattr("flsim.runs.config.custom_code.say", said.append)
-    code, error, is_executed = called(experiment, monkeypatch, *arguments, *more)
-    assert code == 0, error
-    assert is_executed
+    code, error, executed = called(experiment, monkeypatch, *arguments, *more)
+    assert (code, executed) == (0, {"model"}), error
     assert said.index(f"Executing {copy}: architecture Bow") < said.index("executed")
 
 
@@ -272,12 +171,6 @@ def test_a_ledger_cannot_name_code_that_the_settings_do_not(experiment: Experime
     assert done.returncode == 2
     assert not mark.exists()
     assert f"ledger names {file}:Turns, which" in " ".join(done.stderr.split())
-
-
-def test_the_refusal_names_options_as_tables_do() -> None:
-    assert str(extensions.not_executed('my.py:Halves{"part": 0.25}', "sampler")).startswith(
-        "custom sampler Halves(part=0.25): this command does not execute"
-    )
 
 
 def test_without_noise_a_custom_sampler_spends_an_infinite_epsilon(
@@ -322,6 +215,6 @@ def test_an_audit_holds_a_run_against_the_stored_epsilon(
     assert claim.convention.name == "own-replace-one-rdp"
     assert {claim.convention.name: claim.epsilon} == run.epsilons(run.latest_state())
     assert claim.curve.tpr(0.0) == pytest.approx(claim.delta)  # e^epsilon 0 + delta
-    code, error, is_executed = called(experiment, monkeypatch, "audit", "run", "--delta", "1e-9")
-    assert (code, is_executed) == (2, False)
+    code, error, executed = called(experiment, monkeypatch, "audit", "run", "--delta", "1e-9")
+    assert (code, executed) == (2, set())
     assert "--delta 1e-09" in error

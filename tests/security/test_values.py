@@ -1,6 +1,7 @@
-"""Files of data that hold anything at all: bad input in one line, or passed over; never a traceback."""
+"""Files of data that hold anything at all: bad input in one line, or passed over; texts stay texts."""
 
 import json
+import re
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,7 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from helpers import Experiment
-from reported import write_run
+from reported import roster, write_run
+from selectolax.lexbor import LexborHTMLParser
 
 from flsim.base.errors import InputError
 from flsim.base.files import file_digest
@@ -31,32 +33,34 @@ from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
 from flsim.runs.sweeps.folder import SweepFolder
 from flsim.runs.sweeps.screen import state_of
+from flsim.show.layout import Column, latex, markdown
 
 DEEP, INFINITE = "@deep@", "@infinite@"
-ABSURD: list[Any] = [None, True, -1, INFINITE, "", "\ud800", [1], {"a": 1}, DEEP]
+ABSURD: list[Any] = [None, -1, INFINITE, "\ud800", [1], {"a": 1}, DEEP]
 RAW = {DEEP: "[" * 100_000 + "]" * 100_000, INFINITE: "Infinity"}
 COLUMNS: list[pa.Array] = [
     pa.array([1.5]),
     pa.array(["x"]),
     pa.array([None]),
-    pa.array([70_000]),
     pa.array([-5]),
     pa.array([float("inf")]),
-    pa.array([True]),
     pa.array([b"\xff"]),
     pa.array([[-1]]),
     pa.array([[None]], pa.list_(pa.int64())),
-    pa.array([["x"]]),
     pa.array([{"a": 1}]),
     pa.array(["x"]).dictionary_encode(),
 ]
 
 
 def places(value: Any, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
-    """All places in a JSON value; of a list, those in its first item."""
+    """All places in a JSON value; of a list, and of an object of like objects, those in its first item."""
     yield place
-    for key in value if isinstance(value, dict) else range(min(1, len(value))) if isinstance(value, list) else ():
-        yield from places(value[key], (*place, key))
+    if isinstance(value, list):
+        value = dict(enumerate(value[:1]))
+    if isinstance(value, dict):
+        like = {tuple(inner) if isinstance(inner, dict) else "" for inner in value.values()}
+        for key in list(value)[: 1 if len(like) == 1 and like != {""} else None]:
+            yield from places(value[key], (*place, key))
 
 
 def absurd(value: Any) -> Iterator[str]:
@@ -235,3 +239,60 @@ def test_a_row_that_repeats_for_ever_is_not_read(tmp_path: Path) -> None:
     assert path.stat().st_size < 1_000_000
     with pytest.raises(InputError, match="more than a run ever writes"):
         read_parquet(path, ROWS)
+
+
+# Texts that others chose, such as names of runs, titles and words, stay texts in all that is written of them.
+
+
+HOSTILE = (
+    """<script>alert(1)</script><img src=//x onerror=alert(1)>"onload="a' {{7*7}} """
+    "| `$(x)` [a](b) \\input{/etc/passwd} =1+1"
+)
+
+
+def test_a_report_holds_no_script_whatever_runs_are_called(tmp_path: Path) -> None:
+    sweep = tmp_path / "sweep"
+    path = write_run(sweep / "runs" / "a", setting=f"IID, {HOSTILE}", reason=HOSTILE, name="a", status="completed")
+    planted = roster(0)
+    planted["words"] = planted["words"].map(lambda words: [HOSTILE, *words[1:]])
+    planted.to_parquet(path / "planted" / "roster.parquet")
+    one = {"name": "a", "grid": HOSTILE, "seed": 0, "axes": {HOSTILE: HOSTILE}, "published": None}
+    said = dict.fromkeys(("name", "title", "question", "tier", "about", "command", "source"), HOSTILE)
+    session = {"began": HOSTILE, "seconds": 1.0, "trained": ["a"], "failed": {HOSTILE: HOSTILE}}
+    about = {**said, "versions": {HOSTILE: HOSTILE}, "sessions": [session], "runs": [one, one | {"name": "b"}]}
+    (sweep / "sweep.json").write_text(json.dumps(about))
+    line = {"checkpoint": "round-000040.safetensors", "outcome": "failed", "attempt": 1, "seconds": 1.0, "ended": 1.0}
+    (path / "evaluations.jsonl").write_text(json.dumps(line | {"reason": HOSTILE}))
+    page = render(gather([sweep]))
+    tree = LexborHTMLParser(page)
+    title = tree.css("h1")[0].text()
+    assert HOSTILE.split()[0] in title  # it was shown, as a text
+    assert page.count("&lt;script&gt;") > 10
+    assert "{{7*7}}" in title
+    nodes = tree.css("*")
+    assert {node.tag for node in nodes} & {
+        "script",
+        "img",
+        "iframe",
+        "object",
+        "embed",
+        "link",
+        "form",
+        "base",
+    } == set()
+    named = [name for node in nodes for name in node.attributes]
+    assert [name for name in named if name.startswith("on")] == []
+    assert {str(node.attributes["href"])[:1] for node in nodes if "href" in node.attributes} == {"#"}
+    policy = tree.css('meta[http-equiv="Content-Security-Policy"]')[0].attributes["content"]
+    assert "default-src 'none'" in str(policy)
+
+
+def test_tables_hold_no_markup_whatever_runs_are_called() -> None:
+    labels, units = [Column("Setting", [HOSTILE], is_number=False)], [[Column("RS", ["1"])]]
+    row = markdown(labels, units, width=1_000).splitlines()[2]
+    assert re.sub(r"\\.", "", row).count("|") == 3  # the cells' own borders
+    assert not re.search(r"(?<!\\)(<\w|`|\[)", row)
+    text = latex(labels, units)
+    commands = set(re.findall(r"\\[A-Za-z]+", text))
+    assert "\\input" not in commands
+    assert "textbackslash{}input" in text

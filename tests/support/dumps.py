@@ -1,15 +1,21 @@
 """Helpers for tests of data: dumps and JSON lines written by hand, and folders as bytes."""
 
+import bz2
+import gzip
+import io
 import json
+import lzma
 import subprocess
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from pathlib import Path
 from xml.sax.saxutils import quoteattr
 
+import py7zr
 import pytest
+from backports import zstd
 
 DECLARATION = '<?xml version="1.0" encoding="utf-8"?>\n'
 
@@ -36,10 +42,10 @@ def write_jsonl(path: Path, posts: Iterable[tuple[str | int, str]]) -> Path:
     return path
 
 
-def folder_bytes(folder: Path) -> dict[str, bytes]:
-    return {
-        path.relative_to(folder).as_posix(): path.read_bytes() for path in sorted(folder.rglob("*")) if path.is_file()
-    }
+def folder_bytes(folder: Path, without: str = "") -> dict[str, bytes]:
+    """Return the content of all files of a folder by their relative paths, without the file of one name."""
+    files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*")) if path.is_file()}
+    return {name: path.read_bytes() for name, path in files.items() if name != without}
 
 
 def peak_kilobytes(code: str, *arguments: Path) -> int:
@@ -67,6 +73,20 @@ def _kilobytes(pid: int) -> int:
     return 0  # it ended
 
 
+def peak_of_reading(path: Path, format: str) -> int:
+    """Return the peak memory of a process that reads all posts of a file."""
+    code = f"""
+import sys
+from collections import Counter
+from pathlib import Path
+from flsim.data.formats.known import FORMATS
+path, format = Path(sys.argv[1]), FORMATS["{format}"]
+for part in format.parts(path, path, ("user", "text")):
+    sum(1 for _ in format.read(part, Counter()))
+"""
+    return peak_kilobytes(code, path)
+
+
 def alive(pid: int) -> bool:
     """Whether a process has not ended; one that nobody has waited for yet has."""
     with suppress(OSError):
@@ -79,3 +99,22 @@ def children(pid: int) -> list[int]:
     with suppress(OSError):
         return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
     return []
+
+
+def seven_zip(files: dict[str, bytes], password: str | None = None) -> bytes:
+    packed = io.BytesIO()
+    with py7zr.SevenZipFile(packed, "w", password=password) as archive:
+        for name, content in files.items():
+            archive.writef(io.BytesIO(content), name)
+    return packed.getvalue()
+
+
+# TensorFlow Federated publishes its SQLite files as LZMA without a container.
+PACKERS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".bz2": bz2.compress,
+    ".xz": lzma.compress,
+    ".lzma": lambda content: lzma.compress(content, lzma.FORMAT_ALONE),
+    ".zst": zstd.compress,
+    ".7z": lambda content: seven_zip({"Posts.xml": content}),
+}

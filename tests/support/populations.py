@@ -1,7 +1,12 @@
 """Populations in memory; this file needs torch and numpy only, as tests on a machine with a GPU do."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import numpy as np
+
+from flsim.data.corpus import Split
 from flsim.data.records import Records, Unchanging
 from flsim.data.vocabulary import Layout
 
@@ -18,3 +23,10 @@ class InMemory(Unchanging):
 
     def __getitem__(self, user: int) -> Records:
         return Records.from_lists(self.users[user])
+
+
+def split_of(users: Sequence[Sequence[list[int]]], vocabulary_size: int = 100) -> Split:
+    """Return users, each a list of records, each a list of ids, as a split of a corpus in memory."""
+    flat = Records.from_lists([record for user in users for record in user])
+    offsets = np.cumsum([0, *map(len, users)], dtype=np.int64)
+    return Split(Layout(vocabulary_size), flat.tokens, flat.offsets, offsets, Path("nowhere"))

@@ -25,8 +25,8 @@ from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.base.statistics import RESAMPLES, auroc, roc
 from flsim.data.corpus import Corpus, Split
-from flsim.data.kept import Shadow, held_out
 from flsim.data.records import Records
+from flsim.data.withheld import Shadow, held_out
 from flsim.runs.folder import Run
 from flsim.training.engines import threads as threads_of_torch
 

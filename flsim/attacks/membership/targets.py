@@ -11,8 +11,8 @@ from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data.authors import author_of
 from flsim.data.corpus import Corpus, Split
-from flsim.data.kept import in_whole
 from flsim.data.records import Records, piece, windows
+from flsim.data.withheld import in_whole
 from flsim.runs.folder import Run
 
 Floats = NDArray[np.float64]

@@ -33,8 +33,8 @@ from flsim.base.rng import stream
 from flsim.base.statistics import auroc
 from flsim.data.authors import author_of
 from flsim.data.corpus import Split
-from flsim.data.kept import held_out
 from flsim.data.records import Records
+from flsim.data.withheld import held_out
 from flsim.runs.folder import Run
 from flsim.training.engines import threads as threads_of_torch
 

@@ -34,10 +34,18 @@ def reader_of(name: str) -> Format:
     Raises:
         InputError: the file failed, or it has no such function or `Format`.
     """
-    own = _Reader(name, source_digest(name))
-    thing = own.resolved()
+    user_code = _Reader(name, source_digest(name))
+    thing = user_code.resolved()
     lost, fragile = (thing.lost, thing.fragile) if isinstance(thing, Format) else ("", False)
-    return Format(_label(name), own.parts, own.read, own.check, lost, fragile, {"format_sha256": own.sha256})
+    return Format(
+        _label(name),
+        user_code.parts,
+        user_code.read,
+        user_code.check,
+        lost,
+        fragile,
+        {"format_sha256": user_code.sha256},
+    )
 
 
 @dataclass(frozen=True)
@@ -90,9 +98,9 @@ def maker_of(name: str, seed: int, options: Mapping[str, Any]) -> Format:
     Raises:
         InputError: the file failed, it has no such function, or the function does not take these options.
     """
-    own = _Maker(name, seed, dict(options))
-    own.bound()
-    return Format(_label(name), _whole, own.read, about={"options": own.options})
+    user_code = _Maker(name, seed, dict(options))
+    user_code.bound()
+    return Format(_label(name), _whole, user_code.read, about={"options": user_code.options})
 
 
 @dataclass(frozen=True)

@@ -40,8 +40,8 @@ def parquet_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Pa
         _check_columns(file.schema_arrow, source, columns)
         bounds, rows, size = [0], 0, 0
         for group in range(file.metadata.num_row_groups):
-            about = file.metadata.row_group(group)
-            rows, size = rows + about.num_rows, size + about.total_byte_size
+            metadata = file.metadata.row_group(group)
+            rows, size = rows + metadata.num_rows, size + metadata.total_byte_size
             if rows >= posts.PART_RECORDS or size >= posts.PART_BYTES or group == file.metadata.num_row_groups - 1:
                 bounds.append(group + 1)
                 rows = size = 0

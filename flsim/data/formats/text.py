@@ -27,8 +27,8 @@ def text_format(lines_per_author: int = LINES_PER_AUTHOR) -> Format:
         InputError: `lines_per_author` is less than 1.
     """
     at_least_one(lines_per_author=lines_per_author)
-    about = {} if lines_per_author == LINES_PER_AUTHOR else {"lines_per_author": lines_per_author}
-    return Format("text", partial(_parts, lines_per_author), partial(_read, lines_per_author), about=about)
+    settings = {} if lines_per_author == LINES_PER_AUTHOR else {"lines_per_author": lines_per_author}
+    return Format("text", partial(_parts, lines_per_author), partial(_read, lines_per_author), about=settings)
 
 
 def _parts(lines_per_author: int, data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:

@@ -12,7 +12,7 @@ from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
-from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError
 
 from flsim.base.errors import InputError
@@ -45,42 +45,42 @@ from flsim.data.formats.sqlite import ascending, database, require, rowid_parts,
 # The messages are those of tensorflow/core/example/{example,feature}.proto. They are built here in a pool of their
 # own, so that they do not conflict with an installed TensorFlow.
 
-_Field = descriptor_pb2.FieldDescriptorProto
+_MESSAGES = """
+name: "example.proto" package: "tensorflow" syntax: "proto3"
+message_type { name: "BytesList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_BYTES } }
+message_type { name: "FloatList" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_FLOAT } }
+message_type { name: "Int64List" field { name: "value" number: 1 label: LABEL_REPEATED type: TYPE_INT64 } }
+message_type {
+  name: "Feature" oneof_decl { name: "kind" }
+  field { name: "bytes_list" number: 1 type: TYPE_MESSAGE type_name: ".tensorflow.BytesList" oneof_index: 0 }
+  field { name: "float_list" number: 2 type: TYPE_MESSAGE type_name: ".tensorflow.FloatList" oneof_index: 0 }
+  field { name: "int64_list" number: 3 type: TYPE_MESSAGE type_name: ".tensorflow.Int64List" oneof_index: 0 }
+}
+message_type {
+  name: "Features"
+  nested_type {
+    name: "FeatureEntry" options { map_entry: true }
+    field { name: "key" number: 1 label: LABEL_OPTIONAL type: TYPE_STRING }
+    field { name: "value" number: 2 label: LABEL_OPTIONAL type: TYPE_MESSAGE type_name: ".tensorflow.Feature" }
+  }
+  field {
+    name: "feature" number: 1 label: LABEL_REPEATED type: TYPE_MESSAGE type_name: ".tensorflow.Features.FeatureEntry"
+  }
+}
+message_type {
+  name: "Example"
+  field { name: "features" number: 1 type: TYPE_MESSAGE type_name: ".tensorflow.Features" }
+}
+"""
 
 
-def _field(
-    message: Any, name: str, number: int, kind: Any, message_type: str = "", repeated: bool = False, oneof: bool = False
-) -> None:
-    field = message.field.add(name=name, number=number, type=kind)
-    field.label = _Field.LABEL_REPEATED if repeated else _Field.LABEL_OPTIONAL
-    if message_type:
-        field.type_name = f".tensorflow.{message_type}"
-    if oneof:
-        field.oneof_index = 0
-
-
-def _messages() -> Any:
-    file = descriptor_pb2.FileDescriptorProto(name="example.proto", package="tensorflow", syntax="proto3")
-    lists = (("BytesList", _Field.TYPE_BYTES), ("FloatList", _Field.TYPE_FLOAT), ("Int64List", _Field.TYPE_INT64))
-    for name, kind in lists:
-        _field(file.message_type.add(name=name), "value", 1, kind, repeated=True)
-    feature = file.message_type.add(name="Feature")
-    feature.oneof_decl.add(name="kind")
-    for number, (name, _) in enumerate(lists, start=1):
-        _field(feature, f"{name[:-4].lower()}_list", number, _Field.TYPE_MESSAGE, name, oneof=True)
-    features = file.message_type.add(name="Features")
-    entry = features.nested_type.add(name="FeatureEntry")
-    entry.options.map_entry = True
-    _field(entry, "key", 1, _Field.TYPE_STRING)
-    _field(entry, "value", 2, _Field.TYPE_MESSAGE, "Feature")
-    _field(features, "feature", 1, _Field.TYPE_MESSAGE, "Features.FeatureEntry", repeated=True)
-    _field(file.message_type.add(name="Example"), "features", 1, _Field.TYPE_MESSAGE, "Features")
+def _example() -> Any:
     pool = descriptor_pool.DescriptorPool()
-    pool.Add(file)
+    pool.Add(text_format.Parse(_MESSAGES, descriptor_pb2.FileDescriptorProto()))
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("tensorflow.Example"))
 
 
-Example: Any = _messages()
+Example: Any = _example()
 """The message class: `Example.FromString(bytes).features.feature["tokens"].bytes_list.value[0]`."""
 
 
@@ -169,7 +169,7 @@ def read_tff_sqlite(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         InputError: SQLite cannot read the part, a split is not train, heldout or test, or no record can be read.
     """
     drops: Counter[str] = Counter()
-    kept = 0
+    sentences_read = 0
     with database(part.path, part.source) as connection:
         rows = ascending(connection.execute(_ROWS, (part.first, part.last)), part)
         for (split, client), group in groupby(rows, itemgetter(1, 2)):
@@ -181,14 +181,14 @@ def read_tff_sqlite(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                 except _DropError as drop:
                     drops[str(drop)] += 1
                 if len(post.sentences) == POST_RECORDS:
-                    kept += POST_RECORDS
+                    sentences_read += POST_RECORDS
                     yield post
                     post = Post(post.user, [], post.split)
             if post.sentences:
-                kept += len(post.sentences)
+                sentences_read += len(post.sentences)
                 yield post
     dropped.update(drops)
-    if drops and not kept and drops.keys() <= DAMAGES:
+    if drops and not sentences_read and drops.keys() <= DAMAGES:
         raise InputError(
             f"{part.source}: no record of rowids {part.first} to {part.last} is a tf.Example with tokens "
             f"({', '.join(f'{reason}: {count:,}' for reason, count in drops.items())})"

@@ -90,10 +90,7 @@ class ImportHParams:
         return SPLITS if self.words_per_user is None else (*SPLITS, *WHOLE.values())
 
 
-# Lengths of users to suggest where an import leaves few of them or none.
-
-LENGTHS = (2_000, 1_000, 500, 200, 100, 50, 20, 10)  # words of a user that are suggested
-FEW_USERS = 100  # a training cohort of the paper's smallest scale; fewer users call for shorter ones
+LENGTHS = (2_000, 1_000, 500, 200, 100, 50, 20, 10)  # words of a user that are suggested if few authors wrote enough
 MOST_SUGGESTED = 4
 
 Counts = list[tuple[int, int]]  # for each of LENGTHS: authors who wrote so many words, and users that they make
@@ -110,53 +107,23 @@ def count_by_length(author_words: NDArray[np.int64]) -> Counts:
     return [(int(np.count_nonzero(author_words >= length)), int((author_words // length).sum())) for length in LENGTHS]
 
 
-def summed(counts: Iterable[Sequence[Sequence[int]]]) -> Counts:
-    """Return the sums of counts of several ranges of authors; zeros where there are no ranges."""
-    totals = np.zeros((len(LENGTHS), 2), np.int64)
-    for count in counts:
-        totals += np.array(count, np.int64)
-    return [(int(authors), int(users)) for authors, users in totals]
-
-
-def suggestion(counts: Counts, below: int) -> str:
-    """Return shorter lengths with the users that each leaves: ``"--words-per-user 500 (about 3 users of 2 authors)"``.
+def suggestion(counts: Sequence[Counts], below: int) -> str:
+    """Return shorter lengths with the users that each makes: ``"--words-per-user 500 (about 3 users of 2 authors)"``.
 
     Args:
-        counts: of all authors.
+        counts: of several ranges of authors.
         below: words of a user, as asked for.
 
     Returns:
-        The largest `MOST_SUGGESTED` lengths that leave a user; empty where none does.
+        The largest `MOST_SUGGESTED` lengths of which there is a user; empty if there is none.
     """
+    totals = np.array(counts, np.int64).reshape(-1, len(LENGTHS), 2).sum(axis=0).tolist()
     shorter = [
-        f"{length} (about {_number(users, 'user')} of {_number(authors, 'author')})"
-        for length, (authors, users) in zip(LENGTHS, counts, strict=True)
+        f"{length} (about {users:,} user{'s' * (users != 1)} of {authors:,} author{'s' * (authors != 1)})"
+        for length, (authors, users) in zip(LENGTHS, totals, strict=True)
         if length < below and users
     ]
     return f"--words-per-user {', '.join(shorter[:MOST_SUGGESTED])}" if shorter else ""
-
-
-def advice(counts: Counts, users: int, hparams: ImportHParams, missing: Sequence[str] = ()) -> str | None:
-    """Return a line for an import that leaves few users, or a split without any; None where there is nothing to say.
-
-    Args:
-        counts: of all authors.
-        users: that the import makes, of all splits.
-        hparams: of the import.
-        missing: splits that are asked for and have no user.
-    """
-    if hparams.words_per_user is None or (users >= FEW_USERS and not missing):
-        return None
-    shorter = suggestion(counts, hparams.words_per_user)
-    if not shorter:
-        return None
-    without = f", none of them in {' or '.join(missing)}" if missing else ""
-    length = f"{hparams.words_per_user:,} {hparams.by}"
-    return f"only {_number(users, 'user')} of {length}{without}; shorter ones are more: {shorter}"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
 # Balanced users: which tokens are words, where an author is cut into users, and which split an author belongs to.
@@ -251,14 +218,14 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         "remainder_words": int(lengths[remainder].sum()),
         "words_truncated": int((lengths - record_words)[balanced].sum()),
     }
-    kept = _any_of(chosen.records.values())
-    tokens = tokens[np.repeat(kept, lengths) & (_places(lengths) < hparams.record_words)]
-    record_words = record_words[kept]
-    in_train = np.repeat(chosen.records["train"][kept], record_words)
+    is_in_corpus = _any_of(chosen.records.values())
+    tokens = tokens[np.repeat(is_in_corpus, lengths) & (_places(lengths) < hparams.record_words)]
+    record_words = record_words[is_in_corpus]
+    in_train = np.repeat(chosen.records["train"][is_in_corpus], record_words)
     tokens, different = _write_words(path.with_name(f"{path.name}.words"), tokens, in_train, words)
     arrays: dict[str, NDArray[np.generic]] = {}
     for split, records in chosen.records.items():
-        in_split = records[kept]
+        in_split = records[is_in_corpus]
         arrays |= {
             f"{split}.tokens": tokens[np.repeat(in_split, record_words)],
             f"{split}.record_words": record_words[in_split].astype(np.uint32),
@@ -343,7 +310,7 @@ def _batches(authors: list[_Author]) -> Iterator[list[bytes]]:
 
 
 @dataclass(frozen=True)
-class _Chosen:
+class _UsersBySplit:
     """The users by split: which records are theirs, bool [records], their names, and their numbers of records.
 
     ``authors`` is the number of authors with enough words, by split.
@@ -367,9 +334,9 @@ def _choose(
     long: NDArray[np.bool_],
     written_words: NDArray[np.int64],
     hparams: ImportHParams,
-) -> _Chosen:
+) -> _UsersBySplit:
     """Cut the authors with enough words into users, and add those whom the splits `WHOLE` take."""
-    chosen = _Chosen(
+    chosen = _UsersBySplit(
         {split: np.zeros(len(written_words), np.bool_) for split in hparams.splits},
         {split: [] for split in hparams.splits},
         {split: [] for split in hparams.splits},

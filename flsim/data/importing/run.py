@@ -33,14 +33,9 @@ from flsim.data.importing import tasks
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.scratch import scratch
 from flsim.data.importing.sources import Source, copy_pipes, open_sources, unchanged, unpack_sources
-from flsim.data.importing.tasks import Given, Steps, words_short
+from flsim.data.importing.tasks import Steps, SuppliedVocabulary, words_short
 from flsim.data.importing.unpack import is_compressed
 from flsim.data.manifest import SCHEMA
-
-# Settings of an import.
-
-# Settings that manifests of earlier commits do not have, with their defaults.
-
 
 VERSION = 5  # of pieces; pieces of other versions are ignored
 SMALL = 2**23  # bytes of sources that are not worth other processes
@@ -144,10 +139,10 @@ def import_corpus(
     return Corpus.open(out)
 
 
-def _read_vocabulary(path: Path, hparams: ImportHParams, fit: bool) -> Given:
+def _read_vocabulary(path: Path, hparams: ImportHParams, fit: bool) -> SuppliedVocabulary:
     with unchanged(path) as sha256:
         vocabulary, warnings = read_word_count(path, hparams.vocabulary_size, fit)
-    return Given(replace(vocabulary, layout=hparams.layout), path, sha256, warnings)
+    return SuppliedVocabulary(replace(vocabulary, layout=hparams.layout), path, sha256, warnings)
 
 
 def _workers(sources: Iterable[Source]) -> int:

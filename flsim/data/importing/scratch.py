@@ -102,7 +102,7 @@ REMOVED = "removed-"
 MADE = "corpus"  # the complete output, among the pieces, before it is put into its place
 
 
-class Continues(InputError):  # noqa: N818 (what it does, once it is put right)
+class ResumableError(InputError):
     """An error that stops an import but leaves its pieces valid."""
 
 
@@ -149,13 +149,13 @@ class Scratch:
 
         The lock is removed last: a process that finds no lock has the folder to itself.
         """
-        kept = {*_needed(self.folder)} - {*self.own}
+        needed = {*_needed(self.folder)} - {*self.own}
         for path in self.folder.iterdir():
-            if path.is_dir() and path not in kept:
+            if path.is_dir() and path not in needed:
                 _remove(path)
             elif not path.is_dir() and path.name != "lock":
                 path.unlink(missing_ok=True)
-        if kept:
+        if needed:
             say(
                 f"{self.folder}: holds pieces of another interrupted import; remove the folder if you do not want to "
                 "continue it"
@@ -225,13 +225,13 @@ class Pieces:
         """Put a complete folder into the output's place, durably and in one step.
 
         Raises:
-            Continues: the output exists by now.
+            ResumableError: the output exists by now.
         """
         sync_folder(made)
         try:
             refuse_existing(self.out)
         except InputError as error:
-            raise Continues(f"{self.out}: exists by now; remove it or rename it") from error
+            raise ResumableError(f"{self.out}: exists by now; remove it or rename it") from error
         (self.folder / "finished").touch()
         made.rename(self.out)
         sync(self.out.parent)  # before pieces go: a name is only durable once its folder is synced
@@ -260,7 +260,7 @@ def scratch(out: Path) -> Iterator[Scratch]:
             yield place
         except WorkerDied:
             raise
-        except Continues:
+        except ResumableError:
             say(f"{folder}: finished pieces stay there; remove the cause, and {CONTINUES}")
             raise
         except InputError:

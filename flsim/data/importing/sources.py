@@ -17,7 +17,7 @@ from typing import Any
 from flsim.base.errors import InputError
 from flsim.base.pool import Pool, Report, Task, ignore
 from flsim.base.progress import progress
-from flsim.data.importing.scratch import Continues, Pieces
+from flsim.data.importing.scratch import Pieces, ResumableError
 from flsim.data.importing.unpack import copy_pipe, hash_file, is_compressed, unpack
 
 
@@ -82,17 +82,17 @@ def open_sources(paths: Sequence[Path]) -> list[Source]:
 
 def _identity(path: Path) -> dict[str, Any]:
     try:
-        about = path.stat()
-        if stat.S_ISDIR(about.st_mode):
+        status = path.stat()
+        if stat.S_ISDIR(status.st_mode):
             raise InputError(f"{path}: a folder; name the files in it")
         if not os.access(path, os.R_OK):
             raise PermissionError(13, "Permission denied")
         resolved = path.resolve()
     except OSError as error:
-        raise Continues(f"{path}: cannot be read ({error.strerror})") from error
-    if not stat.S_ISREG(about.st_mode) or not resolved.exists():  # a pipe, or a file that /dev/stdin had open last
+        raise ResumableError(f"{path}: cannot be read ({error.strerror})") from error
+    if not stat.S_ISREG(status.st_mode) or not resolved.exists():  # a pipe, or a file that /dev/stdin had open last
         return {"name": path.name, "path": str(path)}
-    return {"name": path.name, "path": str(resolved), "bytes": about.st_size, "mtime": about.st_mtime_ns}
+    return {"name": path.name, "path": str(resolved), "bytes": status.st_size, "mtime": status.st_mtime_ns}
 
 
 def copy_pipes(sources: Sequence[Source], folder: Path) -> list[Source]:

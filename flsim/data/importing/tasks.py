@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,13 +15,11 @@ from flsim.base.errors import InputError
 from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
-from flsim.data.formats import canonical
 from flsim.data.formats.known import FORMATS, format_of, is_fragile
 from flsim.data.formats.posts import OOV_WORD, Format, Part, Reading, unpacked_name, user_name
 from flsim.data.formats.stackexchange import STACKEXCHANGE, site_of
 from flsim.data.formats.text import TEXT
-from flsim.data.importing import gather
-from flsim.data.importing.gather import ImportHParams, balance_bucket, users_of
+from flsim.data.importing.gather import ImportHParams, balance_bucket, suggestion, users_of
 from flsim.data.importing.scratch import MADE, Pieces, Range, cuts, hash_of, ranges_of, read_lines, write_lines
 from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
 from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
@@ -161,8 +159,8 @@ def with_sites(sources: Sequence[Source], formats: Sequence[Format], sites: Sequ
         for site, number in Counter(sites).items():
             if number > 1:
                 say(f"--site {site}: of {number} dumps, so users of equal numbers in them are taken as the same people")
-        left = iter(sites)
-        return [replace(source, site=next(left)) if source.path in dumps else source for source in sources]
+        remaining = iter(sites)
+        return [replace(source, site=next(remaining)) if source.path in dumps else source for source in sources]
     first: dict[tuple[str, str], Path] = {}
     for source, format in zip(sources, formats, strict=True):
         if format.name == STACKEXCHANGE.name:
@@ -211,35 +209,20 @@ class Removal:
     characters: int = 0
     removed: int = 0
 
-    def add(self, characters: int, removed: int) -> None:
-        """Add the counts of a part."""
-        self.characters += characters
-        self.removed += removed
-
     @property
-    def share(self) -> float:
-        """Return the share of all characters that was removed, 0 to 1."""
-        return self.removed / max(self.characters, self.removed, 1)
+    def is_much(self) -> bool:
+        """Return whether a `MUCH` larger share of all characters was removed."""
+        return self.removed > MUCH * self.characters
 
-    @property
-    def line(self) -> str:
-        """Return the line that an import prints where characters were removed; a `MUCH` larger share has advice."""
-        count = f"{self.removed:,} of {self.characters:,} characters ({self.share:.1%}) are outside ASCII"
-        if self.share <= MUCH:
-            return f"{count} and were removed"
-        return f"{count} and were removed, which deletes or shortens words; {ADVICE}"
-
-    @property
-    def warnings(self) -> list[str]:
-        """Return the warnings that the corpus keeps."""
-        return [self.line] if self.share > MUCH else []
+    def __str__(self) -> str:
+        share = self.removed / max(self.characters, self.removed, 1)
+        count = f"{self.removed:,} of {self.characters:,} characters ({share:.1%}) are outside ASCII and were removed"
+        return f"{count}, which deletes or shortens words; {ADVICE}" if self.is_much else count
 
     @property
     def reason(self) -> str:
         """Return the end of an error about a text without words, with its reason; empty where nothing was removed."""
-        if not self.removed:
-            return ""
-        return f": {self.removed:,} of its {self.characters:,} characters are outside ASCII and were removed; {ADVICE}"
+        return f": {self}" if self.removed else ""
 
 
 # Step 3 of an import: the words of buckets become the vocabulary, a range of hashes of words at a time.
@@ -283,14 +266,46 @@ def words_of(path: Path) -> list[bytes]:
     return [line.partition(b"\t")[0] for line in read_lines([(str(path), 0, end)])] if end else []
 
 
+# The published size of Stack Overflow, of which copies in these formats may be incomplete: the docstring of
+# `tff.simulation.datasets.stackoverflow.load_data`. FedJAX and pfl-research host copies of the same data.
+
+STACK_OVERFLOW_FORMATS = {"tff-sqlite", "tff-hdf5", "fedjax-sqlite", "pfl-hdf5"}
+PUBLISHED = {
+    "users": {"train": 342_477, "heldout": 38_758, "test": 204_088},
+    "sentences": {"train": 135_818_730, "heldout": 16_491_230, "test": 16_586_035},
+}
+
+
+def incomplete_stack_overflow(
+    format_names: set[str], users: Mapping[str, int], sentences: Mapping[str, int]
+) -> list[str]:
+    """Return warnings about sources whose counts differ from the published ones.
+
+    Args:
+        format_names: formats of all sources; nothing is compared unless all of them hold this data set.
+        users: numbers of users in the sources, by split.
+        sentences: numbers of sentences in the sources before any is dropped, by split.
+    """
+    if not format_names <= STACK_OVERFLOW_FORMATS:
+        return []
+    return [
+        f"{counts[split]:,} {unit} in {split}, but Stack Overflow as published has {published:,}: "
+        "a part of it, or another data set"
+        for unit, counts in (("users", users), ("sentences", sentences))
+        for split, published in PUBLISHED[unit].items()
+        if counts.get(split) and counts[split] != published
+    ]
+
+
 PIECE = 2**24  # characters of sentences in a file of step 1
 BUCKET = 2**23  # bytes of sentences for a task of step 2
 COUNTED = 2**20  # words of buckets for a task of step 3
 SILENCE = 300.0  # seconds, of a fragile reader
+FEW_USERS = 100  # a training cohort of the paper's smallest scale; fewer users call for shorter ones
 
 
 @dataclass(frozen=True)
-class Given:
+class SuppliedVocabulary:
     """A vocabulary that was given, and the file that it was read from."""
 
     vocabulary: Vocabulary
@@ -309,7 +324,7 @@ class Given:
         return {"name": self.path.name, "sha256": self.sha256}
 
 
-def _without_folders(warning: str, sources: list[Source], supplied: Given | None) -> str:
+def _without_folders(warning: str, sources: list[Source], supplied: SuppliedVocabulary | None) -> str:
     """Return a warning without the folders of files, which are private and no property of the corpus."""
     for path in [*(source.path for source in sources), *([supplied.path] if supplied else [])]:
         warning = warning.replace(str(path), path.name)
@@ -351,7 +366,11 @@ class Steps:
         self.removal = Removal()
 
     def make(
-        self, sources: list[Source], format: Format | None, columns: tuple[str, str], supplied: Given | None
+        self,
+        sources: list[Source],
+        format: Format | None,
+        columns: tuple[str, str],
+        supplied: SuppliedVocabulary | None,
     ) -> Path:
         """Run all steps, and return the folder of the complete corpus."""
         formats = self.with_lines([format] * len(sources) if format else self.detect(sources), sources)
@@ -363,11 +382,11 @@ class Steps:
         sources, files, warnings = self.read_parts(sources, formats, columns)
         buckets, words = self.balance(sources, files)
         format_names = {source_format.name for source_format in formats}
-        warnings += canonical.warnings(format_names, self.split_users, self.split_records)
+        warnings += incomplete_stack_overflow(format_names, self.split_users, self.split_records)
         warnings += supplied.warnings if supplied else []
         for line in (*notes, *warnings):
             say(line)
-        warnings += self.removal.warnings  # said by `read_parts`
+        warnings += [str(self.removal)] if self.removal.is_much else []  # printed by `read_parts`
         vocabulary = supplied.vocabulary if supplied else self.count(sources, buckets, words)
         made = self.pieces.folder / MADE
         with suppress(FileNotFoundError):  # it was being written from these very pieces when an earlier call was killed
@@ -375,14 +394,6 @@ class Steps:
         made.mkdir()
         with CorpusWriter(made, vocabulary, self.layout, self.hparams.splits) as writer:
             oov_words = self.write(writer, vocabulary, buckets)
-            train = writer.splits["train"]
-            words_per_user = self.hparams.words_per_user if self.hparams.by == "words" else None
-            balanced = canonical.balanced_warnings(
-                format_names, words_per_user, self.split_users, train.users, train.records
-            )
-            for line in balanced:
-                say(line)
-            warnings += balanced
             writer.finish(
                 dropped=dict(self.dropped),
                 sources=[
@@ -448,7 +459,7 @@ class Steps:
                 why = f"no text of any user in {self.read['posts']:,} posts{self.removal.reason}"
                 raise InputError(f"{names_of(sources)}: {why}")
             if self.removal.removed:
-                say(self.removal.line)  # before any error about what is left
+                say(str(self.removal))  # before any error about what is left
         return sources, files, warnings
 
     def _read(
@@ -492,7 +503,8 @@ class Steps:
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])
             self.split_records.update(result["splits"])
-            self.removal.add(result["characters"], result["removed"])
+            self.removal.characters += result["characters"]
+            self.removal.removed += result["removed"]
             files += [self.pieces.folder / f"{name}.{number}" for number in range(result["files"])]
         return files, warnings
 
@@ -530,13 +542,14 @@ class Steps:
             authors.update(result["authors"])
             longest = max(longest, tuple(result["longest"]))
             words += result["words"]
-        by_length = gather.summed(result["by_length"] for result in results[len(again) :])
-        self._refuse_too_few(sources, authors, longest, by_length)
-        self._advise(authors, results[len(again) :], by_length)
+        balanced = results[len(again) :]
+        shorter = suggestion([result["by_length"] for result in balanced], self.hparams.words_per_user or 1)
+        self._refuse_too_few(sources, authors, longest, shorter)
+        self._advise(authors, sum(result["users"] for result in balanced), shorter)
         return [self.pieces.folder / name for name in tasks], words
 
     def _refuse_too_few(
-        self, sources: list[Source], authors: Counter[str], longest: tuple[int, str], by_length: gather.Counts
+        self, sources: list[Source], authors: Counter[str], longest: tuple[int, str], shorter: str
     ) -> None:
         if not authors:
             words, name = longest
@@ -544,10 +557,9 @@ class Steps:
                 why = f"no words of any user are left, only punctuation{self.removal.reason}"
                 raise InputError(f"{names_of(sources)}: {why}")
             asked = self.hparams.words_per_user or 1
-            shorter = gather.suggestion(by_length, asked) or f"--words-per-user {words}"
             raise InputError(
                 f"{names_of(sources)}: no user has {asked:,} {self.hparams.by}; the longest, "
-                f"{name!r}, has {words:,}: import more text, or give {shorter}"
+                f"{name!r}, has {words:,}: import more text, or give {shorter or f'--words-per-user {words}'}"
             )
         if not authors["train"]:
             raise InputError(
@@ -555,13 +567,14 @@ class Steps:
                 "enough; give a smaller --heldout or --test, or another --seed, or a source of train users too"
             )
 
-    def _advise(self, authors: Counter[str], results: list[dict[str, Any]], by_length: gather.Counts) -> None:
-        """Print which shorter users there could be, if there are few."""
+    def _advise(self, authors: Counter[str], users: int, shorter: str) -> None:
+        """Print which shorter users there could be, if there are few users, or a split without any."""
         shares = {"heldout": self.hparams.heldout, "test": self.hparams.test}
         missing = [split for split, share in shares.items() if share and not authors[split]]
-        users = sum(result["users"] for result in results)
-        if shorter := gather.advice(by_length, users, self.hparams, missing):
-            say(shorter)
+        if shorter and (users < FEW_USERS or missing) and self.hparams.words_per_user is not None:
+            without = f", none of them in {' or '.join(missing)}" if missing else ""
+            length = f"{self.hparams.words_per_user:,} {self.hparams.by}"
+            say(f"only {users:,} user{'s' * (users != 1)} of {length}{without}; a shorter length makes more: {shorter}")
 
     def count(self, sources: list[Source], buckets: list[Path], words: int) -> Vocabulary:
         """Run step 3, and return the vocabulary."""

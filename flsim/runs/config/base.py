@@ -18,8 +18,8 @@ from flsim.base.mappings import with_former_names
 from flsim.canaries.population import Partition, Population
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
-from flsim.data.kept import Shadow, kept
 from flsim.data.stores import is_uri
+from flsim.data.withheld import Shadow, without_withheld
 from flsim.evaluation.evaluate import EvaluationHParams, refuse_uncounted
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.ledger import Entry, Unit
@@ -94,9 +94,9 @@ class DataHParams:
         """Return whether records of training users are left out."""
         return self.user_holdout > 0 or self.shadow is not None
 
-    def kept(self, train: Split, seed: int) -> Split:
-        """Return what a run of this seed trains on; see `flsim.data.kept.kept`."""
-        return kept(train, self.user_holdout, self.shadow, seed)
+    def without_withheld(self, train: Split, seed: int) -> Split:
+        """Return what a run of this seed trains on; see `flsim.data.withheld.without_withheld`."""
+        return without_withheld(train, self.user_holdout, self.shadow, seed)
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ class Config(ABC):
 
     def trained_on(self, train: Split) -> Split:
         """Return what of the corpus' training users a run with these settings trains on."""
-        return self.data.kept(train, self.seed)
+        return self.data.without_withheld(train, self.seed)
 
     def protected(self, train: Split) -> int:
         """Return the number of users, or of records, of a split that an epsilon protects."""

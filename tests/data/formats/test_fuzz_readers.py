@@ -1,4 +1,4 @@
-"""Ten thousand damaged files for each reader, and as many damaged records: posts or one line, never a traceback."""
+"""Three thousand damaged files for each reader, and as many damaged records: posts or one line, never a traceback."""
 
 import json
 import sqlite3
@@ -18,7 +18,7 @@ from reading import check_post, damaged, read
 from benchmarks import writers
 from flsim.base.rng import stream
 
-CASES = 10_000
+CASES = 3_000
 MEMORY = Path("/dev/shm")
 FUZZING = Path(__file__).parents[2] / "support" / "fuzzing.py"
 EXAMPLES = [(split, user, f"{user} says a / b . {n}") for split in ("train", "test") for user in "ab" for n in range(2)]
@@ -27,7 +27,7 @@ TRAIN = [example for example in EXAMPLES if example[0] == "train"]
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Iterator[Path]:
-    """In memory where that can be: ten thousand files are written."""
+    """In memory where that can be: three thousand files are written."""
     if not MEMORY.is_dir():
         yield tmp_path
         return

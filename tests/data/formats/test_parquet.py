@@ -44,12 +44,6 @@ def test_nulls_and_long_texts_are_dropped(tmp_path: Path, monkeypatch: pytest.Mo
     assert dropped == {"posts_without_user": 2, "posts_without_text": 1, "posts_too_long": 1}
 
 
-def test_empty_names_are_dropped_as_nulls_are(tmp_path: Path) -> None:
-    """Else all posts without an author would be those of one author."""
-    path = write(tmp_path / "a.parquet", user=["", "a", " \u3000", None], text=["x", "y", "z", "w"])
-    assert read(path, FORMAT) == ([Post("a", ["y"])], {"posts_without_user": 3})
-
-
 def test_columns_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", author=["a"], body=["b"], n=[0.5])
     assert read(path, FORMAT, columns=("author", "body"))[0] == [Post("a", ["b"])]

@@ -10,7 +10,6 @@ from reading import read
 from benchmarks.writers import write_pfl
 from flsim.base.errors import InputError
 from flsim.data.formats.known import FORMATS
-from flsim.data.formats.posts import Post
 
 FORMAT = "pfl-hdf5"
 WORDS = [".", "the", "/", "a/b"]  # PAD 0, words 1 to 4, UNK 5, BOS 6, EOS 7
@@ -53,31 +52,17 @@ def test_sentences_of_every_length(tmp_path: Path) -> None:
     assert dropped == {"records_without_words": 1}
 
 
-def test_splits_and_users_in_order(tmp_path: Path) -> None:
-    path = tmp_path / "a.hdf5"
-    write_pfl(path, [(split, user, "the") for split in ("test", "heldout", "train") for user in "ba"], WORDS)
-    assert read(path, FORMAT)[0] == [
-        Post(user, ["the"], split) for split in ("train", "heldout", "test") for user in "ab"
-    ]
-
-
 @pytest.mark.parametrize(
     ("datasets", "message"),
     [
         ({"targets": None}, "has no inputs and targets"),
-        ({"inputs": None}, "has no inputs and targets"),
         ({"inputs": [[0.5]]}, "are not whole numbers"),
-        ({"targets": np.array([[b"a"]])}, "are not whole numbers"),
         ({"targets": [[2, 1, 7]]}, r"inputs of shape \(1, 4\), but targets of shape \(1, 3\)"),
-        ({"targets": [[2, 1, 7, 0]] * 2}, r"inputs of shape \(1, 4\), but targets of shape \(2, 4\)"),
         ({"inputs": [6, 2, 1, 7], "targets": [2, 1, 7, 0]}, r"inputs of shape \(4,\)"),
         ({"targets": [[2, 1, 7, 8]]}, "a token id outside of the vocabulary of 8"),
-        ({"targets": [[2, 1, 7, -1]]}, "a token id outside of the vocabulary of 8"),
         ({"inputs": [[1, 2, 1, 7]]}, "inputs are not BOS and then the targets but the last"),
         ({"targets": [[1, 2, 7, 0]]}, "inputs are not BOS and then the targets but the last"),
         ({"inputs": [[6, 2, 7, 1]], "targets": [[2, 7, 1, 0]]}, "goes on after its end"),
-        ({"inputs": [[6, 2, 0, 1]], "targets": [[2, 0, 1, 0]]}, "goes on after its end"),
-        ({"inputs": [[6, 2, 7, 7]], "targets": [[2, 7, 7, 0]]}, "goes on after its end"),
         ({"inputs": [[6, 2, 6, 1]], "targets": [[2, 6, 1, 7]]}, "goes on after its end"),
     ],
 )
@@ -91,13 +76,10 @@ def test_inconsistent_users_are_named(tmp_path: Path, datasets: dict[str, Any], 
     [
         ("vocabulary_size", 9, "not one token for each id below vocabulary_size 9"),
         ("vocabulary_size", 10**9, "vocabulary_size 1,000,000,000"),
-        ("vocabulary_size", 0, "vocabulary_size 0"),
         ('vocabulary/"the"', 1, "not one token for each id"),
         ('vocabulary/"the"', b"x", "cannot read it"),
         ("unk_symbol", 0, "lacks BOS, EOS, unk_symbol and pad_symbol as different tokens"),
-        ("unk_symbol", 99, "lacks BOS, EOS, unk_symbol and pad_symbol as different tokens"),
         ("pad_symbol", None, "cannot read it"),
-        ("vocabulary", None, "cannot read it"),
     ],
 )
 def test_inconsistent_vocabularies(tmp_path: Path, name: str, value: Any, message: str) -> None:
@@ -131,11 +113,6 @@ def test_users_are_compared_with_the_metadata(tmp_path: Path) -> None:
     with h5py.File(path, "a") as h5:
         del h5["train/b"]
     assert check(path, path) == [f"{path}: num_tokens counts 2 users of train, but there are 1"]
-
-
-def test_what_is_lost_is_said() -> None:
-    assert "20 words" in FORMATS[FORMAT].lost
-    assert not [name for name, format in FORMATS.items() if format.lost and name != FORMAT]
 
 
 def test_no_split_is_there(tmp_path: Path) -> None:

@@ -1,11 +1,10 @@
 """Bad input: one line that says what, where and what to do; and nothing is left behind, whatever goes wrong."""
 
-import re
 import shutil
 from pathlib import Path
 
 import pytest
-from dumps import dump, folder_bytes, peak_kilobytes, question, write_dump, write_jsonl
+from dumps import dump, folder_bytes, peak_kilobytes, question, write_jsonl
 
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
@@ -44,17 +43,16 @@ def nothing_but(folder: Path) -> bool:
         ("a.log", b"", r"a\.log: empty, so no format can be told"),
         ("a.zip", b"PK\x03\x04", r"a\.zip: compressed; unpack it first"),
         ("a.7z", b"7z\xbc\xaf\x27\x1c\0\4", r"a\.7z: cut short or damaged"),
-        ("a.zst", b"\x28\xb5\x2f\xfd\0", r"a\.zst: cut short or damaged"),
         ("a.tsv", b"user\ttext\n1\ta\tb\n", r"a\.tsv: line 2: a row of 3 fields, but the header has 2"),
         ("a.xml", b"\x1f\x8b\x08", r"a\.xml: cut short or damaged"),
-        ("a.xml", b"", r"a\.xml: line 1, column 1: no element found"),
         ("a.jsonl", b"", r"a\.jsonl: no text of any user in 0 posts"),
         ("a.jsonl", b'{"user": 1, "text": "\xe2\x80\x8b"}', r"a\.jsonl: no text of any user in 1 posts"),
-        ("a.jsonl", b"hello", r"a\.jsonl: line 1: not JSON"),
         ("a.json", b"[1]", r"a\.json: line 1: not a JSON object"),
         ("a.json", b'[{"user": 1, "text": "a"}', r"a\.json: line 1: not JSON \(expected ',', found the end\)"),
         ("a.xml", b'{"user": 1, "text": "a b c"}', "no user has 12 words; the longest, '1', has 3: import more text"),
         ("a.jsonl", b"<users/>", "the root element is <users>"),
+        ("a.jsonl", b'{"user": "one", "text": "... !"}', r"a\.jsonl: no words of any user are left, only punctuation$"),
+        ("a.jsonl", b'{"user": 1, "text": "a b"}\n{"user": 1, "te', r"a\.jsonl: line 2: not JSON"),
     ],
 )
 def test_bad_sources(sources: Path, name: str, content: bytes, message: str) -> None:
@@ -81,11 +79,6 @@ def test_folders_and_nothing_are_no_sources(sources: Path) -> None:
     assert nothing_but(sources)
 
 
-def test_the_format_can_be_forced(sources: Path) -> None:
-    (sources / "a.txt").write_text(f'\n\n{{"user": 1, "text": "{TEXT}"}}')
-    assert len(import_folder(sources, format="jsonl").split("train")) == 1
-
-
 def test_a_forced_format_is_obeyed_and_must_exist(sources: Path) -> None:
     write_jsonl(sources / "a.jsonl", [(1, TEXT)])
     with pytest.raises(InputError, match="line 1, column 1: "):
@@ -103,23 +96,6 @@ def test_the_same_content_twice(sources: Path) -> None:
     assert nothing_but(sources)
 
 
-def test_no_user_is_long_enough(sources: Path) -> None:
-    write_dump(sources / "ai.Posts.xml", [question("1", TEXT), question("2", TEXT * 2)])
-    suggested = (
-        "the longest, 'ai/2', has 48: import more text, or give --words-per-user 20 (about 3 users of 2 authors)"
-    )
-    with pytest.raises(InputError, match=re.escape(suggested)):
-        import_folder(sources, ImportHParams(8, 6, 100))
-    import_folder(sources, ImportHParams(8, 6, 20, heldout=0.0, test=0.0))  # what the message suggests
-
-
-def test_the_vocabulary_is_larger_than_the_corpus(sources: Path) -> None:
-    write_jsonl(sources / "a.jsonl", [(1, TEXT)])
-    with pytest.raises(InputError, match=r"a\.jsonl: vocabulary of 100 asked for, but .* only 6 different words"):
-        import_folder(sources, ImportHParams(100, 6, 12, 0.0, 0.0))
-    import_folder(sources, ImportHParams(10, 6, 12, 0.0, 0.0))  # what the message suggests
-
-
 def test_nobody_is_left_to_train_on(sources: Path) -> None:
     write_jsonl(sources / "a.jsonl", [(1, TEXT)])
     write_jsonl(sources / "b.jsonl", [(2, TEXT)])
@@ -130,23 +106,12 @@ def test_nobody_is_left_to_train_on(sources: Path) -> None:
     assert nothing_but(sources)
 
 
-def test_what_exists_is_not_overwritten(sources: Path) -> None:
-    write_jsonl(sources / "a.jsonl", [(1, TEXT)])
-    corpus = import_folder(sources)
-    with pytest.raises(InputError, match="exists already"):
-        import_folder(sources)
-    Corpus.open(corpus.path, verify=True)
-
-
 @pytest.mark.parametrize(
     ("values", "message"),
     [
         ({"vocabulary_size": 4}, "vocabulary size must be between 5 and 16,777,216, found 4"),
-        ({"record_words": 0}, "record_words must be at least 1, found 0"),
         ({"words_per_user": 0}, "words_per_user must be at least 1, found 0"),
-        ({"heldout": -0.1}, "heldout must be a share of authors from 0 up to 1, found -0.1"),
         ({"test": 1.0}, "test must be a share of authors from 0 up to 1, found 1.0"),
-        ({"test": float("nan")}, "test must be a share of authors from 0 up to 1, found nan"),
         ({"heldout": 0.5, "test": 0.5}, r"heldout \+ test must be less than 1"),
     ],
 )
@@ -159,34 +124,13 @@ def test_a_cut_dump_leaves_nothing_wherever_it_is_cut(sources: Path) -> None:
     content = dump([question(str(owner), f"<p>{TEXT}</p>") for owner in range(6)]).encode("utf-8-sig")
     whole = content.index(b"</posts>") + len(b"</posts>")
     path = sources / "a.Posts.xml"
-    for length in [*range(0, 60), *range(60, whole, 17), *range(whole - 12, whole)]:
+    for length in [*range(0, 60, 5), *range(60, whole, 43), *range(whole - 12, whole, 3)]:
         path.write_bytes(content[:length])
         with pytest.raises(InputError, match=r"a\.Posts\.xml: line \d+, column \d+: "):
             import_folder(sources)
         assert nothing_but(sources), length
     path.write_bytes(content[:whole])
     assert len(import_folder(sources).split("train")) == 6
-
-
-def test_cut_json_lines_leave_nothing_or_a_corpus(sources: Path) -> None:
-    path = write_jsonl(sources / "a.jsonl", [(owner, TEXT) for owner in range(4)])
-    content = path.read_bytes()
-    lines = content.count(b"\n")
-    ends = {0, *(index for index in range(len(content) + 1) if content[index : index + 1] in (b"", b"\n"))}
-    for length in {*range(0, len(content), 7), *ends, *(end + 1 for end in ends)}:
-        path.write_bytes(content[:length])
-        out = sources.parent / "corpus"
-        try:
-            corpus = import_folder(sources)
-        except InputError:
-            assert length <= 1 or content[length - 1 : length] != b"\n"
-            assert nothing_but(sources)
-        else:
-            assert len(corpus.split("train")) <= lines
-            out.rename(sources / "kept")
-            for file in sorted((sources / "kept").rglob("*"), reverse=True):
-                file.rmdir() if file.is_dir() else file.unlink()
-            (sources / "kept").rmdir()
 
 
 def stop(*arguments: object, **named: object) -> None:
@@ -217,21 +161,6 @@ def test_an_interrupt_leaves_what_the_same_import_continues_with(
     assert folder_bytes(import_folder(sources).path) == expected
     assert "continuing an interrupted import" in capsys.readouterr().err
     assert sorted(path.name for path in sources.parent.iterdir()) == ["corpus", "sources"]
-
-
-def test_another_import_than_the_interrupted_one_begins_anew(
-    sources: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    source = write_jsonl(sources / "a.jsonl", [(1, TEXT)])
-    with monkeypatch.context() as patch:
-        patch.setattr("flsim.data.importing.tasks.merge", stop)
-        with pytest.raises(KeyboardInterrupt):
-            import_folder(sources)
-    write_jsonl(source, [(1, TEXT), (2, TEXT)])
-    corpus = import_folder(sources)
-    assert "starting a new import; the interrupted one had other sources or options" in capsys.readouterr().err
-    assert corpus.manifest["parameters"]["read"]["users"] == 2
-    assert sorted(path.name for path in sources.parent.iterdir()) == [".corpus.importing", "corpus", "sources"]
 
 
 def test_a_source_that_changes_while_it_is_read(sources: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -265,4 +194,4 @@ def test_memory_of_all_processes_is_bounded_by_pieces(tmp_path: Path) -> None:
         source = write_jsonl(tmp_path / f"{posts}.jsonl", rows)
         return peak_kilobytes(IMPORT, source, tmp_path / f"corpus{posts}")
 
-    assert peak(12_000) < peak(3_000) + 12_000  # 20 MB and 5 MB
+    assert peak(8_000) < peak(2_000) + 9_000  # 14 MB and 3.5 MB

@@ -13,11 +13,10 @@ from helpers import Flsim
 from benchmarks import writers
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.formats import canonical
-from flsim.data.formats.canonical import USERS
 from flsim.data.formats.pfl import PFL
 from flsim.data.importing.gather import ImportHParams, split_of
 from flsim.data.importing.run import import_corpus
+from flsim.data.importing.tasks import PUBLISHED, incomplete_stack_overflow
 from flsim.data.manifest import SPLITS
 from flsim.data.vocabulary import LAYOUTS
 
@@ -48,9 +47,6 @@ def test_layouts_differ_in_ids_and_in_nothing_else(tmp_path: Path) -> None:
         assert texts(corpus) == texts(corpora["tff"])
         assert corpus.vocabulary.words == corpora["tff"].vocabulary.words
         assert corpus.manifest["layout"] == {"name": name, "vocabulary_size": 9, "record_words": 6}
-        oov_words = {split: sum(text.count("<oov>") for text in found) for split, found in texts(corpus).items()}
-        assert corpus.manifest["parameters"]["oov_words"] == oov_words
-        assert min(oov_words.values()) > 0
 
 
 def test_a_split_says_by_itself_which_layout_it_is_in(tmp_path: Path) -> None:
@@ -104,39 +100,23 @@ def test_warnings_and_losses_are_said_and_kept(tmp_path: Path, capsys: pytest.Ca
     assert f"{tmp_path / 'so.hdf5'}: pfl-hdf5" in said
     assert corpus.manifest["notes"] == [PFL.lost]
     assert PFL.lost in said
-    assert any(f"2 users in train, but Stack Overflow as published has {USERS['train']:,}" in w for w in said)
+    assert any(
+        f"2 users in train, but Stack Overflow as published has {PUBLISHED['users']['train']:,}" in w for w in said
+    )
     assert len(corpus.manifest["warnings"]) == 6
     assert set(corpus.manifest["warnings"]) < set(said)
 
 
-def test_all_of_the_published_users_that_give_other_balanced_users_are_mentioned(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two train users of 50 words stand for all of Stack Overflow; cut at 25 words they are four, with 20 records."""
-    rows = [("train", f"user{n // 10}", "a b c d e") for n in range(20)]
-    writers.write_tff_sqlite(tmp_path / "so.sqlite", rows)
-    monkeypatch.setattr(canonical, "USERS", {"train": 2})
-    monkeypatch.setattr(canonical, "RECORDS", {"train": 20})
-    monkeypatch.setattr(canonical, "BALANCED_WORDS", 25)
-    settings = hparams(vocabulary_size=7, words_per_user=25)
-    corpus = import_corpus([tmp_path / "so.sqlite"], tmp_path / "corpus", settings)
-    (warning,) = corpus.manifest["warnings"]
-    assert warning.startswith("4 balanced train users with 20 records, 5 a user, but Thakkar et al. (2020) have about")
-    assert warning in capsys.readouterr().err.splitlines()
-    monkeypatch.setattr(canonical, "BALANCED_USERS", 4)
-    monkeypatch.setattr(canonical, "BALANCED_RECORDS", 20)
-    assert import_corpus([tmp_path / "so.sqlite"], tmp_path / "like", settings).manifest["warnings"] == []
-
-
-def test_what_is_known_to_be_rare_is_no_word_of_the_vocabulary(tmp_path: Path) -> None:
-    """It is what an author wrote, though: two of five words here."""
-    rows = [("train", "one", "a rare b rarer c") for _ in range(6)]
-    writers.write_pfl(tmp_path / "so.hdf5", rows, ["a", "b", "c"])
-    corpus = import_corpus([tmp_path / "so.hdf5"], tmp_path / "corpus", hparams(vocabulary_size=7))
-    assert set(corpus.vocabulary.words) == {"a", "b", "c"}
-    assert texts(corpus)["train"] == [["a", "<oov>", "b", "<oov>", "c"]] * 6
-    with pytest.raises(InputError, match="only 3 different words"):
-        import_corpus([tmp_path / "so.hdf5"], tmp_path / "other", hparams(vocabulary_size=8))
+def test_copies_of_stack_overflow_are_compared_with_the_published_counts() -> None:
+    """Those of the docstring of tff.simulation.datasets.stackoverflow.load_data."""
+    users = {"train": 342_477, "heldout": 38_758, "test": 204_088}
+    sentences = {"train": 135_818_730, "heldout": 16_491_230, "test": 16_586_035}
+    assert incomplete_stack_overflow({"tff-sqlite"}, users, sentences) == []
+    assert incomplete_stack_overflow({"tff-hdf5"}, {"train": 342_477}, {"train": 135_818_730, "test": 0}) == []
+    assert incomplete_stack_overflow({"tff-sqlite", "jsonl"}, {"train": 1}, {"train": 1}) == []
+    first, second = incomplete_stack_overflow({"pfl-hdf5"}, {**users, "test": 5}, {**sentences, "train": 9})
+    assert first.startswith("5 users in test, but Stack Overflow as published has 204,088")
+    assert second.startswith("9 sentences in train, but Stack Overflow as published has 135,818,730")
 
 
 def test_the_command_has_all_of_it(tmp_path: Path) -> None:
@@ -197,11 +177,11 @@ def test_shorter_users_are_suggested_where_there_are_few(tmp_path: Path, flsim: 
     options = ["--words-per-user", "100", "--json"]
     code, out, err = flsim("data", "import", source, "--out", tmp_path / "few", *whole, *options)
     assert (code, json.loads(out)["users"]) == (0, 6), err  # as was suggested
-    assert "only 6 users of 100 words; shorter ones are more: --words-per-user 50 (about 15 users of" in err
+    assert "only 6 users of 100 words; a shorter length makes more: --words-per-user 50 (about 15 users of" in err
     seed = next(seed for seed in range(99) if {split_of(name, 0.0, 0.3, seed) for name in "ab"} == {"train"})
     kept_out = ["--heldout", "0", "--test", "0.3", "--seed", str(seed)]
     code, _, err = flsim("data", "import", source, "--out", tmp_path / "untested", *kept_out, *options)
-    assert "only 6 users of 100 words, none of them in test; shorter" in err
+    assert "only 6 users of 100 words, none of them in test; a shorter" in err
 
 
 @pytest.mark.parametrize("format", ["tff-hdf5", "pfl-hdf5"])

@@ -103,7 +103,7 @@ def import_small(tmp_path: Path, sources: list[Path], name: str = "corpus", **ch
     return import_corpus(sources, tmp_path / name, ImportHParams(**values))  # type: ignore[arg-type]
 
 
-@settings(max_examples=80)
+@settings(max_examples=40)
 @given(
     some_posts,
     st.integers(1, 10),
@@ -186,45 +186,6 @@ def test_counts_add_up(tmp_path: Path) -> None:
     )
 
 
-def test_an_author_is_in_one_split(tmp_path: Path) -> None:
-    posts = [(f"author{number % 40}", "a b c d e f.") for number in range(400)]
-    corpus = import_small(tmp_path, [write_jsonl(tmp_path / "a.jsonl", posts)], heldout=0.3, test=0.3)
-    authors = [{name.rsplit("#", 1)[0] for name in corpus.split(split).names} for split in SPLITS]
-    assert all(authors)
-    assert sum(map(len, authors)) == len(set.union(*authors)) == 40
-
-
-def test_only_train_users_make_the_vocabulary(tmp_path: Path) -> None:
-    hparams = ImportHParams(9, 20, 5, heldout=0.3, test=0.3)
-    posts = [(f"author{number}", f"a b c d {split_of(f'author{number}', 0.3, 0.3, 0)}") for number in range(30)]
-    corpus = import_corpus([write_jsonl(tmp_path / "a.jsonl", posts)], tmp_path / "corpus", hparams)
-    assert set(corpus.vocabulary.words) == {"a", "b", "c", "d", "train"}
-    assert corpus.manifest["parameters"]["oov_words"] == {
-        "train": 0,
-        "heldout": len(corpus.split("heldout")),
-        "test": len(corpus.split("test")),
-        "heldout-whole": len(corpus.split("heldout")),  # all authors have just so many words as a user needs
-        "test-whole": len(corpus.split("test")),
-    }
-
-
-def test_sources_are_in_the_manifest(tmp_path: Path) -> None:
-    one = write_dump(tmp_path / "a.Posts.xml", [question("1", "a b c d e f g h. " * 3)])
-    two = write_jsonl(tmp_path / "two.jsonl", [(2, "a b c d e f g h. " * 3)])
-    corpus = import_small(tmp_path, [one, two])
-    assert corpus.manifest["sources"] == [
-        {
-            "name": path.name,
-            "format": format,
-            "bytes": path.stat().st_size,
-            "sha256": hashlib.sha256(path.read_bytes()).hexdigest(),
-        }
-        for path, format in ((one, "stackexchange"), (two, "jsonl"))
-    ]
-    assert {name for split in SPLITS for name in corpus.split(split).names} == {"a/1#0", "2#0"}
-    assert Corpus.open(corpus.path, verify=True).digest == corpus.digest
-
-
 @pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16"])
 def test_a_format_is_told_from_content_whatever_the_name(tmp_path: Path, encoding: str) -> None:
     dumped = tmp_path / "one.txt"
@@ -251,11 +212,10 @@ def test_the_same_input_gives_the_same_bytes(tmp_path: Path) -> None:
         "ImportHParams(vocabulary_size=8, words_per_user=12, record_words=6, heldout=0.2, test=0.2))"
     )
     expected = folder_bytes(import_small(tmp_path, sources, heldout=0.2, test=0.2).path)
-    for hash_seed in ("1", "2"):
-        out = tmp_path / f"corpus{hash_seed}"
-        environment = {"PYTHONHASHSEED": hash_seed, "PYTHONPATH": str(Path(run.__file__).parents[2])}
-        subprocess.run([sys.executable, "-c", code, out, *sources], check=True, env=environment, capture_output=True)
-        assert folder_bytes(out) == expected
+    environment = {"PYTHONHASHSEED": "1", "PYTHONPATH": str(Path(run.__file__).parents[2])}
+    out = tmp_path / "other"
+    subprocess.run([sys.executable, "-c", code, out, *sources], check=True, env=environment, capture_output=True)
+    assert folder_bytes(out) == expected
 
 
 def test_neither_processes_nor_pieces_nor_the_order_of_sources_matter(tmp_path: Path) -> None:
@@ -265,15 +225,5 @@ def test_neither_processes_nor_pieces_nor_the_order_of_sources_matter(tmp_path: 
     assert {name for name in expected if expected[name] != turned[name]} == {"manifest.json"}  # the list of sources
     hparams = ImportHParams(8, 6, 12, heldout=0.0, test=0.0)
     with cut_into(1_000, 500, 1_000, 10):
-        assert folder_bytes(import_corpus(sources, tmp_path / "one", hparams, workers=1).path) == expected
         assert folder_bytes(import_corpus(sources, tmp_path / "three", hparams, workers=3).path) == expected
-    assert folder_bytes(import_corpus(sources, tmp_path / "two", hparams, workers=2).path) == expected
-
-
-def test_another_seed_keeps_other_authors_out(tmp_path: Path) -> None:
-    sources = write_two(tmp_path)
-    names = [
-        import_small(tmp_path, sources, f"seed{seed}", heldout=0.4, test=0.4, seed=seed).split("test").names
-        for seed in (0, 1)
-    ]
-    assert names[0] != names[1]
+    assert folder_bytes(import_corpus(sources, tmp_path / "one", hparams, workers=1).path) == expected

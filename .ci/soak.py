@@ -171,7 +171,7 @@ def _sample(process: psutil.Process, driver: int, done: int, into: dict[int, Hel
 
 
 def _asking(raylet: int) -> Callable[[], tuple[int, int, int]]:
-    """A function that asks a raylet for references, objects that are owned, and bytes in the store."""
+    """Return a function that asks a raylet for references, objects that are owned, and bytes in the store."""
     line = psutil.Process(raylet).cmdline()
     address = next(part.partition("=")[2] for part in line if part.startswith("--gcs-address="))
     state = GlobalState()
@@ -214,7 +214,7 @@ class Slope:
         return cls(1_000 * float(fit.slope), 1_000 * error)
 
     def is_flat(self, unit: float) -> str:
-        """What the interval says of growth over a run of the paper's length, as a share of `of`."""
+        """Return what the interval says of growth over a run of the paper's length, as a share of `of`."""
         least, most = ((self.value + end) * PAPER_ROUNDS / 1_000 / unit for end in (-self.error, self.error))
         return "yes" if most < SHARE else "**no**" if least > SHARE else "unclear"
 
@@ -230,7 +230,7 @@ def after_warm_up(rounds: list[int], values: list[int], total: int) -> tuple[lis
 
 
 def describe(soaked: Soaked) -> str:
-    """A table in Markdown, and what it comes to."""
+    """Return a table in Markdown, and what it comes to."""
     lines = [
         f"{soaked.rounds:,} rounds in {soaked.seconds:.0f} s, {len(soaked.objects.rounds)} samples; slopes after the "
         f"first {WARM_UP:.0%} of rounds, in KB a 1,000 rounds, with 95% intervals",

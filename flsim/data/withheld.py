@@ -24,16 +24,16 @@ Shadow = Literal["user", "record"]
 
 
 @dataclass(frozen=True, eq=False)
-class Kept(Split):
-    """Some records of a split, in their order; users of whom no record is kept are no users of it.
+class PartialSplit(Split):
+    """Some records of a split, in their order; users of whom no record remains are no users of it.
 
     Tokens and `record_offsets` are those of the whole split. Everything else, positions of records among them, is of
-    the kept records alone.
+    the remaining records alone.
 
     Attributes:
         whole: the split.
-        positions: integer [records], ascending: which records of the split are kept.
-        users: int64 [users], which users of the split have kept records.
+        positions: integer [records], ascending: which records of the split a run trains on.
+        users: int64 [users], which users of the split have such records.
     """
 
     whole: Split
@@ -41,7 +41,7 @@ class Kept(Split):
     users: NDArray[np.int64]
 
     @classmethod
-    def select(cls, whole: Split, positions: NDArray[np.integer[Any]]) -> "Kept":
+    def select(cls, whole: Split, positions: NDArray[np.integer[Any]]) -> "PartialSplit":
         """Return the records of a split at ascending integer [n] positions."""
         ends = positions.searchsorted(np.asarray(whole.user_offsets).astype(positions.dtype))  # else all are converted
         users = np.flatnonzero(np.diff(ends))
@@ -75,7 +75,7 @@ def record_words(split: Split) -> Iterator[tuple[int, NDArray[np.int64]]]:
     first = 0
     for start, offsets in windows(split.record_offsets, overlap=1):
         words = np.diff(offsets)
-        if not isinstance(split, Kept):
+        if not isinstance(split, PartialSplit):
             yield start, words
             continue
         end = int(split.positions.searchsorted(split.positions.dtype.type(start + len(words))))
@@ -85,7 +85,7 @@ def record_words(split: Split) -> Iterator[tuple[int, NDArray[np.int64]]]:
 
 def in_whole(split: Split, positions: NDArray[np.integer[Any]]) -> NDArray[np.int64]:
     """Return positions among the records of a split as positions in the corpus, int64 [n]."""
-    return (split.positions[positions] if isinstance(split, Kept) else positions).astype(np.int64)
+    return (split.positions[positions] if isinstance(split, PartialSplit) else positions).astype(np.int64)
 
 
 def held_out(records: int, user: int, share: float) -> NDArray[np.int64]:
@@ -110,7 +110,7 @@ def included(records: int, user: int, shadow: Shadow, seed: int) -> NDArray[np.b
     return np.broadcast_to(tosses, records)
 
 
-def kept(split: Split, user_holdout: float, shadow: Shadow | None, seed: int) -> Split:
+def without_withheld(split: Split, user_holdout: float, shadow: Shadow | None, seed: int) -> Split:
     """Return what a run trains on: the split itself, or the records of it that are left.
 
     Args:
@@ -124,15 +124,15 @@ def kept(split: Split, user_holdout: float, shadow: Shadow | None, seed: int) ->
     """
     if not user_holdout and shadow is None:
         return split
-    is_kept = np.ones(split.records, np.bool_)
+    is_trained_on = np.ones(split.records, np.bool_)
     offsets = np.asarray(split.user_offsets)
     for user, (first, last) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
-        is_kept[first + held_out(last - first, user, user_holdout)] = False
+        is_trained_on[first + held_out(last - first, user, user_holdout)] = False
         if shadow is not None:
-            is_kept[first:last] &= included(last - first, user, shadow, seed)
-    if not is_kept.any():
+            is_trained_on[first:last] &= included(last - first, user, shadow, seed)
+    if not is_trained_on.any():
         raise InputError(f"data.user_holdout and data.shadow leave no record of {split.folder}; train on more users")
-    return Kept.select(split, np.flatnonzero(is_kept).astype(position_type(split.records)))
+    return PartialSplit.select(split, np.flatnonzero(is_trained_on).astype(position_type(split.records)))
 
 
 def position_type(records: int) -> str:

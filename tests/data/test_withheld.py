@@ -12,6 +12,7 @@ import torch
 from helpers import Experiment, Flsim, MakeCorpus, Trained, final_params
 from hypothesis import given
 from hypothesis import strategies as st
+from populations import split_of
 
 import flsim as api
 from flsim.base.errors import InputError
@@ -19,9 +20,8 @@ from flsim.canaries.in_corpus import plant_corpus
 from flsim.canaries.population import Partition
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus, Split
-from flsim.data.kept import Kept, Shadow, held_out, included, kept, record_words
 from flsim.data.records import Records
-from flsim.data.vocabulary import Layout
+from flsim.data.withheld import PartialSplit, Shadow, held_out, included, record_words, without_withheld
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.training.state import State
@@ -30,11 +30,6 @@ Sentences = list[list[int]]
 USERS = st.lists(st.lists(st.lists(st.integers(1, 90), max_size=4), max_size=9), min_size=1, max_size=8).filter(any)
 RandomUsers = Callable[..., list[Sentences]]
 HELD = "data.user_holdout=0.25"  # 2 of the 8 records of each of 24 users
-
-
-def split_of(users: list[Sentences]) -> Split:
-    flat = Records.from_lists([record for user in users for record in user])
-    return Split(Layout(100), flat.tokens, flat.offsets, np.cumsum([0, *map(len, users)]), Path("nowhere"))
 
 
 def listed(records: Records) -> Sentences:
@@ -62,9 +57,9 @@ def test_what_is_kept_is_what_lists_keep(
         left.append([record for place, record in enumerate(records) if place not in held and tossed[place]])
     if not any(left):
         with pytest.raises(InputError, match="leave no record"):
-            kept(split_of(users), share, shadow, seed)
+            without_withheld(split_of(users), share, shadow, seed)
         return
-    split = kept(split_of(users), share, shadow, seed)
+    split = without_withheld(split_of(users), share, shadow, seed)
     expected = left if split.__class__ is Split else [records for records in left if records]
     assert [listed(split[user]) for user in range(len(split))] == expected
     flat = [record for records in expected for record in records]
@@ -72,7 +67,7 @@ def test_what_is_kept_is_what_lists_keep(
     assert listed(split.records_at(np.array(order, np.int64))) == [flat[place] for place in order]
     assert (split.records, split.words) == (len(flat), sum(map(len, flat)))
     assert np.concatenate([words for _, words in record_words(split)]).tolist() == [len(record) for record in flat]
-    if isinstance(split, Kept):
+    if isinstance(split, PartialSplit):
         assert [left[user] for user in split.users] == expected
 
 
@@ -100,10 +95,12 @@ def corpora_that_differ_in_what_is_held(make_corpus: MakeCorpus, random_users: R
     )
 
 
-@pytest.mark.parametrize("partition", ["iid", "non-iid"])
 @pytest.mark.parametrize(
-    "algorithm",
-    [api.FedAvg(cohort=6, local=api.LocalSGD(batch_size=4)), api.Central(api.CentralSGD(batch_size=8))],
+    ("algorithm", "partition"),
+    [
+        (api.FedAvg(cohort=6, local=api.LocalSGD(batch_size=4)), "non-iid"),
+        (api.Central(api.CentralSGD(batch_size=8)), "iid"),
+    ],
     ids=["federated", "central"],
 )
 def test_training_does_not_read_held_records(
@@ -131,7 +128,7 @@ def test_a_run_records_what_it_leaves_out(experiment: Experiment, partition: str
     run = Run.create(load(experiment.config, [HELD, f"data.partition='{partition}'"]), path)
     run.verify()
     assert json.loads((path / "planted" / "population.json").read_text())["kept"] == 24 * 6
-    assert isinstance(run.train, Kept)
+    assert isinstance(run.train, PartialSplit)
     assert run.users.split.records == run.users.records == 24 * 6
     whole = run.corpus.split("train")
     expected = [list(np.delete(np.arange(8), held_out(8, user, 0.25)) + 8 * user) for user in range(24)]

@@ -1,23 +1,28 @@
+"""Stack Overflow as TensorFlow Federated publishes it, in SQLite and in HDF5."""
+
 import hashlib
 import sqlite3
 from collections.abc import Iterable
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
+import h5py
+import numpy as np
 import pytest
-from dumps import peak_kilobytes
+from dumps import peak_of_reading
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reading import read, sentences
+from reading import read
 
-from benchmarks.writers import tf_example, write_tff_sqlite
+from benchmarks.writers import tf_example, write_tff_hdf5, write_tff_sqlite
 from flsim.base.errors import InputError
-from flsim.data.formats import posts
+from flsim.data.formats import hdf5, posts
 from flsim.data.formats.known import FORMATS
 from flsim.data.formats.posts import Post
 from flsim.data.formats.tff_sqlite import Example
 
-FORMAT = "tff-sqlite"
+TFF_SQLITE = "tff-sqlite"
 
 # What is on the wire (developers.google.com/protocol-buffers/docs/encoding): tag, length, content.
 GOLDEN: dict[bytes, bytes | int] = {
@@ -98,7 +103,7 @@ def test_what_a_record_can_lack(tmp_path: Path) -> None:
         good,
     ]
     path = database(tmp_path / "so.sqlite", (("train", "a", proto) for proto in protos))
-    found, dropped = read(path, FORMAT)
+    found, dropped = read(path, TFF_SQLITE)
     assert found == [Post("a", ["the <URL> , it's so"] * 2, "train")]
     assert dropped == {
         "records_without_words": 1,
@@ -109,22 +114,15 @@ def test_what_a_record_can_lack(tmp_path: Path) -> None:
     }
 
 
-def test_a_client_in_two_splits_is_two_authors_and_rows_stay_in_order(tmp_path: Path) -> None:
-    examples = [("train", "7", "a"), ("test", "7", "b"), ("train", "7", "c"), ("train", "8", "d")]
-    path = tmp_path / "so.sqlite"
-    write_tff_sqlite(path, examples)
-    assert sentences(read(path, FORMAT)[0]) == [(user, split, text) for split, user, text in examples]
-
-
 def test_any_name_is_just_a_name(tmp_path: Path) -> None:
     names = ["../../etc/passwd", "a\0b", "x" * 10_000, "'; DROP TABLE examples", "é\n", ""]
     path = database(tmp_path / "so.sqlite", (("train", name, tf_example("a")) for name in names))
     execute(path, "INSERT INTO examples SELECT split_name, CAST(x'ff41' AS TEXT), x'' FROM examples LIMIT 1")
-    found, dropped = read(path, FORMAT)
+    found, dropped = read(path, TFF_SQLITE)
     assert [post.user for post in found] == names
     assert dropped == {"records_without_tokens": 1}
     execute(path, "UPDATE examples SET serialized_example_proto = (SELECT serialized_example_proto FROM examples)")
-    assert read(path, FORMAT) == (found, {"records_not_utf8": 1})
+    assert read(path, TFF_SQLITE) == (found, {"records_not_utf8": 1})
 
 
 @settings(max_examples=40)
@@ -138,20 +136,20 @@ def test_rowids_may_have_gaps(tmp_path_factory: pytest.TempPathFactory, rowids: 
         )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(posts, "PART_RECORDS", records)
-        assert len(FORMATS[FORMAT].parts(path, path, ("", ""))) <= path.stat().st_size
-        assert [post.user for post in read(path, FORMAT)[0]] == [str(rowid) for rowid in sorted(rowids)]
+        assert len(FORMATS[TFF_SQLITE].parts(path, path, ("", ""))) <= path.stat().st_size
+        assert [post.user for post in read(path, TFF_SQLITE)[0]] == [str(rowid) for rowid in sorted(rowids)]
 
 
 def test_no_record_is_any_good(tmp_path: Path) -> None:
     path = database(tmp_path / "so.sqlite", [("train", "a", b"\xff")] * 3)
     with pytest.raises(InputError, match=r"no record of rowids 1 to 3 is a tf\.Example .*records_not_tf_example: 3"):
-        read(path, FORMAT)
+        read(path, TFF_SQLITE)
 
 
 def test_other_splits_are_refused(tmp_path: Path) -> None:
     path = database(tmp_path / "so.sqlite", [("val", "a", tf_example("a"))])
     with pytest.raises(InputError, match="split_name b'val'; known are train, heldout and test"):
-        read(path, FORMAT)
+        read(path, TFF_SQLITE)
 
 
 @pytest.mark.parametrize(
@@ -165,17 +163,17 @@ def test_other_splits_are_refused(tmp_path: Path) -> None:
 def test_tables_and_columns_that_are_missing_are_named(tmp_path: Path, statement: str, message: str) -> None:
     path = execute(database(tmp_path / "so.sqlite", []), statement)
     with pytest.raises(InputError, match=message):
-        FORMATS[FORMAT].parts(path, path, ("", ""))
+        FORMATS[TFF_SQLITE].parts(path, path, ("", ""))
 
 
 def test_cut_short_and_not_a_database(tmp_path: Path) -> None:
     path = database(tmp_path / "so.sqlite", [("train", "a", tf_example(f"a {n}")) for n in range(1_000)])
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     with pytest.raises(InputError, match=r"so\.sqlite: SQLite cannot read it \(database disk image is malformed\)"):
-        read(path, FORMAT)
+        read(path, TFF_SQLITE)
     path.write_bytes(b"SQLite format 3\0" + b"x" * 10_000)
     with pytest.raises(InputError, match=r"SQLite cannot read it \(file is not a database\)"):
-        read(path, FORMAT)
+        read(path, TFF_SQLITE)
 
 
 def test_the_file_is_only_read(tmp_path: Path) -> None:
@@ -185,7 +183,7 @@ def test_the_file_is_only_read(tmp_path: Path) -> None:
     before = path.read_bytes()
     path.chmod(0o400)
     folder.chmod(0o500)
-    assert len(read(path, FORMAT)[0]) == 1
+    assert len(read(path, TFF_SQLITE)[0]) == 1
     folder.chmod(0o700)
     assert path.read_bytes() == before
     assert list(folder.iterdir()) == [path]
@@ -198,13 +196,13 @@ def test_changes_that_are_not_in_the_file_yet(tmp_path: Path) -> None:
         with connection:
             connection.execute("INSERT INTO examples VALUES ('train', 'a', x'00')")
         with pytest.raises(InputError, match=r"its last changes are still in so\.sqlite-wal"):
-            read(path, FORMAT)
+            read(path, TFF_SQLITE)
 
 
 def test_metadata_is_compared_with_examples(tmp_path: Path) -> None:
     path = tmp_path / "so.sqlite"
     write_tff_sqlite(path, [("train", "a", "b"), ("test", "a", "b")])
-    check = FORMATS[FORMAT].check
+    check = FORMATS[TFF_SQLITE].check
     assert check(path, path) == []
     execute(path, "UPDATE examples SET rowid = 100 WHERE rowid = 2")
     assert check(path, path) == []
@@ -219,23 +217,12 @@ def test_metadata_is_compared_with_examples(tmp_path: Path) -> None:
         ]
 
 
-READ = """
-import sys
-from collections import Counter
-from pathlib import Path
-from flsim.data.formats.known import FORMATS
-path, format = Path(sys.argv[1]), FORMATS["tff-sqlite"]
-for part in format.parts(path, path, ("user", "text")):
-    sum(1 for _ in format.read(part, Counter()))
-"""
-
-
 def test_a_record_of_50_megabytes_is_not_read(tmp_path: Path) -> None:
     small = database(tmp_path / "small.sqlite", [("train", "a", tf_example("a"))])
     path = database(tmp_path / "so.sqlite", [("train", "a", tf_example("a")), ("train", "a", b"x" * 50_000_000)])
-    assert read(path, FORMAT) == ([Post("a", ["a"], "train")], {"records_too_long": 1})
+    assert read(path, TFF_SQLITE) == ([Post("a", ["a"], "train")], {"records_too_long": 1})
     # Read, the record would add 48,828. A peak is sampled, and misses parts of a short process on a busy machine.
-    assert peak_kilobytes(READ, path) < peak_kilobytes(READ, small) + 40_000
+    assert peak_of_reading(path, "tff-sqlite") < peak_of_reading(small, "tff-sqlite") + 40_000
 
 
 def test_the_schema_is_the_published_one(tmp_path: Path) -> None:
@@ -257,3 +244,130 @@ def test_the_schema_is_the_published_one(tmp_path: Path) -> None:
     }
     assert counts == [("00000010", "heldout", 1), ("00000010", "train", 2)]
     assert sorted(Example.FromString(proto).features.feature) == sorted(name.decode() for name in GOLDEN)
+
+
+TFF_HDF5 = "tff-hdf5"
+
+
+def changed(path: Path, tokens: Any, **options: Any) -> Path:
+    """A file of clients a, b and c, with other tokens for b."""
+    write_tff_hdf5(path, [("train", client, "x y") for client in "abc"])
+    with h5py.File(path, "a") as file:
+        del file["examples/b/tokens"]
+        file["examples/b"].create_dataset("tokens", data=tokens, **options)
+    return path
+
+
+def test_the_schema_of_hdf5_is_the_published_one(tmp_path: Path) -> None:
+    for fixed in (False, True):
+        path = tmp_path / f"{fixed}.h5"
+        write_tff_hdf5(path, [("train", "00000010", "a"), ("train", "00000010", "b c")], fixed)
+        with h5py.File(path) as file:
+            client = file["examples/00000010"]
+            assert list(client) == ["creation_date", "score", "tags", "title", "tokens", "type"]
+            assert {dataset.shape for dataset in client.values()} == {(2,)}
+            assert client["score"].dtype == np.int64
+            assert client["tokens"][:].tolist() == [b"a", b"b c"]
+            assert (client["tokens"].dtype.kind == "S") == fixed
+
+
+@pytest.mark.parametrize(
+    ("name", "split"),
+    [("stackoverflow_held_out.h5", "heldout"), ("stackoverflow_train.h5.bz2", "train"), ("my.h5", None)],
+)
+def test_the_split_is_in_the_name_that_the_user_gave(tmp_path: Path, name: str, split: str | None) -> None:
+    write_tff_hdf5(tmp_path / "scratch", [("train", "8", "a")])
+    assert read(tmp_path / "scratch", TFF_HDF5, Path(name))[0] == [Post("8", ["a"], split)]
+
+
+def test_names_are_in_the_order_of_the_file_and_may_be_any(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    write_tff_hdf5(path, [("train", name, "x") for name in ("é", "..", "x" * 10_000, "a\nb")])
+    with h5py.File(path, "a") as file:
+        file["examples"].copy("é", b"\xff")
+    found, dropped = read(path, TFF_HDF5)
+    assert [post.user for post in found] == ["..", "a\nb", "x" * 10_000, "é"]
+    assert dropped == {"users_not_utf8": 1}
+
+
+def test_records_that_are_no_sentences(tmp_path: Path) -> None:
+    path = changed(tmp_path / "a.h5", [b"\xff", b" ", b"z" * 50_000_000, b"ok"], dtype=h5py.string_dtype())
+    assert read(path, TFF_HDF5) == (
+        [Post("a", ["x y"]), Post("b", ["ok"]), Post("c", ["x y"])],
+        {"records_not_utf8": 1, "records_without_words": 1, "records_too_long": 1},
+    )
+
+
+def test_a_client_without_tokens_is_named(tmp_path: Path) -> None:
+    path = changed(tmp_path / "a.h5", [b"x"])
+    with h5py.File(path, "a") as file:
+        del file["examples/b/tokens"]
+    with pytest.raises(InputError, match=r"a\.h5: client 'b' has no dataset 'tokens'"):
+        read(path, TFF_HDF5)
+
+
+@pytest.mark.parametrize("tokens", [np.arange(3), np.array(b"x"), np.array([[b"x"]]), h5py.Empty("S1")])
+def test_tokens_that_are_not_strings(tmp_path: Path, tokens: Any) -> None:
+    with pytest.raises(InputError, match="client 'b': 'tokens' is not one row of strings in this file"):
+        read(changed(tmp_path / "a.h5", tokens), TFF_HDF5)
+
+
+def test_data_in_other_files_is_never_opened(tmp_path: Path) -> None:
+    """Links, external storage, virtual datasets: a file may name any other file."""
+    write_tff_hdf5(tmp_path / "secret.h5", [("train", "b", "hunter2")])
+    (tmp_path / "secret").write_bytes(b"hunter2 ")
+    layout = h5py.VirtualLayout((1,), "S8")
+    layout[:] = h5py.VirtualSource(tmp_path / "secret.h5", "examples/b/tokens", (1,), "S8")
+    link = h5py.ExternalLink("secret.h5", "examples/b")
+    for what in ("link", "soft", "storage", "virtual"):
+        path = changed(tmp_path / f"{what}.h5", [b"x"])
+        with h5py.File(path, "a") as file:
+            examples = file["examples"]
+            del examples["b/tokens"]
+            if what == "link":
+                del examples["b"]
+                examples["b"] = link
+            elif what == "soft":
+                examples["b/tokens"] = h5py.SoftLink("/examples/a/tokens")
+            elif what == "storage":
+                examples["b"].create_dataset("tokens", (1,), "S8", external=[(str(tmp_path / "secret"), 0, 8)])
+            else:
+                examples["b"].create_virtual_dataset("tokens", layout)
+        with pytest.raises(InputError, match=r"\.h5: (client 'b'|libhdf5 cannot read it \(.*is a link)"):
+            read(path, TFF_HDF5)
+
+
+def test_users_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Declared sizes cost a file nothing."""
+    monkeypatch.setattr(hdf5, "USER_RECORDS", 3)
+    posts = [Post("a", ["x y"]), Post("c", ["x y"])]
+    path = changed(tmp_path / "a.h5", np.array([b"x"] * 4))
+    assert read(path, TFF_HDF5) == (posts, {"users_too_large": 1})
+    path = changed(tmp_path / "b.h5", np.array([b"x"]), maxshape=(None,), chunks=(2**28 + 1,), compression="gzip")
+    assert read(path, TFF_HDF5) == (posts, {"users_too_large": 1})
+    with h5py.File(tmp_path / "c.h5", "w") as file:
+        file.create_dataset("examples/a/tokens", (3,), "S100000000")
+    with pytest.raises(InputError, match="client 'a'"):
+        read(tmp_path / "c.h5", TFF_HDF5)
+
+
+def test_a_client_is_read_in_pieces(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hdf5, "SLICE", 2**10)
+    texts = [f"sentence {n}" for n in range(200)]
+    for fixed in (False, True):
+        path = tmp_path / f"{fixed}.h5"
+        write_tff_hdf5(path, [("train", "a", text) for text in texts], fixed)
+        assert [text for post in read(path, TFF_HDF5)[0] for text in post.sentences] == texts
+
+
+def test_cut_short_and_without_examples(tmp_path: Path) -> None:
+    path = tmp_path / "a.h5"
+    write_tff_hdf5(path, [("train", "a", "x")])
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(InputError, match=r"a\.h5: libhdf5 cannot read it \(.*truncated file.*\); is it complete\?"):
+        read(path, TFF_HDF5)
+    with h5py.File(tmp_path / "b.h5", "w") as file:
+        file.create_group("train")
+    with pytest.raises(InputError, match=r"b\.h5: no group examples; its groups: train"):
+        read(tmp_path / "b.h5", TFF_HDF5)

@@ -1,0 +1,375 @@
+"""JSON lines, other JSON (arrays, indented objects, LEAF), CSV and plain text, as programs write them."""
+
+import csv
+import json
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+import reading
+from dumps import peak_of_reading, write_jsonl
+from helpers import Flsim
+from hypothesis import given
+from hypothesis import strategies as st
+from reading import COLUMNS, parts_of
+
+from flsim.base.errors import InputError
+from flsim.data.corpus import Corpus
+from flsim.data.formats import csv_rows, json_values, jsonl, posts
+from flsim.data.formats.jsonl import CHUNK
+from flsim.data.formats.known import FORMATS, format_of
+from flsim.data.formats.posts import Post
+from flsim.data.formats.text import text_format
+from flsim.data.sentences import records
+
+
+def read(path: Path) -> list[Post]:
+    found, dropped = reading.read(path, "jsonl")
+    assert not dropped
+    return found
+
+
+def test_lines_longer_than_a_chunk(tmp_path: Path) -> None:
+    posts = [("a", "x" * (3 * CHUNK)), ("b", "y"), ("c", "z" * (CHUNK - 30)), ("d", "w" * CHUNK)]
+    assert read(write_jsonl(tmp_path / "a.jsonl", posts)) == [Post(user, [text]) for user, text in posts]
+
+
+def test_bom_crlf_and_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'\xef\xbb\xbf{"user": 7, "text": "a"}\r\n\r\n   \n{"user": "7", "text": "b"}')
+    assert read(path) == [Post("7", ["a"]), Post("7", ["b"])]
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        (b"user,text", "not JSON (Expecting value at column 1)"),
+        (b'{"user": 1, "text": "a"} x', "not JSON (Extra data at column 26)"),
+        (b"[" * 100_000, "not JSON (nested too deeply)"),
+        (b'{"user": ' + b"9" * 5_000 + b', "text": "a"}', "not JSON (a number of too many digits)"),
+        (b"[1]", "not a JSON object"),
+        (b'{"user": true, "text": "a"}', "'user' must be a string or a whole number, found true"),
+        (
+            b'{"user": "a", "text": {"' + b"b" * 99 + b'": 1}}',
+            "'text' must be a string or a list of strings, found {\"bbbb",
+        ),
+        (b'{"user": "a", "text": ["b", 3]}', "'text' must be a string or a list of strings, found [\"b\", 3]"),
+        (
+            b'{"user": 1e300, "text": "b"}',
+            "'user' is a float too large to be one whole number; write authors as strings",
+        ),
+        (b'{"user": "a", "text": "\xff"}', "not UTF-8 (byte 24 of the line)"),
+    ],
+)
+def test_wrong_lines_are_named(tmp_path: Path, line: bytes, message: str) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b'{"user": 1, "text": "fine"}\n\n' + line + b"\n")
+    with pytest.raises(InputError) as caught:
+        read(path)
+    assert str(caught.value).startswith(f"{path}: line 3: {message}")
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < len(str(path)) + 160
+
+
+def test_wrong_lines_of_later_parts_are_named_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [("a", "b")] * 10)
+    path.write_bytes(path.read_bytes() + b"[]\n")
+    for size in (1, 30, 100, 2**20):
+        monkeypatch.setattr(posts, "PART_BYTES", size)
+        with pytest.raises(InputError, match=r"a\.jsonl: line 11: not a JSON object"):
+            read(path)
+
+
+@given(
+    st.lists(st.sampled_from(["", " ", "\r", '{"user": "a", "text": "b"}', '{"user": "c", "text": "d"}  '])), st.data()
+)
+def test_parts_end_after_line_feeds(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], data: st.DataObject
+) -> None:
+    path = tmp_path_factory.mktemp("jsonl") / "a.jsonl"
+    content = "\n".join(lines).encode()
+    path.write_bytes(content)
+    whole = read(path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(posts, "PART_BYTES", data.draw(st.integers(1, 100)))
+        parts = FORMATS["jsonl"].parts(path, path, ("user", "text"))
+        assert b"".join(content[part.first : part.last] for part in parts) == content
+        assert all(content[: part.first].endswith(b"\n") for part in parts[1:])
+        assert read(path) == whole
+
+
+def test_other_keys(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_text('{"author": 7, "body": "a", "user": null}\n')
+    assert reading.read(path, "jsonl", columns=("author", "body"))[0] == [Post("7", ["a"])]
+    path.write_text('{"author": 7}\n')
+    with pytest.raises(InputError, match=r"line 1: no 'body'; its keys: \"author\"; name the right one with --text"):
+        reading.read(path, "jsonl", columns=("author", "body"))
+
+
+def test_the_error_of_a_wrong_key_is_short_and_knows_leaf(tmp_path: Path) -> None:
+    """20,000 keys: ten are shown, and the others counted."""
+    path = tmp_path / "a.jsonl"
+    path.write_text(json.dumps({f"u{number}": ["a text"] for number in range(20_000)}))
+    with pytest.raises(InputError, match=r'"u0", .*"u9" and 19,990 others; if they are users, .*"user_data"') as caught:
+        read(path)
+    assert len(str(caught.value)) < len(str(path)) + 300
+
+
+def test_a_line_too_long_is_dropped_in_bounded_memory(tmp_path: Path) -> None:
+    path = write_jsonl(tmp_path / "a.jsonl", [("a", "b"), ("a", "x" * 50_000_000), ("c", "d")])
+    assert reading.read(path, "jsonl") == ([Post("a", ["b"]), Post("c", ["d"])], {"posts_too_long": 1})
+    small = write_jsonl(tmp_path / "small.jsonl", [("a", "b")])
+    assert peak_of_reading(path, "jsonl") < peak_of_reading(small, "jsonl") + 40_000
+
+
+def test_a_file_without_lines_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(jsonl, "LONGEST_LINE", 2**20)
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(b"x" * 2**21)
+    with pytest.raises(InputError, match=r"line 1: a line of more than 1,048,576 bytes that is no JSON object"):
+        read(path)
+
+
+# JSON that is not lines: arrays, indented objects and the layout of LEAF, as programs write them.
+
+
+Rows = list[tuple[str | int, str]]
+
+
+def objects(rows: Rows) -> list[dict[str, Any]]:
+    return [{"id": {"n": [1, "}"]}, "user": user, "text": text} for user, text in rows]
+
+
+def leaf(rows: Rows) -> dict[str, Any]:
+    """The layout that LEAF's `preprocess.sh` writes, with labels that are not read."""
+    data: dict[str, Any] = {}
+    for user, text in rows:
+        data.setdefault(str(user), {"x": [], "y": []})["x"].append(text)
+    sizes = [len(value["x"]) for value in data.values()]
+    return {"users": list(data), "num_samples": sizes, "user_data": data}
+
+
+WRITERS: dict[str, Callable[[Rows], str]] = {
+    "array": lambda rows: json.dumps(objects(rows)),
+    "array-indented": lambda rows: json.dumps(objects(rows), indent=4),
+    "objects-indented": lambda rows: "\n".join(json.dumps(value, indent=2) for value in objects(rows)),
+    "pandas": lambda rows: pd.DataFrame(objects(rows)).to_json(orient="records"),
+    "leaf": lambda rows: json.dumps(leaf(rows)),
+    "leaf-indented": lambda rows: json.dumps(leaf(rows), indent=1),
+}
+TEXT = st.text(st.characters(exclude_categories=["Cs"])).filter(str.strip)
+ROWS = st.lists(st.tuples(st.one_of(TEXT, st.integers(0, 2**60)), TEXT), min_size=1, max_size=6)
+
+
+@given(ROWS, st.sampled_from(list(WRITERS)), st.integers(1, 30))
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rows: Rows, shape: str, chunk: int) -> None:
+    """Wherever a chunk of the file ends."""
+    path = tmp_path_factory.mktemp("json") / "posts.json"
+    path.write_text(WRITERS[shape](rows), encoding="utf-8", newline="")
+    expected = [Post(str(user), records(text)) for user, text in rows]
+    if shape.startswith("leaf"):  # user by user
+        order = list(dict.fromkeys(str(user) for user, _ in rows))
+        expected.sort(key=lambda post: order.index(post.user))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(json_values, "CHUNK", chunk)
+        assert format_of(path, path).name == "json"
+        assert reading.read(path, "json") == (expected, {})
+
+
+@pytest.mark.parametrize(
+    ("content", "line", "message"),
+    [
+        ('[\n{"user": 1},\n{"user": 1}\n]', 2, "no 'text'; its keys: \"user\"; name the right one with --text-column"),
+        ('[\n{"text": "a"}\n]', 2, "no 'user'; its keys: \"text\"; name the right one with --user-column"),
+        ('[\n{"user": 1, "text": "a"},\n{"user": tru}\n]', 3, "not JSON (Expecting value)"),
+        ('[\n{"user": 1, "text": "a"}\n', 3, "not JSON (expected ',', found the end)"),
+        ('[\n{"user": 1, "text": "a"}]\n x', 3, "not JSON (expected the end, found 'x')"),
+        ('[{"a":\n' + "[" * 100_000, 1, "not JSON (nested too deeply)"),
+        ('{"users": ["a"],\n"user_data": {"a":\n{"y": []}}}', 3, "user 'a' has no list 'x', which LEAF's layout has"),
+        (
+            '{"users": ["a"],\n"user_data": {"a":\n{"x": [["b"]]}}}',
+            3,
+            "'x' of user 'a' must be a string or a list of strings; write a reader: --format my_reader.py:NAME",
+        ),
+        ('{"users": ["a"],\n"user_data": {"a":\n{"x": ["b"]}', 3, "not JSON (expected ',', found the end)"),
+        ('{"users": ["a"],\n"user_data": {1', 2, "not JSON (expected a key in double quotes)"),
+    ],
+)
+def test_faults_are_one_line_with_the_place(tmp_path: Path, content: str, line: int, message: str) -> None:
+    path = tmp_path / "a.json"
+    path.write_text(content)
+    with pytest.raises(InputError) as caught:
+        reading.read(path, "json")
+    assert str(caught.value).startswith(f"{path}: line {line}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_not_utf8(tmp_path: Path) -> None:
+    path = tmp_path / "a.json"
+    path.write_bytes(b'[{"user": 1, "text": "\xff"}]')
+    with pytest.raises(InputError, match=r"a\.json: not UTF-8; convert the file to UTF-8"):
+        reading.read(path, "json")
+
+
+def test_an_object_that_is_too_large_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(json_values, "LARGEST", 2**17)
+    path = tmp_path / "a.json"
+    path.write_text(json.dumps([{"user": 1, "text": "a"}, {"user": 1, "text": "b" * 2**19}], indent=1))
+    with pytest.raises(InputError, match=r"line 6: a value over 131,072 characters"):
+        reading.read(path, "json")
+
+
+@pytest.mark.parametrize("shape", ["array", pytest.param("leaf", marks=pytest.mark.nightly)])
+def test_memory_does_not_grow_with_the_file(tmp_path: Path, shape: str) -> None:
+    def peak(posts: int) -> int:
+        path = tmp_path / f"{posts}.json"
+        path.write_text(WRITERS[shape]([(user // 10, "word " * 400) for user in range(posts)]))
+        return peak_of_reading(path, "json")
+
+    assert peak(10_000) < peak(500) + 8_000  # 20 MB and 1 MB
+
+
+@pytest.mark.parametrize(("key", "user"), [("user", "a"), ("author.id", {"id": "a"})])
+def test_objects_without_a_key_that_others_have_are_dropped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, user: object
+) -> None:
+    """Whichever part they are in, like objects in which the key has a null."""
+    name = key.partition(".")[0]
+    good = {name: user, "text": "x"}
+    rows = [{"text": "x"}, {name: {}, "text": "x"} if name == "author" else {"text": "y"}, good, {name: user}, {}]
+    monkeypatch.setattr(posts, "PART_BYTES", 1)
+    for format, content in (("json", json.dumps(rows)), ("jsonl", "\n".join(map(json.dumps, rows)))):
+        path = tmp_path / f"a.{format}"
+        path.write_text(content)
+        dropped = {"posts_without_user": 3, "posts_without_text": 1}
+        assert reading.read(path, format, columns=(key, "text")) == ([Post("a", ["x"])], dropped)
+
+
+def test_nested_keys(tmp_path: Path) -> None:
+    posts = [{"author": {"id": 7}, "body": {"text": "a b"}}, {"author": None, "body": {"text": "c"}}]
+    for name, content in (("json", json.dumps(posts)), ("jsonl", "\n".join(map(json.dumps, posts)))):
+        path = tmp_path / f"a.{name}"
+        path.write_text(content)
+        columns = ("author.id", "body.text")
+        assert reading.read(path, name, columns=columns) == ([Post("7", ["a b"])], {"posts_without_user": 1})
+        with pytest.raises(InputError, match=r"no 'author\.name'; its keys: \"author\", \"body\"; name the right one"):
+            reading.read(path, name, columns=("author.name", "body.text"))
+    (tmp_path / "b.jsonl").write_text('{"author.id": 8, "author": {"id": 7}, "text": "a"}')
+    assert reading.read(tmp_path / "b.jsonl", "jsonl", columns=("author.id", "text"))[0] == [Post("8", ["a"])]
+
+
+def test_wrong_delimiters_are_one_line(tmp_path: Path, flsim: Flsim) -> None:
+    source = tmp_path / "a.csv"
+    source.write_text("user;text\na;b\n")
+    code, _, err = flsim("data", "import", source, "--delimiter", "ab", "--out", tmp_path / "corpus")
+    assert (code, err) == (2, "flsim: delimiter must be one character, and no quote or line feed, found 'ab'\n")
+    code, _, err = flsim("data", "import", source, "--out", tmp_path / "corpus")
+    assert code == 2
+    assert "no column 'user'; its columns, between ',': user;text; name the right one with --user-column, or set" in err
+
+
+@pytest.mark.parametrize(("name", "delimiter", "options"), [("a.tsv", "\t", ()), ("a.csv", ";", ("--delimiter", ";"))])
+def test_csv_with_other_delimiters(
+    tmp_path: Path, flsim: Flsim, name: str, delimiter: str, options: tuple[str, ...]
+) -> None:
+    rows = ["user", "text"], *(["a", f"some, words here {number}"] for number in range(9))
+    source = tmp_path / name
+    source.write_text("".join(f"{delimiter.join(row)}\n" for row in rows))
+    settings = ("--words-per-user", 8, "--heldout", 0, "--test", 0, "--out", tmp_path / "corpus")
+    code, _, err = flsim("data", "import", source, *options, *settings)
+    assert code == 0, err
+    assert Corpus.open(tmp_path / "corpus").manifest["parameters"]["read"]["posts"] == 9
+
+
+# The reader of CSV: real files, as spreadsheets and `csv.writer` write them.
+
+
+FIELD = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"))
+
+
+@given(st.lists(st.tuples(FIELD.filter(str.strip), FIELD.filter(str.strip))), st.sampled_from(["utf-8", "utf-8-sig"]))
+def test_csv_that_is_written_is_read(
+    tmp_path_factory: pytest.TempPathFactory, posts: list[tuple[str, str]], encoding: str
+) -> None:
+    """Commas, quotes and line feeds in fields included, with a byte order mark or without."""
+    path = tmp_path_factory.mktemp("csv") / "a.csv"
+    with path.open("w", newline="", encoding=encoding) as file:
+        csv.writer(file).writerows([("id", "user", "text"), *((7, *post) for post in posts)])
+    assert reading.read(path, "csv") == ([Post(user, records(text)) for user, text in posts], {})
+
+
+def test_posts_without_an_author_and_blank_lines(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text('author,body\r\n,a\r\n\r\n" ",b\r\nc,"d, ""e""\r\nf"\r\n')
+    read_posts, dropped = reading.read(path, "csv", columns=("author", "body"))
+    assert read_posts == [Post("c", ['d , " e "', "f"])]
+    assert dropped == {"posts_without_user": 2}
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"author;text\na;b\n", "no column 'user'; its columns, between ',': author;text; name the right one with"),
+        (b"user,text,text\na,b,c\n", "no column 'text'; its columns, between ',': user, text, text; name the right"),
+        (b"user,text\na,b\nc,d,e\n", "line 3: a row of 3 fields, but the header has 2; put quotes around fields that"),
+        (b'user,text\na,"b\n', "line 2: not CSV (unexpected end of data)"),
+        (b"user,text\n9007199254740992.0,b\n", "line 2: 'user' is a float too large to be one whole number; write"),
+        (b"user,text\na,caf\xe9\n", "not UTF-8; convert the file to UTF-8"),
+    ],
+)
+def test_wrong_files_are_one_line(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "a.csv"
+    path.write_bytes(content)
+    with pytest.raises(InputError) as caught:
+        reading.read(path, "csv")
+    assert str(caught.value).startswith(f"{path}: {message}")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_quote_that_never_ends_does_not_fill_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csv_rows, "LONGEST_FIELD", 1_000)
+    path = tmp_path / "a.csv"
+    path.write_text('user,text\na,"' + "b\n" * 5_000)
+    with pytest.raises(InputError, match=r"not CSV \(field larger than field limit"):
+        reading.read(path, "csv")
+
+
+# Plain text in parts: authors are named by the lines of the whole file, of which no part is read twice.
+
+
+@given(
+    st.lists(st.sampled_from(["", "a", "b c", "d" * 30, "\r"]), max_size=40),
+    st.integers(1, 5),
+    st.integers(1, 100),
+    st.booleans(),
+)
+def test_parts_name_the_authors_of_the_whole_file(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[str], lines_per_author: int, size: int, is_ended: bool
+) -> None:
+    path = tmp_path_factory.mktemp("text") / "a.txt"
+    path.write_bytes(("\n".join(lines) + "\n" * is_ended).encode())
+    form = text_format(lines_per_author)
+    whole = [post for part in form.parts(path, path, COLUMNS) for post in form.read(part, Counter())]
+    with parts_of(size):
+        parts = form.parts(path, path, COLUMNS)
+    assert [part.line for part in parts] == [path.read_bytes()[: part.first].count(b"\n") + 1 for part in parts]
+    assert [post for part in parts for post in form.read(part, Counter())] == whole
+    assert {int(post.user.rpartition(":")[2]) % lines_per_author for post in whole} <= {1 % lines_per_author}
+
+
+def test_a_part_is_read_without_the_parts_before_it(tmp_path: Path) -> None:
+    """Each part read the file from its beginning to count lines, so that an import took the square of its length."""
+    path = tmp_path / "a.txt"
+    path.write_bytes(b"a b c d e f\n" * 100)
+    form = text_format(10)
+    with parts_of(400):
+        *_, last = form.parts(path, path, COLUMNS)
+    expected = [*form.read(last, Counter())]
+    with path.open("r+b") as file:
+        file.write(b"-" * last.first)
+    assert [*form.read(last, Counter())] == expected
+    assert expected[0].user == f"a.txt:{last.line}"
