@@ -1,7 +1,6 @@
 """Canary users of a run, audited: the estimate against published values and truths, the bound against the ledger."""
 
 import io
-import json
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -16,10 +15,9 @@ from flsim.algorithms.checkpoint import load
 from flsim.algorithms.fedavg import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.attacks.audit import coins
-from flsim.attacks.audit.audit import audit
+from flsim.attacks.audit.audit import audit_subject, to_text
 from flsim.attacks.audit.canary_users import CanaryUsers, epsilon_of_cosines
 from flsim.attacks.audit.subject import subject_of
-from flsim.attacks.audit.text import to_text
 from flsim.attacks.audit.trade_off import epsilon_of_gaussian
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
@@ -166,18 +164,14 @@ def test_an_audit_of_a_run_with_canary_users(trained_here: Trained, flsim: Flsim
         epsilon_of_cosines(ins.mean(), ins.std(ddof=1), len(moved), delta), rel=1e-6
     )
     assert not rows["trade-off, canary users by coins"]["refuted"]
-    text = " ".join(flsim("audit", run)[1].split())
-    assert f"Estimate, not a bound: {tossed.sum()} canary users sent random updates" in text
-    guessed = "Of 12 guesses, those of the largest and the smallest cosines,"
-    assert f"Bound: coins decided on 60 canary users. {guessed} {right}" in text
-    assert "The ledger cannot be tested: even 12 of 12 right guesses" in text
+    assert (bound["trials"], estimate["n_in"]) == (12, tossed.sum())
 
 
 def test_canary_users_are_audited_where_no_canary_is_ranked(trained_here: Trained) -> None:
     subject = subject_of(trained_here(*TESTED))
     without = replace(subject, canaries=(), ranks=np.empty(0), groups=np.empty(0, np.int64), references=0)
-    table = audit(without)
-    assert set(table["method"]) == {
+    audited = audit_subject(without)
+    assert set(audited.frame["method"]) == {
         "epsilon, canary users",
         "epsilon, canary users left out",
         "epsilon, canary users by coins",
@@ -185,24 +179,7 @@ def test_canary_users_are_audited_where_no_canary_is_ranked(trained_here: Traine
         "participation",
         "noise",
     }
-    text = " ".join(to_text(without, table).split())
-    assert "canaries rank" not in text
-    assert (
-        "drew the participation of 4 rounds again from the seed. The ledger states Poisson sampling, which is" in text
-    )
-    assert "The ledger states independent standard normal noise, which is not refuted" in text
-
-
-def test_json_has_the_rows_of_the_table(trained_here: Trained, flsim: Flsim) -> None:
-    run = trained_here(*TESTED)
-    code, out, err = flsim("audit", run, "--json")
-    assert code == 0, err
-    (only,) = json.loads(out)["runs"]
-    rows = only["rows"]
-    expected = audit(subject_of(run)).to_dict("records")
-    assert [row["method"] for row in rows] == [row["method"] for row in expected]
-    (low,) = [row["low"] for row in rows if row["method"] == "epsilon, canary users by coins"]
-    assert low == pytest.approx(
-        next(row["low"] for row in expected if row["method"] == "epsilon, canary users by coins")
-    )
-    assert flsim("audit", run, "--json", "--format", "csv")[0] == 2
+    text = " ".join(to_text(without, audited).split())
+    assert "FPR" not in text
+    assert "participation of 4 rounds was drawn again; the ledger states Poisson sampling" in text
+    assert "the ledger states independent standard normal noise" in text

@@ -17,7 +17,7 @@ from flsim.evaluation.audit import Checked, audit, from_forward, refuse_inconsis
 from flsim.evaluation.evaluate import EvaluationHParams, evaluate
 from flsim.measures.memorization.beam_search import beam_searches
 from flsim.measures.memorization.enumeration import Enumeration, enumerate_space
-from flsim.measures.memorization.generation import GenerationHParams, generative_sampling
+from flsim.measures.memorization.generation import GenerationHParams, generate
 from flsim.measures.memorization.importance_sampling import ImportanceHParams, space_exposures
 from flsim.measures.memorization.random_sampling import decide, random_sampling, references
 from flsim.measures.memorization.shortest_path import shortest_path
@@ -148,11 +148,9 @@ ATTACKS: dict[str, Callable[[LanguageModel], object]] = {
     "decision": lambda model: [decide(model, PREFIX, CONTINUATION, AMONG[:count]) for count in (1, 2, 300)],
     "beam search": lambda model: beam_searches(model, PREFIX[None], WORDS, 5)[0].tolist(),
     "shortest path": lambda model: shortest_path(model, PREFIX, WORDS).tokens,
-    "generation": lambda model: (
-        generative_sampling(
-            model, PREFIX, CONTINUATION, WORDS, GenerationHParams(samples=200), stream(SEED, "test")
-        ).hits
-    ),
+    "generation": lambda model: generate(
+        model, PREFIX, WORDS, GenerationHParams(samples=200), stream(SEED, "test")
+    ).tolist(),
     "importance sampling": lambda model: [
         each.probability == pytest.approx(WHOLE.rank / WHOLE.space, rel=0.1)
         for each in space_exposures(model, PREFIX, CONTINUATION[None], WORDS, ImportanceHParams(), SEED)

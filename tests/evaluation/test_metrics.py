@@ -13,8 +13,7 @@ from flsim.base.errors import InputError
 from flsim.canaries.spec import Canary
 from flsim.data.vocabulary import Layout
 from flsim.evaluation.evaluate import EvaluationHParams, measure_canaries
-from flsim.measures import extrapolation
-from flsim.measures.built_in import ALSO
+from flsim.measures.built_in import ALSO, sample_of
 from flsim.measures.memorization import shortest_path
 from flsim.measures.memorization.exposure import exposure
 from flsim.measures.memorization.random_sampling import references
@@ -182,7 +181,7 @@ def test_the_extrapolation_says_how_good_its_fit_is(measured: dict[str, dict[str
 )
 def test_a_fit_takes_all_references_up_to_a_bound(references: int, used: int) -> None:
     """On a CPU 100,000 at most, from the first to the last."""
-    taken = extrapolation.sample_of(torch.arange(references))
+    taken = sample_of(torch.arange(references))
     assert len(taken) == used
     assert int(taken[-1]) > references - 2 - references / used
 

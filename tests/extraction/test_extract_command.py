@@ -96,7 +96,7 @@ def test_text_fits_a_terminal_and_the_figure_is_drawn(run: Path, flsim: Flsim, t
     code, out, _ = flsim("extract", run, "--records", 12, "--out", figure)
     assert code == 0
     assert max(map(len, out.splitlines())) <= 80
-    assert "after round 4: extraction by samples at temperature 1, top_k 40" in " ".join(out.split())
+    assert "after round 4, extraction by samples at temperature 1, top_k 40" in " ".join(out.split())
     assert out.index("Canaries") < out.index("Training records")
     assert "n 1e6, p 0.9" in out
     assert figure.stat().st_size > 10_000

@@ -9,8 +9,8 @@ from membership.before_model import LAYOUT, untrained
 from scipy import stats
 
 from flsim.attacks.extraction.discoverable import Scheme, discover
-from flsim.attacks.extraction.extract import is_elicited, is_near_verbatim, one_word_continuations
-from flsim.attacks.extraction.rates import TRIES, P, eidetic_of, over_seeds, rates_of
+from flsim.attacks.extraction.extract import Extraction, is_elicited, is_near_verbatim, one_word_continuations
+from flsim.attacks.extraction.rates import TRIES, P, eidetic_of, rates_of
 from flsim.base.statistics import difference_interval
 from flsim.data.records import Records
 
@@ -88,7 +88,8 @@ def test_means_and_intervals_are_over_the_seeds_of_a_setting() -> None:
         for world, values in excesses.items()
         for excess in values
     )
-    iid, non_iid = over_seeds(rates).to_dict("records")
+    measured = Extraction(frame=rates, strings=rates, eidetic=rates, scheme=Scheme())
+    iid, non_iid = measured.over_seeds.to_dict("records")
     half = stats.t.ppf(0.975, 2) * np.std(excesses["iid"], ddof=1) / math.sqrt(3)
     assert (iid["seeds"], iid["excess"], iid["rate"]) == (3, pytest.approx(0.3), pytest.approx(0.4))
     assert (iid["excess_low"], iid["excess_high"]) == pytest.approx((0.3 - half, 0.3 + half))

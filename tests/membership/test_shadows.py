@@ -12,9 +12,15 @@ from helpers import Experiment, Flsim, MakeCorpus
 
 from flsim.attacks.membership import lira, rmia
 from flsim.attacks.membership.candidates import log_probabilities
-from flsim.attacks.membership.shadow_rows import infer_by_shadows
-from flsim.attacks.membership.shadows import Shadows, collect, counterfactual, leave_one_out, success
-from flsim.attacks.membership.side_by_side import Proven
+from flsim.attacks.membership.shadows import (
+    Shadows,
+    collect,
+    counterfactual,
+    infer_by_shadows,
+    leave_one_out,
+    success,
+)
+from flsim.attacks.membership.side_by_side import Proof
 from flsim.attacks.membership.stored import newest_rows
 from flsim.base.errors import InputError
 from flsim.base.statistics import auroc
@@ -192,7 +198,7 @@ def test_records_are_in_where_their_coins_say_so_and_a_round_read_them(
         known = np.isfinite(scores[row])
         area = auroc(scores[row, known & shadows.is_in[row]], scores[row, known & ~shadows.is_in[row]])
         assert stored["auroc"]["LiRA online"] == pytest.approx(area)
-        assert "records: LiRA online" in Proven.read(path).statements()
+        assert "records: LiRA online" in Proof.read(path).statements()
 
 
 def test_runs_that_are_no_shadows_of_each_other_are_refused(

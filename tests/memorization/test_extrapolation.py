@@ -1,50 +1,33 @@
-"""Interpolated and extrapolated exposures against tensorflow-privacy's definitions, on the same numbers."""
+"""Extrapolated exposures against tensorflow-privacy's definitions, on the same numbers."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from memorization.spaces import layout_of, space_model, space_scores
 from scipy import stats
 from torch import Tensor
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.measures.memorization.exposure import exposure, exposure_interval
 from flsim.measures.memorization.extrapolation import (
     ExtrapolationHParams,
     _binned,
     _numbers,
     extrapolate,
     fit,
-    interpolate,
 )
 from flsim.measures.memorization.template import Template
 
 QUICK = ExtrapolationHParams(resamples=100)
 
 
-def by_sorting(scores: list[float], references: list[float]) -> list[float]:
-    """`compute_exposure_interpolation` of tensorflow-privacy 0.9 (privacy_tests/secret_sharer/exposures.py) is this:
-
-    canaries and references are sorted together, references first where they tie; rank = 1 + references in front;
-    exposure = log2 #references - log2 rank.
-    """
-    line = sorted([(score, 1, name) for name, score in enumerate(scores)] + [(score, 0, -1) for score in references])
-    found, in_front = [0.0] * len(scores), 0
-    for _, is_canary, name in line:
-        if is_canary:
-            found[name] = math.log2(len(references)) - math.log2(in_front + 1)
-        else:
-            in_front += 1
-    return found
-
-
 def by_maximum_likelihood(scores: list[float], references: Tensor) -> list[float]:
-    """`compute_exposure_extrapolation`, ibidem: -log2 of scipy's skew-normal cdf at scipy's fit."""
+    """`compute_exposure_extrapolation` of tensorflow-privacy 0.9 (privacy_tests/secret_sharer/exposures.py):
+
+    -log2 of scipy's skew-normal cdf at scipy's fit.
+    """
     fitted = stats.skewnorm.fit(references.numpy())
     return [float(-np.log2(stats.skewnorm.cdf(score, *fitted))) for score in scores]
 
@@ -53,35 +36,6 @@ def skew_normal(seed: int, alpha: float, size: int) -> Tensor:
     return torch.from_numpy(
         stats.skewnorm.rvs(alpha, 40, 6, size=size, random_state=stream(seed, "skew normal scores"))
     )
-
-
-SCORES = st.one_of(st.integers(0, 5).map(float), st.floats(0, 100))  # with many ties
-
-
-def test_interpolated_exposures_of_tensorflow_privacy() -> None:
-    """tensorflow/privacy at 0caa10f, privacy_tests/secret_sharer/exposures_test.py: references score 1, 2, ..., 16."""
-    scores = {"least": 0.0, "less": 0.1, "most": 20.0, "fourth": 3.5}
-    bits = {name: one.bits for name, one in interpolate(scores, torch.arange(1.0, 17.0)).items()}
-    expected = {"least": 4.0, "less": 4.0, "most": 4 - math.log2(17), "fourth": 4 - math.log2(4)}
-    assert bits == pytest.approx(expected, abs=1e-12)
-
-
-@settings(max_examples=100, derandomize=True)
-@given(st.lists(SCORES, min_size=1, max_size=8), st.lists(SCORES, min_size=1, max_size=30))
-def test_interpolation_is_tensorflow_privacys_and_keeps_names(scores: list[float], references: list[float]) -> None:
-    named = {f"canary {k}": score for k, score in enumerate(scores)}
-    found = interpolate(named, torch.tensor(references, dtype=torch.float64))
-    assert list(found) == list(named)
-    assert [each.bits for each in found.values()] == by_sorting(scores, references)
-
-
-def test_interpolation_is_the_rank_among_r_but_for_a_constant() -> None:
-    """And its interval is the rank's."""
-    references = torch.arange(1, 101, dtype=torch.float64)
-    found = interpolate({"a": 0.5, "b": 10.0, "c": 1000.0}, references, space=10**6)
-    for name, rank in {"a": 1, "b": 11, "c": 101}.items():
-        assert found[name].bits == pytest.approx(exposure(rank, 100) - math.log2(1.01))
-        assert (found[name].low, found[name].high) == exposure_interval(rank, 100, 10**6)
 
 
 @pytest.mark.parametrize("alpha", [-3, 0, 1.5, 6])
@@ -139,7 +93,7 @@ def test_extrapolation_recovers_the_distribution_and_its_intervals_cover() -> No
     for seed in range(30):
         found = extrapolate(at, skew_normal(seed, -2, 500), QUICK, seed)
         covered += [each.low <= bits <= each.high for each, bits in zip(found.exposures.values(), truth, strict=True)]
-        poor += found.poor
+        poor += found.p_value < 0.01
     assert covered.min() >= 26
     assert poor <= 2
 
@@ -153,18 +107,7 @@ def test_a_poor_fit_is_said(shape: str) -> None:
         "heavy tail": rng.standard_t(2, 1_000),
     }[shape]
     found = extrapolate({"a": 1.0}, torch.from_numpy(values), QUICK, 0)
-    assert found.poor
-    assert found.statistic > 0.03  # the sample of a perfect fit is beyond it once in 100: 0.8 / sqrt(1000) is typical
-
-
-def test_the_statistic_is_the_largest_distance() -> None:
-    """Between the fit and the sample's steps, before and after each."""
-    references = skew_normal(2, 1, 300)
-    found = extrapolate({}, references, QUICK, 0)
-    ordered = references.sort().values.numpy()
-    cdf = stats.skewnorm.cdf(ordered, found.fitted.alpha, found.fitted.location, found.fitted.scale)
-    steps = np.arange(301) / 300
-    assert found.statistic == pytest.approx(max(abs(cdf - steps[1:]).max(), abs(cdf - steps[:-1]).max()), abs=1e-9)
+    assert found.p_value < 0.01
 
 
 def test_beyond_a_hundred_bits() -> None:

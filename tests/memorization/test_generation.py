@@ -6,8 +6,6 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, random_model
 from numpy.typing import NDArray
 from scipy.stats import chisquare
@@ -15,7 +13,7 @@ from scipy.stats import chisquare
 from flsim.base.errors import Diverged, InputError
 from flsim.base.rng import stream
 from flsim.measures.memorization import generation, score
-from flsim.measures.memorization.generation import GenerationHParams, generate, generative_sampling, sampling_nats
+from flsim.measures.memorization.generation import GenerationHParams, generate
 from flsim.measures.memorization.template import Template
 from flsim.models.cifg import CIFGLanguageModel
 
@@ -43,7 +41,7 @@ def probabilities(model: CIFGLanguageModel, template: Template, hparams: Generat
     return made
 
 
-settings_of_sampling = pytest.mark.parametrize(
+@pytest.mark.parametrize(
     ("template", "temperature", "top_k"),
     [
         (Template.words(LAYOUT, 3), 1.0, None),
@@ -52,9 +50,6 @@ settings_of_sampling = pytest.mark.parametrize(
         (Template.from_positions([[1, 2, 5], 4, [0, 3]]), 3.0, 2),
     ],
 )
-
-
-@settings_of_sampling
 @pytest.mark.parametrize("pieces", [True, False])
 def test_samples_have_the_distribution(
     template: Template, temperature: float, top_k: int | None, pieces: bool, monkeypatch: pytest.MonkeyPatch
@@ -77,49 +72,6 @@ def test_samples_have_the_distribution(
         observed, shares = observed[:-1], [share / (1 - rest) for share in shares[:-1]]
     total = sum(observed)
     assert chisquare(observed, [share * total for share in shares]).pvalue > 1e-4
-
-
-@settings_of_sampling
-def test_the_probability_of_a_sample_is_that_of_the_definition(
-    template: Template, temperature: float, top_k: int | None
-) -> None:
-    model, hparams = random_model(3), GenerationHParams(1, temperature, top_k)
-    for phrase, probability in probabilities(model, template, hparams).items():
-        found = sampling_nats(model, BOS, torch.tensor(phrase), template, hparams)
-        assert found == pytest.approx(-math.log(probability) if probability else math.inf, rel=1e-9, abs=1e-9)
-
-
-@settings(max_examples=30, derandomize=True)
-@given(seed=st.integers(0, 10**6), phrase=st.lists(st.integers(0, 7), min_size=1, max_size=5))
-def test_without_options_it_is_the_log_perplexity(seed: int, phrase: list[int]) -> None:
-    model, template = random_model(seed), Template.tokens(LAYOUT, len(phrase))
-    found = sampling_nats(model, BOS, torch.tensor(phrase), template, GenerationHParams(1))
-    assert found == pytest.approx(Oracle(model).score((LAYOUT.bos,), tuple(phrase)), rel=1e-9, abs=1e-12)
-
-
-def test_the_wait_for_the_canary_is_geometric() -> None:
-    """Over 400 draws its mean is 1 / probability, within four standard errors; hits are counted from the first."""
-    model, template, waits = random_model(1), Template.words(LAYOUT, 2), []
-    canary = torch.tensor([2, 3])
-    for key in range(400):
-        found = generative_sampling(model, BOS, canary, template, GenerationHParams(600), stream(0, "wait", key))
-        assert found.first is not None
-        sampled = generate(model, BOS, template, GenerationHParams(600), stream(0, "wait", key)).tolist()
-        assert found.first == sampled.index([2, 3]) + 1
-        assert found.hits == sampled.count([2, 3])
-        waits.append(found.first)
-    expected = 1 / probabilities(model, template, GenerationHParams(1))[2, 3]
-    assert found.expected == pytest.approx(expected, rel=1e-9)
-    assert 3 < expected < 30  # so that 600 samples never missed it: (1 - 1/30)^600 = 1e-9
-    deviation = math.sqrt(1 - 1 / expected) * expected
-    assert abs(np.mean(waits) - expected) < 4 * deviation / math.sqrt(len(waits))
-
-
-def test_a_canary_that_cannot_come_never_does() -> None:
-    for template, top_k in ((Template.from_positions([[1, 2], [1, 2]]), None), (Template.words(LAYOUT, 2), 1)):
-        model, hparams = random_model(0, 0.0), GenerationHParams(500, top_k=top_k)
-        found = generative_sampling(model, BOS, torch.tensor([1, 4]), template, hparams, stream(0, "never"))
-        assert (found.hits, found.first, found.nats, found.expected) == (0, None, math.inf, math.inf)
 
 
 def test_low_temperatures_and_one_choice_are_greedy() -> None:

@@ -80,7 +80,7 @@ class Subject:
 
 
 @dataclass(frozen=True)
-class Audited:
+class AuditedTraining:
     """The facts of a training that an audit needs beside its results.
 
     Attributes:
@@ -185,7 +185,7 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
     """
     results, run = read_run(path), Run.open(path)
     at, config = results.at(round, epoch), run.config
-    audited = Audited(
+    audited = AuditedTraining(
         config.unit,
         config.sampler,
         config.privacy,
@@ -200,7 +200,7 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
     return audited.subject(results, at, _state(run, at) if audited.needs_state else None, delta)
 
 
-def _groups(audited: Audited, results: RunResults) -> tuple[NDArray[np.int64], bool]:
+def _groups(audited: AuditedTraining, results: RunResults) -> tuple[NDArray[np.int64], bool]:
     """Return the number of units that share each planted canary, and whether the numbers are exact.
 
     The users of an IID twin are synthetic ones, which only its corpus can tell. Without it the number of copies stands

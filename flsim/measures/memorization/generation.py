@@ -5,7 +5,7 @@ the model's distribution over those that fit.
 """
 
 from dataclasses import dataclass
-from math import exp, inf
+from math import inf
 
 import numpy as np
 import torch
@@ -39,43 +39,14 @@ class GenerationHParams:
             raise InputError(f"temperature must be above 0 and finite, found {self.temperature:g}")
 
 
-@dataclass(frozen=True)
-class GenerativeSampling:
-    """The result of sampling for one canary.
-
-    Attributes:
-        samples: number of continuations that were drawn.
-        hits: number of continuations that equal the canary's.
-        first: number of samples until the first hit, including it; None without hits.
-        nats: -log of the probability that one sample is the canary's; infinity where `top_k` or the template excludes
-            it. At temperature 1, without `top_k` and where all tokens are allowed, it is the log-perplexity.
-    """
-
-    samples: int
-    hits: int
-    first: int | None
-    nats: float
-
-    @property
-    def expected(self) -> float:
-        """Return the expected number of samples until the first hit, 1 / probability; `first` is geometric."""
-        return exp(self.nats) if self.nats < 700 else inf
-
-
-def generative_sampling(
-    model: LanguageModel,
-    prefix: Tensor,
-    continuation: Tensor,
-    template: Template,
-    hparams: GenerationHParams,
-    rng: np.random.Generator,
-) -> GenerativeSampling:
-    """Sample continuations of a prefix, and count the canary's among them.
+def generate(
+    model: LanguageModel, prefix: Tensor, template: Template, hparams: GenerationHParams, rng: np.random.Generator
+) -> Tensor:
+    """Return continuations of a prefix, int64 [samples, n], in the order drawn.
 
     Args:
         model: the model.
         prefix: p, int64 [L], BOS first.
-        continuation: s, int64 [n].
         template: the allowed tokens at each of the n positions.
         hparams: settings of sampling.
         rng: random stream of the canary, so that other canaries do not change the samples.
@@ -83,36 +54,11 @@ def generative_sampling(
     Raises:
         Diverged: a log-probability is not finite.
     """
-    same = (generate(model, prefix, template, hparams, rng) == continuation).all(1)
-    first = int(same.nonzero()[0]) + 1 if bool(same.any()) else None
-    spent = sampling_nats(model, prefix, continuation, template, hparams)
-    return GenerativeSampling(hparams.samples, int(same.sum()), first, spent)
-
-
-def generate(
-    model: LanguageModel, prefix: Tensor, template: Template, hparams: GenerationHParams, rng: np.random.Generator
-) -> Tensor:
-    """Return continuations of a prefix, int64 [samples, n], in the order drawn; see `generative_sampling`."""
     parts = []
     for first in range(0, hparams.samples, PIECE):
         uniform = rng.random((min(PIECE, hparams.samples - first), template.length))
         parts.append(_generate(model, prefix, template, hparams, torch.from_numpy(uniform).to(prefix.device)))
     return torch.cat(parts)
-
-
-def sampling_nats(
-    model: LanguageModel, prefix: Tensor, continuation: Tensor, template: Template, hparams: GenerationHParams
-) -> float:
-    """Return -log of the probability that one sample is this continuation, int64 [n]; infinity where it is excluded."""
-    state, log_probs = model.start(prefix[None])
-    spent = 0.0
-    for position, (word, ids) in enumerate(zip(continuation, template.on(prefix.device), strict=True)):
-        if position:
-            state, log_probs = model.step(state, continuation[position - 1 : position])
-        if not bool((ids == word).any()):
-            return inf
-        spent -= float(_log_weights(log_probs, ids, hparams).log_softmax(1)[0, ids == word])
-    return spent
 
 
 def _generate(

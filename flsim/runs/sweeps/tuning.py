@@ -35,7 +35,7 @@ from flsim.base.errors import InputError
 from flsim.base.files import digest, from_json, make_folder, new_file, write_json
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
-from flsim.measures.utility import PERPLEXITY
+from flsim.measures.built_in import PERPLEXITY
 from flsim.results.run_file import is_run
 from flsim.results.store import read_run
 from flsim.results.sweeps import RUNS
