@@ -191,7 +191,8 @@ def test_a_folder_of_runs_is_audited_without_those_that_have_nothing(
     code, out, err = flsim("audit", folder, "--json")
     audited = json.loads(out)["runs"]
     assert (code, [one["run"] for one in audited]) == (0, ["one", "two"])
-    assert audited[0]["rows"] == audited[1]["rows"] != []
+    lows = [[row["low"] for row in one["rows"]] for one in audited]
+    assert lows[0] == lows[1] != []
     assert "left out: run diverged: not evaluated yet" in err
     for name in ("one", "two"):
         shutil.rmtree(folder / name)

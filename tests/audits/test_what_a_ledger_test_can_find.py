@@ -13,7 +13,7 @@ from flsim.attacks.audit import coins
 from flsim.attacks.audit.audit import audit_subject, of_coins, to_text
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.subject import Coins, Subject, subject_of
-from flsim.attacks.audit.testing import LedgerTest, Verdict
+from flsim.attacks.audit.testing import LedgerTest
 from flsim.attacks.audit.trade_off import Allowed, delta_of_gaussian, epsilon_of_gaussian
 from flsim.privacy.ledger import EPSILONS, sound_convention
 
@@ -123,9 +123,3 @@ def test_a_test_that_refutes_nothing_names_the_canaries_that_would(
     if number is not None:
         assert LedgerTest(number, number // 5, 1).needed(claim.curve) is not None
         assert LedgerTest(number // 2, number // 10, 1).needed(claim.curve) is None
-
-
-def test_cells_of_tables_say_it_in_three_words() -> None:
-    assert Verdict(True, 17, 3.24).in_words == "refuted"
-    assert Verdict(False, 17, 3.24).in_words == "not refuted"
-    assert Verdict(False, None, 3.24).in_words == "cannot be tested"

@@ -88,26 +88,6 @@ def test_the_tail_of_a_vocabulary_stays_where_top_p_is_1() -> None:
     assert float(log_prob) == pytest.approx(-60)
 
 
-@pytest.mark.parametrize(
-    ("p_z", "least"), [(0.1, (1, 7, 22)), (0.001, (106, 693, 2_302)), (1e-5, (10_536, 69_315, 230_258))]
-)
-def test_least_numbers_of_samples(p_z: float, least: tuple[int, ...]) -> None:
-    """n >= ln(1 - p) / ln(1 - p_z), by hand."""
-    assert tuple(float(least_tries(np.log([p_z]), p)[0]) for p in (0.1, 0.5, 0.9)) == least
-
-
-def test_probability_within_n_samples() -> None:
-    """1 - 0.2^2 and 1 - 0.2^5; and 0 and 1, whatever n is."""
-    assert probability_within(2, np.log([0.8])) == pytest.approx(0.96)
-    assert probability_within(5, np.log([0.8])) == pytest.approx(0.99968)
-    with np.errstate(divide="ignore"):
-        assert probability_within(1e6, np.log([0.0, 1.0])).tolist() == [0, 1]
-        assert least_tries(np.log([0.0, 1.0]), 0.5).tolist() == [math.inf, 1]
-    assert probability_within(1e6, np.array([-40.0])) == pytest.approx(
-        1e6 * math.exp(-40), rel=1e-9
-    )  # no rounding to 0
-
-
 @given(st.floats(1e-9, 1 - 1e-9), st.floats(0.01, 0.99))
 @example(0.5, 0.5)
 def test_the_least_number_is_where_the_probability_passes_p(p_z: float, p: float) -> None:

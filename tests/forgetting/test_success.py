@@ -17,11 +17,9 @@ from flsim.attacks.forgetting.success import (
     best_threshold,
     halves,
     heuristic_epsilon,
-    least_alpha,
     precision_at,
-    scores,
 )
-from flsim.base.statistics import AtLevel, median_interval
+from flsim.base.statistics import AtLevel
 
 CANARIES = 20_000
 DISTANCE, DECAY = 3.0, 20.0  # standard deviations at k = 0, and rounds after which a factor e is left
@@ -54,22 +52,6 @@ def test_success_is_that_of_two_gaussians(k: int) -> None:
     assert heuristic_epsilon(at, CANARIES) == pytest.approx(max(0.0, math.log(at.tpr / LEVEL)))
 
 
-def test_bounds_of_accuracy_are_those_of_its_trials() -> None:
-    """Beta quantiles; n canaries give n trials, half of the canaries in both arms."""
-    assert [round(least_alpha(trials), 3) for trials in (48, 100, 270)] == [0.626, 0.586, 0.552]
-    members, others = arms(1e6, 48)
-    assert accuracy(members, others, every_second(48)).trials == 48
-    ten = accuracy(np.arange(20.0) + 100, np.arange(20.0), every_second(20))
-    assert (ten.correct, ten.trials, ten.estimate) == (20, 20, 1.0)
-    assert ten.upper == 1.0
-    nothing = accuracy(np.array([1.0]), np.array([0.0]), every_second(1))
-    assert nothing.trials == 0
-    assert math.isnan(nothing.estimate)
-    assert math.isnan(nothing.upper)
-    untested = accuracy(np.array([1.0]), np.array([0.0]), ~every_second(1))
-    assert (untested.trials, math.isnan(untested.upper)) == (0, True)
-
-
 def test_a_canary_is_of_one_half_at_all_rounds() -> None:
     """Of used canaries in the order of seeds and names, every second one: b was never used, and c comes later."""
     rows = [(round_, canary) for round_ in (10, 20) for canary in "abcd"] + [(30, "c"), (30, "d")]
@@ -88,19 +70,6 @@ def test_chance_is_one_half_whatever_the_threshold() -> None:
     rng = np.random.default_rng(1)
     estimates = [accuracy(rng.normal(size=48), rng.normal(size=48), every_second(48)).estimate for _ in range(2_000)]
     assert abs(np.mean(estimates) - 0.5) < 4 * 0.5 / math.sqrt(48 * 2_000)
-
-
-@pytest.mark.parametrize(
-    ("members", "others", "expected"),
-    [
-        ([3.0, 5.0], [0.0, 1.0], 2.0),
-        ([1.0], [1.0], math.inf),  # nothing is gained: none is named
-        ([0.0, 4.0, 5.0], [1.0, 2.0, 3.0], 3.5),
-        ([1.0, 1.0], [0.0, 0.0], 0.5),  # ties, as where arm OUT is its own clean model
-    ],
-)
-def test_the_threshold_lies_between_scores(members: list[float], others: list[float], expected: float) -> None:
-    assert best_threshold(np.array(members), np.array(others)) == expected
 
 
 def test_of_equally_good_thresholds_the_largest_is_taken() -> None:
@@ -128,18 +97,3 @@ def test_precision_of_the_paper() -> None:
     assert heuristic_epsilon(nobody, 10) == pytest.approx(math.log(10))
     assert heuristic_epsilon(AtLevel(0.1, 1, 0, 0.0, 0.0, 0.3), 10) == 0.0
     assert at_level(np.ones(9), np.zeros(9)) is None
-
-
-def test_scores_are_larger_for_members() -> None:
-    assert scores(np.array([2.0, 7.0]), np.array([5.0, 6.0])).tolist() == [3.0, -1.0]
-
-
-def test_the_medians_interval_covers() -> None:
-    """Medians of 40 exponentials: the interval holds ln 2 in 95% of 1,000 draws or more, within 4 deviations."""
-    rng = np.random.default_rng(2)
-    intervals = [median_interval(rng.exponential(size=40)) for _ in range(1_000)]
-    covered = np.mean([low <= math.log(2) <= high for _, low, high in intervals])
-    assert 0.95 - 4 * math.sqrt(0.95 * 0.05 / 1_000) < covered < 0.99
-    assert median_interval(np.arange(1.0, 7.0)) == (3.5, 1.0, 6.0)  # all on one side: 2 of 64 draws, below 5%
-    assert [math.isnan(value) for value in median_interval(np.arange(5.0))] == [False, True, True]
-    assert all(map(math.isnan, median_interval(np.empty(0))))

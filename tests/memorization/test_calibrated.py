@@ -56,17 +56,6 @@ def test_equals_the_definition(
     assert found.references == len(among)
 
 
-def test_models_that_know_nothing_leave_the_rank_as_it_is() -> None:
-    """A uniform model scores all the same."""
-    model, uniform = random_model(3), random_model(0, scale=0.0)
-    for canary in PHRASES[::25]:
-        found = rank_of(model, [uniform], BOS, canary, PHRASES)
-        plain = random_sampling(model, torch.tensor(BOS), torch.tensor(canary), torch.tensor(PHRASES))
-        assert found.rank == plain.rank
-        assert found.score == pytest.approx(plain.log_perplexity - 4 * math.log(8))
-        assert found.exposure == pytest.approx(math.log2(257) - math.log2(plain.rank))
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 def test_a_model_that_learned_nothing_ties_everywhere(dtype: torch.dtype) -> None:
     """It is the model without the canaries: all differences are rounding."""

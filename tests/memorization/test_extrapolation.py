@@ -38,8 +38,7 @@ def skew_normal(seed: int, alpha: float, size: int) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("alpha", [-3, 0, 1.5, 6])
-@pytest.mark.parametrize("size", [200, 20_000])
+@pytest.mark.parametrize(("alpha", "size"), [(-3, 20_000), (0, 200), (1.5, 20_000), (6, 200)])
 def test_extrapolation_is_tensorflow_privacys_and_keeps_names(alpha: float, size: int) -> None:
     """To a simplex's precision in the fit, 1e-4 in the parameters; down to 2^-30, to where scipy's cdf is precise."""
     references = skew_normal(5, alpha, size)
@@ -98,12 +97,11 @@ def test_extrapolation_recovers_the_distribution_and_its_intervals_cover() -> No
     assert poor <= 2
 
 
-@pytest.mark.parametrize("shape", ["two clusters", "uniform", "heavy tail"])
+@pytest.mark.parametrize("shape", ["two clusters", "heavy tail"])
 def test_a_poor_fit_is_said(shape: str) -> None:
     rng = stream(0, "poor fits", shape)
     values = {
         "two clusters": np.concatenate([rng.normal(20, 1, 500), rng.normal(30, 1, 500)]),
-        "uniform": rng.uniform(10, 50, 1_000),
         "heavy tail": rng.standard_t(2, 1_000),
     }[shape]
     found = extrapolate({"a": 1.0}, torch.from_numpy(values), QUICK, 0)

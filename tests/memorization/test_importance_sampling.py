@@ -57,19 +57,22 @@ class Space:
         return space_exposures(self.model, self.prefix, canary[None], self.template, hparams, seed)[0]
 
 
-def test_intervals_cover_over_200_models_and_canaries() -> None:
-    """Canaries from rank 1 to the last. Were coverage just 95%, fewer than 186 of 200 had odds of 8%; it is above."""
+@pytest.mark.parametrize(("models", "least"), [(50, 46), pytest.param(200, 186, marks=pytest.mark.nightly)])
+def test_intervals_cover_over_models_and_canaries(models: int, least: int) -> None:
+    """Canaries from rank 1 to the last. Were coverage just 95%, so few of them had odds of at most 10%; it is above."""
     covered = 0
-    for seed in range(200):
+    for seed in range(models):
         space = Space(space_model(12, seed, SCALES[seed % 5]), 12, 3)
         position = (0, 1, 3, 10, 40, 150, 500, 864, 1500, 1727)[seed // 5 % 10]
         canary = space.canary(position)
         found = space.estimate(canary, ROUGH, seed).exposure
         covered += found.low - 1e-9 <= space.exposure(canary) <= found.high + 1e-9
-    assert covered >= 186
+    assert covered >= least
 
 
-@pytest.mark.parametrize("position", [1, 30, 300, 864])
+@pytest.mark.parametrize(
+    "position", [30, *(pytest.param(position, marks=pytest.mark.nightly) for position in (1, 300, 864))]
+)
 @pytest.mark.parametrize("hparams", [ROUGH, ImportanceHParams(samples=1_000, pilot=0)])
 def test_probability_is_unbiased_and_its_error_is_as_stated(position: int, hparams: ImportanceHParams) -> None:
     """200 draws: their mean has an error of s/14, beyond 4 of which once in 16,000; s itself is known to 5%."""
@@ -242,7 +245,7 @@ def test_agrees_with_the_skew_normal_where_that_fits() -> None:
     order = scores.argsort()
     names = {"first": order[2], "tenth": order[300], "middle": order[1_500]}
     extrapolated = extrapolate(
-        {name: float(scores[at]) for name, at in names.items()}, scores, ExtrapolationHParams(), 0
+        {name: float(scores[at]) for name, at in names.items()}, scores, ExtrapolationHParams(100), 0
     )
     assert extrapolated.p_value >= 0.01
     canaries = drawn[torch.stack(list(names.values()))]

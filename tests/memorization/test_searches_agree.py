@@ -1,4 +1,4 @@
-"""Every search over a space of 10^5 secrets equals brute force, which scores each of them whole."""
+"""Every search over a space of thousands of secrets equals brute force, which scores each of them whole."""
 
 import numpy as np
 import pytest
@@ -18,21 +18,21 @@ LAYOUT = Layout(40)  # of characters: ten of them are digits
 DIGITS = range(LAYOUT.first_word, LAYOUT.first_word + 10)
 DASH = LAYOUT.first_word + 10
 SPACES = {
-    "{d5}": Template.from_positions([DIGITS] * 5),
+    "{d2}-{d1}": Template.from_positions([*[DIGITS] * 2, DASH, DIGITS]),
     "{d3}-{d2}": Template.from_positions([*[DIGITS] * 3, DASH, *[DIGITS] * 2]),
 }
 NETWORKS = (ModelHParams(6, 8, "lstm", layers=2), ModelHParams(6, 8, "gru"), ModelHParams(6, 8, "convolutional"))
 
 
-@pytest.mark.parametrize("space", ["{d5}", pytest.param("{d3}-{d2}", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("space", ["{d2}-{d1}", pytest.param("{d3}-{d2}", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.architecture)
-def test_searches_over_a_hundred_thousand_secrets(space: str, network: ModelHParams) -> None:
+def test_searches_over_all_secrets(space: str, network: ModelHParams) -> None:
     """float64 scores that differ by more than rounding, as random ones do. The text before a secret is known."""
     template, model = SPACES[space], random_network(network, 3, 0.5, LAYOUT)
     prefix = torch.tensor([LAYOUT.bos, 20, 21, 22])
     grids = np.meshgrid(*[np.array(ids) for ids in template.allowed], indexing="ij")
     every = torch.from_numpy(np.stack([grid.ravel() for grid in grids], axis=1))
-    assert len(every) == template.space == 10**5
+    assert len(every) == template.space in (10**3, 10**5)
     scores = log_perplexity(model, prefix, every)
     order = scores.argsort()
     assert float(scores[order].diff().min()) > 0
@@ -45,7 +45,7 @@ def test_searches_over_a_hundred_thousand_secrets(space: str, network: ModelHPar
     assert torch.equal(phrases, every[order])
     assert costs.tolist() == pytest.approx(scores[order].tolist(), rel=1e-12)
 
-    for rank in (1, 2, 17, 4_000, 100_000):
+    for rank in (1, 2, 17, len(every) // 25, len(every)):
         secret = every[order[rank - 1]]
         others = torch.cat([every[order[: rank - 1]], every[order[rank:]]])
         exact = enumerate_space(model, prefix, secret, template, most_read=10**6)

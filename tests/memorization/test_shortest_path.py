@@ -27,7 +27,7 @@ templates = st.lists(
 prefixes = st.lists(st.sampled_from(TOKENS), min_size=1, max_size=3)
 
 
-@settings(max_examples=150, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     most=st.sampled_from([0, 1, 4, 40]),
@@ -54,7 +54,7 @@ def test_the_k_best_are_those_of_enumeration_whatever_the_batch(
     assert found.bound >= found.scores[-1]
 
 
-@settings(max_examples=150, derandomize=True)
+@settings(max_examples=60, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     most=st.sampled_from([1, 4, 40]),
@@ -88,13 +88,13 @@ def test_limits_do_leave_searches_unfinished() -> None:
     """And so the law above is not only about complete ones: both limits, one at a time."""
     template = Template.from_positions([list(TOKENS)] * 4)
     for limits in (ShortestPathHParams(count=3, nodes=9), ShortestPathHParams(count=3, frontier=2)):
-        outcomes = [shortest_path(TableModel(seed, 40), torch.tensor([0]), template, limits) for seed in range(30)]
+        outcomes = [shortest_path(TableModel(seed, 40), torch.tensor([0]), template, limits) for seed in range(12)]
         assert not all(found.complete for found in outcomes)
         assert all(found.bound < found.scores[-1] for found in outcomes if not found.complete)
         assert any(found.bound > 0 for found in outcomes if not found.complete)
 
 
-@settings(max_examples=60, derandomize=True)
+@settings(max_examples=30, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     scale=st.sampled_from([0.1, 1.0, 3.0, 10.0]),
@@ -119,7 +119,7 @@ def test_equals_enumeration_by_the_equations(
 def test_a_likely_canary_is_extracted_after_few_nodes() -> None:
     """At most exp(P) beginnings of each length are as likely as the answer, and batches at most double that."""
     template, nodes = Template.words(LAYOUT, 6), []
-    for seed in range(40):
+    for seed in range(15):
         found = shortest_path(random_model(seed, 2.0), torch.tensor([LAYOUT.bos]), template)
         assert found.complete
         assert found.nodes <= 2 * 6 * math.exp(found.scores[0]) + 1
@@ -150,16 +150,6 @@ def test_beam_search_misses_what_the_shortest_path_finds() -> None:
     found = shortest_path(model, prefix, template)
     assert (found.tokens, found.scores) == (((3, 0),), (4,))
     assert found.complete
-
-
-def test_a_float32_model_gives_the_same_sequences() -> None:
-    for seed in range(10):
-        found, exact = (
-            shortest_path(random_model(seed, dtype=dtype), torch.tensor([LAYOUT.bos]), Template.words(LAYOUT, 4))
-            for dtype in (torch.float32, torch.float64)
-        )
-        assert found.tokens == exact.tokens
-        np.testing.assert_allclose(found.scores, exact.scores, rtol=1e-5)
 
 
 def test_values_that_are_not_finite_are_refused() -> None:

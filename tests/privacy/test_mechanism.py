@@ -89,9 +89,6 @@ def test_the_noise_is_added_to_the_sum_and_divided_by_the_expected_cohort() -> N
 
 
 NUMBERS = st.floats(-10, 10)
-USERS = st.lists(
-    st.tuples(arrays(np.float64, 3, elements=NUMBERS), arrays(np.float64, 2, elements=NUMBERS)), max_size=6
-)
 USER = st.tuples(arrays(np.float64, 3, elements=NUMBERS), arrays(np.float64, 2, elements=NUMBERS), st.integers(0, 9))
 User = tuple[NDArray[np.float64], NDArray[np.float64], int]
 
@@ -185,11 +182,6 @@ def test_a_round_that_nobody_came_to_counts_as_the_half() -> None:
     moved = next_clip(0.3, 0, 0, PrivacyHParams("clip", clip=0.3, target_quantile=0.75), 10, 0, 0)
     assert moved == pytest.approx(0.3 * math.exp(0.2 * 0.25), rel=1e-12)
     assert next_clip(0.3, 7, 10, DP, 10, 0, 0) == 0.3
-
-
-def test_delta_is_a_tenth_of_one_user_by_default() -> None:
-    assert DP.delta_for(392_000) == 1 / 3_920_000
-    assert replace(DP, delta=1e-7).delta_for(392_000) == 1e-7
 
 
 @pytest.mark.parametrize(
