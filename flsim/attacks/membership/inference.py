@@ -15,10 +15,9 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.attacks.audit.claim import Claim
-from flsim.attacks.membership.attack import Attack
 from flsim.attacks.membership.attacked import CONFOUNDED, Attacked, AttackHParams, over_folders
 from flsim.attacks.membership.built_in import BLIND, BUILT_IN, attack_named
-from flsim.attacks.membership.candidates import Candidates
+from flsim.attacks.membership.candidates import Attack, Candidates
 from flsim.attacks.membership.stored import LEVELS, column
 from flsim.attacks.membership.targets import Targets, targets_of
 from flsim.attacks.result import Result

@@ -5,7 +5,6 @@ know the text before the secret, the text after it, both, or neither. All of the
 words.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -13,8 +12,6 @@ from torch import Tensor
 from flsim.base.errors import InputError
 from flsim.measures.memorization.random_sampling import RandomSampling, random_sampling
 from flsim.models.language_model import LanguageModel
-
-Sampler = Callable[[LanguageModel, Tensor, Tensor, Tensor], RandomSampling]
 
 
 @dataclass(frozen=True, order=True)
@@ -72,7 +69,7 @@ class Secret:
 
 
 def context_sampling(
-    model: LanguageModel, secret: Secret, references: Tensor, bos: int, sampler: Sampler = random_sampling
+    model: LanguageModel, secret: Secret, references: Tensor, bos: int
 ) -> dict[Context, RandomSampling]:
     """Rank a secret among the same references in its place, for each adversary.
 
@@ -84,7 +81,6 @@ def context_sampling(
         secret: the secret in its canary.
         references: R, int64 [|R|, number of positions]; fastest in lexicographic order.
         bos: id of BOS.
-        sampler: the function that ranks; `random_sampling`, or one that is as exact.
 
     Returns:
         For each of `secret.contexts`, the log-perplexity of everything that is scored, and the rank; `exposure` takes
@@ -100,5 +96,5 @@ def context_sampling(
     measured = {}
     for context in secret.contexts:
         prefix, placed = secret.place(references, context, bos)
-        measured[context] = sampler(model, prefix, secret.place(own, context, bos)[1][0], placed)
+        measured[context] = random_sampling(model, prefix, secret.place(own, context, bos)[1][0], placed)
     return measured
