@@ -1,4 +1,4 @@
-"""What an attack on one run returns, means over the seeds of a setting, and both as text."""
+"""Results of attacks on runs, their means over the seeds of a setting, and both as text."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from flsim.show.table import Table, json_rows
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class Result:
-    """What an attack has measured.
+    """The measurements of an attack.
 
     Attributes:
         frame: the measured numbers, a row for each statement.

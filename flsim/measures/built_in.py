@@ -214,17 +214,15 @@ SPACE_NODES = Quantity(
 def space(probe: Probe) -> dict[str, float]:
     """Enumerate the sequences that can be as likely as the canary, or sample where they are too many."""
     from flsim.measures.memorization.enumeration import enumerate_space
-    from flsim.measures.memorization.importance_sampling import ImportanceHParams, space_exposures
+    from flsim.measures.memorization.importance_sampling import space_exposures
 
     exact = enumerate_space(probe.model, probe.prefix, probe.continuation, probe.template, probe.nodes)
     if exact:
         counts = {SPACE_RANK.name: float(exact.rank), SPACE_NODES.name: float(exact.nodes)}
         return dict.fromkeys((SPACE_BITS.name, SPACE_LOW.name, SPACE_HIGH.name), exact.exposure) | counts
-    hparams = ImportanceHParams(samples=probe.samples, pilot=probe.samples // 10)
-    (sampled,) = space_exposures(
-        probe.model, probe.prefix, probe.continuation[None], probe.template, hparams, probe.seed, probe.canary.id
+    (exposure,) = space_exposures(
+        probe.model, probe.prefix, probe.continuation[None], probe.template, probe.samples, probe.seed, probe.canary.id
     )
-    exposure = sampled.exposure
     return {SPACE_BITS.name: exposure.bits, SPACE_LOW.name: exposure.low, SPACE_HIGH.name: exposure.high}
 
 
@@ -279,12 +277,12 @@ FIT_REFERENCES = Quantity(
 
 def extrapolation(probe: Probe) -> dict[str, float]:
     """Fit the distribution, and extrapolate the exposure of the canary's score."""
-    from flsim.measures.memorization.extrapolation import ExtrapolationHParams, extrapolate
+    from flsim.measures.memorization.extrapolation import extrapolate
     from flsim.measures.memorization.score import log_perplexity
 
     fitted = sample_of(probe.references)
     scores = log_perplexity(probe.model, probe.prefix, fitted)
-    fit = extrapolate({probe.canary.id: probe.score}, scores, ExtrapolationHParams(resamples=100), probe.seed)
+    fit = extrapolate({probe.canary.id: probe.score}, scores, probe.seed)
     exposure = fit.exposures[probe.canary.id]
     values = {
         FIT_BITS.name: exposure.bits,
@@ -338,13 +336,13 @@ def path(probe: Probe) -> dict[str, float]:
     that the canary is not the likeliest, even if the search ended early. A less likely one proves nothing. Proofs are
     of the model as computed: two continuations whose log-perplexities differ by less than rounding may change places.
     """
-    from flsim.measures.memorization.shortest_path import ShortestPathHParams, shortest_path
+    from flsim.measures.memorization.shortest_path import shortest_path
 
-    extraction = shortest_path(probe.model, probe.prefix, probe.template, ShortestPathHParams(nodes=probe.nodes))
+    extraction = shortest_path(probe.model, probe.prefix, probe.template, probe.nodes)
     nodes = {PATH_NODES.name: float(extraction.nodes)}
-    if extraction.tokens[0] == tuple(probe.continuation.tolist()):
+    if extraction.tokens == tuple(probe.continuation.tolist()):
         return {PATH_PROVEN.name: 1.0, **nodes} if extraction.complete else nodes
-    return {PATH_PROVEN.name: 0.0, **nodes} if extraction.scores[0] <= probe.score else nodes
+    return {PATH_PROVEN.name: 0.0, **nodes} if extraction.score <= probe.score else nodes
 
 
 PATH = Measure("path", path, (PATH_PROVEN, PATH_NODES), "extraction by shortest-path search")
@@ -367,10 +365,10 @@ GENERATION_HITS = Quantity(
 def generation(probe: Probe) -> dict[str, float]:
     """Sample continuations from the model, and count the canary's."""
     from flsim.base.rng import stream
-    from flsim.measures.memorization.generation import GenerationHParams, generate
+    from flsim.measures.memorization.generation import generate
 
     rng = stream(probe.seed, "generation", probe.canary.id)
-    sampled = generate(probe.model, probe.prefix, probe.template, GenerationHParams(samples=probe.samples), rng)
+    sampled = generate(probe.model, probe.prefix, probe.template, probe.samples, rng)
     return {GENERATION_HITS.name: int((sampled == probe.continuation).all(1).sum())}
 
 

@@ -1,13 +1,11 @@
 """Bounds against values of others, each with its source."""
 
-import math
-
 import numpy as np
 import pytest
 import scipy
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtri
 
-from flsim.attacks.audit import coins, guesses, thresholds, trade_off
+from flsim.attacks.audit import coins, thresholds, trade_off
 from flsim.base.statistics import roc
 
 
@@ -66,47 +64,3 @@ def test_one_run_bounds_of_normal_scores(shift: float, one_run: float, f_dp: flo
 def test_thresholds_are_those_of_tensorflow_privacy() -> None:
     """tensorflow/privacy at 03035d5, research/audit_2020/audit_test.py: 500 of 500 and 0 of 500 at 99%."""
     assert thresholds.epsilon_of_threshold(500, 500, 0, 500, significance=0.01) == pytest.approx(4.541915810224092)
-
-
-@pytest.mark.parametrize("mu", [0.5, 1.0, 3.0])
-def test_a_whole_curve_allows_what_the_gaussian_mechanism_does(mu: float) -> None:
-    """Dong, Roth and Su (2022), equation 6, from 400 points of delta(epsilon)."""
-    epsilons = np.linspace(0, 40, 4_000)
-    curve = trade_off.Allowed(epsilons, np.array([trade_off.delta_of_gaussian(mu, epsilon) for epsilon in epsilons]))
-    for x in (1e-4, 1e-3, 0.01, 0.1, 0.5, 0.9):
-        assert curve.tpr(x) == pytest.approx(ndtr(ndtri(x) + mu), abs=1e-4)
-        assert curve.least_probability(x) == pytest.approx(trade_off.gaussian(mu)(x), abs=1e-4)
-        assert trade_off.of_group(trade_off.gaussian(mu), 3)(x) == pytest.approx(trade_off.gaussian(3 * mu)(x))
-
-
-def test_epsilons_of_gaussians_are_dp_accounting_s() -> None:
-    from dp_accounting import GaussianDpEvent
-    from dp_accounting.pld import PLDAccountant
-
-    for mu in (0.5, 1.2255, 3.0):
-        theirs = PLDAccountant().compose(GaussianDpEvent(1 / mu)).get_epsilon(1e-5)
-        assert trade_off.epsilon_of_gaussian(mu, 1e-5) == pytest.approx(theirs, abs=2e-3)
-
-
-@pytest.mark.parametrize(
-    ("canaries", "hits", "references", "threshold", "fresh", "shared"),
-    [
-        (48, 14, 20_000, 1, 8.4256, 6.2510),
-        (48, 14, 20_000, 20, 5.4289, 4.7059),
-        (48, 1, 20_000, 1, 3.0626, 0.6967),
-        (90, 23, 2_000_000, 1, 13.0017, 10.7652),
-        (90, 23, 2_000_000, 100, 8.3965, 8.0238),
-        (48, 10, 100, 1, 2.59, 0.3665),
-    ],
-)
-def test_bounds_of_hits_solve_their_equation(
-    canaries: int, hits: int, references: int, threshold: int, fresh: float, shared: float
-) -> None:
-    """The binomial tail at the bound is the significance, by scipy.stats; and the figures of a second computation."""
-    users = [1] * canaries
-    share = threshold / (references + 1)
-    bound = guesses.epsilon_of_hits(hits, share, users)
-    q = share * math.exp(bound) / (share * math.exp(bound) + 1 - share)
-    assert scipy.stats.binom.sf(hits - 1, canaries, q) == pytest.approx(0.05, rel=1e-6)
-    assert bound == pytest.approx(fresh, abs=1e-4)
-    assert guesses.epsilon_of_ranks(hits, threshold, references, users) == pytest.approx(shared, abs=1e-4)

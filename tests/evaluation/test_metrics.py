@@ -144,9 +144,8 @@ def test_path_at_every_limit_of_nodes_is_true_or_unknown(monkeypatch: pytest.Mon
                 assert "path" in found or known is None  # more nodes leave nothing open that fewer decide
                 known = found.get("path")
                 assert known in (None, float(rank == 0))
-                within = shortest_path.ShortestPathHParams(nodes=limit)
-                best = shortest_path.shortest_path(model, prefix, Template.words(oracle.LAYOUT, 4), within)
-                less_likely_answers += rank == 0 and best.scores[0] > scores[order[0]] + 1e-9
+                best = shortest_path.shortest_path(model, prefix, Template.words(oracle.LAYOUT, 4), limit)
+                less_likely_answers += rank == 0 and best.score > scores[order[0]] + 1e-9
                 if found["path_nodes"] < limit:  # the search ended by itself
                     break
             assert known is not None

@@ -173,7 +173,8 @@ def test_small_groups_say_so() -> None:
 def test_json_holds_the_frames(measured: Forgetting) -> None:
     printed = json.loads(json.dumps(measured.to_json(), allow_nan=False))
     for name in ("success", "times", "tests"):
-        pd.testing.assert_frame_equal(pd.DataFrame(printed[name]), getattr(measured, name), check_dtype=False)
+        expected = getattr(measured, name)
+        pd.testing.assert_frame_equal(pd.DataFrame(printed[name]).astype(expected.dtypes), expected)
 
 
 def test_the_figure_has_the_medians_of_both_arms(measured: Forgetting, tmp_path: Path) -> None:

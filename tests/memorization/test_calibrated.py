@@ -7,12 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memorization.oracle import LAYOUT, Oracle, Phrase, all_phrases, random_model
+from memorization.oracle import LAYOUT, Oracle, Phrase, all_phrases, random_model, rank
 
 from flsim.base.errors import Diverged, InputError
 from flsim.measures.memorization import score
 from flsim.measures.memorization.calibrated import Calibrated, calibrated_rank, mean_scores
-from flsim.measures.memorization.random_sampling import random_sampling
 from flsim.models.language_model import LanguageModel
 
 PHRASES = all_phrases(4)
@@ -72,7 +71,7 @@ def test_a_hard_canary_that_was_learned_ranks_first() -> None:
         after.output_bias[list(set(worst))] += 1.0
     others = [phrase for phrase in PHRASES if not set(phrase) <= set(worst)]
     assert rank_of(after, [before], BOS, worst, others).rank == 1
-    assert random_sampling(after, torch.tensor(BOS), torch.tensor(worst), torch.tensor(others)).rank > 1
+    assert rank(after, torch.tensor(BOS), torch.tensor(worst), torch.tensor(others)) > 1
 
 
 def test_there_must_be_models_without_the_canaries() -> None:

@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
 
-from flsim.base.errors import InputError
 from flsim.measures.memorization.context import Context, Secret, context_sampling
 
 secrets = st.integers(1, 5).flatmap(
@@ -63,14 +62,3 @@ def test_ranks_equal_enumeration_in_every_context(seed: int, scale: float, secre
         same = np.array([tuple(other) == whole for other in others])
         if not np.any(close & ~same):
             assert found.rank == 1 + np.sum((scores <= own) | same)
-
-
-@pytest.mark.parametrize("positions", [(), (2,), (-1,), (1, 0), (0, 0)])
-def test_positions_outside_the_canary_are_refused(positions: tuple[int, ...]) -> None:
-    with pytest.raises(InputError, match="positions"):
-        Secret((1, 2), positions)
-
-
-def test_references_of_another_length_are_refused() -> None:
-    with pytest.raises(InputError, match="has 1 words, but references have 2"):
-        context_sampling(random_model(0), Secret((1, 2), (1,)), torch.tensor([[1, 2]]), LAYOUT.bos)

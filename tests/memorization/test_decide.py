@@ -5,11 +5,11 @@ import math
 import numpy as np
 import pytest
 import torch
-from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
+from memorization.oracle import LAYOUT, Oracle, all_phrases, decide, random_model, rank
 from torch import Tensor
 
 from flsim.base.errors import Diverged
-from flsim.measures.memorization.random_sampling import RandomSampler, decide, rank
+from flsim.measures.memorization.random_sampling import RandomSampler
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.language_model import State
 

@@ -12,15 +12,12 @@ from torch import Tensor
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.measures.memorization.extrapolation import (
-    ExtrapolationHParams,
     _binned,
     _numbers,
     extrapolate,
     fit,
 )
 from flsim.measures.memorization.template import Template
-
-QUICK = ExtrapolationHParams(resamples=100)
 
 
 def by_maximum_likelihood(scores: list[float], references: Tensor) -> list[float]:
@@ -44,7 +41,7 @@ def test_extrapolation_is_tensorflow_privacys_and_keeps_names(alpha: float, size
     references = skew_normal(5, alpha, size)
     scores = np.quantile(references, [0, 0.01, 0.3, 0.9]).tolist()
     named = dict(zip("zyxw", scores, strict=True))
-    found = extrapolate(named, references, QUICK, 0)
+    found = extrapolate(named, references, 0)
     assert list(found.exposures) == list(named)
     expected = by_maximum_likelihood(scores, references)
     np.testing.assert_allclose([each.bits for each in found.exposures.values()], expected, rtol=1e-3)
@@ -54,7 +51,7 @@ def test_a_large_sample_is_fitted_in_bins() -> None:
     """40,000 scores: as the fit of each of them, to a thousandth of a bit at 2^-30."""
     references = skew_normal(6, -2, 40_000)
     exact = fit(references.numpy())
-    binned = extrapolate({}, references, QUICK, 0).fitted
+    binned = extrapolate({}, references, 0).fitted
     at = np.array([40 - 4 * 6.0, 40 - 6.0])
     np.testing.assert_allclose(binned.log_cdf(at) / math.log(2), exact.log_cdf(at) / math.log(2), atol=1e-3)
 
@@ -90,7 +87,7 @@ def test_extrapolation_recovers_the_distribution_and_its_intervals_cover() -> No
     truth = -stats.skewnorm.logcdf(np.array(list(at.values())), -2, 40, 6) / math.log(2)
     covered, poor = np.zeros(4), 0
     for seed in range(30):
-        found = extrapolate(at, skew_normal(seed, -2, 500), QUICK, seed)
+        found = extrapolate(at, skew_normal(seed, -2, 500), seed)
         covered += [each.low <= bits <= each.high for each, bits in zip(found.exposures.values(), truth, strict=True)]
         poor += found.p_value < 0.01
     assert covered.min() >= 26
@@ -104,13 +101,13 @@ def test_a_poor_fit_is_said(shape: str) -> None:
         "two clusters": np.concatenate([rng.normal(20, 1, 500), rng.normal(30, 1, 500)]),
         "heavy tail": rng.standard_t(2, 1_000),
     }[shape]
-    found = extrapolate({"a": 1.0}, torch.from_numpy(values), QUICK, 0)
+    found = extrapolate({"a": 1.0}, torch.from_numpy(values), 0)
     assert found.p_value < 0.01
 
 
 def test_beyond_a_hundred_bits() -> None:
     """Where scipy's cdf is 0: the tail of a nearly normal sample at 15 deviations, 0.5 * 15^2 / log 2 = 162 bits."""
-    found = extrapolate({"a": 40 - 15 * 6.0}, skew_normal(3, 0, 20_000), QUICK, 0).exposures["a"]
+    found = extrapolate({"a": 40 - 15 * 6.0}, skew_normal(3, 0, 20_000), 0).exposures["a"]
     assert 0 < found.low < found.bits < found.high < math.inf
     assert found.bits > 100
 
@@ -126,11 +123,4 @@ def test_beyond_a_hundred_bits() -> None:
 )
 def test_numbers_that_nothing_can_be_fitted_to(scores: dict[str, float], references: list[float], message: str) -> None:
     with pytest.raises(InputError, match=message):
-        extrapolate(scores, torch.tensor(references, dtype=torch.float64), QUICK, 0)
-
-
-def test_settings_that_make_no_sense() -> None:
-    with pytest.raises(InputError, match="resamples must be at least 100"):
-        ExtrapolationHParams(resamples=10)
-    with pytest.raises(InputError, match="between 0 and 1"):
-        ExtrapolationHParams(confidence=0)
+        extrapolate(scores, torch.tensor(references, dtype=torch.float64), 0)

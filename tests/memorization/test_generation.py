@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 import torch
 from memorization.oracle import LAYOUT, Oracle, random_model
-from numpy.typing import NDArray
 from scipy.stats import chisquare
 
-from flsim.base.errors import Diverged, InputError
+from flsim.base.errors import Diverged
 from flsim.base.rng import stream
 from flsim.measures.memorization import generation, score
-from flsim.measures.memorization.generation import GenerationHParams, generate
+from flsim.measures.memorization.generation import generate
 from flsim.measures.memorization.template import Template
 from flsim.models.cifg import CIFGLanguageModel
 
@@ -21,48 +20,35 @@ BOS = torch.tensor([LAYOUT.bos])
 Phrase = tuple[int, ...]
 
 
-def distribution(oracle: Oracle, so_far: Phrase, ids: Phrase, hparams: GenerationHParams) -> NDArray[np.float64]:
-    """Pr(id)^(1/T), of the `top_k` likeliest that fit, normalized: by the definition."""
-    weights = np.exp(-oracle.costs(so_far)[list(ids)] / hparams.temperature)
-    weights[np.argsort(-weights, kind="stable")[hparams.top_k or len(ids) :]] = 0
-    return np.asarray(weights / weights.sum())
-
-
-def probabilities(model: CIFGLanguageModel, template: Template, hparams: GenerationHParams) -> dict[Phrase, float]:
-    """Of every sequence of the template after BOS."""
+def probabilities(model: CIFGLanguageModel, template: Template) -> dict[Phrase, float]:
+    """Of every sequence of the template after BOS: Pr(id) of those that fit, normalized, by the definition."""
     oracle = Oracle(model)
     made: dict[Phrase, float] = {(): 1.0}
     for ids in template.allowed:
-        made = {
-            (*beginning, word): before * float(share)
-            for beginning, before in made.items()
-            for word, share in zip(ids, distribution(oracle, (LAYOUT.bos, *beginning), ids, hparams), strict=True)
-        }
+        longer = {}
+        for beginning, before in made.items():
+            weights = np.exp(-oracle.costs((LAYOUT.bos, *beginning))[list(ids)])
+            for word, weight in zip(ids, weights / weights.sum(), strict=True):
+                longer[*beginning, word] = before * float(weight)
+        made = longer
     return made
 
 
 @pytest.mark.parametrize(
-    ("template", "temperature", "top_k"),
-    [
-        (Template.words(LAYOUT, 3), 1.0, None),
-        (Template.tokens(LAYOUT, 2), 1.0, None),
-        (Template.tokens(LAYOUT, 2), 0.5, 3),
-        (Template.from_positions([[1, 2, 5], 4, [0, 3]]), 3.0, 2),
-    ],
+    "template",
+    [Template.words(LAYOUT, 3), Template.tokens(LAYOUT, 2), Template.from_positions([[1, 2, 5], 4, [0, 3]])],
 )
 @pytest.mark.parametrize("pieces", [True, False])
-def test_samples_have_the_distribution(
-    template: Template, temperature: float, top_k: int | None, pieces: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_samples_have_the_distribution(template: Template, pieces: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Chi-square over all sequences that can be: one fixed draw each, that fails by chance once in 10,000."""
     if pieces:
         monkeypatch.setattr(score, "CPU_FLOATS", 3 * LAYOUT.vocabulary_size)
         monkeypatch.setattr(generation, "PIECE", 1000)
-    model, hparams = random_model(2), GenerationHParams(20_000, temperature, top_k)
-    sampled = generate(model, BOS, template, hparams, stream(0, "samples"))
+    model = random_model(2)
+    sampled = generate(model, BOS, template, 20_000, stream(0, "samples"))
     assert sampled.shape == (20_000, template.length)
     counted = Counter(map(tuple, sampled.tolist()))
-    expected = probabilities(model, template, hparams)
+    expected = probabilities(model, template)
     assert set(counted) <= {phrase for phrase, probability in expected.items() if probability}
     often = [phrase for phrase, probability in expected.items() if probability * 20_000 > 5]
     rest = 1 - sum(expected[phrase] for phrase in often)
@@ -74,20 +60,12 @@ def test_samples_have_the_distribution(
     assert chisquare(observed, [share * total for share in shares]).pvalue > 1e-4
 
 
-def test_low_temperatures_and_one_choice_are_greedy() -> None:
-    model, template = random_model(9), Template.words(LAYOUT, 4)
-    greedy = generate(model, BOS, template, GenerationHParams(50, top_k=1), stream(0, "a"))
-    cold = generate(model, BOS, template, GenerationHParams(50, temperature=1e-6), stream(0, "b"))
-    assert torch.equal(greedy, greedy[:1].expand(50, -1))
-    assert torch.equal(cold, greedy)
-
-
 def test_pieces_change_no_sample(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, template, hparams = random_model(5), Template.tokens(LAYOUT, 4), GenerationHParams(500)
-    whole = generate(model, BOS, template, hparams, stream(0, "pieces"))
+    model, template = random_model(5), Template.tokens(LAYOUT, 4)
+    whole = generate(model, BOS, template, 500, stream(0, "pieces"))
     monkeypatch.setattr(score, "CPU_FLOATS", 5 * LAYOUT.vocabulary_size)
     monkeypatch.setattr(generation, "PIECE", 60)
-    assert torch.equal(generate(model, BOS, template, hparams, stream(0, "pieces")), whole)
+    assert torch.equal(generate(model, BOS, template, 500, stream(0, "pieces")), whole)
 
 
 def test_what_has_no_weight_is_never_drawn_even_by_the_extreme_numbers() -> None:
@@ -103,10 +81,4 @@ def test_values_that_are_not_finite_are_refused() -> None:
     with torch.no_grad():
         model.gate_bias[0] = math.nan
     with pytest.raises(Diverged, match="not finite"):
-        generate(model, BOS, Template.words(LAYOUT, 2), GenerationHParams(5), stream(0, "none"))
-
-
-@pytest.mark.parametrize("options", [{"samples": 0}, {"temperature": 0.0}, {"temperature": math.inf}, {"top_k": 0}])
-def test_options_that_make_no_sense_are_refused(options: dict[str, float]) -> None:
-    with pytest.raises(InputError, match=next(iter(options))):
-        GenerationHParams(**options)  # type: ignore[arg-type]
+        generate(model, BOS, Template.words(LAYOUT, 2), 5, stream(0, "none"))

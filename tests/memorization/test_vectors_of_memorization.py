@@ -12,7 +12,6 @@ import torch
 from memorization.table_model import TableModel
 from scipy.stats import gamma, norm, skewnorm
 
-from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.measures.memorization import enumeration, extrapolation, importance_sampling, random_sampling
 from flsim.measures.memorization.score import nats
@@ -29,7 +28,7 @@ def test_binned_samples_keep_their_counts_and_places() -> None:
 
 def test_extrapolated_bits_are_the_tail_of_the_fit() -> None:
     sample = torch.from_numpy(skewnorm.rvs(3, 50, 4, size=500, random_state=stream(1, "vectors")))
-    found = extrapolation.extrapolate({"a": 48.0}, sample, extrapolation.ExtrapolationHParams(100, 0.8), 0)
+    found = extrapolation.extrapolate({"a": 48.0}, sample, 0)
     fitted = found.fitted
     cdf = skewnorm.cdf(48.0, fitted.alpha, fitted.location, fitted.scale)
     assert found.exposures["a"].bits == pytest.approx(-math.log2(cdf), rel=1e-5)
@@ -42,8 +41,8 @@ def test_intervals_of_extrapolation_are_percentiles_of_refits(monkeypatch: pytes
     bits_of_refits = np.random.default_rng(0).normal(9, 1, (100, 1))
     monkeypatch.setattr(extrapolation, "_bootstrap", lambda *arguments: (0.25, bits_of_refits))
     sample = torch.from_numpy(skewnorm.rvs(3, 50, 4, size=100, random_state=stream(1, "vectors")))
-    found = extrapolation.extrapolate({"a": 48.0}, sample, extrapolation.ExtrapolationHParams(100, 0.8), 0)
-    low, high = np.quantile(bits_of_refits, [0.1, 0.9])
+    found = extrapolation.extrapolate({"a": 48.0}, sample, 0)
+    low, high = np.quantile(bits_of_refits, [0.025, 0.975])
     assert (found.exposures["a"].low, found.exposures["a"].high) == pytest.approx((low, high))
     assert found.p_value == 0.25
 
@@ -163,29 +162,22 @@ def test_best_shares_minimize_the_second_moment() -> None:
     assert importance_sampling.best_shares(pilot, events[2:], {0.0: 1.0}) == {0.0: 1.0}
 
 
-@pytest.mark.parametrize("confidence", [0.95, 0.6])
-def test_estimates_have_fays_and_feuers_interval(confidence: float) -> None:
+def test_estimates_have_fays_and_feuers_interval() -> None:
     """Fay and Feuer (1997): gamma quantiles matched to the mean and variance, above with one more heaviest weight."""
     draws = replace(draws_of(), counts=(2, 2, 2))
-    weighted, heaviest, tail = np.array([0.01, 0.0, 0.03, 0.005, 0.0, 0.0]), 0.04, (1 - confidence) / 2
-    found = importance_sampling._estimate(draws, weighted, heaviest, confidence)
+    weighted, heaviest, tail = np.array([0.01, 0.0, 0.03, 0.005, 0.0, 0.0]), 0.04, 0.025
+    found = importance_sampling._estimate(draws, weighted, heaviest)
     total, squares = 0.045, 0.01**2 + 0.03**2 + 0.005**2
-    assert found.probability == pytest.approx(1 / 8 + total)
-    assert found.effective_samples == pytest.approx(total**2 / squares)
-    variances = [0.01**2 / 2, 0.025**2 / 2]  # of two values, ddof 1: half the squared difference
-    assert found.standard_error == pytest.approx(math.sqrt(2 * sum(variances)))
     low = gamma.ppf(tail, total**2 / squares, scale=squares / total)
     most, spread = total + heaviest, squares + heaviest**2
     high = gamma.isf(tail, most**2 / spread, scale=spread / most)
-    assert found.exposure.bits == pytest.approx(-math.log2(1 / 8 + total))
-    assert found.exposure.high == pytest.approx(-math.log2(1 / 8 + low))
-    assert found.exposure.low == pytest.approx(-math.log2(min(1, 1 / 8 + high)))
-    nothing = importance_sampling._estimate(draws, np.zeros(6), heaviest, confidence)
-    assert nothing.probability == pytest.approx(1 / 8)
-    assert (nothing.standard_error, nothing.effective_samples) == (0, 0)
-    assert nothing.exposure.high == pytest.approx(3)
-    whole = importance_sampling._estimate(draws, np.full(6, 0.5), heaviest, confidence)
-    assert whole.exposure.bits == 0
+    assert found.bits == pytest.approx(-math.log2(1 / 8 + total))
+    assert found.high == pytest.approx(-math.log2(1 / 8 + low))
+    assert found.low == pytest.approx(-math.log2(min(1, 1 / 8 + high)))
+    nothing = importance_sampling._estimate(draws, np.zeros(6), heaviest)
+    assert (nothing.bits, nothing.high) == pytest.approx((3, 3))
+    whole = importance_sampling._estimate(draws, np.full(6, 0.5), heaviest)
+    assert whole.bits == 0
 
 
 def test_remainders_of_the_exponential() -> None:
@@ -212,11 +204,9 @@ def test_costs_are_not_below_zero_and_the_cheapest_come_first() -> None:
 
 
 def test_defaults_are_those_of_the_pages() -> None:
-    hparams = importance_sampling.ImportanceHParams()
-    assert (hparams.samples, hparams.pilot, hparams.confidence) == (20_000, 2_000, 0.95)
-    assert hparams.powers == (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
-    assert dict(hparams.shares) == {0.0: 0.1, 1.0: 0.9}
-    assert extrapolation.ExtrapolationHParams() == extrapolation.ExtrapolationHParams(200, 0.95)
+    assert importance_sampling.POWERS == (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
+    assert importance_sampling.SHARES == {0.0: 0.1, 1.0: 0.9}
+    assert extrapolation.RESAMPLES == 100
     assert enumeration.Enumeration(3, 8).nodes == 0
     assert enumeration.Enumeration(3, 8).exposure == pytest.approx(math.log2(8 / 3))
     assert (importance_sampling.KEPT, importance_sampling.LEAST, extrapolation.FEWEST) == (0.2, 0.01, 20)
@@ -285,14 +275,8 @@ def test_pilots_have_equal_shares_of_all_powers(monkeypatch: pytest.MonkeyPatch)
         return draw(*arguments)
 
     monkeypatch.setattr(importance_sampling, "draw", recorded)
-    hparams = importance_sampling.ImportanceHParams(samples=200, pilot=120, powers=(0.0, 0.5, 2.0))
     model, template = TableModel(3, 6), Template(((1, 2, 4), (0, 3, 5, 6)))
     canaries = torch.tensor([[1, 3]])
-    importance_sampling.space_exposures(model, torch.tensor([7]), canaries, template, hparams, 0)
-    assert sizes[0] == ({0.0: 1 / 3, 0.5: 1 / 3, 2.0: 1 / 3}, 120)
+    importance_sampling.space_exposures(model, torch.tensor([7]), canaries, template, 200, 0)
+    assert sizes[0] == (dict.fromkeys(importance_sampling.POWERS, 1 / 6), 20)
     assert sizes[1][1] == 200
-
-
-def test_no_share_is_negative() -> None:
-    with pytest.raises(InputError, match="must give power 0 some"):
-        importance_sampling.ImportanceHParams(shares=((0.0, 0.5), (1.0, -0.1), (2.0, 0.6)))

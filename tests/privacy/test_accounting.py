@@ -76,18 +76,6 @@ def test_the_sound_number_by_hand() -> None:
 
 
 @settings(max_examples=2)
-@given(noise=noises, rounds=counts, share=shares, factor=st.floats(1.1, 10))
-@pytest.mark.parametrize("convention", [PAPER, BY_NAME["replace-one-rdp"], POISSON], ids=lambda of: of.name)
-def test_epsilon_grows_with_rounds_and_falls_with_noise_and_delta(
-    convention: Convention, noise: float, rounds: int, share: float, factor: float
-) -> None:
-    at = spent(convention, rounds, noise, DELTA, share)
-    assert spent(convention, math.ceil(rounds * factor), noise, DELTA, share) >= at
-    assert spent(convention, rounds, noise * factor, DELTA, share) <= at
-    assert spent(convention, rounds, noise, DELTA * factor, share) <= at
-
-
-@settings(max_examples=2)
 @given(noise=noises, rounds=counts, share=shares)
 def test_the_tight_conversion_and_half_the_sensitivity_give_less(noise: float, rounds: int, share: float) -> None:
     paper, tight, sound = (

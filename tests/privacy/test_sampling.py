@@ -111,12 +111,6 @@ def test_draws_with_replacement_are_multinomial() -> None:
     assert differ.ppf(0.5e-4) <= different <= differ.isf(0.5e-4)
 
 
-def test_a_cohort_with_replacement_may_hold_one_user_only() -> None:
-    draws = [draw_cohort(0, round_, 3, 3, "with-replacement").tolist() for round_ in range(200)]
-    assert [2, 2, 2] in draws
-    assert [0, 1, 2] in draws
-
-
 def test_sampling_with_replacement_is_refused_by_every_accountant() -> None:
     """dp_accounting has the event and no bound for it; see docs/decisions.md."""
     ledger = Ledger((Entry("with-replacement", 1_000, 10, 1.0, 5),))

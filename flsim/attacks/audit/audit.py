@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from flsim.attacks.audit import coins, guesses, ranks, thresholds
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.ranks import Detection, detection_at
-from flsim.attacks.audit.subject import AuditedTraining, Subject, subject_of
+from flsim.attacks.audit.subject import Subject, subject_of, subject_with
 from flsim.attacks.audit.testing import LedgerTest, Verdict
 from flsim.attacks.audit.trade_off import LeastProbability, epsilon_of_gaussian
 from flsim.attacks.result import Result, text_of
@@ -230,20 +230,24 @@ def audit_simulation(
     users = planted.users
     injected = np.unique(users.extra.rounds[users.extra.rounds >= 0]) + 1
     training = algorithm.training_of(planted, model, max(1, state.round), seed, "cpu")
-    audited = AuditedTraining(
-        algorithm.unit,
-        algorithm.sampler_of_units,
-        algorithm.privacy,
-        len(users) if algorithm.unit == "user" else int(users.user_offsets[-1]),
-        algorithm.canary_users,
-        seed,
-        planted.canaries,
-        lambda: users,
-        lambda: (start or training.first_state()).params,
-        ABOUT_INJECTIONS.format(f"in rounds {', '.join(map(str, injected))}") if len(injected) else "",
+    subject = subject_with(
+        results,
+        state.round,
+        state,
+        delta,
+        unit=algorithm.unit,
+        sampler=algorithm.sampler_of_units,
+        privacy=algorithm.privacy,
+        protected=len(users) if algorithm.unit == "user" else int(users.user_offsets[-1]),
+        canary_users=algorithm.canary_users,
+        seed=seed,
+        canaries=planted.canaries,
+        users=lambda: users,
+        first=lambda: (start or training.first_state()).params,
+        note=ABOUT_INJECTIONS.format(f"in rounds {', '.join(map(str, injected))}") if len(injected) else "",
         executes_code=True,
     )
-    return audit_subject(audited.subject(results, state.round, state, delta), threshold).frame
+    return audit_subject(subject, threshold).frame
 
 
 def _refuse_other_roster(planted: Planted) -> None:

@@ -130,7 +130,9 @@ def _tests(measured: Forgetting) -> str:
     for side in "ab":
         names = [f"{row['setting']}: {group_text(row)}" for row in (rows[group] for group in tests[f"group_{side}"])]
         tests = tests.assign(**{side: names})
-    shown = tests[(tests["p_holm"] <= LEVEL) | ((tests["differs"] == "setting") & tests["left_difference_low"].notna())]
+    printed = tests[
+        (tests["p_holm"] <= LEVEL) | ((tests["differs"] == "setting") & tests["left_difference_low"].notna())
+    ]
     tested, differing = int(tests["p"].notna().sum()), int((tests["p_holm"] <= LEVEL).sum())
     note = (
         f"p: log-rank tests of the rounds from the end of the window until a canary's rank does not reveal it, between "
@@ -138,7 +140,7 @@ def _tests(measured: Forgetting) -> str:
         f"{len(tests) - tested} pairs have no ranks at equal numbers of rounds. Left: what is left in the first less "
         f"that in the second, paired by seed."
     )
-    tables = [table_of(shown, [Field("Group", "a"), Field("against", "b")], [TESTS])] if len(shown) else []
+    tables = [table_of(printed, [Field("Group", "a"), Field("against", "b")], [TESTS])] if len(printed) else []
     return text_of("Differences between groups", tables, [note])
 
 

@@ -159,26 +159,8 @@ def _mills(x: Floats) -> Floats:
 
 FEWEST = 20
 BINS, WIDEST = 1024, 6
+RESAMPLES = 100  # refits of the parametric bootstrap, from which the intervals and the p-value come
 FINE = 8_192  # bins of a larger sample, whose counts are fitted: of two million scores in 1.5 s in place of 29
-
-
-@dataclass(frozen=True)
-class ExtrapolationHParams:
-    """Settings of the bootstrap of a fit.
-
-    Attributes:
-        resamples: number of refits of the parametric bootstrap, from which the intervals and the p-value come.
-        confidence: coverage of an interval, for scores that are skew-normal.
-    """
-
-    resamples: int = 200
-    confidence: float = CONFIDENCE
-
-    def __post_init__(self) -> None:
-        if self.resamples < 100:
-            raise InputError(f"resamples must be at least 100, found {self.resamples}")
-        if not 0 < self.confidence < 1:
-            raise InputError(f"confidence must be between 0 and 1, found {self.confidence}")
 
 
 @dataclass(frozen=True)
@@ -199,15 +181,12 @@ class Extrapolation:
     exposures: dict[str, Exposure]
 
 
-def extrapolate(
-    scores: Mapping[str, float], references: Tensor, hparams: ExtrapolationHParams, seed: int
-) -> Extrapolation:
+def extrapolate(scores: Mapping[str, float], references: Tensor, seed: int) -> Extrapolation:
     """Return -log2 F(P(s|p)), where F is the skew-normal distribution function of maximum likelihood for R's scores.
 
     Args:
         scores: log-perplexity of each canary by its name, in any unit.
         references: log-perplexities of R, float [|R|], in the same unit.
-        hparams: settings of the bootstrap, whose cost does not depend on |R|.
         seed: the experiment's seed.
 
     Raises:
@@ -220,8 +199,8 @@ def extrapolate(
         )
     at = np.array([scores[name] for name in names], dtype=np.float64)
     fitted = fit(*_binned(sample)) if len(sample) > FINE else fit(sample)
-    p_value, resampled = _bootstrap(fitted, sample, at, hparams.resamples, seed)
-    tails = (1 - hparams.confidence) / 2
+    p_value, resampled = _bootstrap(fitted, sample, at, RESAMPLES, seed)
+    tails = (1 - CONFIDENCE) / 2
     low, high = np.quantile(resampled, [tails, 1 - tails], axis=0)
     exposures = map(Exposure, _bits(fitted, at).tolist(), low.tolist(), high.tolist())
     return Extrapolation(fitted, p_value, dict(zip(names, exposures, strict=True)))
