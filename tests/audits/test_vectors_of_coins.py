@@ -54,7 +54,7 @@ def test_bounds_of_coins_of_groups_where_the_group_has_no_delta_left() -> None:
 
 
 def test_a_bound_ends_where_the_search_ends() -> None:
-    assert coins.epsilon_of_coins(10**30, 10**6, 10**6, 0.0) < guesses.HIGHEST
+    assert coins.epsilon_of_coins(10**30, 10**4, 10**4, 0.0) < guesses.HIGHEST
     assert coins.mu_refuted(lambda least: True) == 30
     assert coins.mu_refuted(lambda least: False) == 0
     mu = coins.mu_refuted(lambda least: least(0.5) > norm.cdf(-1.7))  # refuted below mu of 1.7

@@ -6,14 +6,14 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from membership.before_model import LAYOUT as WIDE
 from membership.before_model import untrained
 from memorization.oracle import LAYOUT, Oracle, random_model
 from scipy import stats
 
-from flsim.attacks.extraction.discoverable import Scheme, discover, least_tries, next_words, probability_within
+from flsim.attacks.extraction.discoverable import Scheme, discover, next_words
 from flsim.base.errors import Diverged, InputError
 from flsim.data.records import Records
 from flsim.measures.memorization.beam_search import beam_search
@@ -85,15 +85,6 @@ def test_the_tail_of_a_vocabulary_stays_where_top_p_is_1() -> None:
     logits = torch.tensor([[0.0, -30.0, -60.0]], dtype=torch.float64)
     _, log_prob = next_words(logits, torch.tensor([2]), Scheme(top_k=0, top_p=1.0))
     assert float(log_prob) == pytest.approx(-60)
-
-
-@given(st.floats(1e-9, 1 - 1e-9), st.floats(0.01, 0.99))
-@example(0.5, 0.5)
-def test_the_least_number_is_where_the_probability_passes_p(p_z: float, p: float) -> None:
-    log_probs = np.log([p_z])
-    (least,) = least_tries(log_probs, p)
-    assert probability_within(least, log_probs)[0] >= p - 1e-9
-    assert least == 1 or probability_within(least - 1, log_probs)[0] <= p + 1e-9
 
 
 @pytest.mark.parametrize("architecture", ["cifg", "transformer"])

@@ -238,15 +238,3 @@ def test_what_is_left_of_the_advantage_by_seed_from_the_windows_end_to_the_last_
     assert f"{100 * test['left_difference']:+.0f}" in to_text(measured)
     alone = measure(of_nats("one", 1).query("seed == 0")).times.iloc[0]
     assert (alone["left"], pd.isna(alone["left_low"])) == (0.25, True)
-
-
-def test_nothing_is_left_of_what_was_not_gained_or_is_measured_once() -> None:
-    """Nor where seeds disagree: 4 nats and 1.3 have an interval below 0."""
-    observed = of_nats("one", 1)
-    unclear = observed.assign(
-        nats_in=observed["nats_in"].where((observed["seed"] == 0) | (observed["round"] < 60), 38.7)
-    )
-    assert t_interval(np.array([4, 1.3]))[0] < 0
-    assert measure(unclear).times["left"].isna().all()
-    for table in (observed.assign(nats_in=41.0), observed.query("round <= 60"), observed.assign(nats_out=math.nan)):
-        assert measure(table).times["left"].isna().all()
