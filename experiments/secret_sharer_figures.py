@@ -27,23 +27,21 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
 from flsim.base.errors import InputError
-from flsim.measures import extrapolation, path, space
-from flsim.measures.extrapolation import EXTRAPOLATION
+from flsim.measures import built_in
+from flsim.measures.built_in import EXTRAPOLATION, PATH, SPACE
 from flsim.measures.measure import Measure
-from flsim.measures.path import PATH
-from flsim.measures.space import SPACE
 from flsim.results.store import RunResults
 from flsim.results.sweeps import expanded, read_shown
 from flsim.show.figures import line_style, plain, refuse_other_than_figure, write_figure
 
 # Columns, named as the metrics that they hold.
-ESTIMATE, FIT_P = extrapolation.BITS.name, extrapolation.P.name
-EXACT, NODES = space.RANK.name, space.NODES.name
-PROVEN, READ = path.PROVEN.name, path.NODES.name
-COLUMNS = [ESTIMATE, FIT_P, space.BITS.name, EXACT, NODES, PROVEN, READ]
+ESTIMATE, FIT_P = built_in.FIT_BITS.name, built_in.FIT_P.name
+EXACT, NODES = built_in.SPACE_RANK.name, built_in.SPACE_NODES.name
+PROVEN, READ = built_in.PATH_PROVEN.name, built_in.PATH_NODES.name
+COLUMNS = [ESTIMATE, FIT_P, built_in.SPACE_BITS.name, EXACT, NODES, PROVEN, READ]
 PHRASES = "phrases"
 # What each measure gives of every canary.
-ALWAYS = {extrapolation.EXTRAPOLATION: ESTIMATE, space.SPACE: space.BITS.name, path.PATH: READ}
+ALWAYS = {EXTRAPOLATION: ESTIMATE, SPACE: built_in.SPACE_BITS.name, PATH: READ}
 
 
 def secret_pairs(runs: Sequence[RunResults], measures: Sequence[Measure], figure: str) -> pd.DataFrame:
@@ -51,7 +49,7 @@ def secret_pairs(runs: Sequence[RunResults], measures: Sequence[Measure], figure
 
     Args:
         runs: the results of each run.
-        measures: the measures that a pair needs, `flsim.measures.space.SPACE` among them.
+        measures: the measures that a pair needs, `flsim.measures.built_in.SPACE` among them.
         figure: kind of the figure, for the error.
 
     Returns:
@@ -75,7 +73,7 @@ def secret_pairs(runs: Sequence[RunResults], measures: Sequence[Measure], figure
             f"{figure}: no evaluation has an exact rank: it is of an earlier version, or ran out of nodes; "
             f"measure again with more: {_command(runs, measures)} --nodes 1000000"
         )
-    phrases = (pairs[EXACT] * 2 ** pairs[space.BITS.name]).round()
+    phrases = (pairs[EXACT] * 2 ** pairs[built_in.SPACE_BITS.name]).round()
     return pairs.assign(**{PHRASES: phrases}).reset_index(drop=True)
 
 

@@ -39,7 +39,7 @@ from flsim.base.errors import Diverged
 from flsim.base.files import write_json
 from flsim.base.progress import say
 from flsim.data.synthetic import make_synthetic
-from flsim.measures.utility import PERPLEXITY
+from flsim.measures.built_in import PERPLEXITY
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.sweeps.definition import load, planned_runs

@@ -8,11 +8,11 @@ import pandas as pd
 import torch
 
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams as ServerOptimizer
-from flsim.attacks.audit.frames import audit, audit_simulation
+from flsim.attacks.audit.audit import audit, audit_simulation
 from flsim.attacks.extraction.extract import Extraction, extract
 from flsim.attacks.forgetting.measure import Forgetting, measure_forgetting
 from flsim.attacks.membership.inference import infer_membership
-from flsim.attacks.membership.shadow_rows import infer_by_shadows
+from flsim.attacks.membership.shadows import infer_by_shadows
 from flsim.attacks.membership.users import infer_users
 from flsim.base.errors import Diverged, InputError, RunFailed, as_list
 from flsim.canaries.spec import CanaryHParams as Canaries

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import expit, ndtr
+from scipy.special import expit, ndtr, ndtri
 
 from benchmarks.alarms.cases import Case, Counts, Flags, Simulate, judged, tossed
 from flsim.attacks.audit import coins, guesses, ranks, thresholds, trade_off
@@ -212,6 +212,15 @@ def sets_of_gaussians(mu: float) -> Simulate:
     return exceeds
 
 
+def epsilon_of_gaussian_threshold(
+    detected: int, members: int, alarms: int, others: int, delta: float, significance: float = 0.05
+) -> float:
+    """Return epsilon of mu = Phi^-1(1 - FPR) - Phi^-1(FNR) at the ends of exact intervals: Gaussian mechanisms only."""
+    tail = significance / 2
+    mu = float(ndtri(1 - upper_bound(alarms, others, tail)) - ndtri(upper_bound(members - detected, members, tail)))
+    return trade_off.epsilon_of_gaussian(mu, delta) if mu > 0 else 0.0
+
+
 def models_at_a_threshold(bound: Callable[..., float], detects: float, epsilon: float) -> Simulate:
     """Return the simulation of models with a record and without it, at a threshold.
 
@@ -316,7 +325,7 @@ def _our_bounds() -> Iterator[Case]:
 
 
 def _estimates() -> Iterator[Case]:
-    bound, by_mu = thresholds.epsilon_of_gaussian_threshold, "thresholds.epsilon_of_gaussian_threshold"
+    bound, by_mu = epsilon_of_gaussian_threshold, "thresholds.epsilon_of_gaussian_threshold"
     for mu in (0.0, 1.0, 2.0):
         simulate = models_at_a_threshold(bound, float(ndtr(mu / 2)), trade_off.epsilon_of_gaussian(mu, DELTA))
         yield Case(by_mu, f"Gaussian, mu {mu:g}", simulate)

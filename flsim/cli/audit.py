@@ -45,9 +45,8 @@ def audit(
 
     import pandas as pd
 
-    from flsim.attacks.audit.audit import audit as rows_of
+    from flsim.attacks.audit.audit import audit_subject, to_json, to_text
     from flsim.attacks.audit.subject import subject_of
-    from flsim.attacks.audit.text import missing, to_object, to_text
     from flsim.base.progress import say
     from flsim.results.store import refuse_two_points
     from flsim.results.sweeps import over_runs
@@ -57,19 +56,19 @@ def audit(
         raise InputError("--format latex: audits are md, csv or parquet; choose one of them")
     refuse_two_prints(format, out, as_json)
     refuse_two_points(round, epoch)
-    subjects = list(over_runs(runs, lambda path: subject_of(path, round, epoch, delta)).values())
-    tables = [rows_of(subject, threshold) for subject in subjects]
-    pairs = list(zip(subjects, tables, strict=True))
-    for subject, table in pairs if format is not Format.md else []:
-        if table.empty:
-            say(f"run {subject.results.name}: has no row. {missing(subject, table)}")
+    subjects = over_runs(runs, lambda path: subject_of(path, round, epoch, delta)).values()
+    pairs = [(subject, audit_subject(subject, threshold)) for subject in subjects]
+    for subject, audited in pairs if format is not Format.md else []:
+        if audited.frame.empty:
+            say(f"run {subject.results.name}: has no row. {audited.notes[-1]}")
+    rows = pd.concat([audited.frame for _, audited in pairs], ignore_index=True)
     if format is Format.parquet and out is not None:
-        formats.write_parquet(pd.concat(tables, ignore_index=True), out)
+        formats.write_parquet(rows, out)
         return
     text = (
-        json.dumps({"runs": [to_object(*pair) for pair in pairs]}, indent=2) + "\n"
+        json.dumps({"runs": [to_json(*pair) for pair in pairs]}, indent=2) + "\n"
         if as_json
-        else formats.to_csv(pd.concat(tables, ignore_index=True))
+        else formats.to_csv(rows)
         if format is Format.csv
         else "\n".join(to_text(*pair) for pair in pairs)
     )

@@ -85,7 +85,7 @@ def _compared(
         if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
             raise InputError(f"{a} and {b}: copies of one run, which have nothing to be compared; name another run")
         compared = compare_runs(first, second, round, epoch)
-        proven = side_by_side.Proven.read(a, round, epoch), side_by_side.Proven.read(b, round, epoch)
+        proven = side_by_side.Proof.read(a, round, epoch), side_by_side.Proof.read(b, round, epoch)
         parts = [runs_to_markdown(compared), side_by_side.to_markdown(*proven)]
         texts = {
             Format.md: "\n".join(filter(None, parts)),

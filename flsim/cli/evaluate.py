@@ -174,8 +174,7 @@ def evaluate(
 
     Any other model needs --model, --canaries, and --corpus or --vocabulary. Nothing is stored.
     """
-    from flsim.evaluation.evaluate import EvaluationHParams
-    from flsim.evaluation.measures import own_quantities
+    from flsim.evaluation.evaluate import EvaluationHParams, own_quantities
 
     how = {"references": references, "prefix": prefix, "beam_width": beam_width, "test_users": test_users}
     settings: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
@@ -227,8 +226,7 @@ def _of_model(
     import torch
 
     from flsim.canaries.from_file import read_listed
-    from flsim.evaluation.audit import audit
-    from flsim.evaluation.loading import model_of_factory
+    from flsim.evaluation.audit import audit, model_of_factory
 
     layout, vocabulary, test = words
     canaries = read_listed(listed, layout, vocabulary)

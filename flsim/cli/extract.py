@@ -81,7 +81,7 @@ def extract(
     hold.
     """
     from flsim.attacks.extraction.extract import extract as extract_from
-    from flsim.attacks.extraction.text import over_seeds_to_text, to_object, to_text
+    from flsim.attacks.extraction.tables import over_seeds_to_text, to_text
     from flsim.show.figures import refuse_other_than_figure
 
     check_device(device)
@@ -104,6 +104,6 @@ def extract(
 
         plot(measured, out, by_setting)
     if as_json:
-        typer.echo(json.dumps(to_object(measured), indent=2, allow_nan=False))
+        typer.echo(json.dumps(measured.to_json(), indent=2, allow_nan=False))
     else:
         typer.echo(over_seeds_to_text(measured) if by_setting else to_text(measured), nl=False)

@@ -46,7 +46,7 @@ def forgetting(
     """
     refuse_json_and_csv(as_json, as_csv)
     from flsim.attacks.forgetting.measure import measure_forgetting
-    from flsim.attacks.forgetting.text import to_object, to_text
+    from flsim.attacks.forgetting.tables import to_text
     from flsim.show import formats
     from flsim.show.figures import refuse_other_than_figure
 
@@ -58,6 +58,6 @@ def forgetting(
 
         plot(measured, out)
     if as_json:
-        typer.echo(json.dumps(to_object(measured), indent=2, allow_nan=False))
+        typer.echo(json.dumps(measured.to_json(), indent=2, allow_nan=False))
     else:
         typer.echo(formats.to_csv(measured.success) if as_csv else to_text(measured), nl=False)

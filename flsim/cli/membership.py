@@ -96,11 +96,10 @@ def membership(
     """
     from flsim.attacks.membership.attacked import AttackHParams
     from flsim.attacks.membership.inference import attack_run
-    from flsim.attacks.membership.over_seeds import of_runs, over_seeds
-    from flsim.attacks.membership.over_seeds import to_text as over_seeds_to_text
-    from flsim.attacks.membership.text import to_objects, to_text
+    from flsim.attacks.membership.tables import means_over_seeds, means_to_text, to_text
     from flsim.attacks.membership.users import attack_users
     from flsim.results.sweeps import expanded, over_runs, run_folders
+    from flsim.show.table import json_rows
 
     check_device(device)
     if shadows:
@@ -113,28 +112,31 @@ def membership(
 
     hparams = AttackHParams(records, round, reference, delta, device)
     is_of_users = unit is Unit.user
-    tables = over_runs(
+    results = over_runs(
         runs, lambda path: attack_users(path, hparams) if is_of_users else attack_run(path, attack or (), hparams)
     )
     if by_setting:
-        summary = over_seeds(of_runs(tables))
-        text = summary.to_json(orient="records", indent=2) if as_json else over_seeds_to_text(summary)
-        typer.echo(text, nl=as_json)
+        means = means_over_seeds(results)
+        typer.echo(json.dumps(json_rows(means), indent=2) if as_json else means_to_text(means), nl=as_json)
     elif as_json:
-        objects = [{"folder": str(path), "rows": to_objects(table)} for path, table in tables.items()]
+        objects = [{"folder": str(path)} | attacked.to_json() for path, attacked in results.items()]
         typer.echo(json.dumps({"runs": objects}, indent=2, allow_nan=False))
     else:
-        typer.echo("\n".join(to_text(path.resolve().name, table) for path, table in tables.items()), nl=False)
+        typer.echo("\n".join(to_text(path.resolve().name, attacked) for path, attacked in results.items()), nl=False)
 
 
 def _by_shadows(runs: list[Path], count: int, round: int | None, device: str, as_json: bool) -> None:
     from flsim.attacks.membership.attacked import AttackHParams
-    from flsim.attacks.membership.shadow_rows import by_setting
-    from flsim.attacks.membership.text import shadows_to_objects, shadows_to_text
+    from flsim.attacks.membership.shadows import by_setting
+    from flsim.attacks.membership.tables import shadows_to_text
+    from flsim.show.table import json_rows
 
     results = by_setting(runs, AttackHParams(count, round, device=device))
     if as_json:
-        objects = [shadows_to_objects(*result) for result in results]
+        objects = [
+            {"setting": setting, "attacks": json_rows(attacks), "targets": json_rows(targets)}
+            for setting, attacks, targets in results
+        ]
         typer.echo(json.dumps({"shadows": objects}, indent=2, allow_nan=False))
     else:
         typer.echo("\n".join(shadows_to_text(*result) for result in results), nl=False)

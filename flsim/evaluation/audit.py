@@ -4,14 +4,19 @@ Every answer of such a model is checked before anything is concluded from it. A 
 log-probs are logits, gives ranks that look like results.
 """
 
-from collections.abc import Sequence
-from typing import Any
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, Terminated
+from flsim.base.extensions import add_own_file, execute, place
 from flsim.canaries.spec import Canary
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
@@ -20,15 +25,16 @@ from flsim.evaluation.evaluate import (
     count_references,
     measure_canaries,
     measure_model,
+    refuse_own_of_model,
     refuse_short,
     rows_of,
 )
-from flsim.evaluation.measures import refuse_own_of_model
 from flsim.measures.prediction import predict_by_steps
 from flsim.models.language_model import LanguageModel, State
 from flsim.results.rows import REFERENCES, Row
 
 CPU = torch.device("cpu")
+Made = TypeVar("Made")
 SLACK = 1e-2  # nats by which half a batch, TF32 or another kernel may change a score
 IMPOSSIBLE = torch.finfo(torch.float16).min  # nats, in every type
 SUM_SLACK = 1e-3  # by which rounding may change the sum of probabilities
@@ -223,3 +229,51 @@ def _near(one: Tensor, other: Tensor) -> bool:
 
 def _shape(value: Any) -> str:
     return str(list(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__name__}"
+
+
+# The loading of a user's own model, which executes the code that makes it.
+
+
+def model_of_factory(spec: str, option: str = "") -> Any:
+    """Return the result of a factory, whose code is executed; prints go to standard error.
+
+    Args:
+        spec: ``package.module:factory``, importable from here or installed, or ``path/to/model.py:factory``, which can
+            import its neighbours. The factory takes no arguments.
+        option: the beginning of messages, such as "--model ".
+
+    Raises:
+        InputError: there is no such module or factory, or one of them failed.
+    """
+    where, _, name = spec.rpartition(":")
+    if not where or not name:
+        raise InputError(f"{option}{spec}: name a factory, as package.module:factory or path/to/model.py:factory")
+    with redirect_stdout(sys.stderr):
+        module = _run(where, option, lambda: execute(Path(where)) if _is_path(where) else _import(where))
+        factory = getattr(module, name, None)
+        if not callable(factory):
+            raise InputError(f"{option}{spec}: {where} has no function {name}")
+        return _run(spec, option, factory)
+
+
+def _run(what: str, option: str, work: Callable[[], Made]) -> Made:
+    try:
+        return work()
+    except InputError as error:
+        raise InputError(f"{option}{error}") from error
+    except Terminated:
+        raise
+    except (Exception, SystemExit) as error:
+        line = f" ({where})" if (where := place(error)) else ""
+        raise InputError(f"{option}{what}: failed with {type(error).__name__}: {error}{line}") from error
+
+
+def _is_path(where: str) -> bool:
+    return where.endswith(".py") or "/" in where
+
+
+def _import(name: str) -> Any:
+    sys.path.insert(0, str(Path.cwd()))
+    module = importlib.import_module(name)
+    add_own_file(str(module.__file__))
+    return module

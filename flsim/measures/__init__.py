@@ -1,6 +1,6 @@
-"""The measures of an evaluation, a file for each; `flsim.measures.built_in` lists them.
+"""The measures of an evaluation; `flsim.measures.built_in` has those of flsim.
 
-A user's own is such a file too: a `Measure` with its `Quantity`s, which ``evaluation.also`` names as
+A user's measure is a file with a `Measure` and its `Quantity`s, which ``evaluation.also`` names as
 ``path/to/file.py:NAME``.
 """
 

@@ -1,15 +1,476 @@
-"""The lists of built-in measures: those of every evaluation, and those that `also` requests by name."""
+"""The built-in measures: what each computes, and how its numbers are described and shown.
 
-from flsim.measures.beam_search import BEAM_SEARCH
-from flsim.measures.calibrated import CALIBRATED
-from flsim.measures.contexts import CONTEXTS
-from flsim.measures.extrapolation import EXTRAPOLATION
-from flsim.measures.generation import GENERATION
-from flsim.measures.path import PATH
-from flsim.measures.quantity import Quantity
-from flsim.measures.random_sampling import RANDOM_SAMPLING
-from flsim.measures.space import SPACE
-from flsim.measures.utility import UTILITY
+Results are shown without torch. So functions import the mathematics, in `flsim.measures.memorization` and
+`flsim.measures.prediction`, when they are called.
+"""
+
+import re
+from math import ceil
+from typing import TYPE_CHECKING
+
+from flsim.measures.measure import Measure, ModelProbe, Probe
+from flsim.measures.quantity import EVERYWHERE, Quantity, interval_of
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+# Random Sampling (RS), Thakkar et al. (2020), section 4.1, and exposure, Carlini et al. (2018), section 4.2.
+
+LOG_PERPLEXITY = Quantity(
+    name="log_perplexity",
+    description="Negative log-likelihood of a canary's unknown words after its known ones.",
+    unit="nats",
+    title="Log-perplexity",
+    heading="Nats",
+    short="nats",
+    format="{:.2f}",
+    is_standard=True,
+    places=("canaries",),
+)
+RANK = Quantity(
+    name="rank",
+    description="1 plus the number of random continuations that are at least as likely as the canary's.",
+    kind="count",
+    title="Rank",
+    short="rank",
+    format="{:,.0f}",
+    is_ranked=True,
+    is_standard=True,
+    places=("canaries",),
+)
+EXPOSURE = Quantity(
+    name="exposure",
+    description="By how many bits of guessing the model narrows down a canary among random continuations.",
+    unit="bits",
+    better="lower",
+    title="Exposure",
+    heading="Bits",
+    short="bits",
+    format="{:.1f}",
+    caption="Mean exposure",
+    is_ranked=True,
+    is_standard=True,
+    is_primary=True,
+    places=(*EVERYWHERE, "screen"),
+    note="mean exposure of the planted canaries.",
+)
+MEMORIZED = Quantity(
+    name="rs",
+    description="Whether no random continuation is as likely as the canary's.",
+    better="lower",
+    kind="flag",
+    title="Random Sampling",
+    heading="RS",
+    is_ranked=True,
+    is_standard=True,
+    places=(*EVERYWHERE, "screen"),
+)
+
+
+def random_sampling(probe: Probe) -> dict[str, float]:
+    """Rank a canary among R; with `decide` only tell whether it comes first, at a fraction of the cost."""
+    from flsim.measures.memorization.exposure import exposure
+
+    if probe.decide:
+        memorized = probe.sampler.decide(probe.prefix, probe.continuation)
+        return {LOG_PERPLEXITY.name: probe.score, MEMORIZED.name: float(memorized)}
+    sampled = probe.sampler.rank(probe.prefix, probe.continuation)
+    return {
+        LOG_PERPLEXITY.name: sampled.log_perplexity,
+        RANK.name: sampled.rank,
+        EXPOSURE.name: exposure(sampled.rank, sampled.references),
+        MEMORIZED.name: float(sampled.memorized),
+    }
+
+
+RANDOM_SAMPLING = Measure(
+    "random sampling", random_sampling, (LOG_PERPLEXITY, RANK, EXPOSURE, MEMORIZED), "a canary's rank among |R|"
+)
+
+
+# Beam Search (BS): Thakkar et al. (2020), section 4.1.
+
+EXTRACTED = Quantity(
+    name="bs",
+    description="Whether a beam search from the canary's known words ends in its unknown ones.",
+    better="lower",
+    kind="flag",
+    title="Beam Search",
+    heading="BS",
+    outcome="extracted",
+    finds="extracts",
+    is_standard=True,
+    places=(*EVERYWHERE, "screen"),
+)
+
+
+def search(probe: Probe) -> dict[str, float]:
+    """Search for the likeliest continuation, and compare it with the canary's."""
+    import torch
+
+    from flsim.measures.memorization.beam_search import beam_search
+
+    tokens, _ = beam_search(probe.model, probe.prefix, probe.template, probe.beam_width)
+    return {EXTRACTED.name: float(torch.equal(tokens[0], probe.continuation))}
+
+
+BEAM_SEARCH = Measure("beam search", search, (EXTRACTED,), "extraction by beam search")
+
+
+# The utility of the model on test text.
+
+ACCURACY = Quantity(
+    name="accuracy",
+    description="Recall@1 on test text: how many of the words there are the model's first choice.",
+    better="higher",
+    subject="model",
+    title="Accuracy",
+    heading="Acc.",
+    format="{:.1f}",
+    is_percentage=True,
+    is_standard=True,
+    places=("table", "compare", "report"),
+    caption="Accuracy on test text",
+    axis="Recall@1",
+)
+ACCURACY_ALL_TOKENS = Quantity(
+    name="accuracy_all_tokens",
+    description="Recall@1 on test text over all tokens, ends of records and unknown words included.",
+    better="higher",
+    subject="model",
+    is_percentage=True,
+    places=(),
+)
+PERPLEXITY = Quantity(
+    name="perplexity",
+    description="Perplexity on test text.",
+    better="lower",
+    subject="model",
+    title="Perplexity",
+    heading="Perp.",
+    format="{:.1f}",
+    is_log=True,
+    is_standard=True,
+    places=("table", "plot", "compare", "report"),
+    caption="Perplexity on test text",
+    axis="perplexity",
+)
+
+
+def utility(probe: ModelProbe) -> dict[str, float]:
+    """Predict every record of the chosen users, and return the utility."""
+    from flsim.measures.prediction import utility as predicted
+
+    sums = predicted(probe.predict, probe.test, probe.chosen)
+    return {
+        ACCURACY.name: sums.accuracy,
+        ACCURACY_ALL_TOKENS.name: sums.accuracy_all_tokens,
+        PERPLEXITY.name: sums.perplexity,
+    }
+
+
+UTILITY = Measure("utility", utility, (ACCURACY, ACCURACY_ALL_TOKENS, PERPLEXITY), "accuracy and perplexity")
+
+
+# Exposure over the whole space of continuations, beyond log2 |R|: exact where few sequences can be as likely as the
+# canary, and by importance sampling elsewhere.
+
+SPACE_BITS = Quantity(
+    name="space_exposure",
+    description="By how many bits of guessing the model narrows down a canary among all continuations of its length.",
+    unit="bits",
+    better="lower",
+    title="whole space",
+    heading="Space",
+    short="space",
+    format="{:.1f}",
+    places=("table",),
+    beside=EXPOSURE.name,
+    column="space",
+    note="mean exposure over the whole space of phrases, extrapolated.",
+    about="bits over the whole space, beyond |R|; intervals with --json",
+)
+SPACE_LOW, SPACE_HIGH = interval_of(SPACE_BITS)
+
+SPACE_RANK = Quantity(
+    name="space_rank",
+    description="How many continuations are at least as likely as the canary, itself included; missing if estimated.",
+    kind="count",
+    is_partial=True,
+    format="{:,.0f}",
+    places=(),
+)
+SPACE_NODES = Quantity(
+    name="space_nodes",
+    description="How many beginnings of sequences are at least as likely as the canary; missing if not counted.",
+    kind="count",
+    is_partial=True,
+    format="{:,.0f}",
+    places=(),
+)
+
+
+def space(probe: Probe) -> dict[str, float]:
+    """Enumerate the sequences that can be as likely as the canary, or sample where they are too many."""
+    from flsim.measures.memorization.enumeration import enumerate_space
+    from flsim.measures.memorization.importance_sampling import space_exposures
+
+    exact = enumerate_space(probe.model, probe.prefix, probe.continuation, probe.template, probe.nodes)
+    if exact:
+        counts = {SPACE_RANK.name: float(exact.rank), SPACE_NODES.name: float(exact.nodes)}
+        return dict.fromkeys((SPACE_BITS.name, SPACE_LOW.name, SPACE_HIGH.name), exact.exposure) | counts
+    (exposure,) = space_exposures(
+        probe.model, probe.prefix, probe.continuation[None], probe.template, probe.samples, probe.seed, probe.canary.id
+    )
+    return {SPACE_BITS.name: exposure.bits, SPACE_LOW.name: exposure.low, SPACE_HIGH.name: exposure.high}
+
+
+SPACE = Measure(
+    "space",
+    space,
+    (SPACE_BITS, SPACE_LOW, SPACE_HIGH, SPACE_RANK, SPACE_NODES),
+    "exposure beyond log2 |R|",
+    takes_any_secret=False,
+)
+
+
+# Exposure by a skew-normal distribution.
+
+# Most references in the sample of a fit. Scoring takes the time: with the paper's model 100,000 take 52 s a canary on
+# one core. Carlini et al. (2018) fit to 10^6. On spaces that can be enumerated, the sampling error of exposure at 14
+# bits is 0.5 bits with 2,000 references, 0.14 with 20,000 and 0.04 with 200,000; the error of the assumed distribution,
+# up to 3 bits, stays.
+MOST_ON_CPU = 100_000
+MOST = 1_000_000
+FIT_BITS = Quantity(
+    name="extrapolated_exposure",
+    description="Exposure by a skew-normal distribution that is fitted to scores of R.",
+    unit="bits",
+    better="lower",
+    short="fit",
+    format="{:.1f}",
+    places=(),
+    about="bits by a skew-normal fit to scores of R",
+)
+FIT_LOW, FIT_HIGH = interval_of(FIT_BITS)
+FIT_P = Quantity(
+    name="extrapolation_p",
+    description="How well the skew-normal distribution fits: the p-value of a test that it does.",
+    better="higher",
+    short="p",
+    format="{:.2f}",
+    places=(),
+    about="of that fit; below 0.01 it is poor, and its bits mean nothing",
+)
+FIT_REFERENCES = Quantity(
+    name="extrapolation_references",
+    description="Number of references that the skew-normal distribution was fitted to.",
+    kind="count",
+    unit="references",
+    short="fitted",
+    format="{:,.0f}",
+    places=(),
+    about="references of that fit",
+)
+
+
+def extrapolation(probe: Probe) -> dict[str, float]:
+    """Fit the distribution, and extrapolate the exposure of the canary's score."""
+    from flsim.measures.memorization.extrapolation import extrapolate
+    from flsim.measures.memorization.score import log_perplexity
+
+    fitted = sample_of(probe.references)
+    scores = log_perplexity(probe.model, probe.prefix, fitted)
+    fit = extrapolate({probe.canary.id: probe.score}, scores, probe.seed)
+    exposure = fit.exposures[probe.canary.id]
+    values = {
+        FIT_BITS.name: exposure.bits,
+        FIT_LOW.name: exposure.low,
+        FIT_HIGH.name: exposure.high,
+        FIT_P.name: fit.p_value,
+    }
+    return values | {FIT_REFERENCES.name: float(len(fitted))}
+
+
+def sample_of(references: "Tensor") -> "Tensor":
+    """Return all of R [|R|, n], or if it has more references than a fit takes, a part that is evenly spread over R."""
+    most = MOST_ON_CPU if references.device.type == "cpu" else MOST
+    return references[:: max(1, ceil(len(references) / most))]
+
+
+EXTRAPOLATION = Measure(
+    "extrapolation",
+    extrapolation,
+    (FIT_BITS, FIT_LOW, FIT_HIGH, FIT_P, FIT_REFERENCES),
+    "exposure by a skew-normal fit",
+)
+
+
+# Extraction by a shortest-path search, which proves its answers.
+
+PATH_PROVEN = Quantity(
+    name="path",
+    description="Whether the canary is the likeliest continuation, 1 or 0, as far as proven; missing where unknown.",
+    better="lower",
+    kind="flag",
+    title="Shortest path",
+    short="path",
+    is_partial=True,
+    places=(),
+    about="whether it is the likeliest continuation, proven by shortest-path search; - if unknown",
+)
+PATH_NODES = Quantity(
+    name="path_nodes",
+    description="How many beginnings of sequences the shortest-path search read.",
+    kind="count",
+    format="{:,.0f}",
+    places=(),
+)
+
+
+def path(probe: Probe) -> dict[str, float]:
+    """Return 1 where no continuation is likelier than the canary, 0 where another is as likely, none where unknown.
+
+    The search ends when the likeliest continuation is proven, or at the limit of nodes. A likelier answer is a proof
+    that the canary is not the likeliest, even if the search ended early. A less likely one proves nothing. Proofs are
+    of the model as computed: two continuations whose log-perplexities differ by less than rounding may change places.
+    """
+    from flsim.measures.memorization.shortest_path import shortest_path
+
+    extraction = shortest_path(probe.model, probe.prefix, probe.template, probe.nodes)
+    nodes = {PATH_NODES.name: float(extraction.nodes)}
+    if extraction.tokens == tuple(probe.continuation.tolist()):
+        return {PATH_PROVEN.name: 1.0, **nodes} if extraction.complete else nodes
+    return {PATH_PROVEN.name: 0.0, **nodes} if extraction.score <= probe.score else nodes
+
+
+PATH = Measure("path", path, (PATH_PROVEN, PATH_NODES), "extraction by shortest-path search")
+
+
+# Samples of the model.
+
+GENERATION_HITS = Quantity(
+    name="generation_hits",
+    description="How many samples of the model were the canary.",
+    better="lower",
+    kind="count",
+    short="hits",
+    format="{:,.0f}",
+    places=(),
+    about="samples of the model that were the canary",
+)
+
+
+def generation(probe: Probe) -> dict[str, float]:
+    """Sample continuations from the model, and count the canary's."""
+    from flsim.base.rng import stream
+    from flsim.measures.memorization.generation import generate
+
+    rng = stream(probe.seed, "generation", probe.canary.id)
+    sampled = generate(probe.model, probe.prefix, probe.template, probe.samples, rng)
+    return {GENERATION_HITS.name: int((sampled == probe.continuation).all(1).sum())}
+
+
+GENERATION = Measure("generation", generation, (GENERATION_HITS,), "samples of the model")
+
+
+# Exposure to adversaries who know more or less of the text around the secret words: Carlini et al. (2018), section 6.4.
+
+CONTEXT = "exposure prefix={} suffix={}"
+CONTEXT_PARTS = re.compile(CONTEXT.format(r"(\d+)", r"(\d+)"))
+
+
+def context(name: str) -> Quantity | None:
+    """Return the description of an exposure to adversaries with a given context; None for another name."""
+    match = CONTEXT_PARTS.fullmatch(name)
+    if match is None:
+        return None
+    before, after = match.groups()
+    words = "word" if before == "1" else "words"
+    about = f"bits for those who know {before} {words} before the secret" + (" and its end" if int(after) else "")
+    return Quantity(
+        name=name,
+        description=f"Exposure, in {about}.",
+        unit="bits",
+        better="lower",
+        heading=f"{before}+{after}",
+        format="{:.1f}",
+        is_ranked=True,
+        places=(),
+        about=about,
+    )
+
+
+def contexts(probe: Probe) -> dict[str, float]:
+    """Rank the canary among R for each of the adversaries."""
+    from flsim.measures.memorization.context import Secret, context_sampling
+    from flsim.measures.memorization.exposure import exposure
+
+    words, known, template = probe.canary.tokens, len(probe.prefix) - 1, probe.canary.template
+    record = (*words, probe.layout.eos) if probe.layout.ends_with_eos(len(words)) else words
+    positions = template.holes if template else tuple(range(known, len(words)))
+    references = probe.references[:, [position - known for position in positions]]
+    ranked = context_sampling(probe.model, Secret(record, positions), references, probe.layout.bos)
+    return {
+        CONTEXT.format(adversary.prefix, adversary.suffix): exposure(sampled.rank, sampled.references)
+        for adversary, sampled in ranked.items()
+    }
+
+
+CONTEXTS = Measure("contexts", contexts, (), "exposure with prefix and suffix known or not", family=context)
+
+
+# Exposure after the scores of models that never saw the canary are subtracted.
+
+CALIBRATED_SCORE = Quantity(
+    name="calibrated_score",
+    description="Log-perplexity of the canary less its mean over models that never saw it.",
+    unit="nats",
+    format="{:.2f}",
+    places=(),
+)
+CALIBRATED_RANK = Quantity(
+    name="calibrated_rank",
+    description="1 plus the number of random continuations whose calibrated score is at most the canary's.",
+    kind="count",
+    format="{:,.0f}",
+    is_ranked=True,
+    places=(),
+)
+CALIBRATED_BITS = Quantity(
+    name="calibrated_exposure",
+    description="Exposure by calibrated scores.",
+    unit="bits",
+    better="lower",
+    short="calib.",
+    format="{:.1f}",
+    is_ranked=True,
+    places=(),
+    about="bits after the scores of models without the canary are subtracted",
+)
+
+
+def calibrated(probe: Probe) -> dict[str, float]:
+    """Rank the canary by calibrated scores; return nothing where there is no model without it."""
+    from flsim.measures.memorization.calibrated import calibrated_rank, mean_scores
+
+    if not probe.without:
+        return {}
+    own = mean_scores(probe.without, probe.prefix, probe.continuation[None])
+    means = mean_scores(probe.without, probe.prefix, probe.references)
+    ranked = calibrated_rank(probe.model, probe.prefix, probe.continuation, probe.references, float(own), means)
+    return {
+        CALIBRATED_SCORE.name: ranked.score,
+        CALIBRATED_RANK.name: ranked.rank,
+        CALIBRATED_BITS.name: ranked.exposure,
+    }
+
+
+CALIBRATED = Measure(
+    "calibrated", calibrated, (CALIBRATED_SCORE, CALIBRATED_RANK, CALIBRATED_BITS), "exposure by calibrated scores"
+)
+
 
 ALWAYS = (RANDOM_SAMPLING, BEAM_SEARCH, UTILITY)
 ALSO = {measure.name: measure for measure in (SPACE, EXTRAPOLATION, PATH, GENERATION, CONTEXTS)}

@@ -12,7 +12,7 @@ from flsim.canaries.in_corpus import settled
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
 from flsim.evaluation.evaluate import EvaluationHParams
-from flsim.measures.random_sampling import MEMORIZED
+from flsim.measures.built_in import MEMORIZED
 from flsim.planning.disk import Disk, corpus_bytes, disk_of
 from flsim.planning.measure import Cost, Machine, Measurement, RunTime, Time, time_of, times_of
 from flsim.planning.proof import Provable, proof_table, provable_of

@@ -34,9 +34,8 @@ import pandas as pd
 from flsim.base.errors import InputError
 from flsim.base.mappings import flat
 from flsim.base.statistics import ROUNDING, holm, paired_t_p, t_interval
-from flsim.measures.built_in import PRIMARY
+from flsim.measures.built_in import PERPLEXITY, PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers
-from flsim.measures.utility import PERPLEXITY
 from flsim.report.gather import Gathered, RunView, Setting
 from flsim.results.ceiling import MANY, at_ceiling
 from flsim.results.differences import LIKE, Pair, differences, to_wide

@@ -10,13 +10,12 @@ from markupsafe import Markup
 from numpy.typing import NDArray
 
 from flsim.attacks.audit import ranks
-from flsim.attacks.audit.audit import of_canary_users, of_coins
-from flsim.attacks.audit.pooled import pooled
+from flsim.attacks.audit.audit import of_canary_users, of_coins, pooled
 from flsim.attacks.audit.subject import Subject, subject_of
 from flsim.attacks.audit.testing import Verdict
 from flsim.attacks.forgetting import advantage
 from flsim.attacks.forgetting.measure import Forgetting, curve, measure_forgetting
-from flsim.attacks.forgetting.text import name_text, planted_text, rounds_text, time_text, window_text
+from flsim.attacks.forgetting.tables import name_text, planted_text, rounds_text, time_text, window_text
 from flsim.attacks.membership.stored import LEVELS, column, newest_rows
 from flsim.base.errors import InputError
 from flsim.base.statistics import roc

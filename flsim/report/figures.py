@@ -14,9 +14,8 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from numpy.typing import NDArray
 
 from flsim.base.statistics import t_interval
-from flsim.measures.built_in import PRIMARY, QUANTITIES
+from flsim.measures.built_in import PERPLEXITY, PRIMARY, QUANTITIES
 from flsim.measures.quantity import Quantity, flags, panels_first
-from flsim.measures.utility import PERPLEXITY
 from flsim.report.blocks import Block, Cell, Figure, Fold, folded, number
 from flsim.report.contrasts import END
 from flsim.report.gather import Configuration, Gathered, Line, RunView, Setting, by_configuration, ceiling_of, percent

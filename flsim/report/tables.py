@@ -8,9 +8,8 @@ import pandas as pd
 from markupsafe import Markup
 
 from flsim.base.errors import InputError
-from flsim.measures.built_in import PRIMARY, QUANTITIES
+from flsim.measures.built_in import PERPLEXITY, PRIMARY, QUANTITIES
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
-from flsim.measures.utility import PERPLEXITY
 from flsim.report.blocks import Block, Cell, Fold, Note, Table, folded, number, plural
 from flsim.report.contrasts import AT_CEILING, END
 from flsim.report.gather import Gathered

@@ -50,9 +50,8 @@ from flsim.base.statistics import (
     signed_rank_p,
     t_interval,
 )
-from flsim.measures.built_in import PRIMARY
+from flsim.measures.built_in import PERPLEXITY, PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first
-from flsim.measures.utility import PERPLEXITY
 from flsim.results.ceiling import is_at_ceiling
 from flsim.results.columns import described
 from flsim.results.pairs import (

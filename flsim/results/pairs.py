@@ -9,9 +9,8 @@ import pandas as pd
 
 from flsim.base.errors import InputError
 from flsim.base.statistics import ROUNDING, paired_t_p, t_interval
-from flsim.measures.built_in import PRIMARY
+from flsim.measures.built_in import PERPLEXITY, PRIMARY
 from flsim.measures.quantity import Quantity, select_for
-from flsim.measures.utility import PERPLEXITY
 from flsim.results.columns import quantities_of
 from flsim.results.store import RunResults, refuse_two_points
 

@@ -11,8 +11,7 @@ from flsim.algorithms import checkpoint
 from flsim.base.errors import Diverged, InputError
 from flsim.base.extensions import custom_code_errors
 from flsim.base.files import refuse_unwritable
-from flsim.evaluation.evaluate import evaluate, write_on
-from flsim.evaluation.measures import own_quantities
+from flsim.evaluation.evaluate import evaluate, own_quantities, write_on
 from flsim.models.language_model import TrainableModel
 from flsim.results.rows import DIVERGED, Row, write_rows
 from flsim.runs.config import Config

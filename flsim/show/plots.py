@@ -19,10 +19,8 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.statistics import t_interval
-from flsim.measures.built_in import PRIMARY, QUANTITIES
-from flsim.measures.extrapolation import BITS
+from flsim.measures.built_in import FIT_BITS, PERPLEXITY, PRIMARY, QUANTITIES
 from flsim.measures.quantity import Quantity, flags, numbers, select_for
-from flsim.measures.utility import PERPLEXITY
 from flsim.results.columns import quantities_of
 from flsim.results.seeds import by_series, wants_means
 from flsim.results.store import RunResults
@@ -443,7 +441,7 @@ def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = F
             "test": curve(taken, _log_perplexity, in_epochs, over_seeds),
             "bits": curve(
                 taken,
-                partial(measured_values, QUANTITIES[BITS.name] if is_estimated else PRIMARY),
+                partial(measured_values, QUANTITIES[FIT_BITS.name] if is_estimated else PRIMARY),
                 in_epochs,
                 over_seeds,
             ),
@@ -474,7 +472,7 @@ def token_of(run: RunResults) -> str:
 
 
 def _are_estimated(runs: Sequence[RunResults]) -> bool:
-    return all(run.of_planted(BITS.name, round_) is not None for run in runs for round_ in run.evaluated)
+    return all(run.of_planted(FIT_BITS.name, round_) is not None for run in runs for round_ in run.evaluated)
 
 
 def _training_loss(losses: Losses, run: RunResults, round_: int) -> Values | None:

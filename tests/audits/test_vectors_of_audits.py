@@ -144,16 +144,11 @@ def test_bounds_of_one_threshold_are_ratios_of_exact_bounds(detected: int, alarm
     expected = max(0.0, math.log((tpr_low - delta) / fpr_high), math.log((tnr_low - delta) / fnr_high))
     found = thresholds.epsilon_of_threshold(detected, 50, alarms, 60, delta, 2 * tail)
     assert found == pytest.approx(expected, rel=1e-9)
-    mu = max(0.0, norm.isf(fpr_high) - norm.ppf(fnr_high))
-    expected = trade_off.epsilon_of_gaussian(mu, delta) if mu else 0.0
-    found = thresholds.epsilon_of_gaussian_threshold(detected, 50, alarms, 60, delta, 2 * tail)
-    assert found == pytest.approx(expected, rel=1e-9)
 
 
 def test_a_threshold_that_finds_nothing_proves_nothing() -> None:
     assert thresholds.epsilon_of_threshold(0, 50, 60, 60, 0.01) == 0
     assert thresholds.epsilon_of_threshold(1, 50, 0, 60, 0.5) == 0
-    assert thresholds.epsilon_of_gaussian_threshold(0, 50, 60, 60, 0.01) == 0
 
 
 @pytest.mark.parametrize("mu", [0.5, 1.2255, 4.0])

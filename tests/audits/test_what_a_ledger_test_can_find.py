@@ -1,5 +1,6 @@
 """A verdict on a ledger says what the test could have found: all outcomes of small designs are tried, one by one."""
 
+import re
 from dataclasses import replace
 from itertools import product
 
@@ -9,11 +10,10 @@ import pytest
 from helpers import TESTED, Flsim, Trained
 
 from flsim.attacks.audit import coins
-from flsim.attacks.audit.audit import audit, of_coins
+from flsim.attacks.audit.audit import audit_subject, of_coins, to_text
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.subject import Coins, Subject, subject_of
-from flsim.attacks.audit.testing import LedgerTest, Verdict
-from flsim.attacks.audit.text import to_text
+from flsim.attacks.audit.testing import LedgerTest
 from flsim.attacks.audit.trade_off import Allowed, delta_of_gaussian, epsilon_of_gaussian
 from flsim.privacy.ledger import EPSILONS, sound_convention
 
@@ -96,15 +96,17 @@ def test_rows_of_all_coins_agree_with_what_they_say_can_be_found(
 
 def test_the_text_says_what_could_have_been_found(subject: Subject, trained_here: Trained, flsim: Flsim) -> None:
     """60 canary users, of whom 12 are guessed, cannot test the ledger of this run."""
-    (row,) = audit(subject).query("method == 'trade-off, canary users by coins'").to_dict("records")
+    (row,) = audit_subject(subject).frame.query("method == 'trade-off, canary users by coins'").to_dict("records")
     assert subject.claim is not None
     assert pd.isna(row["needed"])
     assert row["refutable"] == pytest.approx(LedgerTest(60, 12, 1).largest(subject.claim.delta))
     assert row["refutable"] < subject.claim.epsilon
-    text = " ".join(flsim("audit", trained_here(*TESTED))[1].split())
-    assert "The ledger cannot be tested: even 12 of 12 right guesses" in text
-    assert f"The test can refute an epsilon up to {row['refutable']:.2f} at delta" in text
-    assert "do not refute the ledger" not in text.split("canary users")[-1]
+    (line,) = [
+        line
+        for line in flsim("audit", trained_here(*TESTED))[1].splitlines()
+        if "trade-off, canary users by coins" in line and "cannot be tested" in line
+    ]
+    assert f"{row['refutable']:.2f}" in line
 
 
 @pytest.mark.parametrize(("mu", "number"), [(0.5, 100), (30.0, None)])
@@ -114,16 +116,10 @@ def test_a_test_that_refutes_nothing_names_the_canaries_that_would(
     """Two of 10 canaries are guessed. Under epsilon 0 both guesses are right with probability 1/4."""
     design = Coins(np.arange(1.0, 11.0), np.array([True, False] * 5), np.ones(10, np.int64))
     one = replace(subject, coins=design, canary_users=None, claim=(claim := claim_of_gaussian(mu)))
-    text = " ".join(to_text(one, audit(one)).split())
-    assert "even 2 of 2 right guesses do not refute it. This test can refute no epsilon at all." in text
-    assert (f"at all. {number} canaries with coins would make the ledger testable." in text) == (number is not None)
-    assert ("would make" in text) == (number is not None)
+    text = " ".join(to_text(one, audit_subject(one)).split())
+    assert "cannot be tested" in text
+    (named,) = re.findall(r"trade-off, coins: no epsilon .* of (\d+) canaries would refute", text) or [None]
+    assert named == (None if number is None else str(number))
     if number is not None:
         assert LedgerTest(number, number // 5, 1).needed(claim.curve) is not None
         assert LedgerTest(number // 2, number // 10, 1).needed(claim.curve) is None
-
-
-def test_cells_of_tables_say_it_in_three_words() -> None:
-    assert Verdict(True, 17, 3.24).in_words == "refuted"
-    assert Verdict(False, 17, 3.24).in_words == "not refuted"
-    assert Verdict(False, None, 3.24).in_words == "cannot be tested"

@@ -17,9 +17,9 @@ from flsim.evaluation.audit import Checked, audit, from_forward, refuse_inconsis
 from flsim.evaluation.evaluate import EvaluationHParams, evaluate
 from flsim.measures.memorization.beam_search import beam_searches
 from flsim.measures.memorization.enumeration import Enumeration, enumerate_space
-from flsim.measures.memorization.generation import GenerationHParams, generative_sampling
-from flsim.measures.memorization.importance_sampling import ImportanceHParams, space_exposures
-from flsim.measures.memorization.random_sampling import decide, random_sampling, references
+from flsim.measures.memorization.generation import generate
+from flsim.measures.memorization.importance_sampling import space_exposures
+from flsim.measures.memorization.random_sampling import RandomSampler, references
 from flsim.measures.memorization.shortest_path import shortest_path
 from flsim.measures.memorization.template import Template
 from flsim.models.cifg import CIFGLanguageModel
@@ -144,18 +144,16 @@ PREFIX, CONTINUATION = torch.tensor([LAYOUT.bos, 1]), torch.tensor([2, 3, 4])
 AMONG, WORDS = references(SEED, 300, 3, LAYOUT), Template.words(LAYOUT, 3)
 WHOLE = Enumeration(338, 512)  # by enumeration, which tests/memorization hold to brute force
 ATTACKS: dict[str, Callable[[LanguageModel], object]] = {
-    "random sampling": lambda model: random_sampling(model, PREFIX, CONTINUATION, AMONG),
-    "decision": lambda model: [decide(model, PREFIX, CONTINUATION, AMONG[:count]) for count in (1, 2, 300)],
+    "random sampling": lambda model: RandomSampler(model, AMONG).rank(PREFIX, CONTINUATION),
+    "decision": lambda model: [
+        RandomSampler(model, AMONG[:count]).decide(PREFIX, CONTINUATION) for count in (1, 2, 300)
+    ],
     "beam search": lambda model: beam_searches(model, PREFIX[None], WORDS, 5)[0].tolist(),
     "shortest path": lambda model: shortest_path(model, PREFIX, WORDS).tokens,
-    "generation": lambda model: (
-        generative_sampling(
-            model, PREFIX, CONTINUATION, WORDS, GenerationHParams(samples=200), stream(SEED, "test")
-        ).hits
-    ),
+    "generation": lambda model: generate(model, PREFIX, WORDS, 200, stream(SEED, "test")).tolist(),
     "importance sampling": lambda model: [
-        each.probability == pytest.approx(WHOLE.rank / WHOLE.space, rel=0.1)
-        for each in space_exposures(model, PREFIX, CONTINUATION[None], WORDS, ImportanceHParams(), SEED)
+        each.bits == pytest.approx(WHOLE.exposure, abs=0.13)
+        for each in space_exposures(model, PREFIX, CONTINUATION[None], WORDS, 20_000, SEED)
     ],
     "enumeration": lambda model: enumerate_space(model, PREFIX, CONTINUATION, WORDS),
 }

@@ -99,18 +99,6 @@ def test_what_the_values_are(model: CIFGLanguageModel, population: Split, prefix
     assert values["perplexity", ""] == pytest.approx(utility(model, population).perplexity)
 
 
-def test_a_memorized_canary(model: CIFGLanguageModel, population: Split) -> None:
-    """A model that says 3 whatever it read: the canary 3 3 3 3 is memorized unless R holds it, no other one is."""
-    with torch.no_grad():
-        model.projection.zero_()
-        model.output_bias[3] = 40.0
-    assert [3, 3, 3] not in references(SEED, 50, 3, population.layout).tolist()
-    values = by_key(measure(model, population, hparams=EvaluationHParams(50)))
-    assert [values["rs", f"c{index}"] for index in range(4)] == [0, 0, 0, 1]
-    assert [values["bs", f"c{index}"] for index in range(4)] == [0, 0, 0, 1]
-    assert values["exposure", "c3"] == math.log2(51)
-
-
 def test_the_order_of_canaries_does_not_matter(model: CIFGLanguageModel, population: Split) -> None:
     rows = measure(model, population)
     assert measure(model, population, canaries=CANARIES[::-1]) == rows
@@ -141,8 +129,7 @@ def test_users_that_are_chosen_are_the_same_every_time(model: CIFGLanguageModel,
     assert some["perplexity", ""] != all_["perplexity", ""]
 
 
-@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
-@pytest.mark.parametrize("name", ["embedding", "gate_bias"])
+@pytest.mark.parametrize(("name", "value"), [("embedding", math.nan), ("gate_bias", -math.inf)])
 def test_a_diverged_model_is_refused(model: CIFGLanguageModel, population: Split, name: str, value: float) -> None:
     """Also where no canary and no user would have met the value: the embedding of the last token."""
     with torch.no_grad():

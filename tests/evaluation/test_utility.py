@@ -96,11 +96,6 @@ def test_a_model_that_always_says_word_1() -> None:
     assert found.perplexity == pytest.approx((math.e + 11) / math.exp(4 / 10))
 
 
-def test_a_uniform_model_is_as_perplexed_as_there_are_tokens() -> None:
-    found = utility(CIFGLanguageModel(12, ModelHParams(4, 6)), Population(some_users(0)))
-    assert found.perplexity == pytest.approx(12)
-
-
 def test_long_records_are_not_padded_to_by_short_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """200 records of one word and 2 of 6, 60 positions a batch: at most 2 positions in 100 are padding."""
     monkeypatch.setattr(module, "LOGITS", 60 * LAYOUT.vocabulary_size)
@@ -120,14 +115,6 @@ def test_merging_is_a_commutative_monoid(a: Utility, b: Utility, c: Utility) -> 
     assert a.merge(Utility()) == a == Utility().merge(a)
     assert a.merge(b) == b.merge(a)
     assert a.merge(b).merge(c) == a.merge(b.merge(c))
-
-
-def test_merging_is_measuring_together() -> None:
-    users, model = some_users(2), some_model(2)
-    parts = utility(model, Population(users[:3])).merge(utility(model, Population(users[3:])))
-    whole = utility(model, Population(users))
-    assert parts.perplexity == pytest.approx(whole.perplexity, rel=1e-12)
-    assert (parts.accuracy, parts.accuracy_all_tokens) == (whole.accuracy, whole.accuracy_all_tokens)
 
 
 def test_nothing_measured_is_not_a_number() -> None:

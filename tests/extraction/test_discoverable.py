@@ -6,17 +6,18 @@ from itertools import product
 import numpy as np
 import pytest
 import torch
-from hypothesis import example, given
+from hypothesis import given
 from hypothesis import strategies as st
 from membership.before_model import LAYOUT as WIDE
 from membership.before_model import untrained
 from memorization.oracle import LAYOUT, Oracle, random_model
 from scipy import stats
 
-from flsim.attacks.extraction.discoverable import Scheme, discover, least_tries, next_words, probability_within
+from flsim.attacks.extraction.discoverable import Scheme, discover, next_words
 from flsim.base.errors import Diverged, InputError
 from flsim.data.records import Records
-from flsim.measures.memorization.generation import GenerationHParams, generate
+from flsim.measures.memorization.beam_search import beam_search
+from flsim.measures.memorization.generation import generate
 from flsim.measures.memorization.template import Template
 from flsim.models.language_model import TrainableModel
 
@@ -31,14 +32,12 @@ def log_probs_of_suffixes(model: TrainableModel, scheme: Scheme) -> dict[tuple[i
     return dict(zip(SUFFIXES, discover(model, strings, len(PREFIX), scheme, LAYOUT)[1].tolist(), strict=True))
 
 
-@pytest.mark.parametrize("scheme", SCHEMES[:3])
-def test_a_sampler_draws_suffixes_as_often_as_p_z_says(scheme: Scheme) -> None:
+def test_a_sampler_draws_suffixes_as_often_as_p_z_says() -> None:
     """Each count is within the two quantiles of its binomial law; 64 suffixes, so one in 8,000 such tests fails."""
     model = random_model(0, 1.5)
-    hparams = GenerationHParams(SAMPLES, scheme.temperature, scheme.top_k or None)
     prefix = torch.tensor([LAYOUT.bos, *PREFIX])
-    drawn = generate(model, prefix, Template.tokens(LAYOUT, 2), hparams, np.random.default_rng(0)).tolist()
-    for suffix, log_prob in log_probs_of_suffixes(model, scheme).items():
+    drawn = generate(model, prefix, Template.tokens(LAYOUT, 2), SAMPLES, np.random.default_rng(0)).tolist()
+    for suffix, log_prob in log_probs_of_suffixes(model, SCHEMES[0]).items():
         law = stats.binom(SAMPLES, math.exp(log_prob))
         assert law.ppf(TAIL) <= drawn.count(list(suffix)) <= law.isf(TAIL), suffix
 
@@ -88,46 +87,16 @@ def test_the_tail_of_a_vocabulary_stays_where_top_p_is_1() -> None:
     assert float(log_prob) == pytest.approx(-60)
 
 
-@pytest.mark.parametrize(
-    ("p_z", "least"), [(0.1, (1, 7, 22)), (0.001, (106, 693, 2_302)), (1e-5, (10_536, 69_315, 230_258))]
-)
-def test_least_numbers_of_samples(p_z: float, least: tuple[int, ...]) -> None:
-    """n >= ln(1 - p) / ln(1 - p_z), by hand."""
-    assert tuple(float(least_tries(np.log([p_z]), p)[0]) for p in (0.1, 0.5, 0.9)) == least
-
-
-def test_probability_within_n_samples() -> None:
-    """1 - 0.2^2 and 1 - 0.2^5; and 0 and 1, whatever n is."""
-    assert probability_within(2, np.log([0.8])) == pytest.approx(0.96)
-    assert probability_within(5, np.log([0.8])) == pytest.approx(0.99968)
-    with np.errstate(divide="ignore"):
-        assert probability_within(1e6, np.log([0.0, 1.0])).tolist() == [0, 1]
-        assert least_tries(np.log([0.0, 1.0]), 0.5).tolist() == [math.inf, 1]
-    assert probability_within(1e6, np.array([-40.0])) == pytest.approx(
-        1e6 * math.exp(-40), rel=1e-9
-    )  # no rounding to 0
-
-
-@given(st.floats(1e-9, 1 - 1e-9), st.floats(0.01, 0.99))
-@example(0.5, 0.5)
-def test_the_least_number_is_where_the_probability_passes_p(p_z: float, p: float) -> None:
-    log_probs = np.log([p_z])
-    (least,) = least_tries(log_probs, p)
-    assert probability_within(least, log_probs)[0] >= p - 1e-9
-    assert least == 1 or probability_within(least - 1, log_probs)[0] <= p + 1e-9
-
-
 @pytest.mark.parametrize("architecture", ["cifg", "transformer"])
 def test_greedy_by_one_pass_is_what_generation_writes(architecture: str) -> None:
     """Of strings that the model wrote, and of the same with one word changed."""
     model = untrained(architecture, seed=3)
     rng = np.random.default_rng(0)
     prefixes = rng.integers(WIDE.first_word, WIDE.last_word, (12, 3), endpoint=True)
-    greedy = GenerationHParams(1, top_k=1)
     strings, expected = list[list[int]](), list[bool]()
     for prefix in prefixes.tolist():
         start = torch.tensor([WIDE.bos, *prefix])
-        (written,) = generate(model, start, Template.tokens(WIDE, 4), greedy, rng).tolist()
+        (written,) = beam_search(model, start, Template.tokens(WIDE, 4), 1)[0].tolist()
         changed = [*written[:2], (written[2] + 1) % WIDE.vocabulary_size, written[3]]
         strings += [[*prefix, *written], [*prefix, *changed], [*prefix, *written[:2]]]
         expected += [True, False, True]

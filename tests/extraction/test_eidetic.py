@@ -72,11 +72,6 @@ def test_canaries_count_from_the_first_round_of_their_window() -> None:
     assert in_records_and_users(canaries, 3) == in_records_and_users(canaries, 9) == [(2, 2), (1, 1)]
 
 
-def test_an_empty_window_plants_nothing() -> None:
-    canaries = canary([6, 6], first_round=1, last_round=0), canary([5, 6])
-    assert in_records_and_users(canaries, 9) == [(0, 0), (1, 1)]
-
-
 def test_pseudo_users_count_once_they_came() -> None:
     """Two of three records each, who come in round 2."""
     injected = canary([6, 5, 5], copies=6, pseudo_users=2, first_round=2, last_round=2)

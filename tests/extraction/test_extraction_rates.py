@@ -9,8 +9,8 @@ from membership.before_model import LAYOUT, untrained
 from scipy import stats
 
 from flsim.attacks.extraction.discoverable import Scheme, discover
-from flsim.attacks.extraction.extract import is_elicited, is_near_verbatim, one_word_continuations
-from flsim.attacks.extraction.rates import TRIES, P, eidetic_of, over_seeds, rates_of
+from flsim.attacks.extraction.extract import Extraction, is_elicited, is_near_verbatim, one_word_continuations
+from flsim.attacks.extraction.rates import rates_of
 from flsim.base.statistics import difference_interval
 from flsim.data.records import Records
 
@@ -37,47 +37,10 @@ def test_newcombes_interval_is_that_of_his_table_ii(counts: tuple[int, ...], low
     assert difference_interval(*counts) == pytest.approx((low, high), abs=5e-5)
 
 
-def test_rates_count_each_side_and_their_difference() -> None:
-    """Five trained strings and four controls; p_z = 0.001 is extracted at p = 0.5 from n = 693 on."""
-    table = rates_of(
-        strings(
-            is_trained=[True] * 5 + [False] * 4,
-            is_greedy=[True, True, False, False, False, True, False, False, False],
-            log_probability=[0.0, math.log(0.001), math.log(1e-7), -math.inf, -math.inf, 0.0, *[-math.inf] * 3],
-        )
-    )
-    greedy = table[table["attack"] == "greedy"].iloc[0]
-    assert greedy[["strings", "extracted", "control_strings", "control_extracted"]].tolist() == [5, 2, 4, 1]
-    assert (greedy["low"], greedy["high"]) == pytest.approx(tuple(stats.binomtest(2, 5).proportion_ci()))
-    assert greedy["excess"] == pytest.approx(2 / 5 - 1 / 4)
-    assert (greedy["excess_low"], greedy["excess_high"]) == difference_interval(2, 5, 1, 4)
-    curve = table[(table["attack"] == "sampling") & (table["p"] == 0.5)]
-    assert curve["n"].tolist() == list(TRIES)
-    assert curve["extracted"].tolist() == [1, 1, 1, 2, 2, 2, 2]
-    at_a_million = table[(table["n"] == 1e6)]
-    assert at_a_million["p"].tolist() == list(P)
-    assert at_a_million["extracted"].tolist() == [2, 2, 2]  # 1 - (1 - 1e-7)^1e6 is 0.095
-
-
 def test_without_controls_there_is_no_excess() -> None:
     row = rates_of(strings(is_trained=[True, True], is_greedy=[True, False])).iloc[0]
     assert (row["rate"], row["control_strings"]) == (0.5, 0)
     assert row[["control_rate", "control_low", "excess", "excess_low", "excess_high"]].isna().all()
-
-
-def test_a_control_has_no_user_of_its_own() -> None:
-    """At most 2 users: trained strings that 1 or 2 hold, beside controls that 0 or 1 training users hold."""
-    table = eidetic_of(
-        strings(
-            is_trained=[True] * 4 + [False] * 4,
-            is_greedy=[True, True, False, True, False, True, True, True],
-            k_users=[1, 2, 2, 30, 0, 1, 2, 9],
-        )
-    )
-    greedy = table[table["attack"] == "greedy"].set_index("k_users")
-    assert greedy["extracted"].to_dict() == {1: 1, 2: 2, 5: 2, 10: 2, math.inf: 3}
-    assert greedy["control_extracted"].to_dict() == {1: 0, 2: 1, 5: 2, 10: 3, math.inf: 3}
-    assert greedy["control_strings"].to_dict() == {1: 1, 2: 2, 5: 3, 10: 4, math.inf: 4}
 
 
 def test_means_and_intervals_are_over_the_seeds_of_a_setting() -> None:
@@ -96,7 +59,8 @@ def test_means_and_intervals_are_over_the_seeds_of_a_setting() -> None:
         for partition, values in excesses.items()
         for excess in values
     )
-    iid, non_iid = over_seeds(rates).to_dict("records")
+    measured = Extraction(frame=rates, strings=rates, eidetic=rates, scheme=Scheme())
+    iid, non_iid = measured.over_seeds.to_dict("records")
     half = stats.t.ppf(0.975, 2) * np.std(excesses["iid"], ddof=1) / math.sqrt(3)
     assert (iid["seeds"], iid["excess"], iid["rate"]) == (3, pytest.approx(0.3), pytest.approx(0.4))
     assert (iid["excess_low"], iid["excess_high"]) == pytest.approx((0.3 - half, 0.3 + half))

@@ -1,6 +1,5 @@
-"""One-word prompts and near-verbatim text, against generation and beam search one string at a time."""
+"""One-word prompts and near-verbatim text, against beam search, of width 1 where it is greedy, one string at a time."""
 
-import numpy as np
 import pytest
 import torch
 from membership.before_model import LAYOUT, drawn, untrained
@@ -8,7 +7,6 @@ from membership.before_model import LAYOUT, drawn, untrained
 from flsim.attacks.extraction.extract import is_elicited, is_near_verbatim, one_word_continuations
 from flsim.data.records import Records
 from flsim.measures.memorization.beam_search import beam_search
-from flsim.measures.memorization.generation import GenerationHParams, generate
 from flsim.measures.memorization.template import Template
 
 CPU = torch.device("cpu")
@@ -17,11 +15,11 @@ LENGTH = 4
 
 @pytest.mark.parametrize("architecture", ["cifg", "transformer"])
 def test_every_word_is_tried_as_a_prompt(architecture: str) -> None:
-    model, rng = untrained(architecture, 1), np.random.default_rng(0)
+    model = untrained(architecture, 1)
     continuations = one_word_continuations(model, LENGTH, LAYOUT, CPU)
     words = range(LAYOUT.first_word, LAYOUT.last_word + 1)
-    template, greedy = Template.tokens(LAYOUT, LENGTH), GenerationHParams(1, top_k=1)
-    written = [generate(model, torch.tensor([LAYOUT.bos, word]), template, greedy, rng)[0].tolist() for word in words]
+    prompts, template = [torch.tensor([LAYOUT.bos, word]) for word in words], Template.tokens(LAYOUT, LENGTH)
+    written = [beam_search(model, prompt, template, 1)[0][0].tolist() for prompt in prompts]
     assert continuations.tolist() == written
     other = [(written[0][0] + 1) % LAYOUT.vocabulary_size, *written[0][1:]]
     strings = [[7, 8, *written[5]], [7, 8, *written[9][:2]], [7, 8, *other]]

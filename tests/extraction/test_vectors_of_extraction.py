@@ -1,16 +1,13 @@
 """Extraction at inputs whose values follow from their definition."""
 
 import math
-from itertools import product
 
 import numpy as np
 import pandas as pd
 import pytest
-import torch
 from scipy.stats import beta
 
 from flsim.attacks.extraction import discoverable, extract, rates
-from flsim.attacks.extraction.discoverable import Scheme
 from flsim.base.statistics import difference_interval
 from flsim.canaries.spec import Canary
 
@@ -42,27 +39,6 @@ def test_tries_are_bernoulli(p_z: float) -> None:
         assert least == 1 or 1 - (1 - p_z) ** (least - 1) < p
     assert discoverable.least_tries(np.array([0.0, -math.inf]), 0.5).tolist() == [1, math.inf]
     assert discoverable.probability_within(3, np.array([0.0, -math.inf])).tolist() == [1, 0]
-
-
-@pytest.mark.parametrize(("temperature", "top_k", "top_p"), [*product((1.0, 0.5, 2.0), (0, 2, 4), (1.0, 0.6, 0.01))])
-def test_schemes_keep_the_likeliest_words(temperature: float, top_k: int, top_p: float) -> None:
-    """By hand: divide, keep k, keep until their share reaches p, and renormalize."""
-    logits = torch.tensor([0.3, 2.0, -1.0, 1.2, 0.3]).double()
-    powered = {word: math.exp(value / temperature) for word, value in enumerate(logits.tolist())}
-    order = sorted(powered, key=lambda word: (-powered[word], word))[: top_k or None]
-    total, kept, so_far = sum(powered[word] for word in order), [], 0.0
-    for word in order:
-        if so_far / total < top_p:
-            kept.append(word)
-        so_far += powered[word]
-    expected = [
-        math.log(powered[word] / sum(powered[k] for k in kept)) if word in kept else -math.inf for word in range(5)
-    ]
-    is_likeliest, found = discoverable.next_words(
-        logits.expand(5, -1), torch.arange(5), Scheme(temperature, top_k, top_p)
-    )
-    assert found.tolist() == pytest.approx(expected, rel=1e-9)
-    assert is_likeliest.tolist() == [False, True, False, False, False]
 
 
 def table() -> pd.DataFrame:

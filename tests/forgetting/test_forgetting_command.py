@@ -12,7 +12,7 @@ import pytest
 from helpers import Flsim, Trained
 
 import flsim as api
-from flsim.attacks.forgetting.text import time_text
+from flsim.attacks.forgetting.tables import time_text
 from flsim.base.errors import InputError
 from flsim.results.store import read_run
 from flsim.runs.folder import Run
@@ -37,13 +37,14 @@ def test_json_is_what_pandas_makes_of_rows(arms: tuple[Path, Path], flsim: Flsim
     """The median exposure and the scores of the last k, from the rows and the rounds of participation themselves."""
     code, out, _ = flsim("forgetting", *arms, "--json", "--pool")
     assert code == 0
-    (group,) = json.loads(out)["groups"]
+    printed = json.loads(out)
+    (group,) = printed["times"]
     run, results, twin = Run.open(arms[0]), read_run(arms[0]), read_run(arms[1])
     last = participation(run, 8).groupby("canary")["round"].max()
     assert last.max() <= 4
     used = [canary for canary in results.planted["canary"] if canary in last.index]
     assert group["canaries"] - group["never_used"] == len(used)
-    *_, before, of_last = group["by_k"]
+    *_, before, of_last = printed["success"]
     assert of_last["k"] == group["k_max"] == int(np.sort(8 - last[used])[(len(used) - 1) // 2])
     at_k = {
         canary: at

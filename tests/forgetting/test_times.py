@@ -11,50 +11,15 @@ from flsim.attacks.forgetting.success import accuracy, best_threshold
 from flsim.attacks.forgetting.times import (
     CanaryTime,
     canary_times,
-    evaluated_by,
     forgetting_time,
     grid,
-    median_time,
     p_after_window,
-    reached,
 )
 from flsim.base.statistics import log_rank_p
 
 DISTANCE, DECAY, ALPHA = 3.0, 20.0, 0.6
 DRAWS, CANARIES = 400, 600
 KS = grid(200)
-
-
-def test_the_grid_ends_where_evaluations_do() -> None:
-    """And steps near its end, which would hold the same evaluations, are left out."""
-    assert [grid(longest) for longest in (0, 1, 2, 7, 111)] == [
-        [0],
-        [0, 1],
-        [0, 1, 2],
-        [0, 1, 2, 5, 7],
-        [0, 1, 2, 5, 10, 20, 50, 111],
-    ]
-
-
-def test_an_evaluation_counts_at_the_next_k() -> None:
-    """Canary 0 is evaluated 0, 5, 10 and 15 rounds after its last use, canary 1 once before and at 3 and 8."""
-    since = np.array([0, 5, 10, 15, np.nan, 3, 8])
-    canaries = np.array([0, 0, 0, 0, 1, 1, 1])
-    assert evaluated_by(since, canaries, [0, 1, 2, 5, 10, 15]).tolist() == [0, 5, 10, 15, -1, 5, 10]
-    assert evaluated_by(since, canaries, [0, 20]).tolist() == [0, -1, -1, 20, -1, -1, 20]  # the last of each canary
-    assert evaluated_by(since, canaries, [0, 8]).tolist() == [0, 8, -1, -1, -1, -1, 8]  # later ones count nowhere
-    assert reached(since, canaries) == 8  # half of two canaries were evaluated there
-    assert reached(since[:4], canaries[:4]) == 15
-    assert reached(np.array([np.nan]), np.array([0])) is None
-
-
-def test_a_time_needs_all_later_bounds() -> None:
-    ks = [0, 1, 2, 5]
-    assert forgetting_time(ks, [0.9, 0.58, 0.7, 0.55], 0.6) == 5
-    assert forgetting_time(ks, [0.5, 0.5, 0.5, 0.5], 0.6) == 0
-    assert forgetting_time(ks, [0.5, 0.5, 0.5, 0.61], 0.6) is None
-    assert forgetting_time(ks, [0.5, math.nan, 0.5, 0.6], 0.6) == 2
-    assert forgetting_time([], [], 0.6) is None
 
 
 def success_of(threshold: float, distance: float, deviation: float) -> float:
@@ -212,11 +177,3 @@ def test_log_rank_of_one_law_finds_a_difference_in_five_percent() -> None:
 
     wrong = sum(log_rank_p(group(10), group(60)) <= 0.05 for _ in range(500))
     assert binom.ppf(0.001, 500, 0.04) <= wrong <= binom.ppf(0.999, 500, 0.05)  # times tie
-
-
-def test_median_times() -> None:
-    """The median is the time by which half of the canaries are forgotten, and censored where fewer than half are."""
-    assert median_time(times([0, 5, 5, 10], [10])) == CanaryTime(5, is_censored=False)
-    assert median_time(times([0], [10, 20])) == CanaryTime(20, is_censored=True)
-    assert median_time(times([], [10])) == CanaryTime(10, is_censored=True)
-    assert median_time([]) is None

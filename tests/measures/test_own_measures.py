@@ -172,10 +172,7 @@ def test_rows_without_own_measures_are_described_nowhere(measured: Experiment) -
         ({"kind": "flag"}, "holds values that their metrics cannot have"),
         ({"name": "perplexity", "column": "perplexity"}, "describes a built-in measure as another one"),
         ({"name": "../up"}, "its descriptions of measures are damaged"),
-        ({"format": "{:.999999999f}"}, "its descriptions of measures are damaged"),
-        ({"description": "two\nlines"}, "its descriptions of measures are damaged"),
         ({"is_primary": True}, "its descriptions of measures are damaged"),
-        ({"places": 3}, "its descriptions of measures are damaged"),
         ({"heading": ["a"]}, "its descriptions of measures are damaged"),
     ],
 )
@@ -207,13 +204,9 @@ def test_two_measures_of_one_name_are_not_put_side_by_side(measured: Experiment)
 WRONG_BEFORE = {
     "import nothing_such\n": r"bad.py:1: ModuleNotFoundError",
     "measure = 3\n": "is a int, not a flsim.measures.Measure",
-    "def measure(:\n": r"bad.py:1: invalid syntax",
     "{measure}(Quantity(name='rs', description='D.'),))": "flsim has rs already",
-    "{measure}(Quantity(name='rs_share', description='D.', column='rs'),))": "column are of built-in ones alone",
     "{measure}(Quantity(name='round', description='D.', subject='model'),))": "a table of results has round already",
-    "{measure}(Quantity(name='Big', description='D.'),))": "a quantity's name must be lower-case letters",
     "{measure}(Quantity(name='own', description='D.', better='up'),))": "better must be one of None, 'higher', 'lower'",
-    "{measure}(Quantity(name='own', description='', kind='count'),))": "a description is required",
     "{measure}(Quantity(name='own', description='D.', is_percentage=True),))": "percentages are of the model alone",
     "{measure}())": "at least one Quantity",
     "{measure}(Quantity(name='a', description='D.'), Quantity(name='a', description='D.')))": "has a already",
@@ -260,9 +253,6 @@ def test_a_measure_that_fails_fails_the_evaluation_and_stores_nothing(experiment
     run, path = begun_with_measure(experiment, f"# computes\n    return {result}")
     with pytest.raises(RunFailed, match=WRONG_MEANWHILE[result]):
         evaluate_checkpoint(run.path, path, also=(f"{experiment.folder}/bad.py:measure",))
-    done = experiment.call("evaluate", path, "--also", "bad.py:measure", check=False)
-    assert (done.returncode, len(done.stderr.splitlines())) == (1, 2)  # the file that is executed, and the error
-    assert re.search(WRONG_MEANWHILE[result], done.stderr)
     assert not list((run.path / "rows").iterdir())
 
 

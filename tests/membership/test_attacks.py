@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 from membership.before_model import LAYOUT, before, in_pairs, untrained
 
-from flsim.attacks.membership.attack import Attack
 from flsim.attacks.membership.built_in import BLIND, BUILT_IN, quantile_of_others
-from flsim.attacks.membership.candidates import Candidates
+from flsim.attacks.membership.candidates import Attack, Candidates
 from flsim.attacks.membership.inference import row_of, scores_of
 from flsim.attacks.membership.stored import column
 from flsim.attacks.membership.targets import Targets

@@ -82,32 +82,6 @@ def test_small_batches_give_the_scores_of_one_batch(name: str, monkeypatch: pyte
         np.testing.assert_allclose(BUILT_IN[name].score(one)[0], whole[index], rtol=1e-4, atol=1e-6)
 
 
-def test_neighbours_differ_in_one_word() -> None:
-    records = drawn(30)
-    neighbours = before(untrained(), records).neighbours(25)
-    assert len(neighbours) == 30 * 25
-    for index, neighbour in enumerate(neighbours):
-        changed = neighbour != records[index // 25]
-        assert changed.sum() == 1
-        assert LAYOUT.first_word <= neighbour[changed][0] <= LAYOUT.last_word
-
-
-def test_words_of_neighbours_follow_the_unigram_without_the_word_itself() -> None:
-    """A record of one word: 20,000 neighbours; each count is binomial, within 5 standard deviations."""
-    every = before(untrained(), Records.from_lists([[LAYOUT.first_word + 2]]))
-    weights = np.arange(1.0, LAYOUT.vocabulary_size + 1)
-    every = candidates.Candidates(
-        every.model, every.records, every.keys, every.vocabulary, np.log(weights / weights.sum()), 0, LAYOUT
-    )
-    counts = np.bincount(every.neighbours(20_000).tokens, minlength=LAYOUT.vocabulary_size)
-    law = np.where(
-        (np.arange(len(weights)) >= LAYOUT.first_word) & (np.arange(len(weights)) <= LAYOUT.last_word), weights, 0
-    )
-    law[LAYOUT.first_word + 2] = 0
-    law /= law.sum()
-    assert (np.abs(counts - 20_000 * law) <= 5 * np.sqrt(20_000 * law * (1 - law))).all()
-
-
 def test_the_blind_control_reads_no_model() -> None:
     records = drawn(10)
     one, other = (BLIND.score(before(untrained(seed=seed), records)) for seed in (0, 1))
@@ -125,13 +99,3 @@ def test_attacks_share_arrays_that_none_of_them_can_change(name: str) -> None:
         getattr(shared, name)[:] = 0
     with pytest.raises(ValueError, match="read-only"):
         getattr(shared, name).sort()
-
-
-def test_records_of_candidates_cannot_be_changed_and_those_of_the_caller_can() -> None:
-    records = drawn(5)
-    shared = before(untrained(), records)
-    for values in (shared.records.tokens, shared.records.offsets):
-        with pytest.raises(ValueError, match="read-only"):
-            values[0] = 1
-    assert records.tokens.flags.writeable
-    assert records.offsets.flags.writeable

@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from flsim.attacks.membership.over_seeds import over_seeds, to_text
+from flsim.attacks.membership.tables import means_to_text, with_differences
 
 AREAS = {"iid": {0: 0.50, 1: 0.52, 2: 0.54}, "non-iid": {0: 0.55, 1: 0.56, 3: 0.99}}
 
@@ -15,14 +15,14 @@ AREAS = {"iid": {0: 0.50, 1: 0.52, 2: 0.54}, "non-iid": {0: 0.55, 1: 0.56, 3: 0.
 def rows(attack: str = "loss", shift: float = 0.0) -> pd.DataFrame:
     return pd.DataFrame(
         {"setting": partition, "series": partition, "unit": "record", "attack": attack, "seed": seed}
-        | {"auroc": area + shift, "control_auroc": 0.5, "tpr_at_0.01": 0.01 * seed}
+        | {"auroc": area + shift, "control_auroc": 0.5, "tpr": 0.01 * seed}
         for partition, areas in AREAS.items()
         for seed, area in areas.items()
     )
 
 
 def test_means_and_intervals_are_over_the_seeds_of_a_setting() -> None:
-    iid, non_iid = over_seeds(rows()).to_dict("records")
+    iid, non_iid = with_differences(rows()).to_dict("records")
     assert (iid["setting"], iid["seeds"], non_iid["seeds"]) == ("iid", 3, 3)
     assert iid["auroc"] == pytest.approx(0.52)
     half = stats.t.ppf(0.975, 2) * 0.02 / math.sqrt(3)
@@ -32,7 +32,7 @@ def test_means_and_intervals_are_over_the_seeds_of_a_setting() -> None:
 
 
 def test_differences_are_paired_by_the_seeds_that_both_settings_have() -> None:
-    _, non_iid = over_seeds(rows()).to_dict("records")
+    _, non_iid = with_differences(rows()).to_dict("records")
     differences = np.array([0.05, 0.04])  # seeds 0 and 1; seed 2 and seed 3 have no partner
     assert non_iid["difference"] == pytest.approx(differences.mean())
     half = stats.t.ppf(0.975, 1) * differences.std(ddof=1) / math.sqrt(2)
@@ -41,6 +41,6 @@ def test_differences_are_paired_by_the_seeds_that_both_settings_have() -> None:
 
 
 def test_the_strongest_attack_comes_first_and_lines_fit_a_terminal() -> None:
-    text = to_text(over_seeds(pd.concat([rows(), rows("zlib", 0.1)])))
+    text = means_to_text(with_differences(pd.concat([rows(), rows("zlib", 0.1)])))
     assert text.index("zlib: membership of records") < text.index("loss: membership of records")
     assert max(map(len, text.splitlines())) <= 80

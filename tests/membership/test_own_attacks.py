@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from helpers import Flsim, Trained
 from membership.before_model import before, drawn, in_pairs, untrained
 
 from flsim.attacks.membership.built_in import attack_named
@@ -139,9 +138,3 @@ def test_it_may_read_the_gradients_of_the_model(file: Path) -> None:
         "    return candidates.words\n"
     )
     assert len(attack_named(f"{file}:norm").score(before(untrained(), drawn(5)))) == 5
-
-
-def test_a_class_ends_the_command_with_one_line(trained_here: Trained, file: Path, flsim: Flsim) -> None:
-    code, out, err = flsim("membership", trained_here(), "--attack", f"{file}:Model")
-    assert (code, out, "Traceback" in err) == (2, "", False)
-    assert f"{file}:Model: is a class" in " ".join(err.splitlines()[-1:])

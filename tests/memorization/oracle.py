@@ -6,16 +6,26 @@ from itertools import pairwise, product
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from flsim.data.vocabulary import Layout
+from flsim.measures.memorization.random_sampling import RandomSampler
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import NextWordModel
+from flsim.models.language_model import LanguageModel, NextWordModel
 
 D, H = 3, 5
 LAYOUT = Layout(8)  # four words
 WORDS = range(1, LAYOUT.words + 1)
 Phrase = tuple[int, ...]
+
+
+def rank(model: LanguageModel, prefix: Tensor, continuation: Tensor, references: Tensor) -> int:
+    return RandomSampler(model, references).rank(prefix, continuation).rank
+
+
+def decide(model: LanguageModel, prefix: Tensor, continuation: Tensor, references: Tensor) -> bool:
+    return RandomSampler(model, references).decide(prefix, continuation)
 
 
 def random_model(seed: int, scale: float = 1.0, dtype: torch.dtype = torch.float64) -> CIFGLanguageModel:

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from memorization.oracle import LAYOUT, Oracle, all_phrases, random_model
+from memorization.oracle import LAYOUT, Oracle, random_model
 from memorization.table_model import VOCABULARY, Phrase, TableModel
 
 from flsim.base.errors import Diverged
@@ -20,23 +20,6 @@ BOS = (LAYOUT.bos,)
 
 
 @settings(max_examples=30, derandomize=True)
-@given(
-    seed=st.integers(0, 10**6),
-    scale=st.sampled_from([0.0, 0.1, 1.0, 5.0, 50.0]),
-    prefix=st.lists(st.integers(0, 7), max_size=4),
-    length=st.integers(1, 4),
-)
-def test_a_beam_as_wide_as_the_space_enumerates_it(seed: int, scale: float, prefix: list[int], length: int) -> None:
-    model, p = random_model(seed, scale), (*BOS, *prefix)
-    tokens, scores = beam_search(model, torch.tensor(p), Template.words(LAYOUT, length), 4**length)
-    found = [tuple(row) for row in tokens.tolist()]
-    assert sorted(found) == all_phrases(length)
-    expected = Oracle(model).scores(p, found)
-    np.testing.assert_allclose(scores, expected, rtol=1e-9, atol=1e-9)
-    assert bool((scores.diff() >= 0).all())
-
-
-@settings(max_examples=60, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     scale=st.sampled_from([0.1, 1.0, 3.0]),
@@ -63,12 +46,6 @@ def test_a_float32_model() -> None:
     torch.testing.assert_close(found, log_perplexity(model, torch.tensor(BOS), tokens), rtol=1e-6, atol=0)
 
 
-def test_ties_go_to_the_beam_ahead_then_to_the_lower_id() -> None:
-    """A uniform model: all continuations tie, so the first in lexicographic order stay."""
-    tokens, _ = beam_search(random_model(0, scale=0.0), torch.tensor(BOS), Template.words(LAYOUT, 3), 6)
-    assert [tuple(row) for row in tokens.tolist()] == all_phrases(3)[:6]
-
-
 def test_special_tokens_are_never_put_in_but_their_probability_counts() -> None:
     """Of 8 equal tokens, those that are no words get e times the weight: -log Pr(word) = log(4 + 4e)."""
     model = random_model(0, scale=0.0)
@@ -77,24 +54,6 @@ def test_special_tokens_are_never_put_in_but_their_probability_counts() -> None:
     tokens, scores = beam_search(model, torch.tensor(BOS), Template.words(LAYOUT, 3), 64)
     assert sorted(set(tokens.flatten().tolist())) == [1, 2, 3, 4]
     np.testing.assert_allclose(scores, 3 * math.log(4 + 4 * math.e), rtol=1e-12)
-
-
-def test_there_are_no_more_beams_than_continuations() -> None:
-    tokens, scores = beam_search(random_model(0), torch.tensor(BOS), Template.words(LAYOUT, 2), 100)
-    assert tokens.shape == (16, 2)
-    assert scores.shape == (16,)
-
-
-def test_a_narrow_beam_can_miss_what_a_wide_one_finds() -> None:
-    """The wider beam's best is at most as surprising, for some models strictly less."""
-    better = 0
-    space = Template.words(LAYOUT, 4)
-    for seed in range(20):
-        model = random_model(seed)
-        (_, narrow), (_, wide) = (beam_search(model, torch.tensor(BOS), space, width) for width in (1, 256))
-        assert wide[0] <= narrow[0] + 1e-12
-        better += bool(wide[0] < narrow[0] - 1e-9)
-    assert better
 
 
 def test_values_that_are_not_finite_are_refused() -> None:
@@ -114,7 +73,7 @@ def naive(model: TableModel, prefix: Phrase, template: Template, width: int) -> 
     return [(model.score(prefix, beam), beam) for beam in beams]
 
 
-@settings(max_examples=150, derandomize=True)
+@settings(max_examples=80, derandomize=True)
 @given(
     seed=st.integers(0, 10**6),
     most=st.sampled_from([0, 1, 4, 40]),
@@ -144,12 +103,3 @@ def test_many_prefixes_over_a_template_equal_a_naive_beam_of_each_whatever_the_p
         assert beams == naive(model, tuple(prefix), template, width)
         if width >= template.space:
             assert sorted(beams) == model.ranking(tuple(prefix), template)
-
-
-def test_many_prefixes_of_the_model_find_what_each_finds_alone() -> None:
-    model, prefixes = random_model(7), torch.cartesian_prod(torch.tensor([LAYOUT.bos]), *[torch.arange(1, 5)] * 2)
-    tokens, scores = beam_searches(model, prefixes, Template.words(LAYOUT, 4), 6)
-    for prefix, found, costs in zip(prefixes, tokens, scores, strict=True):
-        alone, alone_costs = beam_search(model, prefix, Template.words(LAYOUT, 4), 6)
-        assert torch.equal(found, alone)
-        torch.testing.assert_close(costs, alone_costs, rtol=1e-12, atol=0)

@@ -8,24 +8,18 @@ import torch
 from memorization.spaces import layout_of, space_model, space_scores
 from torch import Tensor
 
-from flsim.base.errors import Diverged, InputError
+from flsim.base.errors import Diverged
 from flsim.base.rng import stream
 from flsim.measures.memorization.enumeration import enumerate_space
-from flsim.measures.memorization.extrapolation import ExtrapolationHParams, extrapolate
-from flsim.measures.memorization.importance_sampling import (
-    ImportanceHParams,
-    SpaceExposure,
-    best_shares,
-    draw,
-    space_exposures,
-)
+from flsim.measures.memorization.exposure import Exposure
+from flsim.measures.memorization.extrapolation import extrapolate
+from flsim.measures.memorization.importance_sampling import POWERS, best_shares, draw, space_exposures
 from flsim.measures.memorization.random_sampling import references
 from flsim.measures.memorization.score import log_perplexity
 from flsim.measures.memorization.template import Template
 from flsim.models.language_model import LanguageModel
 
 SCALES = (0.3, 0.6, 1.0, 1.5, 2.5)  # of weights: from nearly uniform to saturated
-ROUGH = ImportanceHParams(samples=1_000, pilot=300)
 
 
 @dataclass
@@ -53,34 +47,33 @@ class Space:
         assert found is not None
         return found.exposure
 
-    def estimate(self, canary: Tensor, hparams: ImportanceHParams, seed: int) -> SpaceExposure:
-        return space_exposures(self.model, self.prefix, canary[None], self.template, hparams, seed)[0]
+    def estimate(self, canary: Tensor, samples: int, seed: int) -> Exposure:
+        return space_exposures(self.model, self.prefix, canary[None], self.template, samples, seed)[0]
 
 
-def test_intervals_cover_over_200_models_and_canaries() -> None:
-    """Canaries from rank 1 to the last. Were coverage just 95%, fewer than 186 of 200 had odds of 8%; it is above."""
+@pytest.mark.parametrize(("models", "least"), [(50, 46), pytest.param(200, 186, marks=pytest.mark.nightly)])
+def test_intervals_cover_over_models_and_canaries(models: int, least: int) -> None:
+    """Canaries from rank 1 to the last. Were coverage just 95%, so few of them had odds of at most 10%; it is above."""
     covered = 0
-    for seed in range(200):
+    for seed in range(models):
         space = Space(space_model(12, seed, SCALES[seed % 5]), 12, 3)
         position = (0, 1, 3, 10, 40, 150, 500, 864, 1500, 1727)[seed // 5 % 10]
         canary = space.canary(position)
-        found = space.estimate(canary, ROUGH, seed).exposure
+        found = space.estimate(canary, 1_000, seed)
         covered += found.low - 1e-9 <= space.exposure(canary) <= found.high + 1e-9
-    assert covered >= 186
+    assert covered >= least
 
 
-@pytest.mark.parametrize("position", [1, 30, 300, 864])
-@pytest.mark.parametrize("hparams", [ROUGH, ImportanceHParams(samples=1_000, pilot=0)])
-def test_probability_is_unbiased_and_its_error_is_as_stated(position: int, hparams: ImportanceHParams) -> None:
-    """200 draws: their mean has an error of s/14, beyond 4 of which once in 16,000; s itself is known to 5%."""
+@pytest.mark.parametrize(
+    "position", [30, *(pytest.param(position, marks=pytest.mark.nightly) for position in (1, 300, 864))]
+)
+def test_probability_is_unbiased(position: int) -> None:
+    """200 draws: their mean has an error of s/14, beyond 4 of which once in 16,000."""
     space = Space(space_model(12, 2, 1.0), 12, 3)
     canary = space.canary(position)
-    found = [space.estimate(canary, hparams, seed) for seed in range(200)]
-    estimates = np.array([each.probability for each in found])
+    estimates = 2 ** -np.array([space.estimate(canary, 1_000, seed).bits for seed in range(200)])
     truth = 2 ** -space.exposure(canary)
     assert abs(estimates.mean() - truth) <= 4 * estimates.std() / 200**0.5
-    stated = np.mean([each.standard_error**2 for each in found]) ** 0.5
-    assert stated == pytest.approx(estimates.std(), rel=0.25)
 
 
 def memorizing_model(words: int, canary: Tensor) -> LanguageModel:
@@ -121,12 +114,9 @@ def test_a_canary_of_rank_one_beyond_any_uniform_sample() -> None:
     assert relative < 0.015
     assert estimate * 40**4 == pytest.approx(1, abs=4 * relative)
 
-    found = space_exposures(model, prefix, canary[None], template, ImportanceHParams(), 0)[0]
-    assert found.probability == pytest.approx(40**-4)
-    assert (found.standard_error, found.effective_samples) == (0, 0)
-    assert found.exposure.bits == pytest.approx(exact.exposure)
-    assert found.exposure.high == pytest.approx(exact.exposure)
-    assert exact.exposure - 0.01 < found.exposure.low < exact.exposure
+    found = space_exposures(model, prefix, canary[None], template, 20_000, 0)[0]
+    assert (found.bits, found.high) == pytest.approx((exact.exposure, exact.exposure))
+    assert exact.exposure - 0.01 < found.low < exact.exposure
 
 
 def test_densities_are_those_that_samples_are_drawn_with() -> None:
@@ -163,21 +153,20 @@ def test_pieces_change_nothing(dtype: torch.dtype, monkeypatch: pytest.MonkeyPat
 def test_one_draw_serves_all_canaries_of_a_prefix() -> None:
     space = Space(space_model(12, 5, 1.0), 12, 3)
     canaries = torch.stack([space.canary(position) for position in (0, 20, 900)])
-    hparams = ImportanceHParams(samples=500, pilot=0)
-    together = space_exposures(space.model, space.prefix, canaries, space.template, hparams, 0)
-    assert together == [space.estimate(canary, hparams, 0) for canary in canaries]
+    together = space_exposures(space.model, space.prefix, canaries, space.template, 9, 0)  # too few for a pilot
+    assert together == [space.estimate(canary, 9, 0) for canary in canaries]
 
 
 def test_another_key_is_another_draw() -> None:
     space = Space(space_model(12, 5, 1.0), 12, 3)
-    arguments = space.model, space.prefix, space.canary(300)[None], space.template, ROUGH, 0
+    arguments = space.model, space.prefix, space.canary(300)[None], space.template, 1_000, 0
     assert space_exposures(*arguments, "a") == space_exposures(*arguments, "a") != space_exposures(*arguments, "b")
 
 
 def test_a_pilot_turns_to_flat_proposals_in_the_middle_and_to_steep_ones_in_the_tail() -> None:
     """In the middle flat ones alone have a relative variance of 1 / N at most; in 0.9 of the model they are a tenth."""
     space = Space(space_model(12, 2, 1.0), 12, 3)
-    equal = dict.fromkeys(ROUGH.powers, 1 / 6)
+    equal = dict.fromkeys(POWERS, 1 / 6)
     pilot = draw(space.model, space.prefix, space.template, equal, 3_000, stream(0, "pilot"))
 
     def flat(position: int) -> float:
@@ -189,18 +178,14 @@ def test_a_pilot_turns_to_flat_proposals_in_the_middle_and_to_steep_ones_in_the_
     assert flat(864) > 0.5
     assert flat(1_727) > 0.75
     assert flat(10) < 0.1
-    middle = space.canary(864)
-    chosen, default = (space.estimate(middle, ImportanceHParams(4_000, pilot), 0) for pilot in (1_000, 0))
-    assert chosen.standard_error < 0.6 * default.standard_error
 
 
 def test_a_uniform_model_exposes_nothing() -> None:
     space = Space(space_model(12, 0, 0.0), 12, 3)
-    found = space.estimate(space.canary(5), ROUGH, 0)
-    assert found.probability == pytest.approx(1, abs=5 / 1_000)  # the canary itself is met once in 1,728 samples
-    assert found.exposure.low == 0
-    assert found.exposure.bits == pytest.approx(0, abs=0.01)
-    assert found.exposure.high < 0.2
+    found = space.estimate(space.canary(5), 1_000, 0)
+    assert found.low == 0
+    assert found.bits == pytest.approx(0, abs=0.01)  # the canary itself is met once in 1,728 samples
+    assert found.high < 0.2
 
 
 def test_equal_scores_in_another_order_of_summation_are_ties() -> None:
@@ -214,9 +199,9 @@ def test_equal_scores_in_another_order_of_summation_are_ties() -> None:
         best, second = (model.output_bias[1:13].argsort(descending=True)[:2] + 1).tolist()
         canary = torch.tensor([[best, second, best]])
         space = Template.words(layout, canary.shape[1])
-        found = space_exposures(model, torch.tensor([layout.bos]), canary, space, ImportanceHParams(), 0)[0]
-        assert found.standard_error < found.probability / 4 / 4
-        assert found.probability == pytest.approx(4 / 12**3, abs=4 * found.standard_error)
+        found = space_exposures(model, torch.tensor([layout.bos]), canary, space, 20_000, 0)[0]
+        assert found.bits == pytest.approx(np.log2(12**3 / 4), abs=0.15)
+        assert found.high - found.low < 0.3
 
 
 @pytest.mark.parametrize("scale", SCALES)
@@ -241,16 +226,14 @@ def test_agrees_with_the_skew_normal_where_that_fits() -> None:
     scores = log_perplexity(model, prefix, drawn)
     order = scores.argsort()
     names = {"first": order[2], "tenth": order[300], "middle": order[1_500]}
-    extrapolated = extrapolate(
-        {name: float(scores[at]) for name, at in names.items()}, scores, ExtrapolationHParams(), 0
-    )
-    assert not extrapolated.poor
+    extrapolated = extrapolate({name: float(scores[at]) for name, at in names.items()}, scores, 0)
+    assert extrapolated.p_value >= 0.01
     canaries = drawn[torch.stack(list(names.values()))]
-    sampled = space_exposures(model, prefix, canaries, Template.words(layout, 8), ImportanceHParams(5_000, 1_000), 0)
+    sampled = space_exposures(model, prefix, canaries, Template.words(layout, 8), 5_000, 0)
     for name, found in zip(names, sampled, strict=True):
         other = extrapolated.exposures[name]
-        assert other.low <= found.exposure.high
-        assert found.exposure.low <= other.high
+        assert other.low <= found.high
+        assert found.low <= other.high
 
 
 def test_a_model_with_nan_exposes_nothing() -> None:
@@ -259,21 +242,5 @@ def test_a_model_with_nan_exposes_nothing() -> None:
         model.output_bias[3] = torch.nan
     with pytest.raises(Diverged, match="not finite"):
         space_exposures(
-            model, torch.tensor([layout.bos]), torch.tensor([[1, 2, 3]]), Template.words(layout, 3), ROUGH, 0
+            model, torch.tensor([layout.bos]), torch.tensor([[1, 2, 3]]), Template.words(layout, 3), 1_000, 0
         )
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"samples": 0}, "samples must be at least 1"),
-        ({"pilot": -1}, "must not be negative"),
-        ({"powers": (0.0, -1.0)}, "must not be negative"),
-        ({"powers": ()}, "powers must be at least 1"),
-        ({"shares": ((1.0, 1.0),)}, "power 0"),
-        ({"confidence": 1.0}, "between 0 and 1"),
-    ],
-)
-def test_settings_that_make_no_sense(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        ImportanceHParams(**settings)  # type: ignore[arg-type]

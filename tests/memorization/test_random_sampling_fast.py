@@ -4,13 +4,13 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memorization.oracle import LAYOUT, random_model
+from memorization.oracle import LAYOUT, decide, random_model, rank
 from torch import Tensor
 
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.measures.memorization import score
-from flsim.measures.memorization.random_sampling import TIE, decide, random_sampling, rank, references
+from flsim.measures.memorization.random_sampling import TIE, RandomSampler, references
 from flsim.measures.memorization.score import log_perplexity
 from flsim.models import cifg
 from flsim.models.cifg import CIFGLanguageModel
@@ -118,7 +118,7 @@ def test_the_full_model_against_straightforward_scoring(full_size: Counting) -> 
     for place in (0, 20, 3_000, 19_999):
         canary, own = among[order[place]], scores[order[place]]
         full_size.stepped = []
-        found = random_sampling(full_size, prefix, canary, among)
+        found = RandomSampler(full_size, among).rank(prefix, canary)
         work[place] = sum(full_size.stepped)
         assert found.log_perplexity == pytest.approx(float(own), rel=1e-5)
         least, most = ((scores <= own + slack).sum() for slack in (-1e-4, 1e-4))

@@ -13,7 +13,7 @@ from memorization.table_model import VOCABULARY, TableModel
 
 from flsim.base.errors import Diverged
 from flsim.measures.memorization import score
-from flsim.measures.memorization.score import bits, log_perplexity
+from flsim.measures.memorization.score import log_perplexity
 
 PHRASES = all_phrases(4)
 
@@ -45,14 +45,6 @@ def test_a_uniform_model_needs_log_v_nats_a_word() -> None:
     np.testing.assert_allclose(scores, 4 * math.log(8), rtol=1e-12)
 
 
-@pytest.mark.parametrize("rows", [1, 3, 255, 256])
-def test_pieces_change_nothing(rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, prefix, phrases = random_model(1), torch.tensor([LAYOUT.bos, 2]), torch.tensor(PHRASES)
-    whole = log_perplexity(model, prefix, phrases)
-    monkeypatch.setattr(score, "CPU_FLOATS", rows * LAYOUT.vocabulary_size)
-    torch.testing.assert_close(log_perplexity(model, prefix, phrases), whole, rtol=1e-12, atol=0)
-
-
 @pytest.mark.parametrize(
     ("gigabytes", "share", "expected"),
     [
@@ -74,12 +66,6 @@ def test_pieces_on_a_gpu_fit_the_share_of_its_memory(
     assert floats == expected
     assert 48 * floats <= gigabytes * share * 1e9
     assert score.floats_at_once(torch.device("cpu")) == 2**22
-
-
-def test_probabilities_of_all_phrases_of_all_tokens_sum_to_one() -> None:
-    pairs = torch.cartesian_prod(torch.arange(8), torch.arange(8))
-    scores = log_perplexity(random_model(5), torch.tensor([LAYOUT.bos, 1]), pairs)
-    assert float((-scores).exp().sum()) == pytest.approx(1, abs=1e-12)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
@@ -109,8 +95,3 @@ def test_no_more_is_read_at_once_than_memory_is_for(
         scores = log_perplexity(model, torch.tensor([0, *prefix]), torch.tensor(phrases))
     assert scores.tolist() == [model.score((0, *prefix), tuple(phrase)) for phrase in phrases]
     assert model.largest <= rows
-
-
-def test_a_uniform_model_of_8_tokens_needs_3_bits_a_word() -> None:
-    scores = log_perplexity(random_model(0, scale=0.0), torch.tensor([LAYOUT.bos]), torch.tensor(PHRASES))
-    np.testing.assert_allclose(bits(scores), 4 * 3, rtol=1e-12)

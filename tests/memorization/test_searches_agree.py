@@ -1,4 +1,4 @@
-"""Every search over a space of 10^5 secrets equals brute force, which scores each of them whole."""
+"""Every search over a space of thousands of secrets equals brute force, which scores each of them whole."""
 
 import numpy as np
 import pytest
@@ -8,10 +8,9 @@ from networks import random_network
 from flsim.data.vocabulary import Layout
 from flsim.measures.memorization.beam_search import beam_search
 from flsim.measures.memorization.enumeration import enumerate_space
-from flsim.measures.memorization.generation import GenerationHParams, sampling_nats
 from flsim.measures.memorization.random_sampling import RandomSampler
 from flsim.measures.memorization.score import log_perplexity
-from flsim.measures.memorization.shortest_path import ShortestPathHParams, shortest_path
+from flsim.measures.memorization.shortest_path import shortest_path
 from flsim.measures.memorization.template import Template
 from flsim.models.hparams import ModelHParams
 
@@ -19,45 +18,37 @@ LAYOUT = Layout(40)  # of characters: ten of them are digits
 DIGITS = range(LAYOUT.first_word, LAYOUT.first_word + 10)
 DASH = LAYOUT.first_word + 10
 SPACES = {
-    "{d5}": Template.from_positions([DIGITS] * 5),
+    "{d2}-{d1}": Template.from_positions([*[DIGITS] * 2, DASH, DIGITS]),
     "{d3}-{d2}": Template.from_positions([*[DIGITS] * 3, DASH, *[DIGITS] * 2]),
 }
 NETWORKS = (ModelHParams(6, 8, "lstm", layers=2), ModelHParams(6, 8, "gru"), ModelHParams(6, 8, "convolutional"))
 
 
-@pytest.mark.parametrize("space", ["{d5}", pytest.param("{d3}-{d2}", marks=pytest.mark.nightly)])
+@pytest.mark.parametrize("space", ["{d2}-{d1}", pytest.param("{d3}-{d2}", marks=pytest.mark.nightly)])
 @pytest.mark.parametrize("network", NETWORKS, ids=lambda network: network.architecture)
-def test_searches_over_a_hundred_thousand_secrets(space: str, network: ModelHParams) -> None:
+def test_searches_over_all_secrets(space: str, network: ModelHParams) -> None:
     """float64 scores that differ by more than rounding, as random ones do. The text before a secret is known."""
     template, model = SPACES[space], random_network(network, 3, 0.5, LAYOUT)
     prefix = torch.tensor([LAYOUT.bos, 20, 21, 22])
     grids = np.meshgrid(*[np.array(ids) for ids in template.allowed], indexing="ij")
     every = torch.from_numpy(np.stack([grid.ravel() for grid in grids], axis=1))
-    assert len(every) == template.space == 10**5
+    assert len(every) == template.space in (10**3, 10**5)
     scores = log_perplexity(model, prefix, every)
     order = scores.argsort()
     assert float(scores[order].diff().min()) > 0
 
-    best = shortest_path(model, prefix, template, ShortestPathHParams(count=20))
+    best = shortest_path(model, prefix, template)
     assert best.complete
-    assert best.tokens == tuple(map(tuple, every[order[:20]].tolist()))
-    assert best.scores == pytest.approx(scores[order[:20]].tolist(), rel=1e-12)
+    assert best.tokens == tuple(every[order[0]].tolist())
+    assert best.score == pytest.approx(float(scores.min()), rel=1e-12)
     phrases, costs = beam_search(model, prefix, template, width=template.space)
     assert torch.equal(phrases, every[order])
     assert costs.tolist() == pytest.approx(scores[order].tolist(), rel=1e-12)
 
-    for rank in (1, 2, 17, 4_000, 100_000):
+    for rank in (1, 2, 17, len(every) // 25, len(every)):
         secret = every[order[rank - 1]]
         others = torch.cat([every[order[: rank - 1]], every[order[rank:]]])
         exact = enumerate_space(model, prefix, secret, template, most_read=10**6)
         assert exact is not None
         assert exact.rank == RandomSampler(model, others).rank(prefix, secret).rank == rank
         assert RandomSampler(model, others).decide(prefix, secret) == (rank == 1)
-
-    own = every[order[16]]
-    allowed = [torch.tensor(ids) for ids in template.allowed]
-    by_hand = 0.0  # the attacker draws each position among what the template allows
-    for position, ids in enumerate(allowed):
-        _, log_probs = model.start(torch.cat([prefix, own[:position]])[None])
-        by_hand -= float(log_probs[0, ids].log_softmax(0)[ids == own[position]])
-    assert sampling_nats(model, prefix, own, template, GenerationHParams()) == pytest.approx(by_hand, rel=1e-12)

@@ -23,7 +23,7 @@ def test_tails_of_closed_form(alpha: float, expected: np.ndarray[tuple[int], np.
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-12)
 
 
-@settings(max_examples=100, derandomize=True)
+@settings(max_examples=50, derandomize=True)
 @given(st.floats(-100, 100), st.floats(-30, 3))
 def test_slope_of_the_log_is_density_over_distribution(alpha: float, u: float) -> None:
     """Also where the quadrature takes over from the formula."""
@@ -37,7 +37,9 @@ def test_slope_of_the_log_is_density_over_distribution(alpha: float, u: float) -
         np.testing.assert_allclose(np.exp(log_cdf), skewnorm.cdf(at, alpha), rtol=1e-6)
 
 
-@pytest.mark.parametrize("alpha", [-8, -2, -0.3, 0, 0.3, 2, 8, 50])
+@pytest.mark.parametrize(
+    "alpha", [-8, 0, 2, *(pytest.param(alpha, marks=pytest.mark.nightly) for alpha in (-2, -0.3, 0.3, 8, 50))]
+)
 @pytest.mark.parametrize("size", [50, 3_000])
 def test_no_other_parameters_are_likelier(alpha: float, size: int) -> None:
     """scipy's simplex ends no higher; where the sample is as from a half-normal, |alpha| stops at 1,000."""
@@ -47,7 +49,7 @@ def test_no_other_parameters_are_likelier(alpha: float, size: int) -> None:
     assert found.log_density(sample).sum() >= theirs - (1e-5 if abs(found.alpha) < 1_000 else 0.5)
 
 
-@settings(max_examples=30, derandomize=True)
+@settings(max_examples=15, derandomize=True)
 @given(st.floats(-5, 5), st.floats(-1e4, 1e4), st.floats(1e-3, 1e3))
 def test_units_do_not_matter(alpha: float, location: float, scale: float) -> None:
     sample = skewnorm.rvs(alpha, size=200, random_state=stream(2, "skew normal"))

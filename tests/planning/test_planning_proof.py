@@ -10,7 +10,7 @@ import pytest
 from helpers import PRIVATE, Experiment, Flsim, Trained
 
 from flsim.attacks.audit import coins
-from flsim.attacks.audit.audit import audit, ceiling_of_coins
+from flsim.attacks.audit.audit import audit_subject, ceiling_of_coins
 from flsim.attacks.audit.subject import Coins, Subject, subject_of
 from flsim.canaries.spec import CanaryHParams
 from flsim.planning.proof import groups_of, least_alphas, proof_table, provable_of
@@ -49,7 +49,7 @@ def test_a_plan_says_what_an_audit_of_perfect_ranks_proves(
     (bound,) = provable_of([Planned("run", "run", 0, {}, None, config)], USERS.split())
     groups = groups_of(config, USERS)
     subject = certain(subject_of(run), groups, groups[::2] if config.canaries.coins else groups)
-    rows = {row["method"]: row for row in audit(subject).to_dict("records")}
+    rows = {row["method"]: row for row in audit_subject(subject).frame.to_dict("records")}
     assert (subject.references < config.evaluation.references) == bool(config.canaries.template)
     assert rows["epsilon"]["detected"] == rows["epsilon"]["n_in"] == bound.canaries
     assert bound.epsilon == pytest.approx(rows["epsilon"]["low"] / steps, rel=1e-9)

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from opacus.accountants.analysis.rdp import compute_rdp
 
 from flsim.base.errors import InputError
-from flsim.privacy.accounting import ORDERS, PRV_ERROR, epsilon_of, rdp_of
+from flsim.privacy.accounting import PRV_ERROR, epsilon_of, rdp_of
 from flsim.privacy.conventions import CONVENTIONS, PAPER, Convention
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 
@@ -75,35 +75,7 @@ def test_the_sound_number_by_hand() -> None:
     assert epsilon(Ledger((Entry("fixed-size", N, COHORT, 1.0, rounds),)), DELTA, sound) == pytest.approx(by_hand)
 
 
-def test_proposition_3_is_the_least_of_the_papers_formula_over_orders() -> None:
-    ledger = Ledger((Entry("fixed-size", N, COHORT, 1.0, 784),))
-    accountant = rdp_of(ledger.event("S"), PAPER)
-    by_hand = min(
-        value + math.log(1 / DELTA) / (order - 1)
-        for order, value in zip(accountant.orders.tolist(), accountant.rdp.tolist(), strict=True)
-    )
-    assert epsilon(ledger, DELTA, PAPER) == pytest.approx(by_hand, rel=1e-12)
-
-
-def test_one_gaussian_round_over_everybody_by_hand() -> None:
-    """Cohort = population: the plain Gaussian mechanism, whose Renyi divergence is a / (2 z^2); Mironov's formula."""
-    by_hand = min(order / (2 * 2.0**2) + math.log(1e5) / (order - 1) for order in ORDERS.tolist())
-    assert epsilon(Ledger((Entry("fixed-size", 50, 50, 2.0, 1),)), 1e-5, PAPER) == pytest.approx(by_hand)
-
-
-@settings(max_examples=3)
-@given(noise=noises, rounds=counts, share=shares, factor=st.floats(1.1, 10))
-@pytest.mark.parametrize("convention", [PAPER, BY_NAME["replace-one-rdp"], POISSON], ids=lambda of: of.name)
-def test_epsilon_grows_with_rounds_and_falls_with_noise_and_delta(
-    convention: Convention, noise: float, rounds: int, share: float, factor: float
-) -> None:
-    at = spent(convention, rounds, noise, DELTA, share)
-    assert spent(convention, math.ceil(rounds * factor), noise, DELTA, share) >= at
-    assert spent(convention, rounds, noise * factor, DELTA, share) <= at
-    assert spent(convention, rounds, noise, DELTA * factor, share) <= at
-
-
-@settings(max_examples=3)
+@settings(max_examples=2)
 @given(noise=noises, rounds=counts, share=shares)
 def test_the_tight_conversion_and_half_the_sensitivity_give_less(noise: float, rounds: int, share: float) -> None:
     paper, tight, sound = (
@@ -114,7 +86,7 @@ def test_the_tight_conversion_and_half_the_sensitivity_give_less(noise: float, r
     assert spent(BY_NAME["replace-one-rdp"], rounds, 2 * noise, share=share) == pytest.approx(tight, rel=1e-9)
 
 
-@settings(max_examples=5)
+@settings(max_examples=2)
 @given(noise=st.floats(0.8, 5), rounds=st.integers(1, 1_000), share=st.sampled_from([0.001, 0.01, 0.05]))
 def test_losses_themselves_give_less_than_renyi_and_opacus_agrees(noise: float, rounds: int, share: float) -> None:
     """The PLD of dp_accounting is an upper bound that rounds losses to 1e-4, Opacus's PRV one within twice 0.01."""
@@ -126,7 +98,7 @@ def test_losses_themselves_give_less_than_renyi_and_opacus_agrees(noise: float, 
     assert abs(pld - prv) <= 2 * PRV_ERROR + 1e-3
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(noise=noises, rounds=counts, share=shares)
 def test_opacus_has_the_same_renyi_divergences(noise: float, rounds: int, share: float) -> None:
     """Opacus ends its series at terms below e^-30 (`_compute_log_a_for_frac_alpha`); both are exact otherwise."""
@@ -199,20 +171,9 @@ def test_tables_that_would_not_fit_are_refused() -> None:
         spent(BY_NAME["poisson-prv-opacus"], 3_000_000, 5.0)
 
 
-@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-9, math.nan])
-def test_delta_is_between_0_and_1(delta: float) -> None:
-    with pytest.raises(InputError, match="delta must be above 0 and below 1"):
-        spent(PAPER, 1, delta=delta)
-
-
 @pytest.mark.parametrize(
     ("accountant", "conversion"), [("rdp", None), ("pld", "tight"), ("rdp-opacus", "mironov-proposition-3")]
 )
 def test_a_convention_has_a_conversion_where_it_needs_one(accountant: str, conversion: str | None) -> None:
     with pytest.raises(InputError, match="odd: "):
         Convention("poisson", "add-or-remove-one", "S", accountant, conversion, "odd")  # type: ignore[arg-type]
-
-
-def test_names_tell_conventions_apart() -> None:
-    assert len(BY_NAME) == len(CONVENTIONS)
-    assert BY_NAME["paper"] == PAPER

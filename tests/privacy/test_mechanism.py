@@ -79,19 +79,7 @@ def test_tensors_of_one_shape_have_noise_of_their_own() -> None:
     assert not (drawn["a"] == drawn["b"]).any()
 
 
-def test_the_noise_is_added_to_the_sum_and_divided_by_the_expected_cohort() -> None:
-    """Neither the sum nor the number of users that came changes the noise."""
-    total = {name: torch.full_like(value, 3.0) for name, value in ZERO.items()}
-    mean = noisy_mean(total, 0.2, DP, 50, fresh(total))
-    torch.testing.assert_close(flat(mean), flat(noise()) + 3 / 50, rtol=0, atol=1e-15)
-    without = noisy_mean(total, 0.2, PrivacyHParams("clip", clip=0.2), 50)
-    assert all(torch.equal(value, torch.full_like(value, 3.0) / 50) for value in without.values())
-
-
 NUMBERS = st.floats(-10, 10)
-USERS = st.lists(
-    st.tuples(arrays(np.float64, 3, elements=NUMBERS), arrays(np.float64, 2, elements=NUMBERS)), max_size=6
-)
 USER = st.tuples(arrays(np.float64, 3, elements=NUMBERS), arrays(np.float64, 2, elements=NUMBERS), st.integers(0, 9))
 User = tuple[NDArray[np.float64], NDArray[np.float64], int]
 
@@ -123,26 +111,6 @@ def test_one_user_moves_the_noiseless_mean_by_at_most_s_over_qn(
     assert abs(counts[1] - counts[2]) in (0.0, 1.0)
 
 
-@given(z=st.floats(0.01, 20), room=st.floats(1.001, 100))
-def test_updates_and_count_together_are_a_gaussian_mechanism_of_multiplier_z(z: float, room: float) -> None:
-    """A Gaussian mechanism of multiplier s is 1/s-GDP, and of composed ones the squares add up (Dong et al. 2022)."""
-    sigma = z / 2 * room
-    hparams = PrivacyHParams("dp", clip=1.0, noise_multiplier=z, target_quantile=0.5, count_noise=sigma)
-    updates = hparams.update_noise_multiplier(cohort=10)
-    assert updates >= z
-    assert math.hypot(1 / updates, 1 / (2 * sigma)) == pytest.approx(1 / z, rel=1e-9)
-
-
-def test_too_little_noise_on_the_count_is_refused() -> None:
-    for cohort, count_noise, z in ((20, None, 2.0), (1_000, 0.5, 1.0), (10, 0.1, 1.0)):
-        hparams = replace(ADAPTIVE, noise_multiplier=z, count_noise=count_noise)
-        with pytest.raises(
-            InputError, match=r"privacy\.count_noise of \S+ spends more than noise_multiplier \S+ allows"
-        ):
-            hparams.update_noise_multiplier(cohort)
-    assert replace(DP, noise_multiplier=2.0).update_noise_multiplier(cohort=1) == 2.0
-
-
 def follow(hparams: PrivacyHParams, rounds: int, cohort: int = 1_000) -> list[float]:
     """The clip over rounds where the users' norms are 0.01, 0.02, ..., 10: the quantile gamma is 10 gamma."""
     norms = np.arange(1, cohort + 1) * 10 / cohort
@@ -171,25 +139,12 @@ def test_with_noise_the_clip_stays_near_the_quantile() -> None:
     assert logs.std() == pytest.approx(0.023, rel=0.25)
 
 
-def test_the_noise_on_the_count_is_of_the_round_and_not_that_of_the_updates() -> None:
-    drawn = [next_clip(1.0, 500, 1_000, ADAPTIVE, 1_000, seed, round_) for seed in (0, 1) for round_ in (0, 1)]
-    assert len(set(drawn)) == 4
-    assert drawn[0] == next_clip(1.0, 500, 1_000, ADAPTIVE, 1_000, 0, 0)
-    first_of_updates = float(fresh({"a": torch.zeros(1, dtype=torch.float64)})["a"])
-    assert -math.log(drawn[0]) / 0.2 * 1_000 / 50 != pytest.approx(first_of_updates, rel=1e-6)
-
-
 def test_a_round_that_nobody_came_to_counts_as_the_half() -> None:
     """b = 1/2 without noise; with gamma = 1/2 the clip stays, and a fixed one stays always."""
     assert next_clip(0.3, 0, 0, PrivacyHParams("clip", clip=0.3, target_quantile=0.5), 10, 0, 0) == 0.3
     moved = next_clip(0.3, 0, 0, PrivacyHParams("clip", clip=0.3, target_quantile=0.75), 10, 0, 0)
     assert moved == pytest.approx(0.3 * math.exp(0.2 * 0.25), rel=1e-12)
     assert next_clip(0.3, 7, 10, DP, 10, 0, 0) == 0.3
-
-
-def test_delta_is_a_tenth_of_one_user_by_default() -> None:
-    assert DP.delta_for(392_000) == 1 / 3_920_000
-    assert replace(DP, delta=1e-7).delta_for(392_000) == 1e-7
 
 
 @pytest.mark.parametrize(

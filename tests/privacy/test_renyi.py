@@ -55,19 +55,22 @@ def theorem_27(order: int, sigma: float, rate: float) -> float:
         return float(mpmath.log(total) / (order - 1))
 
 
-DAILY_SIGMA = 0.3  # the others take seconds each
+@pytest.mark.parametrize(
+    ("sigma", "rates", "orders"),
+    [(0.3, (0.1,), FEW[[1, 4]]), *(pytest.param(sigma, RATES, FEW, marks=pytest.mark.nightly) for sigma in SIGMAS)],
+)
+def test_poisson_sampling_equals_its_integral(
+    sigma: float, rates: tuple[float, ...], orders: accounting.Floats
+) -> None:
+    """Each value takes seconds, so that two of them are computed every day."""
+    for rate in rates:
+        expected = [poisson_by_integral(order, sigma, rate) for order in orders.tolist()]
+        np.testing.assert_allclose(accounting.poisson(orders, sigma, rate), expected, rtol=1e-9)
 
 
 @pytest.mark.parametrize(
-    "sigma", [pytest.param(sigma, marks=[] if sigma == DAILY_SIGMA else pytest.mark.nightly) for sigma in SIGMAS]
+    "sigma", [0.5, 4.0, *(pytest.param(sigma, marks=pytest.mark.nightly) for sigma in (0.3, 1.0, 25.0, 1000.0))]
 )
-def test_poisson_sampling_equals_its_integral(sigma: float) -> None:
-    for rate in RATES:
-        expected = [poisson_by_integral(order, sigma, rate) for order in FEW.tolist()]
-        np.testing.assert_allclose(accounting.poisson(FEW, sigma, rate), expected, rtol=1e-9)
-
-
-@pytest.mark.parametrize("sigma", [0.3, 0.5, 1.0, 4.0, 25.0, 1000.0])
 def test_sampling_without_replacement_equals_the_theorem(sigma: float) -> None:
     for rate in (0.001, 0.1, 0.5):
         for order in (2, 3, 4, 17, 40):
@@ -122,8 +125,13 @@ def _epsilons(rdp: accounting.Floats, rounds: tuple[int, ...]) -> list[list[floa
     return [[one.epsilon(DELTA), one.epsilon_of_mironov(DELTA)] for one in all_rounds]
 
 
-@pytest.mark.parametrize("rate", [0.01, 0.1, 0.3, 0.5, 0.9])
-@pytest.mark.parametrize("noise", [1.0, 2.0, 6.0])
+@pytest.mark.parametrize(
+    ("rate", "noise"),
+    [
+        (0.1, 2.0),
+        *(pytest.param(rate, noise, marks=pytest.mark.nightly) for rate in (0.01, 0.3, 0.9) for noise in (1.0, 6.0)),
+    ],
+)
 def test_epsilon_is_between_the_loss_itself_and_a_gaussian_of_its_rdp(rate: float, noise: float) -> None:
     """PLD is a lower anchor. The upper one is the least bound of Canonne et al. over all orders, by integration.
 

@@ -186,22 +186,6 @@ def test_canary_vectors_and_their_cosines() -> None:
     assert update_canaries.cosines(zero, 1, range(2)).tolist() == [0, 0]
 
 
-@pytest.mark.parametrize(("population", "shards"), [(10, 3), (7, 7), (12, 1)])
-def test_shards_are_cut_evenly(population: int, shards: int) -> None:
-    ranges = sampling.shard_ranges(population, shards)
-    assert [user for first, last in ranges for user in range(first, last)] == list(range(population))
-    sizes = [last - first for first, last in ranges]
-    assert max(sizes) - min(sizes) <= 1
-    assert len(ranges) == shards
-
-
-def test_round_robin_returns_to_its_first_users() -> None:
-    order = stream(5, "cohort-order").permutation(7)
-    for round_ in range(9):
-        expected = sorted(int(order[(round_ * 3 + place) % 7]) for place in range(3))
-        assert sampling.RoundRobin(3).draw(5, round_, 7).tolist() == expected
-
-
 def test_sizes_and_probabilities_of_samplers() -> None:
     assert sampling.Poisson(3).sizes(20) == (0, 20)
     assert sampling.FixedSize(3).sizes(20) == (3, 3)

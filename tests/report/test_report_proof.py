@@ -7,7 +7,7 @@ from helpers import TESTED, Trained
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.attacks.audit.audit import audit
+from flsim.attacks.audit.audit import audit_subject
 from flsim.attacks.audit.ranks import curve
 from flsim.attacks.audit.subject import subject_of
 from flsim.report.gather import gather
@@ -68,7 +68,9 @@ def test_a_report_draws_what_is_found_and_what_the_ledger_allows(trained_here: T
 
 def test_a_report_has_the_bound_of_coins(trained_here: Trained) -> None:
     run = trained_here("canaries.coins=true", "canaries.count=10", "canaries.p_u=[0.05]")
-    (row,) = [row for row in audit(subject_of(run)).to_dict("records") if row["method"] == "epsilon, coins"]
+    (row,) = [
+        row for row in audit_subject(subject_of(run)).frame.to_dict("records") if row["method"] == "epsilon, coins"
+    ]
     section = render(gather([run])).partition("What guesses of coins prove")[2].partition("</table>")[0]
     cells = re.findall(r"<td[^>]*>(.*?)</td>", section)
     assert f"{row['n_in']} of {row['n_in'] + row['n_out']}" in cells

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from flsim.measures.utility import PERPLEXITY
+from flsim.measures.built_in import PERPLEXITY
 from flsim.results.store import read_run
 from flsim.runs.config import load
 from flsim.runs.sweeps.search import read_outcome

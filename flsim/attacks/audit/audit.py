@@ -1,4 +1,4 @@
-"""`flsim audit` of a run: what its canaries' ranks prove, and what its ledger allows, as rows.
+"""`flsim audit`: what canaries prove about a training's privacy, and what its ledger allows, as rows.
 
 Each row says what it is:
 
@@ -8,7 +8,8 @@ Each row says what it is:
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -17,16 +18,27 @@ from numpy.typing import NDArray
 
 from flsim.attacks.audit import coins, guesses, ranks, thresholds
 from flsim.attacks.audit.claim import Claim
-from flsim.attacks.audit.pooled import pooled
-from flsim.attacks.audit.subject import Subject
-from flsim.attacks.audit.testing import LedgerTest
+from flsim.attacks.audit.ranks import Detection, detection_at
+from flsim.attacks.audit.subject import Subject, subject_of, subject_with
+from flsim.attacks.audit.testing import LedgerTest, Verdict
 from flsim.attacks.audit.trade_off import LeastProbability, epsilon_of_gaussian
+from flsim.attacks.result import Result, text_of
 from flsim.base.errors import InputError
+from flsim.canaries.planting import counts_of
+from flsim.canaries.spec import ABOUT_INJECTIONS
+from flsim.models.hparams import ModelHParams
+from flsim.results.rows import SCHEMA
+from flsim.results.store import RunResults, refuse_two_points
+from flsim.results.sweeps import over_runs
+from flsim.show.table import Field, table_of
+from flsim.simulation import Central, FedAvg, Planted, refuse_not_planted
+from flsim.training.state import State
 
 CONFIDENCE = 0.95
 OF_EACH_KIND = 0.1  # of the canaries whose coins are guessed as planted, and as not, fixed before ranks are looked at
 NUMBERS: list[int] = [digit * 10**zeros for zeros in range(1, 6) for digit in (1, 2, 5)]  # of canaries, 10 to 500,000
 MOST_GUESSES = 100_000  # that are computed, in seconds
+LEAST_SHOWN = 0.005  # of an epsilon with two decimals
 COLUMNS = {
     "run": "string",
     "setting": "string",
@@ -40,6 +52,7 @@ COLUMNS = {
     "n_out": "Int64",
     "threshold": "Int64",
     "detected": "Int64",
+    "trials": "Int64",
     "fpr": "Float64",
     "estimate": "Float64",
     "low": "Float64",
@@ -52,10 +65,78 @@ COLUMNS = {
     "refutable": "Float64",
     "p_value": "Float64",
 }
+FPR = (
+    "FPR: the false-positive rate of the test that the rank is at most this one. A canary that training never saw has "
+    "each rank with the same probability, so that the rate is exact. Found: planted canaries of such a rank; the "
+    "interval treats them as independent. Allowed: the largest share that the ledger leaves to any attacker."
+)
+KINDS = (
+    "Bound: holds with 95% confidence. Estimate: supposes e.g. a Gaussian mechanism, and may be above the truth. "
+    "Heuristic: treats the canaries of one model as independent. Right: canaries found, or coins guessed, of so "
+    "many. At least: lower bound on epsilon, of one user or record. Needed: how many right ones refute the ledger; "
+    "empty if not even all do. Limit: the largest epsilon at the ledger's delta that the test can refute."
+)
+RATES = (
+    Field("Rank", "threshold", "{:,}"),
+    Field("Found", "detected", "{:,}"),
+    Field("Of", "trials", "{:,}"),
+    Field("%", "estimate", "{:.0f}", 100, ends=("low", "high")),
+    Field("Allowed %", "allowed", "{:.1f}", 100),
+)
+STATEMENTS = (
+    (
+        Field("Kind", "kind"),
+        Field("Right", "detected", "{:,}"),
+        Field("Of", "trials", "{:,}"),
+        Field("Estimate", "estimate", "{:.2f}"),
+        Field("At least", "low", "{:.2f}"),
+        Field("Delta", "delta", "{:.2g}"),
+    ),
+    (
+        Field("Ledger's", "allowed", "{:.3g}", is_late=True),
+        Field("Ledger", "verdict"),
+        Field("Needed", "needed", "{:,}"),
+        Field("Limit", "refutable", "{:.2f}"),
+        Field("p", "p_value", "{:.2g}"),
+    ),
+)
 
 
-def audit(subject: Subject, threshold: int | None = None) -> pd.DataFrame:
-    """Return the rows of one run, with the columns of `COLUMNS`.
+def audit(
+    *runs: Path | str,
+    round: int | None = None,
+    epoch: float | None = None,
+    threshold: int | None = None,
+    delta: float | None = None,
+) -> pd.DataFrame:
+    """Say what the canaries of runs prove about their privacy, as `flsim audit` does.
+
+    Args:
+        runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
+        round: the evaluated round to audit; by default the last one of each run.
+        epoch: the number of passes over all records to audit at, in place of `round`.
+        threshold: largest rank at which a canary counts as named, fixed before ranks are looked at; by default a
+            thousandth of the references, and 100 from 100,000 references on.
+        delta: delta of the claim; that of each run if not given.
+
+    Returns:
+        Rows with the columns of `flsim.attacks.audit.audit.COLUMNS`. A run that has nothing to be audited by has no
+        row.
+
+    Raises:
+        InputError: there is no such run or evaluation, or there are fewer references than the threshold.
+
+    Examples:
+        >>> rows = flsim.audit("runs/demo")                                    # doctest: +SKIP
+        >>> rows[rows["kind"] == "bound"][["setting", "method", "low", "delta"]]               # doctest: +SKIP
+    """
+    refuse_two_points(round, epoch)
+    subjects = over_runs(runs, lambda path: subject_of(path, round, epoch, delta))
+    return pd.concat([audit_subject(subject, threshold).frame for subject in subjects.values()], ignore_index=True)
+
+
+def audit_subject(subject: Subject, threshold: int | None = None) -> Result:
+    """Return the rows of one run, with the columns of `COLUMNS`, and sentences on what they are about.
 
         tpr              share of canaries of rank <= threshold, at a false-positive rate of threshold / (R + 1);
                          "allowed" is the largest that the claim leaves to an attacker
@@ -70,6 +151,8 @@ def audit(subject: Subject, threshold: int | None = None) -> pd.DataFrame:
         epsilon, canary users by coins, and trade-off    as for coins of canaries, one user's updates in or out
         participation, noise    whether the rounds refute the sampler or the noise that the ledger states
         epsilon, controls    planted canaries against never-planted ones, at one threshold
+
+    ``detected`` counts canaries found, or right guesses, among ``trials``.
 
     Args:
         subject: the run.
@@ -91,7 +174,120 @@ def audit(subject: Subject, threshold: int | None = None) -> pd.DataFrame:
     table = pd.DataFrame(rows).reindex(columns=list(COLUMNS))
     results = subject.results
     table = table.assign(run=results.name, setting=results.setting, round=subject.round, unit=subject.unit)
-    return table.astype(COLUMNS)
+    return Result(frame=table.astype(COLUMNS), notes=tuple(_notes(subject, table)))
+
+
+def audit_simulation(
+    state: State,
+    planted: Planted,
+    model: ModelHParams,
+    algorithm: FedAvg | Central,
+    rows: pd.DataFrame | None = None,
+    *,
+    seed: int = 0,
+    start: State | None = None,
+    threshold: int | None = None,
+    delta: float | None = None,
+) -> pd.DataFrame:
+    """Say what the canaries of a simulation prove about its privacy, as `audit` does for run folders.
+
+    Args:
+        state: a state of `flsim.simulate`.
+        planted, model, algorithm, seed, start: the arguments of that simulation.
+        rows: rows of `flsim.evaluate` of that state, for the ranks of canaries; None to audit canary users alone.
+        threshold: as for `audit`.
+        delta: delta of the claim; by default that of a run with these settings.
+
+    Returns:
+        Rows with the columns of `flsim.attacks.audit.audit.COLUMNS`, for the run "simulation".
+
+    Raises:
+        InputError: `rows` are of another round or name other canaries, the roster of `planted` is not of its canaries
+            and users, the settings do not fit each other, or there are fewer references than the threshold.
+
+    Examples:
+        >>> rows = flsim.evaluate(state, users, model, references=20_000)      # doctest: +SKIP
+        >>> flsim.audit_simulation(state, users, model, algorithm, rows)       # doctest: +SKIP
+    """
+    refuse_not_planted(planted)
+    _refuse_other_roster(planted)
+    measured = SCHEMA.empty_table().to_pandas() if rows is None else rows
+    if rows is not None and not (rows["round"] == state.round).all():
+        raise InputError(f"rows: some are not of round {state.round}, after which the state is; evaluate that state")
+    _refuse_other_canaries(measured, planted)
+    results = RunResults(
+        name="simulation",
+        label=type(algorithm).__name__,
+        status="completed",
+        reason=None,
+        round=state.round,
+        rounds=state.round,
+        rows=measured,
+        roster=planted.roster,
+        seed=seed,
+        partition=planted.partition,
+    )
+    users = planted.users
+    injected = np.unique(users.extra.rounds[users.extra.rounds >= 0]) + 1
+    training = algorithm.training_of(planted, model, max(1, state.round), seed, "cpu")
+    subject = subject_with(
+        results,
+        state.round,
+        state,
+        delta,
+        unit=algorithm.unit,
+        sampler=algorithm.sampler_of_units,
+        privacy=algorithm.privacy,
+        protected=len(users) if algorithm.unit == "user" else int(users.user_offsets[-1]),
+        canary_users=algorithm.canary_users,
+        seed=seed,
+        canaries=planted.canaries,
+        users=lambda: users,
+        first=lambda: (start or training.first_state()).params,
+        note=ABOUT_INJECTIONS.format(f"in rounds {', '.join(map(str, injected))}") if len(injected) else "",
+        executes_code=True,
+    )
+    return audit_subject(subject, threshold).frame
+
+
+def _refuse_other_roster(planted: Planted) -> None:
+    """Raise InputError unless the roster, the canaries and the users are of one planting.
+
+    Bounds are about the canaries that training saw: their coins, and how many users share each of them.
+    """
+    roster, users, canaries = planted.roster, planted.users, planted.canaries
+    sharers, insertions = counts_of(users.overlay, users.user_offsets, len(users.phrases))
+    planting = {
+        "canary": [canary.id for canary in canaries],
+        "tokens": [list(canary.tokens) for canary in canaries],
+        "is_planted": [canary.is_planted for canary in canaries],
+        "coin": [canary.coin for canary in canaries],
+    }
+    stated = {name: _values(roster[name]) if name in roster else [None] * len(roster) for name in planting}
+    wrong = [name for name, values in planting.items() if stated[name] != values]
+    if [phrase.tolist() for phrase in users.phrases] != planting["tokens"]:
+        wrong.append("users")
+    if not wrong:
+        held = [index for index, canary in enumerate(canaries) if canary.pseudo_users is None]
+        counts = {"insertions": insertions} | ({"sharers": sharers} if users.twin is None else {})
+        wrong = [name for name, values in counts.items() if (roster[name].to_numpy()[held] != values[held]).any()]
+    if wrong:
+        raise InputError(
+            f"planted: roster, canaries and users are of different plantings "
+            f"({', '.join(wrong)}); name the result of flsim.plant that flsim.simulate trained"
+        )
+
+
+def _values(column: "pd.Series[Any]") -> list[object]:
+    """Return the values of a column of a roster, as a canary has them."""
+    return [list(value) if np.ndim(value) else None if pd.isna(value) else value for value in column]
+
+
+def _refuse_other_canaries(rows: pd.DataFrame, planted: Planted) -> None:
+    named, known = set(rows["canary"]) - {""}, {canary.id for canary in planted.canaries}
+    if named and named != known:
+        names = ", ".join(sorted(named ^ known)[:3])
+        raise InputError(f"rows: their canaries are not those of `planted`, such as {names}; evaluate with `planted`")
 
 
 def ceiling(groups: Sequence[int], references: int) -> float:
@@ -138,6 +334,53 @@ def canaries_needed(row: Mapping[Any, Any], claim: Claim) -> int | None:
     return None
 
 
+@dataclass(frozen=True)
+class Pooled:
+    """The proof of the canaries of several runs of one setting together.
+
+    Each run has its own canaries, references and randomness. If training is epsilon-DP in every run, the arguments of
+    `flsim.attacks.audit.guesses` and `flsim.attacks.audit.coins` hold for all canaries one after another, as each is in
+    one run.
+
+    Attributes:
+        runs: number of runs.
+        detection: canaries of a rank of at most the threshold.
+        low: lower bound on epsilon of one unit, replace-one, at delta 0.
+        claim: the claim of the first run; None of runs without noise.
+        allowed: the largest true-positive rate that the claim leaves to an attacker; None without a claim.
+        verdict: whether the claim is refuted, and what could have been; None without a claim.
+    """
+
+    runs: int
+    detection: Detection
+    low: float
+    claim: Claim | None
+    allowed: float | None
+    verdict: Verdict | None
+
+
+def pooled(subjects: Sequence[Subject], threshold: int | None = None) -> Pooled:
+    """Return what runs of one setting, at least one, prove together.
+
+    Args:
+        subjects: the runs.
+        threshold: as for `audit_subject`.
+    """
+    references = min(subject.references for subject in subjects)
+    threshold = guesses.default_threshold(references) if threshold is None else threshold
+    ranks = np.concatenate([subject.ranks for subject in subjects])
+    groups = np.concatenate([subject.groups for subject in subjects])
+    detection = detection_at(ranks, references, threshold)
+    low = guesses.epsilon_of_ranks(detection.detected, threshold, references, groups.tolist())
+    claim, allowed, verdict = subjects[0].claim, None, None
+    if claim is not None:
+        largest = int(groups.max())
+        allowed = 1 - claim.least_of_group(largest)(1 - detection.fpr_high)
+        test = LedgerTest.of_ranks(len(ranks), threshold, references, largest * claim.steps)
+        verdict = test.verdict(claim, detection.detected)
+    return Pooled(len(subjects), detection, low, claim, allowed, verdict)
+
+
 def _of_each_kind(canaries: int) -> int:
     """Return the number of coins that are guessed as planted, and as not; 0 where there are too few canaries."""
     return round(OF_EACH_KIND * canaries) if canaries >= 1 / OF_EACH_KIND else 0
@@ -155,6 +398,7 @@ def _detected(subject: Subject) -> Iterator[dict[str, Any]]:
             "n_out": subject.references,
             "threshold": detection.threshold,
             "detected": detection.detected,
+            "trials": detection.canaries,
             "fpr": detection.fpr,
             "estimate": detection.tpr,
             "low": detection.tpr_low,
@@ -174,6 +418,7 @@ def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
         "n_out": subject.references,
         "threshold": threshold,
         "detected": hits,
+        "trials": canaries,
         "confidence": CONFIDENCE,
     }
     yield common | {"method": "epsilon", "kind": "bound", "low": proven.low, "delta": 0.0}
@@ -271,6 +516,7 @@ def _of_guesses(
         "n_out": int((~planted).sum()),
         "threshold": each_kind,
         "detected": right,
+        "trials": 2 * each_kind,
         "confidence": CONFIDENCE,
     }
     delta = 0.0 if claim is None else claim.delta
@@ -283,3 +529,78 @@ def _of_guesses(
 
 def _least(subject: Subject) -> LeastProbability | None:
     return None if subject.claim is None else subject.claim.least_of_group(int(subject.groups.max()))
+
+
+def to_text(subject: Subject, audited: Result) -> str:
+    """Return the audit of one run as text for people."""
+    results, frame = subject.results, audited.frame
+    rates, others = frame[frame["method"] == "tpr"], frame[frame["method"] != "tpr"]
+    refuted = others["refuted"].map({True: "refuted", False: "not refuted"})
+    verdicts = [verdict and verdict.in_words for verdict in map(Verdict.of_row, others.to_dict("records"))]
+    others = others.assign(verdict=pd.Series(verdicts, others.index, "object").fillna(refuted))
+    tables = [
+        table_of(rates, [Field("FPR", "fpr", "{:.2g}", note=FPR)], [RATES]),
+        table_of(others, [Field("Method", "method", note=KINDS)], STATEMENTS),
+    ]
+    title = f"{results.setting} ({results.name}), after round {subject.round:,}"
+    return text_of(title, [table for table in tables if len(table.frame)], audited.notes)
+
+
+def to_json(subject: Subject, audited: Result) -> dict[str, Any]:
+    """Return the audit of one run for JSON: ``run``, ``setting``, ``round``, ``rows`` and ``notes``."""
+    results = subject.results
+    return {"run": results.name, "setting": results.setting, "round": subject.round} | audited.to_json()
+
+
+def _notes(subject: Subject, table: pd.DataFrame) -> Iterator[str]:
+    """Yield what the rows are about, and last what cannot be stated of the run."""
+    claim, users, unit = subject.claim, subject.canary_users, subject.unit
+    if claim is not None:
+        yield (
+            f"The ledger claims epsilon {claim.epsilon:.3g} at delta {claim.delta:.3g} for one {unit} "
+            f"({claim.convention.name})."
+        )
+    if claim is not None and set(table["method"]) <= {"participation", "noise"}:
+        yield "Nothing was planted that could test the claim."
+    for row in table.to_dict("records"):
+        if (
+            claim is not None
+            and (verdict := Verdict.of_row(row))
+            and verdict.refutable < LEAST_SHOWN
+            and (number := canaries_needed(row, claim))
+        ):
+            what = f"{number:,} canar{'y users' if 'canary users' in row['method'] else 'ies'}"
+            yield f"{row['method']}: no epsilon can be refuted. The best outcome of {what} would refute the ledger."
+    if users is not None and len(users.members):
+        moved = float(users.members.mean()) * users.dimension**0.5
+        yield f"Along the updates of canary users the model moved {moved:.2f} standard deviations of chance on average."
+    for name, test in (("participation", subject.participation), ("noise", subject.noise)):
+        if test is not None:
+            yield f"The {name} of {test.rounds:,} rounds was drawn again; the ledger states {test.stated}."
+    if len(subject.ranks):
+        low, high = int(subject.groups.min()), int(subject.groups.max())
+        size = f"{low}" if low == high else f"{low} to {high}"
+        counted = "" if subject.is_exact else " (copies, counted for users, since the corpus is not here)"
+        yield (
+            f"Each canary is shared by {size} {unit}s{counted}. A canary of g {unit}s bounds the epsilon of one {unit} "
+            f"by a g-th; all figures are of one {unit}."
+        )
+    if subject.note:
+        yield subject.note
+    if needs := list(_missing(subject, set(table["method"]))):
+        yield f"Missing, with what it needs: {'; '.join(needs)}."
+
+
+def _missing(subject: Subject, methods: set[str]) -> Iterator[str]:
+    """Yield what cannot be stated of a run, each with the setting that it needs."""
+    if "epsilon" not in methods:
+        source = ' with canaries.source "words"' if "is_natural" in subject.results.roster else ""
+        yield f"a bound from ranks (canaries.count{source})"
+    if not methods & {"epsilon, coins", "epsilon, canary users by coins"}:
+        yield "a bound from guesses of coins, of at least 10 canaries (canaries.coins)"
+    if subject.unit == "user" and "epsilon, canary users" not in methods:
+        users = subject.canary_users
+        what = "a model of more parameters" if users and users.is_too_small else "audit.update_canaries"
+        yield f"an estimate from canary users ({what})"
+    if subject.claim is None and not subject.note:
+        yield 'whether a ledger is contradicted (privacy.mechanism "dp")'

@@ -48,8 +48,7 @@ class Subject:
         results: results of the run.
         round: the evaluated round.
         unit: what the ledger protects, and what the bounds are about.
-        canaries: ids of the planted canaries that were ranked; none of a run without canaries.
-        ranks: float64 [canaries], their ranks among `references` random phrases.
+        ranks: float64 [canaries], ranks of the planted canaries among `references` random phrases.
         groups: int64 [canaries], number of units that share each, at least 1.
         is_exact: whether `groups` are exact; otherwise they are numbers of copies, which are at least as large.
         references: R; 0 where no canary was ranked.
@@ -65,7 +64,6 @@ class Subject:
     results: RunResults
     round: int
     unit: Unit
-    canaries: tuple[str, ...]
     ranks: NDArray[np.float64]
     groups: NDArray[np.int64]
     is_exact: bool
@@ -79,11 +77,31 @@ class Subject:
     noise: RoundTest | None = None
 
 
-@dataclass(frozen=True)
-class Audited:
-    """The facts of a training that an audit needs beside its results.
+def subject_with(
+    results: RunResults,
+    round_: int,
+    state: State | None,
+    delta: float | None,
+    *,
+    unit: Unit,
+    sampler: str,
+    privacy: PrivacyHParams,
+    protected: int,
+    canary_users: AuditHParams,
+    seed: int,
+    canaries: Sequence[Canary],
+    users: Callable[[], Population],
+    first: Callable[[], Params],
+    note: str,
+    executes_code: bool,
+) -> Subject:
+    """Return the subject of an audit of a training.
 
-    Attributes:
+    Args:
+        results: results of the training.
+        round_: the round to audit.
+        state: the state after that round; None where neither canary users nor a ledger needs it.
+        delta: delta of the claim and of estimates; the reported one if not given.
         unit: what the ledger protects.
         sampler: the sampler of these units, as a ledger names it.
         privacy: clip and noise.
@@ -97,74 +115,43 @@ class Audited:
         executes_code: whether a custom sampler and noise may be executed to account for the ledger. Otherwise the claim
             is the one in the rows.
     """
-
-    unit: Unit
-    sampler: str
-    privacy: PrivacyHParams
-    protected: int
-    canary_users: AuditHParams
-    seed: int
-    canaries: Sequence[Canary]
-    users: Callable[[], Population]
-    first: Callable[[], Params]
-    note: str = ""
-    executes_code: bool = False
-
-    @property
-    def needs_state(self) -> bool:
-        """Return whether an audit needs the model, or its ledger, and not only ranks."""
-        return self.canary_users.update_canaries > 0 or self.privacy.mechanism == "dp"
-
-    def subject(self, results: RunResults, round_: int, state: State | None, delta: float | None) -> Subject:
-        """Return the subject of the audit.
-
-        Args:
-            results: results of the training.
-            round_: the round to audit.
-            state: the state after that round; needed where `needs_state` is true.
-            delta: delta of the claim and of estimates; the reported one if not given.
-        """
-        ranks, references = results.of_planted("rank", round_), results.references(round_)
-        # Natural text ranks high among random words, whoever trained on it. Guesses of its coins hold all the same.
-        is_natural = any(canary.is_natural for canary in self.canaries)
-        if ranks is None or references is None or is_natural:
-            ranks, references = pd.Series(dtype="float64"), 0
-        controls = None if is_natural else results.of_controls("rank", round_)
-        groups, is_exact = _groups(self, results) if len(ranks) else (np.empty(0, np.int64), True)
-        users, claim = None, None
-        if state is not None:
-            if self.privacy.mechanism == "dp" and not self.note:
-                claim = self._claim(results, round_, state, delta)
-            delta = self.privacy.delta_for(self.protected) if delta is None else delta
-            if self.canary_users.update_canaries:
-                users = canary_users_of(self.canary_users, self.seed, self.first(), state.params, delta)
-        of_rounds: tuple[RoundTest | None, RoundTest | None] = None, None
-        if state is not None and claim is not None and self.unit == "user":
-            drawn = participation(state.ledger, self.seed, self.executes_code)
-            of_rounds = drawn, independence(state.ledger, self.seed, state.params, self.executes_code)
-        return Subject(
-            results,
-            round_,
-            self.unit,
-            tuple(map(str, ranks.index)),
-            np.asarray(ranks, dtype=np.float64),
-            groups,
-            is_exact,
-            int(references),
-            np.asarray([] if controls is None else controls, dtype=np.float64),
-            _coins(self.unit, results, round_),
-            claim,
-            users,
-            self.note,
-            *of_rounds,
-        )
-
-    def _claim(self, results: RunResults, round_: int, state: State, delta: float | None) -> Claim | None:
-        if needs_custom_code(state.ledger) and not self.executes_code:
-            return Claim.of_rows(results, round_, self.sampler, self.unit, delta)
-        return Claim.of_ledger(
-            state.ledger, self.sampler, self.privacy.delta_for(self.protected) if delta is None else delta
-        )
+    ranks, references = results.of_planted("rank", round_), results.references(round_)
+    # Natural text ranks high among random words, whoever trained on it. Guesses of its coins hold all the same.
+    is_natural = any(canary.is_natural for canary in canaries)
+    if ranks is None or references is None or is_natural:
+        ranks, references = pd.Series(dtype="float64"), 0
+    controls = None if is_natural else results.of_controls("rank", round_)
+    none = np.empty(0, np.int64), True
+    groups, is_exact = _groups(results, unit, users, canaries) if len(ranks) else none
+    moved, claim, cohorts, noise = None, None, None, None
+    if state is not None:
+        reported = privacy.delta_for(protected) if delta is None else delta
+        if privacy.mechanism == "dp" and not note:
+            if needs_custom_code(state.ledger) and not executes_code:
+                claim = Claim.of_rows(results, round_, sampler, unit, delta)
+            else:
+                claim = Claim.of_ledger(state.ledger, sampler, reported)
+        if canary_users.update_canaries:
+            moved = canary_users_of(canary_users, seed, first(), state.params, reported)
+        if claim is not None and unit == "user":
+            cohorts = participation(state.ledger, seed, executes_code)
+            noise = independence(state.ledger, seed, state.params, executes_code)
+    return Subject(
+        results,
+        round_,
+        unit,
+        np.asarray(ranks, dtype=np.float64),
+        groups,
+        is_exact,
+        int(references),
+        np.asarray([] if controls is None else controls, dtype=np.float64),
+        _coins(unit, results, round_),
+        claim,
+        moved,
+        note,
+        cohorts,
+        noise,
+    )
 
 
 @restrict_custom_code()
@@ -185,22 +172,29 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
     """
     results, run = read_run(path), Run.open(path)
     at, config = results.at(round, epoch), run.config
-    audited = Audited(
-        config.unit,
-        config.sampler,
-        config.privacy,
-        run.population,
-        config.canary_users,
-        config.seed,
-        run.canaries,
-        lambda: run.users,
-        lambda: _first_params(run),
-        config.canaries.about_injections,
+    needs_state = config.canary_users.update_canaries > 0 or config.privacy.mechanism == "dp"
+    return subject_with(
+        results,
+        at,
+        _state(run, at) if needs_state else None,
+        delta,
+        unit=config.unit,
+        sampler=config.sampler,
+        privacy=config.privacy,
+        protected=run.population,
+        canary_users=config.canary_users,
+        seed=config.seed,
+        canaries=run.canaries,
+        users=lambda: run.users,
+        first=lambda: _first_params(run),
+        note=config.canaries.about_injections,
+        executes_code=False,
     )
-    return audited.subject(results, at, _state(run, at) if audited.needs_state else None, delta)
 
 
-def _groups(audited: Audited, results: RunResults) -> tuple[NDArray[np.int64], bool]:
+def _groups(
+    results: RunResults, unit: Unit, users: Callable[[], Population], canaries: Sequence[Canary]
+) -> tuple[NDArray[np.int64], bool]:
     """Return the number of units that share each planted canary, and whether the numbers are exact.
 
     The users of an IID twin are synthetic ones, which only its corpus can tell. Without it the number of copies stands
@@ -208,18 +202,17 @@ def _groups(audited: Audited, results: RunResults) -> tuple[NDArray[np.int64], b
     """
     planted = results.planted
     copies: NDArray[np.int64] = planted["insertions"].to_numpy("int64")
-    if audited.unit == "record":
+    if unit == "record":
         return copies.clip(1), True
     if results.partition != "iid" or "pseudo_users" in planted:
         return planted["sharers"].to_numpy("int64").clip(1), True  # other canaries may have won all its records
     try:
-        users = audited.users()
+        held = users()
     except InputError:
         return copies.clip(1), False
-    holders = users.user_offsets.searchsorted(users.overlay.records, side="right") - 1
+    holders = held.user_offsets.searchsorted(held.overlay.records, side="right") - 1
     sharers = {
-        canary.id: len(np.unique(holders[users.overlay.canaries == index]))
-        for index, canary in enumerate(audited.canaries)
+        canary.id: len(np.unique(holders[held.overlay.canaries == index])) for index, canary in enumerate(canaries)
     }
     return np.array([sharers[canary] for canary in planted["canary"]], np.int64).clip(1), True
 

@@ -5,9 +5,6 @@ Of many canaries of one model these are heuristics: the canaries share the model
 
 import math
 
-from scipy.special import ndtri
-
-from flsim.attacks.audit.trade_off import epsilon_of_gaussian
 from flsim.base.statistics import lower_bound, upper_bound
 
 
@@ -36,12 +33,3 @@ def epsilon_of_threshold(
         if gain > 0:
             bounds.append(math.log(gain / upper_bound(errors, rest, tail)))
     return max(bounds)
-
-
-def epsilon_of_gaussian_threshold(
-    detected: int, members: int, alarms: int, others: int, delta: float, significance: float = 0.05
-) -> float:
-    """Return epsilon of mu = Phi^-1(1 - FPR) - Phi^-1(FNR) at the ends of exact intervals: Gaussian mechanisms only."""
-    tail = significance / 2
-    mu = float(ndtri(1 - upper_bound(alarms, others, tail)) - ndtri(upper_bound(members - detected, members, tail)))
-    return epsilon_of_gaussian(mu, delta) if mu > 0 else 0.0

@@ -1,7 +1,7 @@
 """`flsim extract`: which strings of runs their models give away, beside strings that they never read."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from flsim.attacks.extraction.discoverable import Scheme, discover, least_tries
-from flsim.attacks.extraction.rates import P, eidetic_of, over_seeds, rates_of
+from flsim.attacks.extraction.rates import KEY, P, eidetic_of, rates_of
 from flsim.attacks.extraction.strings import Strings, canary_strings, record_strings, records_of
 from flsim.attacks.membership.attacked import attacked_model
+from flsim.attacks.result import Result, over_seeds
 from flsim.base.errors import InputError, as_list, at_least_one
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.machine import refuse_missing_device
@@ -33,6 +34,7 @@ from flsim.results.seeds import named_apart
 from flsim.results.store import read_run, refuse_two_points
 from flsim.results.sweeps import over_runs
 from flsim.runs.folder import Run
+from flsim.show.table import json_rows
 from flsim.training.engines import threads as threads_of_torch
 
 Ints = NDArray[np.int64]
@@ -251,27 +253,37 @@ class ExtractionHParams:
         refuse_missing_device(self.device)
 
 
-@dataclass(frozen=True, eq=False)
-class Extraction:
-    """The result of `flsim extract`. Each table has columns run, setting, series, seed and round.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Extraction(Result):
+    """The result of `flsim extract`. Each table has the columns run, setting, series, seed and round.
 
     Attributes:
+        frame: a row per attack; see `flsim.attacks.extraction.rates.rates_of`.
         strings: a row per string and prefix: kind, prefix, name, words, is_trained, is_greedy, log_probability (log
             p_z in nats), least_n_0.1, least_n_0.5 and least_n_0.9, is_elicited, is_near, k_records and k_users.
-        rates: a row per attack; see `flsim.attacks.extraction.rates.rates_of`.
         eidetic: a row per attack and number of users; see `flsim.attacks.extraction.rates.eidetic_of`.
         scheme: how words are sampled.
     """
 
     strings: pd.DataFrame
-    rates: pd.DataFrame
     eidetic: pd.DataFrame
     scheme: Scheme
 
     @property
+    def rates(self) -> pd.DataFrame:
+        """Return the frame."""
+        return self.frame
+
+    @property
     def over_seeds(self) -> pd.DataFrame:
-        """Return means over the seeds of each setting; see `flsim.attacks.extraction.rates.over_seeds`."""
-        return over_seeds(self.rates)
+        """Return rates and excess as means over the seeds of each setting; see `flsim.attacks.result.over_seeds`."""
+        value = {"rate": "", "control_rate": "control_", "excess": "excess_"}
+        return over_seeds(self.frame, ("setting", "series", *KEY), value)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the scheme and the rows of all tables; unknown values, and numbers without bound, are None."""
+        tables = {name: json_rows(getattr(self, name)) for name in ("rates", "eidetic", "strings", "over_seeds")}
+        return {"scheme": asdict(self.scheme)} | tables
 
 
 def extract(
@@ -317,7 +329,7 @@ def extract(
     names = named_apart(parts)
     named = [[table.assign(**names[path]) for table in tables] for path, tables in parts.items()]
     strings, rates, eidetic = (pd.concat(tables, ignore_index=True) for tables in zip(*named, strict=True))
-    return Extraction(strings, rates, eidetic, scheme)
+    return Extraction(frame=rates, strings=strings, eidetic=eidetic, scheme=scheme)
 
 
 @restrict_custom_code("architecture")

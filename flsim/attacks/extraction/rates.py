@@ -1,4 +1,4 @@
-"""Rates of extraction beside those of controls, their differences, and means over seeds."""
+"""Rates of extraction beside those of controls, and their differences."""
 
 from collections.abc import Iterator
 
@@ -7,7 +7,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.attacks.extraction.discoverable import probability_within
-from flsim.base.statistics import difference_interval, share_interval, t_interval
+from flsim.base.statistics import difference_interval, share_interval
 
 Flags = NDArray[np.bool_]
 TRIES = (1, 10, 100, 1_000, 10_000, 100_000, 1_000_000)
@@ -15,7 +15,6 @@ P = (0.1, 0.5, 0.9)
 USERS = (1.0, 2.0, 5.0, 10.0, np.inf)
 GREEDY, SAMPLING, ONE_WORD, NEAR = "greedy", "sampling", "one-word prompt", "near-verbatim"
 KEY = ("kind", "prefix", "attack", "n", "p")
-SETTING = ("setting", "series")
 
 
 def rates_of(strings: pd.DataFrame) -> pd.DataFrame:
@@ -61,27 +60,6 @@ def eidetic_of(strings: pd.DataFrame) -> pd.DataFrame:
                 trained, controls = is_trained & (users <= most), ~is_trained & (users <= most - 1)
                 about = dict(zip(KEY, (kind, prefix, attack, n, p), strict=True)) | {"k_users": most}
                 rows.append(about | _against_controls(is_extracted[trained], is_extracted[controls]))
-    return pd.DataFrame(rows)
-
-
-def over_seeds(rates: pd.DataFrame) -> pd.DataFrame:
-    """Return means over the seeds of each setting.
-
-    Args:
-        rates: rows of `rates_of` of several runs, with columns setting and series.
-
-    Returns:
-        A row per setting, kind, prefix, attack, n and p, with ``seeds`` (number of runs), and ``rate``,
-        ``control_rate`` and ``excess`` as means over seeds, each with the ends of its interval by Student's t.
-    """
-    rows = []
-    for key, group in rates.groupby([*SETTING, *KEY], sort=False, dropna=False):
-        row = dict(zip((*SETTING, *KEY), key, strict=True)) | {"seeds": len(group)}
-        for name, ends in (("rate", ""), ("control_rate", "control_"), ("excess", "excess_")):
-            values = group[name].dropna().to_numpy("float64")
-            low, high = t_interval(values)
-            row |= {name: values.mean() if len(values) else np.nan, f"{ends}low": low, f"{ends}high": high}
-        rows.append(row)
     return pd.DataFrame(rows)
 
 

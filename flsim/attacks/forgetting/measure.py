@@ -26,15 +26,17 @@ from flsim.attacks.forgetting.times import (
     p_after_window,
     reached,
 )
+from flsim.attacks.result import Result
 from flsim.base.errors import InputError
 from flsim.base.statistics import holm, log_rank_p, median_interval, t_interval
-from flsim.measures.random_sampling import LOG_PERPLEXITY, RANK
+from flsim.measures.built_in import LOG_PERPLEXITY, RANK
 from flsim.results.seeds import named_apart
 from flsim.results.store import RunResults
 from flsim.results.sweeps import expanded, read_shown
 from flsim.runs.config.arms import settings_of_both
 from flsim.runs.folder import Run
 from flsim.runs.participation import participation
+from flsim.show.table import json_rows
 
 # Observations of canaries: a row per planted canary and evaluated round, with both arms side by side.
 #
@@ -239,14 +241,14 @@ TESTS = {"group_a": "int64", "group_b": "int64", "differs": "string", "n_a": "in
 )
 
 
-@dataclass(frozen=True, eq=False)
-class Forgetting:
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Forgetting(Result):
     """The result of `flsim forgetting`.
 
     Attributes:
+        frame: the success of attacks, a row per group and k, with the columns of `SUCCESS`.
         observations: a row per planted canary and evaluated round; see `flsim.attacks.forgetting.measure`, with
         `group`.
-        success: a row per group and k, with the columns of `SUCCESS`.
         times: a row per group, with the columns of `TIMES`: T(alpha) as ``time``, missing and ``is_censored`` where it
             was not reached by ``k_max``, and both missing without arm OUT. ``advantage`` and what is ``left`` of it
             are those of `flsim.attacks.forgetting.advantage`. ``median_time`` counts rounds since
@@ -255,19 +257,27 @@ class Forgetting:
         tests: a row for each two groups that differ in one thing, with the log-rank test of their canaries' times, and
             what is left in a less what is left in b. Times are those of the evaluations that both groups have at equal
             numbers of rounds since the window's end; p is missing if there are none.
-        notes: sentences on what cannot be said.
+        notes: sentences on what cannot be stated.
     """
 
     observations: pd.DataFrame
-    success: pd.DataFrame
     times: pd.DataFrame
     tests: pd.DataFrame
-    notes: tuple[str, ...]
+
+    @property
+    def success(self) -> pd.DataFrame:
+        """Return the frame."""
+        return self.frame
 
     def windows(self) -> list[pd.DataFrame]:
         """Return the observations of each setting and window."""
         keys = ["series", "first_round", "last_round"]
         return [table for _, table in self.observations.groupby(keys, sort=False, dropna=False)]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rows of ``success``, ``times`` and ``tests``, and the ``notes``; unknown values are None."""
+        tables = {name: json_rows(getattr(self, name)) for name in ("success", "times", "tests")}
+        return tables | {"notes": list(self.notes)}
 
 
 def measure_forgetting(
@@ -344,12 +354,26 @@ def measure(
         times.append(keys | about | _times(ranks[-1]) | advantage.of_group(advantages[-1]))
     summary = pd.DataFrame(times).reindex(columns=list(TIMES)).astype(TIMES)
     return Forgetting(
-        observed,
-        pd.DataFrame(rows).reindex(columns=list(SUCCESS)).astype(SUCCESS),
-        summary,
-        _tests(summary, ranks, advantages),
-        tuple(notes),
+        frame=pd.DataFrame(rows).reindex(columns=list(SUCCESS)).astype(SUCCESS),
+        observations=observed,
+        times=summary,
+        tests=_tests(summary, ranks, advantages),
+        notes=(*notes, *_limits(summary, alpha)),
     )
+
+
+def _limits(times: pd.DataFrame, alpha: float) -> Iterator[str]:
+    """Yield sentences on groups that are too small, and on canaries that no sharer used."""
+    if few := int((times["least_alpha"] > alpha).sum()):
+        yield (
+            f"In {few} of {len(times)} groups canaries are too few to show an alpha of {alpha:g} at an accuracy of one "
+            f"half: plant more, train more seeds, pool all numbers of copies, or name a larger alpha."
+        )
+    if never := int(times["never_used"].sum()):
+        yield (
+            f"Never used, as no sharer took part: {never:,} of {int(times['canaries'].sum()):,} canaries, which are in "
+            f"no row."
+        )
 
 
 def _hardness(observed: pd.DataFrame) -> "pd.Series[str]":

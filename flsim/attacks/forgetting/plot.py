@@ -15,7 +15,7 @@ from matplotlib.ticker import FixedLocator, NullLocator, ScalarFormatter
 
 from flsim.attacks.forgetting import advantage
 from flsim.attacks.forgetting.measure import Forgetting, curve
-from flsim.attacks.forgetting.text import name_text, rounds_text
+from flsim.attacks.forgetting.tables import name_text, rounds_text
 from flsim.attacks.forgetting.times import grid
 from flsim.base.errors import InputError
 from flsim.show.figures import line_style, plain, write_figure

@@ -4,5 +4,5 @@ Scores are larger for what an attack takes for a member. An attack of your own i
 that `flsim membership --attack` names as ``path/to/file.py:NAME``.
 """
 
-from flsim.attacks.membership.attack import Attack as Attack
+from flsim.attacks.membership.candidates import Attack as Attack
 from flsim.attacks.membership.candidates import Candidates as Candidates

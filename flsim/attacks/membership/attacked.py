@@ -1,6 +1,6 @@
 """A run under attack: the model that is attacked, the models beside it, and the way from rows to the run folder."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -15,6 +15,7 @@ from flsim.attacks.audit.subject import claim_of
 from flsim.attacks.membership.candidates import Candidates
 from flsim.attacks.membership.stored import FOLDER, SCHEMA, write_rows
 from flsim.attacks.membership.targets import unigram_of
+from flsim.attacks.result import Result
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.files import refuse_unwritable
 from flsim.base.machine import refuse_missing_device
@@ -28,7 +29,7 @@ from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint
 from flsim.training.state import State
 
-NOTES = "notes"  # of a table's attributes: sentences about what cannot be said
+CONFOUNDED = 0.55  # area of the control, above which members differ from non-members without any model
 
 
 @dataclass(frozen=True)
@@ -106,19 +107,33 @@ class Attacked:
         candidates = Candidates(self.model, records, keys, *about)
         return candidates, candidates.before(as_measured(run, untrained))
 
-    def stored(self, rows: Sequence[dict[str, Any]], notes: Sequence[str]) -> pd.DataFrame:
-        """Store rows in the run folder and return them with the columns of `SCHEMA`; `attrs` has notes as `NOTES`."""
+    def stored(self, rows: Sequence[dict[str, Any]], notes: Sequence[str] = ()) -> Result:
+        """Store rows in the run folder and return them with the columns of `SCHEMA`, and notes on the controls."""
         self.run.verify()  # nothing is stored that was measured on other data
         named = {"run": self.run.identity, "setting": self.run.setting, "round": self.state.round}
         table = pd.DataFrame([named | row for row in rows]).reindex(columns=list(SCHEMA.names))
         write_rows(self.run.path, self.state.round, table)
-        table.attrs[NOTES] = list(notes)
-        return table
+        return Result(frame=table, notes=(*_controls(table.iloc[0]), *notes))
 
 
-def over_folders(runs: Sequence[Path | str], attack: Callable[[Path], pd.DataFrame]) -> pd.DataFrame:
+def over_folders(runs: Sequence[Path | str], attack: Callable[[Path], Result]) -> pd.DataFrame:
     """Return the rows of an attack on each run of folders of runs and sweeps."""
-    return pd.concat(over_runs(runs, attack).values(), ignore_index=True)
+    return pd.concat([attacked.frame for attacked in over_runs(runs, attack).values()], ignore_index=True)
+
+
+def _controls(row: "pd.Series[Any]") -> Iterator[str]:
+    """Yield sentences on the control that reads no model, and on the claim."""
+    if pd.notna(row["control_auroc"]):
+        verdict = "no AUROC here shows that the model remembers" if row["is_confounded"] else "not by these two"
+        yield (
+            f"Blind control: {row['control_auroc']:.3f} by length and word frequency alone. Above {CONFOUNDED:g} the "
+            f"comparison is confounded: {verdict}."
+        )
+    if pd.notna(row["epsilon"]):
+        yield (
+            f"The ledger claims epsilon {row['epsilon']:.3g} at delta {row['delta']:.3g} for one {row['protects']} "
+            f"({row['neighbours']})."
+        )
 
 
 def attacked_model(run: Run, round_: int | None, device: str) -> tuple[State, TrainableModel]:

@@ -3,22 +3,26 @@
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flsim.attacks.membership import scores
-from flsim.attacks.membership.attack import Attack, Floats, Learned
-from flsim.attacks.membership.candidates import Candidates, gradient_norms, log_probabilities, moments
+from flsim.attacks.membership.candidates import (
+    Attack,
+    Candidates,
+    Floats,
+    Learned,
+    gradient_norms,
+    log_probabilities,
+    moments,
+)
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import custom_call_errors, is_custom, resolve, short_name
 from flsim.models.language_model import refusing_changes
 
 # An attack of a user's own, made safe: its errors name its file, and it leaves the models as they were.
-
-if TYPE_CHECKING:
-    from flsim.attacks.membership.candidates import Candidates
 
 
 def own_attack(name: str, attack: object) -> Attack:

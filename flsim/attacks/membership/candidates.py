@@ -1,6 +1,6 @@
-"""Records before a model: the input of an attack, and the model's answers that attacks are made of."""
+"""The contract of an attack, its input, records before a model, and the model's answers that attacks are made of."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -20,6 +20,30 @@ from flsim.training.central.record_level import record_gradients
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 FLOATS = 2**22  # values that one batch may hold at once, in float64: 32 MB for each tensor of that size
+
+Learned = Callable[[Floats], Floats]
+"""Function from statistics, float64 [n, F], to scores, float64 [n]."""
+
+
+@dataclass(frozen=True)
+class Attack:
+    """An attack on the membership of records.
+
+    Attributes:
+        name: the name by which a built-in attack is asked for, and that tables show.
+        score: function of `Candidates` that returns a score of each record, float64 [N], larger for what it takes for
+            a member. It does not know which records are members. Of an attack with `fit` it returns statistics [N, F].
+        description: a phrase about the score.
+        source: the paper that describes it.
+        fit: function of statistics [n, F] and membership bool [n] of one half of the records; it returns the function
+            by which the other half is scored. The attack is then measured on that other half alone.
+    """
+
+    name: str
+    score: Callable[["Candidates"], Any]
+    description: str = ""
+    source: str = ""
+    fit: Callable[[Floats, NDArray[np.bool_]], Learned] | None = None
 
 
 @dataclass(frozen=True, eq=False)

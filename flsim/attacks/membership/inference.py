@@ -15,12 +15,12 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.attacks.audit.claim import Claim
-from flsim.attacks.membership.attack import Attack
-from flsim.attacks.membership.attacked import Attacked, AttackHParams, over_folders
+from flsim.attacks.membership.attacked import CONFOUNDED, Attacked, AttackHParams, over_folders
 from flsim.attacks.membership.built_in import BLIND, BUILT_IN, attack_named
-from flsim.attacks.membership.candidates import Candidates
+from flsim.attacks.membership.candidates import Attack, Candidates
 from flsim.attacks.membership.stored import LEVELS, column
 from flsim.attacks.membership.targets import Targets, targets_of
+from flsim.attacks.result import Result
 from flsim.base.errors import InputError, RunFailed, as_list
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.progress import tracked
@@ -31,7 +31,6 @@ from flsim.training.engines import threads as threads_of_torch
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 CONFIDENCE = 0.95
-CONFOUNDED = 0.55  # area of the control, above which members differ from non-members without any model
 POINTS = 60  # of a curve that is stored
 
 
@@ -72,10 +71,8 @@ def infer_membership(
 
 
 @restrict_custom_code("architecture", "attack")
-def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> pd.DataFrame:
-    """Return the rows of `infer_membership` of one run.
-
-    Its notes are those of `flsim.attacks.membership.attacked.Attacked.stored`.
+def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> Result:
+    """Return the rows of `infer_membership` of one run, with notes.
 
     Raises:
         InputError: as for `infer_membership`.

@@ -4,8 +4,9 @@ Every run of `data.shadow` is the target once, and the others are its shadow mod
 who is in, members and others differ in nothing but training, and no control is needed.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,20 +14,24 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.attacks.membership import lira, rmia
-from flsim.attacks.membership.attacked import attacked_model
+from flsim.attacks.membership.attacked import Attacked, AttackHParams, attacked_model
 from flsim.attacks.membership.candidates import log_probabilities
-from flsim.attacks.membership.inference import CONFIDENCE
-from flsim.attacks.membership.stored import LEVELS, column
+from flsim.attacks.membership.inference import CONFIDENCE, allowed, claimed
+from flsim.attacks.membership.inference import success as success_of_run
+from flsim.attacks.membership.stored import FOLDER, LEVELS, column
 from flsim.attacks.membership.targets import members_of, never_trained
 from flsim.attacks.membership.users import RECORDS, fresh_of
 from flsim.base.errors import InputError
 from flsim.base.extensions import restrict_custom_code
+from flsim.base.files import refuse_unwritable
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.base.statistics import RESAMPLES, auroc, roc
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Records
 from flsim.data.withheld import Shadow, held_out
+from flsim.results.seeds import named_apart
+from flsim.results.sweeps import expanded, run_folders
 from flsim.runs.folder import Run
 from flsim.training.engines import threads as threads_of_torch
 
@@ -64,6 +69,84 @@ class _Side:
     owners: Ints
     names: tuple[str, ...]
     positions: Ints  # of each target, among users or among records of its split
+
+
+def infer_by_shadows(
+    *runs: Path | str, records: int = 1_000, round: int | None = None, device: str = "cpu"
+) -> tuple[pd.DataFrame, pd.DataFrame]:
+    """Attack runs with each other as shadow models, as `flsim membership --shadows` does, and store rows in the runs.
+
+    Args:
+        runs: folders of runs with `data.shadow` and of sweeps of them; runs that differ in their seeds alone attack
+            each other, at least 4.
+        records: largest number of targets, which are users or records, and of others that no run was trained on.
+        round: round of the attacked checkpoints; the newest one of each run if not given.
+        device: torch device, such as "cuda".
+
+    Returns:
+        The rows of `success`, a row for each setting and attack; and those of
+        `counterfactual`, a row for each setting and target. Both begin with
+        ``setting`` and ``unit``.
+
+    Raises:
+        InputError: there is no such run or checkpoint, or runs are no shadow models of each other.
+
+    Examples:
+        >>> attacks, targets = flsim.infer_by_shadows("runs/shadows-demo")                     # doctest: +SKIP
+        >>> targets.sort_values("memorization").tail()                                         # doctest: +SKIP
+    """
+    paths = run_folders(expanded(runs))
+    attacks, targets = [], []
+    for setting, of_setting, of_targets in by_setting(paths, AttackHParams(records, round, device=device)):
+        attacks.append(of_setting.assign(setting=setting))
+        targets.append(of_targets.assign(setting=setting, unit=of_setting["unit"].iloc[0]))
+    first = ["setting", "unit"]
+    every, of_every = (pd.concat(tables, ignore_index=True) for tables in (attacks, targets))
+    return every.set_index(first).reset_index(), of_every.set_index(first).reset_index()
+
+
+def by_setting(paths: Sequence[Path], hparams: AttackHParams) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
+    """Yield each setting with its two tables, as `infer_by_shadows` has them, and store rows in its runs' folders.
+
+    Raises:
+        InputError: as for `infer_by_shadows`.
+    """
+    names, series = named_apart(paths), dict[str, list[Path]]()
+    for path in paths:
+        series.setdefault(names[path]["series"], []).append(path)
+    for path in paths:
+        refuse_unwritable(path, FOLDER)
+    for alike in series.values():
+        shadows = collect(alike, hparams.count, hparams.round, hparams.device)
+        store(alike, shadows, hparams)
+        yield names[alike[0]]["setting"], success(shadows), counterfactual(shadows)
+
+
+def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> None:
+    """Store how well LiRA and RMIA tell the targets of each run, in the run's folder.
+
+    Intervals resample targets, which have no author here: coins decided about each by itself. A ledger of users is not
+    held against targets that are users, whose presence is more than the replacement of what they hold.
+
+    Args:
+        paths: the run folders whose scores `shadows` has, in its order.
+        shadows: the scores, from `collect`.
+        hparams: the settings that they were collected with.
+    """
+    scores, targets = leave_one_out(shadows), np.array(shadows.targets, object)
+    for index, path in enumerate(paths):
+        attacked = Attacked.open(path, hparams)
+        claim, protects = attacked.claim if shadows.unit == "record" else None, attacked.run.config.unit
+        allows, rows = partial(allowed, claim, protects), []
+        for name in (name for name in scores if name != LOSS):  # the loss is an attack on a run alone
+            known = np.isfinite(scores[name][index])
+            is_in = shadows.is_in[index, known]
+            if is_in.any() and not is_in.all():
+                of_run = scores[name][index, known], is_in, targets[known]
+                row = success_of_run(name, shadows.unit, *of_run, attacked.run.config.seed, allows)
+                rows.append(row | claimed(claim, protects))
+        if rows:
+            attacked.stored(rows)
 
 
 @restrict_custom_code("architecture")

@@ -8,16 +8,16 @@ from typing import Any
 
 import pandas as pd
 
-from flsim.attacks.audit.audit import audit
+from flsim.attacks.audit.audit import audit_subject, to_json
 from flsim.attacks.audit.subject import Subject, subject_of
 from flsim.attacks.audit.testing import Verdict
-from flsim.attacks.audit.text import to_object
 from flsim.attacks.membership.stored import newest_rows
-from flsim.attacks.membership.text import to_objects
+from flsim.attacks.result import Result
 from flsim.base.errors import InputError
 from flsim.results.store import read_run
 from flsim.show.formats import note
 from flsim.show.layout import Column, markdown
+from flsim.show.table import json_rows
 
 NOTE = (
     ">=: a lower bound on epsilon with 95% confidence. About: an estimate, which may be above the truth. Ledger: "
@@ -30,21 +30,21 @@ NOTE = (
 
 
 @dataclass(frozen=True)
-class Proven:
+class Proof:
     """The proofs about one run.
 
     Attributes:
         subject: the audited run; None where it cannot be audited.
-        rows: the rows of its audit.
+        audited: the rows and notes of its audit.
         membership: stored rows of the newest round whose membership was attacked.
     """
 
     subject: Subject | None
-    rows: pd.DataFrame
+    audited: Result
     membership: pd.DataFrame
 
     @classmethod
-    def read(cls, path: Path, round: int | None = None, epoch: float | None = None) -> "Proven":
+    def read(cls, path: Path, round: int | None = None, epoch: float | None = None) -> "Proof":
         """Read what is proven of a run.
 
         Args:
@@ -55,13 +55,13 @@ class Proven:
         subject, identity = None, read_run(path).identity
         with suppress(InputError):  # such as a checkpoint that is gone; what is compared beside this needs none
             subject = subject_of(path, round, epoch)
-        rows = pd.DataFrame(columns=["method"]) if subject is None else audit(subject)
-        return cls(subject, rows, newest_rows(path, identity))
+        audited = Result(frame=pd.DataFrame()) if subject is None else audit_subject(subject)
+        return cls(subject, audited, newest_rows(path, identity))
 
     def statements(self) -> dict[str, str]:
         """Return what is proven: values as text, by name."""
         named: dict[str, str] = {}
-        for row in self.rows.to_dict("records"):
+        for row in self.audited.frame.to_dict("records"):
             if pd.notna(row["low"]) and row["method"] != "tpr":
                 named[row["method"]] = f">= {row['low']:.2f}"
             elif verdict := Verdict.of_row(row):
@@ -78,11 +78,11 @@ class Proven:
 
     def to_json(self) -> dict[str, Any]:
         """Return the rows as values for JSON."""
-        audited = {} if self.subject is None else to_object(self.subject, self.rows)
-        return audited | {"membership": to_objects(self.membership)}
+        audited = {} if self.subject is None else to_json(self.subject, self.audited)
+        return audited | {"membership": json_rows(self.membership)}
 
 
-def to_markdown(a: Proven, b: Proven) -> str:
+def to_markdown(a: Proof, b: Proof) -> str:
     """Return a section with a row for each statement on either run; empty where there is none."""
     first, second = a.statements(), b.statements()
     names = list(dict.fromkeys([*first, *second]))

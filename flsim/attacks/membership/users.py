@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.trade_off import of_group
-from flsim.attacks.membership.attacked import Attacked, AttackHParams, over_folders
+from flsim.attacks.membership.attacked import CONFOUNDED, Attacked, AttackHParams, over_folders
 from flsim.attacks.membership.built_in import blind_statistics, logistic
-from flsim.attacks.membership.inference import CONFOUNDED, claimed, success
+from flsim.attacks.membership.inference import claimed, success
 from flsim.attacks.membership.targets import members_of, never_trained
+from flsim.attacks.result import Result
 from flsim.base.errors import InputError
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.rng import stream
@@ -176,10 +177,8 @@ def infer_users(
 
 
 @restrict_custom_code("architecture")
-def attack_users(path: Path, hparams: AttackHParams) -> pd.DataFrame:
-    """Return the rows of `infer_users` of one run.
-
-    Its notes are those of `flsim.attacks.membership.attacked.Attacked.stored`.
+def attack_users(path: Path, hparams: AttackHParams) -> Result:
+    """Return the rows of `infer_users` of one run, with notes.
 
     Raises:
         InputError, Diverged: as for `infer_users`.

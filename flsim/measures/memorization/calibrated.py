@@ -67,7 +67,7 @@ def calibrated_rank(
     """Return the rank of a canary's continuation s among references by calibrated scores, exactly.
 
     A reference with mean m counts if P(r'|p) <= d + m, where d is the canary's calibrated score. So it is dropped as
-    soon as its cost so far exceeds that; for a memorized canary, d is far below 0. Ties are as in `random_sampling`, by
+    soon as its cost so far exceeds that; for a memorized canary, d is far below 0. Ties are as in `RandomSampler`, by
     identity and within 8 units of rounding of the four compared scores.
 
     Args:

@@ -5,16 +5,12 @@ know the text before the secret, the text after it, both, or neither. All of the
 words.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from flsim.base.errors import InputError
-from flsim.measures.memorization.random_sampling import RandomSampling, random_sampling
+from flsim.measures.memorization.random_sampling import RandomSampler, RandomSampling
 from flsim.models.language_model import LanguageModel
-
-Sampler = Callable[[LanguageModel, Tensor, Tensor, Tensor], RandomSampling]
 
 
 @dataclass(frozen=True, order=True)
@@ -36,14 +32,6 @@ class Secret:
 
     tokens: tuple[int, ...]
     positions: tuple[int, ...]
-
-    def __post_init__(self) -> None:
-        inside = all(0 <= position < len(self.tokens) for position in self.positions)
-        if not self.positions or not inside or list(self.positions) != sorted(set(self.positions)):
-            raise InputError(
-                f"a secret's positions must be different, ascending, and from 0 to {len(self.tokens) - 1}, "
-                f"found {list(self.positions)}"
-            )
 
     @property
     def contexts(self) -> list[Context]:
@@ -72,7 +60,7 @@ class Secret:
 
 
 def context_sampling(
-    model: LanguageModel, secret: Secret, references: Tensor, bos: int, sampler: Sampler = random_sampling
+    model: LanguageModel, secret: Secret, references: Tensor, bos: int
 ) -> dict[Context, RandomSampling]:
     """Rank a secret among the same references in its place, for each adversary.
 
@@ -84,7 +72,6 @@ def context_sampling(
         secret: the secret in its canary.
         references: R, int64 [|R|, number of positions]; fastest in lexicographic order.
         bos: id of BOS.
-        sampler: the function that ranks; `random_sampling`, or one that is as exact.
 
     Returns:
         For each of `secret.contexts`, the log-perplexity of everything that is scored, and the rank; `exposure` takes
@@ -92,13 +79,10 @@ def context_sampling(
 
     Raises:
         Diverged: a required score is not finite.
-        InputError: references are not as long as the secret.
     """
-    if references.shape[1] != len(secret.positions):
-        raise InputError(f"the secret has {len(secret.positions)} words, but references have {references.shape[1]}")
     own = references.new_tensor([[secret.tokens[position] for position in secret.positions]])
     measured = {}
     for context in secret.contexts:
         prefix, placed = secret.place(references, context, bos)
-        measured[context] = sampler(model, prefix, secret.place(own, context, bos)[1][0], placed)
+        measured[context] = RandomSampler(model, placed).rank(prefix, secret.place(own, context, bos)[1][0])
     return measured

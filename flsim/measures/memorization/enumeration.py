@@ -53,7 +53,7 @@ def enumerate_space(
 
     First words that cost more than the canary's whole score are not read on, as no word costs less than 0. At most
     exp(P(s|p)) sequences of each length remain, as their probabilities sum to at most 1. So even in a vast space a
-    canary that the model knows well is ranked at once. Ties are as in `random_sampling`: the canary counts by identity,
+    canary that the model knows well is ranked at once. Ties are as in `RandomSampler`: the canary counts by identity,
     and scores within the model's rounding of its own count.
 
     Args:

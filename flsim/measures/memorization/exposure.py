@@ -5,7 +5,7 @@ Carlini et al. (2018), "The Secret Sharer", section 4.2 and appendix C: log2 |sp
 """
 
 from dataclasses import dataclass
-from math import inf, log2
+from math import log2
 
 CONFIDENCE = 0.95
 
@@ -41,33 +41,3 @@ def exposure(rank: int, references: int) -> float:
     if not 1 <= rank <= references + 1:
         raise ValueError(f"rank among {references:,} references must be from 1 to {references + 1:,}, found {rank:,}")
     return log2(references + 1) - log2(rank)
-
-
-def exposure_interval(
-    rank: int, references: int, space: int | None = None, confidence: float = CONFIDENCE
-) -> tuple[float, float]:
-    """Return a confidence interval of the exposure over the whole space, from a rank among references.
-
-    R is drawn uniformly from the space, so that rank - 1 is binomial with |R| trials; the exposure is -log2 of its
-    probability. The interval is Clopper and Pearson's (1934), whose coverage is at least `confidence` for any |R|.
-
-    Args:
-        rank: 1 + the number of r' in R with P(r'|p) <= P(s|p).
-        references: |R|.
-        space: number of sequences in the space; None where it is unknown. The canary is one of them, so that no
-            exposure exceeds log2 of it; without it a canary of rank 1 has no upper end.
-        confidence: coverage of the interval, such as 0.95.
-
-    Returns:
-        Lower and upper end, bits.
-
-    Raises:
-        ValueError: the rank is outside [1, |R| + 1].
-    """
-    from flsim.base.statistics import share_interval  # scipy: ranks need torch and numpy only
-
-    exposure(rank, references)
-    interval = share_interval(rank - 1, references, confidence)
-    most = inf if space is None else log2(space)
-    low, high = (min(most, -log2(p) if p > 0 else inf) for p in reversed(interval))
-    return low, high

@@ -1,4 +1,4 @@
-"""Exposures of named canaries from the scores of references, by interpolation and by extrapolation beyond them.
+"""Exposures of named canaries from the scores of references, by extrapolation beyond them.
 
 Carlini et al. (2018), "The Secret Sharer", section 4.3. The numbers are those of tensorflow-privacy 0.9
 (privacy_tests/secret_sharer/exposures.py), whose functions lose track of which canary is which.
@@ -7,7 +7,7 @@ Carlini et al. (2018), "The Secret Sharer", section 4.3. The numbers are those o
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
-from math import exp, log, log2, pi, sqrt
+from math import exp, log, pi, sqrt
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.measures.memorization.exposure import CONFIDENCE, Exposure, exposure_interval
+from flsim.measures.memorization.exposure import CONFIDENCE, Exposure
 
 # The skew-normal distribution, by maximum likelihood, and its distribution function far into the lower tail.
 #
@@ -158,28 +158,9 @@ def _mills(x: Floats) -> Floats:
 
 
 FEWEST = 20
-POOR = 0.01
 BINS, WIDEST = 1024, 6
+RESAMPLES = 100  # refits of the parametric bootstrap, from which the intervals and the p-value come
 FINE = 8_192  # bins of a larger sample, whose counts are fitted: of two million scores in 1.5 s in place of 29
-
-
-@dataclass(frozen=True)
-class ExtrapolationHParams:
-    """Settings of the bootstrap of a fit.
-
-    Attributes:
-        resamples: number of refits of the parametric bootstrap, from which the intervals and the p-value come.
-        confidence: coverage of an interval, for scores that are skew-normal.
-    """
-
-    resamples: int = 200
-    confidence: float = CONFIDENCE
-
-    def __post_init__(self) -> None:
-        if self.resamples < 100:
-            raise InputError(f"resamples must be at least 100, found {self.resamples}")
-        if not 0 < self.confidence < 1:
-            raise InputError(f"confidence must be between 0 and 1, found {self.confidence}")
 
 
 @dataclass(frozen=True)
@@ -188,67 +169,29 @@ class Extrapolation:
 
     Attributes:
         fitted: the distribution.
-        statistic: Kolmogorov and Smirnov's, the largest distance between the two distribution functions.
-        p_value: the share of samples of the fitted distribution that are as far from their own fit. (Tables of the
-            statistic suppose parameters that were not fitted, and would hardly ever reject.)
+        p_value: the share of samples of the fitted distribution that are as far from their own fit, by the largest
+            distance of the two distribution functions. (Tables of that statistic suppose parameters that were not
+            fitted, and would hardly ever reject.) Below 0.01 scores are not skew-normal, and exposures beyond log2 |R|
+            cannot be trusted. A good fit proves nothing there either, as none of R is in that tail.
         exposures: the exposure of every canary. Intervals cover the fit's sampling error, not the error of a poor fit.
     """
 
     fitted: SkewNormal
-    statistic: float
     p_value: float
     exposures: dict[str, Exposure]
 
-    @property
-    def poor(self) -> bool:
-        """Return whether scores are not skew-normal (p < 0.01), so that exposures beyond log2 |R| cannot be trusted.
 
-        A good fit proves nothing beyond log2 |R| either, as none of R is in that tail.
-        """
-        return self.p_value < POOR
-
-
-def interpolate(
-    scores: Mapping[str, float], references: Tensor, space: int | None = None, confidence: float = CONFIDENCE
-) -> dict[str, Exposure]:
-    """Return log2 |R| - log2 rank of every canary, where ties put references first.
-
-    The rank is 1 + the number of r' in R with P(r'|p) <= P(s|p). The result is `exposure` minus log2(1 + 1/|R|), since
-    R alone is the space here; the worst rank is thus below 0 bits.
-
-    Args:
-        scores: log-perplexity of each canary by its name, in any unit.
-        references: log-perplexities of R, float [|R|], in the same unit.
-        space: see `exposure_interval`.
-        confidence: see `exposure_interval`.
-
-    Raises:
-        InputError: there are no references, or a score is not finite.
-    """
-    ordered = np.sort(_numbers(references, fewest=1))
-    count, exposures = len(ordered), {}
-    for name, score in _finite(scores).items():
-        rank = 1 + int(np.searchsorted(ordered, score, side="right"))
-        exposures[name] = Exposure(log2(count) - log2(rank), *exposure_interval(rank, count, space, confidence))
-    return exposures
-
-
-def extrapolate(
-    scores: Mapping[str, float], references: Tensor, hparams: ExtrapolationHParams, seed: int
-) -> Extrapolation:
+def extrapolate(scores: Mapping[str, float], references: Tensor, seed: int) -> Extrapolation:
     """Return -log2 F(P(s|p)), where F is the skew-normal distribution function of maximum likelihood for R's scores.
 
     Args:
         scores: log-perplexity of each canary by its name, in any unit.
         references: log-perplexities of R, float [|R|], in the same unit.
-        hparams: settings of the bootstrap, whose cost does not depend on |R|.
         seed: the experiment's seed.
 
     Raises:
         InputError: there are fewer than 20 references, all score the same, or a score is not finite.
     """
-    import scipy  # not at the top: ranks need torch and numpy only
-
     sample, names = _numbers(references, FEWEST), list(_finite(scores))
     if np.ptp(sample) <= 1e-9 * np.abs(sample).max():
         raise InputError(
@@ -256,12 +199,11 @@ def extrapolate(
         )
     at = np.array([scores[name] for name in names], dtype=np.float64)
     fitted = fit(*_binned(sample)) if len(sample) > FINE else fit(sample)
-    p_value, resampled = _bootstrap(fitted, sample, at, hparams.resamples, seed)
-    tails = (1 - hparams.confidence) / 2
+    p_value, resampled = _bootstrap(fitted, sample, at, RESAMPLES, seed)
+    tails = (1 - CONFIDENCE) / 2
     low, high = np.quantile(resampled, [tails, 1 - tails], axis=0)
     exposures = map(Exposure, _bits(fitted, at).tolist(), low.tolist(), high.tolist())
-    statistic = float(scipy.stats.kstest(sample, fitted.cdf).statistic)
-    return Extrapolation(fitted, statistic, p_value, dict(zip(names, exposures, strict=True)))
+    return Extrapolation(fitted, p_value, dict(zip(names, exposures, strict=True)))
 
 
 def _binned(sample: Floats) -> tuple[Floats, Floats]:

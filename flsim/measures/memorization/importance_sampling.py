@@ -15,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flsim.base.errors import InputError, at_least_one
 from flsim.base.rng import stream
 from flsim.measures.memorization.exposure import CONFIDENCE, Exposure
 from flsim.measures.memorization.random_sampling import TIE
@@ -190,54 +189,10 @@ def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
     return {power: every[power] / total for power in sorted(every)}
 
 
-@dataclass(frozen=True)
-class ImportanceHParams:
-    """Settings of sampling the space.
-
-    Attributes:
-        samples: total number of samples of the estimate.
-        pilot: number of pilot samples, in equal shares of all powers, which only choose the shares; 0 leaves them at
-            `shares`.
-        powers: the powers that the pilot chooses among.
-        shares: the share of each power without a pilot, or where the pilot met no event. A fifth of it is kept in any
-            case, since it bounds the weight of a sample.
-        confidence: coverage of an interval, such as 0.95.
-    """
-
-    samples: int = 20_000
-    pilot: int = 2_000
-    powers: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
-    shares: tuple[tuple[float, float], ...] = ((0.0, 0.1), (1.0, 0.9))
-    confidence: float = CONFIDENCE
-
-    def __post_init__(self) -> None:
-        at_least_one(samples=self.samples, powers=len(self.powers))
-        if self.pilot < 0 or min(self.powers) < 0:
-            raise InputError("pilot and powers of importance sampling must not be negative")
-        if not 0 < self.confidence < 1:
-            raise InputError(f"confidence must be between 0 and 1, found {self.confidence}")
-        if dict(self.shares).get(0.0, 0.0) <= 0 or min(share for _, share in self.shares) < 0:
-            raise InputError(
-                "shares of importance sampling must give power 0 some, so that no sequence is out of reach"
-            )
-
-
-@dataclass(frozen=True)
-class SpaceExposure:
-    """The estimate of one canary's rank in the whole space.
-
-    Attributes:
-        probability: unbiased estimate of Pr[P(r|p) <= P(s|p)], r uniform; at least 1 / |space|, which is the canary's.
-        standard_error: standard error of the probability; 0 where no other sequence in the samples is as likely.
-        exposure: the exposure in bits, with its interval.
-        effective_samples: (sum of weights)^2 / sum of squares, over samples other than the canary that are as likely;
-            that many uniform ones would be as precise. Below about 10, only the interval is reliable.
-    """
-
-    probability: float
-    standard_error: float
-    exposure: Exposure
-    effective_samples: float
+# The powers that the pilot chooses among, and the share of each without a pilot, or where it met no event: power 0 has
+# some, since that bounds the weight of a sample.
+POWERS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
+SHARES = {0.0: 0.1, 1.0: 0.9}
 
 
 def space_exposures(
@@ -245,23 +200,23 @@ def space_exposures(
     prefix: Tensor,
     continuations: Tensor,
     template: Template,
-    hparams: ImportanceHParams,
+    samples: int,
     seed: int,
     *keys: int | str,
-) -> list[SpaceExposure]:
+) -> list[Exposure]:
     """Estimate the exposure over the whole space of every canary with this prefix, from one draw of samples.
 
     The canary's own share is known, so only others are estimated. The interval is that of Fay and Feuer, "Confidence
     intervals for directly standardized rates" (1997), for weighted counts. It allows for one more sample of the
     greatest weight (`Draws.heaviest`), so that it covers also where few or no samples met the event.
-    Ties are as in `random_sampling`.
+    Ties are as in `RandomSampler`.
 
     Args:
         model: the model.
         prefix: p, int64 [L], BOS first.
         continuations: s of each canary, int64 [C, n], in the space.
         template: the space, such as words^n.
-        hparams: settings of sampling.
+        samples: number of samples of the estimate. A tenth as many, in equal shares of all powers, choose the shares.
         seed: the experiment's seed.
         keys: keys of this draw, such as the canary's id, which make its random stream differ from others.
 
@@ -273,17 +228,16 @@ def space_exposures(
     """
     scores, (_, log_probs) = log_perplexity(model, prefix, continuations), model.start(prefix[None])
     bounds = scores * (1 + TIE * torch.finfo(log_probs.dtype).eps)
-    shares = dict(hparams.shares)
-    if hparams.pilot:
-        equal = dict.fromkeys(hparams.powers, 1 / len(hparams.powers))
+    shares = SHARES
+    if pilot := samples // 10:
         rng = stream(seed, "importance sampling pilot", *keys)
-        pilot = draw(model, prefix, template, equal, hparams.pilot, rng)
-        shares = best_shares(pilot, _events(pilot, continuations, bounds), shares)
+        drawn = draw(model, prefix, template, dict.fromkeys(POWERS, 1 / len(POWERS)), pilot, rng)
+        shares = best_shares(drawn, _events(drawn, continuations, bounds), SHARES)
     rng = stream(seed, "importance sampling", *keys)
-    draws = draw(model, prefix, template, shares, hparams.samples, rng)
+    draws = draw(model, prefix, template, shares, samples, rng)
     weighted = _events(draws, continuations, bounds) * draws.weights() / sum(draws.counts)
     heaviest = [draws.heaviest(bound) / sum(draws.counts) for bound in bounds.tolist()]
-    return [_estimate(draws, own, most, hparams.confidence) for own, most in zip(weighted, heaviest, strict=True)]
+    return [_estimate(draws, own, most) for own, most in zip(weighted, heaviest, strict=True)]
 
 
 def _events(draws: Draws, continuations: Tensor, bounds: Tensor) -> Floats:
@@ -293,19 +247,14 @@ def _events(draws: Draws, continuations: Tensor, bounds: Tensor) -> Floats:
     return np.asarray(events.double().cpu().numpy())
 
 
-def _estimate(draws: Draws, weighted: Floats, heaviest: float, confidence: float) -> SpaceExposure:
+def _estimate(draws: Draws, weighted: Floats, heaviest: float) -> Exposure:
     """Return the estimate from every sample's part of it [N], 0 outside the event, and the most that one could add."""
     import scipy  # not at the top: ranks need torch and numpy only
 
     others, squares = float(weighted.sum()), float((weighted**2).sum())
-    proposals = np.split(weighted, np.cumsum(draws.counts)[:-1])
-    variance = sum(len(part) * float(part.var(ddof=1)) for part in proposals)
-    effective = others**2 / squares if others else 0.0
-
-    tail = (1 - confidence) / 2
-    low = float(scipy.stats.gamma.ppf(tail, effective, scale=squares / others)) if others else 0.0
+    tail = (1 - CONFIDENCE) / 2
+    low = float(scipy.stats.gamma.ppf(tail, others**2 / squares, scale=squares / others)) if others else 0.0
     most, spread = others + heaviest, squares + heaviest**2
     high = float(scipy.stats.gamma.ppf(1 - tail, most**2 / spread, scale=spread / most))
     own = exp(-draws.log_space)
-    bits = Exposure(*(-log2(min(1.0, own + part)) for part in (others, high, low)))
-    return SpaceExposure(own + others, variance**0.5, bits, effective)
+    return Exposure(*(-log2(min(1.0, own + part)) for part in (others, high, low)))

@@ -305,7 +305,22 @@ class RandomSampler:
         self.step = model.stepper() if isinstance(model, LogitModel) else None
 
     def rank(self, prefix: Tensor, continuation: Tensor) -> RandomSampling:
-        """Rank a canary; see `random_sampling`."""
+        """Rank a canary's continuation s among references, exactly, as if each r' were scored in full.
+
+        A reference is dropped as soon as its cost so far exceeds the canary's score: as no word costs less than 0, the
+        cost cannot fall again, whatever the rounding. A reference that equals s is a tie by identity and counts,
+        without being scored. Others whose score is within 8 units of rounding of the canary's (relative; 1e-6 in
+        float32, 2e-15 in float64) count as ties too, since the order of batched sums could not tell them apart:
+        rounding can make a canary look less memorized, never more. With a `LogitModel`, references are scored in full
+        only where bounds leave their side open.
+
+        Args:
+            prefix: p, int64 [L], BOS first.
+            continuation: s, int64 [n].
+
+        Raises:
+            Diverged: a required score is not finite.
+        """
         canary = _Canary(self, prefix, continuation)
         open_, counted = [], 0
         for clear in canary.sift(canary.within(self.references)):
@@ -315,7 +330,11 @@ class RandomSampler:
         return RandomSampling(canary.score, 1 + beaten_by, len(self.references))
 
     def decide(self, prefix: Tensor, continuation: Tensor) -> bool:
-        """Return whether a canary is memorized; see the function `decide`."""
+        """Return whether a canary is memorized, which is a rank of 1, at a fraction of the cost; see `rank`.
+
+        The likeliest references, by the usual costs of their words, are checked first, and the search stops at the
+        first one that scores at most the canary's score.
+        """
         canary = _Canary(self, prefix, continuation)
         references = canary.within(self.references)
         expected = canary.expected(references)
@@ -333,42 +352,6 @@ class RandomSampler:
             if chosen is references:
                 break
         return True
-
-
-def random_sampling(model: LanguageModel, prefix: Tensor, continuation: Tensor, references: Tensor) -> RandomSampling:
-    """Rank a canary's continuation s among references, exactly, as if each r' were scored in full.
-
-    A reference is dropped as soon as its cost so far exceeds the canary's score: as no word costs less than 0, the cost
-    cannot fall again, whatever the rounding. A reference that equals s is a tie by identity and counts, without being
-    scored. Others whose score is within 8 units of rounding of the canary's (relative; 1e-6 in float32, 2e-15 in
-    float64) count as ties too, since the order of batched sums could not tell them apart: rounding can make a canary
-    look less memorized, never more. With a `LogitModel`, references are scored in full only where bounds leave their
-    side open; see `flsim.measures.memorization.random_sampling`.
-
-    Args:
-        model: the model.
-        prefix: p, int64 [L], BOS first.
-        continuation: s, int64 [n].
-        references: R, int64 [|R|, n], in any order and with repetitions; fastest in lexicographic order.
-
-    Raises:
-        Diverged: a required score is not finite.
-    """
-    return RandomSampler(model, references).rank(prefix, continuation)
-
-
-def rank(model: LanguageModel, prefix: Tensor, continuation: Tensor, references: Tensor) -> int:
-    """Return the rank of a canary; see `random_sampling`."""
-    return random_sampling(model, prefix, continuation, references).rank
-
-
-def decide(model: LanguageModel, prefix: Tensor, continuation: Tensor, references: Tensor) -> bool:
-    """Return whether a canary is memorized, which is `rank` == 1 at a fraction of the cost.
-
-    The likeliest references, by the usual costs of their words, are checked first, and the search stops at the first
-    one that scores at most the canary's score. Arguments and errors are those of `random_sampling`.
-    """
-    return RandomSampler(model, references).decide(prefix, continuation)
 
 
 class _Canary:

@@ -1,10 +1,8 @@
 """The log-perplexity of continuations, the one score of every attack.
 
 P(s|p) = sum over i of -log Pr(s_i | p, s_1, ..., s_{i-1}), in nats: Thakkar et al. (2020), section 4.1, "Evaluation
-Methods". Carlini et al. (2018), definition 1, take the logarithm to base 2: `bits`.
+Methods". Carlini et al. (2018), definition 1, take the logarithm to base 2.
 """
-
-from math import log
 
 import torch
 from torch import Tensor
@@ -51,11 +49,6 @@ def nats(log_probs: Tensor) -> Tensor:
     if not bool(log_probs.isfinite().all()):
         raise Diverged("a log-probability is not finite; the model's values overflow")
     return log_probs.double().clamp(max=0).abs()
-
-
-def bits(scores: Tensor) -> Tensor:
-    """Return log-perplexities in bits, from nats."""
-    return scores / log(2)
 
 
 def log_perplexity(model: LanguageModel, prefix: Tensor, continuations: Tensor) -> Tensor:

@@ -1,12 +1,11 @@
-"""Extraction by shortest path, which finds the most likely sequences of a template's space with a proof that they are.
+"""Extraction by shortest path, which finds the most likely sequence of a template's space with a proof that it is.
 
 Carlini et al. (2018), "The Secret Sharer", section 5.4: partial sequences form a tree whose edges cost -log Pr, and
 Dijkstra's algorithm expands the cheapest first. Their search expands many at once, which gives up the guarantee, and
-then searches twice as long. This search keeps it: an answer is final only when it costs no more than the rest.
+then searches twice as long. This search keeps it: an answer is proven only when it costs no more than the rest.
 """
 
 import heapq
-from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import groupby
 from math import inf
@@ -16,7 +15,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flsim.base.errors import at_least_one
 from flsim.measures.memorization.beam_search import beam_searches
 from flsim.measures.memorization.score import nats, rows_at_once
 from flsim.measures.memorization.template import Template, cheapest
@@ -24,25 +22,9 @@ from flsim.models.language_model import LanguageModel
 
 Path = tuple[int, ...]
 CHILDREN = 32  # of a node in one fetch; more of them cost another evaluation of the node
-BEAMS = 5  # least width of the beam search for the first answers
-
-
-@dataclass(frozen=True)
-class ShortestPathHParams:
-    """Limits of the search.
-
-    Attributes:
-        count: k, how many of the most likely sequences to search for.
-        nodes: the most partial sequences that the model reads.
-        frontier: the most nodes kept in memory, 1.2 KB each; beyond it the costlier half is given up.
-    """
-
-    count: int = 1
-    nodes: int = 1_000_000
-    frontier: int = 1_000_000
-
-    def __post_init__(self) -> None:
-        at_least_one(count=self.count, nodes=self.nodes, frontier=self.frontier)
+BEAMS = 5  # width of the beam search for the first answer
+NODES = 1_000_000
+FRONTIER = 1_000_000  # nodes kept in memory, 1.2 KB each; beyond it the costlier half is given up
 
 
 @dataclass(frozen=True)
@@ -50,38 +32,31 @@ class Extraction:
     """The result of the search.
 
     Attributes:
-        tokens: the best sequences so far, best first, ties in lexicographic order; k, or all of a smaller space.
-        scores: their log-perplexities, nats.
-        bound: every other sequence of the space has at least this log-perplexity; infinity where there is no other.
+        tokens: the best sequence so far, of equal ones the first in lexicographic order.
+        score: its log-perplexity, nats.
+        bound: no sequence of the space has a lower log-perplexity.
         nodes: number of evaluations of the model at partial sequences, repetitions included, without the beam search.
     """
 
-    tokens: tuple[Path, ...]
-    scores: tuple[float, ...]
+    tokens: Path
+    score: float
     bound: float
     nodes: int
 
     @property
-    def final(self) -> int:
-        """Return how many of `tokens`, from the first, are proven to be the most likely: no other can cost less."""
-        return sum(score <= self.bound for score in self.scores)
-
-    @property
     def complete(self) -> bool:
-        """Return whether all of `tokens` are final; otherwise a limit ended the search with the best so far."""
-        return self.final == len(self.tokens)
+        """Return whether no other can cost less; otherwise a limit ended the search with the best so far."""
+        return self.score <= self.bound
 
 
-def shortest_path(
-    model: LanguageModel, prefix: Tensor, template: Template, hparams: ShortestPathHParams | None = None
-) -> Extraction:
-    """Return the k most likely sequences of a template after a prefix.
+def shortest_path(model: LanguageModel, prefix: Tensor, template: Template, nodes: int = NODES) -> Extraction:
+    """Return the most likely sequence of a template after a prefix.
 
     Nodes are expanded in batches of the cheapest, which grow with the search, so that at most about twice as many are
-    expanded as by one at a time. That is at most exp(P) of each length, where P is the k-th answer's log-perplexity: no
+    expanded as by one at a time. That is at most exp(P) of each length, where P is the answer's log-perplexity: no
     more beginnings can be that likely. States are not kept: the model reads a node's tokens anew, which takes less than
     the log-probs of the next one, whereas a state takes several KB. A beam search comes first, since nodes that cost
-    more than its answers need not be kept.
+    more than its answer need not be kept.
 
     Scores are exact up to the model's rounding, which depends on the sizes of batches: sequences whose scores are
     closer than that may change places.
@@ -90,12 +65,12 @@ def shortest_path(
         model: the model.
         prefix: int64 [L], BOS first.
         template: the space.
-        hparams: limits; the defaults where None.
+        nodes: the most partial sequences that the model reads.
 
     Raises:
         Diverged: a log-probability is not finite.
     """
-    return _Search(model, prefix, template, hparams or ShortestPathHParams()).run()
+    return _Search(model, prefix, template, nodes).run()
 
 
 class _Node:
@@ -133,16 +108,15 @@ class _Search:
     the least bound, of the frontier and of what was given up, bounds everything that was not visited.
     """
 
-    def __init__(self, model: LanguageModel, prefix: Tensor, template: Template, hparams: ShortestPathHParams) -> None:
-        self.model, self.prefix, self.template, self.hparams = model, prefix, template, hparams
+    def __init__(self, model: LanguageModel, prefix: Tensor, template: Template, most: int) -> None:
+        self.model, self.prefix, self.template, self.most = model, prefix, template, most
         self.ids = template.on(prefix.device)
         self.rows = rows_at_once(model.start(prefix[None])[1])
         self.frontier: list[tuple[float, Path, _Node]] = [(0.0, (), _Node((), 0.0))]
         self.given_up = inf
         self.nodes = 0
-        self.answers: dict[Path, float] = {}
-        tokens, scores = beam_searches(model, prefix[None], template, max(BEAMS, hparams.count))
-        self._answer(zip(map(tuple, tokens[0].tolist()), scores[0].tolist(), strict=True))
+        tokens, scores = beam_searches(model, prefix[None], template, BEAMS)
+        self.best: tuple[float, Path] = min(zip(scores[0].tolist(), map(tuple, tokens[0].tolist()), strict=True))
 
     def run(self) -> Extraction:
         while nodes := self._take():
@@ -150,19 +124,20 @@ class _Search:
             nodes.sort(key=lambda node: len(node.path))
             for length, group in groupby(nodes, key=lambda node: len(node.path)):
                 self._expand(list(group), length)
-            if len(self.frontier) > self.hparams.frontier:
+            if len(self.frontier) > FRONTIER:
                 self.frontier.sort()
-                kept = max(1, self.hparams.frontier // 2)
+                kept = max(1, FRONTIER // 2)
                 self.given_up = min(self.given_up, self.frontier[kept][0])
                 del self.frontier[kept:]
-        bound = min(self.given_up, self.frontier[0][0] if self.frontier else inf, self.worst[0])
-        return Extraction(tuple(self.answers), tuple(self.answers.values()), bound, self.nodes)
+        score, tokens = self.best
+        bound = min(self.given_up, self.frontier[0][0] if self.frontier else inf, score)
+        return Extraction(tokens, score, bound, self.nodes)
 
     def _take(self) -> list[_Node]:
         """Return the cheapest nodes of the frontier that could still lead to an answer, to expand them at once."""
-        size = min(self.rows, max(1, self.nodes), self.hparams.nodes - self.nodes)
+        size = min(self.rows, max(1, self.nodes), self.most - self.nodes)
         taken: list[_Node] = []
-        while len(taken) < size and self.frontier and self.frontier[0][:2] <= self.worst:
+        while len(taken) < size and self.frontier and self.frontier[0][:2] <= self.best:
             bound, path, node = heapq.heappop(self.frontier)
             if len(path) > len(node.path):
                 self._push(node)
@@ -185,24 +160,13 @@ class _Search:
         for row, node in enumerate(nodes):
             if len(node.fetched):
                 costs[row, torch.from_numpy(node.fetched).to(ids)] = inf
-        best, index = (part.cpu().numpy() for part in cheapest(costs, self.hparams.count if whole else CHILDREN))
+        best, index = (part.cpu().numpy() for part in cheapest(costs, 1 if whole else CHILDREN))
         if whole:
-            rows, columns = (best <= self.worst[0]).nonzero()
-            sequences = (
-                (*nodes[row].path, allowed[index[row, column]]) for row, column in zip(rows, columns, strict=True)
-            )
-            self._answer(zip(sequences, best[rows, columns].tolist(), strict=True))
+            sequences = ((*node.path, allowed[column]) for node, column in zip(nodes, index[:, 0], strict=True))
+            self.best = min(self.best, *zip(best[:, 0].tolist(), sequences, strict=True))
             return
         for node, children, child_costs in zip(nodes, index, best, strict=True):
             left = len(allowed) - len(node.fetched)
-            affordable = int(np.searchsorted(child_costs[:left], self.worst[0], side="right"))
+            affordable = int(np.searchsorted(child_costs[:left], self.best[0], side="right"))
             node.fetch(children[:affordable], child_costs[:affordable], more=affordable == len(child_costs) < left)
             self._push(node)
-
-    def _answer(self, answers: Iterable[tuple[Path, float]]) -> None:
-        """Keep the k best answers; `worst` is the last of them, which others have to beat."""
-        for path, score in answers:
-            self.answers[path] = min(score, self.answers.get(path, inf))
-        ranked = heapq.nsmallest(self.hparams.count, ((score, path) for path, score in self.answers.items()))
-        self.answers = {path: score for score, path in ranked}
-        self.worst: tuple[float, Path] = ranked[-1] if len(ranked) == self.hparams.count else (inf, ())

@@ -36,7 +36,7 @@ from flsim.base.files import digest, from_json, make_folder, new_file, write_jso
 from flsim.base.mappings import with_former_names
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
-from flsim.measures.utility import PERPLEXITY
+from flsim.measures.built_in import PERPLEXITY
 from flsim.results.run_file import is_run
 from flsim.results.store import read_run
 from flsim.results.sweeps import RUNS

@@ -1,0 +1,97 @@
+"""Extraction as tables: rates by kind of string, strings by the number of their users, and means over seeds."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from flsim.attacks.extraction.extract import Extraction
+from flsim.attacks.extraction.rates import SAMPLING, USERS
+from flsim.attacks.extraction.strings import CANARY, RECORD
+from flsim.attacks.result import text_of
+from flsim.show.table import Field, Table, table_of
+
+PRINTED_TRIES = (1_000, 1_000_000)
+KINDS = {CANARY: "Canaries", RECORD: "Training records"}
+TRAINED = (
+    "Trained: % of planted canaries, or of training records, whose suffix is extracted from their prefix. Control: the "
+    "same of canaries without a copy, or of held-out records of equal length. Excess: trained less control; this alone "
+    "is memory. 95%: exact interval of a rate, Newcombe's of the excess."
+)
+MEANS = (
+    "Trained, control and excess: % of strings, means over seeds, with the 95% interval of the excess by Student's t "
+    "over seeds. Seeds share the corpus, so it says nothing of other corpora."
+)
+ATTACKS = (
+    "Greedy: always the likeliest token. n, p: with probability p or more, one of n samples is the suffix. One-word "
+    "prompt: greedy decoding after some word of the vocabulary writes the suffix. Near-verbatim: a greedy or beam "
+    "search continuation has at most one other word."
+)
+HELD = (
+    "Users: number of extracted strings that at most so many training users hold; in brackets % extracted of controls "
+    "that at most one training user fewer holds."
+)
+EXCESS = Field("Excess", "excess", "{:+.1f}", 100, ends=("excess_low", "excess_high"))
+CONTROL = Field("Control", "control_rate", "{:.1f}", 100)
+LABELS = (Field("Prefix", "prefix", "{}"), Field("Attack", "attack"))
+RATES = ([Field("Trained", "rate", "{:.1f}", 100, ends=("low", "high"))], [CONTROL], [EXCESS])
+OVER_SEEDS = ([Field("Trained", "rate", "{:.1f}", 100), CONTROL], [EXCESS])
+
+
+def to_text(measured: Extraction) -> str:
+    """Return tables of each run: attacks by kind and prefix, and extracted strings by the number of their users."""
+    texts, eidetic = [], _named(measured.eidetic)
+    for (run, kind), rates in _named(measured.rates).groupby(["run", "kind"], sort=False):
+        first, sizes = rates.iloc[0], rates.drop_duplicates("prefix").to_dict("records")
+        name = f"{first['setting']} ({Path(str(run)).resolve().name}), after round {first['round']:,}"
+        counts = ", ".join(
+            f"{row['strings']:,} and {row['control_strings']:,} (prefix {row['prefix']})" for row in sizes
+        )
+        title = f"{name}, extraction by {_scheme(measured)}. {KINDS[str(kind)]}, with controls: {counts}"
+        held = eidetic[(eidetic["run"] == run) & (eidetic["kind"] == kind)]
+        texts.append(text_of(title, [table_of(rates, LABELS, RATES), _by_users(held)]))
+    return "\n".join([*texts, text_of(TRAINED, [], [ATTACKS, HELD])])
+
+
+def over_seeds_to_text(measured: Extraction) -> str:
+    """Return a table for each kind and prefix, with rows for each attack and setting, as means over seeds."""
+    means = _named(measured.over_seeds)
+    numbers = {series: number for number, series in enumerate(dict.fromkeys(means["series"]), 1)}
+    settings = means.drop_duplicates("series")["setting"]
+    texts = [text_of(f"Extraction by {_scheme(measured)}: means over seeds, by setting", [], _numbered(settings))]
+    means = means.assign(number=means["series"].map(numbers))
+    labels = (Field("Attack", "attack"), Field("Setting", "number", "{}"), Field("Seeds", "seeds", "{}"))
+    for (kind, prefix), group in means.groupby(["kind", "prefix"], sort=False):
+        by_attack = [part for _, part in group.groupby("attack", sort=False)]
+        table = table_of(pd.concat(by_attack), labels, OVER_SEEDS)
+        texts.append(text_of(f"{KINDS[str(kind)]}, prefix of {prefix} word{'s' * (prefix != 1)}", [table]))
+    return "\n".join([*texts, text_of(MEANS, [], [ATTACKS])])
+
+
+def _numbered(settings: "pd.Series[str]") -> list[str]:
+    return [f"{number}. {setting}" for number, setting in enumerate(settings, 1)]
+
+
+def _named(rates: pd.DataFrame) -> pd.DataFrame:
+    """Return the rows that are printed, with n and p in the names of attacks, such as ``n 1e3, p 0.5``."""
+    rows = rates[(rates["attack"] != SAMPLING) | rates["n"].isin(PRINTED_TRIES)]
+    names = [
+        f"n 1e{np.log10(row['n']):.0f}, p {row['p']:g}" if row["attack"] == SAMPLING else row["attack"]
+        for row in rows.to_dict("records")
+    ]
+    return rows.assign(attack=names)
+
+
+def _by_users(eidetic: pd.DataFrame) -> Table:
+    """Return a table with a column for each number of users that hold a string."""
+    control = (100 * eidetic["control_rate"]).map("{:.1f}".format).where(eidetic["control_rate"].notna(), "-")
+    cells = eidetic["extracted"].map("{:,}".format) + " (" + control + ")"
+    wide = eidetic.assign(cell=cells).pivot_table("cell", ["prefix", "attack"], "k_users", "first", sort=False)
+    units = [[Field(f"{most:g} user{'s' * (most > 1)}" if np.isfinite(most) else "any", str(most))] for most in USERS]
+    return table_of(wide.rename(columns=str).reset_index(), LABELS, units)
+
+
+def _scheme(measured: Extraction) -> str:
+    scheme = measured.scheme
+    parts = [f"temperature {scheme.temperature:g}", f"top_k {scheme.top_k}" if scheme.top_k else "all tokens"]
+    return f"samples at {', '.join(parts)}{f', top_p {scheme.top_p:g}' * (scheme.top_p < 1)}"

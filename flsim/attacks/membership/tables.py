@@ -1,0 +1,142 @@
+"""Attacks on membership as tables, and means over the seeds of settings."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+
+from flsim.attacks.membership.stored import LEVELS, column
+from flsim.attacks.result import Result, over_seeds, text_of
+from flsim.base.statistics import paired_t_p, t_interval
+from flsim.results.seeds import named_apart
+from flsim.runs.folder import Run
+from flsim.show.formats import note
+from flsim.show.table import Field, table_of
+
+LEVEL = 0.01  # false-positive rate of the rate in means over seeds
+AREA = (
+    "AUROC: the probability that a member scores above a non-member, with a 95% interval by resampling authors; 0.5 "
+    "means chance. % at 0.1%, 1% and 10%: members that the attack names if so many non-members are false alarms; the "
+    "interval treats members as independent. Empty where there are too few non-members for so low a rate. Allowed: the "
+    "largest share that the ledger leaves to any attacker. Controls: AUROC before training, and with permuted labels; "
+    "both should be near 0.5."
+)
+SHADOWS = (
+    "In and Out: pairs of a run and a target that its training read, or did not. Each run is attacked once, with the "
+    "others as shadow models. Intervals resample runs. Coins decided who is in, so that only training tells the two "
+    "apart."
+)
+MEANS = (
+    "AUROC: mean over seeds, with its 95% interval by Student's t. Seeds share the corpus, so it says nothing of other "
+    "corpora. Blind: the same of an attack that reads no model. TPR: members named at 1% of false alarms. Less first: "
+    "AUROC less that of the first setting, over the seeds that both have, with the interval and the p-value of the "
+    "paired t test."
+)
+LABELS = (Field("Attack", "attack"), Field("Unit", "unit"), Field("In", "n_in", "{:,}"), Field("Out", "n_out", "{:,}"))
+AUROC = Field("AUROC", "auroc", "{:.3f}", ends=("auroc_low", "auroc_high"))
+RATES = tuple(
+    (
+        Field(
+            f"% at {100 * level:g}%",
+            column("tpr", level),
+            "{:.1f}",
+            100,
+            ends=(column("tpr_low", level), column("tpr_high", level)),
+        ),
+        Field("Allowed", column("allowed", level), "{:.1f}", 100),
+    )
+    for level in LEVELS
+)
+CONTROLS = (
+    Field("Untrained", "untrained_auroc", "{:.3f}", is_late=True),
+    Field("Permuted", "permuted_auroc", "{:.3f}"),
+)
+
+
+def to_text(name: str, attacked: Result) -> str:
+    """Return the rows of one run as text for people; `name` is that of the run's folder."""
+    first = attacked.frame.iloc[0]
+    units = " and ".join(f"{unit}s" for unit in dict.fromkeys(attacked.frame["unit"]))
+    title = f"{first['setting']} ({name}), after round {first['round']:,}: membership of {units}"
+    labels = [label for label in LABELS if label.name != "unit" or set(attacked.frame["unit"]) != {"record"}]
+    return text_of(title, [table_of(attacked.frame, labels, [[AUROC], *RATES, CONTROLS], [AREA])], attacked.notes)
+
+
+def shadows_to_text(setting: str, table: pd.DataFrame, targets: pd.DataFrame) -> str:
+    """Return what attacks by shadow models do, as text for people.
+
+    Args:
+        setting: name of the runs' setting.
+        table: rows of `flsim.attacks.membership.shadows.success`.
+        targets: rows of `flsim.attacks.membership.shadows.counterfactual`.
+    """
+    known = targets[targets["standard_error"].notna()]
+    above = int((known["memorization"] > 2 * known["standard_error"]).sum())
+    memorization = (
+        f"Counterfactual memorization: on average {known['memorization'].mean():.4f} nats a token more by runs that "
+        f"read a target than by runs that did not; {above} of {len(known)} targets are above two standard errors."
+    )
+    first = table.iloc[0]
+    title = f"{setting}: membership of {first['unit']}s by {first['shadows']} shadow models"
+    labels = [label for label in LABELS if label.name != "unit"]
+    return text_of(title, [table_of(table, labels, [[AUROC], *RATES], [SHADOWS])], [memorization])
+
+
+def means_over_seeds(attacked: Mapping[Path, Result]) -> pd.DataFrame:
+    """Return a row for each setting, unit and attack.
+
+    Args:
+        attacked: the result of each run, by its folder.
+
+    Returns:
+        Columns unit, attack, series, setting, seeds (number of runs), auroc, control_auroc and tpr (means over seeds)
+        with the ends of their 95% intervals, and difference, difference_low, difference_high and p: of the AUROC from
+        the setting that comes first, paired by seed; NaN in rows of the first setting.
+    """
+    names = named_apart(attacked)
+    rows = pd.concat(
+        [one.frame.assign(**names[path], seed=Run.open(path).config.seed) for path, one in attacked.items()],
+        ignore_index=True,
+    )
+    return with_differences(rows.assign(tpr=rows[column("tpr", LEVEL)]))
+
+
+def with_differences(rows: pd.DataFrame) -> pd.DataFrame:
+    """Return means over seeds, and differences from the first setting; see `means_over_seeds`."""
+    key, value = ["unit", "attack", "series", "setting"], {"auroc": "", "control_auroc": "control_", "tpr": "tpr_"}
+    means = over_seeds(rows, key, value)
+    first = rows[rows["series"] == rows["series"].iloc[0]]
+    pairs = rows.merge(first, on=["unit", "attack", "seed"], suffixes=("", "_first"))
+    pairs = pairs[pairs["series"] != pairs["series_first"]]
+    pairs["difference"] = pairs["auroc"] - pairs["auroc_first"]
+    summary = []
+    for group, of_group in pairs.groupby(key, sort=False):
+        values = of_group["difference"].to_numpy("float64")
+        ends = dict(zip(("difference_low", "difference_high"), t_interval(values), strict=True))
+        mean = {"difference": values.mean(), "p": paired_t_p(values)}
+        summary.append(dict(zip(key, group, strict=True)) | mean | ends)
+    columns = ["difference", "difference_low", "difference_high", "p"]
+    differences = pd.DataFrame(summary, columns=[*key, *columns]).astype(dict.fromkeys(columns, np.float64))
+    return means.merge(differences, "left", key)
+
+
+def means_to_text(rows: pd.DataFrame) -> str:
+    """Return the rows of `means_over_seeds` as a table for each unit and attack, the strongest attack first."""
+    labels = (Field("Setting", "setting"), Field("n", "seeds", "{}"))
+    units = (
+        (
+            Field("AUROC", "auroc", "{:.3f}", ends=("low", "high")),
+            Field("Blind", "control_auroc", "{:.3f}"),
+            Field("TPR %", "tpr", "{:.1f}", 100),
+        ),
+        (
+            Field("Less first", "difference", "{:+.3f}", ends=("difference_low", "difference_high"), is_late=True),
+            Field("p", "p", "{:.2g}"),
+        ),
+    )
+    texts, by_attack = [], rows.groupby(["unit", "attack"], sort=False)
+    for unit, attack in by_attack["auroc"].max().sort_values(ascending=False, kind="stable").index:
+        title = f"{attack}: membership of {unit}s, over seeds"
+        texts.append(text_of(title, [table_of(by_attack.get_group((unit, attack)), labels, units)]))
+    return "\n".join([*texts, note(MEANS)])

@@ -1,0 +1,57 @@
+"""Results of attacks on runs, their means over the seeds of a setting, and both as text."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from flsim.base.statistics import t_interval
+from flsim.show.formats import note
+from flsim.show.table import Table, json_rows
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Result:
+    """The measurements of an attack.
+
+    Attributes:
+        frame: the measured numbers, a row for each statement.
+        notes: sentences on what the numbers are about, and on what cannot be stated.
+    """
+
+    frame: pd.DataFrame
+    notes: tuple[str, ...] = ()
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the rows, with the columns of the frame, and the notes; unknown values are None."""
+        return {"rows": json_rows(self.frame), "notes": list(self.notes)}
+
+
+def over_seeds(frame: pd.DataFrame, by: Sequence[str], value: Mapping[str, str]) -> pd.DataFrame:
+    """Return means of values over the rows of each group, which are of one seed each.
+
+    Args:
+        frame: rows of several runs.
+        by: the columns that tell groups apart.
+        value: columns of values, each with the prefix of its interval's columns ``low`` and ``high``.
+
+    Returns:
+        A row per group, in the order of the frame, with the columns of `by`, ``seeds`` (number of rows), and the mean
+        of each value with the ends of its 95% interval by Student's t over seeds; NaN where no seed has the value.
+    """
+    rows = []
+    for key, group in frame.groupby(list(by), sort=False, dropna=False):
+        row = dict(zip(by, key, strict=True)) | {"seeds": len(group)}
+        for name, ends in value.items():
+            values = group[name].dropna().to_numpy("float64")
+            low, high = t_interval(values)
+            row |= {name: values.mean() if len(values) else np.nan, f"{ends}low": low, f"{ends}high": high}
+        rows.append(row)
+    return pd.DataFrame(rows)
+
+
+def text_of(title: str, tables: Iterable[Table], notes: Iterable[str] = ()) -> str:
+    """Return a title, tables and sentences below them."""
+    return "\n".join([note(title), *(table.markdown() for table in tables), *map(note, notes)])
