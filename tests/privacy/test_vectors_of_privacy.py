@@ -47,6 +47,12 @@ def test_sensitivities_of_relations() -> None:
     assert [one.name for one in conventions_of("round-robin")] == ["round-robin-rdp"]
 
 
+def test_curves_have_steps_of_a_twentieth_up_to_10_and_of_a_half_up_to_60() -> None:
+    assert sound_convention("fixed-size").relation == "replace-one"
+    expected = [*(step / 20 for step in range(200)), *(step / 2 for step in range(20, 121))]
+    assert EPSILONS.tolist() == pytest.approx(expected, rel=1e-12)
+
+
 @pytest.mark.parametrize("noise", [2.0, 6.0])
 def test_curves_of_delta_are_those_of_gaussian_mechanisms(noise: float) -> None:
     """Each point is sound, above the exact delta of 2 / z-GDP, and by the same conversion as epsilon."""
