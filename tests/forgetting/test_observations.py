@@ -11,8 +11,10 @@ import pytest
 
 from flsim.attacks.forgetting import measure
 from flsim.attacks.forgetting.measure import TYPES, observations
+from flsim.base.errors import InputError
 from flsim.results.rows import Row, frame
 from flsim.results.store import RunResults
+from flsim.runs.folder import Run
 
 REFERENCES = 99.0
 USES = pd.DataFrame({"round": [2, 5, 5, 14], "canary": ["c0", "c0", "c1", "c1"], "user": [3, 3, 1, 8]})
@@ -133,3 +135,33 @@ def test_a_success_counts_where_half_of_the_canaries_were_seen(at: int, seen: in
     assert found.success["canaries"].tolist() == [10, seen, 10]
     assert found.success["success_upper"].tolist()[1] == 1
     assert found.times["time"].tolist() == [time]
+    assert found.times["is_censored"].tolist() == [False]
+    without = measure.measure(observed.assign(score_out=math.nan), alpha=0.9).times
+    assert without[["time", "is_censored"]].isna().all().all()
+
+
+def test_a_run_stands_beside_its_twin_of_arm_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs b and its twin, c without one, and d, a twin alone; e diverged, and f has no evaluation."""
+    arms = {"a": ("out", 1), "b": ("in", 1), "c": ("in", 2), "d": ("out", 3), "e": ("in", 4), "f": ("in", 5)}
+    results = {Path(name): replace(run(arm), name=name) for name, (arm, _) in arms.items()}
+    results[Path("e")] = replace(results[Path("e")], status="diverged")
+    results[Path("f")] = replace(results[Path("f")], rows=frame([]))
+    runs: dict[Path, Any] = {
+        path: SimpleNamespace(path=path, config=SimpleNamespace(canaries=SimpleNamespace(arm=arms[path.name][0])))
+        for path in results
+    }
+    monkeypatch.setattr(measure, "read_shown", lambda paths: {path: results[path] for path in paths})
+    monkeypatch.setattr(Run, "open", runs.__getitem__)
+    monkeypatch.setattr(measure, "_key", lambda run: arms[run.path.name][1])
+    found, notes = measure.arms_of([*results])
+    assert [(one.run, one.results.name, one.twin and one.twin.name) for one in found] == [
+        (runs[Path("b")], "b", "a"),
+        (runs[Path("c")], "c", None),
+    ]
+    assert [note.split(",")[0] for note in notes] == [
+        "Run e diverged and is left out.",
+        "Run f was not evaluated yet and is left out.",
+        "Run d is of arm OUT",
+    ]
+    with pytest.raises(InputError, match=r"no evaluated run with canaries\.arm"):
+        measure.arms_of([Path("a"), Path("e")])
