@@ -303,8 +303,8 @@ def test_bounds_on_the_normalizer_are_those_of_the_module() -> None:
         distance = np.linalg.norm(away) * np.linalg.norm(weight[word] - mu) * (1 + loose)
         assert logit == pytest.approx((weight @ center + bias)[word] + distance + mu @ away, rel=1e-9)
     size = np.linalg.norm(far, axis=1) * np.linalg.norm(weight, axis=1).max() + np.abs(bias).max()
-    expected = 2.0**-52 * (64 * size + 2 * 4)  # 12 has four binary digits
-    assert found.rounding(torch.from_numpy(far)).tolist() == pytest.approx(expected.tolist(), rel=1e-9)
+    units = found.rounding(torch.from_numpy(far)) * 2.0**52
+    assert units.tolist() == pytest.approx((64 * size + 2 * 4).tolist(), rel=1e-9)  # 12 has four binary digits
 
 
 def test_refits_center_on_the_fit() -> None:

@@ -44,7 +44,10 @@ def test_references_at_their_bound_count() -> None:
 @pytest.mark.parametrize("rows", [1, 3, 1_000])
 @pytest.mark.parametrize("wide", [0.0, math.inf])
 def test_ranks_by_bounds_are_those_of_the_equations(rows: int, wide: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All 64 continuations of three words, whose tree is walked a few nodes at a time or in whole."""
+    """All 64 continuations of three words, whose tree is walked a few nodes at a time or in whole.
+
+    What bounds leave open is scored in full, but for copies of the canary.
+    """
     monkeypatch.setattr(random_sampling, "rows_at_once", lambda values: rows)
     monkeypatch.setattr(random_sampling, "SUMMED", 3)
     monkeypatch.setattr(random_sampling, "WIDE", wide)
@@ -52,6 +55,9 @@ def test_ranks_by_bounds_are_those_of_the_equations(rows: int, wide: float, monk
     scores, among = Oracle(model).scores((LAYOUT.bos,), phrases), torch.tensor(phrases)
     for own in (0, 13, 40, 63):
         assert random_sampling.rank(model, prefix, among[own], among) == 1 + (scores <= scores[own] + 1e-9).sum()
+        canary = random_sampling._Canary(random_sampling.RandomSampler(model, among), prefix, among[own])
+        assert canary.score_open([among[:9], among[9:]]) == (scores <= scores[own] + 1e-9).sum()
+        assert canary.score_open([among[own].expand(2, -1)]) == 2
         others = among[torch.arange(64) != own]
         is_best = bool(scores[own] == scores.min())
         assert random_sampling.decide(model, prefix, among[own], others) == is_best

@@ -92,8 +92,11 @@ def test_sampling_without_replacement_at_orders_2_and_3(sigma: float, rate: floa
     pair, three = rate**2 * min(4 * b2, 2 * m2), rate**3 * min(4 * math.sqrt(b2 * b4), 2 * m3)
     bounds = [math.log(1 + pair), math.log(1 + 3 * pair + three) / 2]
     expected = [min(bound, order / (2 * sigma**2)) for order, bound in zip((2, 3), bounds, strict=True)]
+    assert accounting.without_replacement(np.array([2.0]), sigma, rate)[0] == pytest.approx(
+        expected[0], rel=1e-7, abs=0
+    )
     found = accounting.without_replacement(np.array([2.0, 3.0]), sigma, rate)
-    assert found.tolist() == pytest.approx(expected, rel=1e-7)  # B(4) cancels
+    assert found.tolist() == pytest.approx(expected, rel=1e-7, abs=0)  # B(4) cancels
 
 
 @pytest.mark.parametrize(("sigma", "order"), [(0.5, 6), (1.0, 40), (50.0, 400)])
@@ -194,6 +197,14 @@ def test_large_orders_between_integers_equal_their_integral(order: float, sigma:
     """Where log(1 + u) is small, its product with the order need not be."""
     expected = poisson_by_quadrature(order, sigma, rate)
     assert accounting.poisson(np.array([order]), sigma, rate)[0] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("sigma", [0.03, 0.04, 0.049])
+@pytest.mark.parametrize("rate", [1e-6, 1e-3, 0.3])
+def test_little_noise_equals_its_integral_at_low_orders(sigma: float, rate: float) -> None:
+    """Where the two normal laws do not overlap, and the moment of the one with the user need not be large."""
+    expected = [poisson_by_quadrature(order, sigma, rate) for order in (1.01, 1.02, 1.2)]
+    assert accounting.poisson(np.array([1.01, 1.02, 1.2]), sigma, rate).tolist() == pytest.approx(expected, rel=1e-8)
 
 
 def test_dp_accounting_is_looser_where_it_drops_orders() -> None:

@@ -5,6 +5,7 @@ The inputs leave no term of a formula at 0 or 1.
 
 import math
 from collections.abc import Sequence
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,6 +19,7 @@ from flsim.base.statistics import mcnemar_p
 from flsim.results import ceiling, differences, power
 from flsim.results.rows import Row, frame
 from flsim.results.store import RunResults
+from flsim.results.sweeps import SweepRun
 
 SPREAD = power.Spread(canaries=2.5, seeds=0.7)
 
@@ -154,6 +156,40 @@ def test_settings_are_compared_at_their_ends_and_at_equal_perplexity() -> None:
     wide = differences.to_wide(table).iloc[0]
     assert (wide["seeds"], wide["over"], wide["exposure_difference"]) == (2, "seeds", 7.25)
     assert (wide["like_exposure_difference"], wide["like_exposure_low"]) == (2.5, like["low"])
+
+
+def sweep_of(*runs: tuple[str, str, str, int, int]) -> Any:
+    """Return a sweep with runs of a name, a block, a partition, a cohort and a seed."""
+    entries = [
+        SweepRun(name, grid, seed, {"data.partition": partition, "training.cohort": cohort}, None, None)
+        for name, grid, partition, cohort, seed in runs
+    ]
+    return SimpleNamespace(path=Path("sweep"), runs=entries)
+
+
+def named(pairs: Sequence[differences.Pair]) -> list[tuple[str, list[str], list[str]]]:
+    return [(pair.row, [run.name for run in pair.a], [run.name for run in pair.b]) for pair in pairs]
+
+
+def test_twins_differ_in_the_partition_alone() -> None:
+    runs = [("n0", "one", "non-iid", 4, 0), ("i0", "one", "iid", 4, 0), ("i1", "one", "iid", 4, 1)]
+    alone = [("i2", "one", "iid", 8, 0), ("n2", "two", "non-iid", 4, 0), ("c", "one", "central", 4, 0)]
+    found = differences.twins(sweep_of(*runs, *alone))
+    assert named(found) == [("one cohort=4", ["i0", "i1"], ["n0"])]
+    with pytest.raises(InputError, match="no row of this sweep has both partitions"):
+        differences.twins(sweep_of(*alone))
+
+
+def test_runs_of_two_sweeps_are_paired_by_their_names() -> None:
+    both = [("i0", "one", "iid", 4, 0), ("i1", "one", "iid", 4, 1), ("n0", "one", "non-iid", 4, 0)]
+    a = sweep_of(*both, ("x", "one", "iid", 4, 2))
+    b = sweep_of(("n0", "two", "non-iid", 5, 0), ("y", "two", "iid", 5, 3), *both[:2])
+    assert named(differences.same_names(a, b)) == [
+        ("one partition=iid cohort=4", ["i0", "i1"], ["i0", "i1"]),
+        ("one partition=non-iid cohort=4", ["n0"], ["n0"]),
+    ]
+    with pytest.raises(InputError, match="no run has the same name in both"):
+        differences.same_names(a, sweep_of(("y", "two", "iid", 5, 3)))
 
 
 def test_runs_of_no_sweep_are_entries_of_one() -> None:
