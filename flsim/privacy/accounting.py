@@ -204,10 +204,11 @@ def _log_bernoulli(order: float, log_ratio: Floats, rate: float) -> Floats:
         np.expm1(order * below) - order * np.expm1(below),
     )
     # Near 0 the difference would cancel. It is the sum of (order^k - order) w^k / k! from k = 2 on.
-    series = np.polyval([(order**k - order) / math.factorial(k) for k in range(12, 1, -1)], log_one.clip(-0.01, 0.01))
+    limit = min(0.01, 0.1 / order)
+    series = np.polyval([(order**k - order) / math.factorial(k) for k in range(12, 1, -1)], log_one.clip(-limit, limit))
     with np.errstate(divide="ignore", invalid="ignore"):
         near, far = 2 * np.log(np.abs(log_one)) + np.log(series), order * above + np.log(scaled)
-    return np.where(np.abs(log_one) < 0.01, near, far)
+    return np.where(np.abs(log_one) < limit, near, far)
 
 
 TABULATED = 100.0  # epsilon above which losses are not tabulated: tables take gigabytes, and protection is nil

@@ -110,6 +110,19 @@ def test_an_interval_of_rates_where_no_other_is_surely_above_the_level() -> None
     assert curve.interval(0.9)[1] == 1.0
 
 
+@pytest.mark.parametrize(("level", "low", "high"), [(1 / 8, 0.0, 0.75), (7 / 8, 0.25, 1.0)])
+def test_intervals_of_rates_may_err_exactly_as_often_as_they_say(level: float, low: float, high: float) -> None:
+    """The rate of one other is uniform. It is at most 1/8, or above 7/8, with the probability of each of four errors.
+
+    So its score is the threshold of the upper end at 1/8 and of the lower end at 7/8, with one of two members at or
+    above it: ends of Clopper and Pearson's interval for 0 of 2, and 1 of 2, each with an eighth outside.
+    """
+    curve = roc(np.array([1.0, 3.0]), np.array([2.0]))
+    exact = {0.75: beta.isf(1 / 8, 2, 1), 0.25: beta.ppf(1 / 8, 1, 2)}
+    found = curve.interval(level, confidence=0.5)
+    assert found == pytest.approx((exact.get(low, low), exact.get(high, high)))
+
+
 def test_rates_at_a_level_are_those_of_the_lowest_threshold() -> None:
     curve = roc(np.array([5.0, 4.0, 2.0, 0.0]), np.array([4.5, 3.0, 1.0, 0.5, -1.0]))
     at = curve.at(0.4)  # two of five: 4.5 and 3, and members from just above 1
@@ -144,6 +157,9 @@ def test_bounds_of_one_threshold_are_ratios_of_exact_bounds(detected: int, alarm
     expected = max(0.0, math.log((tpr_low - delta) / fpr_high), math.log((tnr_low - delta) / fnr_high))
     found = thresholds.epsilon_of_threshold(detected, 50, alarms, 60, delta, 2 * tail)
     assert found == pytest.approx(expected, rel=1e-9)
+    assert thresholds.epsilon_of_threshold(detected, 50, alarms, 60, delta) == thresholds.epsilon_of_threshold(
+        detected, 50, alarms, 60, delta, 0.05
+    )
 
 
 def test_a_threshold_that_finds_nothing_proves_nothing() -> None:

@@ -14,6 +14,7 @@ from scipy.stats import beta, norm
 from flsim.attacks.audit import coins, guesses, trade_off
 from flsim.attacks.audit.audit import pooled
 from flsim.attacks.audit.claim import Claim
+from flsim.attacks.audit.testing import LedgerTest
 from flsim.privacy.ledger import EPSILONS, sound_convention
 
 
@@ -46,6 +47,7 @@ def test_bounds_of_coins_of_groups_solve_their_equation(users: int, significance
 def test_bounds_of_coins_of_groups_where_the_group_has_no_delta_left() -> None:
     """At epsilon 60 a group of 20 has e^1200 delta: 1 of any delta above 0, and 0 of none."""
     assert coins.p_value(0.0, 1.0, 50, 50, 50) == 1
+    assert [coins._delta_of_group(delta, 60.0, 20) for delta in (1e-300, 0.0)] == [1.0, 0.0]
     with_delta, without = (coins.epsilon_of_coins(50, 50, 50, delta, users=20) for delta in (1e-300, 0.0))
     assert without == pytest.approx(math.log(0.05 ** (1 / 50) / (1 - 0.05 ** (1 / 50))) / 20, rel=1e-6)
     assert with_delta == pytest.approx(without, rel=1e-6)
@@ -123,21 +125,29 @@ def subject(ranks_: list[float], groups: list[int], references: int, claim: Any 
     return SimpleNamespace(ranks=np.array(ranks_), groups=np.array(groups), references=references, claim=claim)
 
 
+@pytest.mark.parametrize(("sampler", "neighbours"), [("fixed-size", 5), ("poisson", 10)])
 @pytest.mark.parametrize("mu", [0.1, 3.0])
-def test_canaries_of_several_runs_are_one_sample(mu: float) -> None:
-    """Ranks and groups are joined, the smaller R counts, and the claim is that of the largest group."""
+def test_canaries_of_several_runs_are_one_sample(mu: float, sampler: str, neighbours: int) -> None:
+    """Ranks and groups are joined, the smaller R counts, and the claim is that of the largest group, of five users.
+
+    To replace a user is one step, or two where a user is added or removed.
+    """
     curve = trade_off.Allowed(EPSILONS, np.array([trade_off.delta_of_gaussian(mu, epsilon) for epsilon in EPSILONS]))
-    claim = Claim(sound_convention("fixed-size"), trade_off.epsilon_of_gaussian(mu, 1e-5), 1e-5, curve)
+    claim = Claim(sound_convention(sampler), trade_off.epsilon_of_gaussian(mu, 1e-5), 1e-5, curve)
     runs = [subject([1.0, 2.0, 900.0, 1.0], [1, 2, 1, 1], 1_000, claim), subject([3.0, 1.0, 2.0], [1, 1, 5], 2_000)]
     found, default = pooled(runs, 2), pooled(runs)
     assert found.runs == 2
     assert (found.detection.detected, found.detection.canaries, found.detection.fpr) == (5, 7, 2 / 1_001)
     assert default.detection.threshold == 1
     assert found.low == guesses.epsilon_of_ranks(5, 2, 1_000, [1, 2, 1, 1, 1, 1, 5])
-    least = trade_off.of_group(curve.least_probability, 5)
+    least = trade_off.of_group(curve.least_probability, neighbours)
     assert found.allowed == pytest.approx(1 - least(1 - found.detection.fpr_high))
     share = beta.isf(0.01 / 7, 2, 999)
     assert found.verdict is not None
     assert found.verdict.refuted == coins.is_refuted(coins.of_set(least, share), 7, 7, 5, 0.04) == (mu < 1)
+    needed = [right for right in range(8) if coins.is_refuted(coins.of_set(least, share), 7, 7, right, 0.04)]
+    assert found.verdict.needed == (needed[0] if needed else None)
+    largest = LedgerTest.of_ranks(7, 2, 1_000, neighbours).largest(1e-5)
+    assert found.verdict.refutable == (max if needed else min)(largest, claim.epsilon)
     bare = pooled([subject([1.0, 5.0], [1, 1], 10)], 1)
     assert (bare.claim, bare.allowed, bare.verdict) == (None, None, None)

@@ -1,6 +1,8 @@
 """Extraction at inputs whose values follow from their definition."""
 
 import math
+from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -8,6 +10,7 @@ import pytest
 from scipy.stats import beta
 
 from flsim.attacks.extraction import discoverable, extract, rates
+from flsim.attacks.extraction.discoverable import Scheme
 from flsim.base.statistics import difference_interval
 from flsim.canaries.spec import Canary
 
@@ -87,3 +90,32 @@ def test_strings_of_few_users_stand_beside_controls_of_one_less() -> None:
     assert greedy["strings"].tolist() == [1, 2, 2, 2, 3]
     assert greedy["control_strings"].tolist() == [1, 1, 2, 2, 2]
     assert greedy.index.tolist() == [1, 2, 5, 10, math.inf]
+
+
+def test_means_over_seeds_are_in_the_order_of_the_settings() -> None:
+    about = {"series": "s", "kind": "record", "prefix": 1, "attack": "greedy", "n": np.nan, "p": np.nan}
+    values = {"rate": 0.3, "control_rate": 0.1, "excess": 0.2}
+    named = pd.DataFrame([{"setting": setting} | about | values for setting in ("b", "c", "a", "b")])
+    found = extract.Extraction(frame=named, strings=named, eidetic=named, scheme=Scheme()).over_seeds
+    assert found[["setting", "seeds"]].to_numpy().tolist() == [["b", 2], ["c", 1], ["a", 1]]
+
+
+def test_an_extraction_from_python_has_the_settings_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each argument under its name; the defaults are those of Carlini et al. (2021), section 4: the 40 likeliest."""
+    asked: list[extract.ExtractionHParams] = []
+
+    def run(paths: tuple[str, ...], one: Callable[[Path], object]) -> dict[Path, tuple[pd.DataFrame, ...]]:
+        one(Path(*paths))
+        return {Path(*paths): (pd.DataFrame({"a": [1]}),) * 3}
+
+    monkeypatch.setattr(extract, "extract_run", lambda path, hparams: asked.append(hparams))
+    monkeypatch.setattr(extract, "over_runs", run)
+    monkeypatch.setattr(extract, "named_apart", lambda paths: {path: {"setting": "s"} for path in paths})
+    assert extract.extract("run").scheme == Scheme(1.0, 40, 1.0)
+    extract.extract("run", prefixes=[2], suffix=3, records=4, temperature=0.5, top_k=6, top_p=0.7, round=8)
+    extract.extract("run", epoch=0.5)
+    assert asked == [
+        extract.ExtractionHParams((), 5, 1_000, Scheme(1.0, 40, 1.0)),
+        extract.ExtractionHParams((2,), 3, 4, Scheme(0.5, 6, 0.7), 8),
+        extract.ExtractionHParams(epoch=0.5),
+    ]

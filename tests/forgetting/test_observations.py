@@ -2,13 +2,19 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pandas as pd
 import pytest
 
+from flsim.attacks.forgetting import measure
 from flsim.attacks.forgetting.measure import TYPES, observations
+from flsim.base.errors import InputError
 from flsim.results.rows import Row, frame
 from flsim.results.store import RunResults
+from flsim.runs.folder import Run
 
 REFERENCES = 99.0
 USES = pd.DataFrame({"round": [2, 5, 5, 14], "canary": ["c0", "c0", "c1", "c1"], "user": [3, 3, 1, 8]})
@@ -54,6 +60,7 @@ def test_rows_have_both_arms_side_by_side() -> None:
     assert at_15["bits_out"].tolist() == pytest.approx([-math.log2(p) for p in (0.01, 0.02, 0.03)])
     assert at_15["copies"].tolist() == [2, 2, 1]
     assert set(table["seed"]) == {3}
+    assert table.index.tolist() == [*range(9)]
 
 
 def test_rounds_since_last_use_are_missing_before_it() -> None:
@@ -84,3 +91,77 @@ def test_without_arm_out_its_columns_are_missing() -> None:
 
 def test_a_run_without_evaluations_has_no_rows() -> None:
     assert observations(replace(run("in"), rows=frame([])), None, USES).empty
+
+
+@pytest.mark.parametrize("sources", [["random", "heldout"], ["random", "random"]])
+def test_runs_are_measured_together(sources: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One of two runs has text of held-out users, and one has no arm OUT: both are said."""
+    paths = [Path("a"), Path("b")]
+    runs: list[Any] = [
+        SimpleNamespace(path=path, config=SimpleNamespace(canaries=SimpleNamespace(source=source)))
+        for path, source in zip(paths, sources, strict=True)
+    ]
+    arms = [measure.Arms(runs[0], run("in"), run("out")), measure.Arms(runs[1], run("in"), None)]
+    monkeypatch.setattr(measure, "expanded", list)
+    monkeypatch.setattr(measure, "arms_of", lambda given: (arms, ["a note"]))
+    monkeypatch.setattr(measure, "named_apart", lambda given: {path: {"series": path.name} for path in given})
+    monkeypatch.setattr(measure, "participation", lambda run, round_: USES[USES["round"] <= round_])
+    found = measure.measure_forgetting(*paths, alpha=0.7, by_hardness=True)
+    assert found.observations["run"].unique().tolist() == ["a", "b"]
+    assert set(found.times["alpha"]) == {0.7}
+    assert found.observations["hardness"].dropna().unique().tolist() == ["hard"]  # each window has one canary
+    assert found.times["copies"].notna().all()
+    assert found.notes[0] == "a note"
+    assert ["of in:" in note for note in found.notes].count(True) == 1
+    assert any("Text of held-out users" in note for note in found.notes) == ("heldout" in sources)
+    pooled = measure.measure_forgetting(*paths, pool=True)
+    assert set(pooled.times["alpha"]) == {0.6}
+    assert pooled.times["copies"].isna().all()
+    assert pooled.observations["hardness"].isna().all()
+
+
+@pytest.mark.parametrize(("at", "seen", "time"), [(1, 4, 0), (2, 5, 5)])
+def test_a_success_counts_where_half_of_the_canaries_were_seen(at: int, seen: int, time: int) -> None:
+    """Of ten canaries `seen` are told apart at k = `at` without an error; at 0 and 5 scores of both arms are equal."""
+    rows = [
+        {"run": "a", "seed": 0, "canary": f"c{canary}", "round": since, "since": since, "last_use": 0, "uses": 1}
+        | {"score_in": float(since == at), "score_out": 0.0, "setting": "s", "series": "s"}
+        for canary in range(10)
+        for since in (0, at, 5)
+        if since != at or canary < seen
+    ]
+    observed = pd.DataFrame(rows).reindex(columns=list(TYPES)).astype(TYPES)
+    found = measure.measure(observed, alpha=0.9)
+    assert found.success["canaries"].tolist() == [10, seen, 10]
+    assert found.success["success_upper"].tolist()[1] == 1
+    assert found.times["time"].tolist() == [time]
+    assert found.times["is_censored"].tolist() == [False]
+    without = measure.measure(observed.assign(score_out=math.nan), alpha=0.9).times
+    assert without[["time", "is_censored"]].isna().all().all()
+
+
+def test_a_run_stands_beside_its_twin_of_arm_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs b and its twin, c without one, and d, a twin alone; e diverged, and f has no evaluation."""
+    arms = {"a": ("out", 1), "b": ("in", 1), "c": ("in", 2), "d": ("out", 3), "e": ("in", 4), "f": ("in", 5)}
+    results = {Path(name): replace(run(arm), name=name) for name, (arm, _) in arms.items()}
+    results[Path("e")] = replace(results[Path("e")], status="diverged")
+    results[Path("f")] = replace(results[Path("f")], rows=frame([]))
+    runs: dict[Path, Any] = {
+        path: SimpleNamespace(path=path, config=SimpleNamespace(canaries=SimpleNamespace(arm=arms[path.name][0])))
+        for path in results
+    }
+    monkeypatch.setattr(measure, "read_shown", lambda paths: {path: results[path] for path in paths})
+    monkeypatch.setattr(Run, "open", runs.__getitem__)
+    monkeypatch.setattr(measure, "_key", lambda run: arms[run.path.name][1])
+    found, notes = measure.arms_of([*results])
+    assert [(one.run, one.results.name, one.twin and one.twin.name) for one in found] == [
+        (runs[Path("b")], "b", "a"),
+        (runs[Path("c")], "c", None),
+    ]
+    assert [note.split(",")[0] for note in notes] == [
+        "Run e diverged and is left out.",
+        "Run f was not evaluated yet and is left out.",
+        "Run d is of arm OUT",
+    ]
+    with pytest.raises(InputError, match=r"no evaluated run with canaries\.arm"):
+        measure.arms_of([Path("a"), Path("e")])

@@ -5,19 +5,23 @@ import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from itertools import pairwise
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import scipy
 from membership.before_model import LAYOUT, before, drawn, untrained
 from scipy.stats import norm
 
 from flsim.attacks.audit.trade_off import Allowed
-from flsim.attacks.membership import lira, rmia, scores, shadows
+from flsim.attacks.membership import lira, rmia, scores, shadows, users
+from flsim.attacks.membership.attacked import Attacked, AttackHParams
 from flsim.attacks.membership.candidates import Candidates
 from flsim.attacks.membership.users import FreshRecords, _allows, user_statistics
+from flsim.attacks.result import Result
 from flsim.base.rng import stream
 from flsim.base.statistics import RESAMPLES
 from flsim.data.authors import author_of
@@ -299,3 +303,53 @@ def test_success_has_the_interval_of_resampled_runs() -> None:
     assert (found["auroc_low"], found["auroc_high"]) == pytest.approx((low, high))
     assert (found["shadows"], found["n_in"]) == (4, sum(len(members) for members, _ in pairs))
     assert found["n_out"] == sum(len(others) for _, others in pairs)
+
+
+def test_success_leaves_out_targets_that_all_other_runs_read_or_none() -> None:
+    """A target without a score changes nothing, be it a member of the run or not."""
+    rng = np.random.default_rng(4)
+    is_in = np.array([[(run + target) % 3 != 0 for target in range(7)] for run in range(5)])
+    phi, population = rng.normal(size=(5, 9)), rng.normal(size=(5, 4))
+    few = shadows.Shadows("user", tuple("abcdefg"), phi[:, :7], is_in, population)
+    sides = np.column_stack([is_in, np.ones(5, bool), np.zeros(5, bool)])
+    assert shadows.success(shadows.Shadows("user", tuple("abcdefghi"), phi, sides, population)).equals(
+        shadows.success(few)
+    )
+
+
+def test_unigrams_are_of_words_and_a_final_eos() -> None:
+    """A record of all the words that the layout holds has no EOS; behind the end is 0."""
+    first = LAYOUT.first_word
+    plain = before(untrained(), Records.from_lists([[first, first + 2], [first + 1] * 12]))
+    unigram = np.log(np.arange(1.0, LAYOUT.vocabulary_size + 1))
+    every = Candidates(plain.model, plain.records, plain.keys, plain.vocabulary, unigram, 0, LAYOUT)
+    of_words = np.log(1.0 + np.array([first, first + 2, LAYOUT.eos]))
+    assert every.unigram_log_probs[0].tolist() == [*of_words.tolist(), *[0.0] * 9]
+    assert every.unigram_log_probs[1].tolist() == [math.log(first + 2)] * 12
+    assert every.lengths.tolist() == [3, 12]
+
+
+def test_rows_of_users_have_the_area_of_the_untrained_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three users that took part and two others; two users of the others are one author."""
+    records, owners, is_member = drawn(12), np.arange(12) % 5, np.array([True, True, True, False, False])
+    names = ("ann", "bob", "cid", "dan", "dan")
+    side = FreshRecords(records, owners, tuple(map(str, range(5))), names, is_member, is_member / 3)
+    both = before(untrained(seed=1), records), before(untrained(seed=2), records)
+    run = SimpleNamespace(config=SimpleNamespace(seed=7, unit="user"))
+    attacked: Any = SimpleNamespace(
+        run=run,
+        claim=None,
+        state=SimpleNamespace(round=2),
+        before_both=lambda records, keys: both,
+        stored=lambda rows, notes: Result(frame=pd.DataFrame(rows), notes=tuple(notes)),
+    )
+    monkeypatch.setattr(Attacked, "open", lambda *arguments: attacked)
+    monkeypatch.setattr(users, "fresh_records", lambda *arguments: side)
+    found = users.attack_users(Path("run"), AttackHParams()).frame.set_index("unit")
+    for name, model in zip(("auroc", "untrained_auroc"), both, strict=True):
+        ratios = (model.log_probs - model.unigram_log_probs).sum(1)
+        means = [ratios[owners == user].mean() for user in range(5)]
+        expected = np.mean([means[member] > means[other] for member in range(3) for other in (3, 4)])
+        assert found.loc["user", name] == pytest.approx(expected)
+        means = [*means[:3], ratios[owners >= 3].mean()]
+        assert found.loc["author", name] == pytest.approx(np.mean([means[member] > means[3] for member in range(3)]))

@@ -140,6 +140,13 @@ def test_densities_of_proposals_sum_to_one_over_the_space() -> None:
     ).counts == (*(2, 100),)
 
 
+def test_events_are_samples_as_likely_as_a_canary_and_not_the_canary() -> None:
+    """Samples 0 to 3 have scores of 1 to 4 nats; a score at the bound is in the event."""
+    canaries, bounds = torch.tensor([[1], [7], [3]]), torch.tensor([3.0, 2.5, 0.5]).double()
+    found = importance_sampling._events(draws_of(), canaries, bounds)
+    assert found.tolist() == [[1, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]]
+
+
 def test_best_shares_minimize_the_second_moment() -> None:
     """A search over all shares finds none better; then a fifth of the default is mixed in, and 1% dropped."""
     pilot = draws_of((2, 2))
@@ -251,8 +258,8 @@ def test_bounds_on_the_normalizer_are_those_of_the_module() -> None:
         distance = np.linalg.norm(away) * np.linalg.norm(weight[word] - mu) * (1 + loose)
         assert logit == pytest.approx((weight @ center + bias)[word] + distance + mu @ away, rel=1e-9)
     size = np.linalg.norm(far, axis=1) * np.linalg.norm(weight, axis=1).max() + np.abs(bias).max()
-    expected = 2.0**-52 * (64 * size + 2 * 4)  # 12 has four binary digits
-    assert found.rounding(torch.from_numpy(far)).tolist() == pytest.approx(expected.tolist(), rel=1e-9)
+    units = found.rounding(torch.from_numpy(far)) * 2.0**52
+    assert units.tolist() == pytest.approx((64 * size + 2 * 4).tolist(), rel=1e-9)  # 12 has four binary digits
 
 
 def test_refits_center_on_the_fit() -> None:

@@ -5,7 +5,13 @@ import math
 import mpmath
 import numpy as np
 import pytest
-from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
 from dp_accounting.rdp import RdpAccountant
 from dp_accounting.rdp.rdp_privacy_accountant import compute_delta, compute_epsilon
 
@@ -78,6 +84,37 @@ def test_sampling_without_replacement_equals_the_theorem(sigma: float) -> None:
             assert accounting.without_replacement(np.array([order]), sigma, rate)[0] == pytest.approx(
                 expected, rel=1e-9
             )
+
+
+@pytest.mark.parametrize("sigma", [0.5, 1.0, 3.0, 20.0])
+@pytest.mark.parametrize("rate", [0.01, 0.5])
+def test_sampling_without_replacement_at_orders_2_and_3(sigma: float, rate: float) -> None:
+    """Wang et al. (2019), Theorem 27, written out: B(2) = m2 - 1, B(4) = m4 - 4 m3 + 6 m2 - 3, mk = E[L^k]."""
+    m2, m3, m4 = (math.exp(k * (k - 1) / (2 * sigma**2)) for k in (2, 3, 4))
+    b2, b4 = m2 - 1, m4 - 4 * m3 + 6 * m2 - 3
+    pair, three = rate**2 * min(4 * b2, 2 * m2), rate**3 * min(4 * math.sqrt(b2 * b4), 2 * m3)
+    bounds = [math.log(1 + pair), math.log(1 + 3 * pair + three) / 2]
+    expected = [min(bound, order / (2 * sigma**2)) for order, bound in zip((2, 3), bounds, strict=True)]
+    assert accounting.without_replacement(np.array([2.0]), sigma, rate)[0] == pytest.approx(
+        expected[0], rel=1e-7, abs=0
+    )
+    found = accounting.without_replacement(np.array([2.0, 3.0]), sigma, rate)
+    assert found.tolist() == pytest.approx(expected, rel=1e-7, abs=0)  # B(4) cancels
+
+
+@pytest.mark.parametrize(("sigma", "order"), [(0.5, 6), (1.0, 40), (50.0, 400)])
+def test_differences_of_moments_are_alternating_sums(sigma: float, order: int) -> None:
+    """[WBK]'s B(j) in 400 digits; between even orders the geometric mean of both. The last needs a reach of 20."""
+    found = accounting._log_differences(np.arange(2.0, order + 1), sigma)
+
+    def difference(k: int) -> mpmath.mpf:
+        moments = [mpmath.exp(i * (i - 1) / (2 * mpmath.mpf(sigma) ** 2)) for i in range(k + 1)]
+        return mpmath.fsum((-1) ** (k - i) * mpmath.binomial(k, i) * moment for i, moment in enumerate(moments))
+
+    with mpmath.workdps(400):
+        two, four, before, last = (float(mpmath.log(difference(k))) for k in (2, 4, order - 2, order))
+    ends = [found[0], found[1], found[2], found[-2], found[-1]]
+    assert ends == pytest.approx([two, (two + four) / 2, four, (before + last) / 2, last], abs=1e-9)
 
 
 def test_between_integer_orders_the_logarithm_of_the_moment_is_interpolated() -> None:
@@ -163,6 +200,21 @@ def poisson_by_quadrature(order: float, sigma: float, rate: float) -> float:
     return float(np.logaddexp.reduce(log_terms) - math.log(sigma * math.sqrt(2 * math.pi))) / (order - 1)
 
 
+@pytest.mark.parametrize(("order", "sigma", "rate"), [(200.5, 30.0, 0.3), (900.5, 200.0, 0.5), (10.5, 30.0, 0.3)])
+def test_large_orders_between_integers_equal_their_integral(order: float, sigma: float, rate: float) -> None:
+    """Where log(1 + u) is small, its product with the order need not be."""
+    expected = poisson_by_quadrature(order, sigma, rate)
+    assert accounting.poisson(np.array([order]), sigma, rate)[0] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("sigma", [0.03, 0.04, 0.049])
+@pytest.mark.parametrize("rate", [1e-6, 1e-3, 0.3])
+def test_little_noise_equals_its_integral_at_low_orders(sigma: float, rate: float) -> None:
+    """Where the two normal laws do not overlap, and the moment of the one with the user need not be large."""
+    expected = [poisson_by_quadrature(order, sigma, rate) for order in (1.01, 1.02, 1.2)]
+    assert accounting.poisson(np.array([1.01, 1.02, 1.2]), sigma, rate).tolist() == pytest.approx(expected, rel=1e-8)
+
+
 def test_dp_accounting_is_looser_where_it_drops_orders() -> None:
     """The case that this module exists for: orders without convergence leave 171 where the integral gives 117."""
     event = PoissonSampledDpEvent(0.1, GaussianDpEvent(0.3))
@@ -181,10 +233,19 @@ def test_conversions_are_those_of_dp_accounting() -> None:
 
 def test_composed_noise_on_one_cohort_is_less_noise() -> None:
     """Two Gaussian releases of multipliers 3 and 4 on one cohort are one of multiplier (1/9 + 1/16)^(-1/2) = 2.4."""
-    from dp_accounting import ComposedDpEvent, SelfComposedDpEvent
-
     two = PoissonSampledDpEvent(0.2, ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(4.0)]))
     four = PoissonSampledDpEvent(0.2, SelfComposedDpEvent(GaussianDpEvent(4.8), 4))
     one = rdp_of(PoissonSampledDpEvent(0.2, GaussianDpEvent(2.4)), POISSON).rdp
     np.testing.assert_allclose(rdp_of(two, POISSON).rdp, one, rtol=1e-12)
     np.testing.assert_allclose(rdp_of(four, POISSON).rdp, one, rtol=1e-12)
+
+
+def test_only_gaussian_noise_has_a_noise_multiplier() -> None:
+    """Composed with anything else, or with no noise at all, Gaussian noise is not the whole release."""
+    noise, other, none = GaussianDpEvent(3.0), LaplaceDpEvent(3.0), GaussianDpEvent(0.0)
+    two = ComposedDpEvent([noise, GaussianDpEvent(4.0)])
+    found = [accounting._noise_multiplier(event) for event in (two, SelfComposedDpEvent(two, 4), noise)]
+    assert found == pytest.approx([2.4, 1.2, 3.0], rel=1e-12)
+    mixed = [ComposedDpEvent(events) for one in (other, none) for events in ([noise, one], [one, noise])]
+    for event in (*mixed, ComposedDpEvent([]), SelfComposedDpEvent(noise, 0), SelfComposedDpEvent(other, 2), other):
+        assert accounting._noise_multiplier(event) is None

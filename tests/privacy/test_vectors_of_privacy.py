@@ -6,7 +6,10 @@ from itertools import product
 
 import numpy as np
 import pytest
+import scipy
 import torch
+from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
+from scipy.stats import norm
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
@@ -39,12 +42,45 @@ def test_rounds_over_everybody_are_gaussian_mechanisms(noise: float, rounds: int
     assert epsilon(ledger, delta, BY_NAME["paper"]) == pytest.approx(loose, rel=1e-6)
 
 
+def test_losses_of_gaussian_noise_are_tabulated_up_to_an_epsilon_of_100() -> None:
+    """The delta of one release is known (Balle and Wang, 2018, Theorem 8); the limit is on the epsilon of RDP."""
+    convention, orders = BY_NAME["poisson-pld"], accounting.ORDERS.tolist()
+    for sigma in (2.0, 0.7):
+        found = accounting.epsilon_of(GaussianDpEvent(sigma), 1e-3, convention)
+        below, above = (
+            norm.sf(at * sigma - 1 / 2 / sigma) - math.exp(at) * norm.sf(at * sigma + 1 / 2 / sigma)
+            for at in (found, found - 1e-3)
+        )
+        assert below <= 1e-3 <= above
+    assert accounting.epsilon_of(NonPrivateDpEvent(), 1e-3, convention) == math.inf
+    for limit in (99.0, 101.0):
+        sigma = scipy.optimize.brentq(lambda sigma: tight(1 / 2 / sigma**2, 1e-3, orders) - limit, 0.01, 1)  # noqa: B023
+        if limit < 100:
+            assert accounting._check_size(GaussianDpEvent(sigma), 1e-3, convention) == pytest.approx(limit)
+        else:
+            with pytest.raises(InputError, match="losses are tabulated up to epsilon 100, RDP says 101 here"):
+                accounting.epsilon_of(GaussianDpEvent(sigma), 1e-3, convention)
+
+
+def test_divergences_of_some_orders_are_a_release() -> None:
+    """Mironov (2017), Proposition 3: the least of ln 100 and 0.3 + ln(100) / 8."""
+    given = accounting.RenyiDP(np.array([2.0, 9.0]), np.array([0.0, 0.3]))
+    assert given.epsilon_of_mironov(0.01) == pytest.approx(0.3 + math.log(100) / 8)
+    assert accounting.RenyiDP(given.orders, np.zeros(2)).epsilon_of_mironov(0.01) == 0
+
+
 def test_sensitivities_of_relations() -> None:
     assert SENSITIVITY == {"replace-one": "2S", "add-or-remove-one": "S"}
     assert [one.name for one in CONVENTIONS if not one.is_sound] == ["paper", "paper-tight"]
     assert sound_convention("fixed-size").name == "replace-one-rdp"
     assert sound_convention("poisson").name == "poisson-rdp"
     assert [one.name for one in conventions_of("round-robin")] == ["round-robin-rdp"]
+
+
+def test_curves_have_steps_of_a_twentieth_up_to_10_and_of_a_half_up_to_60() -> None:
+    assert sound_convention("fixed-size").relation == "replace-one"
+    expected = [*(step / 20 for step in range(200)), *(step / 2 for step in range(20, 121))]
+    assert EPSILONS.tolist() == pytest.approx(expected, rel=1e-12)
 
 
 @pytest.mark.parametrize("noise", [2.0, 6.0])

@@ -179,12 +179,12 @@ def occurrences(users: Population, strings: Records) -> tuple[Ints, Ints]:
     index = NGrams(strings)
     offsets = np.concatenate([np.asarray(users.user_offsets), users.records + users.extra.offsets[1:]])
     in_records, in_users = np.zeros(index.groups, np.int64), np.zeros(index.groups, np.int64)
-    last_user = np.full(index.groups, -1)  # that a group occurred with; a user's records may lie in two pieces
+    last_user = np.zeros(index.groups, np.int64)  # that a group occurred with; a user's records may lie in two pieces
     for first in range(0, int(offsets[-1]), RECORDS):
         positions = np.arange(first, min(first + RECORDS, int(offsets[-1])))
         group, record = np.unique(np.stack(index.find(users.records_at(positions))), axis=1)
         in_records += np.bincount(group, minlength=index.groups)
-        user = offsets.searchsorted(positions[record], side="right") - 1
+        user = offsets.searchsorted(positions[record], side="right")  # from 1
         group, user = np.unique(np.stack([group, user]), axis=1)
         in_users += np.bincount(group[user != last_user[group]], minlength=index.groups)
         np.maximum.at(last_user, group, user)

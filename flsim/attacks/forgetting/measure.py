@@ -318,7 +318,8 @@ def measure_forgetting(
             "Text of held-out users is likelier than random words, whoever trained on it: bits of arm IN count against "
             "those of arm OUT, and there are no times by rank."
         )
-    return measure(pd.concat(tables, ignore_index=True), alpha, by_hardness, pool, notes)
+    observed = pd.concat(tables, ignore_index=True)
+    return measure(observed, alpha=alpha, by_hardness=by_hardness, pool=pool, notes=notes)
 
 
 def measure(
@@ -393,9 +394,8 @@ def _group(table: pd.DataFrame, alpha: float) -> tuple[list[dict[str, Any]], dic
     rows = [{"k": k} | _success(of_k) for k, of_k in at]
     total = table.groupby(["run", "canary"]).ngroups
     has_twin = bool(table["score_out"].notna().any())
-    bounds = [row["success_upper"] for row in rows if 2 * row["canaries"] >= total]
-    evaluated = [row["k"] for row in rows if 2 * row["canaries"] >= total]
-    time = forgetting_time(evaluated, bounds, alpha)
+    of_half = [row for row in rows if 2 * row["canaries"] >= total]
+    time = forgetting_time([row["k"] for row in of_half], [row["success_upper"] for row in of_half], alpha)
     about = {
         "canaries": total,
         "seeds": table["run"].nunique(),
@@ -403,7 +403,7 @@ def _group(table: pd.DataFrame, alpha: float) -> tuple[list[dict[str, Any]], dic
         "k_max": longest,
         "alpha": alpha,
         "time": time,
-        "is_censored": time is None if has_twin and evaluated else None,
+        "is_censored": time is None if has_twin and of_half else None,
         "least_alpha": success.least_alpha(2 * (total // 2)) if has_twin else None,
     }
     return rows, about

@@ -84,10 +84,15 @@ class _Node:
         self.fetched = np.zeros(0, np.int32)  # children so far, as indices of the allowed ids
         self.costs = np.zeros(0)  # of the children of the last fetch
         self.used = 0  # number of these
-        self.more = True  # whether there are children that were not fetched
 
     def fetch(self, children: NDArray[np.int64], costs: NDArray[np.float64], more: bool) -> None:
-        """Add the next cheapest children; rounding in another batch could put one before those already taken."""
+        """Add the next cheapest children; rounding in another batch could put one before those already taken.
+
+        Args:
+            children: indices of the allowed ids.
+            costs: of the children, ascending.
+            more: whether there are children that were not fetched.
+        """
         self.fetched = np.concatenate([self.fetched, children.astype(np.int32)])
         self.costs, self.used, self.more = np.maximum(costs, self.bound), 0, more
         self.bound = float(self.costs[-1]) if len(costs) else self.bound
