@@ -9,21 +9,21 @@ A notebook runs the same loop as `flsim run`:
 A state holds what a checkpoint holds. Any state can be the `start` of another simulation.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import pandas as pd
 
-from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.fedavg import AlgorithmName, FedAvgHParams, SamplerName
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import default_branch
 from flsim.base.errors import InputError, at_least_one, not_negative
-from flsim.base.extensions import CustomName, Option, by_content, configured, refuse_wrong_options
+from flsim.base.extensions import by_content, configured, refuse_wrong_options
 from flsim.base.machine import refuse_missing_device
-from flsim.base.types import refuse_other, refuse_other_types
+from flsim.base.settings import Count, Natural, Options, refuse_other, settings
 from flsim.canaries.in_corpus import planting_of, settled
 from flsim.canaries.population import Population, World
 from flsim.canaries.roster import roster_of
@@ -128,7 +128,7 @@ def refuse_impossible(seed: int, threads: int, device: str) -> None:
     refuse_missing_device(device)
 
 
-@dataclass(frozen=True)
+@settings
 class FedAvg:
     """Federated Averaging, or another federated algorithm, with its cohort, local training, server and privacy.
 
@@ -155,24 +155,21 @@ class FedAvg:
         >>> flsim.FedAvg(cohort=40, local=flsim.LocalSGD(learning_rate=0.5))   # doctest: +SKIP
     """
 
-    cohort: int = 500
-    algorithm: Annotated[str, CustomName("algorithm")] = "fedavg"
-    sampler: Annotated[str, CustomName("sampler")] = "fixed-size"
+    cohort: Count = 500
+    algorithm: AlgorithmName = "fedavg"
+    sampler: SamplerName = "fixed-size"
     local: LocalHParams = field(default_factory=LocalHParams)
     server: ServerOptimizerHParams = field(default_factory=ServerOptimizerHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
     canary_users: AuditHParams = field(default_factory=AuditHParams)
-    shards: int = 2
-    branch: int | None = None
-    algorithm_options: Mapping[str, Option] = field(default_factory=dict)
-    sampler_options: Mapping[str, Option] = field(default_factory=dict)
+    shards: Count = 2
+    branch: Natural | None = None
+    algorithm_options: Options = field(default_factory=dict)
+    sampler_options: Options = field(default_factory=dict)
     unit: ClassVar[Unit] = "user"
 
     def __post_init__(self) -> None:
-        kinds = {"local": "LocalSGD", "server": "ServerOptimizer", "privacy": "Privacy", "canary_users": "CanaryUsers"}
-        refuse_other_types(self, **kinds)
         refuse_wrong_options(self, "algorithm", "sampler")
-        at_least_one(cohort=self.cohort, shards=self.shards)
 
     @property
     def sampler_of_units(self) -> str:
@@ -185,7 +182,7 @@ class FedAvg:
         Raises:
             InputError: the settings do not fit the users or each other.
         """
-        settings = FedAvgHParams(
+        training = FedAvgHParams(
             **asdict(self.server),
             rounds=rounds,
             cohort=self.cohort,
@@ -197,7 +194,7 @@ class FedAvg:
         return FederatedTraining(
             planted.users,
             model,
-            settings,
+            training,
             self.local,
             self.privacy,
             seed,
@@ -242,7 +239,7 @@ def epsilon(state: State, delta: float | None = None, conventions: Iterable[str]
     return epsilons(state.ledger, first.sampler, chosen, conventions)
 
 
-@dataclass(frozen=True)
+@settings
 class Central:
     """Central training over records, with SGD, another optimizer, or DP-SGD.
 
@@ -258,9 +255,6 @@ class Central:
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
     unit: ClassVar[Unit] = "record"
     canary_users: ClassVar[AuditHParams] = AuditHParams()  # none, as there are no users
-
-    def __post_init__(self) -> None:
-        refuse_other_types(self, training="CentralSGD", privacy="Privacy")
 
     @property
     def sampler_of_units(self) -> str:

@@ -69,7 +69,7 @@ def test_no_record_drawn_is_never_planted_and_copies_that_were_removed_are_not(c
 
 
 def test_a_negative_number_is_refused() -> None:
-    with pytest.raises(InputError, match="controls must not be negative, found -1"):
+    with pytest.raises(InputError, match="controls must be at least 0, found -1"):
         CanaryHParams(controls=-1)
 
 

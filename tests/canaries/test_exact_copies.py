@@ -201,7 +201,7 @@ def test_each_number_is_a_configuration() -> None:
     ("settings", "message"),
     [
         (["insertions=[0]"], "insertions must be at least 1, found 0"),
-        (["insertions=[2, 2]"], "insertions must list different numbers, found [2, 2]"),
+        (["insertions=[2, 2]"], "insertions must list different values, found [2, 2]"),
         (["insertions=[2]", "p_u=[0.5]"], "insertions and p_u, p_e both say how often canaries occur"),
         (["insertions=[2]", "p_e=[0.5]"], "insertions and p_u, p_e both say how often canaries occur"),
         (["insertions=[1000]"], "10,000 copies of canaries do not fit into 192 training records; set fewer"),

@@ -224,9 +224,9 @@ def test_word_order_can_be_learned(tmp_path: Path) -> None:
         ({"heldout_users": -1}, "heldout_users must be at least 0, found -1"),
         ({"words_per_user": 0}, "words_per_user must be at least 1, found 0"),
         ({"topics": 0}, "topics must be at least 1, found 0"),
-        ({"heterogeneity": 0.0}, "heterogeneity must be above 0 and finite, found 0.0"),
-        ({"zipf": float("nan")}, "zipf must be above 0 and finite, found nan"),
-        ({"order": 1.5}, "order must be a probability, found 1.5"),
+        ({"heterogeneity": 0.0}, "heterogeneity must be above 0, found 0.0"),
+        ({"zipf": float("nan")}, "zipf must be a finite number, found nan"),
+        ({"order": 1.5}, "order must be at most 1, found 1.5"),
         ({"record_words": 11}, "record_words must be at least 12, found 11"),
     ],
 )

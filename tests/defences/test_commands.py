@@ -76,8 +76,8 @@ def test_help_has_an_example_and_fits_the_terminal(experiment: Experiment, comma
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["deduplicate", "corpus", "--near", "1.2"], "near must be a similarity above 0 and at most 1, found 1.2"),
-        (["deduplicate", "corpus", "--near", "0"], "near must be a similarity above 0 and at most 1, found 0"),
+        (["deduplicate", "corpus", "--near", "1.2"], "near must be at most 1, found 1.2"),
+        (["deduplicate", "corpus", "--near", "0"], "near must be above 0, found 0"),
         (["deduplicate", "corpus", "--within", "x"], "'x' is not one of 'corpus', 'user'"),
         (["deduplicate", "empty"], "empty: has 0 train records, but needs 1"),
         (["deduplicate", "nowhere"], "nowhere: not a corpus"),

@@ -190,11 +190,11 @@ def test_every_process_drops_the_same(make_corpus: MakeCorpus, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"near": 0.0}, "near must be a similarity above 0 and at most 1, found 0"),
-        ({"near": float("nan")}, "near must be a similarity"),
-        ({"near": 1.5}, "near must be a similarity"),
+        ({"near": 0.0}, "near must be above 0, found 0"),
+        ({"near": float("nan")}, "near must be a finite number"),
+        ({"near": 1.5}, "near must be at most 1"),
         ({"ngram": 0}, "ngram must be at least 1, found 0"),
-        ({"within": "village"}, "within must be corpus or user, found village"),
+        ({"within": "village"}, "within must be 'corpus' or 'user', found 'village'"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:

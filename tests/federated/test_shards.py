@@ -68,7 +68,7 @@ def test_large_runs_have_branches_unless_the_settings_say_otherwise(
 
 
 def test_a_negative_branch_is_refused() -> None:
-    with pytest.raises(InputError, match="branch must not be negative, found -1"):
+    with pytest.raises(InputError, match="branch must be at least 0, found -1"):
         SystemHParams(branch=-1)
 
 

@@ -191,5 +191,5 @@ def test_numbers_that_nothing_can_be_fitted_to(scores: dict[str, float], referen
 def test_settings_that_make_no_sense() -> None:
     with pytest.raises(InputError, match="resamples must be at least 100"):
         ExtrapolationHParams(resamples=10)
-    with pytest.raises(InputError, match="between 0 and 1"):
+    with pytest.raises(InputError, match=r"confidence must be (above 0|below 1)"):
         ExtrapolationHParams(confidence=0)

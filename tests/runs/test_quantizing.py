@@ -55,7 +55,7 @@ def test_the_new_run_is_measured_by_rounded_weights(experiment: Experiment) -> N
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("run", "--out", "new", "--bits", "1"), "weight_bits must be from 2 to 16, found 1"),
+        (("run", "--out", "new", "--bits", "1"), "weight_bits must be at least 2, found 1"),
         (("nothing", "--out", "new"), "nothing: not a run folder"),
         (("run", "--out", "run"), "run: exists already"),
         (("bare", "--out", "new"), "bare: has no evaluated checkpoint"),
@@ -80,7 +80,7 @@ def test_the_command_prints_both(experiment: Experiment) -> None:
 
 def test_bits_out_of_range_are_refused() -> None:
     for bits in (1, 17):
-        with pytest.raises(InputError, match=f"weight_bits must be from 2 to 16, found {bits}"):
+        with pytest.raises(InputError, match=f"weight_bits must be at (least 2|most 16), found {bits}"):
             EvaluationHParams(weight_bits=bits)
 
 

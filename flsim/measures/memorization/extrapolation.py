@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from math import exp, log, log2, pi, sqrt
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
+from flsim.base.settings import Level, Whole, bounds, settings
 from flsim.measures.memorization.exposure import CONFIDENCE, Exposure, exposure_interval
 
 # The skew-normal distribution, by maximum likelihood, and its distribution function far into the lower tail.
@@ -163,7 +164,7 @@ BINS, WIDEST = 1024, 6
 FINE = 8_192  # bins of a larger sample, whose counts are fitted: of two million scores in 1.5 s in place of 29
 
 
-@dataclass(frozen=True)
+@settings
 class ExtrapolationHParams:
     """Settings of the bootstrap of a fit.
 
@@ -172,14 +173,8 @@ class ExtrapolationHParams:
         confidence: coverage of an interval, for scores that are skew-normal.
     """
 
-    resamples: int = 200
-    confidence: float = CONFIDENCE
-
-    def __post_init__(self) -> None:
-        if self.resamples < 100:
-            raise InputError(f"resamples must be at least 100, found {self.resamples}")
-        if not 0 < self.confidence < 1:
-            raise InputError(f"confidence must be between 0 and 1, found {self.confidence}")
+    resamples: Annotated[Whole, bounds(ge=100)] = 200
+    confidence: Level = CONFIDENCE
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from flsim.base.errors import InputError, at_least_one
+from flsim.base.settings import Count, Positive, settings
 from flsim.measures.memorization.score import nats, rows_at_once
 from flsim.measures.memorization.template import Template, cheapest
 from flsim.models.language_model import LanguageModel
@@ -19,7 +19,7 @@ from flsim.models.language_model import LanguageModel
 PIECE = 2**13  # continuations that are sampled at once: shared beginnings are read once
 
 
-@dataclass(frozen=True)
+@settings
 class GenerationHParams:
     """Settings of sampling from the model.
 
@@ -29,14 +29,9 @@ class GenerationHParams:
         top_k: number of the likeliest allowed tokens to draw from; None for all.
     """
 
-    samples: int = 10_000
-    temperature: float = 1.0
-    top_k: int | None = None
-
-    def __post_init__(self) -> None:
-        at_least_one(samples=self.samples, top_k=1 if self.top_k is None else self.top_k)
-        if not 0 < self.temperature < inf:
-            raise InputError(f"temperature must be above 0 and finite, found {self.temperature:g}")
+    samples: Count = 10_000
+    temperature: Positive = 1.0
+    top_k: Count | None = None
 
 
 @dataclass(frozen=True)

@@ -8,15 +8,16 @@ model meet it, and each is weighted by how much rarer it is among uniform ones.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp, log, log2
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flsim.base.errors import InputError, at_least_one
+from flsim.base.errors import InputError
 from flsim.base.rng import stream
+from flsim.base.settings import Count, Level, Natural, NotNegative, bounds, settings
 from flsim.measures.memorization.exposure import CONFIDENCE, Exposure
 from flsim.measures.memorization.random_sampling import TIE
 from flsim.measures.memorization.score import log_perplexity, nats, rows_at_once
@@ -190,7 +191,7 @@ def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
     return {power: every[power] / total for power in sorted(every)}
 
 
-@dataclass(frozen=True)
+@settings
 class ImportanceHParams:
     """Settings of sampling the space.
 
@@ -204,19 +205,14 @@ class ImportanceHParams:
         confidence: coverage of an interval, such as 0.95.
     """
 
-    samples: int = 20_000
-    pilot: int = 2_000
-    powers: tuple[float, ...] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
-    shares: tuple[tuple[float, float], ...] = ((0.0, 0.1), (1.0, 0.9))
-    confidence: float = CONFIDENCE
+    samples: Count = 20_000
+    pilot: Natural = 2_000
+    powers: Annotated[tuple[NotNegative, ...], bounds(min_length=1)] = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
+    shares: tuple[tuple[float, NotNegative], ...] = ((0.0, 0.1), (1.0, 0.9))
+    confidence: Level = CONFIDENCE
 
     def __post_init__(self) -> None:
-        at_least_one(samples=self.samples, powers=len(self.powers))
-        if self.pilot < 0 or min(self.powers) < 0:
-            raise InputError("pilot and powers of importance sampling must not be negative")
-        if not 0 < self.confidence < 1:
-            raise InputError(f"confidence must be between 0 and 1, found {self.confidence}")
-        if dict(self.shares).get(0.0, 0.0) <= 0 or min(share for _, share in self.shares) < 0:
+        if dict(self.shares).get(0.0, 0.0) <= 0:
             raise InputError(
                 "shares of importance sampling must give power 0 some, so that no sequence is out of reach"
             )

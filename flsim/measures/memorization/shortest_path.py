@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flsim.base.errors import at_least_one
+from flsim.base.settings import Count, settings
 from flsim.measures.memorization.beam_search import beam_searches
 from flsim.measures.memorization.score import nats, rows_at_once
 from flsim.measures.memorization.template import Template, cheapest
@@ -27,7 +27,7 @@ CHILDREN = 32  # of a node in one fetch; more of them cost another evaluation of
 BEAMS = 5  # least width of the beam search for the first answers
 
 
-@dataclass(frozen=True)
+@settings
 class ShortestPathHParams:
     """Limits of the search.
 
@@ -37,12 +37,9 @@ class ShortestPathHParams:
         frontier: the most nodes kept in memory, 1.2 KB each; beyond it the costlier half is given up.
     """
 
-    count: int = 1
-    nodes: int = 1_000_000
-    frontier: int = 1_000_000
-
-    def __post_init__(self) -> None:
-        at_least_one(count=self.count, nodes=self.nodes, frontier=self.frontier)
+    count: Count = 1
+    nodes: Count = 1_000_000
+    frontier: Count = 1_000_000
 
 
 @dataclass(frozen=True)
