@@ -141,7 +141,6 @@ def test_greedy_by_one_pass_is_what_generation_writes(architecture: str) -> None
     [
         ({"top_p": 0.0}, "top_p must be above 0, found 0"),
         ({"top_p": 1.01}, "top_p must be at most 1, found 1.01"),
-        ({"top_p": math.nan}, "top_p must be above 0"),
         ({"top_k": -1}, "top_k must be at least 0, found -1"),
         ({"temperature": 0.0}, "temperature must be above 0, found 0"),
         ({"temperature": math.inf}, "temperature must be a finite number, found inf"),

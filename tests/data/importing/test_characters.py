@@ -137,5 +137,5 @@ def test_refusals_are_one_line(tmp_path: Path, flsim: Flsim, options: tuple[obje
 
 
 def test_units_are_words_or_characters() -> None:
-    with pytest.raises(InputError, match="by must be one of words, characters, found 'bytes'"):
+    with pytest.raises(InputError, match="by must be 'words' or 'characters', found 'bytes'"):
         ImportHParams(by="bytes")  # type: ignore[arg-type]
