@@ -12,16 +12,14 @@ A state holds what a checkpoint holds. Any state can be the `start` of another s
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import ClassVar
 
 import pandas as pd
 
-from flsim.algorithms.fedavg import AlgorithmName, FedAvgHParams, SamplerName
-from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.fedavg import AlgorithmName, SamplerName
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import default_branch
 from flsim.base.errors import InputError, at_least_one, not_negative
-from flsim.base.extensions import by_content, configured, refuse_wrong_options
+from flsim.base.extensions import refuse_wrong_options
 from flsim.base.machine import refuse_missing_device
 from flsim.base.settings import Count, Natural, Options, refuse_other, settings
 from flsim.canaries.in_corpus import planting_of, settled
@@ -33,15 +31,23 @@ from flsim.data.corpus import Corpus
 from flsim.data.kept import Shadow, kept
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
-from flsim.privacy.ledger import Unit, epsilons
+from flsim.privacy.ledger import epsilons
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.update_canaries import AuditHParams
-from flsim.training.central import CentralHParams, CentralTraining
-from flsim.training.central.records import Order
+from flsim.runs.config import (
+    CentralConfig,
+    CentralTrainingHParams,
+    Config,
+    DataHParams,
+    FederatedConfig,
+    SystemHParams,
+    TrainingHParams,
+)
+from flsim.training.central import CentralHParams
 from flsim.training.engines import threads as threads_of_torch
 from flsim.training.hparams import LocalHParams
 from flsim.training.own_model import refuse_unfit
-from flsim.training.state import State, Training
+from flsim.training.state import State
 
 
 @dataclass(frozen=True)
@@ -166,23 +172,13 @@ class FedAvg:
     branch: Natural | None = None
     algorithm_options: Options = field(default_factory=dict)
     sampler_options: Options = field(default_factory=dict)
-    unit: ClassVar[Unit] = "user"
 
     def __post_init__(self) -> None:
         refuse_wrong_options(self, "algorithm", "sampler")
 
-    @property
-    def sampler_of_units(self) -> str:
-        """Return the sampler of users, as a ledger names it."""
-        return by_content(configured(self, "sampler"))
-
-    def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
-        """Return the training of these users.
-
-        Raises:
-            InputError: the settings do not fit the users or each other.
-        """
-        training = FedAvgHParams(
+    def config(self, planted: Planted, model: ModelHParams, rounds: int, seed: int) -> Config:
+        """Return the settings of the run that trains these users; raise InputError where they do not fit each other."""
+        training = TrainingHParams(
             **asdict(self.server),
             rounds=rounds,
             cohort=self.cohort,
@@ -191,17 +187,15 @@ class FedAvg:
             algorithm_options=self.algorithm_options,
             sampler_options=self.sampler_options,
         )
-        return FederatedTraining(
-            planted.users,
-            model,
-            training,
-            self.local,
-            self.privacy,
+        branch = default_branch(self.shards) if self.branch is None else self.branch
+        return FederatedConfig(
+            DataHParams(planted.corpus.path, planted.world),
             seed,
-            self.shards,
-            device=device,
-            length=rounds,
-            branch=default_branch(self.shards) if self.branch is None else self.branch,
+            model=model,
+            privacy=self.privacy,
+            training=training,
+            local=self.local,
+            system=SystemHParams(shards=self.shards, branch=branch),
             audit=self.canary_users,
         )
 
@@ -253,25 +247,12 @@ class Central:
 
     training: CentralHParams = field(default_factory=CentralHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
-    unit: ClassVar[Unit] = "record"
-    canary_users: ClassVar[AuditHParams] = AuditHParams()  # none, as there are no users
 
-    @property
-    def sampler_of_units(self) -> str:
-        """Return the sampler of records, as a ledger names it."""
-        return "fixed-size" if self.privacy.mechanism == "none" else "poisson"
-
-    def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
-        """Return the training over these users' records.
-
-        Raises:
-            InputError: the settings do not fit the users or each other.
-        """
-        is_private = self.privacy.mechanism != "none"
-        order: Order = "iid" if is_private or planted.world == "iid" else "sequence"
-        return CentralTraining(
-            planted.users, self.training, seed, order, self.privacy, rounds, device=device, model=model
-        )
+    def config(self, planted: Planted, model: ModelHParams, rounds: int, seed: int) -> Config:  # noqa: ARG002 (in steps)
+        """Return the settings of the run that trains on these users' records."""
+        training = CentralTrainingHParams(**asdict(self.training))
+        data = DataHParams(planted.corpus.path, planted.world)
+        return CentralConfig(data, seed, model=model, privacy=self.privacy, training=training)
 
 
 def simulate(
@@ -323,7 +304,7 @@ def simulate(
     if start is not None:
         refuse_other(State, "a state of flsim.simulate", start=start)
         restore(start.params, model, planted.corpus.layout.vocabulary_size)  # raises where it is of another model
-    training = algorithm.training_of(planted, model, rounds, seed, device)
+    training = algorithm.config(planted, model, rounds, seed).training_of(planted.users, rounds, device)
     is_wanted = every if callable(every) else lambda round_: round_ % every == 0
     return _on_threads(training.states(start or training.first_state(), rounds, is_wanted), threads)
 

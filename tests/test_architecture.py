@@ -29,7 +29,7 @@ MAY_IMPORT: dict[str, set[str]] = {
     "defences": {"canaries", "data", "models", "training"},
     "evaluation": {"canaries", "data", "measures", "models", "results"},
     "show": {"measures", "results"},
-    "simulation": {"algorithms", "canaries", "data", "models", "privacy", "training"},
+    "simulation": {"algorithms", "canaries", "data", "models", "privacy", "runs", "training"},
     "runs": {
         "algorithms",
         "canaries",

@@ -27,6 +27,7 @@ from flsim.training import central
 from flsim.training.central import CentralTraining, train_central
 from flsim.training.central.records import Order
 from flsim.training.state import State
+from server.central.steps import train
 
 RECORDS = 24 * 8
 PRIVATE = (
@@ -280,3 +281,11 @@ def test_a_central_run_has_no_clients_and_a_federated_one_no_steps(make_run: Cal
     with pytest.raises(InputError, match="training is central, which has no clients"):
         _ = run.federated
     assert (run.rounds, run.population, math.isclose(run.delta, 1 / 1_920)) == (40, RECORDS, True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")
+def test_a_node_without_the_gpu_that_ray_counts_is_refused(make_run: Callable[..., Run]) -> None:
+    with pytest.raises(
+        InputError, match=r'system\.device is "cuda", but torch finds no GPU on the node that Ray chose'
+    ):
+        next(train(make_run("system.device=cuda").path, gpus=1.0))

@@ -5,6 +5,7 @@ Settings that are made in Python have the declared types: a truth value is no nu
 has no pydantic; settings are not checked there.
 """
 
+import inspect
 import math
 import sys
 from collections.abc import Callable, Mapping
@@ -12,7 +13,7 @@ from dataclasses import dataclass, field, fields
 from functools import wraps
 from numbers import Number, Real
 from types import NoneType, UnionType
-from typing import Annotated, Any, TypeVar, dataclass_transform
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
 
 from flsim.base.errors import InputError
 
@@ -95,6 +96,9 @@ def settings(kind: type[Kind]) -> type[Kind]:
             raise input_error(error, kind) from error
 
     made.__init__ = init
+    types, as_declared = get_type_hints(made), inspect.signature(made)
+    plain = [value.replace(annotation=types[name]) for name, value in as_declared.parameters.items()]
+    made.__signature__ = as_declared.replace(parameters=plain)  # `help` then shows types without the bounds
     return made  # type: ignore[no-any-return]
 
 

@@ -93,7 +93,7 @@ def test_each_round_trains_on_what_is_planted_in_it(
     always, sometimes = planted_in(experiment, world)
     model = flsim.Model(4, 4)
     *_, last = flsim.simulate(sometimes, model, algorithm, ROUNDS, every=ROUNDS)
-    training = algorithm.training_of(always, model, ROUNDS, 0, "cpu")
+    training = algorithm.config(always, model, ROUNDS, 0).training_of(always.users, ROUNDS)
     expected = training.first_state()
     for round_ in range(1, ROUNDS + 1):
         users = of_round(always.users, round_)

@@ -21,6 +21,7 @@ from flsim.training.central import CentralTraining
 from flsim.training.update import UpdateSum
 
 ROUNDS = 6
+MODEL = flsim.Model(4, 4)
 GRID = "p_u = [0.2]\np_e = [0.5, 1.0]\n"
 INJECTED: dict[str, Any] = {"injections": (3, 4), "injection_users": 2, "injection_copies": 5, "count": 3}
 WORLDS = pytest.mark.parametrize("world", ["iid", "non-iid"])
@@ -92,7 +93,7 @@ def test_a_rounds_sum_is_that_of_arm_out_and_of_its_pseudo_users(
 ) -> None:
     arms = [planted(experiment, world, arm=arm) for arm in ("in", "out")]
     algorithm = flsim.FedAvg(cohort=12, shards=shards, branch=0)
-    inside, outside = (algorithm.training_of(arm, flsim.Model(4, 4), ROUNDS, 0, "cpu") for arm in arms)
+    inside, outside = (algorithm.config(arm, MODEL, ROUNDS, 0).training_of(arm.users, ROUNDS) for arm in arms)
     assert isinstance(inside, FederatedTraining)
     assert isinstance(outside, FederatedTraining)
     # One user after another, so that who else is in a group does not change how an update is rounded.
@@ -112,7 +113,7 @@ def test_a_rounds_sum_is_that_of_arm_out_and_of_its_pseudo_users(
 def test_a_steps_batch_is_extended_by_injected_records(experiment: Experiment, privacy: flsim.Privacy) -> None:
     arms = [planted(experiment, arm=arm) for arm in ("in", "out")]
     algorithm = flsim.Central(flsim.CentralSGD(batch_size=40), privacy)
-    inside, outside = (algorithm.training_of(arm, flsim.Model(4, 4), ROUNDS, 0, "cpu") for arm in arms)
+    inside, outside = (algorithm.config(arm, MODEL, ROUNDS, 0).training_of(arm.users, ROUNDS) for arm in arms)
     assert isinstance(inside, CentralTraining)
     assert isinstance(outside, CentralTraining)
     one, other = inside.chunk(0, ROUNDS), outside.chunk(0, ROUNDS)

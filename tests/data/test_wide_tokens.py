@@ -118,7 +118,7 @@ def test_three_rounds_and_what_they_memorized(wide: Corpus, world: World) -> Non
     algorithm = flsim.FedAvg(cohort=4, local=flsim.LocalSGD(batch_size=2, max_records=3, learning_rate=1.0))
     states = list(flsim.simulate(planted, model, algorithm, rounds=3))
     assert [state.round for state in states] == [1, 2, 3]
-    oracle = algorithm.training_of(planted, model, 3, 0, "cpu")
+    oracle = algorithm.config(planted, model, 3, 0).training_of(planted.users, 3)
     assert isinstance(oracle, FederatedTraining)
     (first,) = replace(oracle, engine="local").states(oracle.first_state(), 1)
     for name, value in first.params.items():

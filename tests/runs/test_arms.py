@@ -43,12 +43,11 @@ def new_run(twin: Path, folder: Path, *overrides: str) -> Run:
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        (WINDOWED, 5),
         ((*WINDOWED, *PRIVATE), 5),
         ((*COMMON, "canaries.windows=[[0.6, 1]]"), 5),
         ((*INJECTED, "canaries.injections=[6]", "canaries.count=4", "canaries.injection_copies=3"), 6),
     ],
-    ids=["rounds", "private", "shares", "injections"],
+    ids=["private", "shares", "injections"],
 )
 def test_the_rest_is_the_same_to_the_bit(
     trained_here: Trained, tmp_path: Path, settings: tuple[str, ...], parts: int

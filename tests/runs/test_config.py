@@ -191,11 +191,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load(tmp_path / "nowhere.toml")
 
 
-def test_overrides_set_values_and_make_sections(tmp_path: Path) -> None:
-    config = read(tmp_path, MINIMAL, "training.rounds=7", "data.world=iid", "canaries.p_u=[0.5, 0.25]", "seed=3")
-    assert (config.training.rounds, config.data.world, config.canaries.p_u, config.seed) == (7, "iid", (0.5, 0.25), 3)
-
-
 @pytest.mark.parametrize("override", ["training.rounds", "=3", "a..b=1", "seed.x=1"])
 def test_malformed_overrides_are_refused(tmp_path: Path, override: str) -> None:
     with pytest.raises(InputError, match="--set"):
@@ -209,16 +204,29 @@ def test_what_is_dumped_loads_to_the_same(tmp_path: Path) -> None:
         assert load(tmp_path / "dumped.toml") == config
 
 
+CHANGES = ("seed=1", "data.world=iid", "model.units=9", "canaries.count=3")
+CHANGES_NOTHING = ("evaluation.every=1", "data.corpus='x'", "training.epochs=9")
+
+
 @pytest.mark.parametrize(
-    "override", ["seed=1", "data.world=iid", "local.epochs=2", "model.units=9", "canaries.count=3", "training.cohort=5"]
+    ("text", "changes", "changes_nothing"),
+    [
+        (MINIMAL, ("local.epochs=2", "training.cohort=5"), ("system.shards=9", "training.rounds=1")),
+        (
+            CENTRAL,
+            ("training.batch_size=9", "training.optimizer=adam"),
+            ("training.steps=9", "training.order=sequence", "system.physical_batch=1"),
+        ),
+    ],
 )
-def test_the_digest_follows_what_changes_results(tmp_path: Path, override: str) -> None:
-    assert read(tmp_path, MINIMAL, override).digest != read(tmp_path, MINIMAL).digest
-
-
-@pytest.mark.parametrize("override", ["system.shards=9", "training.rounds=1", "evaluation.every=1", "data.corpus='x'"])
-def test_the_digest_leaves_out_what_a_run_may_be_resumed_with(tmp_path: Path, override: str) -> None:
-    assert read(tmp_path, MINIMAL, override).digest == read(tmp_path, MINIMAL).digest
+def test_the_digest_follows_what_changes_results(
+    tmp_path: Path, text: str, changes: tuple[str, ...], changes_nothing: tuple[str, ...]
+) -> None:
+    """What a run may be resumed with is no part of it."""
+    digest = read_any(tmp_path, text).digest
+    assert all(read_any(tmp_path, text, override).digest != digest for override in CHANGES + changes)
+    assert all(read_any(tmp_path, text, override).digest == digest for override in CHANGES_NOTHING + changes_nothing)
+    assert read_central(tmp_path).digest != read(tmp_path, MINIMAL).digest
 
 
 def test_paths_of_overrides_are_the_working_directory_s_and_those_of_a_file_its_folder_s(
@@ -267,26 +275,6 @@ def test_a_federated_file_is_no_central_one(tmp_path: Path) -> None:
         "training.rounds, training.cohort, local, system.shards: of federated training, but training.kind is "
         '"central"; remove what does not belong to it'
     )
-
-
-@pytest.mark.parametrize("override", ["training.batch_size=9", "training.optimizer=adam", "data.world=iid", "seed=1"])
-def test_the_digest_of_a_central_run_follows_what_changes_results(tmp_path: Path, override: str) -> None:
-    assert read_central(tmp_path, override).digest != read_central(tmp_path).digest
-    assert read_central(tmp_path).digest != read(tmp_path, MINIMAL).digest
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "training.epochs=9",
-        "training.steps=9",
-        "training.order=sequence",
-        "system.physical_batch=1",
-        "evaluation.every=1",
-    ],
-)
-def test_a_central_run_may_be_resumed_for_longer(tmp_path: Path, override: str) -> None:
-    assert read_central(tmp_path, override).digest == read_central(tmp_path).digest
 
 
 def test_the_default_of_a_removed_setting_is_still_read_and_other_values_are_refused(tmp_path: Path) -> None:

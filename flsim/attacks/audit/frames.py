@@ -104,13 +104,15 @@ def audit_simulation(
     )
     users = planted.users
     injected = np.unique(users.extra.rounds[users.extra.rounds >= 0]) + 1
-    training = algorithm.training_of(planted, model, max(1, state.round), seed, "cpu")
+    rounds = max(1, state.round)
+    config = algorithm.config(planted, model, rounds, seed)
+    training = config.training_of(users, rounds, "cpu")
     audited = Audited(
-        algorithm.unit,
-        algorithm.sampler_of_units,
-        algorithm.privacy,
-        len(users) if algorithm.unit == "user" else int(users.user_offsets[-1]),
-        algorithm.canary_users,
+        config.unit,
+        config.sampler,
+        config.privacy,
+        len(users) if config.unit == "user" else int(users.user_offsets[-1]),
+        config.canary_users,
         seed,
         planted.canaries,
         lambda: users,

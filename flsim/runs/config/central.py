@@ -163,7 +163,7 @@ class CentralConfig(Config):
         self,
         users: Population | Split,
         rounds: int,
-        device: str | None = None,  # noqa: ARG002 (a setting says it)
+        device: str | None = None,
         user_states: UserStates | None = None,  # noqa: ARG002 (records keep nothing)
         micro_cohorts: MicroCohorts | None = None,  # noqa: ARG002 (there are no cohorts)
     ) -> CentralTraining:
@@ -174,7 +174,7 @@ class CentralConfig(Config):
             self.order,
             self.privacy,
             rounds,
-            self.system.device,
+            device or self.system.device,
             self.system.engine,
             self.system.physical_batch,
             self.model,

@@ -20,6 +20,7 @@ from flsim.runs.config.files import KINDS
 
 FORM = "path/to/file.py:NAME"
 VOCABULARY = 10_000  # token ids, for which parameters of architectures are counted: the paper's
+BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "text"}
 
 
@@ -170,7 +171,10 @@ def _type(hint: Any) -> tuple[str, str]:
     if get_origin(hint) is Annotated:
         kind, *marks = get_args(hint)
         custom = [mark for mark in marks if isinstance(mark, CustomName)]
-        return ("name", f"One of: {', '.join(custom[0].built_in)}, or your own as {FORM}.") if custom else _type(kind)
+        if custom:
+            return "name", f"One of: {', '.join(custom[0].built_in)}, or your own as {FORM}."
+        type_, choices = _type(kind)
+        return type_, f"{choices} {_bounds(marks)}".strip()
     if get_origin(hint) is Literal:
         names = get_args(hint)
         return "name", f"One of: {', '.join(names)}." if len(names) > 1 else ""
@@ -178,6 +182,14 @@ def _type(hint: Any) -> tuple[str, str]:
         kind, choices = _type(get_args(hint)[0])
         return f"list of {_plural(kind)}", choices.replace("One of", "Any of")
     return TYPES.get(hint, "table of numbers or text"), ""
+
+
+def _bounds(marks: Sequence[Any]) -> str:
+    """Return a sentence on the bounds of a number; empty without any."""
+    limits = [limit for mark in marks for limit in getattr(mark, "metadata", ())]
+    values = [(item.name, getattr(limit, item.name)) for limit in limits for item in fields(limit)]
+    text = " and ".join(f"{BOUNDS[name]} {value:g}" for name, value in values if name in BOUNDS)
+    return f"{text.capitalize()}." if text else ""
 
 
 def _plural(kind: str) -> str:
