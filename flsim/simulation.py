@@ -28,7 +28,7 @@ from flsim.canaries.roster import roster_of
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.canaries.twin import make_twin
 from flsim.data.corpus import Corpus
-from flsim.data.kept import Shadow, kept
+from flsim.data.kept import Shadow
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.ledger import epsilons
@@ -109,9 +109,7 @@ def plant(
     not_negative(seed=seed)
     refuse_other(CanaryHParams | None, "a flsim.Canaries", canaries=canaries)
     opened = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
-    if world not in ("iid", "non-iid"):
-        raise InputError(f'world must be "iid" or "non-iid", found {world!r}')
-    split = kept(opened.split("train"), user_holdout, shadow, seed)
+    split = DataHParams(opened.path, world, user_holdout, shadow).kept(opened.split("train"), seed)
     planting = planting_of(opened, settled(opened, canaries or CanaryHParams()), seed, split, rounds)
     overlay, twin = planting.overlay, None
     if world == "iid":

@@ -23,8 +23,7 @@ from flsim.canaries.roster import write_roster
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus
 from flsim.runs.config import load
-from flsim.runs.folder import Run
-from flsim.runs.participation import participation
+from flsim.runs.folder import Run, participation
 from flsim.training.state import State
 
 BOUNDS = [(2, 3), (3, None), (None, 2), (None, None)]  # first and last round, from 1

@@ -24,8 +24,7 @@ from flsim.results.frames import frames
 from flsim.results.store import read_run
 from flsim.results.trace import trace
 from flsim.runs.config import load
-from flsim.runs.folder import Run
-from flsim.runs.participation import participation
+from flsim.runs.folder import Run, participation
 from flsim.show.trace import to_text
 from flsim.training.state import State
 

@@ -14,8 +14,7 @@ from flsim.base.errors import InputError
 from flsim.canaries.roster import read_roster
 from flsim.canaries.spec import CanaryHParams, injection_bounds
 from flsim.runs.config import load
-from flsim.runs.folder import Run
-from flsim.runs.participation import participation
+from flsim.runs.folder import Run, participation
 from flsim.simulation import Planted
 from flsim.training.central import CentralTraining
 from flsim.training.update import UpdateSum

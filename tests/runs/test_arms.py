@@ -15,9 +15,8 @@ from flsim.results.rows import rows_in
 from flsim.results.store import read_run
 from flsim.runs.arms import begin_from
 from flsim.runs.config import load
-from flsim.runs.config.arms import settings_of_both
-from flsim.runs.folder import Run
-from flsim.runs.participation import participation
+from flsim.runs.config.base import settings_of_both
+from flsim.runs.folder import Run, participation
 
 COMMON = ("training.rounds=8", "canaries.p_u=[0.1]", "canaries.p_e=[0.5]", "canaries.count=12")
 WINDOWED = (*COMMON[:-1], "canaries.count=6", "canaries.windows=[[5, 7], [6, 8]]")

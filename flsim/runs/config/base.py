@@ -3,7 +3,7 @@
 import json
 import math
 from abc import ABC, abstractmethod
-from dataclasses import MISSING, Field, asdict, field, fields
+from dataclasses import MISSING, Field, asdict, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -279,7 +279,7 @@ class Config(ABC):
 
     @abstractmethod
     def meetings(self, users: Population, rounds: int) -> Meetings:
-        """Return which user met which canary in which of `rounds` rounds; see `flsim.runs.participation`."""
+        """Return which user met which canary in which of `rounds` rounds; see `flsim.runs.folder.participation`."""
 
     @abstractmethod
     def records_read(self, users: Population, rounds: int) -> Flags:
@@ -348,3 +348,20 @@ class Config(ABC):
         Raises:
             InputError: training cannot begin.
         """
+
+
+# The arms of a run: IN plants canaries in its windows, OUT never does.
+
+
+def settings_of_both(settings: Config) -> str:
+    """Return a digest of settings that both arms of a seed share."""
+    return replace(settings, canaries=replace(settings.canaries, arm="in")).digest
+
+
+def shared_rounds(settings: Config, rounds: int) -> int:
+    """Return the number of rounds after which one arm can go on with a checkpoint of the other, out of `rounds`.
+
+    Both are equal to the bit until the first window begins. What users keep between rounds is not in checkpoints, so
+    that arms of algorithms with such states share nothing.
+    """
+    return 0 if settings.slots_kept_by_users else settings.canaries.parting(rounds)
