@@ -252,7 +252,6 @@ def test_a_diverging_run_stops_with_the_step_and_the_last_good_checkpoint(centra
         (("system.gpus=0.5",), 'gpus is for device "cuda"'),
         (("system.device=cuda", "system.gpus=1.5"), "gpus must be at most 1, found 1.5"),
         (("system.workers=2",), "system.workers = 2 was removed: one process trains; remove the setting"),
-        (("system.retries=-1",), "retries must be at least 0, found -1"),
         (("model.architecture=gru", "training.precision=bf16"), 'architecture "gru" trains in float32; training.prec'),
         (("model.architecture=transformer", "model.heads=3"), "embedding must be a multiple of heads, found embedding"),
         (("local.epochs=2",), 'local: of federated training, but training.kind is "central"'),

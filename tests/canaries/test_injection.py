@@ -51,7 +51,6 @@ def test_round_of_an_injection(at: float, rounds: int | None, round_: int) -> No
         ({"injections": (1.5,)}, "fractions of training below 1, or whole numbers"),
         ({"injections": (-1,)}, "fractions of training below 1, or whole numbers"),
         ({"injections": (0.5, 0.5)}, "must list different values"),
-        ({"injections": (0.5,), "injection_users": 0}, "injection_users must be at least 1"),
         ({"injection_copies": 2}, "injection_copies is of injections"),
     ],
 )

@@ -11,7 +11,6 @@ from helpers import MakeCorpus
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.canaries.in_corpus import Planted, plant_corpus
 from flsim.canaries.spec import CanaryHParams
@@ -185,18 +184,3 @@ def test_every_process_drops_the_same(make_corpus: MakeCorpus, tmp_path: Path) -
         subprocess.run(command, cwd=tmp_path, env={**os.environ, "PYTHONHASHSEED": number}, check=True, stdout=-3)
         digests.add(Corpus.open(tmp_path / number).digest)
     assert len(digests) == 1
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"near": 0.0}, "near must be above 0, found 0"),
-        ({"near": float("nan")}, "near must be a finite number"),
-        ({"near": 1.5}, "near must be at most 1"),
-        ({"ngram": 0}, "ngram must be at least 1, found 0"),
-        ({"within": "village"}, "within must be 'corpus' or 'user', found 'village'"),
-    ],
-)
-def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        DeduplicationHParams(**settings)  # type: ignore[arg-type]

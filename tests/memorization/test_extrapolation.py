@@ -186,10 +186,3 @@ def test_beyond_a_hundred_bits() -> None:
 def test_numbers_that_nothing_can_be_fitted_to(scores: dict[str, float], references: list[float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         extrapolate(scores, torch.tensor(references, dtype=torch.float64), QUICK, 0)
-
-
-def test_settings_that_make_no_sense() -> None:
-    with pytest.raises(InputError, match="resamples must be at least 100"):
-        ExtrapolationHParams(resamples=10)
-    with pytest.raises(InputError, match=r"confidence must be (above 0|below 1)"):
-        ExtrapolationHParams(confidence=0)

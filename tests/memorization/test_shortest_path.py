@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, random_model
 from memorization.table_model import CELLS, VOCABULARY, TableModel
 
-from flsim.base.errors import Diverged, InputError
+from flsim.base.errors import Diverged
 from flsim.measures.memorization import score
 from flsim.measures.memorization import shortest_path as module
 from flsim.measures.memorization.beam_search import beam_searches
@@ -168,9 +168,3 @@ def test_values_that_are_not_finite_are_refused() -> None:
         model.gate_bias[0] = math.nan
     with pytest.raises(Diverged, match="not finite"):
         shortest_path(model, torch.tensor([LAYOUT.bos]), Template.words(LAYOUT, 2))
-
-
-@pytest.mark.parametrize("name", ["count", "nodes", "frontier"])
-def test_limits_are_positive(name: str) -> None:
-    with pytest.raises(InputError, match=f"{name} must be at least 1"):
-        ShortestPathHParams(**{name: 0})

@@ -1,12 +1,10 @@
 """The model of the paper: its size, its equations, and that stepping is reading."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.base.errors import InputError
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import loss_sum
@@ -95,9 +93,3 @@ def test_loss_counts_real_positions_only() -> None:
     log_probs = model(inputs).log_softmax(-1)
     assert count == 3
     torch.testing.assert_close(loss, -(log_probs[0, 0, 3] + log_probs[0, 1, 19] + log_probs[1, 0, 19]))
-
-
-@pytest.mark.parametrize("sizes", [(0, 4), (4, 0)])
-def test_bad_sizes_are_refused(sizes: tuple[int, int]) -> None:
-    with pytest.raises(InputError, match="must be at least 1, found 0"):
-        ModelHParams(*sizes)

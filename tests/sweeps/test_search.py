@@ -137,11 +137,9 @@ def test_a_trial_that_diverges_at_the_end_is_worse_than_any_other() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"trials": 7}, "trials must be at least 8, found 7"),
         ({"halving": (0.5,)}, r"ascending shares above 0 that end with 1, found \[0.5\]"),
         ({"halving": (0.5, 0.5, 1.0)}, "ascending shares"),
         ({"halving": ()}, "ascending shares"),
-        ({"widenings": -1}, "widenings must be at least 0"),
     ],
 )
 def test_a_rule_that_cannot_be_is_refused(change: dict[str, object], message: str) -> None:

@@ -143,10 +143,6 @@ def test_what_exists_is_not_overwritten(sources: Path) -> None:
     [
         ({"vocabulary_size": 4}, "vocabulary size must be between 5 and 16,777,216, found 4"),
         ({"record_words": 0}, "record_words must be at least 1, found 0"),
-        ({"words_per_user": 0}, "words_per_user must be at least 1, found 0"),
-        ({"heldout": -0.1}, "heldout must be at least 0, found -0.1"),
-        ({"test": 1.0}, "test must be below 1, found 1.0"),
-        ({"test": float("nan")}, "test must be a finite number, found nan"),
         ({"heldout": 0.5, "test": 0.5}, r"heldout \+ test must be less than 1"),
     ],
 )
