@@ -104,7 +104,7 @@ def settings(kind: type[Kind]) -> type[Kind]:
 
 def _plain(value: Any) -> Any:
     """Return numbers of numpy as Python's, and lists as tuples."""
-    if isinstance(value, list | tuple) and type(value) in (list, tuple):
+    if type(value) in (list, tuple):
         return tuple(map(_plain, value))
     return value.item() if isinstance(value, Number) and hasattr(value, "item") else value
 
