@@ -13,49 +13,7 @@ The names below are public, and docs/python.md shows examples. Each name is load
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from flsim.api import (
-        Canaries,
-        CanaryUsers,
-        Central,
-        CentralSGD,
-        Corpus,
-        Diverged,
-        Extraction,
-        FedAvg,
-        Forgetting,
-        ImportSettings,
-        InputError,
-        LocalSGD,
-        Model,
-        Planted,
-        Privacy,
-        Run,
-        RunFailed,
-        ServerOptimizer,
-        State,
-        audit,
-        audit_simulation,
-        compare,
-        epsilon,
-        evaluate,
-        extract,
-        frames,
-        import_corpus,
-        infer_by_shadows,
-        infer_membership,
-        infer_users,
-        load_model,
-        make_corpus,
-        measure_forgetting,
-        open_corpus,
-        open_run,
-        plant,
-        plot,
-        run,
-        simulate,
-        table,
-        write_report,
-    )
+    from flsim.api import *  # noqa: F403
 
     __version__: str  # of the installed distribution; pyproject.toml is the only file that holds it
 

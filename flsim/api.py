@@ -1,4 +1,4 @@
-"""The public names of `flsim`; `import flsim` loads this module when one of them is used."""
+"""The objects of the public names in `flsim.__all__`; `flsim` loads this module when one of them is used."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -47,50 +47,6 @@ from flsim.training.state import State
 
 if TYPE_CHECKING:
     from flsim.results.differences import Comparison
-
-__all__ = [
-    "Canaries",
-    "CanaryUsers",
-    "Central",
-    "CentralSGD",
-    "Corpus",
-    "Diverged",
-    "Extraction",
-    "FedAvg",
-    "Forgetting",
-    "ImportSettings",
-    "InputError",
-    "LocalSGD",
-    "Model",
-    "Planted",
-    "Privacy",
-    "Run",
-    "RunFailed",
-    "ServerOptimizer",
-    "State",
-    "audit",
-    "audit_simulation",
-    "compare",
-    "epsilon",
-    "evaluate",
-    "extract",
-    "frames",
-    "import_corpus",
-    "infer_by_shadows",
-    "infer_membership",
-    "infer_users",
-    "load_model",
-    "make_corpus",
-    "measure_forgetting",
-    "open_corpus",
-    "open_run",
-    "plant",
-    "plot",
-    "run",
-    "simulate",
-    "table",
-    "write_report",
-]
 
 
 def open_corpus(path: Path | str, verify: bool = True) -> Corpus:

@@ -10,39 +10,45 @@ A notebook runs the same loop as `flsim run`:
 A state holds what a checkpoint holds. Any state can be the `start` of another simulation.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Annotated, ClassVar
 
 import pandas as pd
 
-from flsim.algorithms.fedavg import FedAvgHParams
-from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.fedavg import AlgorithmName, SamplerName
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import default_branch
 from flsim.base.errors import InputError, at_least_one, not_negative
-from flsim.base.extensions import CustomName, Option, by_content, configured, refuse_wrong_options
+from flsim.base.extensions import refuse_wrong_options
 from flsim.base.machine import refuse_missing_device
-from flsim.base.types import refuse_other, refuse_other_types
+from flsim.base.settings import Count, Natural, Options, refuse_other, settings
 from flsim.canaries.in_corpus import planting_of, settled
 from flsim.canaries.population import Partition, Population
 from flsim.canaries.roster import roster_of
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.canaries.twin import make_twin
 from flsim.data.corpus import Corpus
-from flsim.data.withheld import Shadow, without_withheld
+from flsim.data.withheld import Shadow
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
-from flsim.privacy.ledger import Unit, epsilons
+from flsim.privacy.ledger import epsilons
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.update_canaries import AuditHParams
-from flsim.training.central import CentralHParams, CentralTraining
-from flsim.training.central.records import Order
+from flsim.runs.config import (
+    CentralConfig,
+    CentralTrainingHParams,
+    Config,
+    DataHParams,
+    FederatedConfig,
+    SystemHParams,
+    TrainingHParams,
+)
+from flsim.training.central import CentralHParams
 from flsim.training.engines import threads as threads_of_torch
 from flsim.training.hparams import LocalHParams
 from flsim.training.own_model import refuse_unfit
-from flsim.training.state import State, Training
+from flsim.training.state import State
 
 
 @dataclass(frozen=True)
@@ -104,9 +110,7 @@ def plant(
     not_negative(seed=seed)
     refuse_other(CanaryHParams | None, "a flsim.Canaries", canaries=canaries)
     opened = corpus if isinstance(corpus, Corpus) else Corpus.open(corpus)
-    if partition not in ("iid", "non-iid"):
-        raise InputError(f'partition must be "iid" or "non-iid", found {partition!r}')
-    split = without_withheld(opened.split("train"), user_holdout, shadow, seed)
+    split = DataHParams(opened.path, partition, user_holdout, shadow).without_withheld(opened.split("train"), seed)
     planting = planting_of(opened, settled(opened, canaries or CanaryHParams()), seed, split, rounds)
     overlay, twin = planting.overlay, None
     if partition == "iid":
@@ -129,7 +133,7 @@ def refuse_impossible(seed: int, threads: int, device: str) -> None:
     refuse_missing_device(device)
 
 
-@dataclass(frozen=True)
+@settings
 class FedAvg:
     """Federated Averaging, or another federated algorithm, with its cohort, local training, server and privacy.
 
@@ -156,37 +160,24 @@ class FedAvg:
         >>> flsim.FedAvg(cohort=40, local=flsim.LocalSGD(learning_rate=0.5))   # doctest: +SKIP
     """
 
-    cohort: int = 500
-    algorithm: Annotated[str, CustomName("algorithm")] = "fedavg"
-    sampler: Annotated[str, CustomName("sampler")] = "fixed-size"
+    cohort: Count = 500
+    algorithm: AlgorithmName = "fedavg"
+    sampler: SamplerName = "fixed-size"
     local: LocalHParams = field(default_factory=LocalHParams)
     server: ServerOptimizerHParams = field(default_factory=ServerOptimizerHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
     canary_users: AuditHParams = field(default_factory=AuditHParams)
-    shards: int = 2
-    branch: int | None = None
-    algorithm_options: Mapping[str, Option] = field(default_factory=dict)
-    sampler_options: Mapping[str, Option] = field(default_factory=dict)
-    unit: ClassVar[Unit] = "user"
+    shards: Count = 2
+    branch: Natural | None = None
+    algorithm_options: Options = field(default_factory=dict)
+    sampler_options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        kinds = {"local": "LocalSGD", "server": "ServerOptimizer", "privacy": "Privacy", "canary_users": "CanaryUsers"}
-        refuse_other_types(self, **kinds)
         refuse_wrong_options(self, "algorithm", "sampler")
-        at_least_one(cohort=self.cohort, shards=self.shards)
 
-    @property
-    def sampler_of_units(self) -> str:
-        """Return the sampler of users, as a ledger names it."""
-        return by_content(configured(self, "sampler"))
-
-    def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
-        """Return the training of these users.
-
-        Raises:
-            InputError: the settings do not fit the users or each other.
-        """
-        settings = FedAvgHParams(
+    def config(self, planted: Planted, model: ModelHParams, rounds: int, seed: int) -> Config:
+        """Return the settings of the run that trains these users; raise InputError where they do not fit each other."""
+        training = TrainingHParams(
             **asdict(self.server),
             rounds=rounds,
             cohort=self.cohort,
@@ -195,17 +186,15 @@ class FedAvg:
             algorithm_options=self.algorithm_options,
             sampler_options=self.sampler_options,
         )
-        return FederatedTraining(
-            planted.users,
-            model,
-            settings,
-            self.local,
-            self.privacy,
+        branch = default_branch(self.shards) if self.branch is None else self.branch
+        return FederatedConfig(
+            DataHParams(planted.corpus.path, planted.partition),
             seed,
-            self.shards,
-            device=device,
-            length=rounds,
-            branch=default_branch(self.shards) if self.branch is None else self.branch,
+            model=model,
+            privacy=self.privacy,
+            training=training,
+            local=self.local,
+            system=SystemHParams(shards=self.shards, branch=branch),
             audit=self.canary_users,
         )
 
@@ -243,7 +232,7 @@ def epsilon(state: State, delta: float | None = None, conventions: Iterable[str]
     return epsilons(state.ledger, first.sampler, chosen, conventions)
 
 
-@dataclass(frozen=True)
+@settings
 class Central:
     """Central training over records, with SGD, another optimizer, or DP-SGD.
 
@@ -257,28 +246,12 @@ class Central:
 
     training: CentralHParams = field(default_factory=CentralHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
-    unit: ClassVar[Unit] = "record"
-    canary_users: ClassVar[AuditHParams] = AuditHParams()  # none, as there are no users
 
-    def __post_init__(self) -> None:
-        refuse_other_types(self, training="CentralSGD", privacy="Privacy")
-
-    @property
-    def sampler_of_units(self) -> str:
-        """Return the sampler of records, as a ledger names it."""
-        return "fixed-size" if self.privacy.mechanism == "none" else "poisson"
-
-    def training_of(self, planted: Planted, model: ModelHParams, rounds: int, seed: int, device: str) -> Training:
-        """Return the training over these users' records.
-
-        Raises:
-            InputError: the settings do not fit the users or each other.
-        """
-        is_private = self.privacy.mechanism != "none"
-        order: Order = "iid" if is_private or planted.partition == "iid" else "sequence"
-        return CentralTraining(
-            planted.users, self.training, seed, order, self.privacy, rounds, device=device, model=model
-        )
+    def config(self, planted: Planted, model: ModelHParams, rounds: int, seed: int) -> Config:  # noqa: ARG002 (in steps)
+        """Return the settings of the run that trains on these users' records."""
+        training = CentralTrainingHParams(**asdict(self.training))
+        data = DataHParams(planted.corpus.path, planted.partition)
+        return CentralConfig(data, seed, model=model, privacy=self.privacy, training=training)
 
 
 def simulate(
@@ -330,7 +303,7 @@ def simulate(
     if start is not None:
         refuse_other(State, "a state of flsim.simulate", start=start)
         restore(start.params, model, planted.corpus.layout.vocabulary_size)  # raises where it is of another model
-    training = algorithm.training_of(planted, model, rounds, seed, device)
+    training = algorithm.config(planted, model, rounds, seed).training_of(planted.users, rounds, device)
     is_wanted = every if callable(every) else lambda round_: round_ % every == 0
     return _on_threads(training.states(start or training.first_state(), rounds, is_wanted), threads)
 

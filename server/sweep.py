@@ -29,7 +29,7 @@ from flsim.base.machine import PeakMemory
 from flsim.base.progress import say
 from flsim.data.corpus import Split
 from flsim.runs.config import Config
-from flsim.runs.config.arms import settings_of_both, shared_rounds
+from flsim.runs.config.base import settings_of_both, shared_rounds
 from flsim.runs.sweeps.definition import Planned, longest_first
 from flsim.runs.sweeps.folder import SweepFolder
 from flsim.runs.sweeps.screen import Screen

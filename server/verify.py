@@ -57,7 +57,7 @@ def verify(run: Run, round_: int | None = None, device: str = "cpu") -> Verifica
     state = _state_before(run, round_)
     start, differs, digest = state.round, None, ""
     torch.set_num_threads(run.config.system.training_threads)
-    again = run.training(device).states(state, round_, logged.__contains__)
+    again = run.training(device if run.config.unit == "user" else None).states(state, round_, logged.__contains__)
     with progress(f"{run.name}: verifying", round_, start=start) as advance:
         for state in again:
             digest = digest_of(state)

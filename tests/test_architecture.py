@@ -31,7 +31,7 @@ MAY_IMPORT = {
         "defences": "canaries data models training",
         "evaluation": "canaries data measures models results",
         "show": "measures results",
-        "simulation": "algorithms canaries data models privacy training",
+        "simulation": "algorithms canaries data models privacy runs training",
         "runs": "algorithms canaries data evaluation measures models privacy results show training",
         "attacks": "algorithms canaries data measures models privacy results runs show simulation training",
         "planning": "attacks canaries data evaluation measures models privacy results runs server show",

@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from importlib.metadata import packages_distributions, requires
 from pathlib import Path
 
-import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
@@ -100,12 +99,11 @@ def test_the_benchmarks_of_a_gpu_run() -> None:
     assert "central: batch 2" in done.stderr.splitlines()  # as a plain line, without rich
 
 
-@pytest.mark.parametrize("path", CUDA_TESTS, ids=lambda path: path.name)
-def test_tests_of_a_gpu_are_collected(path: Path) -> None:
+def test_tests_of_a_gpu_are_collected() -> None:
     """With the options of `benchmarks.gpu`."""
-    options = ["--noconftest", "-p", "no:cacheprovider", "--collect-only", str(path)]
+    options = ["--noconftest", "-p", "no:cacheprovider", "--collect-only", *map(str, CUDA_TESTS)]
     plugins = "import os\nos.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'"
     code = f"{plugins}\nimport pytest\nraise SystemExit(pytest.main({options!r}))"
     done = bare(code, "torch", "numpy", "pytest")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert f"{path.name}::" in done.stdout
+    assert all(f"{path.name}::" in done.stdout for path in CUDA_TESTS)

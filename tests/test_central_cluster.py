@@ -2,7 +2,6 @@
 
 import json
 import os
-import re
 import signal
 import socket
 import subprocess
@@ -12,7 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-import torch
 from helpers import CENTRAL, Experiment, rows
 from raynodes import free_port, started
 from test_central_run import LONG, assert_same_state, log_of, settings, state_of, wait_for_step
@@ -151,21 +149,6 @@ def test_a_killed_training_goes_on_from_its_newest_checkpoint(begin: Begin) -> N
     assert_same_state(state_of(run.path), trained_in_one_go(run.path))
     steps = [line["round"] for line in log_of(run.path)]
     assert steps == [*range(7, 1500, 7), 1500]
-
-
-def test_what_only_the_training_process_can_see_is_still_one_line(begin: Begin) -> None:
-    """The cluster says that it has a GPU; torch says that there is none."""
-    run = begin("run", "system.device=cuda")
-    code, said = run.finish()
-    if torch.cuda.is_available():
-        assert code == 0, said
-        return
-    assert code == 2
-    first, *between, last = said.splitlines()
-    assert re.fullmatch(r"writes to run; Ray: at [\d.:]+, 1 machine, 2 cores and 1 GPU", first)
-    assert set(between) <= {"run: waiting for 1 CPU and 0.95 GPUs"}  # on a busy machine
-    assert last == 'flsim: system.device is "cuda", but torch finds no GPU on the node that Ray chose'
-    assert not run.path.exists()
 
 
 def test_a_process_fills_a_gpu_together_with_its_evaluators() -> None:

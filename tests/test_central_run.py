@@ -27,6 +27,7 @@ from flsim.training import central
 from flsim.training.central import CentralTraining, train_central
 from flsim.training.central.records import Order
 from flsim.training.state import State
+from server.central.steps import train
 
 RECORDS = 24 * 8
 PRIVATE = (
@@ -249,9 +250,8 @@ def test_a_diverging_run_stops_with_the_step_and_the_last_good_checkpoint(centra
         (("training.cohort=4", "training.rounds=3"), "training.cohort, training.rounds: of federated training, but"),
         (("system.shards=2",), 'system.shards: of federated training, but training.kind is "central"'),
         (("system.gpus=0.5",), 'gpus is for device "cuda"'),
-        (("system.device=cuda", "system.gpus=1.5"), "gpus must be above 0 and at most 1, found 1.5"),
+        (("system.device=cuda", "system.gpus=1.5"), "gpus must be at most 1, found 1.5"),
         (("system.workers=2",), "system.workers = 2 was removed: one process trains; remove the setting"),
-        (("system.retries=-1",), "retries must not be negative, found -1"),
         (("model.architecture=gru", "training.precision=bf16"), 'architecture "gru" trains in float32; training.prec'),
         (("model.architecture=transformer", "model.heads=3"), "embedding must be a multiple of heads, found embedding"),
         (("local.epochs=2",), 'local: of federated training, but training.kind is "central"'),
@@ -280,3 +280,11 @@ def test_a_central_run_has_no_clients_and_a_federated_one_no_steps(make_run: Cal
     with pytest.raises(InputError, match="training is central, which has no clients"):
         _ = run.federated
     assert (run.rounds, run.population, math.isclose(run.delta, 1 / 1_920)) == (40, RECORDS, True)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")
+def test_a_node_without_the_gpu_that_ray_counts_is_refused(make_run: Callable[..., Run]) -> None:
+    with pytest.raises(
+        InputError, match=r'system\.device is "cuda", but torch finds no GPU on the node that Ray chose'
+    ):
+        next(train(make_run("system.device=cuda").path, gpus=1.0))

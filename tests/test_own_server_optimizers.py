@@ -1,6 +1,5 @@
 """Server optimizers of a user's own, and runs with all kinds of own optimizers, on Ray too."""
 
-import json
 import math
 import tomllib
 from dataclasses import replace
@@ -8,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import Experiment, assert_same, killed_and_whole
+from helpers import Experiment
 from own_optimizers import OWN
 
 from flsim.algorithms import server_optimizers
@@ -143,35 +142,3 @@ def test_the_document_s_optimizers_train(experiment: Experiment, monkeypatch: py
     away = sum(float((value - first[name]).square().sum()) for name, value in state.params.items()) ** 0.5
     eta = [0.3 * (1 + math.cos(math.pi * round_ / 4)) / 2 for round_ in range(3)]
     assert 0 < away < 1.001 * sum(eta)  # three steps, each as long as the schedule says
-
-
-@pytest.mark.nightly  # tests/test_extending.py kills a run of everything of one's own at once
-def test_a_killed_run_resumes_to_the_same_bits_and_is_verified(experiment: Experiment) -> None:
-    """On Ray, with a local optimizer, a server optimizer and schedules of one's own."""
-    (experiment.folder / "my_optimizers.py").write_text(OWN)
-    settings = (
-        "training.rounds=12",
-        "training.server_optimizer=my_optimizers.py:normalized",
-        "training.server_learning_rate=0.3",
-        "training.server_schedule=linear",
-        "local.optimizer=my_optimizers.py:Lion",
-        "local.learning_rate=0.01",
-        "local.schedule=my_optimizers.py:halves",
-        "evaluation.every=12",
-        "system.checkpoint_every=2",
-    )
-    options = tuple(part for text in settings for part in ("--set", text))
-    killed, whole = killed_and_whole(experiment, *settings)
-    assert_same(killed, whole)
-    logs = [(run / "rounds.jsonl").read_text().splitlines() for run in (killed, whole)]
-    assert len(logs[0]) == 12
-    assert [json.loads(line)["digest"] for line in logs[0]] == [json.loads(line)["digest"] for line in logs[1]]
-    experiment.call("verify", "killed", "--round", "11")
-    (experiment.folder / "my_optimizers.py").write_text(OWN + "# another version\n")
-    done = experiment.call("run", experiment.config, "--out", "killed", *options, "--resume", check=False)
-    assert done.returncode == 2
-    assert "was started with another version of" in done.stderr
-    shorter = (*options, "--set", "training.rounds=6")
-    (experiment.folder / "my_optimizers.py").write_text(OWN)
-    done = experiment.call("run", experiment.config, "--out", "killed", *shorter, "--resume", check=False)
-    assert "was started with other settings" in done.stderr  # schedules know the end

@@ -5,7 +5,6 @@ clip and noise, Thakkar et al. (2020), Algorithm 1.
 """
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated
 
@@ -15,8 +14,9 @@ from flsim.algorithms import server_optimizers
 from flsim.algorithms.algorithm import ServerRound, split
 from flsim.algorithms.built_in import ALGORITHMS, algorithm_named
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
-from flsim.base.errors import Diverged, RunFailed, at_least_one
-from flsim.base.extensions import CustomName, Option, by_content, configured, refuse_unknown, refuse_wrong_options
+from flsim.base.errors import Diverged, RunFailed
+from flsim.base.extensions import CustomName, by_content, configured, refuse_wrong_options
+from flsim.base.settings import Count, Options, settings
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
@@ -27,8 +27,11 @@ from flsim.privacy.sampling import SAMPLERS
 from flsim.training.state import Moments, State, refuse_absurd_loss
 from flsim.training.update import UpdateSum, global_norm
 
+SamplerName = Annotated[str, CustomName("sampler", SAMPLERS)]
+AlgorithmName = Annotated[str, CustomName("algorithm", ALGORITHMS)]
 
-@dataclass(frozen=True)
+
+@settings
 class FedAvgHParams(ServerOptimizerHParams):
     """Settings of the server, with its optimizer.
 
@@ -47,19 +50,16 @@ class FedAvgHParams(ServerOptimizerHParams):
             arguments, numbers or text. Unit: none.
     """
 
-    rounds: int = 8_000
-    cohort: int = 500
-    sampler: Annotated[str, CustomName("sampler")] = "fixed-size"
-    algorithm: Annotated[str, CustomName("algorithm")] = "fedavg"
-    algorithm_options: Mapping[str, Option] = field(default_factory=dict)
-    sampler_options: Mapping[str, Option] = field(default_factory=dict)
+    rounds: Count = 8_000
+    cohort: Count = 500
+    sampler: SamplerName = "fixed-size"
+    algorithm: AlgorithmName = "fedavg"
+    algorithm_options: Options = field(default_factory=dict)
+    sampler_options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_unknown(self.algorithm, ALGORITHMS, "training.algorithm")
-        refuse_unknown(self.sampler, SAMPLERS, "sampler")
         refuse_wrong_options(self, "algorithm", "sampler")
-        at_least_one(rounds=self.rounds, cohort=self.cohort)
 
     def releases(self, privacy: PrivacyHParams, population: int, rounds: int) -> Entry:
         """Return the ledger's entry for a number of rounds over a population of that many users."""

@@ -6,7 +6,7 @@ Classification" (2019), for `momentum` (FedAvgM). A user's own, ``path/to/file.p
 too, or a function that returns one and gets the options as arguments.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from inspect import signature
 from typing import Annotated
@@ -17,7 +17,6 @@ from torch import Tensor
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import (
     CustomName,
-    Option,
     configured,
     custom_call_errors,
     custom_code_errors,
@@ -25,15 +24,14 @@ from flsim.base.extensions import (
     is_custom,
     made,
     options_of,
-    refuse_unknown,
     refuse_wrong_options,
     resolve,
 )
-from flsim.base.types import refuse_other_types
+from flsim.base.settings import Fraction, Options, Positive, settings
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.training.hparams import SCHEDULES, rate_at, refuse_wrong_milestones
+from flsim.training.hparams import Milestones, ScheduleName, rate_at, refuse_wrong_milestones
 from flsim.training.state import Moments
 
 
@@ -143,7 +141,7 @@ SERVER_OPTIMIZERS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "yogi": YOG
 ALONG_UPDATE = ("sgd", "momentum")  # those whose step is as long as the update; the others divide it by its size
 
 
-@dataclass(frozen=True)
+@settings
 class ServerOptimizerHParams:
     """Settings of server optimizers; each optimizer reads the settings that its equations name.
 
@@ -175,30 +173,20 @@ class ServerOptimizerHParams:
         >>> flsim.ServerOptimizer("adam", server_learning_rate=0.01)           # doctest: +SKIP
     """
 
-    server_optimizer: Annotated[str, CustomName("server optimizer")] = "sgd"
-    server_learning_rate: float = 1.0
-    server_momentum: float = 0.9
-    server_beta2: float = 0.99
-    server_tau: float = 1e-3
-    server_schedule: Annotated[str, CustomName("schedule")] = "constant"
-    server_milestones: tuple[float, ...] = ()
-    server_milestone_factor: float = 0.1
-    server_optimizer_options: Mapping[str, Option] = field(default_factory=dict)
-    server_schedule_options: Mapping[str, Option] = field(default_factory=dict)
+    server_optimizer: Annotated[str, CustomName("server optimizer", SERVER_OPTIMIZERS)] = "sgd"
+    server_learning_rate: Positive = 1.0
+    server_momentum: Fraction = 0.9
+    server_beta2: Fraction = 0.99
+    server_tau: Positive = 1e-3
+    server_schedule: ScheduleName = "constant"
+    server_milestones: Milestones = ()
+    server_milestone_factor: Positive = 0.1
+    server_optimizer_options: Options = field(default_factory=dict)
+    server_schedule_options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        refuse_other_types(self)
-        refuse_unknown(self.server_optimizer, SERVER_OPTIMIZERS, "server_optimizer")
-        refuse_unknown(self.server_schedule, SCHEDULES, "server_schedule")
         refuse_wrong_options(self, "server_optimizer", "server_schedule")
-        milestones, factor = self.server_milestones, self.server_milestone_factor
-        refuse_wrong_milestones(self.server_schedule, milestones, factor, "server_")
-        for name in ("server_learning_rate", "server_tau"):
-            if not 0 < getattr(self, name) < float("inf"):
-                raise InputError(f"{name} must be above 0, found {getattr(self, name)}")
-        for name in ("server_momentum", "server_beta2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 0 and below 1, found {getattr(self, name)}")
+        refuse_wrong_milestones(self.server_schedule, self.server_milestones, "server_")
 
     def server_rate(self, round_: int, rounds: int) -> float:
         """Return eta of a round, from 0, in a run of `rounds` rounds."""

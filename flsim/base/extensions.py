@@ -10,25 +10,25 @@ carries its options: ``path/to/file.py:NAME{"alpha": 0.1}``.
 import ast
 import inspect
 import json
-import math
 import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, redirect_stdout
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 from threading import RLock
 from types import ModuleType
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from flsim.base.errors import CustomCodeError, InputError, RunFailed, Terminated, is_out_of_memory
 from flsim.base.files import file_digest
 
 Thing = TypeVar("Thing")
 Option = int | float | bool | str
+BY_NAME = "must be a name; name your own as 'path/to/file.py:NAME'"
 NAME = re.compile(r"(.+?\.py):(\w+)(\{.*\})?", re.DOTALL)
 _modules: dict[str, ModuleType] = {}  # by sha256 of the source
 _places: dict[str, Path] = {}  # where files lie that were named by content, by sha256 of the source
@@ -39,13 +39,32 @@ _executable: ContextVar[frozenset[str] | None] = ContextVar("_executable", defau
 
 @dataclass(frozen=True)
 class CustomName:
-    """Mark of a setting that may name a user's own object, as in ``architecture: Annotated[str, CustomName("model")]``.
+    """Mark of a setting that names a built-in or a custom object: ``Annotated[str, CustomName("noise", NOISES)]``.
 
     Attributes:
-        kind: what the setting names, such as "model".
+        kind: what the setting names, such as "noise".
+        built_in: the built-in objects by name; pydantic refuses other names that have not the form of a custom one.
     """
 
     kind: str
+    built_in: Mapping[str, object] = field(repr=False, compare=False)
+
+    def check(self, name: Any) -> Any:
+        """Return a valid name, or None; raise ValueError for anything else."""
+        if not isinstance(name, str | None):
+            raise ValueError(BY_NAME)
+        if name is not None and name not in self.built_in and not is_custom(name):
+            raise ValueError(_one_of(name, self.built_in))
+        return name
+
+    def __get_pydantic_core_schema__(self, kind: Any, handler: Callable[[Any], Any]) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_before_validator_function(self.check, handler(kind))
+
+
+def _one_of(name: str, built_in: Mapping[str, object]) -> str:
+    return f"must be one of {', '.join(built_in)}, found {name!r}; name your own as path/to/file.py:NAME"
 
 
 def is_custom(name: str) -> bool:
@@ -92,7 +111,7 @@ def refuse_wrong_options(settings: object, *names: str) -> None:
 
 
 def refuse_options(name: str, options: Mapping[str, object], setting: str) -> None:
-    """Raise InputError for options of a built-in name, and for options that cannot be keyword arguments.
+    """Raise InputError for options of a built-in name.
 
     Args:
         name: the built-in name, or ``path/to/file.py:NAME``.
@@ -101,11 +120,6 @@ def refuse_options(name: str, options: Mapping[str, object], setting: str) -> No
     """
     if options and not is_custom(name):
         raise InputError(f'{setting}: options are for code of your own, found "{name}"; remove them')
-    for key, value in options.items():
-        if not key.isidentifier():
-            raise InputError(f"{setting}: {key!r} cannot be an argument's name; use letters, digits and _")
-        if not isinstance(value, str) and not (isinstance(value, int | float) and math.isfinite(value)):
-            raise InputError(f"{setting}.{key} must be text, true, false or a finite number, found {value!r}")
 
 
 def made(name: str, make: Callable[..., Thing], *arguments: object) -> Thing:
@@ -130,11 +144,9 @@ def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None
     No code is executed.
     """
     if not isinstance(name, str):
-        raise InputError(f"{kind} must be a name, found {name!r:.60}; name your own as 'path/to/file.py:NAME'")
+        raise InputError(f"{kind} {BY_NAME}, found {name!r:.60}")
     if name not in built_in and not is_custom(name):
-        raise InputError(
-            f"{kind} must be one of {', '.join(built_in)}, found {name!r}; name your own as path/to/file.py:NAME"
-        )
+        raise InputError(f"{kind} {_one_of(name, built_in)}")
 
 
 def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:

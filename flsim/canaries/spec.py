@@ -7,11 +7,11 @@ Thakkar et al. (2020), section 4.1, "Canary Construction" and "Canary Insertion"
 import math
 from dataclasses import dataclass
 from itertools import product
-from typing import Literal, NamedTuple
+from typing import Annotated, Literal, NamedTuple
 
-from flsim.base.errors import InputError, at_least_one
+from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.base.types import refuse_other_types
+from flsim.base.settings import DIFFERENT, Count, Natural, Probability, Whole, bounds, check, settings
 from flsim.canaries.secrets import Secrets, fillings, parse, unknown_symbols
 from flsim.data.vocabulary import Layout
 
@@ -22,6 +22,7 @@ from flsim.data.vocabulary import Layout
 # Algorithm 2 (INJECT) a short one that begins at T.
 
 Window = tuple[float, float]
+Probabilities = Annotated[tuple[Probability, ...], bounds(min_length=1), DIFFERENT]
 Bounds = tuple[int | None, int | None]  # the first and the last round, from 1; None for no bound
 ALWAYS: Window = (0.0, 1.0)
 
@@ -31,15 +32,20 @@ def is_share(window: Window) -> bool:
     return window[1] <= 1
 
 
-def refuse_wrong(window: Window) -> None:
-    """Raise InputError where a window ends before it begins, or mixes fractions with numbers of rounds."""
+def _window(window: Window) -> Window:
+    """Return a window that does not end before it begins, nor mixes fractions with numbers of rounds."""
     start, end = window
     if not 0 <= start <= end:
-        raise InputError(f"windows must begin at 0 or later and not end before they begin, found {list(window)}")
-    if not is_share(window) and not (float(start).is_integer() and float(end).is_integer()):
-        raise InputError(
-            f"windows must be fractions of training, from 0 to 1, or whole numbers of rounds, found {list(window)}"
-        )
+        raise ValueError("must begin at 0 or later and not end before they begin")
+    if not is_share(window) and not (start.is_integer() and end.is_integer()):
+        raise ValueError("must be fractions of training, from 0 to 1, or whole numbers of rounds")
+    return window
+
+
+def _injection(at: float) -> float:
+    if not (0 <= at < 1 or (at >= 1 and at.is_integer())):
+        raise ValueError("must be fractions of training below 1, or whole numbers of completed rounds")
+    return at
 
 
 def window_label(window: Window) -> str:
@@ -108,7 +114,7 @@ Source = Literal["words", "heldout", "template"]
 ABOUT_INJECTIONS = "Injected users take part with probability 1 ({}): an epsilon of the ledger is not about them."
 
 
-@dataclass(frozen=True)
+@settings
 class CanaryHParams:
     """The grid of canary configurations.
 
@@ -150,49 +156,27 @@ class CanaryHParams:
         >>> flsim.Canaries(p_u=(0.01, 0.005), p_e=(0.5, 1.0), count=12)        # doctest: +SKIP
     """
 
-    p_u: tuple[float, ...] = (1 / 5_000, 3 / 50_000, 1 / 50_000)
-    p_e: tuple[float, ...] = (0.01, 0.1, 1.0)
-    count: int = 10
-    length: int = 5
-    insertions: tuple[int, ...] = ()
-    controls: int = 0
+    p_u: Probabilities = (1 / 5_000, 3 / 50_000, 1 / 50_000)
+    p_e: Probabilities = (0.01, 0.1, 1.0)
+    count: Natural = 10
+    length: Annotated[Whole, bounds(ge=2)] = 5  # a prefix and what follows it
+    insertions: Annotated[tuple[Count, ...], DIFFERENT] = ()
+    controls: Natural = 0
     coins: bool = False
-    windows: tuple[Window, ...] = (ALWAYS,)
+    windows: Annotated[tuple[Annotated[Window, check(_window)], ...], bounds(min_length=1), DIFFERENT] = (ALWAYS,)
     arm: Arm = "in"
     source: Source = "words"
-    injections: tuple[float, ...] = ()
-    injection_users: int = 1
-    injection_copies: int = 1
+    injections: Annotated[tuple[Annotated[float, check(_injection)], ...], DIFFERENT] = ()
+    injection_users: Count = 1
+    injection_copies: Count = 1
     template: str = ""
 
     def __post_init__(self) -> None:
-        refuse_other_types(self)
-        for name, values in (("p_u", self.p_u), ("p_e", self.p_e)):
-            for value in values:
-                if not 0 < value <= 1:
-                    raise InputError(f"{name} must be a probability above 0 and at most 1, found {value:g}")
-            if not values:
-                raise InputError(f"{name} must list at least one probability, found []")
-        for copies in self.insertions:
-            at_least_one(insertions=copies)
-        for name in ("p_u", "p_e", "insertions", "injections", "windows"):
-            listed = [tuple(value) if name == "windows" else value for value in getattr(self, name)]
-            if len(set(listed)) < len(listed):
-                raise InputError(f"{name} must list different values, found {listed}")
         default = type(self)
         if self.insertions and (self.p_u, self.p_e) != (default.p_u, default.p_e):
             raise InputError("insertions and p_u, p_e both say how often canaries occur; remove one or the other")
-        for name in ("count", "controls"):
-            if getattr(self, name) < 0:
-                raise InputError(f"{name} must not be negative, found {getattr(self, name)}")
-        if self.length < 2:
-            raise InputError(f"length must be at least 2 (a prefix and what follows it), found {self.length}")
         self._refuse_wrong_template()
         self._refuse_wrong_injections()
-        for window in self.windows:
-            refuse_wrong(window)
-        if not self.windows:
-            raise InputError("windows must list at least one window, found []")
 
     def _refuse_wrong_template(self) -> None:
         if self.source != "template":
@@ -204,7 +188,6 @@ class CanaryHParams:
             raise InputError("length and template both say how long canaries are; remove length")
 
     def _refuse_wrong_injections(self) -> None:
-        at_least_one(injection_users=self.injection_users, injection_copies=self.injection_copies)
         default = type(self)
         if not self.injections:
             for name in ("injection_users", "injection_copies"):
@@ -214,12 +197,6 @@ class CanaryHParams:
         for name in ("p_u", "p_e", "insertions", "windows"):
             if getattr(self, name) != getattr(default, name):
                 raise InputError(f"injections and {name} both say how canaries occur; remove one or the other")
-        for at in self.injections:
-            if not (0 <= at < 1 or (float(at).is_integer() and at >= 1)):
-                raise InputError(
-                    f"injections must be fractions of training below 1, or whole numbers of completed rounds, "
-                    f"found {at:g}"
-                )
 
     @property
     def depends_on_length(self) -> bool:

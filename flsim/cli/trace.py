@@ -36,8 +36,7 @@ def trace(
     from flsim.results.store import read_run
     from flsim.results.trace import trace as traced
     from flsim.runs import roundlog
-    from flsim.runs.folder import Run
-    from flsim.runs.participation import participation
+    from flsim.runs.folder import Run, participation
     from flsim.show import trace as traces
     from flsim.show.figures import refuse_other_than_figure
 

@@ -10,6 +10,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_custom, parts, refuse_unknown
+from flsim.base.settings import input_error
 from flsim.data.corpus import Corpus
 from flsim.data.formats.own import maker_of
 from flsim.data.importing.gather import ImportHParams
@@ -76,6 +77,4 @@ def _validated(name: str, kind: type, options: Mapping[str, Any]) -> Any:
     try:
         return TypeAdapter(kind).validate_python(options)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(map(str, first["loc"]))
-        raise InputError(": ".join(filter(None, (name, where, first["msg"].removeprefix("Value error, "))))) from error
+        raise input_error(error, kind, name) from error

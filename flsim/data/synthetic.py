@@ -12,20 +12,21 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
 from string import ascii_lowercase, digits
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.base.errors import InputError, at_least_one
+from flsim.base.errors import InputError
 from flsim.base.files import new_folder
 from flsim.base.machine import refuse_beyond_memory
 from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import progress, tracked
 from flsim.base.rng import stream
+from flsim.base.settings import Count, Natural, Positive, bounds, settings
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.records import Tokens
-from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary, refuse_unit
+from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
 
 # Made-up spellings for the words of a synthetic corpus, so that it can be read by characters.
 #
@@ -108,7 +109,7 @@ PART_WORDS = 2**19  # users are drawn and written in parts of about that many wo
 POOL_WORDS = 2**24  # a larger corpus is worth starting processes for
 
 
-@dataclass(frozen=True)
+@settings
 class SyntheticHParams:
     """Settings of a synthetic corpus.
 
@@ -128,16 +129,16 @@ class SyntheticHParams:
         by: "words", or "characters", which spell the words in letters and digits, with spaces between them.
     """
 
-    users: int = 400
-    test_users: int = 40
-    heldout_users: int = 40
-    words_per_user: int = 250
+    users: Count = 400
+    test_users: Count = 40
+    heldout_users: Natural = 40
+    words_per_user: Count = 250
     vocabulary_size: int = 600
     record_words: int = 20
-    topics: int = 5
-    heterogeneity: float = 0.5
-    zipf: float = 1.2
-    order: float = 0.7
+    topics: Count = 5
+    heterogeneity: Positive = 0.5
+    zipf: Positive = 1.2
+    order: Annotated[float, bounds(ge=0, le=1)] = 0.7
     layout: str = "tff"
     by: By = "words"
 
@@ -162,18 +163,6 @@ class SyntheticHParams:
         return tuple(f"w{word:0{digits}d}" for word in range(words))
 
     def __post_init__(self) -> None:
-        at_least_one(
-            users=self.users, test_users=self.test_users, words_per_user=self.words_per_user, topics=self.topics
-        )
-        if self.heldout_users < 0:
-            raise InputError(f"heldout_users must be at least 0, found {self.heldout_users}")
-        for name in ("heterogeneity", "zipf"):
-            value = getattr(self, name)
-            if not 0 < value < np.inf:
-                raise InputError(f"{name} must be above 0 and finite, found {value}")
-        if not 0 <= self.order <= 1:
-            raise InputError(f"order must be a probability, found {self.order}")
-        refuse_unit(self.by)
         longest = LONGEST if self.by == "words" else SPELLED
         if self.record_words < longest:
             raise InputError(f"record_words must be at least {longest}, found {self.record_words}")

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Literal, get_args, overload
+from typing import Literal, overload
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,12 +30,6 @@ LAYOUTS = {  # what follows PAD
     "fedjax": ("bos", "eos", "words", "oov"),
     "fedml": ("words", "bos", "eos", "oov"),
 }
-
-
-def refuse_unit(by: str) -> None:
-    """Raise InputError where text cannot be read by this unit."""
-    if by not in get_args(By):
-        raise InputError(f"by must be one of {', '.join(get_args(By))}, found {by!r}")
 
 
 def token_type_of(vocabulary_size: int) -> str:

@@ -5,7 +5,7 @@ MinHash (Broder, 1997). Records here are sentences, so near ones are judged by p
 """
 
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Literal
 
@@ -13,9 +13,9 @@ import numpy as np
 from datasketch import MinHash, MinHashLSH
 from numpy.typing import NDArray
 
-from flsim.base.errors import InputError, at_least_one
 from flsim.base.progress import progress
 from flsim.base.rng import stream
+from flsim.base.settings import Count, Probability, settings
 from flsim.data.corpus import Corpus, Split
 from flsim.data.records import Tokens, piece, windows
 from flsim.data.rewriting import BLOCK, blocks
@@ -109,7 +109,7 @@ Within = Literal["corpus", "user"]
 PARTS = 16  # records are grouped by hash in this many parts, so that sorting takes little memory
 
 
-@dataclass(frozen=True)
+@settings
 class DeduplicationHParams:
     """Settings that tell which records count as repeated.
 
@@ -120,16 +120,9 @@ class DeduplicationHParams:
         ngram: n; a record of fewer words is one n-gram.
     """
 
-    near: float | None = None
+    near: Probability | None = None
     within: Within = "corpus"
-    ngram: int = 2
-
-    def __post_init__(self) -> None:
-        if self.near is not None and not 0 < self.near <= 1:
-            raise InputError(f"near must be a similarity above 0 and at most 1, found {self.near:g}")
-        if self.within not in ("corpus", "user"):
-            raise InputError(f"within must be corpus or user, found {self.within}")
-        at_least_one(ngram=self.ngram)
+    ngram: Count = 2
 
     @property
     def label(self) -> str:

@@ -7,7 +7,7 @@ hide each other. Where the paper's text says "the top 10% samples with the small
 largest.
 """
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, field
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +19,7 @@ from flsim.base.errors import Diverged, InputError
 from flsim.base.extensions import is_custom, parts, source_digest
 from flsim.base.progress import progress
 from flsim.base.rng import stream
+from flsim.base.settings import Level, settings
 from flsim.data.corpus import Corpus
 from flsim.data.records import Batch, RecordSource, Subset, batch
 from flsim.defences.dropping import drop_records, train_records
@@ -31,7 +32,7 @@ BLOCK = 2**13  # records that are sorted by length at a time
 CPU_LOGITS, GPU_LOGITS = 2**22, 2**26  # most logits in one batch
 
 
-@dataclass(frozen=True)
+@settings
 class SanitizationHParams:
     """Settings of what to drop, and of the two models that decide it.
 
@@ -41,13 +42,9 @@ class SanitizationHParams:
         training: training of both models.
     """
 
-    share: float = 0.1
+    share: Level = 0.1
     model: ModelHParams = field(default_factory=ModelHParams)
     training: CentralHParams = field(default_factory=CentralHParams)
-
-    def __post_init__(self) -> None:
-        if not 0 < self.share < 1:
-            raise InputError(f"share must be above 0 and below 1, found {self.share:g}")
 
     @property
     def label(self) -> str:

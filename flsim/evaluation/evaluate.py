@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from numbers import Real
 from typing import Annotated
 
@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from flsim.base.errors import Diverged, InputError, RunFailed, at_least_one
-from flsim.base.extensions import CustomName, custom_code_errors, is_custom, refuse_unknown, resolve
+from flsim.base.errors import Diverged, InputError, RunFailed
+from flsim.base.extensions import CustomName, custom_code_errors, is_custom, resolve
 from flsim.base.machine import refuse_beyond_memory
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
-from flsim.base.types import refuse_other_types
+from flsim.base.settings import Count, Whole, bounds, settings
 from flsim.canaries.secrets import Secrets
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Split
@@ -37,7 +37,7 @@ from flsim.results.frames import TAKEN
 from flsim.results.rows import REFERENCES, WHOLE_TEST_USERS, Row
 
 
-@dataclass(frozen=True)
+@settings
 class EvaluationHParams:
     """Settings of an evaluation; the defaults are the paper's (section 4.1, "Evaluation Methods").
 
@@ -59,32 +59,16 @@ class EvaluationHParams:
         utility_only: Measure the model's utility alone, and nothing of its canaries.
     """
 
-    references: int = 2_000_000
-    beam_width: int = 5
-    prefix: int = 1
-    test_users: int | None = None
+    references: Count = 2_000_000
+    beam_width: Count = 5
+    prefix: Count = 1
+    test_users: Count | None = None
     decide: bool = False
-    also: tuple[Annotated[str, CustomName("measure")], ...] = ()
-    samples: int = 5_000
-    nodes: int = 20_000
-    weight_bits: int | None = None
+    also: tuple[Annotated[str, CustomName("measure", ALSO)], ...] = ()
+    samples: Count = 5_000
+    nodes: Count = 20_000
+    weight_bits: Annotated[Whole, bounds(ge=FEWEST, le=MOST)] | None = None
     utility_only: bool = False
-
-    def __post_init__(self) -> None:
-        refuse_other_types(self)
-        at_least_one(
-            references=self.references,
-            beam_width=self.beam_width,
-            prefix=self.prefix,
-            samples=self.samples,
-            nodes=self.nodes,
-        )
-        for name in self.also:
-            refuse_unknown(name, ALSO, "also")
-        if self.test_users is not None:
-            at_least_one(test_users=self.test_users)
-        if self.weight_bits is not None and not FEWEST <= self.weight_bits <= MOST:
-            raise InputError(f"weight_bits must be from {FEWEST} to {MOST}, found {self.weight_bits}")
 
     def refuse_too_large(self, length: int, continuations: int) -> None:
         """Refuse references and beams that do not fit this machine's memory.

@@ -1,17 +1,14 @@
 """The settings of the network: architecture and sizes."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
 from typing import Annotated
 
-from flsim.base.errors import at_least_one
-from flsim.base.extensions import CustomName, Option, declared_label, is_custom, refuse_options, refuse_unknown
-from flsim.base.types import refuse_other_types
+from flsim.base.extensions import CustomName, declared_label, is_custom, refuse_options
+from flsim.base.settings import settings
 from flsim.models.architectures import BUILT_IN
 from flsim.models.language_model import ModelSettings
 
 
-@dataclass(frozen=True)
+@settings
 class ModelHParams(ModelSettings):
     """Architecture and sizes of the network; see `flsim.models.architectures`.
 
@@ -30,14 +27,9 @@ class ModelHParams(ModelSettings):
         >>> flsim.Model(embedding=32, units=64)                                # doctest: +SKIP
     """
 
-    architecture: Annotated[str, CustomName("architecture")] = "cifg"
-    options: Mapping[str, Option] = field(default_factory=dict)
+    architecture: Annotated[str, CustomName("architecture", BUILT_IN)] = "cifg"
 
     def __post_init__(self) -> None:
-        refuse_other_types(self)
-        at_least_one(embedding=self.embedding, units=self.units, layers=self.layers, heads=self.heads)
-        at_least_one(filter_width=self.filter_width)
-        refuse_unknown(self.architecture, BUILT_IN, "architecture")
         if not is_custom(self.architecture):
             BUILT_IN[self.architecture].refuse_settings(self)
         refuse_options(self.architecture, self.options, "options")

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, embedding
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import Option
 from flsim.base.rng import stream
+from flsim.base.settings import Count, Options
 
 Params = dict[str, Tensor]
 State = tuple[Tensor, ...]
@@ -27,13 +27,13 @@ FLOATS = 2**26  # about as many as a layer holds at once while `start` reads seq
 class ModelSettings:
     """Architecture and sizes of a network, unchecked; `flsim.models.hparams.ModelHParams` checks and documents them."""
 
-    embedding: int = 96
-    units: int = 670
+    embedding: Count = 96
+    units: Count = 670
     architecture: str = "cifg"
-    layers: int = 1
-    heads: int = 4
-    filter_width: int = 3
-    options: Mapping[str, Option] = field(default_factory=dict)
+    layers: Count = 1
+    heads: Count = 4
+    filter_width: Count = 3
+    options: Options = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -22,8 +22,7 @@ from flsim.planning.text import cell, columns, number, share, three_digits
 from flsim.results.run_file import PARTITIONS
 from flsim.results.sweeps import PARTITION, Sweep, SweepRun
 from flsim.runs.config import Config
-from flsim.runs.config.arms import shared_rounds
-from flsim.runs.config.base import whole_rounds
+from flsim.runs.config.base import shared_rounds, whole_rounds
 from flsim.runs.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
 from flsim.show.formats import note
 from flsim.show.layout import Column, markdown

@@ -7,13 +7,12 @@ Private Learning with Adaptive Clipping" (2021), Algorithm 1.
 """
 
 import math
-from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import CustomName, refuse_unknown
+from flsim.base.extensions import CustomName
 from flsim.base.rng import stream
-from flsim.base.types import refuse_other_types
+from flsim.base.settings import Finite, Level, Positive, settings
 from flsim.models.language_model import Params
 from flsim.privacy.noise import NOISES
 
@@ -31,7 +30,7 @@ def check_noise_multiplier(value: float, name: str = "noise_multiplier") -> None
         raise InputError(f"{name} must be 0, or between {LEAST_NOISE:g} and {MOST_NOISE:,.0f}, found {value:g}")
 
 
-@dataclass(frozen=True)
+@settings
 class PrivacyHParams:
     """Settings of the mechanism that bounds how far one user can move the model.
 
@@ -60,31 +59,16 @@ class PrivacyHParams:
     """
 
     mechanism: Mechanism = "none"
-    clip: float | None = None
-    noise_multiplier: float = 0.0
-    delta: float | None = None
-    target_quantile: float | None = None
-    clip_learning_rate: float = 0.2
-    count_noise: float | None = None
-    noise: Annotated[str, CustomName("noise")] = "independent"
+    clip: Positive | None = None
+    noise_multiplier: Finite = 0.0
+    delta: Level | None = None
+    target_quantile: Level | None = None
+    clip_learning_rate: Positive = 0.2
+    count_noise: Positive | None = None
+    noise: Annotated[str, CustomName("noise", NOISES)] = "independent"
 
     def __post_init__(self) -> None:
-        refuse_other_types(self)
-        if self.clip is not None and not 0 < self.clip < math.inf:
-            raise InputError(f"clip must be above 0, found {self.clip}")
         check_noise_multiplier(self.noise_multiplier)
-        if self.delta is not None and not 0 < self.delta < 1:
-            raise InputError(f"delta must be between 0 and 1, found {self.delta}")
-        if self.target_quantile is not None and not 0 < self.target_quantile < 1:
-            raise InputError(f"target_quantile must be between 0 and 1, found {self.target_quantile}")
-        if not 0 < self.clip_learning_rate < math.inf:
-            raise InputError(f"clip_learning_rate must be above 0, found {self.clip_learning_rate}")
-        if self.count_noise is not None and not 0 < self.count_noise < math.inf:
-            raise InputError(f"count_noise must be above 0, found {self.count_noise}")
-        refuse_unknown(self.noise, NOISES, "noise")
-        self._refuse_what_would_be_ignored()
-
-    def _refuse_what_would_be_ignored(self) -> None:
         kind = self.mechanism
         if kind != "none" and self.clip is None:
             raise InputError(f'mechanism "{kind}" needs a clip; set privacy.clip, e.g. to the paper\'s 0.2')

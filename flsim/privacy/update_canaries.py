@@ -15,7 +15,6 @@ Vectors are made again from the seed wherever they are needed, one after another
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -23,7 +22,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.base.types import refuse_other_types
+from flsim.base.settings import Natural, settings
 from flsim.models.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import draw_cohort
@@ -31,7 +30,7 @@ from flsim.privacy.sampling import draw_cohort
 LENGTH = 10.0  # norm of a canary user's update before the clip, in clip norms; tests the clip
 
 
-@dataclass(frozen=True)
+@settings
 class AuditHParams:
     """Settings of canary users, whose updates are random: they test the clip and the noise of a run for `flsim audit`.
 
@@ -43,13 +42,10 @@ class AuditHParams:
             of the coins bound epsilon. Otherwise all take part, which gives an estimate alone.
     """
 
-    update_canaries: int = 0
+    update_canaries: Natural = 0
     canary_coins: bool = False
 
     def __post_init__(self) -> None:
-        refuse_other_types(self)
-        if self.update_canaries < 0:
-            raise InputError(f"update_canaries must not be negative, found {self.update_canaries}")
         if self.canary_coins and not self.update_canaries:
             raise InputError("canary_coins are those of canary users; set update_canaries, e.g. to 1000, or remove it")
 

@@ -18,7 +18,7 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
     Args:
         run: the results of the run.
         took_part: a row for each time that a sharer took part, with ``round`` from 1, ``canary``, its id, and ``user``;
-            see `flsim.runs.participation`. In central training, each time that a step read a user's copy.
+            see `flsim.runs.folder.participation`. In central training, each time that a step read a user's copy.
         canaries: ids of the canaries to show; all if empty.
 
     Returns:

@@ -17,7 +17,7 @@ from flsim.base.progress import say
 from flsim.results.evaluations import log_evaluation, read_evaluations
 from flsim.results.rows import copy_rows, rows_in
 from flsim.runs import roundlog
-from flsim.runs.config.arms import settings_of_both
+from flsim.runs.config.base import settings_of_both
 from flsim.runs.folder import Run
 from flsim.runs.locks import hold_lock
 

@@ -23,6 +23,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
+import pandas as pd
+
 from flsim.algorithms import checkpoint
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.user_states import FOLDER, UserStates
@@ -41,7 +44,8 @@ from flsim.results.rows import identity_of, refuse_foreign_rows
 from flsim.results.run_file import refuse_begun, setting_of
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, custom_code, dump, load
-from flsim.runs.config.arms import shared_rounds
+from flsim.runs.config.base import shared_rounds
+from flsim.runs.config.participation import of_extra
 from flsim.runs.foresight import foresee_training
 from flsim.runs.trackers import refuse_missing
 from flsim.training.own_model import frozen_digest, refuse_unfit
@@ -371,3 +375,24 @@ class Run:
     def delta(self) -> float:
         """Return the delta of the reported (epsilon, delta)."""
         return self.config.privacy.delta_for(self.population)
+
+
+def participation(run: Run, rounds: int) -> pd.DataFrame:
+    """Return each time that a sharer of a canary took part in a run's first rounds.
+
+    In central training, this is each time that a copy was read. A sharer is a user who holds a copy; in the IID twin, a
+    synthetic user; of an injected canary, a pseudo-user, whose number is that of users or larger. A sharer that took
+    part read all its copies, unless local.max_records limited it to some of its records.
+
+    Returns:
+        Columns ``round`` (the first is 1), ``canary`` (its id) and ``user``; a row for each round and sharer (central
+        training: step and copy), ordered by round, canary and user.
+    """
+    at, canary, user = run.config.meetings(run.users, rounds)
+    extra = of_extra(run.users, rounds, is_by_copy=run.config.unit == "record")
+    is_planted = run.users.is_planted_in(canary, at)
+    met = (values[is_planted] for values in (at, canary, user))
+    at, canary, user = (np.concatenate(pair) for pair in zip(met, extra, strict=True))
+    ids = np.array([canary.id for canary in run.canaries], object)
+    order = np.lexsort((user, canary, at))
+    return pd.DataFrame({"round": at[order], "canary": ids[canary[order]], "user": user[order]})

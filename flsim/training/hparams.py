@@ -1,27 +1,25 @@
 """The settings of local training, for whichever engine trains."""
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import field
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from flsim.base.errors import InputError, at_least_one
+from flsim.base.errors import InputError
 from flsim.base.extensions import (
     CustomName,
-    Option,
     configured,
     custom_code_errors,
     is_custom,
     made,
-    refuse_unknown,
     refuse_wrong_options,
     resolve,
 )
-from flsim.base.types import refuse_other_types
+from flsim.base.settings import Count, Fraction, NotNegative, Options, Positive, check, settings
 from flsim.training.optimizers import OPTIMIZERS, optimizer_named
 
 # Learning rate schedules: each is a function (step or round, total) -> factor of the learning rate.
@@ -69,25 +67,27 @@ def label_of_steps(milestones: tuple[float, ...], factor: float, whose: str = "r
     return f"{whose} x{factor:g} at {times}" if milestones else ""
 
 
-def refuse_wrong_milestones(schedule: str, milestones: tuple[float, ...], factor: float, prefix: str = "") -> None:
-    """Raise InputError where milestones or their factor are wrong, or are set with another schedule than "steps".
+def _milestone(at: float) -> float:
+    if not (0 < at < 1 or (at >= 1 and at.is_integer())):
+        raise ValueError("must be fractions of training below 1, or whole numbers from 1")
+    return at
+
+
+ScheduleName = Annotated[str, CustomName("schedule", SCHEDULES)]
+Milestones = tuple[Annotated[float, check(_milestone)], ...]
+
+
+def refuse_wrong_milestones(schedule: str, milestones: tuple[float, ...], prefix: str = "") -> None:
+    """Raise InputError where milestones are set with another schedule than "steps", or are missing with it.
 
     Args:
         schedule: name of the schedule.
         milestones: the setting ``milestones``.
-        factor: the setting ``milestone_factor``.
         prefix: beginning of the settings' names, e.g. ``"server_"``.
     """
     if (schedule == "steps") != bool(milestones):
         what = "needs" if schedule == "steps" else "has no"
         raise InputError(f'{prefix}schedule "{schedule}" {what} {prefix}milestones, found {list(milestones)}')
-    for one in milestones:
-        if not (0 < one < 1 or (one >= 1 and float(one).is_integer())):
-            raise InputError(
-                f"{prefix}milestones must be fractions of training below 1, or whole numbers from 1, found {one:g}"
-            )
-    if not 0 < factor < math.inf:
-        raise InputError(f"{prefix}milestone_factor must be above 0, found {factor:g}")
 
 
 def rate_at(
@@ -135,7 +135,7 @@ def total_rate(rate: Callable[[int], float], steps: int) -> float:
 Precision = Literal["float32", "tf32", "bf16"]
 
 
-@dataclass(frozen=True)
+@settings
 class LocalHParams:
     """Settings of the local training of one user in one round.
 
@@ -172,38 +172,24 @@ class LocalHParams:
         >>> flsim.LocalSGD(batch_size=4, learning_rate=1.0)                    # doctest: +SKIP
     """
 
-    epochs: int = 1
-    batch_size: int = 16
-    learning_rate: float = 0.3
-    optimizer: Annotated[str, CustomName("optimizer")] = "sgd"
-    momentum: float = 0.9
-    gradient_clip: float | None = None
-    proximal: float = 0.0
-    max_records: int | None = None
+    epochs: Count = 1
+    batch_size: Count = 16
+    learning_rate: Positive = 0.3
+    optimizer: Annotated[str, CustomName("optimizer", OPTIMIZERS)] = "sgd"
+    momentum: Fraction = 0.9
+    gradient_clip: Positive | None = None
+    proximal: NotNegative = 0.0
+    max_records: Count | None = None
     precision: Precision = "float32"
-    schedule: Annotated[str, CustomName("schedule")] = "constant"
-    milestones: tuple[float, ...] = ()
-    milestone_factor: float = 0.1
-    optimizer_options: Mapping[str, Option] = field(default_factory=dict)
-    schedule_options: Mapping[str, Option] = field(default_factory=dict)
+    schedule: ScheduleName = "constant"
+    milestones: Milestones = ()
+    milestone_factor: Positive = 0.1
+    optimizer_options: Options = field(default_factory=dict)
+    schedule_options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        refuse_other_types(self)
-        at_least_one(epochs=self.epochs, batch_size=self.batch_size)
-        refuse_unknown(self.optimizer, OPTIMIZERS, "optimizer")
-        refuse_unknown(self.schedule, SCHEDULES, "schedule")
         refuse_wrong_options(self, "optimizer", "schedule")
-        refuse_wrong_milestones(self.schedule, self.milestones, self.milestone_factor)
-        if self.max_records is not None:
-            at_least_one(max_records=self.max_records)
-        for name in ("learning_rate", "gradient_clip"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise InputError(f"{name} must be above 0, found {value}")
-        if not 0 <= self.momentum < 1:
-            raise InputError(f"momentum must be at least 0 and below 1, found {self.momentum}")
-        if not 0 <= self.proximal < math.inf:
-            raise InputError(f"proximal must not be negative, found {self.proximal}")
+        refuse_wrong_milestones(self.schedule, self.milestones)
 
     @property
     def is_plain(self) -> bool:

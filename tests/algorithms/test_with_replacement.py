@@ -23,7 +23,7 @@ def users(experiment: Experiment) -> flsim.Planted:
 
 
 def federated(method: flsim.FedAvg, users: flsim.Planted, seed: int = 0) -> FederatedTraining:
-    training = method.training_of(users, MODEL, 1, seed, "cpu")
+    training = method.config(users, MODEL, 1, seed).training_of(users.users, 1)
     assert isinstance(training, FederatedTraining)
     return training
 

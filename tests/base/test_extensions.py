@@ -27,14 +27,14 @@ BUILT_IN: dict[str, object] = {"one": 1, "two": 2}
 
 @dataclass(frozen=True)
 class Inner:
-    things: tuple[Annotated[str, CustomName("thing")], ...] = ()
+    things: tuple[Annotated[str, CustomName("thing", BUILT_IN)], ...] = ()
     text: str = "mine.py:Thing"  # is not marked
 
 
 @dataclass(frozen=True)
 class Outer:
-    thing: Annotated[str, CustomName("thing")] = "one"
-    other: Annotated[str | None, CustomName("thing")] = None
+    thing: Annotated[str, CustomName("thing", BUILT_IN)] = "one"
+    other: Annotated[str | None, CustomName("thing", BUILT_IN)] = None
     inner: Inner = field(default_factory=Inner)
 
     @property

@@ -23,8 +23,7 @@ from flsim.canaries.roster import write_roster
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus
 from flsim.runs.config import load
-from flsim.runs.folder import Run
-from flsim.runs.participation import participation
+from flsim.runs.folder import Run, participation
 from flsim.training.state import State
 
 BOUNDS = [(2, 3), (3, None), (None, 2), (None, None)]  # first and last round, from 1
@@ -92,7 +91,7 @@ def test_each_round_trains_on_what_is_planted_in_it(
     always, sometimes = planted_in(experiment, partition)
     model = flsim.Model(4, 4)
     *_, last = flsim.simulate(sometimes, model, algorithm, ROUNDS, every=ROUNDS)
-    training = algorithm.training_of(always, model, ROUNDS, 0, "cpu")
+    training = algorithm.config(always, model, ROUNDS, 0).training_of(always.users, ROUNDS)
     expected = training.first_state()
     for round_ in range(1, ROUNDS + 1):
         users = of_round(always.users, round_)

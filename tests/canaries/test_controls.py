@@ -10,7 +10,6 @@ import pytest
 from helpers import Flsim, MakeCorpus, Trained
 
 from flsim.attacks.audit import coins
-from flsim.base.errors import InputError
 from flsim.canaries.planting import Planting, drawn_and_planted, plant
 from flsim.canaries.roster import is_drawn, read_canaries, write_roster
 from flsim.canaries.spec import CanaryHParams, toss
@@ -56,11 +55,6 @@ def test_no_record_drawn_is_never_planted_and_copies_that_were_removed_are_not(c
         roster = pd.read_parquet(tmp_path / folder / "roster.parquet")
         assert is_drawn(roster).tolist() == (planting.planned_insertions > 0).tolist(), folder
         assert len(read_canaries(tmp_path / folder, corpus.vocabulary)) == 8
-
-
-def test_a_negative_number_is_refused() -> None:
-    with pytest.raises(InputError, match="controls must not be negative, found -1"):
-        CanaryHParams(controls=-1)
 
 
 def test_a_run_measures_controls_and_counts_the_planted_alone(trained_here: Trained) -> None:

@@ -14,13 +14,13 @@ from flsim.base.errors import InputError
 from flsim.canaries.roster import read_roster
 from flsim.canaries.spec import CanaryHParams, injection_bounds
 from flsim.runs.config import load
-from flsim.runs.folder import Run
-from flsim.runs.participation import participation
+from flsim.runs.folder import Run, participation
 from flsim.simulation import Planted
 from flsim.training.central import CentralTraining
 from flsim.training.update import UpdateSum
 
 ROUNDS = 6
+MODEL = flsim.Model(4, 4)
 GRID = "p_u = [0.2]\np_e = [0.5, 1.0]\n"
 INJECTED: dict[str, Any] = {"injections": (3, 4), "injection_users": 2, "injection_copies": 5, "count": 3}
 PARTITIONS = pytest.mark.parametrize("partition", ["iid", "non-iid"])
@@ -48,6 +48,7 @@ def test_round_of_an_injection(at: float, rounds: int | None, round_: int) -> No
         ({"injections": (0.5,), "p_u": (0.5,)}, "injections and p_u both say how canaries occur"),
         ({"injections": (0.5,), "windows": ((0.0, 0.5),)}, "injections and windows both"),
         ({"injections": (1.5,)}, "fractions of training below 1, or whole numbers"),
+        ({"injections": (-1,)}, "fractions of training below 1, or whole numbers"),
         ({"injections": (0.5, 0.5)}, "must list different values"),
         ({"injection_copies": 2}, "injection_copies is of injections"),
     ],
@@ -88,7 +89,7 @@ def test_a_rounds_sum_is_that_of_arm_out_and_of_its_pseudo_users(
 ) -> None:
     arms = [planted(experiment, partition, arm=arm) for arm in ("in", "out")]
     algorithm = flsim.FedAvg(cohort=12, shards=shards, branch=0)
-    inside, outside = (algorithm.training_of(arm, flsim.Model(4, 4), ROUNDS, 0, "cpu") for arm in arms)
+    inside, outside = (algorithm.config(arm, MODEL, ROUNDS, 0).training_of(arm.users, ROUNDS) for arm in arms)
     assert isinstance(inside, FederatedTraining)
     assert isinstance(outside, FederatedTraining)
     # One user after another, so that who else is in a group does not change how an update is rounded.
@@ -108,7 +109,7 @@ def test_a_rounds_sum_is_that_of_arm_out_and_of_its_pseudo_users(
 def test_a_steps_batch_is_extended_by_injected_records(experiment: Experiment, privacy: flsim.Privacy) -> None:
     arms = [planted(experiment, arm=arm) for arm in ("in", "out")]
     algorithm = flsim.Central(flsim.CentralSGD(batch_size=40), privacy)
-    inside, outside = (algorithm.training_of(arm, flsim.Model(4, 4), ROUNDS, 0, "cpu") for arm in arms)
+    inside, outside = (algorithm.config(arm, MODEL, ROUNDS, 0).training_of(arm.users, ROUNDS) for arm in arms)
     assert isinstance(inside, CentralTraining)
     assert isinstance(outside, CentralTraining)
     one, other = inside.chunk(0, ROUNDS), outside.chunk(0, ROUNDS)

@@ -184,7 +184,7 @@ def test_nothing_of_a_refused_import_is_left(tmp_path: Path, refuse: Refuse) -> 
         (tmp_path / "site.Posts.xml", [*common[:-1], "100000"], "no user has 100,000 words"),
         (tmp_path / "site.Posts.xml", [*common[:3], "5000", *common[4:]], "vocabulary of 5,000"),
         (tmp_path / "none.xml", common, "none.xml"),
-        (tmp_path / "site.Posts.xml", [*common, "--test", "1.5"], "test must be a share"),
+        (tmp_path / "site.Posts.xml", [*common, "--test", "1.5"], "test must be below 1"),
     ):
         assert message in refuse("data", "import", source, *options)
         assert sorted(path.name for path in tmp_path.iterdir()) == ["cut.Posts.xml", "notes.xml", "site.Posts.xml"]
@@ -209,7 +209,7 @@ TEMPLATE = "canaries.source='template'"
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["canaries.p_e=[1.5]"], "p_e must be a probability above 0 and at most 1, found 1.5"),
+        (["canaries.p_e=[1.5]"], "p_e must be at most 1, found 1.5"),
         (["trainig.rounds=3"], "unknown key trainig; did you mean training?"),
         (["training.cohort=25"], "cohort must be between 1 and the 24 users, found 25"),
         (["system.shards=25"], "system.shards must be between 1 and the 24 training users, found 25"),

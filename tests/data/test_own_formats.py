@@ -245,6 +245,7 @@ def test_the_synthetic_corpus_comes_through_the_same_door(tmp_path: Path, flsim:
         ),
         (("nowhere.py:letters",), "nowhere.py: no such file"),
         (("synthetic", "--set", "user=9"), "synthetic: unknown option user; did you mean users?"),
+        (("synthetic", "--set", "users=many"), "synthetic: users must be a whole number, found 'many'"),
         (("synthetic", "--set", "users=0"), "synthetic: users must be at least 1, found 0"),
         (("synthetic", "--heldout", "0.5"), "synthetic: unknown option heldout; did you mean heldout_users?"),
     ],

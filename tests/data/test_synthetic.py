@@ -158,19 +158,9 @@ def test_words_follow_zipfs_law(tmp_path: Path, zipf: float) -> None:
     assert counts[:100].sum() > 0.3 * counts.sum()
 
 
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"users": 0}, "users must be at least 1, found 0"),
-        ({"words_per_user": 0}, "words_per_user must be at least 1, found 0"),
-        ({"heterogeneity": 0.0}, "heterogeneity must be above 0 and finite, found 0.0"),
-        ({"order": 1.5}, "order must be a probability, found 1.5"),
-        ({"record_words": 11}, "record_words must be at least 12, found 11"),
-    ],
-)
-def test_hparams_that_make_no_sense(values: dict[str, float], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        SyntheticHParams(**values)  # type: ignore[arg-type]
+def test_records_that_words_would_not_fit_are_refused() -> None:
+    with pytest.raises(InputError, match="record_words must be at least 12, found 11"):
+        SyntheticHParams(record_words=11)
 
 
 def test_characters_spell_the_words_of_the_same_corpus(tmp_path: Path) -> None:
@@ -197,5 +187,5 @@ def test_characters_spell_the_words_of_the_same_corpus(tmp_path: Path) -> None:
 def test_records_that_characters_would_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match="record_words must be at least 96, found 20"):
         SyntheticHParams(by="characters")
-    with pytest.raises(InputError, match="by must be one of words, characters"):
+    with pytest.raises(InputError, match="by must be 'words' or 'characters'"):
         SyntheticHParams(by="letters")  # type: ignore[arg-type]

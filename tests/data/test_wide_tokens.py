@@ -105,7 +105,7 @@ def test_two_rounds_and_what_they_memorized(wide: Corpus) -> None:
     algorithm = flsim.FedAvg(cohort=4, local=flsim.LocalSGD(batch_size=2, max_records=3, learning_rate=1.0))
     states = list(flsim.simulate(planted, model, algorithm, rounds=2))
     assert [state.round for state in states] == [1, 2]
-    oracle = algorithm.training_of(planted, model, 2, 0, "cpu")
+    oracle = algorithm.config(planted, model, 2, 0).training_of(planted.users, 2)
     assert isinstance(oracle, FederatedTraining)
     (first,) = replace(oracle, engine="local").states(oracle.first_state(), 1)
     for name, value in first.params.items():

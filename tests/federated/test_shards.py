@@ -10,7 +10,6 @@ from helpers import PRIVATE, TINY, Experiment, assert_same, final_state, killed_
 
 import flsim
 from flsim.algorithms.checkpoint import digest_of
-from flsim.base.errors import InputError
 from flsim.runs.config import DataHParams, FederatedConfig, SystemHParams, TrainingHParams, load
 from flsim.runs.folder import Run
 from server.federated.launch import say_what_stays_idle
@@ -65,11 +64,6 @@ def test_large_runs_have_branches_unless_the_settings_say_otherwise(
     assert (decided.system.branch, decided.system.known_branch) == (expected, expected or 0)
     assert decided.system.shards == (shards or processes)
     assert decided.digest == settings().digest
-
-
-def test_a_negative_branch_is_refused() -> None:
-    with pytest.raises(InputError, match="branch must not be negative, found -1"):
-        SystemHParams(branch=-1)
 
 
 def large(experiment: Experiment) -> Run:

@@ -15,8 +15,7 @@ import flsim as api
 from flsim.attacks.forgetting.tables import time_text
 from flsim.base.errors import InputError
 from flsim.results.store import read_run
-from flsim.runs.folder import Run
-from flsim.runs.participation import participation
+from flsim.runs.folder import Run, participation
 
 WINDOWED = (
     "training.rounds=8",

@@ -16,8 +16,7 @@ from flsim.attacks.forgetting.measure import measure, observations
 from flsim.data.synthetic import make_synthetic
 from flsim.results.rows import Row, frame
 from flsim.results.store import read_run
-from flsim.runs.folder import Run
-from flsim.runs.participation import participation
+from flsim.runs.folder import Run, participation
 from flsim.runs.sweeps.definition import load, planned_runs, tier_of
 
 LEVEL, SURE = 0.05, 0.999

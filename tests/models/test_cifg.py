@@ -1,12 +1,10 @@
 """The model of the paper: its size, its equations, and that stepping is reading."""
 
 import numpy as np
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flsim.base.errors import InputError
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 
@@ -44,9 +42,3 @@ def test_forward_equals_the_equations(seed: int, time: int, scale: float) -> Non
         r = (o * np.tanh(c)) @ p["projection"]
         expected.append(p["embedding"] @ r + p["output_bias"])
     np.testing.assert_allclose(model(torch.from_numpy(tokens)[None])[0].detach().numpy(), expected, atol=1e-10)
-
-
-@pytest.mark.parametrize("sizes", [(0, 4), (4, 0)])
-def test_bad_sizes_are_refused(sizes: tuple[int, int]) -> None:
-    with pytest.raises(InputError, match="must be at least 1, found 0"):
-        ModelHParams(*sizes)

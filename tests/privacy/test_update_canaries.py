@@ -142,7 +142,7 @@ def test_vectors_that_took_no_part_are_exchangeable(training: Training) -> None:
     ("overrides", "message"),
     [
         (("audit.update_canaries=9",), 'privacy.mechanism "none" has no clip; set it to "clip" or "dp"'),
-        (("audit.update_canaries=-1",), "update_canaries must not be negative, found -1"),
+        (("audit.update_canaries=-1",), "update_canaries must be at least 0, found -1"),
         (("audit.canary_coins=true",), "set update_canaries, e.g. to 1000, or remove it"),
         (("training={kind='central'}", "local={}", "audit.update_canaries=9"), "of federated training, but"),
         (

@@ -15,9 +15,8 @@ from flsim.results.rows import rows_in
 from flsim.results.store import read_run
 from flsim.runs.arms import begin_from
 from flsim.runs.config import load
-from flsim.runs.config.arms import settings_of_both
-from flsim.runs.folder import Run
-from flsim.runs.participation import participation
+from flsim.runs.config.base import settings_of_both
+from flsim.runs.folder import Run, participation
 
 COMMON = ("training.rounds=8", "canaries.p_u=[0.1]", "canaries.p_e=[0.5]", "canaries.count=12")
 WINDOWED = (*COMMON[:-1], "canaries.count=6", "canaries.windows=[[5, 7], [6, 8]]")
@@ -43,12 +42,11 @@ def new_run(twin: Path, folder: Path, *overrides: str) -> Run:
 @pytest.mark.parametrize(
     ("settings", "parts"),
     [
-        (WINDOWED, 5),
         ((*WINDOWED, *PRIVATE), 5),
         ((*COMMON, "canaries.windows=[[0.6, 1]]"), 5),
         ((*INJECTED, "canaries.injections=[6]", "canaries.count=4", "canaries.injection_copies=3"), 6),
     ],
-    ids=["rounds", "private", "shares", "injections"],
+    ids=["private", "shares", "injections"],
 )
 def test_the_rest_is_the_same_to_the_bit(
     trained_here: Trained, tmp_path: Path, settings: tuple[str, ...], parts: int

@@ -96,91 +96,47 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("cohort = 3\n" + MINIMAL, "unknown key cohort; did you mean training.cohort?"),
-        (MINIMAL + "[canaries]\np_e = 0.3\n", r"canaries.p_e: must be a list, such as [0.3], found 0.3"),
-        (MINIMAL + "[canaries]\np_e = []\n", "canaries: p_e must list at least one probability, found []"),
+        ("sede = 1\n" + MINIMAL, "unknown key sede; did you mean seed?"),
+        (MINIMAL + "[local]\nlearning_rte = 1\n", "unknown key local.learning_rte; did you mean local.learning_rate?"),
+        (MINIMAL + "[trainig]\nrounds = 1\n", "unknown key trainig; did you mean training?"),
         (MINIMAL + "[training]\nlearning_rate = 1\n", "belong to it, or did you mean local.learning_rate?"),
         (MINIMAL + '[system]\ndevice = "meta"\n', "belong to it, or did you mean system.gpus_per_client?"),
-        ("sede = 1\n" + MINIMAL, "unknown key sede; did you mean seed?"),
-        (
-            MINIMAL + "[local]\nlearning_rte = 0.1\n",
-            "unknown key local.learning_rte; did you mean local.learning_rate?",
-        ),
-        (MINIMAL + "[trainig]\nrounds = 1\n", "unknown key trainig; did you mean training?"),
-        (MINIMAL + "[canaries]\np_e = [1.5]\n", "canaries: p_e must be a probability above 0 and at most 1, found 1.5"),
-        (MINIMAL + '[training]\nrounds = "many"\n', "training.rounds: Input should be a valid integer"),
-        (MINIMAL + "[training]\nrounds = 0\n", "training: rounds must be at least 1, found 0"),
-        (
-            MINIMAL + '[training]\nkind = "centrl"\n',
-            "training.kind: Input should be 'federated' or 'central', found 'centrl'",
-        ),
-        (MINIMAL + "[training]\nkind = 3\n", "training.kind: Input should be 'federated' or 'central', found 3"),
-        ("training = 3\n" + MINIMAL, "training: Input should be a dictionary or an instance of"),
-        (
-            MINIMAL + "[training]\nbatch_size = 3\n",
-            'training.batch_size: of central training, but training.kind is "fed',
-        ),
+        (MINIMAL + "[training]\nbatch_size = 3\n", "training.batch_size: of central training, but training.kind is"),
         (CENTRAL + "batch_sise = 3\n", "unknown key training.batch_sise; did you mean training.batch_size?"),
-        (CENTRAL + "batch_size = 0\n", "training: batch_size must be at least 1, found 0"),
+        (MINIMAL + "[canaries]\np_e = 0.3\n", "canaries.p_e must be a list, such as [0.3], found 0.3"),
+        (MINIMAL + "[canaries]\np_e = []\n", "canaries.p_e must list at least 1 value, found []"),
+        (MINIMAL + "[canaries]\np_e = [0.5, 0.5]\n", "canaries.p_e must list different values, found [0.5, 0.5]"),
+        (MINIMAL + '[training]\nrounds = "many"\n', "training.rounds must be a whole number, found 'many'"),
+        (MINIMAL + "[training]\nrounds = 2.5\n", "training.rounds must be a whole number, found 2.5"),
+        (MINIMAL + "[training]\nrounds = true\n", "training.rounds must be a number, found True"),
+        (MINIMAL + "[local]\nlearning_rate = nan\n", "local.learning_rate must be a finite number, found nan"),
+        (MINIMAL + "[evaluation]\ndecide = 3\n", "evaluation.decide must be true or false, found 3"),
+        (MINIMAL + '[training]\nkind = "centrl"\n', "training.kind must be 'federated' or 'central', found 'centrl'"),
+        ("training = 3\n" + MINIMAL, "training must be a table, found 3"),
         (
             CENTRAL + 'optimizer = "adams"\n',
-            "training: optimizer must be one of sgd, momentum, adam, rmsprop, found 'adams'; name your own as path/",
+            "training.optimizer must be one of sgd, momentum, adam, rmsprop, found",
         ),
-        (CENTRAL + "[system]\nphysical_batch = 0\n", "system: physical_batch must be at least 1, found 0"),
-        (CENTRAL + "[system]\ncheckpoint_every = 0\n", "system: checkpoint_every must be at least 1, found 0"),
-        (CENTRAL + '[system]\ndevice = "tpu"\n', "system.device: Input should be 'cpu' or 'cuda', found 'tpu'"),
-        (
-            CENTRAL + 'order = "iid"\n',
-            'training.order "iid" contradicts data.partition "non-iid", which is order "sequence"',
-        ),
+        (CENTRAL + '[system]\ndevice = "tpu"\n', "system.device must be 'cpu' or 'cuda', found 'tpu'"),
+        (CENTRAL + 'order = "iid"\n', 'training.order "iid" contradicts data.partition "non-iid"'),
         (
             CENTRAL + 'order = "sequence"\n[privacy]\nmechanism = "clip"\nclip = 1\n',
             'training.order "sequence" has no privacy accounting',
         ),
-        (MINIMAL + "[evaluation]\nevery = 0\n", "evaluation: every must be at least 1, found 0"),
         (
             MINIMAL + '[local]\nprecision = "bf16"\n[system]\nengine = "local"\n',
-            'system.engine "local" trains in float32; local.precision \'bf16\' needs "cohort"',
+            "precision 'bf16' needs \"cohort",
         ),
-        (MINIMAL + "[system]\nmicro_cohort = 0\n", "system: micro_cohort must be at least 1, found 0"),
-        (MINIMAL + "[local]\ngradient_clip = 0\n", "local: gradient_clip must be above 0, found 0"),
-        (MINIMAL + "[local]\nproximal = -1\n", "local: proximal must not be negative, found -1"),
-        (MINIMAL + "[local]\nmax_records = 0\n", "local: max_records must be at least 1, found 0"),
-        (MINIMAL + "[system]\nretries = -1\n", "system: retries must not be negative, found -1"),
-        (MINIMAL + "[system]\ndeadline = 0\n", "system: deadline must be above 0 seconds, found 0"),
         (MINIMAL + "[privacy]\nclip = 0.2\n", 'privacy: mechanism "none" clips nothing; remove clip'),
-        (MINIMAL + '[privacy]\nmechanism = "clip"\nclip = 0\n', "privacy: clip must be above 0, found 0"),
         (MINIMAL + '[privacy]\nmechanism = "dp"\nclip = 1\n', 'privacy: mechanism "dp" needs noise_multiplier above 0'),
-        (MINIMAL + '[privacy]\nmechanism = "pd"\n', "privacy.mechanism: Input should be 'none', 'clip' or 'dp'"),
-        (MINIMAL + "[privacy]\nnoise_multipler = 1\n", "did you mean privacy.noise_multiplier?"),
         (
             MINIMAL + '[training]\ncohort = 20\n[privacy]\nmechanism = "dp"\nclip = 1\nnoise_multiplier = 2\n'
             "target_quantile = 0.5\n",
             "privacy.count_noise of 1 spends more than noise_multiplier 2 allows; raise it above 1, or enlarge",
         ),
-        (
-            MINIMAL + '[training]\nsampler = "random"\n',
-            "training: sampler must be one of fixed-size, poisson, with-replacement, round-robin, found 'random'",
-        ),
-        (
-            MINIMAL + '[training]\nserver_optimizer = "adams"\n',
-            "training: server_optimizer must be one of sgd, ",
-        ),
-        (MINIMAL + "[training]\nserver_beta2 = 1\n", "training: server_beta2 must be at least 0 and below 1, found 1"),
-        (
-            MINIMAL + '[model]\narchitecture = "rnn"\n',
-            "model: architecture must be one of cifg, lstm, gru, transformer, convolutional, found 'rnn'; name your",
-        ),
         (MINIMAL + "[model]\nlayers = 2\n", 'model: architecture "cifg" has one layer, found layers = 2'),
-        (
-            MINIMAL + '[model]\narchitecture = "gru"\n[local]\nprecision = "bf16"\n',
-            'architecture "gru" trains in float32; local.precision \'bf16\' needs "cifg"',
-        ),
-        (
-            '[data]\ncorpus = "c"\npartition = "half"\n',
-            "data.partition: Input should be 'iid' or 'non-iid', found 'half'",
-        ),
-        ("", "data: Field required"),
-        ("model = 3\n" + MINIMAL, "model: "),
+        (MINIMAL + '[model]\narchitecture = "gru"\n[local]\nprecision = "bf16"\n', "'bf16' needs \"cifg\""),
+        ("", "data is missing"),
         ("[data\n", "not TOML: "),
     ],
 )
@@ -196,16 +152,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
         load(tmp_path / "nowhere.toml")
 
 
-def test_overrides_set_values_and_make_sections(tmp_path: Path) -> None:
-    config = read(tmp_path, MINIMAL, "training.rounds=7", "data.partition=iid", "canaries.p_u=[0.5, 0.25]", "seed=3")
-    assert (config.training.rounds, config.data.partition, config.canaries.p_u, config.seed) == (
-        7,
-        "iid",
-        (0.5, 0.25),
-        3,
-    )
-
-
 @pytest.mark.parametrize("override", ["training.rounds", "=3", "a..b=1", "seed.x=1"])
 def test_malformed_overrides_are_refused(tmp_path: Path, override: str) -> None:
     with pytest.raises(InputError, match="--set"):
@@ -219,17 +165,29 @@ def test_what_is_dumped_loads_to_the_same(tmp_path: Path) -> None:
         assert load(tmp_path / "dumped.toml") == config
 
 
+CHANGES = ("seed=1", "data.partition=iid", "model.units=9", "canaries.count=3")
+CHANGES_NOTHING = ("evaluation.every=1", "data.corpus='x'", "training.epochs=9")
+
+
 @pytest.mark.parametrize(
-    "override",
-    ["seed=1", "data.partition=iid", "local.epochs=2", "model.units=9", "canaries.count=3", "training.cohort=5"],
+    ("text", "changes", "changes_nothing"),
+    [
+        (MINIMAL, ("local.epochs=2", "training.cohort=5"), ("system.shards=9", "training.rounds=1")),
+        (
+            CENTRAL,
+            ("training.batch_size=9", "training.optimizer=adam"),
+            ("training.steps=9", "training.order=sequence", "system.physical_batch=1"),
+        ),
+    ],
 )
-def test_the_digest_follows_what_changes_results(tmp_path: Path, override: str) -> None:
-    assert read(tmp_path, MINIMAL, override).digest != read(tmp_path, MINIMAL).digest
-
-
-@pytest.mark.parametrize("override", ["system.shards=9", "training.rounds=1", "evaluation.every=1", "data.corpus='x'"])
-def test_the_digest_leaves_out_what_a_run_may_be_resumed_with(tmp_path: Path, override: str) -> None:
-    assert read(tmp_path, MINIMAL, override).digest == read(tmp_path, MINIMAL).digest
+def test_the_digest_follows_what_changes_results(
+    tmp_path: Path, text: str, changes: tuple[str, ...], changes_nothing: tuple[str, ...]
+) -> None:
+    """What a run may be resumed with is no part of it."""
+    digest = read_any(tmp_path, text).digest
+    assert all(read_any(tmp_path, text, override).digest != digest for override in CHANGES + changes)
+    assert all(read_any(tmp_path, text, override).digest == digest for override in CHANGES_NOTHING + changes_nothing)
+    assert read_central(tmp_path).digest != read(tmp_path, MINIMAL).digest
 
 
 def test_paths_of_overrides_are_the_working_directory_s_and_those_of_a_file_its_folder_s(
@@ -278,28 +236,6 @@ def test_a_federated_file_is_no_central_one(tmp_path: Path) -> None:
         "training.rounds, training.cohort, local, system.shards: of federated training, but training.kind is "
         '"central"; remove what does not belong to it'
     )
-
-
-@pytest.mark.parametrize(
-    "override", ["training.batch_size=9", "training.optimizer=adam", "data.partition=iid", "seed=1"]
-)
-def test_the_digest_of_a_central_run_follows_what_changes_results(tmp_path: Path, override: str) -> None:
-    assert read_central(tmp_path, override).digest != read_central(tmp_path).digest
-    assert read_central(tmp_path).digest != read(tmp_path, MINIMAL).digest
-
-
-@pytest.mark.parametrize(
-    "override",
-    [
-        "training.epochs=9",
-        "training.steps=9",
-        "training.order=sequence",
-        "system.physical_batch=1",
-        "evaluation.every=1",
-    ],
-)
-def test_a_central_run_may_be_resumed_for_longer(tmp_path: Path, override: str) -> None:
-    assert read_central(tmp_path, override).digest == read_central(tmp_path).digest
 
 
 def test_the_default_of_a_removed_setting_is_still_read_and_other_values_are_refused(tmp_path: Path) -> None:

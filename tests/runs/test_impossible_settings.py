@@ -20,7 +20,7 @@ from flsim.runs.folder import Run
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["seed=-1"], "seed must not be negative, found -1"),
+        (["seed=-1"], "seed must be at least 0, found -1"),
         (
             ["canaries.p_u=[0.5]", "canaries.p_e=[0.5, 1.0]", "canaries.count=4"],
             "8 canaries would replace about 576 records, and the training users have 192; set a smaller canaries.count",

@@ -10,9 +10,8 @@ from helpers import PARTITION, Experiment
 
 from flsim import cli
 from flsim.runs.config import load
-from flsim.runs.folder import Run
+from flsim.runs.folder import Run, participation
 from flsim.runs.measuring import evaluate_checkpoint
-from flsim.runs.participation import participation
 
 ROUNDS = 9
 FEDERATED = f"{PARTITION}[training]\nrounds = 9\ncohort = 6\n"

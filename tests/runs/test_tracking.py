@@ -203,7 +203,7 @@ def test_tensorboard_is_the_default_and_no_part_of_a_digest(experiment: Experime
     settings = config.load(experiment.config)
     assert settings.system.tracking == ("tensorboard",)
     assert settings.digest == config.load(experiment.config, ["system.tracking=[]"]).digest
-    with pytest.raises(InputError, match=r"system\.tracking\.0: Input should be 'tensorboard', 'mlflow' or 'wandb'"):
+    with pytest.raises(InputError, match=r"system\.tracking must be 'tensorboard', 'mlflow' or 'wandb'"):
         config.load(experiment.config, ["system.tracking=['comet']"])
 
 

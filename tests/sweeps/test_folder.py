@@ -137,8 +137,6 @@ def test_a_sweep_that_did_not_begin_has_no_run_folders(folder: SweepFolder) -> N
     [
         ((), ["--set", "canaries.count=3"], ("", ""), "canaries.count = 4, and this command gives 3"),
         (("canaries.count=3",), [], ("", ""), "canaries.count = 3, and this command gives 4"),
-        ((), ["--set", "model.units=7"], ("", ""), "model.units = 670, and this command gives 7"),
-        ((), [], ("length = 3", "length = 4"), "canaries.length = 3, and this command gives 4"),
         ((), [], ("about =", "set = { canaries = { p_e = [1.0] } }\nabout ="), "canaries.p_e = [0.5], and this"),
     ],
 )

@@ -137,11 +137,9 @@ def test_a_trial_that_diverges_at_the_end_is_worse_than_any_other() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"trials": 7}, "trials must be at least 8, found 7"),
         ({"halving": (0.5,)}, r"ascending shares above 0 that end with 1, found \[0.5\]"),
         ({"halving": (0.5, 0.5, 1.0)}, "ascending shares"),
         ({"halving": ()}, "ascending shares"),
-        ({"widenings": -1}, "widenings must not be negative"),
     ],
 )
 def test_a_rule_that_cannot_be_is_refused(change: dict[str, object], message: str) -> None:
@@ -151,7 +149,7 @@ def test_a_rule_that_cannot_be_is_refused(change: dict[str, object], message: st
 
 def test_ranges_that_cannot_be_are_refused() -> None:
     for low, high, scale in ((1.0, 1.0, "log"), (0.0, 1.0, "log"), (2.0, 1.0, "linear"), (0.0, INF, "linear")):
-        with pytest.raises(InputError, match="low < high"):
+        with pytest.raises(InputError, match=r"low < high|high must be a finite number"):
             Range(low, high, scale)  # type: ignore[arg-type]
     with pytest.raises(InputError, match=r"must multiply to trials \(8\); set points"):
         Rule().first_points({RATE: Range(0.1, 1.0, points=3)}, np.random.Generator(np.random.PCG64(0)))

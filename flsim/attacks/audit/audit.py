@@ -229,17 +229,19 @@ def audit_simulation(
     )
     users = planted.users
     injected = np.unique(users.extra.rounds[users.extra.rounds >= 0]) + 1
-    training = algorithm.training_of(planted, model, max(1, state.round), seed, "cpu")
+    rounds = max(1, state.round)
+    config = algorithm.config(planted, model, rounds, seed)
+    training = config.training_of(users, rounds, "cpu")
     subject = subject_with(
         results,
         state.round,
         state,
         delta,
-        unit=algorithm.unit,
-        sampler=algorithm.sampler_of_units,
-        privacy=algorithm.privacy,
-        protected=len(users) if algorithm.unit == "user" else int(users.user_offsets[-1]),
-        canary_users=algorithm.canary_users,
+        unit=config.unit,
+        sampler=config.sampler,
+        privacy=config.privacy,
+        protected=len(users) if config.unit == "user" else int(users.user_offsets[-1]),
+        canary_users=config.canary_users,
         seed=seed,
         canaries=planted.canaries,
         users=lambda: users,

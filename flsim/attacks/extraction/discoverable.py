@@ -11,7 +11,6 @@
 One forward pass gives both, because the words before each word of the suffix are those of the string.
 """
 
-from dataclasses import dataclass
 from math import inf
 
 import numpy as np
@@ -19,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from flsim.base.errors import InputError
+from flsim.base.settings import Natural, Positive, Probability, settings
 from flsim.data.records import Records, batch, batches_by_length
 from flsim.data.vocabulary import Layout
 from flsim.measures.memorization.score import floats_at_once, nats
@@ -30,7 +29,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
 
-@dataclass(frozen=True)
+@settings
 class Scheme:
     """A sampling scheme: from the model's distribution to the one that words are drawn from.
 
@@ -42,17 +41,9 @@ class Scheme:
         top_p: share of probability: the likeliest tokens are kept until they have it (nucleus sampling).
     """
 
-    temperature: float = 1.0
-    top_k: int = 40
-    top_p: float = 1.0
-
-    def __post_init__(self) -> None:
-        if not 0 < self.temperature < inf:
-            raise InputError(f"temperature must be above 0 and finite, found {self.temperature:g}; 1 is the model's")
-        if self.top_k < 0:
-            raise InputError(f"top_k must not be negative, found {self.top_k}; 0 keeps all tokens")
-        if not 0 < self.top_p <= 1:
-            raise InputError(f"top_p must be above 0 and at most 1, found {self.top_p:g}; 1 keeps all tokens")
+    temperature: Positive = 1.0
+    top_k: Natural = 40
+    top_p: Probability = 1.0
 
 
 def discover(

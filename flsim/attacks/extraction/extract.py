@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import pandas as pd
@@ -16,10 +16,11 @@ from flsim.attacks.extraction.rates import KEY, P, eidetic_of, rates_of
 from flsim.attacks.extraction.strings import Strings, canary_strings, record_strings, records_of
 from flsim.attacks.membership.attacked import attacked_model
 from flsim.attacks.result import Result, over_seeds
-from flsim.base.errors import InputError, as_list, at_least_one
+from flsim.base.errors import InputError, as_list
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.machine import refuse_missing_device
 from flsim.base.progress import tracked
+from flsim.base.settings import DIFFERENT, Count, settings
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
@@ -221,7 +222,7 @@ def _is_planted(canary: Canary, rounds: int) -> bool:
 PREFIXES = (1, 3, 5, 10)
 
 
-@dataclass(frozen=True)
+@settings
 class ExtractionHParams:
     """Settings of an extraction.
 
@@ -235,9 +236,9 @@ class ExtractionHParams:
         device: torch device, such as "cuda".
     """
 
-    prefixes: tuple[int, ...] = ()
-    suffix: int = 5
-    count: int = 1_000
+    prefixes: Annotated[tuple[Count, ...], DIFFERENT] = ()
+    suffix: Count = 5
+    count: Count = 1_000
     scheme: Scheme = field(default_factory=Scheme)
     round: int | None = None
     epoch: float | None = None
@@ -245,11 +246,6 @@ class ExtractionHParams:
 
     def __post_init__(self) -> None:
         refuse_two_points(self.round, self.epoch)
-        for prefix in self.prefixes:
-            at_least_one(prefix=prefix)
-        if len(set(self.prefixes)) < len(self.prefixes):
-            raise InputError(f"prefixes must be different numbers of words, found {list(self.prefixes)}")
-        at_least_one(suffix=self.suffix, records=self.count)
         refuse_missing_device(self.device)
 
 

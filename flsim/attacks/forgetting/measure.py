@@ -33,9 +33,8 @@ from flsim.measures.built_in import LOG_PERPLEXITY, RANK
 from flsim.results.seeds import named_apart
 from flsim.results.store import RunResults
 from flsim.results.sweeps import expanded, read_shown
-from flsim.runs.config.arms import settings_of_both
-from flsim.runs.folder import Run
-from flsim.runs.participation import participation
+from flsim.runs.config.base import settings_of_both
+from flsim.runs.folder import Run, participation
 from flsim.show.table import json_rows
 
 # Observations of canaries: a row per planted canary and evaluated round, with both arms side by side.
@@ -85,7 +84,7 @@ def observations(results: RunResults, twin: RunResults | None, took_part: pd.Dat
         results: the run of arm IN.
         twin: the run of arm OUT of the same seed; None where there is none, whose columns are then NaN.
         took_part: the rounds in which sharers took part, with columns ``round`` and ``canary``; see
-            `flsim.runs.participation`.
+            `flsim.runs.folder.participation`.
 
     Returns:
         A table with the columns of `TYPES`.

@@ -16,10 +16,10 @@ from flsim.attacks.membership.candidates import Candidates
 from flsim.attacks.membership.stored import FOLDER, SCHEMA, write_rows
 from flsim.attacks.membership.targets import unigram_of
 from flsim.attacks.result import Result
-from flsim.base.errors import InputError, at_least_one
+from flsim.base.errors import InputError
 from flsim.base.files import refuse_unwritable
 from flsim.base.machine import refuse_missing_device
-from flsim.base.types import refuse_other_types
+from flsim.base.settings import Count, settings
 from flsim.data.records import Records
 from flsim.models.language_model import TrainableModel
 from flsim.models.quantization import quantized
@@ -32,7 +32,7 @@ from flsim.training.state import State
 CONFOUNDED = 0.55  # area of the control, above which members differ from non-members without any model
 
 
-@dataclass(frozen=True)
+@settings
 class AttackHParams:
     """Settings of an attack on a run, whatever its unit is.
 
@@ -45,15 +45,13 @@ class AttackHParams:
         device: torch device, such as "cuda".
     """
 
-    count: int = 1_000
+    count: Count = 1_000
     round: int | None = None
     reference: Path | None = None
     delta: float | None = None
     device: str = "cpu"
 
     def __post_init__(self) -> None:
-        refuse_other_types(self)
-        at_least_one(records=self.count)
         refuse_missing_device(self.device)
 
 

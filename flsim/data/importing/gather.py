@@ -16,18 +16,19 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.base.errors import InputError, at_least_one
+from flsim.base.errors import InputError
 from flsim.base.files import new_file
 from flsim.base.pool import Report
 from flsim.base.rng import stream
+from flsim.base.settings import Count, Fraction, settings
 from flsim.data.importing.scratch import Range, hash_of, read_lines, write_lines
 from flsim.data.manifest import SPLITS, WHOLE
-from flsim.data.vocabulary import By, Layout, refuse_unit
+from flsim.data.vocabulary import By, Layout
 
 NEW_SETTINGS: dict[str, Any] = {"by": "words", "ascii": False, "drop_authors": ()}
 
 
-@dataclass(frozen=True)
+@settings
 class ImportHParams:
     """Settings of an import; the defaults are those of Thakkar et al. (2020).
 
@@ -54,9 +55,9 @@ class ImportHParams:
 
     vocabulary_size: int = 10_000
     record_words: int = 20
-    words_per_user: int | None = 2_000
-    heldout: float = 0.1
-    test: float = 0.1
+    words_per_user: Count | None = 2_000
+    heldout: Fraction = 0.1
+    test: Fraction = 0.1
     seed: int = 0
     layout: str = "tff"
     by: By = "words"
@@ -64,12 +65,7 @@ class ImportHParams:
     drop_authors: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        refuse_unit(self.by)
         Layout(self.vocabulary_size, self.record_words, self.layout)
-        at_least_one(words_per_user=1 if self.words_per_user is None else self.words_per_user)
-        for name in ("heldout", "test"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} must be a share of authors from 0 up to 1, found {getattr(self, name)}")
         if self.heldout + self.test >= 1:
             raise InputError(
                 f"heldout + test must be less than 1, or no author is left to train, found {self.heldout + self.test}"

@@ -3,7 +3,7 @@
 import json
 import math
 from abc import ABC, abstractmethod
-from dataclasses import MISSING, Field, asdict, dataclass, field, fields
+from dataclasses import MISSING, Field, asdict, field, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Self
 
@@ -11,10 +11,11 @@ from pydantic import PlainValidator
 
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.user_states import UserStates
-from flsim.base.errors import InputError, at_least_one, not_negative
+from flsim.base.errors import InputError
 from flsim.base.extensions import by_content
 from flsim.base.files import digest
 from flsim.base.mappings import with_former_names
+from flsim.base.settings import Count, Fraction, Natural, NotNegative, Positive, Seconds, settings
 from flsim.canaries.population import Partition, Population
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
@@ -61,11 +62,11 @@ def whole_rounds(rounds: float) -> int:
 
 def _location(value: object) -> Path | str:
     if not isinstance(value, Path | str):
-        raise InputError("must be a folder, or the URI of one")
+        raise ValueError("must be a folder, or the URI of one")
     return value if is_uri(value) else Path(value)
 
 
-@dataclass(frozen=True)
+@settings
 class DataHParams:
     """The corpus, and the partition of its users.
 
@@ -82,12 +83,8 @@ class DataHParams:
 
     corpus: Annotated[Path | str, PlainValidator(_location)]
     partition: Partition = "non-iid"
-    user_holdout: float = 0.0
+    user_holdout: Fraction = 0.0
     shadow: Shadow | None = None
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.user_holdout < 1:
-            raise InputError(f"user_holdout must be at least 0 and below 1, found {self.user_holdout:g}")
 
     @property
     def leaves_out(self) -> bool:
@@ -99,7 +96,7 @@ class DataHParams:
         return without_withheld(train, self.user_holdout, self.shadow, seed)
 
 
-@dataclass(frozen=True)
+@settings
 class ScheduledEvaluationHParams(EvaluationHParams):
     """Settings of what is measured of a checkpoint, and of when.
 
@@ -109,14 +106,10 @@ class ScheduledEvaluationHParams(EvaluationHParams):
             round. Federated and central runs are then measured after equally many records. Unit: epochs.
     """
 
-    every: int = 100
-    every_epochs: float | None = None
+    every: Count = 100
+    every_epochs: Positive | None = None
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one(every=self.every)
-        if self.every_epochs is not None and not 0 < self.every_epochs < math.inf:
-            raise InputError(f"every_epochs must be above 0, found {self.every_epochs:g}")
         if self.every_epochs is not None and self.every != type(self).every:
             raise InputError(
                 f"every_epochs ({self.every_epochs:g}) and every ({self.every}) both say when; set one of them"
@@ -136,7 +129,7 @@ class ScheduledEvaluationHParams(EvaluationHParams):
         return round_ == whole_rounds(intervals * interval)
 
 
-@dataclass(frozen=True)
+@settings
 class CommonSystemHParams:
     """Use of the machines, as far as both kinds of training set it.
 
@@ -152,18 +145,11 @@ class CommonSystemHParams:
         tracking: Trackers that receive the values of rounds and evaluations; see `flsim.runs.trackers`.
     """
 
-    evaluators: int = 1
-    gpus_for_evaluation: float | None = None
-    evaluation_deadline: float = 6 * 3600.0
-    checkpoint_every: int = 10
+    evaluators: Count = 1
+    gpus_for_evaluation: NotNegative | None = None
+    evaluation_deadline: Seconds = 6 * 3600.0
+    checkpoint_every: Count = 10
     tracking: tuple[Kind, ...] = ("tensorboard",)
-
-    def __post_init__(self) -> None:
-        at_least_one(checkpoint_every=self.checkpoint_every, evaluators=self.evaluators)
-        if not self.evaluation_deadline > 0:
-            raise InputError(f"evaluation_deadline must be above 0 seconds, found {self.evaluation_deadline}")
-        if self.gpus_for_evaluation is not None and self.gpus_for_evaluation < 0:
-            raise InputError(f"gpus_for_evaluation must not be negative, found {self.gpus_for_evaluation}")
 
     @property
     def training_threads(self) -> int:
@@ -176,7 +162,7 @@ class CommonSystemHParams:
         return False
 
 
-@dataclass(frozen=True)
+@settings
 class Config(ABC):
     """The configuration of a run of either kind of training.
 
@@ -193,7 +179,7 @@ class Config(ABC):
     """
 
     data: DataHParams
-    seed: int = 0
+    seed: Natural = 0
     canaries: CanaryHParams = field(default_factory=CanaryHParams)
     model: ModelHParams = field(default_factory=ModelHParams)
     privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
@@ -204,7 +190,6 @@ class Config(ABC):
     has_a_line_per_round: ClassVar[bool]  # rounds.jsonl; otherwise it has one for each saved round
 
     def __post_init__(self) -> None:
-        not_negative(seed=self.seed)
         refuse_uncounted(self.canaries.template, self.evaluation.also)
         if not self.canaries.template and self.evaluation.prefix >= self.canaries.length:
             raise InputError(
@@ -295,7 +280,7 @@ class Config(ABC):
 
     @abstractmethod
     def meetings(self, users: Population, rounds: int) -> Meetings:
-        """Return which user met which canary in which of `rounds` rounds; see `flsim.runs.participation`."""
+        """Return which user met which canary in which of `rounds` rounds; see `flsim.runs.folder.participation`."""
 
     @abstractmethod
     def records_read(self, users: Population, rounds: int) -> Flags:
@@ -364,3 +349,20 @@ class Config(ABC):
         Raises:
             InputError: training cannot begin.
         """
+
+
+# The arms of a run: IN plants canaries in its windows, OUT never does.
+
+
+def settings_of_both(settings: Config) -> str:
+    """Return a digest of settings that both arms of a seed share."""
+    return replace(settings, canaries=replace(settings.canaries, arm="in")).digest
+
+
+def shared_rounds(settings: Config, rounds: int) -> int:
+    """Return the number of rounds after which one arm can go on with a checkpoint of the other, out of `rounds`.
+
+    Both are equal to the bit until the first window begins. What users keep between rounds is not in checkpoints, so
+    that arms of algorithms with such states share nothing.
+    """
+    return 0 if settings.slots_kept_by_users else settings.canaries.parting(rounds)

@@ -1,14 +1,15 @@
 """The configuration of a central run: SGD over records, or DP-SGD."""
 
-from dataclasses import dataclass, field, replace
-from typing import Literal, Self
+from dataclasses import field, replace
+from typing import Annotated, Literal, Self
 
 import numpy as np
 
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.user_states import UserStates
-from flsim.base.errors import InputError, at_least_one
+from flsim.base.errors import InputError
 from flsim.base.extensions import configured
+from flsim.base.settings import Count, Natural, bounds, settings
 from flsim.canaries.population import Partition, Population
 from flsim.data.corpus import Split
 from flsim.privacy.ledger import Entry
@@ -22,7 +23,7 @@ from flsim.training.hparams import label_of_steps, total_rate
 from flsim.training.optimizers import label_of, slots_of
 
 
-@dataclass(frozen=True)
+@settings
 class CentralTrainingHParams(CentralHParams):
     """Settings of central training: `CentralHParams`, the kind of training, and the order of records.
 
@@ -36,7 +37,7 @@ class CentralTrainingHParams(CentralHParams):
     order: Order | None = None
 
 
-@dataclass(frozen=True)
+@settings
 class StepwiseEvaluationHParams(ScheduledEvaluationHParams):
     """Settings of what is measured of a checkpoint in central training, and after how many steps.
 
@@ -44,10 +45,10 @@ class StepwiseEvaluationHParams(ScheduledEvaluationHParams):
         every: Steps between two evaluations; the last step is always evaluated. Unit: steps.
     """
 
-    every: int = 10_000
+    every: Count = 10_000
 
 
-@dataclass(frozen=True)
+@settings
 class CentralSystemHParams(CommonSystemHParams):
     """Settings of how a central run uses the machines; they change nothing in its results but float rounding.
 
@@ -70,23 +71,17 @@ class CentralSystemHParams(CommonSystemHParams):
 
     engine: EngineName = "fused"
     device: Literal["cpu", "cuda"] = "cpu"
-    threads: int = 1
-    gpus: float | None = None
-    retries: int = 3
-    physical_batch: int = 8
-    checkpoint_every: int = 1_000
+    threads: Count = 1
+    gpus: Annotated[float, bounds(ge=0, le=1)] | None = None
+    retries: Natural = 3
+    physical_batch: Count = 8
+    checkpoint_every: Count = 1_000
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one(threads=self.threads, physical_batch=self.physical_batch)
-        if self.retries < 0:
-            raise InputError(f"retries must not be negative, found {self.retries}")
-        if self.gpus is None or (self.device == "cpu" and self.gpus == 0):
-            return
-        if self.device != "cuda":
-            raise InputError('gpus is for device "cuda"; remove it or set it to 0, or set device = "cuda"')
-        if not 0 < self.gpus <= 1:
+        if self.gpus == 0 and self.device == "cuda":
             raise InputError(f"gpus must be above 0 and at most 1, found {self.gpus:g}")
+        if self.gpus and self.device != "cuda":
+            raise InputError('gpus is for device "cuda"; remove it or set it to 0, or set device = "cuda"')
 
     @property
     def training_threads(self) -> int:
@@ -97,7 +92,7 @@ class CentralSystemHParams(CommonSystemHParams):
         return self.device == "cpu"
 
 
-@dataclass(frozen=True)
+@settings
 class CentralConfig(Config):
     """A run of central training over records; with clip or noise, DP-SGD.
 
@@ -168,7 +163,7 @@ class CentralConfig(Config):
         self,
         users: Population | Split,
         rounds: int,
-        device: str | None = None,  # noqa: ARG002 (a setting says it)
+        device: str | None = None,
         user_states: UserStates | None = None,  # noqa: ARG002 (records keep nothing)
         micro_cohorts: MicroCohorts | None = None,  # noqa: ARG002 (there are no cohorts)
     ) -> CentralTraining:
@@ -179,7 +174,7 @@ class CentralConfig(Config):
             self.order,
             self.privacy,
             rounds,
-            self.system.device,
+            device or self.system.device,
             self.system.engine,
             self.system.physical_batch,
             self.model,

@@ -1,7 +1,6 @@
 """The configuration of a federated run."""
 
-import math
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal, Self
 
 import numpy as np
@@ -13,8 +12,9 @@ from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.rounds import FederatedTraining, refuse_injections
 from flsim.algorithms.summation import default_branch
 from flsim.algorithms.user_states import UserStates
-from flsim.base.errors import InputError, at_least_one
+from flsim.base.errors import InputError
 from flsim.base.extensions import by_content, configured, is_custom, not_executed
+from flsim.base.settings import Count, Natural, NotNegative, Positive, Seconds, settings
 from flsim.canaries.population import Population
 from flsim.data.corpus import Split
 from flsim.models.architectures import build, declared
@@ -30,7 +30,7 @@ from flsim.training.hparams import LocalHParams, label_of_steps, total_rate
 SHARDS = 2  # the number where neither the settings nor the client processes of a launch decide another one
 
 
-@dataclass(frozen=True)
+@settings
 class TrainingHParams(FedAvgHParams):
     """Settings of federated training: `FedAvgHParams`, the kind of training, and its length in epochs.
 
@@ -41,17 +41,15 @@ class TrainingHParams(FedAvgHParams):
     """
 
     kind: Literal["federated"] = "federated"
-    epochs: float | None = None
+    epochs: Positive | None = None
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.epochs is not None and not 0 < self.epochs < math.inf:
-            raise InputError(f"epochs must be above 0, found {self.epochs:g}")
         if self.epochs is not None and self.rounds != type(self).rounds:
             raise InputError(f"epochs ({self.epochs:g}) and rounds ({self.rounds}) both say how long; set one of them")
 
 
-@dataclass(frozen=True)
+@settings
 class SystemHParams(CommonSystemHParams):
     """Settings of how a federated run uses the machines; they change nothing in its results but float rounding.
 
@@ -82,27 +80,13 @@ class SystemHParams(CommonSystemHParams):
     """
 
     engine: EngineName = "cohort"
-    micro_cohort: int | None = None
-    shards: int | None = None
-    branch: int | None = None
-    cpus_per_client: int = 1
-    gpus_per_client: float | None = None
-    deadline: float | None = None
-    retries: int = 3
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        at_least_one(cpus_per_client=self.cpus_per_client)
-        for name in ("micro_cohort", "shards"):
-            value = getattr(self, name)
-            if value is not None:
-                at_least_one(**{name: value})
-        for name in ("branch", "gpus_per_client", "retries"):
-            value = getattr(self, name)
-            if value is not None and value < 0:
-                raise InputError(f"{name} must not be negative, found {value}")
-        if self.deadline is not None and not self.deadline > 0:
-            raise InputError(f"deadline must be above 0 seconds, found {self.deadline}")
+    micro_cohort: Count | None = None
+    shards: Count | None = None
+    branch: Natural | None = None
+    cpus_per_client: Count = 1
+    gpus_per_client: NotNegative | None = None
+    deadline: Seconds | None = None
+    retries: Natural = 3
 
     @property
     def training_threads(self) -> int:
@@ -123,7 +107,7 @@ class SystemHParams(CommonSystemHParams):
         return self.branch or 0
 
 
-@dataclass(frozen=True)
+@settings
 class FederatedConfig(Config):
     """A run of Federated Averaging.
 

@@ -61,7 +61,7 @@ def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config
     name = training.get("kind", "federated") if isinstance(training, Mapping) else "federated"
     kind = KINDS.get(name) if isinstance(name, str) else None
     if kind is None:
-        raise InputError(f"{source}: training.kind: Input should be 'federated' or 'central', found {name!r}")
+        raise InputError(f"{source}: training.kind must be 'federated' or 'central', found {name!r}")
     values = _without_removed(name, values, source)
     _refuse_unknown(name, values, source)
     values = custom_code.renamed(kind, values, lambda name: custom_code.located(name, base))

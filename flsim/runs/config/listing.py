@@ -6,38 +6,21 @@ The `Attributes` section of a docstring describes each field; ``Unit: X.`` at it
 import inspect
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from flsim.algorithms.built_in import ALGORITHMS
-from flsim.algorithms.server_optimizers import SERVER_OPTIMIZERS
 from flsim.base.errors import InputError
 from flsim.base.extensions import CustomName
-from flsim.measures.built_in import ALSO
 from flsim.models.architectures import BUILT_IN, build
 from flsim.models.hparams import ModelHParams
-from flsim.privacy.noise import NOISES
-from flsim.privacy.sampling import SAMPLERS
 from flsim.runs.config.files import KINDS
-from flsim.training.hparams import SCHEDULES
-from flsim.training.optimizers import OPTIMIZERS
 
 FORM = "path/to/file.py:NAME"
 VOCABULARY = 10_000  # token ids, for which parameters of architectures are counted: the paper's
-# Built-in names of what a user's own code can replace, by `CustomName.kind`.
-NAMES: Mapping[str, Mapping[str, object]] = {
-    "algorithm": ALGORITHMS,
-    "architecture": BUILT_IN,
-    "measure": ALSO,
-    "noise": NOISES,
-    "optimizer": OPTIMIZERS,
-    "sampler": SAMPLERS,
-    "schedule": SCHEDULES,
-    "server optimizer": SERVER_OPTIMIZERS,
-}
+BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "text"}
 
 
@@ -187,8 +170,11 @@ def _type(hint: Any) -> tuple[str, str]:
         return _type(next(kind for kind in get_args(hint) if kind is not NoneType))
     if get_origin(hint) is Annotated:
         kind, *marks = get_args(hint)
-        own = [mark for mark in marks if isinstance(mark, CustomName)]
-        return ("name", f"One of: {', '.join(NAMES[own[0].kind])}, or your own as {FORM}.") if own else _type(kind)
+        custom = [mark for mark in marks if isinstance(mark, CustomName)]
+        if custom:
+            return "name", f"One of: {', '.join(custom[0].built_in)}, or your own as {FORM}."
+        type_, choices = _type(kind)
+        return type_, f"{choices} {_bounds(marks)}".strip()
     if get_origin(hint) is Literal:
         names = get_args(hint)
         return "name", f"One of: {', '.join(names)}." if len(names) > 1 else ""
@@ -196,6 +182,14 @@ def _type(hint: Any) -> tuple[str, str]:
         kind, choices = _type(get_args(hint)[0])
         return f"list of {_plural(kind)}", choices.replace("One of", "Any of")
     return TYPES.get(hint, "table of numbers or text"), ""
+
+
+def _bounds(marks: Sequence[Any]) -> str:
+    """Return a sentence on the bounds of a number; empty without any."""
+    limits = [limit for mark in marks for limit in getattr(mark, "metadata", ())]
+    values = [(item.name, getattr(limit, item.name)) for limit in limits for item in fields(limit)]
+    text = " and ".join(f"{BOUNDS[name]} {value:g}" for name, value in values if name in BOUNDS)
+    return f"{text.capitalize()}." if text else ""
 
 
 def _plural(kind: str) -> str:

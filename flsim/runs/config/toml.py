@@ -12,6 +12,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from flsim.base.errors import InputError
 from flsim.base.mappings import with_present_names
+from flsim.base.settings import input_error
 
 Kind = TypeVar("Kind")
 DEEPEST = 64  # levels of tables and lists; settings have four
@@ -87,14 +88,7 @@ def validate(kind: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
     try:
         return TypeAdapter(kind).validate_python(values)
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"])
-        what = first["msg"].removeprefix("Value error, ")
-        if first["type"] == "tuple_type":
-            what = f"must be a list, such as [{first['input']}]"
-        is_told = "found" in what or first["type"] == "missing" or isinstance(first["input"], dict)
-        value = "" if is_told else f", found {first['input']!r}"
-        raise InputError(": ".join(filter(None, (source, where, what + value)))) from error
+        raise input_error(error, kind, source) from error
 
 
 def unknown_keys(kind: type, values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -38,13 +38,14 @@ from typing import Any
 from flsim.base.errors import InputError
 from flsim.base.files import digest
 from flsim.base.mappings import with_former_names
+from flsim.base.settings import settings
 from flsim.data.corpus import Split
 from flsim.data.stores import located
 from flsim.data.synthetic import SyntheticHParams
 from flsim.results.published import matching, published_rows
 from flsim.runs.config import Config, from_working_directory, parse, toml
 from flsim.runs.sweeps.search import TuningOutcome, read_outcome
-from flsim.runs.sweeps.values import Strict, Values, flat, merge, nested, slug
+from flsim.runs.sweeps.values import Values, flat, merge, nested, slug
 
 LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and logs and partial files add to it
 MOST_RUNS = 10_000  # of a sweep: each has a folder, a file of settings and an entry in sweep.json
@@ -52,8 +53,8 @@ NOT_TRAINING = {"evaluation", "system"}  # sections
 Axes = dict[str, list[Any]]
 
 
-@dataclass(frozen=True)
-class Published(Strict):
+@settings
+class Published:
     """The published table that results are compared with.
 
     Attributes:
@@ -69,8 +70,8 @@ class Published(Strict):
     columns: dict[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class Grid(Strict):
+@settings
+class Grid:
     """A block of rows.
 
     Attributes:
@@ -87,16 +88,16 @@ class Grid(Strict):
     published: Values | None = None
 
 
-@dataclass(frozen=True)
-class TierGrid(Strict):
+@settings
+class TierGrid:
     """The changes of a grid in a tier."""
 
     set: Values = field(default_factory=dict)
     axes: Axes = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class TierCorpus(Strict):
+@settings
+class TierCorpus:
     """The corpus of a tier, with either `synthetic` or `path`.
 
     Attributes:
@@ -114,8 +115,8 @@ class TierCorpus(Strict):
             raise InputError("a tier's corpus is either synthetic or a path")
 
 
-@dataclass(frozen=True)
-class Tier(Strict):
+@settings
+class Tier:
     """A scale of a sweep.
 
     Attributes:
@@ -137,8 +138,8 @@ class Tier(Strict):
     tuned: Path | None = None
 
 
-@dataclass(frozen=True)
-class Definition(Strict):
+@settings
+class Definition:
     """The content of a sweep file."""
 
     title: str

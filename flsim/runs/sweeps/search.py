@@ -13,15 +13,16 @@ from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import pairwise, product
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import tomli_w
 
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.files import new_file
+from flsim.base.settings import Natural, Whole, bounds, settings
 from flsim.runs.config import toml
-from flsim.runs.sweeps.values import Strict, Values, slug
+from flsim.runs.sweeps.values import Values, slug
 
 Point = dict[str, float]
 FEWEST = 8  # trials
@@ -29,8 +30,8 @@ DIGITS = 4  # significant digits of a searched value, so that names and tables a
 DIGEST_DIGITS = 12  # of a digest that people read
 
 
-@dataclass(frozen=True)
-class Range(Strict):
+@settings
+class Range:
     """The searched range of a setting.
 
     Attributes:
@@ -43,13 +44,11 @@ class Range(Strict):
     low: float
     high: float
     scale: Literal["log", "linear"] = "log"
-    points: int | None = None
+    points: Annotated[Whole, bounds(ge=2)] | None = None
 
     def __post_init__(self) -> None:
-        if not self.low < self.high < math.inf or (self.scale == "log" and self.low <= 0):
+        if not self.low < self.high or (self.scale == "log" and self.low <= 0):
             raise InputError(f"a range needs low < high, both above 0 on a log scale, found {self.low} and {self.high}")
-        if self.points is not None and self.points < 2:
-            raise InputError(f"points must be at least 2, found {self.points}")
 
     def at(self, share: float) -> float:
         """Return the value at a share of the range; a share below 0 or above 1 is outside of the range."""
@@ -87,7 +86,7 @@ class Group:
 
 
 @dataclass(frozen=True)
-class Trial(Strict):
+class Trial:
     """A trial of a group.
 
     Attributes:
@@ -106,7 +105,7 @@ class Trial(Strict):
 
 
 @dataclass(frozen=True)
-class GroupOutcome(Strict):
+class GroupOutcome:
     """The outcome of a search for the runs of a sweep that take the same values.
 
     Attributes:
@@ -139,8 +138,8 @@ class GroupOutcome(Strict):
         return False
 
 
-@dataclass(frozen=True)
-class Rule(Strict):
+@settings
+class Rule:
     """The rule of a search, which is the same for all groups.
 
     Attributes:
@@ -152,15 +151,11 @@ class Rule(Strict):
     """
 
     method: Literal["grid", "random"] = "grid"
-    trials: int = 8
+    trials: Annotated[Whole, bounds(ge=FEWEST)] = 8
     halving: tuple[float, ...] = (0.25, 0.5, 1.0)
-    widenings: int = 3
+    widenings: Natural = 3
 
     def __post_init__(self) -> None:
-        if self.trials < FEWEST:
-            raise InputError(f"trials must be at least {FEWEST}, found {self.trials}")
-        if self.widenings < 0:
-            raise InputError(f"widenings must not be negative, found {self.widenings}")
         shares = (0.0, *self.halving)
         if shares[-1] != 1 or any(low >= high for low, high in pairwise(shares)):
             raise InputError(f"halving must list ascending shares above 0 that end with 1, found {list(self.halving)}")
@@ -281,7 +276,7 @@ def open_sides(points: Sequence[Point], best: Point) -> list[tuple[str, int]]:
 
 
 @dataclass(frozen=True)
-class TuningOutcome(Strict):
+class TuningOutcome:
     """The outcome of a search.
 
     Attributes:

@@ -29,11 +29,12 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 from flsim.base.errors import InputError
 from flsim.base.files import digest, from_json, make_folder, new_file, write_json
 from flsim.base.mappings import with_former_names
+from flsim.base.settings import DIFFERENT, Natural, settings
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
 from flsim.measures.built_in import PERPLEXITY
@@ -45,7 +46,7 @@ from flsim.runs.sweeps import definition
 from flsim.runs.sweeps.definition import Definition, Planned, Tier, planned_runs
 from flsim.runs.sweeps.folder import CORPUS, CORPUS_SEED, TUNED, SweepFolder, corpus_of, open_corpus
 from flsim.runs.sweeps.search import Group, Point, Range, Rule, TuningOutcome, middle
-from flsim.runs.sweeps.values import Strict, slug
+from flsim.runs.sweeps.values import slug
 from flsim.show.formats import note
 from flsim.show.layout import Column, markdown
 
@@ -53,8 +54,8 @@ OBJECTIVE = "perplexity on test users"
 FILE = "tune.json"
 
 
-@dataclass(frozen=True)
-class TuningTier(Strict):
+@settings
+class TuningTier:
     """The search at one tier of the sweep.
 
     Attributes:
@@ -78,7 +79,7 @@ class TuningTier(Strict):
             raise InputError("each grid needs a range of some setting")
 
 
-@dataclass(frozen=True)
+@settings
 class Tuning(Rule):
     """The content of a file for `flsim tune`.
 
@@ -91,15 +92,13 @@ class Tuning(Rule):
 
     sweep: str = ""
     tiers: dict[str, TuningTier] = field(default_factory=dict)
-    seeds: tuple[int, ...] = ()
+    seeds: Annotated[tuple[Natural, ...], DIFFERENT] = ()
     by: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.sweep or not self.tiers or not self.seeds:
             raise InputError("sweep, tiers and seeds are needed: the file of a sweep, ranges by tier, a list of seeds")
-        if len(set(self.seeds)) < len(self.seeds) or min(self.seeds) < 0:
-            raise InputError(f"seeds must be different, and not negative, found {list(self.seeds)}")
 
 
 @dataclass(frozen=True)

@@ -3,19 +3,9 @@
 import re
 from collections.abc import Iterable, Mapping
 from copy import deepcopy
-from dataclasses import dataclass
-from typing import Any, ClassVar
-
-from pydantic import ConfigDict
+from typing import Any
 
 Values = dict[str, Any]
-
-
-@dataclass(frozen=True)
-class Strict:
-    """Base class of parts of a file, in which an unknown key is an error."""
-
-    __pydantic_config__: ClassVar[ConfigDict] = ConfigDict(extra="forbid")
 
 
 def merge(into: Values, values: Mapping[str, Any]) -> None:

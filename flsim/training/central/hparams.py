@@ -1,22 +1,22 @@
 """The settings of a step of central training, and the number of steps."""
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import field
 from typing import Annotated
 
 import torch
 from torch import Tensor
 
-from flsim.base.errors import InputError, at_least_one
-from flsim.base.extensions import CustomName, Option, configured, refuse_unknown, refuse_wrong_options
-from flsim.base.types import refuse_other_types
+from flsim.base.errors import InputError
+from flsim.base.extensions import CustomName, configured, refuse_wrong_options
+from flsim.base.settings import Count, Fraction, Natural, NotNegative, Options, Positive, settings
 from flsim.training.central.records import steps_per_epoch
-from flsim.training.hparams import SCHEDULES, Precision, rate_at, refuse_wrong_milestones
+from flsim.training.hparams import Milestones, Precision, ScheduleName, rate_at, refuse_wrong_milestones
 from flsim.training.optimizers import OPTIMIZERS, optimizer_named
 
 
-@dataclass(frozen=True)
+@settings
 class CentralHParams:
     """Settings of training over minibatches of records.
 
@@ -56,47 +56,30 @@ class CentralHParams:
         >>> flsim.CentralSGD(batch_size=256, learning_rate=0.5)                # doctest: +SKIP
     """
 
-    epochs: float = 1.0
-    steps: int | None = None
-    words: int | None = None
-    batch_size: int = 32
-    optimizer: Annotated[str, CustomName("optimizer")] = "sgd"
-    learning_rate: float = 0.005
-    tuned_at: int | None = None
-    schedule: Annotated[str, CustomName("schedule")] = "constant"
-    milestones: tuple[float, ...] = ()
-    milestone_factor: float = 0.1
-    warmup: int = 0
-    momentum: float = 0.9
-    gradient_clip: float | None = None
-    weight_decay: float = 0.0
-    dropout: float = 0.0
+    epochs: Positive = 1.0
+    steps: Count | None = None
+    words: Count | None = None
+    batch_size: Count = 32
+    optimizer: Annotated[str, CustomName("optimizer", OPTIMIZERS)] = "sgd"
+    learning_rate: Positive = 0.005
+    tuned_at: Count | None = None
+    schedule: ScheduleName = "constant"
+    milestones: Milestones = ()
+    milestone_factor: Positive = 0.1
+    warmup: Natural = 0
+    momentum: Fraction = 0.9
+    gradient_clip: Positive | None = None
+    weight_decay: NotNegative = 0.0
+    dropout: Fraction = 0.0
     precision: Precision = "float32"
-    optimizer_options: Mapping[str, Option] = field(default_factory=dict)
-    schedule_options: Mapping[str, Option] = field(default_factory=dict)
+    optimizer_options: Options = field(default_factory=dict)
+    schedule_options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        refuse_other_types(self)
-        at_least_one(batch_size=self.batch_size)
-        refuse_unknown(self.optimizer, OPTIMIZERS, "optimizer")
-        refuse_unknown(self.schedule, SCHEDULES, "schedule")
         refuse_wrong_options(self, "optimizer", "schedule")
-        refuse_wrong_milestones(self.schedule, self.milestones, self.milestone_factor)
-        at_least_one(
-            **{name: value for name in ("steps", "words", "tuned_at") if (value := getattr(self, name)) is not None}
-        )
+        refuse_wrong_milestones(self.schedule, self.milestones)
         if self.steps is not None and self.words is not None:
             raise InputError("steps and words both say how long to train; set one of them")
-        for name in ("epochs", "learning_rate", "gradient_clip"):
-            value = getattr(self, name)
-            if value is not None and not 0 < value < math.inf:
-                raise InputError(f"{name} must be above 0, found {value:g}")
-        for name in ("momentum", "dropout"):
-            if not 0 <= getattr(self, name) < 1:
-                raise InputError(f"{name} must be at least 0 and below 1, found {getattr(self, name):g}")
-        for name in ("warmup", "weight_decay"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise InputError(f"{name} must not be negative, found {getattr(self, name):g}")
 
     def steps_over(self, records: int, words: int | None = None) -> int:
         """Return the number of steps of the whole training.

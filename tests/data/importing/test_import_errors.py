@@ -110,8 +110,7 @@ def test_nobody_is_left_to_train_on(sources: Path) -> None:
     ("values", "message"),
     [
         ({"vocabulary_size": 4}, "vocabulary size must be between 5 and 16,777,216, found 4"),
-        ({"words_per_user": 0}, "words_per_user must be at least 1, found 0"),
-        ({"test": 1.0}, "test must be a share of authors from 0 up to 1, found 1.0"),
+        ({"record_words": 0}, "record_words must be at least 1, found 0"),
         ({"heldout": 0.5, "test": 0.5}, r"heldout \+ test must be less than 1"),
     ],
 )

@@ -1,0 +1,188 @@
+"""Classes of settings: frozen dataclasses whose fields carry their bounds, which pydantic checks.
+
+Settings that are made in Python have the declared types: a truth value is no number, and a list may stand for a tuple.
+`flsim.runs.config.toml` reads the same classes from files. A machine with torch and numpy only, such as a rented GPU,
+has no pydantic; settings are not checked there.
+"""
+
+import inspect
+import math
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from functools import wraps
+from numbers import Number, Real
+from types import NoneType, UnionType
+from typing import Annotated, Any, TypeVar, dataclass_transform, get_type_hints
+
+from flsim.base.errors import InputError
+
+pydantic: Any
+try:
+    import pydantic
+except ModuleNotFoundError:
+    pydantic = None
+
+Kind = TypeVar("Kind")
+
+
+def bounds(**limits: Any) -> object:
+    """Return the mark of a field's bounds, by pydantic's names: gt, ge, lt, le, min_length, allow_inf_nan."""
+    return pydantic and pydantic.Field(**limits)
+
+
+def check(function: Callable[[Any], Any]) -> object:
+    """Return the mark of a field whose valid value a function returns; a ValueError of it begins with "must"."""
+    return pydantic and pydantic.AfterValidator(function)
+
+
+def _no_truth_value(value: Any) -> Any:
+    if isinstance(value, bool):
+        raise ValueError("must be a number")
+    return value
+
+
+def _different(values: Any) -> Any:
+    if len(set(values)) < len(values):
+        raise ValueError("must list different values")
+    return values
+
+
+def _options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    for key, value in options.items():
+        if not key.isidentifier():
+            raise ValueError(f"{key!r} cannot be an argument's name; use letters, digits and _")
+        if not isinstance(value, str) and not (isinstance(value, int | float) and math.isfinite(value)):
+            raise ValueError(f"{key} must be text, true, false or a finite number, found {value!r}")
+    return options
+
+
+NUMBER = pydantic and pydantic.BeforeValidator(_no_truth_value)
+DIFFERENT = check(_different)
+Whole = Annotated[int, NUMBER]
+Natural = Annotated[int, bounds(ge=0), NUMBER]
+Count = Annotated[int, bounds(ge=1), NUMBER]
+Finite = Annotated[float, NUMBER]
+NotNegative = Annotated[float, bounds(ge=0), NUMBER]
+Positive = Annotated[float, bounds(gt=0), NUMBER]
+Fraction = Annotated[float, bounds(ge=0, lt=1), NUMBER]  # may be 0, is below 1
+Probability = Annotated[float, bounds(gt=0, le=1), NUMBER]
+Level = Annotated[float, bounds(gt=0, lt=1), NUMBER]  # such as delta or a quantile
+Seconds = Annotated[float, bounds(gt=0, allow_inf_nan=True), NUMBER]
+Options = Annotated[Mapping[str, Any], check(_options)]  # of custom code
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+def settings(kind: type[Kind]) -> type[Kind]:
+    """Make a class a frozen dataclass, whose fields are checked as they are declared.
+
+    Checks of several fields are the class's `__post_init__`, which runs once each field is valid. An unknown field, and
+    a number that is not finite, are errors. Every error is an InputError that names the field and its value.
+    """
+    if pydantic is None:
+        return dataclass(frozen=True)(kind)
+    from pydantic.dataclasses import dataclass as with_schema
+    from pydantic_core import ArgsKwargs
+
+    config = pydantic.ConfigDict(extra="forbid", allow_inf_nan=False, arbitrary_types_allowed=True)
+    made: Any = with_schema(kind, frozen=True, config=config)
+
+    @wraps(made.__init__)
+    def init(self: Any, *args: Any, **options: Any) -> None:
+        arguments = ArgsKwargs(tuple(map(_plain, args)), {name: _plain(value) for name, value in options.items()})
+        try:
+            type(self).__pydantic_validator__.validate_python(arguments, self_instance=self, strict=True)
+        except pydantic.ValidationError as error:
+            raise input_error(error, kind) from error
+
+    made.__init__ = init
+    types, as_declared = get_type_hints(made), inspect.signature(made)
+    plain = [value.replace(annotation=types[name]) for name, value in as_declared.parameters.items()]
+    made.__signature__ = as_declared.replace(parameters=plain)  # `help` then shows types without the bounds
+    return made  # type: ignore[no-any-return]
+
+
+def _plain(value: Any) -> Any:
+    """Return numbers of numpy as Python's, and lists as tuples."""
+    if type(value) in (list, tuple):
+        return tuple(map(_plain, value))
+    return value.item() if isinstance(value, Number) and hasattr(value, "item") else value
+
+
+SENTENCES = {  # by pydantic's type of error
+    "bool_parsing": "must be true or false",
+    "bool_type": "must be true or false",
+    "dataclass_exact_type": "must be a {class_name}",
+    "dataclass_type": "must be a table",
+    "finite_number": "must be a finite number",
+    "float_parsing": "must be a number",
+    "float_type": "must be a number",
+    "greater_than": "must be above {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "int_from_float": "must be a whole number",
+    "int_parsing": "must be a whole number",
+    "int_type": "must be a whole number",
+    "is_instance_of": "must be a {class}",
+    "less_than": "must be below {lt}",
+    "less_than_equal": "must be at most {le}",
+    "list_type": "must be a list",
+    "literal_error": "must be {expected}",
+    "mapping_type": "must be a table",
+    "missing": "is missing",
+    "string_type": "must be text",
+    "too_short": "must list at least {min_length} value",
+    "tuple_type": "must be a list, such as [{input}]",
+    "unexpected_keyword_argument": "is not a setting",
+    "value_error": "{error}",
+}
+
+
+def input_error(error: Any, kind: type, source: str = "") -> InputError:
+    """Return the first error of a pydantic.ValidationError in one line, with the place and the value that was found.
+
+    Args:
+        error: the ValidationError.
+        kind: the class of settings, which names fields that were given by position.
+        source: the file of the settings; empty for settings that are made in Python.
+    """
+    first = error.errors(include_url=False)[0]
+    context, loc, value = first.get("ctx", {}), list(first["loc"]), text_of(first["input"])
+    if loc and isinstance(loc[0], int):
+        loc[0] = fields(kind)[loc[0]].name
+    place = ".".join(part for part in loc if isinstance(part, str))
+    if "error" in context and not str(context["error"]).startswith("must"):  # of `__post_init__`: it names its fields
+        return InputError(": ".join(filter(None, (source, place, str(context["error"])))))
+    words = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in context.items()}
+    words["class_name"] = _public().get(context.get("class_name"), context.get("class_name"))
+    sentence = SENTENCES.get(first["type"], "is not allowed: {msg}").format(**words, input=value, msg=first["msg"])
+    is_complete = "found" in sentence or first["type"] in ("missing", "unexpected_keyword_argument")
+    sentence += "" if is_complete else f", found {value}"
+    return InputError(": ".join(filter(None, (source, f"{place} {sentence}"))))
+
+
+def _public() -> dict[str, str]:
+    """Return the names of classes in `flsim`, by the name of each class."""
+    public = vars(sys.modules["flsim.api"]) if "flsim.api" in sys.modules else {}
+    return {kind.__name__: f"flsim.{name}" for name, kind in public.items() if isinstance(kind, type)}
+
+
+def text_of(value: object) -> str:
+    """Return a value for a message: text, a number or a list as it is written, anything else by its type."""
+    if isinstance(value, type):
+        return f"the class {value.__name__}"
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(map(text_of, value))}]"
+    return repr(value) if isinstance(value, str | Real | NoneType) else f"a {type(value).__name__}"
+
+
+def refuse_other(kind: type | UnionType, expected: str, **values: object) -> None:
+    """Raise InputError for the first argument that is of another kind.
+
+    Args:
+        kind: the class, or several.
+        expected: what to give in its place, for the message.
+        values: the arguments by name.
+    """
+    for name, value in values.items():
+        if not isinstance(value, kind):
+            raise InputError(f"{name} must be {expected}, found {text_of(value)}")
