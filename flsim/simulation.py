@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 
 import pandas as pd
 
-from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import default_branch
@@ -38,8 +38,8 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.training.central import CentralHParams, CentralTraining
 from flsim.training.central.records import Order
-from flsim.training.engines import threads as threads_of_torch
 from flsim.training.hparams import LocalHParams
+from flsim.training.local import threads as threads_of_torch
 from flsim.training.own_model import refuse_unfit
 from flsim.training.state import State, Training
 
@@ -201,7 +201,7 @@ class FedAvg:
             self.local,
             self.privacy,
             seed,
-            self.shards,
+            shards=self.shards,
             device=device,
             length=rounds,
             branch=default_branch(self.shards) if self.branch is None else self.branch,

@@ -8,16 +8,15 @@ from itertools import pairwise
 import pandas as pd
 import pytest
 import torch
-from helpers import PRIVATE, Experiment, Trained, assert_close, assert_same, final_params, final_state, rows
+from helpers import PRIVATE, Experiment, Trained, assert_close, assert_same, final_params, final_state
 from raynodes import free_port, started
 
 from flsim.algorithms import fedavg
 from flsim.algorithms.checkpoint import model_of
+from flsim.algorithms.engines import engine_of
 from flsim.privacy.sampling import draw_cohort
 from flsim.runs import config
 from flsim.runs.folder import Run
-from flsim.runs.measuring import evaluate_checkpoint
-from flsim.training.engines import engine_of
 from flsim.training.state import State
 from flsim.training.update import UpdateSum
 
@@ -35,7 +34,9 @@ def train_without_flower(run: Run, rounds: int) -> State:
             members = [user for user in cohort if first <= user < last]
             total = total.merge(engine.train(state.params, run.users, members, seed, round_, state.clip))
         size = run.corpus.layout.vocabulary_size
-        state, _ = fedavg.step(state, total, training, config.privacy, seed, len(run.users), size)
+        state, _ = fedavg.step(
+            state, total, training, config.privacy, seed=seed, population=len(run.users), vocabulary_size=size
+        )
     return state
 
 
@@ -51,23 +52,6 @@ def test_the_demo_ends_with_table_test_and_plot(experiment: Experiment) -> None:
     table = pd.read_csv(experiment.folder / "demo" / "table.csv")
     assert (table["canaries"] + table["controls"]).tolist() == [8, 8]  # planted, and never planted
     assert table["status"].tolist() == ["completed"] * 2
-
-
-@pytest.mark.nightly
-def test_two_nodes_equal_the_same_rounds_without_flower(experiment: Experiment) -> None:
-    path = experiment.run("run", "data.world=iid", "model.architecture=gru")
-    run = Run.open(path)
-    expected = train_without_flower(run, 4)
-    assert all(torch.equal(value, expected.params[name]) for name, value in final_params(path).items())
-    stored = rows(path)
-    assert sorted(stored["round"].unique()) == [2, 4]
-    again = evaluate_checkpoint(path, path / "checkpoints" / "round-000004.safetensors")
-    pd.testing.assert_frame_equal(rows(path), stored, check_exact=True)  # evaluating twice adds nothing
-    assert len(again) == (stored["round"] == 4).sum()
-    log = [json.loads(line) for line in (path / "rounds.jsonl").read_text().splitlines()]
-    assert [entry["round"] for entry in log] == [1, 2, 3, 4]
-    assert [entry["users"] for entry in log] == [6] * 4
-    assert json.loads((path / "run.json").read_text())["status"] == "completed"
 
 
 def test_the_seed_decides_everything_and_shards_and_workers_nothing(experiment: Experiment, trained: Trained) -> None:

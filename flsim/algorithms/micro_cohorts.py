@@ -16,10 +16,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from flsim.algorithms.engines import Engine
 from flsim.base import files
 from flsim.base.files import naming, sync
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.engines import Engine
 
 FILE = "micro-cohorts.jsonl"
 Line = dict[str, Any]

@@ -12,8 +12,7 @@ import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
-from flsim.algorithms.rounds import RoundRequest
-from flsim.algorithms.summation import BranchReply, Reply, ShardReply, branches
+from flsim.algorithms.summation import BranchReply, Reply, RoundRequest, ShardReply, branches
 from flsim.algorithms.wire import Address, decode_delta, decode_reply, encode_requests
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import parts

@@ -15,9 +15,9 @@ from one_vector import ONE_VECTOR, USERS, Vector, frequencies, softmax
 from populations import InMemory
 from stepping import LAYOUT
 
-from flsim.algorithms.fedavg import FedAvgHParams
-from flsim.algorithms.rounds import FederatedTraining, RoundRequest
-from flsim.algorithms.summation import ShardReply
+from flsim.algorithms.hparams import FedAvgHParams
+from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, RunFailed
 from flsim.models.hparams import ModelHParams
@@ -193,9 +193,9 @@ def test_users_find_what_they_kept_before_any_round_that_may_come_again(
 def test_what_is_forgotten_is_refused_and_not_taken_for_nothing(tmp_path: Path) -> None:
     states = UserStates(tmp_path)
     for round_ in (1, 4, 6):
-        states.write(7, round_, {"a": {"w": torch.zeros(1)}}, forget=6)
+        states.write(7, round_, {"a": {"w": torch.zeros(1)}}, oldest_resumable_round=6)
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
-    with pytest.raises(InputError, match="what user 7 kept before round 4 is gone"):
+    with pytest.raises(InputError, match="what user 7 stored before round 4 is gone"):
         states.read(7, 3)
     (path,) = tmp_path.rglob("round-000006*")
     path.write_bytes(b"?")

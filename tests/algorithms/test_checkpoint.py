@@ -112,14 +112,6 @@ def test_a_checkpoint_can_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    other = tmp_path / "round-000001.safetensors"
-    other.write_text("hello")
-    for path in (other, tmp_path / "missing.safetensors", tmp_path):
-        with pytest.raises(InputError, match="not a checkpoint"):
-            load(path)
-
-
 def test_tensors_of_other_sizes_than_named_are_refused(tmp_path: Path) -> None:
     lying = Provenance("c0ffee", "beef", vocabulary_size=12, model=ModelHParams(4, 5))
     with pytest.raises(InputError, match="its tensors are not those of the model that it names"):
@@ -201,6 +193,14 @@ def test_metadata_other_than_those_written_are_refused(tmp_path: Path) -> None:
     save_file(tensors, path, metadata | {"more": ""})
     with pytest.raises(InputError, match="its metadata do not match the seal"):
         load(path)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    other = tmp_path / "round-000001.safetensors"
+    other.write_text("hello")
+    for path in (other, tmp_path / "missing.safetensors", tmp_path):
+        with pytest.raises(InputError, match="not a checkpoint"):
+            load(path)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 2**31, 2**63, 2**64 - 1])

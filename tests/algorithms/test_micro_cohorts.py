@@ -13,15 +13,15 @@ from populations import InMemory
 from stacking import LAYOUT, model_of, random_population, start_of
 from torch._subclasses import FakeTensorMode
 
-from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.engines import engine_of
+from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.micro_cohorts import FILE, MicroCohorts
-from flsim.algorithms.rounds import FederatedTraining, RoundRequest
-from flsim.algorithms.summation import ShardReply
+from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.models.hparams import ModelHParams
-from flsim.training.cohort.engine import SMALL_STEP, CohortEngine
+from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.packing import PackedGroup
 from flsim.training.cohort.stacked import StackedTrainer
-from flsim.training.engines import engine_of
 from flsim.training.hparams import LocalHParams
 from flsim.training.state import State
 from server.federated.rounds import say_micro_cohorts
@@ -158,17 +158,6 @@ def test_without_a_folder_or_with_a_read_only_one_nothing_is_written(tmp_path: P
         again = engine_that_chooses(100)
         sizes.settle(again, 1.0, is_set=False)
         assert again.micro_cohort == 264
-    assert not (tmp_path / FILE).exists()
-
-
-def test_a_processor_trains_one_user_of_large_steps_at_a_time_and_records_nothing(
-    memory: Memory, tmp_path: Path
-) -> None:
-    training = training_in(tmp_path, micro_cohort=None)
-    training = replace(training, local=replace(training.local, batch_size=SMALL_STEP))
-    *_, (last, _) = trained(training, training.first_state(), memory, runs_out=True)
-    assert last.round == ROUNDS
-    assert not memory.groups
     assert not (tmp_path / FILE).exists()
 
 

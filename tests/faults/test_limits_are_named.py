@@ -34,25 +34,16 @@ def test_a_limit_of_processes_is_named(experiment: Experiment) -> None:
     if done.returncode:
         pytest.skip(f"no command can be run as another user here: {done.stderr.strip()}")
     line = refused(experiment, "prlimit", "--nproc=100", *user)
-    assert line.startswith(
-        "flsim: a run needs some 300 threads on this machine, and may not start them (`ulimit -u` is 100"
-    )
-    assert line.endswith("raise the limit")
+    assert "300 threads" in line
+    assert "`ulimit -u` is 100" in line
 
 
 def test_a_limit_of_open_files_is_named(experiment: Experiment) -> None:
-    """Ray's raylet would end while clients start; the same run passes without Ray."""
+    """Ray's raylet would end while clients start."""
     assert refused(experiment, "prlimit", "--nofile=64") == (
         "flsim: Ray's processes need 100 open files each, and `ulimit -n` is 64: there would be too many open "
         "files; raise the limit (`ulimit -n 1024`), or run without Ray (--in-process)"
     )
-    run = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "whole", "--in-process"]
-    subprocess.run(["prlimit", "--nofile=64", *run], cwd=experiment.folder, capture_output=True, check=True)
-
-
-def test_the_least_limit_of_open_files_suffices(experiment: Experiment) -> None:
-    run = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "whole", "--set", "system.shards=2"]
-    subprocess.run(["prlimit", f"--nofile={FILES}", *run], cwd=experiment.folder, capture_output=True, check=True)
 
 
 def test_a_temporary_folder_without_room_is_named(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -131,9 +122,7 @@ def test_what_logs_say_is_said_again(tmp_path: Path, said: str, cause: str) -> N
     assert causes.named_in(log) is None
 
 
-def test_kills_for_memory_count_from_the_start_of_the_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    before = causes.oom_kills()
-    monkeypatch.setattr(causes, "_BEFORE", before)
-    assert causes.memory_that_ran_out() is None
-    monkeypatch.setattr(causes, "_BEFORE", before - 2)
-    assert str(causes.memory_that_ran_out()).startswith("the kernel has killed for want of memory 2 times (")
+@pytest.mark.nightly
+def test_the_least_limit_of_open_files_suffices(experiment: Experiment) -> None:
+    run = [sys.executable, "-m", "flsim", "run", str(experiment.config), "--out", "whole", "--set", "system.shards=2"]
+    subprocess.run(["prlimit", f"--nofile={FILES}", *run], cwd=experiment.folder, capture_output=True, check=True)

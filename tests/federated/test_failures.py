@@ -11,7 +11,7 @@ from helpers import TINY, Experiment
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.algorithms.rounds import RoundRequest
+from flsim.algorithms.summation import RoundRequest
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from server.federated.exchange import ShardFailed, culprit, explain

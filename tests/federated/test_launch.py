@@ -9,10 +9,6 @@ from flsim.runs.config import SystemHParams
 from server.federated.launch import client_gpu_shares, gpus_of_evaluators, refuse_tf32_without_gpu, take_gpus
 
 
-def test_without_gpus_nobody_gets_any() -> None:
-    assert client_gpu_shares(SystemHParams(), [0.0, 0.0]) == (0.0, 0.0)
-
-
 @given(gpus=st.lists(st.integers(0, 16), min_size=1, max_size=4).filter(any))
 def test_by_default_there_is_a_client_per_gpu_and_room_for_the_evaluator(gpus: list[int]) -> None:
     """Flower makes int(GPUs / share) clients of each node; each must fit on a GPU of its own, and so must the rest."""

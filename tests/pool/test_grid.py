@@ -21,11 +21,6 @@ def test_whole_gpus_and_several() -> None:
     assert [ClientShare(1, 2.0).fits({"CPU": 64.0, "GPU": gpus}) for gpus in (1.0, 2.0, 5.0)] == [0, 1, 2]
 
 
-def test_a_tenth_is_ten_of_one() -> None:
-    """In binary 1 // 0.1 is 9."""
-    assert ClientShare(1, 0.1).fits({"CPU": 64.0, "GPU": 1.0}) == 10
-
-
 @given(room=st.dictionaries(st.integers(0, 9), st.integers(-2, 5)), processes=st.integers(-1, 30))
 def test_processes_go_where_most_room_is(room: dict[int, int], processes: int) -> None:
     """A machine that is already overfull gets none; where room is equal the first machine gets the process."""
@@ -35,8 +30,3 @@ def test_processes_go_where_most_room_is(room: dict[int, int], processes: int) -
     for machine in machines:
         assert left[machine] == max(left.values())
         left[machine] -= 1
-
-
-def test_processes_of_three_machines_by_hand() -> None:
-    """After b and c have one process each, all have room for one, and the first machine is next."""
-    assert places({"a": 1, "b": 2, "c": 2}, 4) == ["b", "c", "a", "b"]

@@ -7,7 +7,6 @@ import json
 import os
 import re
 import signal
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -16,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import pandas as pd
-import psutil
 import pytest
 import torch
 from evaluator_work import wait_for, work
@@ -39,7 +37,6 @@ from server.stopping import Stop, stopping
 from server.supervision import Evaluations, keep, supervised
 
 pytestmark = pytest.mark.usefixtures("local_ray")
-TIMEOUT = 120.0  # seconds
 DUE = (2, 4, 6, 8)
 
 
@@ -199,43 +196,6 @@ def test_checkpoints_that_are_corrupt_foreign_or_gone_are_said_and_made_up_for(
     assert "run failed" not in to_markdown(memorization_table([read_run(run.path)]))
 
 
-@pytest.mark.nightly
-def test_an_evaluator_that_is_killed_every_time_fails_that_checkpoint_only(
-    make: Callable[..., Run], service: EvaluationService, tmp_path: Path
-) -> None:
-    """SIGKILL while it works on round 2, and again at the second try, which is the last; then it is left alone."""
-    run = make(references=20_000)
-    expected = truth(run, tmp_path)
-
-    def has_failed() -> bool:
-        evaluations.poll()
-        return outcomes(run) == {name(2): ["retried", "failed"]}
-
-    def kill(round_: int) -> None:
-        if round_ == 2:
-            killed = kill_at_work(evaluations, spare=0)
-            kill_at_work(evaluations, spare=killed)
-            wait_until(has_failed)
-            assert about(run)["status"] == "running"
-            assert about(run)["reason"].startswith(
-                f"{name(2)} could not be evaluated; `flsim run --resume` tries again"
-            )
-
-    with (
-        pytest.raises(RunFailed, match="it failed 2 times, last with: its process died: "),
-        supervised(run, service=service) as evaluations,
-    ):
-        train(run, evaluations, kill)
-    rest = {name(round_): ["stored"] for round_ in (4, 6, 8)}
-    assert outcomes(run) == {name(2): ["retried", "failed"]} | rest
-    assert about(run)["status"] == "failed"
-    with supervised(run, service=service) as evaluations:
-        train(run, evaluations)
-    assert outcomes(run) == {name(2): ["retried", "failed", "stored"]} | rest
-    assert about(run)["status"] == "completed"
-    pd.testing.assert_frame_equal(rows(run.path), expected, check_exact=True)
-
-
 @pytest.mark.slow
 def test_a_model_that_is_not_finite_is_recorded_as_diverged(
     make: Callable[..., Run], tmp_path: Path, service: EvaluationService
@@ -309,30 +269,3 @@ def wait_or_fail(run: Path, path: Path) -> None:
     """The work of an evaluator: what waits notes that it does, and everything else fails."""
     work(run, path)
     raise KeyError(path.name)
-
-
-def kill_at_work(evaluations: Evaluations, spare: int) -> int:
-    """SIGKILL the evaluator while it evaluates; frozen first, so that it cannot come to an end meanwhile.
-
-    Spares what was killed before, which may take a moment to go.
-    """
-    until = time.monotonic() + TIMEOUT
-    while time.monotonic() < until:
-        evaluations.poll()
-        for process in psutil.Process().children(recursive=True):
-            if process.pid != spare and is_at_work(process):
-                process.suspend()
-                if is_at_work(process):
-                    process.kill()
-                    return process.pid
-                process.resume()
-        time.sleep(0.01)
-    raise AssertionError("no evaluator came")
-
-
-def is_at_work(process: psutil.Process) -> bool:
-    """Ray writes what an actor does in place of its arguments."""
-    try:
-        return "_Evaluator.evaluate" in " ".join(process.cmdline())
-    except psutil.Error:
-        return False

@@ -20,8 +20,7 @@ import torch
 
 from flsim import cli
 from flsim.algorithms.checkpoint import digest_of, latest, load
-from flsim.algorithms.rounds import RoundRequest
-from flsim.algorithms.summation import Reply
+from flsim.algorithms.summation import Reply, RoundRequest
 from flsim.results.store import read_run
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint

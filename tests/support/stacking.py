@@ -1,7 +1,6 @@
 """Helpers for tests of the stacked trainer; like `populations`, this file needs torch and numpy only."""
 
 import math
-from dataclasses import replace
 
 import torch
 from populations import InMemory
@@ -14,7 +13,7 @@ from flsim.models.language_model import Params
 from flsim.training.cohort.stacked import StackedTrainer
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
-from flsim.training.update import UpdateSum, global_norm
+from flsim.training.update import Counts, UpdateSum, global_norm
 
 LAYOUT = Layout(12, record_words=6)
 
@@ -47,23 +46,24 @@ def train_stacked(
     seed: int = 0,
     clip: float | None = None,
 ) -> UpdateSum:
-    """The whole population as one micro-cohort, with the clip and the sum of `flsim.training.local.train_cohort`."""
+    """The whole population as one micro-cohort, with the clip and the sum of `flsim.algorithms.fedavg.train_users`."""
     group = [Participant(population[user], stream(seed, "local", 0, user)) for user in range(len(population))]
     losses, tokens = trainer.train(start, trainer.pack(group))
-    counts, factors = UpdateSum({}, 0.0, 0, 0.0, 0), []
+    counts, factors = Counts(), []
     for (records, _), loss, count, norm in zip(group, losses, tokens, trainer.norms(), strict=True):
         examples = hparams.examples(len(records))
-        user, factor = UpdateSum.counts_of_user(norm, examples, loss, count, clip, len(records) - examples)
-        counts = counts.merge(user)
+        left_out = len(records) - examples
+        user, factor = Counts.of_user(norm, examples, loss, count, clip=clip, left_out=left_out)
+        counts += user
         factors.append(factor)
     into = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
     trainer.add_updates(factors, into)
-    return replace(counts, delta={name: value.cpu() for name, value in into.items()})
+    return UpdateSum({name: value.cpu() for name, value in into.items()}, counts)
 
 
 def assert_same_counts(found: UpdateSum, expected: UpdateSum) -> None:
     names = ("weight", "users", "tokens", "clipped", "non_finite", "examples", "left_out")
-    assert [getattr(found, name) for name in names] == [getattr(expected, name) for name in names]
+    assert [getattr(found.counts, name) for name in names] == [getattr(expected.counts, name) for name in names]
 
 
 def relative_error(found: Params, exact: Params) -> float:

@@ -32,19 +32,24 @@ def test_a_clipped_update_is_within_the_bound_as_a_whole_and_keeps_its_direction
     bound: float,
 ) -> None:
     update = params(tensors)
-    clipped = UpdateSum.of_user(update, 7, 1.0, 5, bound)
+    clipped = UpdateSum.of_user(update, 7, 1.0, 5, clip=bound)
     before, after = exact_norm(update), exact_norm(clipped.delta)
     assert after <= bound * (1 + 1e-12)
     assert global_norm(update) == pytest.approx(before, rel=1e-12)
-    assert clipped.clipped == (global_norm(update) > bound)
-    if clipped.clipped:
+    assert clipped.counts.clipped == (global_norm(update) > bound)
+    if clipped.counts.clipped:
         assert after == pytest.approx(bound, rel=1e-12)
         for name, value in update.items():
             torch.testing.assert_close(clipped.delta[name], value * (bound / before), rtol=1e-12, atol=0)
     else:
         assert all(torch.equal(clipped.delta[name], value) for name, value in update.items())
-    assert (clipped.weight, clipped.users, clipped.examples, clipped.within) == (1.0, 1, 7, 1 - clipped.clipped)
-    assert clipped.norms == pytest.approx(before, rel=1e-12)
+    assert (clipped.counts.weight, clipped.counts.users, clipped.counts.examples, clipped.counts.within) == (
+        1.0,
+        1,
+        7,
+        1 - clipped.counts.clipped,
+    )
+    assert clipped.counts.norms == pytest.approx(before, rel=1e-12)
 
 
 def test_the_norm_is_over_all_tensors_not_each() -> None:
@@ -53,23 +58,29 @@ def test_the_norm_is_over_all_tensors_not_each() -> None:
         name: torch.tensor([value], dtype=torch.float64) for name, value in {"a": 3.0, "b": 4.0, "c": 12.0}.items()
     }
     assert global_norm(update) == 13.0
-    clipped = UpdateSum.of_user(update, 1, 0.0, 0, 6.5)
+    clipped = UpdateSum.of_user(update, 1, 0.0, 0, clip=6.5)
     assert [clipped.delta[name].item() for name in "abc"] == [1.5, 2.0, 6.0]
 
 
 @pytest.mark.parametrize("size", [1e30, 1e38])
 def test_a_huge_update_is_clipped_without_overflow(size: float) -> None:
     update = {"a": torch.full((4,), size, dtype=torch.float32).double(), "b": torch.zeros(3, dtype=torch.float64)}
-    clipped = UpdateSum.of_user(update, 1, 0.0, 0, 0.2)
-    assert (clipped.clipped, clipped.non_finite) == (1, 0)
+    clipped = UpdateSum.of_user(update, 1, 0.0, 0, clip=0.2)
+    assert (clipped.counts.clipped, clipped.counts.non_finite) == (1, 0)
     torch.testing.assert_close(clipped.delta["a"], torch.full((4,), 0.1, dtype=torch.float64), rtol=1e-12, atol=0)
 
 
 def test_an_update_of_zero_stays_zero_and_is_within() -> None:
     zero = {"a": torch.zeros(3, dtype=torch.float64)}
-    kept = UpdateSum.of_user(zero, 0, 0.0, 0, 0.2)
+    kept = UpdateSum.of_user(zero, 0, 0.0, 0, clip=0.2)
     assert torch.equal(kept.delta["a"], zero["a"])
-    assert (kept.weight, kept.users, kept.clipped, kept.within, kept.non_finite) == (1.0, 1, 0, 1, 0)
+    assert (kept.counts.weight, kept.counts.users, kept.counts.clipped, kept.counts.within, kept.counts.non_finite) == (
+        1.0,
+        1,
+        0,
+        1,
+        0,
+    )
 
 
 @pytest.mark.parametrize("clip", [None, 0.2])
@@ -77,10 +88,15 @@ def test_an_update_of_zero_stays_zero_and_is_within() -> None:
 def test_an_update_that_is_not_finite_is_counted_and_never_becomes_a_number(value: float, clip: float | None) -> None:
     """Infinity times 0 is NaN, and min(1, S / NaN) is 1 in some languages: neither may pass."""
     update = {"a": torch.tensor([1.0, value], dtype=torch.float64), "b": torch.ones(2, dtype=torch.float64)}
-    refused = UpdateSum.of_user(update, 3, 1.0, 5, clip)
-    assert (refused.non_finite, refused.clipped, refused.within, refused.users) == (1, 0, 0, 1)
+    refused = UpdateSum.of_user(update, 3, 1.0, 5, clip=clip)
+    assert (refused.counts.non_finite, refused.counts.clipped, refused.counts.within, refused.counts.users) == (
+        1,
+        0,
+        0,
+        1,
+    )
     assert not refused.is_finite
-    good = UpdateSum.of_user({name: torch.ones_like(of) for name, of in update.items()}, 3, 1.0, 5, clip)
+    good = UpdateSum.of_user({name: torch.ones_like(of) for name, of in update.items()}, 3, 1.0, 5, clip=clip)
     assert not good.merge(refused).is_finite
     assert good.is_finite
     with pytest.raises(ValueError, match="cannot be clipped"):

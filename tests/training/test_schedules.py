@@ -10,10 +10,11 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from oracle import train_cohort
 from stacking import LAYOUT, model_of, random_population, start_of
 
 from flsim.algorithms import fedavg
-from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
 from flsim.models.hparams import ModelHParams
@@ -21,9 +22,8 @@ from flsim.privacy.mechanism import PrivacyHParams
 from flsim.runs.config import load
 from flsim.training.central import CentralHParams
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.hparams import SCHEDULES, LocalHParams, rate_at
-from flsim.training.local import train_cohort
-from flsim.training.update import UpdateSum
+from flsim.training.hparams import LocalHParams, rate_at
+from flsim.training.update import Counts, UpdateSum
 
 CLOSED: dict[str, Callable[[int, int], float]] = {
     "constant": lambda _t, _total: 1.0,
@@ -31,10 +31,6 @@ CLOSED: dict[str, Callable[[int, int], float]] = {
     "cosine": lambda t, total: math.cos(math.pi * t / (2 * total)) ** 2,  # (1 + cos 2x) / 2 = cos^2 x
 }
 POPULATION = random_population(5, 6, LAYOUT)
-
-
-def test_all_have_a_closed_form_here() -> None:
-    assert CLOSED.keys() | {"steps"} == SCHEDULES.keys()
 
 
 def test_steps_fall_at_milestones_in_all_kinds_of_training() -> None:
@@ -129,7 +125,16 @@ def test_the_server_steps_at_the_rounds_rate() -> None:
     state = fedavg.init(12, ModelHParams(3, 5), 0)
     ones = {name: torch.ones_like(value, dtype=torch.float64) for name, value in state.params.items()}
     for round_ in range(5):
-        after, _ = fedavg.step(state, UpdateSum(ones, 1.0, 1, 1.0, 1), hparams, PrivacyHParams(), 0, 10, 12, rounds=5)
+        after, _ = fedavg.step(
+            state,
+            UpdateSum(ones, Counts(1.0, 1, 1.0, 1)),
+            hparams,
+            PrivacyHParams(),
+            seed=0,
+            population=10,
+            vocabulary_size=12,
+            rounds=5,
+        )
         for name, value in after.params.items():
             expected = (state.params[name].double() + 0.8 * (1 - round_ / 5)).float()
             assert torch.equal(value, expected)

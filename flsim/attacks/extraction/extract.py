@@ -33,7 +33,7 @@ from flsim.results.seeds import named_apart
 from flsim.results.store import read_run, refuse_two_points
 from flsim.results.sweeps import over_runs
 from flsim.runs.folder import Run
-from flsim.training.engines import threads as threads_of_torch
+from flsim.training.local import threads as threads_of_torch
 
 Ints = NDArray[np.int64]
 

@@ -36,7 +36,7 @@ from flsim.data.corpus import Split
 from flsim.data.kept import held_out
 from flsim.data.records import Records
 from flsim.runs.folder import Run
-from flsim.training.engines import threads as threads_of_torch
+from flsim.training.local import threads as threads_of_torch
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

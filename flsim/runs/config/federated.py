@@ -8,7 +8,8 @@ import numpy as np
 
 from flsim.algorithms import server_optimizers
 from flsim.algorithms.built_in import algorithm_named, label_of
-from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.engines import EngineName, refuse_precision
+from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.rounds import FederatedTraining, refuse_injections
 from flsim.algorithms.summation import default_branch
@@ -24,7 +25,6 @@ from flsim.privacy.update_canaries import AuditHParams
 from flsim.runs.config import participation
 from flsim.runs.config.base import CommonSystemHParams, Config, whole_rounds
 from flsim.runs.config.participation import Flags, Meetings
-from flsim.training.engines import EngineName, refuse_precision
 from flsim.training.hparams import LocalHParams, label_of_steps, total_rate
 
 SHARDS = 2  # the number where neither the settings nor the client processes of a launch decide another one
@@ -286,15 +286,15 @@ class FederatedConfig(Config):
             self.local,
             self.privacy,
             self.seed,
-            self.system.known_shards,
-            self.system.engine,
-            self.system.micro_cohort,
-            device or "cpu",
-            rounds,
-            user_states or UserStates(),
-            micro_cohorts or MicroCohorts(),
-            self.system.known_branch,
-            self.audit,
+            length=rounds,
+            audit=self.audit,
+            shards=self.system.known_shards,
+            branch=self.system.known_branch,
+            engine=self.system.engine,
+            micro_cohort=self.system.micro_cohort,
+            device=device or "cpu",
+            user_states=user_states or UserStates(),
+            micro_cohorts=micro_cohorts or MicroCohorts(),
         )
 
     def planned(self, population: int, rounds: int) -> Entry:

@@ -6,7 +6,6 @@ a step of one user is too little work for the calls that it takes (`users_on_cpu
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -25,7 +24,7 @@ from flsim.training.cohort.products import products_for
 from flsim.training.cohort.steps import Participant, Steps, steps_of
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import bound_norm
-from flsim.training.update import UpdateSum, global_norm
+from flsim.training.update import Counts, UpdateSum, global_norm
 
 # Local training on a CPU, one user at a time, by the written-out gradient of `gradient`.
 
@@ -185,7 +184,7 @@ class CohortEngine:
     def train(
         self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
     ) -> UpdateSum:
-        """Train users and return the sum of their updates; arguments are as in `flsim.training.local.train_cohort`.
+        """Train users and return the sum of their updates; arguments are as in `flsim.algorithms.fedavg.train_users`.
 
         Raises:
             RunFailed: the memory does not suffice for a single user.
@@ -202,7 +201,7 @@ class CohortEngine:
         while True:
             try:
                 counts = self._train_all(start, members, seed, round_, clip, delta)
-                return replace(counts, delta={name: value.cpu() for name, value in delta.items()})
+                return UpdateSum({name: value.cpu() for name, value in delta.items()}, counts)
             except (MemoryError, RuntimeError) as error:  # Python's error, or torch's
                 if not is_out_of_memory(error):
                     raise
@@ -219,14 +218,14 @@ class CohortEngine:
         round_: int,
         clip: float | None,
         delta: Params,
-    ) -> UpdateSum:
-        """Train all members and add their updates to `delta`; return the other fields of their sum."""
+    ) -> Counts:
+        """Train all members and add their updates to `delta`; return their counts."""
         # A function of its own, so that nothing holds the memory of a trainer that did not fit.
         trainer, rate = self._trainer or self._build(), self._hparams.rate(round_, self._rounds)
         groups = self._packed(trainer, members, seed, round_)
-        counts = UpdateSum({}, 0.0, 0, 0.0, 0)
+        counts = Counts()
         for group, packed in prefetched(groups) if self._device.type == "cuda" else groups:
-            counts = counts.merge(self._add(trainer, start, group, packed, rate, clip, delta))
+            counts += self._add(trainer, start, group, packed, rate, clip, delta)
         return counts
 
     def _packed(
@@ -246,14 +245,15 @@ class CohortEngine:
         rate: float,
         clip: float | None,
         delta: Params,
-    ) -> UpdateSum:
-        """Train a micro-cohort and add its updates to `delta`; return the other fields of its sum."""
+    ) -> Counts:
+        """Train a micro-cohort and add its updates to `delta`; return its counts."""
         losses, tokens = trainer.train(start, packed, rate)
-        counts, factors = UpdateSum({}, 0.0, 0, 0.0, 0), []
+        counts, factors = Counts(), []
         for (_, records), loss, count, norm in zip(group, losses, tokens, trainer.norms(), strict=True):
             examples = self._hparams.examples(len(records))
-            user, factor = UpdateSum.counts_of_user(norm, examples, loss, count, clip, len(records) - examples)
-            counts = counts.merge(user)
+            left_out = len(records) - examples
+            user, factor = Counts.of_user(norm, examples, loss, count, clip=clip, left_out=left_out)
+            counts += user
             factors.append(factor)
         trainer.add_updates(factors, delta)
         return counts

@@ -157,16 +157,3 @@ def test_a_step_is_a_function_of_seed_and_step() -> None:
     again = steps_along([[1, 2], [3]], 1.0, 1.0, seed=0, step=0)
     assert all(torch.equal(steps[0][name], again[name]) for name in again)
     assert all(not torch.equal(a["projection"], b["projection"]) for a, b in itertools.combinations(steps, 2))
-
-
-def test_any_optimizer_follows_the_noisy_gradient() -> None:
-    """RMSProp, as in Carlini et al. (2019): it sees the clipped, noisy mean and nothing else."""
-    (inputs, targets), private, plain = lot_of([[1, 2], [3]]), model_of(), model_of()
-    optimizer = torch.optim.RMSprop(private.parameters(), lr=0.1)
-    private_step(private, optimizer, inputs, targets, clip=0.5, noise_multiplier=1.0, expected=2, seed=0, step=0)
-    gradient = steps_along([[1, 2], [3]], 0.5, 1.0, expected=2)
-    for name, parameter in plain.named_parameters():
-        parameter.grad = gradient[name]
-    torch.optim.RMSprop(plain.parameters(), lr=0.1).step()
-    for name, parameter in plain.named_parameters():
-        torch.testing.assert_close(private.get_parameter(name), parameter, rtol=0, atol=1e-9)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from interpreting import COUNTS, D, H, N, U, V, check, normal
+from oracle import train_cohort
 from smoothing import amplified, smooth_steps
 from stacking import (
     assert_same_counts,
@@ -32,7 +33,6 @@ from flsim.training.cohort.position_kernels import Prediction, Target, TorchPosi
 from flsim.training.cohort.stacked import StackedTrainer
 from flsim.training.cohort.triton_positions import TritonPositionKernels
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import train_cohort
 from flsim.training.update import UpdateSum
 
 LAYOUT_40 = Layout(40, record_words=4)
@@ -163,7 +163,7 @@ def trained(hparams: LocalHParams, schedule: str = "constant") -> tuple[UpdateSu
     trainer = StackedTrainer(start, replace(hparams, schedule=schedule), LAYOUT_40, 3, kernels, by_position=True)
     actual = train_stacked(trainer, start, population, hparams, 0, 0.5)
     times = amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
-    return actual, exact, times * rounding(hparams.precision, start, exact.norms / exact.users, 2)
+    return actual, exact, times * rounding(hparams.precision, start, exact.counts.norms / exact.counts.users, 2)
 
 
 @pytest.mark.parametrize("precision", ["float32", "bf16"])
@@ -182,7 +182,7 @@ def test_stacked_users_equal_the_local_engine(schedule: str, others: dict[str, A
     """The updates of the step by position are within rounding; with a schedule the rate is in memory."""
     actual, exact, tolerance = trained(LocalHParams(precision=precision, **others), schedule)
     assert relative_error(actual.delta, exact.delta) < tolerance
-    assert actual.loss == pytest.approx(exact.loss, rel=1e-6 if precision == "float32" else tolerance)
+    assert actual.counts.loss == pytest.approx(exact.counts.loss, rel=1e-6 if precision == "float32" else tolerance)
     assert_same_counts(actual, exact)
 
 
@@ -195,9 +195,9 @@ def test_nothing_is_left_of_users_that_blew_up() -> None:
         StackedTrainer(start, hparams, LAYOUT_40, 3, TritonPositionKernels("bf16"), by_position=True) for _ in range(2)
     )
     spoiled = train_stacked(used, {name: value * torch.inf for name, value in start.items()}, large, hparams)
-    assert not np.isfinite(spoiled.loss)
+    assert not np.isfinite(spoiled.counts.loss)
     again, expected = (train_stacked(trainer, start, small, hparams) for trainer in (used, fresh))
-    assert again.loss == expected.loss
+    assert again.counts.loss == expected.counts.loss
     assert all(torch.equal(value, again.delta[name]) for name, value in expected.delta.items())
 
 
@@ -216,5 +216,5 @@ def test_neither_a_second_time_nor_another_order_of_programs_changes_a_bit(
     monkeypatch.setattr(builder, "set_grid_idx", from_the_last)
     results.append(trained(hparams)[0])
     for other in results[1:]:
-        assert other.loss == results[0].loss
+        assert other.counts.loss == results[0].counts.loss
         assert all(torch.equal(value, results[0].delta[name]) for name, value in other.delta.items())

@@ -61,19 +61,3 @@ def test_every_position_is_where_it_belongs_and_nothing_else_is_there(
         assert parts.tokens.tolist() == tokens.tolist()
         assert all(part.data_ptr() % 16 == packed.data.data_ptr() % 16 for part in parts)
     assert first == len(packed.data)
-
-
-@settings(max_examples=100)
-@given(users_strategy, st.integers(1, 5))
-def test_without_rounding_a_step_is_no_larger_than_its_largest_user(
-    users: list[list[list[int]]], batch_size: int
-) -> None:
-    group = steps_for(users, LocalHParams(1, batch_size))
-    for number, shape in enumerate(pack(group).shapes):
-        here = [(steps, steps.step == number) for steps in group if len(steps) > number]
-        assert shape == (
-            len(here),
-            max(steps.time[at].max() for steps, at in here) + 1,
-            max(steps.row[at].max() for steps, at in here) + 1,
-            max(at.sum() for _, at in here),
-        )

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import random_network
+from oracle import train_cohort
 from populations import InMemory
 from smoothing import smooth_steps
 from stepping import LAYOUT, records_strategy, source
@@ -15,6 +16,7 @@ from stepping import hparams_strategy as central_strategy
 from strategies import hparams_strategy as local_strategy
 from strategies import users_strategy
 
+from flsim.algorithms.engines import engine_of
 from flsim.data.records import Records, batch
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import loss_sum
@@ -24,9 +26,7 @@ from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.gradient import packed_batches
 from flsim.training.cohort.packed_models import packed_model
 from flsim.training.cohort.steps import lay_out
-from flsim.training.engines import engine_of
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import train_cohort
 from flsim.training.state import State
 
 networks = st.builds(
@@ -88,7 +88,11 @@ def test_users_train_as_by_the_local_engine(
     largest = max(1.0, *(float(value.abs().max()) for value in expected.delta.values()))
     for name, value in expected.delta.items():
         torch.testing.assert_close(total.delta[name], value, rtol=0, atol=1e-10 * largest)
-    assert (total.tokens, total.clipped, total.weight) == (expected.tokens, expected.clipped, expected.weight)
+    assert (total.counts.tokens, total.counts.clipped, total.counts.weight) == (
+        expected.counts.tokens,
+        expected.counts.clipped,
+        expected.counts.weight,
+    )
 
 
 def centrally(hparams: ModelHParams, records: list[list[int]], training: CentralHParams, engine: EngineName) -> State:

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 import torch
+from oracle import train_cohort
 from populations import InMemory
 from smoothing import amplified, smooth_steps
 from stacking import (
@@ -23,7 +24,6 @@ from flsim.training.cohort.cuda_graphs import capture_stream
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.stacked import SLACK, StackedTrainer
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import train_cohort
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.version.cuda is None, reason="needs an NVIDIA GPU, of which there is none"
@@ -50,13 +50,13 @@ def test_it_equals_the_local_engine(precision: Any, others: dict[str, Any], by_p
     population, hparams = random_population(USERS, 60, LAYOUT), options(precision, **others)
     model = model_of(0, LAYOUT, SIZES)
     exact = train_cohort(model, population, range(USERS), hparams, 0, 0, 0.5)
-    tolerance = rounding(precision, start_of(model), exact.norms / exact.users, 4)
+    tolerance = rounding(precision, start_of(model), exact.counts.norms / exact.counts.users, 4)
     start = {name: value.cuda() for name, value in start_of(model.float()).items()}
     trainer = StackedTrainer(start, hparams, LAYOUT, USERS, by_position=by_position)
     actual = train_stacked(trainer, start, population, hparams, 0, 0.5)
     times = amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
     assert relative_error(actual.delta, exact.delta) < tolerance * times
-    assert actual.loss == pytest.approx(exact.loss, rel=tolerance)
+    assert actual.counts.loss == pytest.approx(exact.counts.loss, rel=tolerance)
     assert_same_counts(actual, exact)
 
 
@@ -77,13 +77,13 @@ def test_graphs_change_nothing(precision: Any, others: dict[str, Any], by_positi
     graphs = StackedTrainer(start, hparams, LAYOUT, USERS, by_position=by_position)
     expected = train_stacked(plain, start, population, hparams)
     times = amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
-    tolerance = 2 * times * rounding(precision, start, expected.norms / expected.users, 2)
+    tolerance = 2 * times * rounding(precision, start, expected.counts.norms / expected.counts.users, 2)
     for others_first in (None, None, larger):
         if others_first is not None:
             train_stacked(graphs, start, others_first, hparams)
         actual = train_stacked(graphs, start, population, hparams)
         assert relative_error(actual.delta, expected.delta) < tolerance
-        assert actual.loss == pytest.approx(expected.loss, rel=tolerance)
+        assert actual.counts.loss == pytest.approx(expected.counts.loss, rel=tolerance)
 
 
 def test_all_shapes_are_captured_on_one_stream() -> None:
@@ -106,7 +106,7 @@ def test_a_step_by_position_gives_the_same_bits_each_time() -> None:
     trainers = [StackedTrainer(start, hparams, LAYOUT, USERS, by_position=True) for _ in range(2)]
     first, *others = [train_stacked(trainer, start, population, hparams) for trainer in (*trainers, trainers[0])]
     for other in others:
-        assert other.loss == first.loss
+        assert other.counts.loss == first.counts.loss
         assert all(torch.equal(value, first.delta[name]) for name, value in other.delta.items())
 
 
@@ -162,5 +162,5 @@ def test_a_schedule_changes_the_rate_of_steps_whose_graphs_are_captured(optimize
         constant = replace(hparams, learning_rate=hparams.learning_rate * (1 - round_ / 3))
         exact = train_cohort(model, population, range(USERS), constant, 0, round_, 0.5)
         actual = engine.train(start, population, range(USERS), 0, round_, 0.5)
-        tolerance = rounding("float32", start_of(model), exact.norms / exact.users, 4)
+        tolerance = rounding("float32", start_of(model), exact.counts.norms / exact.counts.users, 4)
         assert relative_error(actual.delta, exact.delta) < tolerance

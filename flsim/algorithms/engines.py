@@ -1,12 +1,13 @@
-"""The engines of local training, by name. They share one contract, and `local` is their oracle."""
+"""The engines of local training, by name. They share one contract, and `flsim.algorithms.fedavg` is their oracle."""
 
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal, Protocol
 
-import torch
+import numpy as np
 
+from flsim.algorithms.fedavg import train_users
+from flsim.algorithms.summation import RoundRequest
 from flsim.base.errors import InputError
 from flsim.base.extensions import configured
 from flsim.base.progress import say
@@ -17,7 +18,6 @@ from flsim.models.language_model import Capabilities, Params, TrainableModel, re
 from flsim.training.cohort.engine import CohortEngine, is_stacked, users_on_cpu
 from flsim.training.cohort.products import precision_here
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import train_cohort
 from flsim.training.optimizers import optimizer_named, refuse_low_precision
 from flsim.training.update import UpdateSum
 
@@ -25,7 +25,7 @@ EngineName = Literal["cohort", "local"]
 
 
 class Engine(Protocol):
-    """An engine trains users from given parameters and sums their updates, as `flsim.training.local.train_cohort`."""
+    """An engine trains users from given parameters and sums their updates, as `flsim.algorithms.fedavg.train_users`."""
 
     def train(
         self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
@@ -43,8 +43,8 @@ class LocalEngine:
     def train(
         self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
     ) -> UpdateSum:
-        self.model.load(start)
-        return train_cohort(self.model, users, cohort, self.hparams, seed, round_, clip, self.rounds)
+        request = RoundRequest(round_, 0, np.fromiter(cohort, np.int64), start, clip)
+        return train_users(request, users, self.model, self.hparams, seed=seed, rounds=self.rounds)
 
 
 def engine_of(
@@ -96,20 +96,3 @@ def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: str,
         raise InputError(
             f'system.engine "local" trains in float32; local.precision {hparams.precision!r} needs "cohort"'
         )
-
-
-# The number of threads that torch computes with in this process.
-
-
-@contextmanager
-def threads(number: int) -> Iterator[None]:
-    """Let torch compute with `number` threads within the block, and put the former number back afterwards.
-
-    Small products gain nothing from a second thread, and wait for it where cores are busy.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(number)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
