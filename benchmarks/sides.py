@@ -14,8 +14,8 @@ from torch.nn.functional import pad
 
 from benchmarks.peers.model import PlainLSTM
 from benchmarks.peers.work import PAD, Result, UserData, Work
-from flsim.algorithms.engines import EngineName
 from flsim.algorithms.fedavg import Round
+from flsim.algorithms.rounds import EngineName
 from flsim.base.errors import RunFailed
 from flsim.base.rng import stream
 from flsim.data.records import batch

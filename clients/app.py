@@ -14,9 +14,8 @@ import torch
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 
-from flsim.algorithms.engines import Engine
 from flsim.algorithms.micro_cohorts import MicroCohorts
-from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.rounds import Engine, FederatedTraining
 from flsim.algorithms.summation import ShardReply
 from flsim.algorithms.user_states import FOLDER, UserStates
 from flsim.algorithms.wire import Address, decode_request, encode_reply

@@ -14,9 +14,8 @@ from torch import nn
 
 import flsim
 from flsim.algorithms import fedavg
-from flsim.algorithms.engines import LocalEngine
 from flsim.algorithms.hparams import FedAvgHParams
-from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.rounds import FederatedTraining, LocalEngine
 from flsim.base.errors import InputError
 from flsim.base.rng import states_of_shared_generators
 from flsim.models.architectures import build, restore

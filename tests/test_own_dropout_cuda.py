@@ -8,7 +8,7 @@ from populations import InMemory
 from stepping import LAYOUT
 
 from flsim.algorithms import fedavg
-from flsim.algorithms.engines import LocalEngine
+from flsim.algorithms.rounds import LocalEngine
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.training.hparams import LocalHParams

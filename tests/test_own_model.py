@@ -16,7 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import flsim
 from flsim.algorithms import fedavg
-from flsim.algorithms.engines import LocalEngine, engine_of
+from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.base.errors import InputError, RunFailed
 from flsim.data.records import Records, batch
 from flsim.models.architectures import build, restore

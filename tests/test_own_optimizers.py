@@ -12,8 +12,8 @@ from stepping import same, training_of
 from stepping import start as central_start
 
 from flsim.algorithms.checkpoint import Provenance, load, save
-from flsim.algorithms.engines import LocalEngine, engine_of
 from flsim.algorithms.fedavg import train_user
+from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data.records import Records

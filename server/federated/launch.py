@@ -23,8 +23,7 @@ from server.federated import rounds
 from server.federated.rounds import with_shards
 from server.pool.client import app_named
 from server.pool.evaluations import EvaluationInProcess, gpu_shares
-from server.pool.flower import ShardGrid, code_of, log_fields
-from server.pool.grid import ClientShare, places, ray_grid
+from server.pool.grid import ClientShare, ShardGrid, code_of, log_fields, places, ray_grid
 from server.stopping import Stop, stopping
 
 APP = "clients.app:app"  # by name, as server and clients know nothing of each other but messages

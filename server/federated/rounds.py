@@ -25,8 +25,7 @@ from flsim.runs.recovery import recover
 from flsim.training.local import threads
 from flsim.training.state import State
 from flsim.training.update import Counts
-from server.federated.deadline import Deadline
-from server.federated.exchange import NODES_DEADLINE, Exchange, ShardFailed, explain, wait_for_nodes
+from server.federated.exchange import NODES_DEADLINE, Deadline, Exchange, ShardFailed, explain, wait_for_nodes
 from server.metrics import RoundMetrics
 from server.pool.evaluations import EvaluationInProcess
 from server.stopping import Stop

@@ -147,7 +147,7 @@ def test_what_an_algorithm_cannot_do_is_refused(bias: ModelHParams, tmp_path: Pa
         list(odd.states(odd.first_state(), 1))
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=12),
     st.integers(0, 12),

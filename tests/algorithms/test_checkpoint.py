@@ -1,6 +1,7 @@
 """Checkpoints are whole or absent, say what they belong to, and are refused where they do not."""
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -118,6 +119,15 @@ def test_tensors_of_other_sizes_than_named_are_refused(tmp_path: Path) -> None:
         load(save(tmp_path, state_of(), lying))
 
 
+def rewrite(path: Path, lacking: Sequence[str] = (), changed: Mapping[str, str] = {}) -> dict[str, str]:
+    """Write a checkpoint with other metadata; return those that it had."""
+    with safe_open(path, framework="pt") as file:
+        metadata: dict[str, str] = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    save_file(tensors, path, {name: text for name, text in metadata.items() if name not in lacking} | dict(changed))
+    return metadata
+
+
 DIGESTS = ("digest", "seal")  # older checkpoints have neither, so that every field must be checked without them
 HUGE = ("-1", "0", "999999999", "9" * 30, "9" * 5_000, "1e308", "", "x")
 
@@ -141,10 +151,7 @@ HUGE = ("-1", "0", "999999999", "9" * 30, "9" * 5_000, "1e308", "", "x")
 )
 def test_absurd_metadata_is_refused_and_takes_no_memory(tmp_path: Path, key: str, value: str) -> None:
     path = save(tmp_path, state_of(), PROVENANCE)
-    with safe_open(path, framework="pt") as file:
-        metadata = {name: text for name, text in file.metadata().items() if name not in DIGESTS} | {key: value}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    save_file(tensors, path, metadata)
+    rewrite(path, DIGESTS, {key: value})
     with pytest.raises(InputError, match="damaged"):
         load(path)
 
@@ -157,10 +164,7 @@ def test_checkpoints_from_before_states_had_values_are_read(
     tmp_path: Path, metadata: dict[str, str], values: dict[str, float]
 ) -> None:
     path = save(tmp_path, replace(state_of(8), values=values), PROVENANCE)
-    with safe_open(path, framework="pt") as file:
-        known = {name: text for name, text in file.metadata().items() if name not in ("round", "values", "seal")}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    save_file(tensors, path, known | metadata)
+    rewrite(path, ("round", "values", "seal"), metadata)
     read, _ = load(path)
     assert (read.round, read.values) == (8, values)
 
@@ -168,10 +172,7 @@ def test_checkpoints_from_before_states_had_values_are_read(
 @pytest.mark.parametrize("lacking", [("seal",), DIGESTS])
 def test_checkpoints_from_before_they_had_a_seal_are_read(tmp_path: Path, lacking: tuple[str, ...]) -> None:
     path = save(tmp_path, replace(state_of(8), values={"clip": 1 / 3}), PROVENANCE)
-    with safe_open(path, framework="pt") as file:
-        metadata = {name: text for name, text in file.metadata().items() if name not in lacking}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    save_file(tensors, path, metadata)
+    rewrite(path, lacking)
     read, provenance = load(path)
     assert (read.round, read.values, provenance) == (8, {"clip": 1 / 3}, PROVENANCE)
 
@@ -179,18 +180,15 @@ def test_checkpoints_from_before_they_had_a_seal_are_read(tmp_path: Path, lackin
 def test_metadata_other_than_those_written_are_refused(tmp_path: Path) -> None:
     """Whatever their names: settings at their defaults are left out by older versions, and would be taken for these."""
     path = save(tmp_path, state_of(8), PROVENANCE)
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    whole, metadata = path.read_bytes(), rewrite(path)
     for name in metadata.keys() - {"seal"}:
-        for other in (
-            {key: value for key, value in metadata.items() if key != name},
-            metadata | {name: metadata[name] + " "},
-        ):
-            save_file(tensors, path, other)
+        for lacking, changed in (((name,), {}), ((), {name: metadata[name] + " "})):
+            path.write_bytes(whole)
+            rewrite(path, lacking, changed)
             with pytest.raises(InputError, match="damaged"):
                 load(path)
-    save_file(tensors, path, metadata | {"more": ""})
+    path.write_bytes(whole)
+    rewrite(path, changed={"more": ""})
     with pytest.raises(InputError, match="its metadata do not match the seal"):
         load(path)
 

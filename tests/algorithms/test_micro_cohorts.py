@@ -13,10 +13,9 @@ from populations import InMemory
 from stacking import LAYOUT, model_of, random_population, start_of
 from torch._subclasses import FakeTensorMode
 
-from flsim.algorithms.engines import engine_of
 from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.micro_cohorts import FILE, MicroCohorts
-from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.rounds import FederatedTraining, engine_of
 from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.models.hparams import ModelHParams
 from flsim.training.cohort.engine import CohortEngine

@@ -1,9 +1,11 @@
-"""Helpers for tests of the stacked trainer; like `populations`, this file needs torch and numpy only."""
+"""Helpers for tests of the stacked trainer; like `populations`, this file needs torch, numpy and pytest only."""
 
 import math
 
+import pytest
 import torch
 from populations import InMemory
+from smoothing import amplified
 
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
@@ -64,6 +66,28 @@ def train_stacked(
 def assert_same_counts(found: UpdateSum, expected: UpdateSum) -> None:
     names = ("weight", "users", "tokens", "clipped", "non_finite", "examples", "left_out")
     assert [getattr(found.counts, name) for name in names] == [getattr(expected.counts, name) for name in names]
+
+
+def amplification(hparams: LocalHParams) -> float:
+    """How many times the rounding of gradients may count: once, but for smooth steps of Adam."""
+    return amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
+
+
+def assert_within(
+    found: UpdateSum,
+    exact: UpdateSum,
+    start: Params,
+    precision: str,
+    steps: int,
+    *,
+    times: float = 1.0,
+    of_loss: float | None = None,
+) -> None:
+    """The sum is as near to an exact one as `rounding` derives, `times` as far at most; counts are equal."""
+    tolerance = times * rounding(precision, start, exact.counts.norms / exact.counts.users, steps)
+    assert relative_error(found.delta, exact.delta) < tolerance
+    assert found.counts.loss == pytest.approx(exact.counts.loss, rel=of_loss or tolerance)
+    assert_same_counts(found, exact)
 
 
 def relative_error(found: Params, exact: Params) -> float:

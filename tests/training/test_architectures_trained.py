@@ -13,11 +13,10 @@ from torch import Tensor
 
 from flsim.algorithms import fedavg
 from flsim.algorithms.checkpoint import Provenance, load, save
-from flsim.algorithms.engines import LocalEngine, engine_of
 from flsim.algorithms.hparams import FedAvgHParams
+from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.base.errors import InputError
-from flsim.data.records import Records, Subset, batch
-from flsim.defences.sanitization import SanitizationHParams, halves, log_perplexity_differences
+from flsim.data.records import Records, batch
 from flsim.models.architectures import build, restore
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import loss_sum
@@ -143,21 +142,3 @@ def test_low_precision_is_of_the_cifg() -> None:
     model = build(LAYOUT.vocabulary_size, hparams)
     with pytest.raises(InputError, match=r'"lstm" trains in float32; local\.precision .bf16. needs "cifg"'):
         engine_of("cohort", model, LAYOUT, LocalHParams(precision="bf16"))
-
-
-def test_sanitization_by_another_architecture() -> None:
-    """|L_F - L_G| of every record, by models that are trained here on the same halves."""
-    network = OTHERS[0]
-    hparams = SanitizationHParams(0.1, network, CentralHParams(4, batch_size=3, optimizer="adam"))
-    found = log_perplexity_differences(source(RECORDS), hparams, 0)
-    scores = []
-    for half in halves(len(RECORDS), 0):
-        training = CentralTraining(Subset(source(RECORDS), half), hparams.training, 0, model=network)
-        steps = hparams.training.steps_over(len(half))
-        reached = trained(init(LAYOUT.vocabulary_size, network, 0), training, steps)
-        model = restore(reached.params, network, LAYOUT.vocabulary_size)
-        inputs, targets = all_records()
-        rows = [loss_sum(model, inputs[[row]], targets[[row]])[0].item() for row in range(len(RECORDS))]
-        scores.append(np.array(rows))
-    np.testing.assert_allclose(found, abs(scores[0] - scores[1]), rtol=0, atol=1e-5)
-    assert found.max() > 1e-3

@@ -186,20 +186,3 @@ def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
         InputError, match="schedule must be one of constant, linear, cosine, steps, found 'exponential'"
     ):
         LocalHParams(schedule="exponential")
-
-
-@pytest.mark.parametrize(("section", "setting"), [("training", "server_schedule"), ("local", "schedule")])
-def test_schedules_are_part_of_a_digest_and_know_the_end(tmp_path: Path, section: str, setting: str) -> None:
-    """At their default they are not, and the number of rounds is not."""
-    path = tmp_path / "run.toml"
-    path.write_text('[data]\ncorpus = "corpus"\n')
-
-    def digest(*overrides: str) -> str:
-        return load(path, overrides).digest
-
-    plain = digest()
-    assert digest(f"{section}.{setting}=constant") == digest("training.rounds=7") == plain
-    linear = digest(f"{section}.{setting}=linear")
-    assert linear != plain
-    assert linear != digest(f"{section}.{setting}=linear", "training.rounds=7")
-    assert linear != digest(f"{section}.{setting}=cosine")

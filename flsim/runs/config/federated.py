@@ -8,10 +8,9 @@ import numpy as np
 
 from flsim.algorithms import server_optimizers
 from flsim.algorithms.built_in import algorithm_named, label_of
-from flsim.algorithms.engines import EngineName, refuse_precision
 from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.micro_cohorts import MicroCohorts
-from flsim.algorithms.rounds import FederatedTraining, refuse_injections
+from flsim.algorithms.rounds import EngineName, FederatedTraining, refuse_injections, refuse_precision
 from flsim.algorithms.summation import default_branch
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, at_least_one
@@ -75,7 +74,7 @@ class SystemHParams(CommonSystemHParams):
             evaluators run on CPUs. Unit: GPUs.
         deadline: Longest wait for the replies of a round, from the request on, before missing ones are asked for again.
             When not set: ten times the longest reply since the command started, at least a minute and at most an hour,
-            and an hour before the first reply (`server/federated/deadline.py`). Unit: seconds.
+            and an hour before the first reply (`server/federated/exchange.py`). Unit: seconds.
         retries: Times that a shard is asked again after an error or the deadline, before the run fails. The pauses
             before them are 1, 2, 4, ... seconds, in which a client process that died comes back. Unit: attempts.
         checkpoint_every: Rounds between two checkpoints; the newest two and the evaluated ones are kept. Unit: rounds.

@@ -17,8 +17,7 @@ from flsim.base.rng import stream
 from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, representative
-from flsim.training.cohort.gradient import packed_batches
-from flsim.training.cohort.packed_models import packed_model
+from flsim.training.cohort.gradient import packed_batches, packed_model
 from flsim.training.cohort.prefetch import prefetched
 from flsim.training.cohort.products import products_for
 from flsim.training.cohort.steps import Participant, Steps, steps_of

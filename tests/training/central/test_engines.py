@@ -17,11 +17,11 @@ from flsim.canaries.population import Population
 from flsim.canaries.twin import Twin, _reordered
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.training.central import CentralHParams
+from flsim.training.central.records import factors
 from flsim.training.central.task import EngineName
-from flsim.training.dropout import factors
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(records=records_strategy, hparams=hparams_strategy)
 @smooth_steps()
 def test_fused_is_autograd(records: list[list[int]], hparams: CentralHParams) -> None:
@@ -88,7 +88,7 @@ def test_budgets() -> None:
         CentralHParams(words=3_000, steps=5)
 
 
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(records=records_strategy, data=st.data())
 def test_records_at_positions_in_both_worlds(records: list[list[int]], data: st.DataObject) -> None:
     """Of a population with canaries, and of its twin: what its users hold at those places, in the order asked for."""

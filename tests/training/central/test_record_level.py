@@ -71,7 +71,7 @@ def steps_along(
     return {name: before[name] - value.detach() for name, value in model.named_parameters()}
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(records=ragged, padding=st.integers(0, 3))
 def test_record_gradients_equal_autograd_one_record_at_a_time(records: list[list[int]], padding: int) -> None:
     """Records of 0 to 6 words; more padding, and rows of nothing but padding, change nothing. float64, 1e-10."""
@@ -87,7 +87,7 @@ def test_record_gradients_equal_autograd_one_record_at_a_time(records: list[list
     assert losses[-1] == 0
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     records=ragged,
     clip=st.sampled_from([1e-3, 0.5, 1.0, 2.0, 1e9]),
@@ -112,7 +112,7 @@ def test_without_noise_a_step_is_along_the_clipped_sum_over_l(
         torch.testing.assert_close(value, total / expected, rtol=0, atol=1e-10)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(records=ragged, added=st.lists(st.integers(1, 9), max_size=6), clip=st.sampled_from([0.01, 0.3, 5.0]))
 def test_one_record_more_moves_the_sum_by_the_clip_at_most(
     records: list[list[int]], added: list[int], clip: float

@@ -10,9 +10,10 @@ import pytest
 import torch
 from interpreting import COUNTS, B, D, H, N, T, U, V, check, normal, parts
 from oracle import train_cohort
-from smoothing import amplified, smooth_steps
+from smoothing import smooth_steps
 from stacking import (
-    assert_same_counts,
+    amplification,
+    assert_within,
     model_of,
     random_population,
     relative_error,
@@ -155,14 +156,10 @@ def test_stacked_users_equal_the_local_engine(hparams: LocalHParams) -> None:
     layout = Layout(40, record_words=4)
     model, population = model_of(0, layout, ModelHParams(6, 19)), random_population(3, 5, layout)
     exact = train_cohort(model, population, range(3), hparams, 0, 0, 0.5)
-    model.float()
-    trainer = StackedTrainer(start_of(model), hparams, layout, 3, TritonKernels("float32"))
-    found = train_stacked(trainer, start_of(model), population, hparams, 0, 0.5)
-    norm = exact.counts.norms / exact.counts.users
-    times = amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
-    assert relative_error(found.delta, exact.delta) < times * rounding("float32", start_of(model), norm, 2)
-    assert found.counts.loss == pytest.approx(exact.counts.loss, rel=1e-6)
-    assert_same_counts(found, exact)
+    start = start_of(model.float())
+    trainer = StackedTrainer(start, hparams, layout, 3, TritonKernels("float32"))
+    found = train_stacked(trainer, start, population, hparams, 0, 0.5)
+    assert_within(found, exact, start, "float32", 2, times=amplification(hparams), of_loss=1e-6)
 
 
 @pytest.mark.parametrize(

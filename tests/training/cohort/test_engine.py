@@ -37,7 +37,7 @@ def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> Non
     assert found.counts.norms == pytest.approx(expected.counts.norms, rel=tolerance, abs=tolerance)
 
 
-@settings(max_examples=150)
+@settings(max_examples=60)
 @given(
     users_strategy,
     hparams_strategy,

@@ -26,7 +26,7 @@ def steps_for(users: list[list[list[int]]], hparams: LocalHParams) -> list[Steps
     ]
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(users_strategy, st.integers(1, 3), st.integers(1, 5), roundings)
 def test_every_position_is_where_it_belongs_and_nothing_else_is_there(
     users: list[list[list[int]]], epochs: int, batch_size: int, rounding: Shape

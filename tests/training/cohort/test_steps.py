@@ -14,7 +14,7 @@ from flsim.training.local import local_batches
 LAYOUT = Layout(12, record_words=6)
 
 
-@settings(max_examples=200)
+@settings(max_examples=80)
 @given(
     users=st.lists(st.lists(st.integers(1, 9), max_size=6), max_size=9),
     epochs=st.integers(1, 3),

@@ -10,10 +10,9 @@ from benchmarks.engine import DrawnUsers
 from flsim.base.rng import stream
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
-from flsim.training.cohort.packing import EXACT, PackedGroup, Shape, pack
+from flsim.training.cohort.packing import EXACT, PackedGroup, Shape, pack, pack_users
 from flsim.training.cohort.stacked import GRAPHS
 from flsim.training.cohort.steps import Participant, steps_of
-from flsim.training.cohort.user_packing import pack_users
 from flsim.training.hparams import LocalHParams
 
 RECORD_WORDS = 6
@@ -41,7 +40,7 @@ def assert_same(packed: PackedGroup, expected: PackedGroup) -> None:
     assert torch.equal(packed.data, expected.data)
 
 
-@settings(max_examples=400)
+@settings(max_examples=120)
 @given(
     users=st.lists(records_strategy, min_size=1, max_size=6),
     hparams=hparams_strategy,
