@@ -153,34 +153,27 @@ PATIENCE = 3.0  # seconds until a message says that others hold the resources of
 def simulate(
     run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None, retrain_lost: bool = False
 ) -> None:
-    """Train a run from its newest checkpoint to its last step, and wait for its evaluations.
-
-    Args:
-        run: the run; its status, checkpoints, rows and log are kept up to date.
-        address: address of an existing Ray cluster ("auto" searches for one); None starts a local one.
-        cpus: cores of the local cluster, or of the head; None for all.
-        head: "HOST:PORT" of this machine on which to start a head that others can join, in place of `address`.
-        retrain_lost: see `flsim.runs.recovery.recover`.
-
-    Raises:
-        InputError: there is no cluster at the address, none on which the training fits, or `opened` refuses the run.
-        Diverged: values are not finite; the message names the step and the last good checkpoint.
-        Interrupted: a signal ended the run, after a checkpoint.
-        RunFailed: training or an evaluation failed.
-    """
+    """Train a run on Ray in a process of its own; arguments and errors are those of `server.launch.train`."""
     with _driven(run):
-        _simulate(run, address, cpus, head, retrain_lost)
+        gpus, evaluation_gpus = process_gpu_shares(run.central.system)
+        stop, stop_file = Stop(), StopFile(run.path)
+        stop_file.remove()
+        with cluster(address, cpus, head), stopping(stop):
+            Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None).check()
+            refuse_what_does_not_fit(run.central.system, gpus, nodes())
+            say_where(run.path, address is None and head is None)
+            _begin(run, retrain_lost)
+            try:
+                with supervised(run, evaluation_gpus, stop=stop) as evaluations:
+                    train_on_ray(run, gpus, evaluations, stop, stop_file)
+            finally:
+                stop_file.remove()
 
 
 def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
     """Train a run like `simulate`, in this process and without Ray.
 
-    Each checkpoint is evaluated before training goes on. Results are the same. Nothing starts again by itself: where
-    the process dies, `--resume` goes on.
-
-    Raises:
-        InputError: the run trains on a GPU, or `opened` refuses it.
-        Diverged, Interrupted, RunFailed: see `simulate`.
+    Each checkpoint is evaluated before training goes on. Where the process dies, `--resume` goes on.
     """
     if not run.central.system.is_one_process:
         raise InputError('--in-process: trains on a CPU; set system.device = "cpu"')
@@ -210,22 +203,6 @@ def _begin(run: Run, retrain_lost: bool) -> None:
         run.record()
         recover(run, retrain_lost)
     opened(run)
-
-
-def _simulate(run: Run, address: str | None, cpus: int | None, head: str | None, retrain_lost: bool) -> None:
-    gpus, evaluation_gpus = process_gpu_shares(run.central.system)
-    stop, stop_file = Stop(), StopFile(run.path)
-    stop_file.remove()
-    with cluster(address, cpus, head), stopping(stop):
-        Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None).check()
-        refuse_what_does_not_fit(run.central.system, gpus, nodes())
-        say_where(run.path, address is None and head is None)
-        _begin(run, retrain_lost)
-        try:
-            with supervised(run, evaluation_gpus, stop=stop) as evaluations:
-                train_on_ray(run, gpus, evaluations, stop, stop_file)
-        finally:
-            stop_file.remove()
 
 
 def process_gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:

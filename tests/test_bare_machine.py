@@ -104,7 +104,7 @@ def test_the_benchmarks_of_a_gpu_run() -> None:
 
 def test_tests_of_a_gpu_are_collected() -> None:
     """With the options of `benchmarks.gpu`."""
-    options = ["--noconftest", "-p", "no:cacheprovider", "--collect-only", "-q", *map(str, CUDA_TESTS)]
+    options = ["--noconftest", "-p", "no:cacheprovider", "--collect-only", *map(str, CUDA_TESTS)]
     plugins = "import os\nos.environ['PYTEST_DISABLE_PLUGIN_AUTOLOAD'] = '1'"
     done = bare(f"{plugins}\nimport pytest\nraise SystemExit(pytest.main({options!r}))", "torch", "numpy", "pytest")
     assert done.returncode == 0, done.stdout + done.stderr

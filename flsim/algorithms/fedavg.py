@@ -9,6 +9,7 @@ order of sums (`summation`), messages (`wire`), and settings with their checks (
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,7 +22,6 @@ from flsim.algorithms.built_in import algorithm_named
 from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.server_optimizers import ServerStep
 from flsim.algorithms.summation import Reply, RoundRequest, ShardWork, TreeSum
-from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import Diverged, RunFailed
 from flsim.base.extensions import configured
 from flsim.base.rng import stream
@@ -37,6 +37,9 @@ from flsim.training.hparams import LocalHParams
 from flsim.training.local import bound_norm, local_batches, restored, training_mode
 from flsim.training.state import Moments, State, by_slot, flat
 from flsim.training.update import UpdateSum, with_canaries
+
+if TYPE_CHECKING:  # the oracle of engines also runs where safetensors is not installed
+    from flsim.algorithms.user_states import UserStates
 
 Send = Callable[[Sequence[RoundRequest]], Iterable[Reply]]
 
@@ -182,7 +185,7 @@ def train_users(
     seed: int,
     rounds: int | None = None,
     algorithm: Algorithm = FEDAVG,
-    user_states: UserStates | None = None,
+    user_states: "UserStates | None" = None,
 ) -> UpdateSum:
     """Train the users of a request one after another, and return the sum of their answers: the oracle of all engines.
 

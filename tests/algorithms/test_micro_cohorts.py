@@ -15,7 +15,7 @@ from torch._subclasses import FakeTensorMode
 
 from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.micro_cohorts import FILE, MicroCohorts
-from flsim.algorithms.rounds import FederatedTraining, engine_of
+from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.models.hparams import ModelHParams
 from flsim.training.cohort.engine import CohortEngine
@@ -181,20 +181,6 @@ def test_damaged_lines_count_as_missing(damage: str, tmp_path: Path) -> None:
         MicroCohorts(tmp_path).settle(engine, 0.95, is_set=False)
         assert engine.micro_cohort == 50
     assert (tmp_path / FILE).read_text().count('"users": 50') == 1
-
-
-def test_verification_takes_the_share_that_clients_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    MicroCohorts(tmp_path).settle(engine_that_chooses(3), 0.4, is_set=False)
-    shares = []
-
-    def recorded(*arguments: Any) -> Any:
-        shares.append(arguments[5])
-        return engine_of(*arguments)
-
-    monkeypatch.setattr("flsim.algorithms.rounds.engine_of", recorded)
-    training_in(tmp_path, is_read_only=True).send_in_process()
-    training_in(None).send_in_process()
-    assert shares == [0.4, 1.0]
 
 
 def test_the_number_of_users_depends_on_the_whole_memory_and_not_on_the_free_one(

@@ -146,47 +146,6 @@ def test_the_reported_loss_is_that_of_the_batches_before_their_steps() -> None:
     assert total.counts.loss == pytest.approx(float(loss) * count, abs=1e-12)
 
 
-def test_one_user_in_one_batch_is_one_step_of_gradient_descent() -> None:
-    """FedAvg with server learning rate 1 is then plain SGD."""
-    records = [[1, 2], [3, 4, 5], [9]]
-    model = model_of()
-    params = {name: value.detach() for name, value in model.named_parameters()}
-    total = train_cohort(model, InMemory(LAYOUT, [records]), [0], LocalHParams(batch_size=3, learning_rate=0.1), 0, 0)
-    leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
-    gradients = torch.autograd.grad(naive_loss(leaves, records)[0], list(leaves.values()))
-    after = step(State(0, params), total)
-    for (name, value), gradient in zip(params.items(), gradients, strict=True):
-        torch.testing.assert_close(after.params[name], value - 0.1 * gradient, rtol=0, atol=1e-12)
-    assert after.round == 1
-
-
-def test_any_grouping_into_shards_gives_the_same_sum(random_users: Callable[..., list[list[list[int]]]]) -> None:
-    users = InMemory(LAYOUT, random_users(9, 5, 8))
-    model, hparams = model_of().float(), LocalHParams(batch_size=2)
-    whole = train_cohort(model, users, range(9), hparams, 0, 3)
-    for cuts in ([3, 6], [1], [2, 4, 8]):
-        bounds = [0, *cuts, 9]
-        parts = [train_cohort(model, users, range(a, b), hparams, 0, 3) for a, b in itertools.pairwise(bounds)]
-        total = UpdateSum.zero(dict(model.named_parameters()))
-        for part in parts:
-            total = total.merge(part)
-        for name, value in whole.delta.items():
-            torch.testing.assert_close(total.delta[name], value, rtol=1e-13, atol=1e-13)
-        assert (total.counts.weight, total.counts.users, total.counts.tokens) == (
-            whole.counts.weight,
-            whole.counts.users,
-            whole.counts.tokens,
-        )
-
-
-def test_a_user_without_records_changes_nothing_and_a_cohort_of_them_neither() -> None:
-    total = train_cohort(model_of(), InMemory(LAYOUT, [[], []]), [0, 1], LocalHParams(), 0, 0)
-    assert (total.counts.weight, total.counts.users, total.counts.tokens) == (0.0, 2, 0)
-    state = init(LAYOUT.vocabulary_size, SIZES, 0)
-    after = step(state, total)
-    assert all(torch.equal(after.params[name], value) for name, value in state.params.items())
-
-
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_values_that_are_not_finite_stop_the_run(value: float) -> None:
     state = init(LAYOUT.vocabulary_size, SIZES, 0)

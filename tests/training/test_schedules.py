@@ -13,17 +13,14 @@ from hypothesis import strategies as st
 from oracle import train_cohort
 from stacking import LAYOUT, model_of, random_population, start_of
 
-from flsim.algorithms import fedavg
 from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
 from flsim.models.hparams import ModelHParams
-from flsim.privacy.mechanism import PrivacyHParams
 from flsim.runs.config import load
 from flsim.training.central import CentralHParams
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.hparams import LocalHParams, rate_at
-from flsim.training.update import Counts, UpdateSum
 
 CLOSED: dict[str, Callable[[int, int], float]] = {
     "constant": lambda _t, _total: 1.0,
@@ -118,27 +115,6 @@ def test_a_round_trains_at_its_own_rate_in_every_engine(
         for name, value in expected.delta.items():
             assert torch.equal(mine.delta[name], value)
             torch.testing.assert_close(stacked.delta[name], value, rtol=0, atol=1e-10)
-
-
-def test_the_server_steps_at_the_rounds_rate() -> None:
-    hparams = FedAvgHParams(server_learning_rate=0.8, server_schedule="linear", cohort=2)
-    state = fedavg.init(12, ModelHParams(3, 5), 0)
-    ones = {name: torch.ones_like(value, dtype=torch.float64) for name, value in state.params.items()}
-    for round_ in range(5):
-        after, _ = fedavg.step(
-            state,
-            UpdateSum(ones, Counts(1.0, 1, 1.0, 1)),
-            hparams,
-            PrivacyHParams(),
-            seed=0,
-            population=10,
-            vocabulary_size=12,
-            rounds=5,
-        )
-        for name, value in after.params.items():
-            expected = (state.params[name].double() + 0.8 * (1 - round_ / 5)).float()
-            assert torch.equal(value, expected)
-        state = after
 
 
 def test_training_ends_where_its_length_says() -> None:

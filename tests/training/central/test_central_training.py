@@ -271,11 +271,6 @@ def test_a_population_without_records_is_refused() -> None:
         training_of(population_of([[], []]))
 
 
-def test_how_long_training_is() -> None:
-    assert CentralHParams(epochs=2, batch_size=3).steps_over(13) == 10
-    assert CentralHParams(epochs=2, batch_size=3, steps=7).steps_over(13) == 7
-
-
 def test_without_noise_epsilon_is_infinite(users: Population) -> None:
     clipping = PrivacyHParams("clip", clip=1.0)
     clipped = final(start(), training_of(users, CentralHParams(batch_size=2), privacy=clipping), 2)
