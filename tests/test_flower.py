@@ -2,14 +2,25 @@
 
 import json
 import os
-from collections.abc import Iterator
+import re
+import signal
 from itertools import pairwise
 
 import pandas as pd
 import pytest
 import torch
-from helpers import PRIVATE, Experiment, Trained, assert_close, assert_same, final_params, final_state
-from raynodes import free_port, started
+from helpers import (
+    PRIVATE,
+    Experiment,
+    Trained,
+    assert_close,
+    assert_same,
+    final_params,
+    final_state,
+    finish,
+    start,
+    wait_for_round,
+)
 
 from flsim.algorithms import fedavg
 from flsim.algorithms.checkpoint import model_of
@@ -92,32 +103,30 @@ def test_a_private_run_equals_the_paper_s_loop_whatever_the_shards(experiment: E
     assert final_state(other).clip == pytest.approx(state.clip, rel=1e-12)
 
 
-@pytest.fixture
-def two_ray_nodes() -> Iterator[str]:
-    """A cluster of two one-CPU nodes on loopback, started as a user would; its address."""
-    place = f"127.0.0.1:{free_port()}"
-    common = ["--num-cpus=1", "--node-ip-address=127.0.0.1"]
-    with (
-        started("--head", f"--port={place.rpartition(':')[2]}", "--include-dashboard=false", *common),
-        started("--address", place, *common),
-    ):
-        yield place
-
-
-@pytest.mark.nightly
-def test_a_cluster_that_runs_already_is_joined_and_both_its_nodes_train(
-    experiment: Experiment, trained: Trained, two_ray_nodes: str
-) -> None:
-    joined = experiment.run("joined", "system.shards=2", options=["--address", two_ray_nodes])
-    assert_same(joined, trained("system.shards=2"))
-    log = (joined / "rounds.jsonl").read_text().splitlines()
-    nodes = {worker.split("/")[0] for line in log for worker in json.loads(line)["workers"]}
-    assert len(nodes) == 2
-
-
 def test_without_machines_to_run_on_no_run_is_left(experiment: Experiment) -> None:
     options = ("--set", "system.cpus_per_client=4096")
     done = experiment.flsim("run", experiment.config, "--out", "new", *options, check=False)
     assert (done.returncode, done.stdout) == (2, "")
     assert "4096 CPUs" in done.stderr.splitlines()[-1]
     assert not (experiment.folder / "new").exists()
+
+
+# Runs that cannot go on say why: clients that all fail, models that are not finite. Other faults: tests/faults.
+
+
+@pytest.mark.nightly
+def test_a_client_that_keeps_failing_fails_the_run(experiment: Experiment) -> None:
+    """The settings are changed under the clients' feet; nothing is averaged away."""
+    process = start(experiment, "--out", "broken", "--set", "training.rounds=4000", "--set", "system.retries=1")
+    workers = wait_for_round(experiment.folder / "broken", 3)
+    config = experiment.folder / "broken" / "config.toml"
+    config.write_text(config.read_text().replace("batch_size = 4", "batch_size = 5"))
+    for worker in workers:  # those that take their place read the settings again
+        os.kill(int(worker.split("/")[1]), signal.SIGKILL)
+    code, said = finish(experiment, process)
+    assert code == 1
+    assert re.search(r"^flsim: round \d+: shard [01] failed 2 times, last with: ", said, re.MULTILINE)
+    about = json.loads((experiment.folder / "broken" / "run.json").read_text())
+    assert about["status"] == "failed"
+    assert "failed 2 times" in about["reason"]
+    assert "no single one of its users is the cause" in about["reason"]

@@ -8,8 +8,6 @@ import pytest
 import torch
 from helpers import PRIVATE, TINY, Experiment, assert_same, final_state, killed_and_whole
 
-import flsim
-from flsim.algorithms.checkpoint import digest_of
 from flsim.algorithms.summation import TreeSum
 from flsim.runs.config import DataHParams, FederatedConfig, SystemHParams, TrainingHParams, load
 from flsim.runs.folder import Run
@@ -136,24 +134,6 @@ def test_idle_gpus_and_idle_cores_of_the_option_are_reported(
     said = capsys.readouterr().err
     assert bool(said) == bool(idle)
     assert idle in said
-
-
-@pytest.mark.nightly
-def test_two_processes_one_process_and_no_process_add_in_the_same_order(experiment: Experiment) -> None:
-    two = experiment.run("two", *TREE)
-    one = experiment.run("one", *TREE, options=["--cpus", "1"])
-    assert_same(one, two)
-    assert digests(one) == digests(two)
-    run = Run.open(two)
-    training = run.federated.training_of(run.users, run.rounds)
-    torch.set_num_threads(1)
-    states = [*training.states(training.first_state(), run.rounds)]
-    assert [digest_of(state) for state in states] == digests(two)
-
-    planted = flsim.plant(run.corpus, run.config.canaries, seed=run.config.seed)
-    algorithm = flsim.FedAvg(18, local=run.federated.local, shards=7, branch=3)
-    *_, simulated = flsim.simulate(planted, run.config.model, algorithm, run.rounds, seed=run.config.seed)
-    assert digest_of(simulated) == digests(two)[-1]
 
 
 def test_branches_change_the_bits_of_sums_of_clipped_updates(experiment: Experiment) -> None:

@@ -68,6 +68,17 @@ def assert_same_counts(found: UpdateSum, expected: UpdateSum) -> None:
     assert [getattr(found.counts, name) for name in names] == [getattr(expected.counts, name) for name in names]
 
 
+def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> None:
+    """Counts exactly; sums to the tolerance, relative to the largest value of the expected one where that exceeds 1."""
+    largest = max(1.0, *(float(value.abs().max()) for value in expected.delta.values()))
+    for name, value in expected.delta.items():
+        assert found.delta[name].dtype == torch.float64
+        torch.testing.assert_close(found.delta[name], value, rtol=0, atol=tolerance * largest)
+    assert_same_counts(found, expected)
+    assert found.counts.loss == pytest.approx(expected.counts.loss, rel=tolerance, abs=tolerance)
+    assert found.counts.norms == pytest.approx(expected.counts.norms, rel=tolerance, abs=tolerance)
+
+
 def amplification(hparams: LocalHParams) -> float:
     """How many times the rounding of gradients may count: once, but for smooth steps of Adam."""
     return amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0

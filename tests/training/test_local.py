@@ -1,15 +1,20 @@
 """Local training against an independent loop, and the laws of sums of updates."""
 
+import inspect
 import itertools
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 from oracle import train_cohort
 from populations import InMemory
+from smoothing import EPSILON, smooth_steps
 from torch import Tensor
 
 from flsim.algorithms import fedavg
@@ -23,11 +28,12 @@ from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams
+from flsim.training import optimizers
 from flsim.training.central import CentralHParams
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import local_batches
 from flsim.training.state import State
-from flsim.training.update import Counts, UpdateSum
+from flsim.training.update import Counts, UpdateSum, clip_factor, global_norm
 
 LAYOUT = Layout(12, record_words=6)
 SIZES = ModelHParams(embedding=3, units=5)
@@ -192,3 +198,92 @@ def test_without_clip_a_users_part_is_its_examples_times_its_update_to_the_bit()
 def test_bad_settings_are_refused(kind: Callable[..., object], change: dict[str, float]) -> None:
     with pytest.raises(InputError, match=f"^{next(iter(change))} must be"):
         kind(**change)
+
+
+# The clip against its laws: its norm is that of the whole update, directions stay, nothing overflows or vanishes.
+
+
+LARGEST = float(np.float32(3e38))
+ELEMENTS = st.floats(-LARGEST, LARGEST, width=32)
+UPDATES = st.lists(arrays(np.float32, st.integers(1, 5), elements=ELEMENTS), min_size=1, max_size=4)
+
+
+def params(tensors: list[np.ndarray]) -> Params:
+    return {str(index): torch.from_numpy(tensor).double() for index, tensor in enumerate(tensors)}
+
+
+def exact_norm(update: Params) -> float:
+    """Over all coordinates as one vector; `math.hypot` neither overflows nor underflows."""
+    return math.hypot(*(value for tensor in update.values() for value in tensor.tolist()))
+
+
+@given(tensors=UPDATES, bound=st.floats(1e-6, 1e6))
+def test_a_clipped_update_is_within_the_bound_as_a_whole_and_keeps_its_direction(
+    tensors: list[np.ndarray],
+    bound: float,
+) -> None:
+    update = params(tensors)
+    clipped = UpdateSum.of_user(update, 7, 1.0, 5, clip=bound)
+    before, after = exact_norm(update), exact_norm(clipped.delta)
+    assert after <= bound * (1 + 1e-12)
+    assert global_norm(update) == pytest.approx(before, rel=1e-12)
+    assert clipped.counts.clipped == (global_norm(update) > bound)
+    if clipped.counts.clipped:
+        assert after == pytest.approx(bound, rel=1e-12)
+        for name, value in update.items():
+            torch.testing.assert_close(clipped.delta[name], value * (bound / before), rtol=1e-12, atol=0)
+    else:
+        assert all(torch.equal(clipped.delta[name], value) for name, value in update.items())
+    assert replace(clipped.counts, norms=0.0, clipped=0) == Counts(1.0, 1, 1.0, 5, examples=7)
+    assert clipped.counts.norms == pytest.approx(before, rel=1e-12)
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_update_that_is_not_finite_is_counted_and_never_becomes_a_number(value: float, clip: float | None) -> None:
+    """Infinity times 0 is NaN, and min(1, S / NaN) is 1 in some languages: neither may pass."""
+    update = {"a": torch.tensor([1.0, value], dtype=torch.float64), "b": torch.ones(2, dtype=torch.float64)}
+    refused = UpdateSum.of_user(update, 3, 1.0, 5, clip=clip)
+    assert refused.counts == Counts(0.0, 1, 1.0, 5, non_finite=1, examples=3)
+    assert not refused.is_finite
+    good = UpdateSum.of_user({name: torch.ones_like(of) for name, of in update.items()}, 3, 1.0, 5, clip=clip)
+    assert not good.merge(refused).is_finite
+    assert good.is_finite
+    with pytest.raises(ValueError, match="cannot be clipped"):
+        clip_factor(global_norm(update), 0.2)
+
+
+# Smooth steps of Adam and RMSProp amplify rounding by no more than is derived, whatever a processor rounds.
+
+
+def last_step(optimizer: str, gradients: list[float]) -> float:
+    """What a rate of 1 has moved a weight of 0 by in the last step."""
+    weight = torch.zeros(1, dtype=torch.float64)
+    step = getattr(torch.optim, optimizer)([weight], lr=1.0)
+    for gradient in gradients:
+        weight.zero_()
+        weight.grad = torch.tensor([gradient], dtype=torch.float64)
+        step.step()
+    return weight.item()
+
+
+@given(
+    st.sampled_from(("Adam", "RMSprop")),
+    st.lists(st.tuples(st.floats(-9, 9), st.floats(-1, 1)), min_size=1, max_size=14),
+    st.sampled_from((1e-6, 1e-3, 0.1)),
+)
+@smooth_steps()
+def test_a_step_moves_by_hardly_more_than_its_gradients(
+    optimizer: str, gradients: list[tuple[float, float]], size: float
+) -> None:
+    exact = last_step(optimizer, [gradient for gradient, _ in gradients])
+    off = last_step(optimizer, [gradient + size * error for gradient, error in gradients])
+    most = {"Adam": 1.01, "RMSprop": 1.5}[optimizer] * size / EPSILON
+    assert abs(off - exact) <= most + 1e-14
+
+
+def test_the_constants_are_torchs() -> None:
+    """Which tests with smooth steps cannot tell."""
+    adam, rmsprop = (inspect.signature(made).parameters for made in (torch.optim.Adam, torch.optim.RMSprop))
+    assert (adam["betas"].default, adam["eps"].default) == (optimizers.BETAS, optimizers.EPSILON)
+    assert (rmsprop["alpha"].default, rmsprop["eps"].default) == (optimizers.ALPHA, optimizers.EPSILON)

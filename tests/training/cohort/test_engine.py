@@ -15,23 +15,12 @@ from hypothesis import strategies as st
 from oracle import train_cohort
 from populations import InMemory
 from smoothing import smooth_steps
-from stacking import LAYOUT, assert_same_counts, model_of, start_of
+from stacking import LAYOUT, assert_equal, model_of, start_of
 from strategies import hparams_strategy, users_strategy
 
 from flsim.training.cohort.engine import CohortEngine, bounds
 from flsim.training.hparams import LocalHParams
 from flsim.training.update import UpdateSum
-
-
-def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> None:
-    """Counts exactly; sums to the tolerance, relative to the largest value of the expected one where that exceeds 1."""
-    largest = max(1.0, *(float(value.abs().max()) for value in expected.delta.values()))
-    for name, value in expected.delta.items():
-        assert found.delta[name].dtype == torch.float64
-        torch.testing.assert_close(found.delta[name], value, rtol=0, atol=tolerance * largest)
-    assert_same_counts(found, expected)
-    assert found.counts.loss == pytest.approx(expected.counts.loss, rel=tolerance, abs=tolerance)
-    assert found.counts.norms == pytest.approx(expected.counts.norms, rel=tolerance, abs=tolerance)
 
 
 @settings(max_examples=60)

@@ -11,6 +11,7 @@ from networks import random_network
 from oracle import train_cohort
 from populations import InMemory
 from smoothing import smooth_steps
+from stacking import assert_same_counts
 from stepping import LAYOUT, records_strategy, source
 from stepping import hparams_strategy as central_strategy
 from strategies import hparams_strategy as local_strategy
@@ -87,11 +88,7 @@ def test_users_train_as_by_the_local_engine(
     largest = max(1.0, *(float(value.abs().max()) for value in expected.delta.values()))
     for name, value in expected.delta.items():
         torch.testing.assert_close(total.delta[name], value, rtol=0, atol=1e-10 * largest)
-    assert (total.counts.tokens, total.counts.clipped, total.counts.weight) == (
-        expected.counts.tokens,
-        expected.counts.clipped,
-        expected.counts.weight,
-    )
+    assert_same_counts(total, expected)
 
 
 def centrally(hparams: ModelHParams, records: list[list[int]], training: CentralHParams, engine: EngineName) -> State:

@@ -12,7 +12,7 @@ from smoothing import smooth_steps
 from stacking import (
     LAYOUT,
     amplification,
-    assert_same_counts,
+    assert_equal,
     assert_within,
     model_of,
     random_population,
@@ -29,7 +29,6 @@ from flsim.training.cohort.position_kernels import TorchPositionKernels
 from flsim.training.cohort.stacked import GRAPHS, StackedTrainer
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
-from flsim.training.update import UpdateSum
 
 
 class Padded:
@@ -37,14 +36,6 @@ class Padded:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(TorchPositionKernels(), name)
-
-
-def assert_equal(actual: UpdateSum, expected: UpdateSum, tolerance: float) -> None:
-    for name, value in expected.delta.items():
-        torch.testing.assert_close(actual.delta[name], value, rtol=tolerance, atol=tolerance)
-    assert_same_counts(actual, expected)
-    assert actual.counts.loss == pytest.approx(expected.counts.loss, rel=tolerance, abs=tolerance)
-    assert actual.counts.norms == pytest.approx(expected.counts.norms, rel=tolerance, abs=tolerance)
 
 
 @settings(max_examples=50)
