@@ -26,7 +26,7 @@ from flsim.models.language_model import Params, representative
 from flsim.training.cohort.devices import by_position_is_faster
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.packing import PackedGroup, pack_users
-from flsim.training.cohort.stacked import GRAPHS, StackedTrainer
+from flsim.training.cohort.stacked_trainer import GRAPHS, StackedTrainer
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams, Precision
 

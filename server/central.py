@@ -33,10 +33,9 @@ from flsim.training.state import State
 from server.cluster.causes import death
 from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where
-from server.metrics import RoundMetrics
 from server.pool.evaluations import EvaluationInProcess, gpu_shares
 from server.stopping import Stop, StopFile, stopping
-from server.supervision import Evaluations, supervised
+from server.supervision import Evaluations, RoundMetrics, supervised
 
 NEWS_EVERY = 0.5  # seconds between two news
 

@@ -21,7 +21,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.central import CentralHParams, train_central
 from flsim.training.central.engines import engine_of as central_engine_of
-from flsim.training.central.stacked import StackedEngine
+from flsim.training.central.stacked_engine import StackedEngine
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import local_batches

@@ -26,10 +26,9 @@ from flsim.training.local import threads
 from flsim.training.state import State
 from flsim.training.update import Counts
 from server.federated.exchange import NODES_DEADLINE, Deadline, Exchange, ShardFailed, explain, wait_for_nodes
-from server.metrics import RoundMetrics
 from server.pool.evaluations import EvaluationInProcess
 from server.stopping import Stop
-from server.supervision import Evaluations, keep, supervised
+from server.supervision import Evaluations, RoundMetrics, keep, supervised
 
 
 def train(

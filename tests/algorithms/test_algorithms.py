@@ -15,11 +15,14 @@ from one_vector import ONE_VECTOR, USERS, Vector, frequencies, softmax
 from populations import InMemory
 from stepping import LAYOUT
 
+from flsim.algorithms.algorithm import Answer, Trained
+from flsim.algorithms.fedavg import LocalUser
 from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, RunFailed
+from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.runs.folder import Run
@@ -223,3 +226,11 @@ def test_runs_are_killed_and_resume_to_the_same_bits(experiment: Experiment, own
     assert verify(run, 12).differs is None
     said = experiment.flsim("table", whole).stdout
     assert ("Counting, b_u=6" if own else "SCAFFOLD, b_u=6") in said
+
+
+def test_algorithms_of_older_run_folders_store_states_by_their_former_name() -> None:
+    """`kept` of an answer and of a user is what `user_state` is."""
+    state = {"times": {"w": torch.ones(1)}}
+    answer = Answer(Trained({}, 0, 0.0, 0), {}, kept=state)
+    user = LocalUser(build(12, ModelHParams(3, 5)), (), LocalHParams(), 0.1, {}, state)
+    assert answer.user_state is user.kept is user.user_state is state

@@ -20,7 +20,7 @@ from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.models.hparams import ModelHParams
 from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.packing import PackedGroup
-from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.stacked_trainer import StackedTrainer
 from flsim.training.hparams import LocalHParams
 from flsim.training.state import State
 from server.federated.rounds import say_micro_cohorts

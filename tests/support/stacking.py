@@ -12,7 +12,7 @@ from flsim.data.vocabulary import Layout
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.stacked_trainer import StackedTrainer
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 from flsim.training.update import Counts, UpdateSum, global_norm

@@ -177,7 +177,7 @@ def engine_of(training: CentralTask, state: State) -> Engine:
         return PackedEngine(training, state)
     if not _has_kernels(training):
         return AutogradEngine(training, state)
-    from flsim.training.central.stacked import StackedEngine
+    from flsim.training.central.stacked_engine import StackedEngine
 
     return StackedEngine(training, state)
 

@@ -130,7 +130,7 @@ class CohortEngine:
             out the number is halved, all users of the call train again, and a message says so.
         memory_share: the share of a GPU's memory that this process may take.
         rounds: number of rounds of the run, which a schedule of the learning rate needs.
-        by_position: the step of stacked users, as for `flsim.training.cohort.stacked.StackedTrainer`.
+        by_position: the step of stacked users, as for `flsim.training.cohort.stacked_trainer.StackedTrainer`.
 
     Raises:
         InputError: the device cannot do what the settings ask for.
@@ -258,13 +258,13 @@ class CohortEngine:
         return counts
 
     def _choose(self, memory_share: float) -> int:
-        from flsim.training.cohort.stacked import StackedTrainer
+        from flsim.training.cohort.stacked_trainer import StackedTrainer
 
         return StackedTrainer.users_that_fit(self._like, self._hparams, self._layout, memory_share, self._by_position)
 
     def _build(self) -> Trainer:
         if self._stacked:
-            from flsim.training.cohort.stacked import StackedTrainer
+            from flsim.training.cohort.stacked_trainer import StackedTrainer
 
             trainer: Trainer = StackedTrainer(
                 self._like, self._hparams, self._layout, self._at_once, by_position=self._by_position

@@ -17,7 +17,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.engines import PackedEngine, engine_of
-from flsim.training.central.stacked import StackedEngine
+from flsim.training.central.stacked_engine import StackedEngine
 from flsim.training.central.task import Engine
 from flsim.training.cohort.kernels import TorchKernels
 from flsim.training.state import State

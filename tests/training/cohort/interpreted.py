@@ -26,10 +26,10 @@ from stepping import LAYOUT, training_of
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.training.central import CentralHParams, init, train_central
-from flsim.training.central.stacked import StackedEngine
+from flsim.training.central.stacked_engine import StackedEngine
 from flsim.training.cohort import triton_kernels, triton_recurrence, triton_spread
 from flsim.training.cohort.kernels import Rule, TorchKernels
-from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.stacked_trainer import StackedTrainer
 from flsim.training.cohort.triton_kernels import TritonKernels
 from flsim.training.cohort.triton_spread import SpreadKernels
 from flsim.training.hparams import LocalHParams

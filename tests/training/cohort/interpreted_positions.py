@@ -31,7 +31,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.cohort import triton_positions
 from flsim.training.cohort.position_kernels import Prediction, Target, TorchPositionKernels
-from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.stacked_trainer import StackedTrainer
 from flsim.training.cohort.triton_positions import TritonPositionKernels
 from flsim.training.hparams import LocalHParams
 from flsim.training.update import UpdateSum

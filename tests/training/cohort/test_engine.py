@@ -93,7 +93,7 @@ model = CIFGLanguageModel(20_000, ModelHParams(96, 64)).initialize(0)
 start = {name: value.detach() for name, value in model.named_parameters()}
 population = InMemory(layout, users)
 expected = CohortEngine(start, layout, hparams, micro_cohort=1).train(start, population, range(7), 0, 0)
-import flsim.training.cohort.stacked  # code takes memory too, more where it has to be compiled
+import flsim.training.cohort.stacked_trainer  # code takes memory too, more where it has to be compiled
 from flsim.base.progress import say
 say("ready")  # which loads what prints
 room = int(sys.argv[1])

@@ -26,7 +26,7 @@ from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.cohort.position_kernels import TorchPositionKernels
-from flsim.training.cohort.stacked import GRAPHS, StackedTrainer
+from flsim.training.cohort.stacked_trainer import GRAPHS, StackedTrainer
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 

@@ -23,7 +23,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.cohort.devices import capture_stream
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.stacked import SLACK, StackedTrainer
+from flsim.training.cohort.stacked_trainer import SLACK, StackedTrainer
 from flsim.training.hparams import LocalHParams
 
 pytestmark = pytest.mark.skipif(

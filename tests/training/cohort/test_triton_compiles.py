@@ -18,8 +18,8 @@ from flsim.data.vocabulary import Layout
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.training.central import CentralHParams, CentralTraining, init
-from flsim.training.central.stacked import StackedEngine
-from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.central.stacked_engine import StackedEngine
+from flsim.training.cohort.stacked_trainer import StackedTrainer
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 

@@ -11,7 +11,7 @@ from flsim.base.rng import stream
 from flsim.data.records import Records
 from flsim.data.vocabulary import Layout
 from flsim.training.cohort.packing import EXACT, PackedGroup, Shape, pack, pack_users
-from flsim.training.cohort.stacked import GRAPHS
+from flsim.training.cohort.stacked_trainer import GRAPHS
 from flsim.training.cohort.steps import Participant, steps_of
 from flsim.training.hparams import LocalHParams
 
