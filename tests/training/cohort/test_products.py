@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import train_cohort
 from stacking import assert_within, model_of, random_population, relative_error, start_of
@@ -112,6 +112,7 @@ def test_an_update_stays_within_the_rounding_of_its_products(way: str, options: 
         assert relative_error(total.delta, exact.delta) > 10 * relative_error(in_float32.delta, exact.delta)
 
 
+@settings(max_examples=30)
 @given(st.integers(1, 40), st.integers(0, 100))
 def test_rows_beyond_the_positions_change_nothing(rounding: int, seed: int) -> None:
     """In float64, up to the order of sums; the memory of a step holds what longer steps left there."""
