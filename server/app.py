@@ -118,7 +118,7 @@ def _asked_to_end() -> Iterator[None]:
 
 
 RAY_DEADLINE = 120.0  # seconds until Flower has started Ray
-POLL = 0.05  # seconds
+RAY_POLL = 0.05  # seconds
 HERE = Path(__file__).parents[1]  # where Flower has unpacked this app
 
 app = ServerApp()
@@ -185,7 +185,7 @@ def ray_for_evaluators(grid: Grid) -> Iterator[None]:
     while not ray.is_initialized():
         if time.monotonic() > until:
             raise RunFailed(f"Flower has not started Ray within {RAY_DEADLINE:g} s; its log says why")
-        time.sleep(POLL)
+        time.sleep(RAY_POLL)
     yield
 
 
