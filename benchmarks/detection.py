@@ -50,10 +50,10 @@ def clip_of_each_layer() -> Iterator[None]:
     """Clip each tensor of an update to the clip norm, and not the update."""
     honest = UpdateSum.of_user
 
-    def of_user(delta: Params, examples: int, loss: float, tokens: int, clip: float, *others: int) -> UpdateSum:
+    def of_user(delta: Params, examples: int, loss: float, tokens: int, *, clip: float, **others: Any) -> UpdateSum:
         layers = {name: value * clip_factor(global_norm({name: value}), clip) for name, value in delta.items()}
         whole = global_norm(layers)
-        part = honest(layers, examples, loss, tokens, clip, *others)
+        part = honest(layers, examples, loss, tokens, clip=clip, **others)
         return replace(part, delta={name: value / clip_factor(whole, clip) for name, value in part.delta.items()})
 
     UpdateSum.of_user = of_user  # type: ignore[method-assign, assignment]

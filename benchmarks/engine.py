@@ -25,10 +25,9 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params, representative
 from flsim.training.cohort.devices import by_position_is_faster
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.packing import PackedGroup
-from flsim.training.cohort.stacked import GRAPHS, StackedTrainer
+from flsim.training.cohort.packing import PackedGroup, pack_users
+from flsim.training.cohort.stacked_trainer import GRAPHS, StackedTrainer
 from flsim.training.cohort.steps import Participant
-from flsim.training.cohort.user_packing import pack_users
 from flsim.training.hparams import LocalHParams, Precision
 
 LAYOUT = Layout(10_000)

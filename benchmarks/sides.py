@@ -14,13 +14,13 @@ from torch.nn.functional import pad
 
 from benchmarks.peers.model import PlainLSTM
 from benchmarks.peers.work import PAD, Result, UserData, Work
-from flsim.algorithms.rounds import Round
+from flsim.algorithms.fedavg import Round
+from flsim.algorithms.rounds import EngineName
 from flsim.base.errors import RunFailed
 from flsim.base.rng import stream
 from flsim.data.records import batch
 from flsim.runs.folder import Run
-from flsim.training.engines import EngineName, threads
-from flsim.training.local import epoch_orders
+from flsim.training.local import epoch_orders, threads
 from flsim.training.state import State
 
 ROOT = Path(__file__).parents[1]

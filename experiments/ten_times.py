@@ -127,7 +127,7 @@ def train(job: Job) -> Outcome:
     try:
         for round_ in training.rounds(state, run.rounds, training.send_in_process()):
             state, total = round_.state, round_.total
-            run.log_round(round=state.round, loss=total.loss / total.tokens, users=total.users)
+            run.log_round(round=state.round, loss=total.counts.loss / total.counts.tokens, users=total.counts.users)
             if job.is_search and state.round < run.rounds:
                 continue
             if run.is_evaluated_at(state.round) and 2 * state.round > run.rounds:

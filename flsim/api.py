@@ -41,8 +41,8 @@ from flsim.runs.locks import discard
 from flsim.runs.measuring import evaluate_where_writable
 from flsim.simulation import Central, FedAvg, Planted, epsilon, plant, refuse_impossible, simulate
 from flsim.training.central import CentralHParams as CentralSGD
-from flsim.training.engines import threads as threads_of_torch
 from flsim.training.hparams import LocalHParams as LocalSGD
+from flsim.training.local import threads as threads_of_torch
 from flsim.training.state import State
 
 if TYPE_CHECKING:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import pandas as pd
 
-from flsim.algorithms.fedavg import AlgorithmName, SamplerName
+from flsim.algorithms.hparams import AlgorithmName, SamplerName
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.algorithms.summation import default_branch
 from flsim.base.errors import InputError, at_least_one, not_negative
@@ -45,8 +45,8 @@ from flsim.runs.config import (
     TrainingHParams,
 )
 from flsim.training.central import CentralHParams
-from flsim.training.engines import threads as threads_of_torch
 from flsim.training.hparams import LocalHParams
+from flsim.training.local import threads as threads_of_torch
 from flsim.training.own_model import refuse_unfit
 from flsim.training.state import State
 

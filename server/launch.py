@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from flsim.base.errors import InputError
 from flsim.runs.config import CentralConfig, Config, FederatedConfig
 from flsim.runs.folder import Run
-from server.central import launch as central
+from server import central
 from server.federated import launch as federated
 
 

@@ -165,7 +165,7 @@ TENSORS = {name for name, _ in CIFGLanguageModel(5, ModelSettings(2, 2)).named_p
 KNOW_TENSORS = {
     *(f"flsim/models/{name}.py" for name in ("cifg", "language_model")),
     *(f"flsim/training/cohort/{name}.py" for name in ("packing", "stacked_model")),
-    *(f"flsim/training/cohort/{name}.py" for name in ("gradient", "packed_models")),
+    "flsim/training/cohort/gradient.py",
     "flsim/algorithms/checkpoint.py",  # a setting of the same name
 }
 

@@ -22,7 +22,7 @@ from flsim.runs.folder import Run
 from flsim.runs.locks import TRAINED
 from flsim.training.central import init, train_central
 from flsim.training.state import State
-from server.central.launch import process_gpu_shares, refuse_what_does_not_fit
+from server.central import process_gpu_shares, refuse_what_does_not_fit
 
 DEADLINE = 240.0
 

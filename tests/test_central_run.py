@@ -27,7 +27,7 @@ from flsim.training import central
 from flsim.training.central import CentralTraining, train_central
 from flsim.training.central.records import Order
 from flsim.training.state import State
-from server.central.steps import train
+from server.central import train
 
 RECORDS = 24 * 8
 PRIVATE = (

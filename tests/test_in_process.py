@@ -26,24 +26,6 @@ def losses(run: Path) -> list[tuple[int, float, str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("overrides", [(), PRIVATE], ids=["plain", "private"])
-def test_it_equals_a_run_on_ray(
-    central_experiment: Experiment, trained: Trained, flsim: Flsim, overrides: tuple[str, ...]
-) -> None:
-    """Parameters, ledger, losses and rows."""
-    on_ray = trained(*overrides)
-    options = [part for override in overrides for part in ("--set", override)]
-    in_process = central_experiment.folder / "in-process"
-    code, out, err = flsim("run", central_experiment.config, "--out", in_process, "--in-process", *options)
-    assert (code, "Traceback" in err) == (0, False)
-    assert "|" in out
-    assert_same(in_process, on_ray)
-    assert final_state(in_process).ledger == final_state(on_ray).ledger
-    assert losses(in_process) == losses(on_ray)
-    assert json.loads((in_process / "run.json").read_text())["status"] == "completed"
-
-
-@pytest.mark.slow
 def test_a_killed_one_goes_on_to_the_same_bits_and_spends_once(central_experiment: Experiment, flsim: Flsim) -> None:
     """Killed somewhere; continued to 11 steps, half an epoch, beyond its newest checkpoint."""
     broken, whole = (central_experiment.folder / name for name in ("broken", "whole"))
@@ -106,26 +88,29 @@ def test_what_needs_ray_is_refused_and_leaves_no_run(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "overrides",
+    ("config", "overrides"),
     [
-        ("system.shards=1",),
-        ("system.shards=3", "system.branch=2", *PRIVATE[:3]),
+        (CENTRAL, ()),
+        (CENTRAL, PRIVATE),
+        (TINY, ("system.shards=1",)),
+        (TINY, ("system.shards=3", "system.branch=2", *PRIVATE[:3])),
     ],
-    ids=["one shard", "branches, private"],
+    ids=["central", "central, private", "one shard", "branches, private"],
 )
-def test_a_federated_one_equals_a_run_on_ray(
-    experiment: Experiment, trained: Trained, flsim: Flsim, overrides: tuple[str, ...]
+def test_it_equals_a_run_on_ray(
+    experiment: Experiment, trained: Trained, flsim: Flsim, config: str, overrides: tuple[str, ...]
 ) -> None:
-    """Parameters, ledger, losses and rows; the shards are trained one after another."""
-    experiment.config.write_text(TINY)
+    """Parameters, ledger, losses and rows; shards are trained one after another."""
+    experiment.config.write_text(config)
     on_ray = trained(*overrides)
     options = [part for override in overrides for part in ("--set", override)]
     in_process = experiment.folder / "in-process"
-    code, _, err = flsim("run", experiment.config, "--out", in_process, "--in-process", *options)
-    assert (code, "Traceback" in err) == (0, False)
+    code, out, err = flsim("run", experiment.config, "--out", in_process, "--in-process", *options)
+    assert (code, "Traceback" in err, "|" in out) == (0, False, True)
     assert_same(in_process, on_ray)
     assert final_state(in_process).ledger == final_state(on_ray).ledger
     assert losses(in_process) == losses(on_ray)
+    assert json.loads((in_process / "run.json").read_text())["status"] == "completed"
 
 
 @pytest.mark.parametrize("about", [None, "", "{"], ids=["lost", "empty", "cut"])

@@ -14,8 +14,8 @@ from torch import nn
 
 import flsim
 from flsim.algorithms import fedavg
-from flsim.algorithms.fedavg import FedAvgHParams
-from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.hparams import FedAvgHParams
+from flsim.algorithms.rounds import FederatedTraining, LocalEngine
 from flsim.base.errors import InputError
 from flsim.base.rng import states_of_shared_generators
 from flsim.models.architectures import build, restore
@@ -24,7 +24,6 @@ from flsim.models.language_model import digest_of
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.runs.folder import Run
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
-from flsim.training.engines import LocalEngine
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import training_mode
 from flsim.training.own_model import refuse_unfit
@@ -125,10 +124,10 @@ def test_dropout_depends_on_seed_round_and_user_alone(hparams: ModelHParams) -> 
     alone = UpdateSum.zero(start).merge(parts[0]).merge(parts[1]).merge(parts[3])
     for name, value in together.delta.items():
         assert torch.equal(value, alone.delta[name]), name
-    assert together.loss == alone.loss
-    assert all(update(0).loss != other.loss for other in (update(0, seed=1), update(0, round_=1)))
+    assert together.counts.loss == alone.counts.loss
+    assert all(update(0).counts.loss != other.counts.loss for other in (update(0, seed=1), update(0, round_=1)))
     without = build(LAYOUT.vocabulary_size, replace(hparams, options={"dropout": 0.0}))
-    assert LocalEngine(without, LOCAL).train(start, USERS, [0], 0, 0).loss != parts[0].loss
+    assert LocalEngine(without, LOCAL).train(start, USERS, [0], 0, 0).counts.loss != parts[0].counts.loss
 
 
 def test_a_masked_step_is_that_of_the_mask(hparams: ModelHParams) -> None:

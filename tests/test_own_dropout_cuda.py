@@ -8,9 +8,9 @@ from populations import InMemory
 from stepping import LAYOUT
 
 from flsim.algorithms import fedavg
+from flsim.algorithms.rounds import LocalEngine
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
-from flsim.training.engines import LocalEngine
 from flsim.training.hparams import LocalHParams
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")
@@ -55,4 +55,4 @@ def test_a_user_is_trained_to_the_same_bits_whatever_came_before(tmp_path: Path,
     for name, value in first.delta.items():
         assert torch.equal(value, again.delta[name]), name
     other = later.train(start, USERS, [2], 0, 1)
-    assert other.loss != first.loss
+    assert other.counts.loss != first.counts.loss

@@ -16,6 +16,7 @@ from torch.nn.functional import cross_entropy
 
 import flsim
 from flsim.algorithms import fedavg
+from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.base.errors import InputError, RunFailed
 from flsim.data.records import Records, batch
 from flsim.models.architectures import build, restore
@@ -29,7 +30,6 @@ from flsim.runs.measuring import evaluate_checkpoint
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 from flsim.training.central.record_level import record_gradients
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.engines import LocalEngine, engine_of
 from flsim.training.hparams import LocalHParams
 
 CLASS, FORWARD = "class TwistedGRU(TrainableModel)", "        hidden, _"
@@ -97,11 +97,11 @@ def test_a_user_and_a_step_follow_the_gradient_by_hand(hparams: ModelHParams) ->
     engine = engine_of("cohort", model, LAYOUT, local)
     assert isinstance(engine, LocalEngine)
     update = engine.train(state.params, InMemory(LAYOUT, [RECORDS]), [0], 0, 0)
-    assert update.loss / update.tokens == pytest.approx(float(loss), rel=1e-6)
+    assert update.counts.loss / update.counts.tokens == pytest.approx(float(loss), rel=1e-6)
     training = CentralTraining(source(RECORDS), CentralHParams(batch_size=7, learning_rate=1.0), 0, model=hparams)
     ((central, _),) = train_central(init(LAYOUT.vocabulary_size, hparams, 0), training, 1)
     for name, gradient in expected.items():
-        found = update.delta[name] / update.weight
+        found = update.delta[name] / update.counts.weight
         torch.testing.assert_close(found, -gradient, rtol=1e-4, atol=1e-6, msg=name)
         step = (central.params[name] - state.params[name]).double()
         torch.testing.assert_close(step, -gradient, rtol=1e-4, atol=1e-6, msg=name)

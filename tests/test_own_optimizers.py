@@ -5,12 +5,15 @@ from pathlib import Path
 
 import pytest
 import torch
+from oracle import train_cohort
 from own_optimizers import OWN
 from stacking import LAYOUT, model_of, random_population, start_of
 from stepping import same, training_of
 from stepping import start as central_start
 
 from flsim.algorithms.checkpoint import Provenance, load, save
+from flsim.algorithms.fedavg import train_user
+from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.data.records import Records
@@ -18,11 +21,10 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.central import CentralHParams, train_central
 from flsim.training.central.engines import engine_of as central_engine_of
-from flsim.training.central.stacked import StackedEngine
+from flsim.training.central.stacked_engine import StackedEngine
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.engines import LocalEngine, engine_of
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import local_batches, train_cohort, train_user
+from flsim.training.local import local_batches
 from flsim.training.optimizers import refuse_failing, slots_of
 
 

@@ -12,7 +12,7 @@ from stepping import LAYOUT
 
 import flsim
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
 from flsim.base.errors import InputError
 from flsim.base.extensions import (

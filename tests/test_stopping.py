@@ -4,7 +4,6 @@ import os
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
-from threading import Thread
 
 import pytest
 
@@ -48,16 +47,3 @@ def test_handlers_are_what_they_were(number: int) -> None:
     with no_signal_lost():
         pass
     assert [signal.getsignal(each) for each in (signal.SIGTERM, signal.SIGINT)] == before
-
-
-def test_other_threads_get_no_signals_and_are_left_alone() -> None:
-    entered = []
-
-    def work() -> None:
-        with no_signal_lost():
-            entered.append(True)
-
-    thread = Thread(target=work)
-    thread.start()
-    thread.join()
-    assert entered == [True]

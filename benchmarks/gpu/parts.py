@@ -262,7 +262,7 @@ def _rounds(precision: Precision, users: Held, setup: Setup) -> dict[str, float]
         return engine.train(params, users, range(len(users)), 0, round_, CLIP)
 
     first, again = train(used, start, 0), train(used, start, 0)
-    after = {name: (value.cpu() + first.delta[name] / first.weight).float() for name, value in start.items()}
+    after = {name: (value.cpu() + first.delta[name] / first.counts.weight).float() for name, value in start.items()}
     second = train(used, after, 1)
     del used  # each engine takes all of the memory
     resumed = train(CohortEngine(start, LAYOUT, hparams), after, 1)

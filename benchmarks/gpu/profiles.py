@@ -10,7 +10,7 @@ from benchmarks.engine import LAYOUT, DrawnUsers, profiled, start_of, step_name,
 from benchmarks.gpu.figures import Detail, Figure
 from benchmarks.gpu.parts import AT_ONCE, Measured, Setup, failure
 from flsim.base.rng import stream
-from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.stacked_trainer import StackedTrainer
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 

@@ -14,7 +14,7 @@ from scipy.special import ndtri
 
 from experiments.theory import gaussian_words
 from experiments.theory.mean_estimation import MeanEstimation
-from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.rng import stream
 from flsim.data.records import NOBODY, ExtraUsers, Records

@@ -5,27 +5,21 @@ trains and answers with named tensors, of which only sums over many users leave 
 steps, and updates its own tensors. `Algorithm` itself is Federated Averaging; subclasses override what differs.
 """
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass
 from typing import ClassVar
 
-import numpy as np
-import torch
-from numpy.typing import NDArray
-
-from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import RunFailed
-from flsim.base.rng import stream
-from flsim.data.records import Batch, Users
+from flsim.data.records import Batch
 from flsim.models.language_model import Params, TrainableModel
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import local_batches, restored, train_user, training_mode
-from flsim.training.state import Moments, by_slot, flat
+from flsim.training.state import Moments, flat
 from flsim.training.update import UpdateSum
 
 
 @dataclass(frozen=True)
-class User:
+class User(ABC):
     """A user in a round, as an algorithm sees it.
 
     Attributes:
@@ -34,7 +28,7 @@ class User:
         hparams: settings of local training.
         rate: the learning rate of this round.
         sent: tensors of the algorithm that the server sent: slot -> parameter -> tensor.
-        kept: what the user kept when it last took part: slot -> parameter -> tensor; None where it never took part.
+        user_state: what the user stored when it last took part: slot -> parameter -> tensor; None where it never did.
     """
 
     model: TrainableModel
@@ -42,8 +36,9 @@ class User:
     hparams: LocalHParams
     rate: float
     sent: Moments
-    kept: Moments | None
+    user_state: Moments | None
 
+    @abstractmethod
     def train(self, correction: Params | None = None, proximal: float | None = None) -> "Trained":
         """Take a step for each batch, and restore the model's parameters afterwards.
 
@@ -51,10 +46,11 @@ class User:
             correction: tensors by parameter name, added to each step's gradient; None for none.
             proximal: weight mu of mu / 2 ||w - w_global||^2 in the loss; None for `local.proximal`.
         """
-        start = {name: value.detach().clone() for name, value in self.model.trainable.items()}
-        hparams = self.hparams if proximal is None else replace(self.hparams, proximal=proximal)
-        loss, tokens = train_user(self.model, self.batches, hparams, self.rate, correction)
-        return Trained(restored(self.model, start), len(self.batches), loss, tokens)
+
+    @property
+    def kept(self) -> Moments | None:
+        """Return `user_state` by its former name, which algorithms in older run folders use."""
+        return self.user_state
 
 
 @dataclass(frozen=True)
@@ -81,12 +77,19 @@ class Answer:
     Attributes:
         trained: the user's update of the model.
         summed: for each of `Algorithm.answers` a tensor for each parameter, float64.
-        kept: what the user keeps until it takes part again: slot -> parameter -> tensor; None leaves it unchanged.
+        user_state: what the user stores until it takes part again: slot -> parameter -> tensor; None leaves it
+            unchanged.
+        kept: the former name of `user_state`, which algorithms in older run folders use.
     """
 
     trained: Trained
     summed: Moments
-    kept: Moments | None = None
+    user_state: Moments | None = None
+    kept: InitVar[Moments | None] = None
+
+    def __post_init__(self, kept: Moments | None) -> None:
+        if kept is not None:
+            object.__setattr__(self, "user_state", kept)
 
 
 @dataclass(frozen=True)
@@ -121,7 +124,7 @@ class Algorithm:
         slots: names of the server's own tensors, which are sent to users; for each slot one float32 tensor per
             parameter.
         answers: names of tensors that are summed over the cohort beside the updates; likewise per parameter.
-        user_slots: names of the tensors that a user keeps between rounds; likewise per parameter, float32.
+        user_slots: names of the tensors that a user stores between rounds; likewise per parameter, float32.
         weighs_examples: whether updates are weighted by users' numbers of examples; otherwise all weights are equal.
         bounds_users: whether a user's update of the model is all that leaves the user, so that clip and noise bound
             what is revealed. Where false, clip and noise are refused.
@@ -174,75 +177,15 @@ class Algorithm:
 FEDAVG = Algorithm()
 
 
-def train_users(
-    algorithm: Algorithm,
-    model: TrainableModel,
-    start: Params,
-    users: Users,
-    cohort: NDArray[np.int64],
-    hparams: LocalHParams,
-    seed: int,
-    round_: int,
-    rounds: int | None,
-    sent: Moments,
-    states: UserStates,
-    forget: int,
-    clip: float | None = None,
-) -> UpdateSum:
-    """Train the users of a cohort one after another by the algorithm's `train`, and return the sum of their answers.
-
-    A user's batches, and what torch draws at random, are those of `flsim.training.local.train_cohort`.
-
-    Args:
-        algorithm: the algorithm, whose `train` is called for each user.
-        model: a model on any device; its parameters are overwritten.
-        start: the global model's parameters.
-        users: the population.
-        cohort: int64 [n], indices of users in the population.
-        hparams: settings of local training.
-        seed: the experiment's seed.
-        round_: the round, from 0.
-        rounds: number of rounds of the run, for a schedule of the learning rate.
-        sent: the server's own tensors.
-        states: the tensors that users keep between rounds.
-        forget: the oldest round, from 0, that training may go back to; states that only older rounds need are removed.
-        clip: bound on the norm of a user's update; None for none.
-
-    Raises:
-        RunFailed: an answer lacks tensors that are to be summed, or has others.
-        InputError: see `UserStates.read`.
-    """
-    model.load(start)
-    total, rate = zero_of(algorithm, start), hparams.rate(round_, rounds)
-    for user in cohort.tolist():
-        records = users[user]
-        batches = list(local_batches(records, users.layout, hparams, stream(seed, "local", round_, user)))
-        kept = states.read(user, round_) if algorithm.user_slots else None
-        with training_mode(model, seed, round_, user):
-            answer = algorithm.train(User(model, batches, hparams, rate, sent, kept))
-        if algorithm.user_slots and answer.kept is not None:
-            states.write(user, round_, answer.kept, forget)
-        examples, trained = hparams.examples(len(records)), answer.trained
-        weight = None if algorithm.weighs_examples else 1
-        left_out = len(records) - examples
-        part = UpdateSum.of_user(trained.delta, examples, trained.loss, trained.tokens, clip, left_out, weight)
-        beside = {key: value.to("cpu", torch.float64) for key, value in flat(answer.summed).items()}
-        if part.delta.keys() | beside.keys() != total.delta.keys():
-            slots = ", ".join(algorithm.answers) or "no slot"
-            raise RunFailed(f"{algorithm.label}: a user must answer with a tensor for each parameter of {slots}")
-        total = total.merge(replace(part, delta=part.delta | beside))
-    return total
+def aggregated(algorithm: Algorithm, round_: ServerRound) -> tuple[Params, Moments]:
+    """Return the result of `Algorithm.aggregate`; raise RunFailed where its update is unlike the parameters."""
+    update, after = algorithm.aggregate(round_)
+    shapes, expected = ({name: value.shape for name, value in tensors.items()} for tensors in (update, round_.mean))
+    if shapes != expected:
+        raise RunFailed(f"{algorithm.label}: aggregate must return tensors like the parameters; correct it")
+    return update, after
 
 
 def zero_of(algorithm: Algorithm, like: Params) -> UpdateSum:
     """Return the sum over no users, with all tensors of the algorithm's answers."""
     return UpdateSum.zero(like | flat(dict.fromkeys(algorithm.answers, like)))
-
-
-def split(total: Params, names: Iterable[str]) -> tuple[Params, Moments]:
-    """Return the sum of the updates by parameter, and the sums of other answers by slot."""
-    own = set(names)
-    return (
-        {name: value for name, value in total.items() if name in own},
-        by_slot({key: value for key, value in total.items() if key not in own}),
-    )

@@ -40,7 +40,8 @@ class Scaffold(Algorithm):
     def train(self, user: User) -> Answer:
         """Train a user by Karimireddy et al. (2020), Algorithm 1, lines 7 to 13."""
         c = user.sent["control"]
-        c_i = user.kept["control"] if user.kept else {name: value.new_zeros(value.shape) for name, value in c.items()}
+        zeros = {name: value.new_zeros(value.shape) for name, value in c.items()}
+        c_i = user.user_state["control"] if user.user_state else zeros
         trained = user.train({name: c[name] - c_i[name] for name in c})
         k_eta = trained.steps * user.rate
         if not k_eta:  # no steps, or a schedule's rate of 0: (x - y) / (K eta_l) is 0 / 0

@@ -1,71 +1,162 @@
-"""Federated Averaging, plain or private, as (init, apply) over an explicit state that a checkpoint holds whole.
+"""Federated Averaging from top to bottom: draw a cohort, train its users, clip, sum, add noise, step.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017), Algorithm 1; with
-clip and noise, Thakkar et al. (2020), Algorithm 1.
+clip and noise, Thakkar et al. (2020), Algorithm 1. The order of this file is that of the algorithm. Everything else is
+elsewhere: other algorithms (`algorithm`, `built_in`), steps of the server (`server_optimizers`), noise
+(`flsim.privacy.mechanism`), engines that train many users at once to the same result (`flsim.training.cohort`), the
+order of sums (`summation`), messages (`wire`), and settings with their checks (`rounds`).
 """
 
-import math
-from dataclasses import dataclass, field
-from typing import Annotated
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
+from torch import Tensor
 
 from flsim.algorithms import server_optimizers
-from flsim.algorithms.algorithm import ServerRound, split
-from flsim.algorithms.built_in import ALGORITHMS, algorithm_named
-from flsim.algorithms.server_optimizers import ServerOptimizerHParams
+from flsim.algorithms.algorithm import FEDAVG, Algorithm, ServerRound, Trained, User, aggregated, zero_of
+from flsim.algorithms.built_in import algorithm_named
+from flsim.algorithms.hparams import FedAvgHParams
+from flsim.algorithms.server_optimizers import ServerStep
+from flsim.algorithms.summation import Reply, RoundRequest, ShardWork, TreeSum
 from flsim.base.errors import Diverged, RunFailed
-from flsim.base.extensions import CustomName, by_content, configured, refuse_wrong_options
-from flsim.base.settings import Count, Options, settings
+from flsim.base.extensions import configured
+from flsim.base.rng import stream
+from flsim.data.records import Batch, Users, UsersByRound
 from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import Params
+from flsim.models.language_model import Params, TrainableModel, loss_sum
 from flsim.privacy import noise
-from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
-from flsim.privacy.sampling import SAMPLERS
-from flsim.training.state import Moments, State, refuse_absurd_loss
-from flsim.training.update import UpdateSum, global_norm
+from flsim.privacy.sampling import draw_cohort, shard_ranges
+from flsim.privacy.update_canaries import AuditHParams
+from flsim.training.hparams import LocalHParams
+from flsim.training.local import bound_norm, local_batches, restored, training_mode
+from flsim.training.state import Moments, State, by_slot, flat
+from flsim.training.update import UpdateSum, with_canaries
 
-SamplerName = Annotated[str, CustomName("sampler", SAMPLERS)]
-AlgorithmName = Annotated[str, CustomName("algorithm", ALGORITHMS)]
+if TYPE_CHECKING:  # the oracle of engines also runs where safetensors is not installed
+    from flsim.algorithms.user_states import UserStates
+
+Send = Callable[[Sequence[RoundRequest]], Iterable[Reply]]
 
 
-@settings
-class FedAvgHParams(ServerOptimizerHParams):
-    """Settings of the server, with its optimizer.
+@dataclass(frozen=True)
+class Round:
+    """A completed round.
 
     Attributes:
-        algorithm: Federated algorithm; see docs/algorithms.md.
-        rounds: Number of rounds to train. Unit: rounds.
-        cohort: Number of users in each round; with sampler "poisson" the expected number. Unit: users.
-        sampler: "fixed-size" draws exactly `cohort` users without replacement, as the paper's Algorithm 1. "poisson"
-            takes each of N users with probability cohort / N, independently. "with-replacement" draws `cohort` times
-            from all users, as the paper's experiments did by its footnote 1; a user drawn twice counts twice, and
-            mechanism "dp" is refused. "round-robin" takes the users in one random order, cohort after cohort, again
-            and again; "dp" is refused. Your own: see docs/privacy.md.
-        algorithm_options: Options of a custom algorithm, e.g. { alpha = 0.1 }: keyword
-            arguments, numbers or text. Unit: none.
-        sampler_options: Options of a custom sampler, e.g. { block = 8 }: keyword
-            arguments, numbers or text. Unit: none.
+        state: the state after the round.
+        total: the sum over the round's users.
+        clip: the bound at which their updates were clipped; None without clip.
+        work: the work on each shard with users in the cohort, in shard order.
+        step: the size of the server's step.
     """
 
-    rounds: Count = 8_000
-    cohort: Count = 500
-    sampler: SamplerName = "fixed-size"
-    algorithm: AlgorithmName = "fedavg"
-    algorithm_options: Options = field(default_factory=dict)
-    sampler_options: Options = field(default_factory=dict)
+    state: State
+    total: UpdateSum
+    clip: float | None
+    work: Sequence[ShardWork]
+    step: ServerStep
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse_wrong_options(self, "algorithm", "sampler")
 
-    def releases(self, privacy: PrivacyHParams, population: int, rounds: int) -> Entry:
-        """Return the ledger's entry for a number of rounds over a population of that many users."""
-        multiplier, process = privacy.noise_multiplier, by_content(privacy.noise)
-        sampler = by_content(configured(self, "sampler"))
-        return Entry(sampler, population, self.cohort, multiplier, rounds, process)
+@dataclass(frozen=True)
+class FederatedAveraging:
+    """The loop of the server, over a state that holds everything that a round passes on to the next one.
+
+    Attributes:
+        users: the population.
+        model: settings of the model.
+        algorithm: settings of the server.
+        local: settings of local training.
+        privacy: the mechanism.
+        seed: the experiment's seed; cohorts, batches and noise are functions of (seed, round).
+        length: number of rounds of the whole training, at whose end a schedule of learning rates ends; None where
+            learning rates are constant.
+        audit: canary users, who take part beside the population; none by default.
+        shards: number of contiguous ranges of users, each of which gets one request a round.
+        branch: number of consecutive shards whose sums are added before the sums of branches are; 0 adds all shards in
+            one branch. It decides the order of additions (`flsim.algorithms.summation`).
+    """
+
+    users: UsersByRound
+    model: ModelHParams
+    algorithm: FedAvgHParams
+    local: LocalHParams = field(default_factory=LocalHParams)
+    privacy: PrivacyHParams = field(default_factory=PrivacyHParams)
+    seed: int = 0
+    _: KW_ONLY
+    length: int | None = None
+    audit: AuditHParams = field(default_factory=AuditHParams)
+    shards: int = 1
+    branch: int = 0
+
+    def rounds(self, state: State, until: int, send: Send) -> Iterator[Round]:
+        """Train from a state to the end of round `until`; `send` has users train, and replies with sums in any order.
+
+        Raises:
+            ValueError: replies are not those of the requests.
+        """
+        while state.round < until:
+            requests = self.requests(state)
+            sums = TreeSum.of_replies(send(requests), requests, self.branch)
+            total, clip = sums.total or zero_of(self.method, state.params), state.clip
+            state, step = self.step(state, total)
+            yield Round(state, total, clip, sums.work, step)
+
+    def first_state(self) -> State:
+        """Return the state before the first round."""
+        return init(self.users.layout.vocabulary_size, self.model, self.seed, self.algorithm, self.privacy)
+
+    def cohort(self, round_: int) -> NDArray[np.int64]:
+        """Return the users of a round, counted from 0, in ascending order; pseudo-users are the last."""
+        drawn = draw_cohort(self.seed, round_, len(self.users), self.algorithm.cohort, self.sampler)
+        return np.concatenate([drawn, len(self.users) + self.users.extra.users_in(round_)])
+
+    def requests(self, state: State) -> list[RoundRequest]:
+        """Return one request per shard that has users in the cohort of the next round, in shard order.
+
+        Pseudo-users belong to the last shard.
+        """
+        cohort, sent = self.cohort(state.round), {slot: state.moments[slot] for slot in self.method.slots}
+        return [
+            RoundRequest(state.round, shard, users, state.params, state.clip, sent)
+            for shard, (first, last) in enumerate(shard_ranges(len(self.users), self.shards))
+            if len(users := cohort[(first <= cohort) & ((cohort < last) | (shard == self.shards - 1))])
+        ]
+
+    def step(self, state: State, total: UpdateSum) -> tuple[State, ServerStep]:
+        """Return the state after a round with this sum over its users, and the step; raise `Diverged`."""
+        if self.audit.update_canaries and state.clip is not None:
+            # Counts, which steer an adaptive clip, are of real users.
+            population, size = len(self.users), self.algorithm.cohort
+            canaries = self.audit.drawn(self.seed, state.round, population, size, self.sampler)
+            updates = {name: total.delta[name] for name in state.params}
+            delta = total.delta | with_canaries(updates, canaries, self.seed, state.clip)
+            total = replace(total, delta=delta)
+        return step(
+            state,
+            total,
+            self.algorithm,
+            self.privacy,
+            seed=self.seed,
+            population=len(self.users),
+            vocabulary_size=self.users.layout.vocabulary_size,
+            rounds=self.length,
+        )
+
+    @property
+    def sampler(self) -> str:
+        """Return the name of the sampler, with its options."""
+        return configured(self.algorithm, "sampler")
+
+    @property
+    def method(self) -> Algorithm:
+        """Return the algorithm of a round."""
+        return algorithm_named(configured(self.algorithm, "algorithm"))
 
 
 def init(
@@ -85,24 +176,116 @@ def init(
     return State(0, params, moments, _values(privacy.clip if privacy else None))
 
 
-@dataclass(frozen=True)
-class ServerStep:
-    """The server's step of a round, by its size; norms are over all parameters.
+def train_users(
+    request: RoundRequest,
+    users: Users,
+    model: TrainableModel,
+    hparams: LocalHParams,
+    *,
+    seed: int,
+    rounds: int | None = None,
+    algorithm: Algorithm = FEDAVG,
+    user_states: "UserStates | None" = None,
+) -> UpdateSum:
+    """Train the users of a request one after another, and return the sum of their answers: the oracle of all engines.
 
-    Attributes:
-        mean_norm: norm of the update that the server optimizer got, noise included; None if none was averaged.
-        step_norm: norm of the change of the model.
-        rms: root mean square of the averaged update's entries, to choose the constants of adaptive optimizers from.
+    Without a clip, updates are weighted by local examples. With a clip each update is clipped and has weight 1, so that
+    one user moves the sum by at most the clip. A user without records counts, with an update of zero.
+
+    Args:
+        request: the users, and what the server sends them.
+        users: the population.
+        model: a model on any device; its parameters are overwritten.
+        hparams: settings of local training.
+        seed: the experiment's seed; a user's batches and dropout are functions of (seed, round, user).
+        rounds: number of rounds of the run, which a schedule of the learning rate needs.
+        algorithm: the algorithm, whose `train` is called for each user.
+        user_states: the tensors that users store between rounds; needed where the algorithm has `user_slots`.
+
+    Raises:
+        RunFailed: an answer lacks tensors that are to be summed, or has others.
+        InputError: see `UserStates.read`.
     """
+    model.load(request.params)
+    round_, rate = request.round, hparams.rate(request.round, rounds)
+    total, states = zero_of(algorithm, request.params), user_states if algorithm.user_slots else None
+    for user in request.users.tolist():
+        records = users[user]
+        batches = list(local_batches(records, users.layout, hparams, stream(seed, "local", round_, user)))
+        state = states.read(user, round_) if states else None
+        with training_mode(model, seed, round_, user):
+            answer = algorithm.train(LocalUser(model, batches, hparams, rate, request.sent, state))
+        if states and answer.user_state is not None:
+            states.write(user, round_, answer.user_state, request.oldest_resumable_round)
+        trained, examples = answer.trained, hparams.examples(len(records))
+        part = UpdateSum.of_user(
+            trained.delta,
+            examples,
+            trained.loss,
+            trained.tokens,
+            clip=request.clip,
+            left_out=len(records) - examples,
+            weight=None if algorithm.weighs_examples else 1,
+        )
+        answers = {key: value.to("cpu", torch.float64) for key, value in flat(answer.summed).items()}
+        if part.delta.keys() | answers.keys() != total.delta.keys():
+            slots = ", ".join(algorithm.answers) or "no slot"
+            raise RunFailed(f"{algorithm.label}: a user must answer with a tensor for each parameter of {slots}")
+        total = total.merge(replace(part, delta=part.delta | answers))
+    return total
 
-    mean_norm: float | None
-    step_norm: float
-    rms: float | None
 
-    @property
-    def ratio(self) -> float | None:
-        """Return the effective step: the step's norm over the averaged update's; None where the latter is 0."""
-        return self.step_norm / self.mean_norm if self.mean_norm else None
+class LocalUser(User):
+    """ClientUpdate of McMahan et al. (2017), and UserUpdate of Thakkar et al. (2020), with torch's optimizers."""
+
+    def train(self, correction: Params | None = None, proximal: float | None = None) -> Trained:
+        """Take a step for each batch, and restore the model's parameters afterwards; see `User.train`."""
+        start = {name: value.detach().clone() for name, value in self.model.trainable.items()}
+        hparams = self.hparams if proximal is None else replace(self.hparams, proximal=proximal)
+        loss, tokens = train_user(self.model, self.batches, hparams, self.rate, correction)
+        return Trained(restored(self.model, start), len(self.batches), loss, tokens)
+
+
+def train_user(
+    model: TrainableModel,
+    batches: Iterable[Batch],
+    hparams: LocalHParams,
+    rate: float | None = None,
+    correction: Params | None = None,
+) -> tuple[float, int]:
+    """Train the model in place on one user's batches.
+
+    Args:
+        model: the model, at the global parameters.
+        batches: the user's batches in the order of training.
+        hparams: settings of local training.
+        rate: learning rate; None for `hparams.learning_rate`.
+        correction: tensors by parameter name, added to each step's gradient before any clip of it; None for none.
+
+    Returns:
+        The cross-entropy (nats) before each step, summed over all steps, and the number of positions in the sum.
+    """
+    parameters: list[Tensor] = list(model.trainable.values())
+    anchor = [parameter.detach().clone() for parameter in parameters]
+    optimizer, device = hparams.optimizer_over(parameters, rate), model.device
+    total, tokens = 0.0, 0
+    for step in batches:
+        inputs, targets = torch.from_numpy(step.inputs).to(device), torch.from_numpy(step.targets).to(device)
+        loss, count = loss_sum(model, inputs, targets)
+        objective = loss / count
+        if hparams.proximal:
+            away = sum((p - origin).square().sum() for p, origin in zip(parameters, anchor, strict=True))
+            objective = objective + hparams.proximal / 2 * away
+        gradients = torch.autograd.grad(objective, parameters)
+        if correction is not None:
+            gradients = tuple(g + correction[name].to(g) for name, g in zip(model.trainable, gradients, strict=True))
+        if hparams.gradient_clip is not None:
+            gradients = bound_norm(gradients, hparams.gradient_clip)
+        for parameter, gradient in zip(parameters, gradients, strict=True):
+            parameter.grad = gradient
+        optimizer.step()
+        total, tokens = total + loss.item(), tokens + count
+    return total, tokens
 
 
 def step(
@@ -110,6 +293,7 @@ def step(
     total: UpdateSum,
     hparams: FedAvgHParams,
     privacy: PrivacyHParams,
+    *,
     seed: int,
     population: int,
     vocabulary_size: int,
@@ -134,60 +318,39 @@ def step(
         Diverged: a user's update, the loss or the new parameters are not finite, or the loss is absurd; see
             `flsim.training.state`.
     """
-    _refuse_divergence(state, total, vocabulary_size)
-    mean, clip, algorithm = None, state.clip, algorithm_named(configured(hparams, "algorithm"))
-    delta, summed = split(total.delta, state.params)
-    drawn: Params | None = None
+    total.refuse_divergence(f"round {state.round + 1}", vocabulary_size)
+    algorithm, clip, counts = algorithm_named(configured(hparams, "algorithm")), state.clip, total.counts
+    delta = {key: value for key, value in total.delta.items() if key in state.params}
+    answers = by_slot({key: value for key, value in total.delta.items() if key not in delta})
+    noises: Params | None = None
     of_noise: Moments = {}
     if privacy.mechanism == "dp":
-        drawn, of_noise = noise.step(privacy.noise, seed, delta, state.moments, state.round)
+        noises, of_noise = noise.step(privacy.noise, seed, delta, state.moments, state.round)
+    mean: Params | None = None
     if clip is not None:
-        mean = noisy_mean(delta, clip, privacy, hparams.cohort, drawn)
-        clip = next_clip(clip, total.within, total.users, privacy, hparams.cohort, seed, state.round)
-    elif total.weight:
-        mean = {name: 1 / total.weight * value for name, value in delta.items()}
-    own = {slot: state.moments[slot] for slot in algorithm.slots}
-    others, params = own.keys() | of_noise.keys(), state.params
-    moments = {slot: tensors for slot, tensors in state.moments.items() if slot not in others}
+        mean = noisy_mean(delta, clip, privacy, hparams.cohort, noises)
+        clip = next_clip(clip, counts.within, counts.users, privacy, hparams.cohort, seed, state.round)
+    elif counts.weight:
+        mean = {name: 1 / counts.weight * value for name, value in delta.items()}
+
+    of_algorithm = {slot: state.moments[slot] for slot in algorithm.slots}
+    others = of_algorithm.keys() | of_noise.keys()
+    params, moments = state.params, {slot: value for slot, value in state.moments.items() if slot not in others}
     averaged = mean or {name: torch.zeros_like(value) for name, value in delta.items()}
-    update, after = algorithm.aggregate(ServerRound(averaged, own, summed, total.users, population))
+    update, after = aggregated(algorithm, ServerRound(averaged, of_algorithm, answers, counts.users, population))
     if mean is not None:
-        _refuse_other_shapes(algorithm.label, update, mean)
         mean = update
         rate = hparams.server_rate(state.round, hparams.rounds if rounds is None else rounds)
         params, moments = server_optimizers.apply(params, update, moments, hparams, rate)
     moments = moments | after | of_noise
-    if not all(bool(torch.isfinite(value).all()) for kept in (params, *moments.values()) for value in kept.values()):
+    if not all(bool(torch.isfinite(value).all()) for slot in (params, *moments.values()) for value in slot.values()):
         raise Diverged(
             f"round {state.round + 1}: the averaged model overflows; most likely server_learning_rate is too high"
         )
     ledger = state.ledger.record(hparams.releases(privacy, population, rounds=1))
-    return State(state.round + 1, params, moments, _values(clip), ledger), _server_step(state.params, params, mean)
-
-
-def _refuse_other_shapes(label: str, update: Params, mean: Params) -> None:
-    shapes, expected = ({name: value.shape for name, value in tensors.items()} for tensors in (update, mean))
-    if shapes != expected:
-        raise RunFailed(f"{label}: aggregate must return tensors like the parameters; correct it")
-
-
-def _server_step(before: Params, after: Params, mean: Params | None) -> ServerStep:
-    step_norm = global_norm({name: value.double() - before[name].double() for name, value in after.items()})
-    if mean is None:
-        return ServerStep(None, step_norm, None)
-    mean_norm = global_norm(mean)
-    return ServerStep(mean_norm, step_norm, mean_norm / math.sqrt(sum(value.numel() for value in mean.values())))
+    taken = ServerStep.between(state.params, params, mean)
+    return State(state.round + 1, params, moments, _values(clip), ledger), taken
 
 
 def _values(clip: float | None) -> dict[str, float]:
     return {} if clip is None else {"clip": clip}
-
-
-def _refuse_divergence(state: State, total: UpdateSum, vocabulary_size: int) -> None:
-    if not total.is_finite:
-        of_users = f" with {total.non_finite:,} of {total.users:,} users" if total.non_finite else ""
-        raise Diverged(
-            f"round {state.round + 1}: local training gave values that are not finite{of_users}; "
-            f"most likely local.learning_rate is too high"
-        )
-    refuse_absurd_loss(f"round {state.round + 1}", total.loss, total.tokens, vocabulary_size, "local.learning_rate")

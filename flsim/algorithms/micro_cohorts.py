@@ -19,7 +19,6 @@ from typing import Any
 from flsim.base import files
 from flsim.base.files import naming, sync
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.engines import Engine
 
 FILE = "micro-cohorts.jsonl"
 Line = dict[str, Any]
@@ -44,7 +43,7 @@ class MicroCohorts:
         """Return the share of a GPU's memory that the recorded size was chosen for; 1 where none is recorded."""
         return float((self._choice() or {}).get("memory_share", 1.0))
 
-    def settle(self, engine: Engine, memory_share: float, is_set: bool) -> None:
+    def settle(self, engine: object, memory_share: float, is_set: bool) -> None:
         """Give an engine the recorded size; record the engine's own choice where there is none.
 
         Args:
@@ -62,7 +61,7 @@ class MicroCohorts:
         self._first = engine.micro_cohort
 
     @contextmanager
-    def recorded(self, engine: Engine, shard: int, round_: int) -> Iterator[None]:
+    def recorded(self, engine: object, shard: int, round_: int) -> Iterator[None]:
         """Give the engine the size of a shard and a round (from 0), and record it where the block makes it smaller."""
         if not isinstance(engine, CohortEngine) or not engine.is_stacked:
             yield

@@ -6,6 +6,7 @@ Classification" (2019), for `momentum` (FedAvgM). A user's own, ``path/to/file.p
 too, or a function that returns one and gets the options as arguments.
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from inspect import signature
@@ -33,6 +34,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.hparams import Milestones, ScheduleName, rate_at, refuse_wrong_milestones
 from flsim.training.state import Moments
+from flsim.training.update import global_norm
 
 
 @dataclass(frozen=True)
@@ -295,3 +297,32 @@ def _exact(value: Tensor) -> Tensor:
 
 def _as_kept(values: Params, like: Params) -> Params:
     return {name: value.to(like[name].dtype) for name, value in values.items()}
+
+
+@dataclass(frozen=True)
+class ServerStep:
+    """The server's step of a round, by its size; norms are over all parameters.
+
+    Attributes:
+        mean_norm: norm of the update that the server optimizer got, noise included; None if none was averaged.
+        step_norm: norm of the change of the model.
+        rms: root mean square of the averaged update's entries, to choose the constants of adaptive optimizers from.
+    """
+
+    mean_norm: float | None
+    step_norm: float
+    rms: float | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Return the effective step: the step's norm over the averaged update's; None where the latter is 0."""
+        return self.step_norm / self.mean_norm if self.mean_norm else None
+
+    @classmethod
+    def between(cls, before: Params, after: Params, mean: Params | None) -> "ServerStep":
+        """Return the step from parameters to others along an averaged update; None where none was averaged."""
+        step_norm = global_norm({name: value.double() - before[name].double() for name, value in after.items()})
+        if mean is None:
+            return cls(None, step_norm, None)
+        mean_norm = global_norm(mean)
+        return cls(mean_norm, step_norm, mean_norm / math.sqrt(sum(value.numel() for value in mean.values())))

@@ -1,4 +1,4 @@
-"""The order in which a round's sums are added: the shards of a branch one after another, then the branches.
+"""The requests and replies of a round, and the order of sums: the shards of a branch one by one, then the branches.
 
 Sums of float64 depend on their order in the last bits. So the order is a function of two settings, the numbers of
 shards and of shards in a branch, and neither of the process that adds nor of the reply that comes first.
@@ -7,11 +7,40 @@ shards and of shards in a branch, and neither of the process that adds nor of th
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
+from flsim.models.language_model import Params
+from flsim.training.state import Moments
 from flsim.training.update import UpdateSum
 
 TREE_FROM = 64  # shards from which a run has branches by default
+
+
+@dataclass(frozen=True)
+class RoundRequest:
+    """A request to a shard, for one round.
+
+    Attributes:
+        round: the round, from 0.
+        shard: index of the shard that the users belong to.
+        users: int64 [n], this round's cohort within the shard.
+        params: the global model's parameters.
+        clip: bound on the norm of a user's update in this round; None for no clip.
+        sent: the algorithm's own tensors: slot -> parameter -> tensor.
+        oldest_resumable_round: the oldest round, from 0, that training may resume from; states of users that only older
+            rounds need are removed.
+    """
+
+    round: int
+    shard: int
+    users: NDArray[np.int64]
+    params: Params
+    clip: float | None = None
+    sent: Moments = field(default_factory=dict)
+    oldest_resumable_round: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,6 +143,14 @@ class TreeSum:
         self._branches = {number: _Fold(within) for number, within in members.items()}
         self._total = _Fold([*members])
         self._work: dict[int, ShardWork] = {}
+
+    @classmethod
+    def of_replies(cls, replies: Iterable[Reply], requests: Sequence[RoundRequest], branch: int) -> "TreeSum":
+        """Return the sum of the replies to requests."""
+        tree = cls((request.shard for request in requests), branch)
+        for reply in replies:
+            tree.add(reply)
+        return tree
 
     def add(self, reply: Reply) -> None:
         """Add the reply of a shard or of a whole branch; raise ValueError for one that is not missing."""

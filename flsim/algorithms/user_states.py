@@ -1,6 +1,6 @@
-"""The tensors that users keep between rounds, in files of the run folder, which all nodes see.
+"""The tensors that users store between rounds, in files of the run folder, which all nodes see.
 
-    users/000/417/round-000010-after-000003.safetensors    what user 417 kept in round 10 (from 0), after round 3
+    users/000/417/round-000010-after-000003.safetensors    what user 417 stored in round 10 (from 0), after round 3
 
 There is a file per user and round of its last participations. A state is a function of (seed, rounds before), so that a
 file that is written again after a fault has the same bits. Files beyond the round that training goes back to are never
@@ -34,13 +34,13 @@ class UserStates:
         self._memory: dict[int, dict[int, Moments]] | None = {} if folder is None or is_read_only else None
 
     def read(self, user: int, round_: int) -> Moments | None:
-        """Return what a user kept when it last took part before a round; None where it never took part.
+        """Return what a user stored when it last took part before a round; None where it never took part.
 
         Raises:
             InputError: the state was removed, or its file is damaged.
         """
-        in_memory = {kept for kept in (self._memory or {}).get(user, {}) if kept < round_}
-        files = {kept: path for kept, (path, _) in self._files(user).items() if kept < round_}
+        in_memory = {written for written in (self._memory or {}).get(user, {}) if written < round_}
+        files = {written: path for written, (path, _) in self._files(user).items() if written < round_}
         if in_memory and max(in_memory) >= max(files, default=-1):
             return self._memory[user][max(in_memory)]  # type: ignore[index]
         if not files:
@@ -52,26 +52,26 @@ class UserStates:
         except (OSError, SafetensorError) as error:
             raise InputError(f"{path}: damaged; train the run again from its beginning") from error
 
-    def write(self, user: int, round_: int, kept: Moments, forget: int) -> None:
-        """Keep a user's state after a round, and remove states that no round from `forget` on needs."""
+    def write(self, user: int, round_: int, user_state: Moments, oldest_resumable_round: int) -> None:
+        """Store a user's state after a round, and remove states that no resumable round needs."""
         on_cpu = {
             slot: {name: value.float().cpu().contiguous() for name, value in tensors.items()}
-            for slot, tensors in kept.items()
+            for slot, tensors in user_state.items()
         }
         if self._memory is not None:
             rounds = self._memory.setdefault(user, {})
             rounds[round_] = on_cpu
-            for old in _superseded(list(rounds), forget):
+            for old in _superseded(list(rounds), oldest_resumable_round):
                 del rounds[old]
             return
         files = self._files(user)
-        before = max((kept_in for kept_in in files if kept_in < round_), default=None)
+        before = max((written for written in files if written < round_), default=None)
         folder = self._folder_of(user)
         make_folder(folder)
         path = folder / f"round-{round_:06d}-after-{'none' if before is None else f'{before:06d}'}.safetensors"
         with new_file(path) as partial:
             save_file(flat(on_cpu), partial)
-        for old in _superseded(list(files), forget):
+        for old in _superseded(list(files), oldest_resumable_round):
             files[old][0].unlink(missing_ok=True)
 
     def _folder_of(self, user: int) -> Path:
@@ -89,12 +89,12 @@ class UserStates:
         before = None if first is None else first[1][1]
         if before is not None and before < round_:
             raise InputError(
-                f"{self._folder_of(user)}: what user {user} kept before round {round_ + 1} is gone, since training "
+                f"{self._folder_of(user)}: what user {user} stored before round {round_ + 1} is gone, since training "
                 f"does not go back so far; name a later round"
             )
 
 
-def _superseded(rounds: list[int], forget: int) -> list[int]:
-    """Return the rounds whose states are not needed by training that continues from round `forget` or later."""
-    older = sorted(kept for kept in rounds if kept < forget)
+def _superseded(rounds: list[int], oldest: int) -> list[int]:
+    """Return the rounds whose states are not needed by training that continues from round `oldest` or later."""
+    older = sorted(round_ for round_ in rounds if round_ < oldest)
     return older[:-1]

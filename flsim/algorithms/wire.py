@@ -7,13 +7,12 @@ import numpy as np
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, MetricRecord, RecordDict
 
-from flsim.algorithms.rounds import RoundRequest
-from flsim.algorithms.summation import ShardReply
+from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.models.language_model import Params
 from flsim.training.state import by_slot, flat
-from flsim.training.update import UpdateSum
+from flsim.training.update import Counts, UpdateSum
 
-COUNTS = [field.name for field in fields(UpdateSum) if field.name != "delta"]
+COUNTS = [field.name for field in fields(Counts)]
 
 
 @dataclass(frozen=True)
@@ -51,7 +50,7 @@ def _request(request: RoundRequest, address: Address, params: ArrayRecord, sent:
                     "shard": request.shard,
                     "users": [int(user) for user in request.users],
                     "clip": [] if request.clip is None else [request.clip],
-                    "forget": request.forget,
+                    "oldest_resumable_round": request.oldest_resumable_round,
                 }
             ),
         }
@@ -68,14 +67,14 @@ def decode_request(content: RecordDict) -> tuple[RoundRequest, Address]:
         params=_params(content.array_records["params"]),
         clip=next(iter(record["clip"]), None),
         sent=by_slot(_params(content.array_records["sent"])),
-        forget=int(record["forget"]),
+        oldest_resumable_round=int(record["oldest_resumable_round"]),
     )
     return request, Address(str(record["run"]), str(record["config"]))
 
 
 def encode_reply(reply: ShardReply) -> RecordDict:
     """Encode the reply of a shard as a message."""
-    counts = {name: getattr(reply.update, name) for name in COUNTS}
+    counts = {name: getattr(reply.update.counts, name) for name in COUNTS}
     return RecordDict(
         {
             "delta": _arrays(reply.update.delta),
@@ -88,7 +87,7 @@ def encode_reply(reply: ShardReply) -> RecordDict:
 def decode_reply(content: RecordDict) -> ShardReply:
     """Decode the reply of a shard; `delta` is empty where the message came without its arrays."""
     counts = content.metric_records["counts"]
-    update = UpdateSum(decode_delta(content), **{name: counts[name] for name in COUNTS})
+    update = UpdateSum(decode_delta(content), Counts(**{name: counts[name] for name in COUNTS}))
     origin = content.config_records["origin"]
     worker, seconds = str(origin["worker"]), float(origin["seconds"])
     return ShardReply(int(counts["round"]), int(counts["shard"]), update, worker, seconds)

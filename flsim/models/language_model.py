@@ -41,7 +41,7 @@ class Capabilities:
     """The engines' operations that a model supports; plain PyTorch trains any model.
 
     Attributes:
-        written_out: `flsim.training.cohort.packed_models` has its gradient written out, which CPUs use.
+        written_out: `flsim.training.cohort.gradient` has its gradient written out, which CPUs use.
         stacked: the kernels of `flsim.training.cohort.stacked_model` train it, many users at once, which GPUs use.
         low_precision: those kernels may multiply in TF32 and bfloat16.
         vectorized: torch.func.vmap maps over it, so that gradients of single records are computed together.
@@ -183,18 +183,18 @@ class TrainableModel(nn.Module, ABC):
         one, other = parameter.shape[0], parameter[0].numel()
         return float((6 / (one + other)) ** 0.5)
 
-    def logits_at(self, inputs: Tensor, real: Tensor, kept: Tensor | None = None) -> Tensor:
+    def logits_at(self, inputs: Tensor, real: Tensor, dropout_mask: Tensor | None = None) -> Tensor:
         """Return logits [n, V] at the n positions of tokens int64 [B, T] where `real`, bool [B, T], is set.
 
         Args:
             inputs: the tokens.
             real: the positions to compute.
-            kept: dropout's factors; see `NextWordModel.logits_at`.
+            dropout_mask: dropout's factors; see `NextWordModel.logits_at`.
 
         Raises:
-            InputError: `kept` is set, and the model has no place for dropout.
+            InputError: `dropout_mask` is set, and the model has no place for dropout.
         """
-        if kept is not None:
+        if dropout_mask is not None:
             raise InputError(f"dropout needs a model with tied embeddings, which {type(self).__name__} is not; set 0")
         logits: Tensor = self(inputs)
         return logits[real]
@@ -257,14 +257,14 @@ class NextWordModel(TrainableModel):
         """Return logits [B, T, V] of the next token after each position of tokens int64 [B, T]."""
         return self.logits(self.outputs(embedding(tokens, self.embedding)))
 
-    def logits_at(self, inputs: Tensor, real: Tensor, kept: Tensor | None = None) -> Tensor:
+    def logits_at(self, inputs: Tensor, real: Tensor, dropout_mask: Tensor | None = None) -> Tensor:
         """Return logits as `TrainableModel.logits_at`, and compute none for other positions.
 
-        `kept` are factors [2, B, T, D], of the embeddings and of the outputs.
+        `dropout_mask` are factors [2, B, T, D], of the embeddings and of the outputs.
         """
         embedded = embedding(inputs, self.embedding)
-        outputs = self.outputs(embedded if kept is None else embedded * kept[0])
-        return self.logits((outputs if kept is None else outputs * kept[1])[real])
+        outputs = self.outputs(embedded if dropout_mask is None else embedded * dropout_mask[0])
+        return self.logits((outputs if dropout_mask is None else outputs * dropout_mask[1])[real])
 
     @torch.no_grad()
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
@@ -304,7 +304,7 @@ def digest_of(tensors: Mapping[str, Tensor]) -> str:
 
 
 def loss_sum(
-    model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int = 0, kept: Tensor | None = None
+    model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int = 0, dropout_mask: Tensor | None = None
 ) -> tuple[Tensor, int]:
     """Return the summed cross-entropy in nats, and the number of positions in the sum.
 
@@ -313,10 +313,11 @@ def loss_sum(
         inputs: int64 [B, T].
         targets: int64 [B, T]; positions that are `pad` do not count, and no logits are computed for them.
         pad: the id of padding.
-        kept: dropout's factors [2, B, T, D], of the embeddings and of the outputs; see `flsim.training.dropout`.
+        dropout_mask: dropout's factors [2, B, T, D], of the embeddings and of the outputs; see
+            `flsim.training.central.records`.
     """
     real = targets != pad
-    return cross_entropy(model.logits_at(inputs, real, kept), targets[real], reduction="sum"), int(real.sum())
+    return cross_entropy(model.logits_at(inputs, real, dropout_mask), targets[real], reduction="sum"), int(real.sum())
 
 
 @torch.no_grad()

@@ -1,14 +1,16 @@
 """The result of local training: one weighted sum over many users, never a single user's update."""
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import torch
 from numpy import int64
 from numpy.typing import NDArray
 
+from flsim.base.errors import Diverged
 from flsim.models.language_model import Params
 from flsim.privacy.update_canaries import update_of
+from flsim.training.state import refuse_absurd_loss
 
 # The clip of one user's update, by the L2 norm over all of its tensors.
 #
@@ -33,6 +35,70 @@ def clip_factor(norm: float, bound: float) -> float:
 
 
 @dataclass(frozen=True)
+class Counts:
+    """The counts of users' local training; they add, and `Counts()` is the identity.
+
+    Attributes:
+        weight: sum of the users' weights: numbers of local examples, or 1 a user where updates are clipped.
+        users: number of users, including users without records.
+        loss: summed training cross-entropy in nats, over all local steps.
+        tokens: number of positions in `loss`.
+        norms: sum of the finite norms of users' updates, before the clip.
+        clipped: number of users whose norm exceeded the clip.
+        non_finite: number of users whose update is not finite. Such updates are left out of the sum, and their number
+            fails the round in `flsim.algorithms.fedavg.step`.
+        examples: number of local examples.
+        left_out: number of records beyond the users' `max_records`, which were not trained on.
+    """
+
+    weight: float = 0.0
+    users: int = 0
+    loss: float = 0.0
+    tokens: int = 0
+    norms: float = 0.0
+    clipped: int = 0
+    non_finite: int = 0
+    examples: int = 0
+    left_out: int = 0
+
+    def __add__(self, other: "Counts") -> "Counts":
+        return Counts(**{name: value + getattr(other, name) for name, value in vars(self).items()})
+
+    @property
+    def within(self) -> int:
+        """Return the number of users whose update's norm is at most the clip, including users without records."""
+        return self.users - self.clipped - self.non_finite
+
+    @classmethod
+    def of_user(
+        cls,
+        norm: float,
+        examples: int,
+        loss: float,
+        tokens: int,
+        *,
+        clip: float | None = None,
+        left_out: int = 0,
+        weight: float | None = None,
+    ) -> tuple["Counts", float]:
+        """Return the counts of one user, and the factor of its update in a sum: its weight, or that of the clip.
+
+        Args:
+            norm: norm of the user's update before the clip. Where it is not finite, the factor is 0.
+            examples, loss, tokens, left_out: see the attributes.
+            clip: S, the bound on the norm of the whole update; None for no clip.
+            weight: the weight of an update without clip; None for `examples`.
+        """
+        counts = cls(users=1, loss=loss, tokens=tokens, examples=examples, left_out=left_out)
+        if not math.isfinite(norm):
+            return replace(counts, non_finite=1), 0.0
+        if clip is None:
+            factor = float(examples if weight is None else weight)
+            return replace(counts, weight=factor, norms=norm), factor
+        return replace(counts, weight=1.0, norms=norm, clipped=int(norm > clip)), clip_factor(norm, clip)
+
+
+@dataclass(frozen=True)
 class UpdateSum:
     """A sum over users of weight x (local model - global model), with counts; sums merge, and `zero` is the identity.
 
@@ -40,33 +106,15 @@ class UpdateSum:
 
     Attributes:
         delta: the sum, in float64, so that the order and grouping of users change it by about 1e-15 of its size only.
-        weight: sum of the users' weights: numbers of local examples, or 1 a user where updates are clipped.
-        users: number of users, including users without records.
-        loss: summed training cross-entropy in nats, over all local steps.
-        tokens: number of positions in `loss`.
-        norms: sum of the finite norms of users' updates, before the clip.
-        clipped: number of users whose norm exceeded the clip.
-        non_finite: number of users whose update is not finite. Such updates are left out of `delta`, and their number
-            fails the round in `flsim.algorithms.fedavg.step`.
-        examples: number of local examples.
-        left_out: number of records beyond the users' `max_records`, which were not trained on.
+        counts: the counts of the same users.
     """
 
     delta: Params
-    weight: float
-    users: int
-    loss: float
-    tokens: int
-    norms: float = 0.0
-    clipped: int = 0
-    non_finite: int = 0
-    examples: int = 0
-    left_out: int = 0
+    counts: Counts = field(default_factory=Counts)
 
     @classmethod
     def zero(cls, like: Params) -> "UpdateSum":
-        delta = {name: torch.zeros_like(value, dtype=torch.float64, device="cpu") for name, value in like.items()}
-        return cls(delta, 0.0, 0, 0.0, 0)
+        return cls({name: torch.zeros_like(value, dtype=torch.float64, device="cpu") for name, value in like.items()})
 
     @classmethod
     def of_user(
@@ -75,72 +123,45 @@ class UpdateSum:
         examples: int,
         loss: float,
         tokens: int,
+        *,
         clip: float | None = None,
         left_out: int = 0,
         weight: float | None = None,
     ) -> "UpdateSum":
         """Return one user's part of a sum: weighted by its examples, or clipped and of weight 1.
 
-        An update that is not finite is counted and left out of `delta`, since no clip would mend it.
-
-        Args:
-            update: local model - global model, float64.
-            examples: number of local examples.
-            loss, tokens: see the attributes.
-            clip: S, the bound on the norm of the whole update; None for no clip.
-            left_out: see the attribute.
-            weight: the weight of an update without clip; None for `examples`.
+        An update that is not finite is counted and left out of `delta`, since no clip would mend it. Arguments are
+        those of `Counts.of_user`, with the update, float64, in place of its norm.
         """
-        counts, factor = cls.counts_of_user(global_norm(update), examples, loss, tokens, clip, left_out, weight)
+        counts, factor = Counts.of_user(
+            global_norm(update), examples, loss, tokens, clip=clip, left_out=left_out, weight=weight
+        )
         if counts.non_finite:
-            return replace(counts, delta=cls.zero(update).delta)
-        return replace(counts, delta={name: (value * factor).cpu() for name, value in update.items()})
-
-    @classmethod
-    def counts_of_user(
-        cls,
-        norm: float,
-        examples: int,
-        loss: float,
-        tokens: int,
-        clip: float | None = None,
-        left_out: int = 0,
-        weight: float | None = None,
-    ) -> tuple["UpdateSum", float]:
-        """Return all fields of `of_user` but `delta`, and the update's factor, for an engine that sums by itself."""
-        if not math.isfinite(norm):
-            return cls({}, 0.0, 1, loss, tokens, non_finite=1, examples=examples, left_out=left_out), 0.0
-        own_weight = examples if weight is None else weight
-        weight, factor = (own_weight, float(own_weight)) if clip is None else (1, clip_factor(norm, clip))
-        clipped = int(clip is not None and norm > clip)
-        return cls({}, float(weight), 1, loss, tokens, norm, clipped, examples=examples, left_out=left_out), factor
+            return cls(cls.zero(update).delta, counts)
+        return cls({name: (value * factor).cpu() for name, value in update.items()}, counts)
 
     def merge(self, other: "UpdateSum", in_place: bool = False) -> "UpdateSum":
         """Return the sum of both; with `in_place` it takes the memory of this one, which is then of no use."""
         add = torch.Tensor.add_ if in_place else torch.Tensor.add
-        return UpdateSum(
-            {name: add(value, other.delta[name]) for name, value in self.delta.items()},
-            self.weight + other.weight,
-            self.users + other.users,
-            self.loss + other.loss,
-            self.tokens + other.tokens,
-            self.norms + other.norms,
-            self.clipped + other.clipped,
-            self.non_finite + other.non_finite,
-            self.examples + other.examples,
-            self.left_out + other.left_out,
-        )
+        delta = {name: add(value, other.delta[name]) for name, value in self.delta.items()}
+        return UpdateSum(delta, self.counts + other.counts)
 
-    @property
-    def within(self) -> int:
-        """Return the number of users whose update's norm is at most the clip, including users without records."""
-        return self.users - self.clipped - self.non_finite
+    def refuse_divergence(self, when: str, vocabulary_size: int) -> None:
+        """Raise Diverged where a value is not finite or the loss is absurd; `when` names the round, for the message."""
+        counts = self.counts
+        if not self.is_finite:
+            of_users = f" with {counts.non_finite:,} of {counts.users:,} users" if counts.non_finite else ""
+            raise Diverged(
+                f"{when}: local training gave values that are not finite{of_users}; "
+                f"most likely local.learning_rate is too high"
+            )
+        refuse_absurd_loss(when, counts.loss, counts.tokens, vocabulary_size, "local.learning_rate")
 
     @property
     def is_finite(self) -> bool:
         return (
-            not self.non_finite
-            and bool(torch.isfinite(torch.tensor(self.loss)))
+            not self.counts.non_finite
+            and math.isfinite(self.counts.loss)
             and all(bool(torch.isfinite(value).all()) for value in self.delta.values())
         )
 
@@ -161,7 +182,7 @@ def with_canaries(total: Params, users: NDArray[int64], seed: int, clip: float) 
         return total
     total = {name: value.clone() for name, value in total.items()}
     for canary in users.tolist():
-        sent = UpdateSum.of_user(update_of(canary, seed, clip, total), 0, 0.0, 0, clip)
+        sent = UpdateSum.of_user(update_of(canary, seed, clip, total), 0, 0.0, 0, clip=clip)
         for name, value in sent.delta.items():
             total[name].add_(value)
     return total

@@ -23,8 +23,7 @@ from server.federated import rounds
 from server.federated.rounds import with_shards
 from server.pool.client import app_named
 from server.pool.evaluations import EvaluationInProcess, gpu_shares
-from server.pool.flower import ShardGrid, code_of, log_fields
-from server.pool.grid import ClientShare, places, ray_grid
+from server.pool.grid import ClientShare, ShardGrid, code_of, log_fields, places, ray_grid
 from server.stopping import Stop, stopping
 
 APP = "clients.app:app"  # by name, as server and clients know nothing of each other but messages
@@ -35,20 +34,7 @@ RUNS = count(1)  # Flower's numbers of this process' runs
 def simulate(
     run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None, retrain_lost: bool = False
 ) -> None:
-    """Train a run on Ray, with a Flower node per shard.
-
-    Args:
-        run: the run; its settings have the number of shards and the resources of a client.
-        address: address of an existing Ray cluster ("auto" searches for one); None starts a local one.
-        cpus: cores of the local cluster, or of the head; None for all.
-        head: "HOST:PORT" of this machine on which to start a head that others can join, in place of `address`.
-        retrain_lost: see `flsim.runs.recovery.recover`.
-
-    Raises:
-        InputError: there is no cluster at the address, its machines differ, or none can hold a client.
-        Interrupted: a signal ended the run; there is a checkpoint of the last completed round.
-        RunFailed: see `server.federated.rounds.train`.
-    """
+    """Train a run on Ray, with a Flower node per shard; arguments and errors are those of `server.launch.train`."""
     system, stop = run.federated.system, Stop()
     _warn_of_capped_canaries(run)
     _say_canary_users(run)
@@ -72,12 +58,7 @@ def simulate(
 def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
     """Train a run like `simulate`, in this process and without Ray; shards are trained one after another.
 
-    Each checkpoint is evaluated before training goes on. Results are the same. Nothing starts again by itself: where
-    the process dies, `--resume` goes on.
-
-    Raises:
-        InputError: local.precision is "tf32", and there is no GPU.
-        Diverged, Interrupted, RunFailed: see `simulate`.
+    Each checkpoint is evaluated before training goes on. Where the process dies, `--resume` goes on.
     """
     stop = Stop()
     _warn_of_capped_canaries(run)

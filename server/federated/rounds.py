@@ -10,8 +10,8 @@ from flwr.serverapp import Grid
 
 from flsim.algorithms import micro_cohorts
 from flsim.algorithms.checkpoint import digest_of, latest, round_of
-from flsim.algorithms.rounds import RoundRequest, Send
-from flsim.algorithms.summation import Reply, ShardWork
+from flsim.algorithms.fedavg import Send
+from flsim.algorithms.summation import Reply, RoundRequest, ShardWork
 from flsim.algorithms.wire import Address
 from flsim.base.errors import Interrupted
 from flsim.base.files import NewLines
@@ -22,15 +22,13 @@ from flsim.runs.config.federated import SHARDS
 from flsim.runs.folder import Run
 from flsim.runs.locks import hold_lock
 from flsim.runs.recovery import recover
-from flsim.training.engines import threads
+from flsim.training.local import threads
 from flsim.training.state import State
-from flsim.training.update import UpdateSum
-from server.federated.deadline import Deadline
-from server.federated.exchange import NODES_DEADLINE, Exchange, ShardFailed, explain, wait_for_nodes
-from server.metrics import RoundMetrics
+from flsim.training.update import Counts
+from server.federated.exchange import NODES_DEADLINE, Deadline, Exchange, ShardFailed, explain, wait_for_nodes
 from server.pool.evaluations import EvaluationInProcess
 from server.stopping import Stop
-from server.supervision import Evaluations, keep, supervised
+from server.supervision import Evaluations, RoundMetrics, keep, supervised
 
 
 def train(
@@ -62,7 +60,7 @@ def train(
     with hold_lock(run), logging_to(run.path), threads(1):
         if not _is_trained(run):  # else only evaluations may be missing, which need no client
             wait_for_nodes(grid, system.known_shards, stop, NODES_DEADLINE)
-        keeps = run.federated.training_of(run.users, run.rounds).method.user_slots
+        has_user_states = run.federated.training_of(run.users, run.rounds).method.user_slots
         run.record()  # now that the run is locked, and nothing refuses it any more
         recover(run, retrain_lost)
         address = Address(str(run.path.resolve()), run.config.digest)
@@ -77,8 +75,8 @@ def train(
         )
 
         def send(asked: Sequence[RoundRequest]) -> Iterator[Reply]:
-            if keeps:
-                asked = [replace(request, forget=run.oldest_round) for request in asked]
+            if has_user_states:
+                asked = [replace(request, oldest_resumable_round=run.oldest_round) for request in asked]
             try:
                 yield from exchange.send(asked)
             except ShardFailed as failed:
@@ -114,14 +112,14 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
         began, spent, spent_by = time.monotonic(), run.epsilons(state), f"by round {state.round}"
         try:
             for round_ in training.rounds(state, run.rounds, send):
-                state, total = round_.state, round_.total
+                state, counts = round_.state, round_.total.counts
                 evaluated = run.is_evaluated_at(state.round)
                 if evaluated:  # otherwise accounting, which takes about a second, is skipped
                     spent, spent_by = run.epsilons(state), f"by round {state.round}"
                 now = time.monotonic()
                 line = run.log_round(
                     round=state.round,
-                    **_about(total, round_.clip),
+                    **_logged(counts, round_.clip),
                     mean_rms=_brief(round_.step.rms),
                     effective_step=_brief(round_.step.ratio),
                     epsilon=spent if evaluated and spent else None,
@@ -136,7 +134,7 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
                 if run.is_saved_at(state.round):
                     keep(run, state, evaluations)
                 evaluations.poll()
-                loss = f"loss {total.loss / total.tokens:.3f}" if total.tokens else "empty cohort"
+                loss = f"loss {counts.loss / counts.tokens:.3f}" if counts.tokens else "empty cohort"
                 advance(state.round, f"{loss}, {ledger.note(spent)} {spent_by}" if spent else loss)
         except Interrupted:
             leave(run, state)
@@ -174,16 +172,16 @@ def leave(run: Run, state: State) -> None:
     log.info("interrupted", extra={"round": state.round})
 
 
-def _about(total: UpdateSum, clip: float | None) -> dict[str, float | None]:
+def _logged(counts: Counts, clip: float | None) -> dict[str, float | None]:
     """Return the numbers of a round for the log; null where there are none."""
     return {
-        "loss": total.loss / total.tokens if total.tokens else None,
-        "users": total.users,
-        "examples": total.examples,
-        "update_norm": total.norms / total.users if total.users else None,
+        "loss": counts.loss / counts.tokens if counts.tokens else None,
+        "users": counts.users,
+        "examples": counts.examples,
+        "update_norm": counts.norms / counts.users if counts.users else None,
         "clip": clip,
-        "left_out": total.left_out,
-        "clipped": total.clipped / total.users if clip is not None and total.users else None,
+        "left_out": counts.left_out,
+        "clipped": counts.clipped / counts.users if clip is not None and counts.users else None,
     }
 
 

@@ -12,20 +12,70 @@ from collections import Counter, deque
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from itertools import count
 from typing import Any, TypeVar
 
 import ray
-from flwr.app import Error, Message
+from flwr.app import Context, Error, Message, RecordDict
+from flwr.serverapp import Grid
 from ray import ObjectRef
 from ray.exceptions import RayError, RayTaskError
 
-from flsim.base.errors import RunFailed
+from flsim.base.errors import CustomCodeError, RunFailed
 from flsim.base.logs import log
 from server.cluster.causes import reason_of
+from server.cluster.internals import numbered, send_as
 from server.cluster.nodes import Nodes
 from server.pool.actors import Actor, Actors
 from server.pool.client import Client, apart, summed_nodes
-from server.pool.flower import CLIENT_FAILED, ShardGrid, code_of, log_fields
+
+SERVER = 0  # the node that sends requests
+CLIENT_FAILED = 0  # Flower's code of an error without a code of its own
+OWN_CODE_FAILED = 1_000  # an error of a user's own code, which another attempt meets again; Flower's codes are below
+
+
+def log_fields(message: Message) -> dict[str, Any]:
+    """Return the round and shard of a message for the log."""
+    return {"round": int(message.metadata.group_id or 0), "shard": int(message.metadata.dst_node_id)}
+
+
+def code_of(error: BaseException | None) -> int:
+    """Return the code of the Flower error by which an exception of a client is reported."""
+    return OWN_CODE_FAILED if isinstance(error, CustomCodeError) else CLIENT_FAILED
+
+
+class ShardGrid(Grid):  # type: ignore[misc]  # Flower brings no types
+    """Flower nodes 0 to shards - 1, one for each shard.
+
+    Args:
+        shards: number of Flower nodes.
+        run_id: Flower's number of the run.
+    """
+
+    def __init__(self, shards: int, run_id: int = 1) -> None:
+        self._shards, self._run_id, self._numbers = shards, run_id, count(1)
+        send_as(run=run_id, node=SERVER)
+
+    def set_run(self, run: Any) -> None:
+        """Accept Flower's run and ignore it, as a grid is for one run."""
+
+    @property
+    def run(self) -> Any:
+        """Raise an error, as there is no run of Flower's and no code here asks for it."""
+        raise AttributeError("a run of flsim is flsim.runs.folder.Run, not one of Flower's")
+
+    def create_message(
+        self, content: RecordDict, message_type: str, dst_node_id: int, group_id: str, ttl: float | None = None
+    ) -> Message:
+        return Message(content, dst_node_id, message_type, group_id=group_id, ttl=ttl)
+
+    def _numbered(self, message: Message) -> Message:
+        return numbered(message, next(self._numbers))
+
+    def _context(self, node: int) -> Context:
+        config = {"partition-id": node, "num-partitions": self._shards}
+        return Context(run_id=self._run_id, node_id=node, node_config=config, state=RecordDict(), run_config={})
+
 
 LOOK = 1.0  # seconds between two checks of the machines
 PATIENCE = 20.0  # seconds in which all processes start once the first one has

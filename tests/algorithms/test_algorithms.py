@@ -15,11 +15,14 @@ from one_vector import ONE_VECTOR, USERS, Vector, frequencies, softmax
 from populations import InMemory
 from stepping import LAYOUT
 
-from flsim.algorithms.fedavg import FedAvgHParams
-from flsim.algorithms.rounds import FederatedTraining, RoundRequest
-from flsim.algorithms.summation import ShardReply
+from flsim.algorithms.algorithm import Answer, Trained
+from flsim.algorithms.fedavg import LocalUser
+from flsim.algorithms.hparams import FedAvgHParams
+from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError, RunFailed
+from flsim.models.architectures import build
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.runs.folder import Run
@@ -147,7 +150,7 @@ def test_what_an_algorithm_cannot_do_is_refused(bias: ModelHParams, tmp_path: Pa
         list(odd.states(odd.first_state(), 1))
 
 
-@settings(max_examples=50)
+@settings(max_examples=30)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 3)), min_size=1, max_size=12),
     st.integers(0, 12),
@@ -193,9 +196,9 @@ def test_users_find_what_they_kept_before_any_round_that_may_come_again(
 def test_what_is_forgotten_is_refused_and_not_taken_for_nothing(tmp_path: Path) -> None:
     states = UserStates(tmp_path)
     for round_ in (1, 4, 6):
-        states.write(7, round_, {"a": {"w": torch.zeros(1)}}, forget=6)
+        states.write(7, round_, {"a": {"w": torch.zeros(1)}}, oldest_resumable_round=6)
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
-    with pytest.raises(InputError, match="what user 7 kept before round 4 is gone"):
+    with pytest.raises(InputError, match="what user 7 stored before round 4 is gone"):
         states.read(7, 3)
     (path,) = tmp_path.rglob("round-000006*")
     path.write_bytes(b"?")
@@ -223,3 +226,11 @@ def test_runs_are_killed_and_resume_to_the_same_bits(experiment: Experiment, own
     assert verify(run, 12).differs is None
     said = experiment.flsim("table", whole).stdout
     assert ("Counting, b_u=6" if own else "SCAFFOLD, b_u=6") in said
+
+
+def test_algorithms_of_older_run_folders_store_states_by_their_former_name() -> None:
+    """`kept` of an answer and of a user is what `user_state` is."""
+    state = {"times": {"w": torch.ones(1)}}
+    answer = Answer(Trained({}, 0, 0.0, 0), {}, kept=state)
+    user = LocalUser(build(12, ModelHParams(3, 5)), (), LocalHParams(), 0.1, {}, state)
+    assert answer.user_state is user.kept is user.user_state is state

@@ -1,6 +1,7 @@
 """Checkpoints are whole or absent, say what they belong to, and are refused where they do not."""
 
 import os
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -112,18 +113,19 @@ def test_a_checkpoint_can_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None
     assert path.stat().st_mode & 0o777 == 0o640
 
 
-def test_other_files_are_refused(tmp_path: Path) -> None:
-    other = tmp_path / "round-000001.safetensors"
-    other.write_text("hello")
-    for path in (other, tmp_path / "missing.safetensors", tmp_path):
-        with pytest.raises(InputError, match="not a checkpoint"):
-            load(path)
-
-
 def test_tensors_of_other_sizes_than_named_are_refused(tmp_path: Path) -> None:
     lying = Provenance("c0ffee", "beef", vocabulary_size=12, model=ModelHParams(4, 5))
     with pytest.raises(InputError, match="its tensors are not those of the model that it names"):
         load(save(tmp_path, state_of(), lying))
+
+
+def rewrite(path: Path, lacking: Sequence[str] = (), changed: Mapping[str, str] = {}) -> dict[str, str]:
+    """Write a checkpoint with other metadata; return those that it had."""
+    with safe_open(path, framework="pt") as file:
+        metadata: dict[str, str] = file.metadata()
+        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    save_file(tensors, path, {name: text for name, text in metadata.items() if name not in lacking} | dict(changed))
+    return metadata
 
 
 DIGESTS = ("digest", "seal")  # older checkpoints have neither, so that every field must be checked without them
@@ -149,10 +151,7 @@ HUGE = ("-1", "0", "999999999", "9" * 30, "9" * 5_000, "1e308", "", "x")
 )
 def test_absurd_metadata_is_refused_and_takes_no_memory(tmp_path: Path, key: str, value: str) -> None:
     path = save(tmp_path, state_of(), PROVENANCE)
-    with safe_open(path, framework="pt") as file:
-        metadata = {name: text for name, text in file.metadata().items() if name not in DIGESTS} | {key: value}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    save_file(tensors, path, metadata)
+    rewrite(path, DIGESTS, {key: value})
     with pytest.raises(InputError, match="damaged"):
         load(path)
 
@@ -165,10 +164,7 @@ def test_checkpoints_from_before_states_had_values_are_read(
     tmp_path: Path, metadata: dict[str, str], values: dict[str, float]
 ) -> None:
     path = save(tmp_path, replace(state_of(8), values=values), PROVENANCE)
-    with safe_open(path, framework="pt") as file:
-        known = {name: text for name, text in file.metadata().items() if name not in ("round", "values", "seal")}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    save_file(tensors, path, known | metadata)
+    rewrite(path, ("round", "values", "seal"), metadata)
     read, _ = load(path)
     assert (read.round, read.values) == (8, values)
 
@@ -176,10 +172,7 @@ def test_checkpoints_from_before_states_had_values_are_read(
 @pytest.mark.parametrize("lacking", [("seal",), DIGESTS])
 def test_checkpoints_from_before_they_had_a_seal_are_read(tmp_path: Path, lacking: tuple[str, ...]) -> None:
     path = save(tmp_path, replace(state_of(8), values={"clip": 1 / 3}), PROVENANCE)
-    with safe_open(path, framework="pt") as file:
-        metadata = {name: text for name, text in file.metadata().items() if name not in lacking}
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
-    save_file(tensors, path, metadata)
+    rewrite(path, lacking)
     read, provenance = load(path)
     assert (read.round, read.values, provenance) == (8, {"clip": 1 / 3}, PROVENANCE)
 
@@ -187,20 +180,25 @@ def test_checkpoints_from_before_they_had_a_seal_are_read(tmp_path: Path, lackin
 def test_metadata_other_than_those_written_are_refused(tmp_path: Path) -> None:
     """Whatever their names: settings at their defaults are left out by older versions, and would be taken for these."""
     path = save(tmp_path, state_of(8), PROVENANCE)
-    with safe_open(path, framework="pt") as file:
-        metadata = file.metadata()
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
+    whole, metadata = path.read_bytes(), rewrite(path)
     for name in metadata.keys() - {"seal"}:
-        for other in (
-            {key: value for key, value in metadata.items() if key != name},
-            metadata | {name: metadata[name] + " "},
-        ):
-            save_file(tensors, path, other)
+        for lacking, changed in (((name,), {}), ((), {name: metadata[name] + " "})):
+            path.write_bytes(whole)
+            rewrite(path, lacking, changed)
             with pytest.raises(InputError, match="damaged"):
                 load(path)
-    save_file(tensors, path, metadata | {"more": ""})
+    path.write_bytes(whole)
+    rewrite(path, changed={"more": ""})
     with pytest.raises(InputError, match="its metadata do not match the seal"):
         load(path)
+
+
+def test_other_files_are_refused(tmp_path: Path) -> None:
+    other = tmp_path / "round-000001.safetensors"
+    other.write_text("hello")
+    for path in (other, tmp_path / "missing.safetensors", tmp_path):
+        with pytest.raises(InputError, match="not a checkpoint"):
+            load(path)
 
 
 @pytest.mark.parametrize("size", [0, 1, 2, 2**31, 2**63, 2**64 - 1])

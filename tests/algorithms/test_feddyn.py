@@ -10,9 +10,9 @@ from one_vector import ONE_VECTOR, USERS, Vector, frequencies, softmax
 from populations import InMemory
 from stepping import LAYOUT
 
-from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
-from flsim.base.errors import InputError, RunFailed
+from flsim.base.errors import RunFailed
 from flsim.models.hparams import ModelHParams
 from flsim.runs import config
 from flsim.runs.folder import Run
@@ -87,20 +87,6 @@ def test_an_option_changes_the_run_and_its_name(experiment: Experiment) -> None:
     (copy,) = (run.path / "code").iterdir()
     copy.write_text(copy.read_text() + "raise SystemExit\n")
     assert "FedDyn(alpha=0.05)" in experiment.call("table", "run").stdout
-
-
-@pytest.mark.parametrize(
-    ("change", "options", "message"),
-    [
-        (("", ""), {"alhpa": 1.0}, "feddyn.py:FedDyn: got an unexpected keyword argument 'alhpa'; correct its options"),
-        (("alpha=0.1", "alpha"), {}, "feddyn.py:FedDyn: missing a required argument: 'alpha'; correct its options"),
-    ],
-)
-def test_wrong_options_are_refused_before_training(
-    tmp_path: Path, change: tuple[str, str], options: dict[str, float], message: str
-) -> None:
-    with pytest.raises(InputError, match=re.escape(message)):
-        training_of(tmp_path, FEDDYN.replace(*change), options)
 
 
 def test_an_update_of_other_shapes_is_refused(tmp_path: Path) -> None:

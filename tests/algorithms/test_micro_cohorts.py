@@ -13,15 +13,14 @@ from populations import InMemory
 from stacking import LAYOUT, model_of, random_population, start_of
 from torch._subclasses import FakeTensorMode
 
-from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.micro_cohorts import FILE, MicroCohorts
-from flsim.algorithms.rounds import FederatedTraining, RoundRequest
-from flsim.algorithms.summation import ShardReply
+from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.models.hparams import ModelHParams
-from flsim.training.cohort.engine import SMALL_STEP, CohortEngine
+from flsim.training.cohort.engine import CohortEngine
 from flsim.training.cohort.packing import PackedGroup
-from flsim.training.cohort.stacked import StackedTrainer
-from flsim.training.engines import engine_of
+from flsim.training.cohort.stacked_trainer import StackedTrainer
 from flsim.training.hparams import LocalHParams
 from flsim.training.state import State
 from server.federated.rounds import say_micro_cohorts
@@ -161,17 +160,6 @@ def test_without_a_folder_or_with_a_read_only_one_nothing_is_written(tmp_path: P
     assert not (tmp_path / FILE).exists()
 
 
-def test_a_processor_trains_one_user_of_large_steps_at_a_time_and_records_nothing(
-    memory: Memory, tmp_path: Path
-) -> None:
-    training = training_in(tmp_path, micro_cohort=None)
-    training = replace(training, local=replace(training.local, batch_size=SMALL_STEP))
-    *_, (last, _) = trained(training, training.first_state(), memory, runs_out=True)
-    assert last.round == ROUNDS
-    assert not memory.groups
-    assert not (tmp_path / FILE).exists()
-
-
 def test_a_processor_stacks_users_of_small_steps_and_records_nothing(memory: Memory, tmp_path: Path) -> None:
     """The settings decide, so that clients that may not write to the run folder need not be told a size."""
     training = training_in(tmp_path, micro_cohort=None)
@@ -193,20 +181,6 @@ def test_damaged_lines_count_as_missing(damage: str, tmp_path: Path) -> None:
         MicroCohorts(tmp_path).settle(engine, 0.95, is_set=False)
         assert engine.micro_cohort == 50
     assert (tmp_path / FILE).read_text().count('"users": 50') == 1
-
-
-def test_verification_takes_the_share_that_clients_had(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    MicroCohorts(tmp_path).settle(engine_that_chooses(3), 0.4, is_set=False)
-    shares = []
-
-    def recorded(*arguments: Any) -> Any:
-        shares.append(arguments[5])
-        return engine_of(*arguments)
-
-    monkeypatch.setattr("flsim.algorithms.rounds.engine_of", recorded)
-    training_in(tmp_path, is_read_only=True).send_in_process()
-    training_in(None).send_in_process()
-    assert shares == [0.4, 1.0]
 
 
 def test_the_number_of_users_depends_on_the_whole_memory_and_not_on_the_free_one(

@@ -5,8 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from flsim.algorithms import server_optimizers
 from flsim.algorithms.server_optimizers import ServerOptimizerHParams
@@ -99,17 +97,6 @@ def test_adagrad_without_momentum_is_torchs() -> None:
 def test_adaptive_ones_are_the_papers(kind: str, beta1: float) -> None:
     mine = ServerOptimizerHParams(kind, 0.1, beta1, 0.95, 0.01)
     assert_close(trained(mine), by_hand(kind, 0.1, beta1, 0.95, 0.01))
-
-
-@given(beta=st.floats(0, 0.99), beta2=st.floats(0, 0.99), size=st.floats(1e-6, 1e6))
-def test_the_first_step_of_adam_is_as_the_equations_say(beta: float, beta2: float, size: float) -> None:
-    """m = (1 - beta) D and v = beta2 tau^2 + (1 - beta2) D^2: no bias correction."""
-    hparams = ServerOptimizerHParams("adam", 0.5, beta, beta2, 0.01)
-    params = {"a": torch.zeros(1, dtype=torch.float64)}
-    update = {"a": torch.tensor([size], dtype=torch.float64)}
-    after, _ = server_optimizers.apply(params, update, server_optimizers.init(params, hparams), hparams)
-    expected = 0.5 * (1 - beta) * size / (math.sqrt(beta2 * 1e-4 + (1 - beta2) * size**2) + 0.01)
-    assert after["a"].item() == pytest.approx(expected, rel=1e-9)
 
 
 def test_parameters_and_moments_keep_their_type_and_the_arguments_their_values() -> None:

@@ -8,7 +8,6 @@ import flsim
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
 from server.verify import verify
 
@@ -99,8 +98,3 @@ def test_a_sampler_of_ones_own_may_repeat_users_if_it_says_so(experiment: Experi
     other.write_text(text.replace("    has_repeats = True\n", ""))
     with pytest.raises(InputError, match="return different numbers from 0 to 23 in ascending order"):
         federated(flsim.FedAvg(cohort=6, sampler=f"{other}:Twice"), users)
-
-
-def test_only_runs_with_the_sampler_have_another_digest(experiment: Experiment) -> None:
-    plain, drawn = load_config(experiment.config), load_config(experiment.config, (SAMPLER,))
-    assert plain.digest != drawn.digest

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from populations import InMemory
 
 import flsim
-from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.attacks.audit import coins
 from flsim.attacks.audit.claim import Claim

@@ -11,7 +11,7 @@ import torch
 from helpers import TESTED, Flsim, MakeCorpus, Trained
 
 from flsim.algorithms.checkpoint import load
-from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.attacks.audit import coins
 from flsim.attacks.audit.audit import audit_subject, to_text

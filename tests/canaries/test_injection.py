@@ -10,6 +10,7 @@ from helpers import Experiment, train_here
 
 import flsim
 from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.summation import TreeSum
 from flsim.base.errors import InputError
 from flsim.canaries.roster import read_roster
 from flsim.canaries.spec import CanaryHParams, injection_bounds
@@ -80,7 +81,9 @@ def test_pseudo_users_hold_copies_of_their_canary_alone(experiment: Experiment, 
 def sum_of(training: FederatedTraining, round_: int) -> UpdateSum:
     state = replace(training.first_state(), round=round_)
     requests = training.requests(state)
-    return training.sum_of(requests, training.send_in_process()(requests), state)[0]
+    total = TreeSum.of_replies(training.send_in_process()(requests), requests, 0).total
+    assert total is not None
+    return total
 
 
 @pytest.mark.parametrize(("partition", "shards"), [("iid", 3), ("non-iid", 1)])
@@ -99,8 +102,8 @@ def test_a_rounds_sum_is_that_of_arm_out_and_of_its_pseudo_users(
         assert inside.cohort(round_).tolist() == [*outside.cohort(round_).tolist(), *pseudo]
         one, other = sum_of(inside, round_), sum_of(outside, round_)
         added = engine.train(params, inside.users, list(pseudo), 0, round_)
-        assert one.users - other.users == len(pseudo)
-        assert one.weight - other.weight == pytest.approx(added.weight)
+        assert one.counts.users - other.counts.users == len(pseudo)
+        assert one.counts.weight - other.counts.weight == pytest.approx(added.counts.weight)
         for name, value in one.delta.items():
             torch.testing.assert_close(value - other.delta[name], added.delta[name], rtol=1e-9, atol=1e-12)
 

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jsonschema
 import kubernetes_validate
 import pytest
 import ray
@@ -17,47 +16,6 @@ import yaml
 
 FILE = Path(__file__).parents[2] / "deploy" / "kuberay-rayjob.yaml"
 KUBERNETES = "1.31"
-
-
-def fields(required: str, **properties: Any) -> dict[str, Any]:
-    """An object of these fields alone."""
-    return {
-        "type": "object",
-        "required": required.split(),
-        "properties": properties,
-        "additionalProperties": False,
-    }
-
-
-COUNT = {"type": "integer", "minimum": 0}
-POD = fields("spec", metadata={"type": "object"}, spec={"type": "object"})
-PARAMETERS = {"type": "object", "additionalProperties": {"type": "string"}}
-HEAD = fields("rayStartParams template", rayStartParams=PARAMETERS, template=POD)
-WORKERS = fields(
-    "groupName rayStartParams template",
-    groupName={"type": "string"},
-    replicas=COUNT,
-    minReplicas=COUNT,
-    maxReplicas=COUNT,
-    rayStartParams=PARAMETERS,
-    template=POD,
-)
-CLUSTER = fields(
-    "headGroupSpec",
-    rayVersion={"type": "string"},
-    authOptions=fields("mode", mode={"enum": ["disabled", "token"]}),
-    headGroupSpec=HEAD,
-    workerGroupSpecs={"type": "array", "items": WORKERS},
-)
-FIELDS = fields(
-    "entrypoint rayClusterSpec",
-    entrypoint={"type": "string"},
-    backoffLimit=COUNT,
-    shutdownAfterJobFinishes={"type": "boolean"},
-    ttlSecondsAfterFinished=COUNT,
-    submitterPodTemplate=POD,
-    rayClusterSpec=CLUSTER,
-)
 
 
 def documents() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -89,15 +47,6 @@ def test_volume_and_pods_are_what_kubernetes_knows() -> None:
     broken["spec"]["containers"][0]["securityContext"]["runAsNonRot"] = True
     with pytest.raises(kubernetes_validate.ValidationError):
         validate_pod(broken)
-
-
-def test_the_job_has_kuberay_s_fields_alone() -> None:
-    _, job = documents()
-    assert (job["apiVersion"], job["kind"]) == ("ray.io/v1", "RayJob")
-    jsonschema.validate(job["spec"], FIELDS)
-    job["spec"]["rayClusterSpec"]["workerGroupSpecs"][0]["replica"] = 1
-    with pytest.raises(jsonschema.ValidationError, match="replica"):
-        jsonschema.validate(job["spec"], FIELDS)
 
 
 def test_nobody_is_root_and_everything_is_bounded() -> None:

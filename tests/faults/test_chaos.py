@@ -5,7 +5,6 @@ machine is as fast as before.
 """
 
 import os
-import statistics
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from fault_injection import AT_WORK, TO_PROCESSES, Harm, Relief, Surroundings, kind_of, living, small_places, title_of
-from faulty import SETTINGS, assert_equal_runs, events
+from fault_injection import TO_PROCESSES, Harm, Relief, Surroundings, kind_of, living, small_places
+from faulty import SETTINGS, assert_equal_runs
 from helpers import CENTRAL, Experiment, finish, start
 from raynodes import tree
 from test_central_run import PRIVATE as PRIVATE_CENTRAL
@@ -34,7 +33,6 @@ SLOW = "evaluation.references=200000"  # seconds, so that strikes come while an 
 LONG = (*SETTINGS, "training.rounds=200", "evaluation.every=25", *LARGE, SLOW)  # there is an evaluator while it trains
 LONG_CENTRAL = (*PRIVATE_CENTRAL, "training.steps=800", "evaluation.every=200", "system.checkpoint_every=50", SLOW)
 ENDS = frozenset({0, 1})  # well; a failure in one line
-PHASES = ("before its folder is there", "starting", "training", "evaluating", "finishing")
 RAYS = ("driver", "evaluator", "gcs_server", "other", "raylet")
 
 
@@ -44,14 +42,11 @@ class Strike:
 
     victim: str
     harm: Harm
-    phase: str
-    at: float
     relief: Relief
     over: float  # when the harm is over
     relieved: bool = False
     made_good: bool = False
     ended: bool = False
-    seconds: float | None = None  # until the next round or evaluation; None where another strike came before that
 
 
 class Chaos:
@@ -131,7 +126,7 @@ class Chaos:
     def _start(self) -> None:
         """The command as a person gives it; it trains a new run where there is no folder to go on with."""
         resume = ["--resume"] if self._run.exists() else []
-        self._unpunished, self._trainings = [], trainings(self._run)
+        self._unpunished = []
         self._seen_at = time.monotonic()
         self.process = start(
             self._experiment,
@@ -157,7 +152,7 @@ class Chaos:
         say(f"{time.strftime('%H:%M:%S')} {self._run.name}: ended with {code}: {last[:200]}")
         for strike in self._unpunished:
             if not strike.made_good:
-                strike.ended, strike.seconds = True, None  # rounds that it still did are no recovery
+                strike.ended = True
         self.resumed += self._run.exists()
         self.begun_again += not self._run.exists()
         self._start()
@@ -193,8 +188,6 @@ class Chaos:
             self._seen_at = now
             for strike in self._unpunished:
                 strike.made_good |= now > strike.over + GRACE
-            if self.strikes and self.strikes[-1].seconds is None:
-                self.strikes[-1].seconds = now - self.strikes[-1].at
 
     def _relieve(self, strike: Strike) -> None:
         if not strike.relieved:
@@ -209,7 +202,6 @@ class Chaos:
         for process in tree(driver):
             by_kind.setdefault(kind_of(process, driver.pid), []).append(process)
         by_kind.pop("", None)
-        phase = self._phase(by_kind)
         choices = [(kind, harm) for kind in by_kind for harm in TO_PROCESSES]
         choices += self._surroundings.harms.items()
         for _ in range(times):
@@ -223,20 +215,11 @@ class Chaos:
                 relief = harm.strike(victims[self._rng.integers(len(victims))])
             except psutil.Error:  # it ended by itself, or with the one before
                 continue
-            self.strikes.append(Strike(kind, harm, phase, now, relief, now + lasts))
+            self.strikes.append(Strike(kind, harm, relief, now + lasts))
             self._unpunished.append(self.strikes[-1])
             lasting = f" for {lasts:.0f} s" if lasts else ""
-            what = f"{kind} {harm.name}{lasting}, {phase}, round {rounds(self._run)}"
+            what = f"{kind} {harm.name}{lasting}, round {rounds(self._run)}"
             say(f"{time.strftime('%H:%M:%S')} {self._run.name}: strike {len(self.strikes)}: {what}")
-
-    def _phase(self, processes: dict[str, list[psutil.Process]]) -> str:
-        if not self._run.exists():
-            return "before its folder is there"
-        if trainings(self._run) == self._trainings:
-            return "starting"
-        if any(title_of(process).startswith(AT_WORK) for process in processes.get("evaluator", ())):
-            return "evaluating"
-        return "training" if rounds(self._run) < rounds(self._whole) else "finishing"
 
     def _compare(self) -> None:
         """Bit for bit, with what the first run came to; and nothing half-written is left."""
@@ -245,35 +228,20 @@ class Chaos:
         assert not list(self._experiment.folder.glob("**/*.partial*"))
 
     def summary(self) -> str:
-        """A table in Markdown."""
-        phases = [phase for phase in PHASES if any(strike.phase == phase for strike in self.strikes)]
-        runs = self.runs - 1
-        lines = [
-            f"{self._name}, seed {SEED}: {len(self.strikes)} strikes in {runs} runs of {self._window:.0f} s; "
-            f"resumed {self.resumed} times, begun again {self.begun_again} times, "
-            f"{self.silent} of them without a word of ours; {runs} of {runs} runs equal",
-            "",
-            f"| victim | harm | times | {' | '.join(phases)} | ended the command "
-            "| seconds until it goes on: median, most |",
-            f"|---|---|{'---:|' * (len(phases) + 3)}",
-        ]
-        for victim, harm in sorted({(strike.victim, strike.harm.name) for strike in self.strikes}):
-            row = [strike for strike in self.strikes if (strike.victim, strike.harm.name) == (victim, harm)]
-            counts = [sum(strike.phase == phase for strike in row) for phase in phases]
-            seconds = [strike.seconds for strike in row if strike.seconds is not None]
-            back = f"{statistics.median(seconds):.1f}, {max(seconds):.1f}" if seconds else "-"
-            cells = [victim, harm, len(row), *counts, sum(strike.ended for strike in row), back]
-            lines.append(f"| {' | '.join(map(str, cells))} |")
-        return "\n".join(lines)
+        """How often each victim came to each harm, and how often that ended the command."""
+        harm = Counter((strike.victim, strike.harm.name, strike.ended) for strike in self.strikes)
+        lines = [f"{victim} {name}{', ended the command' * ended}: {n}" for (victim, name, ended), n in harm.items()]
+        return "\n".join(
+            [
+                f"{self._name}, seed {SEED}: {len(self.strikes)} strikes in {self.runs - 1} equal runs; resumed "
+                f"{self.resumed} times, begun again {self.begun_again} times, {self.silent} of them without a message",
+                *sorted(lines),
+            ]
+        )
 
 
 def rounds(run: Path) -> int:
     return (run / "rounds.jsonl").read_text().count("\n") if (run / "rounds.jsonl").exists() else 0
-
-
-def trainings(run: Path) -> int:
-    """How often training began."""
-    return events(run).count("training") if run.exists() else 0
 
 
 def stored(run: Path) -> int:

@@ -110,16 +110,6 @@ def test_a_run_is_a_run_wherever_it_lies(experiment: Experiment, interrupted: In
 
 
 @pytest.mark.nightly
-def test_a_run_goes_on_in_the_folder_that_the_command_is_given_in(
-    experiment: Experiment, interrupted: Interrupted, undisturbed: Path
-) -> None:
-    run = interrupted("here")
-    Experiment(run).flsim("run", experiment.config, "--out", ".", *OPTIONS, "--resume")
-    assert_equal_runs(run, undisturbed)
-    assert json.loads((run / "run.json").read_text())["name"] == "here"
-
-
-@pytest.mark.nightly
 def test_copies_of_a_run_are_one_row_of_a_table(
     experiment: Experiment, undisturbed: Path, interrupted: Interrupted
 ) -> None:

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from soak import after_warm_up, grows, soak
+from soak import after_warm_up, soak
 
 from flsim.runs.folder import Run
 
@@ -37,8 +37,3 @@ def test_memory_descriptors_and_objects_stay_as_they_are(tmp_path: Path) -> None
     for values in (soaked.objects.references, soaked.objects.owned):
         rounds, grown = left_behind(soaked.objects.rounds, values)
         assert grown < rounds / EVERY
-
-
-def test_growth_is_what_is_left_behind() -> None:
-    assert grows([3, 5, 4, 6, 6, 7, 8, 8, 9, 9])
-    assert not grows([3, 9, 4, 6, 6, 7, 8, 8, 9, 9])

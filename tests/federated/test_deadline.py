@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from flsim.runs import config
 from flsim.runs.config import FederatedConfig
-from server.federated.deadline import FIRST, FLOOR, Deadline
+from server.federated.exchange import FIRST, FLOOR, Deadline
 
 SECONDS = st.floats(1e-3, 1e6)
 

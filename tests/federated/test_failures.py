@@ -11,7 +11,7 @@ from helpers import TINY, Experiment
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flsim.algorithms.rounds import RoundRequest
+from flsim.algorithms.summation import RoundRequest
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from server.federated.exchange import ShardFailed, culprit, explain
@@ -53,7 +53,7 @@ def run_in_process(experiment: Experiment, setting: str) -> tuple[int, str, Path
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("return user.trian()", "mine.py:6: AttributeError: 'User' object has no attribute 'trian'"),
+        ("return user.trian()", "mine.py:6: AttributeError: 'LocalUser' object has no attribute 'trian'"),
         ("user.train()", "'NoneType' object has no attribute 'trained'; it needs train(user), which returns a "),
     ],
     ids=["raises", "returns nothing"],
@@ -93,7 +93,7 @@ def test_on_ray_too(experiment: Experiment) -> None:
     options = ("--out", "out", "--set", "training.algorithm=mine.py:Mine", "--set", "system.shards=1")
     done = experiment.flsim("run", experiment.config, *options, check=False)
     assert done.returncode == 1
-    assert "AttributeError: 'User' object has no attribute 'trian'" in done.stderr.splitlines()[-1]
+    assert "AttributeError: 'LocalUser' object has no attribute 'trian'" in done.stderr.splitlines()[-1]
     assert_no_one_was_blamed(done.stderr, experiment.folder / "out")
 
 

@@ -38,10 +38,6 @@ def grid() -> InProcessGrid:
     return InProcessGrid(APP, 3)
 
 
-def test_all_nodes_are_there(grid: InProcessGrid) -> None:
-    assert grid.get_node_ids() == [0, 1, 2]
-
-
 def test_each_pull_answers_one_message_in_the_order_of_pushing(grid: InProcessGrid) -> None:
     ids = grid.push_messages([request(2, 5), request(0, 6), request(1, 7)])
     assert served == []

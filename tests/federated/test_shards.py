@@ -8,14 +8,14 @@ import pytest
 import torch
 from helpers import PRIVATE, TINY, Experiment, assert_same, final_state, killed_and_whole
 
-import flsim
-from flsim.algorithms.checkpoint import digest_of
+from flsim.algorithms.summation import TreeSum
 from flsim.runs.config import DataHParams, FederatedConfig, SystemHParams, TrainingHParams, load
 from flsim.runs.folder import Run
 from server.federated.launch import say_what_stays_idle
 from server.federated.rounds import with_shards
 from server.pool.grid import ClientShare
 
+GPUS = {"CPU": 64.0, "GPU": 8.0}
 TREE = ("training.cohort=18", "system.shards=7", "system.branch=3")
 
 
@@ -92,15 +92,6 @@ def test_a_run_keeps_its_branches_and_one_that_had_none_gets_none(
     assert with_shards(Run.reopen(flat, run.path), 24).federated.system.branch == 0
 
 
-def test_small_runs_have_the_configuration_that_they_had_before_branches(experiment: Experiment) -> None:
-    experiment.config.write_text(TINY)
-    run = Run.create(load(experiment.config), experiment.folder / "run")
-    before = (run.path / "config.toml").read_bytes()
-    assert with_shards(run, 24) == run
-    assert (run.path / "config.toml").read_bytes() == before
-    assert b"branch =" not in before
-
-
 def digests(run: Path) -> list[str]:
     return [json.loads(line)["digest"] for line in (run / "rounds.jsonl").read_text().splitlines()]
 
@@ -120,61 +111,29 @@ def test_the_run_keeps_the_number_whatever_resumes_it(experiment: Experiment) ->
     assert asked.resuming(run.config) == asked
 
 
-def test_a_run_with_rounds_and_without_a_number_has_two(experiment: Experiment) -> None:
-    experiment.config.write_text(TINY.replace("shards = 1\n", ""))
-    run = Run.create(load(experiment.config), experiment.folder / "run")
-    run.log_round(round=1, loss=1.0)
-    assert with_shards(run, 5).federated.system.shards == 2
-
-
-@pytest.mark.nightly
-def test_any_number_of_processes_serves_the_shards_to_the_same_bits(experiment: Experiment) -> None:
-    """Three cores when it began, one when it was resumed; the same as three shards that the settings say."""
-    experiment.config.write_text(TINY.replace("shards = 1\n", ""))
-    whole = experiment.run("whole", "system.shards=3")
-    run = experiment.run("run", "training.rounds=2", options=["--cpus", "3"])
-    assert Run.open(run).federated.system.shards == 3
-    experiment.run("run", options=["--cpus", "1", "--resume"])
-    assert Run.open(run).federated.system.shards == 3
-    assert_same(run, whole)
-
-
-def test_idle_gpus_and_idle_cores_of_the_option_are_reported(capsys: pytest.CaptureFixture[str]) -> None:
-    def message(share: ClientShare, shards: int, *nodes: dict[str, float], cpus: int | None = None) -> str:
-        say_what_stays_idle("one", share, shards, nodes, cpus)
-        return capsys.readouterr().err
-
-    gpus = {"CPU": 64.0, "GPU": 8.0}
-    assert message(ClientShare(1, 0.95), 2, gpus) == (
-        "one: 8 client processes have room, and 2 work at once, as system.shards = 2; 6 GPUs stay idle; a new run with "
-        "system.shards = 8 would use all\n"
-    )
-    assert "7 GPUs stay idle" in message(ClientShare(1, 0.95), 2, gpus, {"CPU": 4.0, "GPU": 1.0})
-    assert message(ClientShare(1, 0.95), 8, gpus) == ""
-    assert message(ClientShare(1, 0.4), 1, {"CPU": 4.0, "GPU": 1.0}) == ""  # two runs may share a GPU
-    assert message(ClientShare(1), 2, {"CPU": 8.0}) == ""  # cores are there for other programs too
-    assert message(ClientShare(1), 2, {"CPU": 8.0}, cpus=8) == (
-        "one: 8 client processes have room, and 2 work at once, as system.shards = 2; a new run with system.shards = 8 "
-        "would use all\n"
-    )
-
-
-@pytest.mark.nightly
-def test_two_processes_one_process_and_no_process_add_in_the_same_order(experiment: Experiment) -> None:
-    two = experiment.run("two", *TREE)
-    one = experiment.run("one", *TREE, options=["--cpus", "1"])
-    assert_same(one, two)
-    assert digests(one) == digests(two)
-    run = Run.open(two)
-    training = run.federated.training_of(run.users, run.rounds)
-    torch.set_num_threads(1)
-    states = [*training.states(training.first_state(), run.rounds)]
-    assert [digest_of(state) for state in states] == digests(two)
-
-    planted = flsim.plant(run.corpus, run.config.canaries, seed=run.config.seed)
-    algorithm = flsim.FedAvg(18, local=run.federated.local, shards=7, branch=3)
-    *_, simulated = flsim.simulate(planted, run.config.model, algorithm, run.rounds, seed=run.config.seed)
-    assert digest_of(simulated) == digests(two)[-1]
+@pytest.mark.parametrize(
+    ("share", "shards", "nodes", "cpus", "idle"),
+    [
+        (ClientShare(1, 0.95), 2, [GPUS], None, "6 GPUs stay idle"),
+        (ClientShare(1, 0.95), 2, [GPUS, {"CPU": 4.0, "GPU": 1.0}], None, "7 GPUs stay idle"),
+        (ClientShare(1, 0.95), 8, [GPUS], None, ""),
+        (ClientShare(1, 0.4), 1, [{"CPU": 4.0, "GPU": 1.0}], None, ""),  # two runs may share a GPU
+        (ClientShare(1), 2, [{"CPU": 8.0}], None, ""),  # cores are there for other programs too
+        (ClientShare(1), 2, [{"CPU": 8.0}], 8, "system.shards = 8 would use all"),
+    ],
+)
+def test_idle_gpus_and_idle_cores_of_the_option_are_reported(
+    share: ClientShare,
+    shards: int,
+    nodes: list[dict[str, float]],
+    cpus: int | None,
+    idle: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    say_what_stays_idle("one", share, shards, nodes, cpus)
+    said = capsys.readouterr().err
+    assert bool(said) == bool(idle)
+    assert idle in said
 
 
 def test_branches_change_the_bits_of_sums_of_clipped_updates(experiment: Experiment) -> None:
@@ -185,7 +144,7 @@ def test_branches_change_the_bits_of_sums_of_clipped_updates(experiment: Experim
     requests = training.requests(state)
     assert len(requests) == 7
     replies = [*training.send_in_process()(requests)]
-    totals = [replace(training, branch=branch).sum_of(requests, replies, state)[0] for branch in (3, 0, 7)]
+    totals = [total for branch in (3, 0, 7) if (total := TreeSum.of_replies(replies, requests, branch).total)]
     assert not all(torch.equal(value, totals[1].delta[name]) for name, value in totals[0].delta.items())
     assert all(torch.equal(value, totals[2].delta[name]) for name, value in totals[1].delta.items())
 
@@ -196,3 +155,10 @@ def test_a_run_with_branches_that_is_killed_and_resumed_changes_nothing(experime
     assert_same(killed, whole)
     assert digests(killed) == digests(whole)
     assert final_state(killed).round == 12
+
+
+def test_a_run_with_rounds_and_without_a_number_has_two(experiment: Experiment) -> None:
+    experiment.config.write_text(TINY.replace("shards = 1\n", ""))
+    run = Run.create(load(experiment.config), experiment.folder / "run")
+    run.log_round(round=1, loss=1.0)
+    assert with_shards(run, 5).federated.system.shards == 2

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from membership.before_model import LAYOUT, before, in_pairs, untrained
 
+from flsim.algorithms.fedavg import train_user
 from flsim.attacks.membership.built_in import BLIND, BUILT_IN, quantile_of_others
 from flsim.attacks.membership.candidates import Attack, Candidates
 from flsim.attacks.membership.inference import row_of, scores_of
@@ -19,7 +20,7 @@ from flsim.base.statistics import auroc, roc
 from flsim.data.records import Records
 from flsim.models.language_model import TrainableModel
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import local_batches, train_user
+from flsim.training.local import local_batches
 
 # Areas that attacks reach at least on a model that knows its records by heart. Gradients vanish last.
 OVERFITTED = dict.fromkeys(("loss", "reference", "zlib", "min-k", "min-k++", "neighbourhood", "quantile"), 0.95)

@@ -136,11 +136,11 @@ def test_dropout_is_of_what_is_read_and_of_what_is_predicted_from(hparams: Model
     model = random_network(hparams, 3)
     inputs, other, targets = torch.tensor([[6, 1, 2, 3], [6, 3, 2, 1], [1, 2, 3, 7]])[:, None]
     kept = torch.ones(2, 1, 4, hparams.embedding, dtype=torch.float64)
-    assert torch.equal(loss_sum(model, inputs, targets, kept=kept)[0], loss_sum(model, inputs, targets)[0])
-    after = loss_sum(model, inputs, targets, kept=kept * torch.tensor([1.0, 0.0])[:, None, None, None])[0]
+    assert torch.equal(loss_sum(model, inputs, targets, dropout_mask=kept)[0], loss_sum(model, inputs, targets)[0])
+    after = loss_sum(model, inputs, targets, dropout_mask=kept * torch.tensor([1.0, 0.0])[:, None, None, None])[0]
     torch.testing.assert_close(after, -model.output_bias.log_softmax(0)[targets].sum())
     before = kept * torch.tensor([0.0, 1.0])[:, None, None, None]
-    assert torch.equal(*(loss_sum(model, read, targets, kept=before)[0] for read in (inputs, other)))
+    assert torch.equal(*(loss_sum(model, read, targets, dropout_mask=before)[0] for read in (inputs, other)))
 
 
 @others

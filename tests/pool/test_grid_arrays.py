@@ -13,14 +13,12 @@ from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
 from waiting import wait_until
 
-from flsim.algorithms.rounds import RoundRequest
-from flsim.algorithms.summation import BranchReply, Reply, ShardReply, TreeSum
+from flsim.algorithms.summation import BranchReply, Reply, RoundRequest, ShardReply, TreeSum
 from flsim.algorithms.wire import Address, decode_reply, decode_request, encode_reply, encode_requests
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
-from flsim.training.update import UpdateSum
+from flsim.training.update import Counts, UpdateSum
 from server.cluster.nodes import Nodes
-from server.federated.deadline import Deadline
-from server.federated.exchange import Exchange
+from server.federated.exchange import Deadline, Exchange
 from server.pool.client import sum_request
 from server.pool.grid import PULLED, ClientShare, Job, RayGrid, ray_grid
 from server.stopping import Stop
@@ -44,7 +42,7 @@ def reply_with_value(message: Message, context: Context) -> Message:
         raise KeyError("told to fail")
     delta = {"weight": torch.full((SIZE,), VALUES[request.shard]).double() + request.params["weight"]}
     request.params["weight"].fill_(9.0)  # its own copy
-    update = UpdateSum(delta, VALUES[request.shard], 1, 0.5, 2)
+    update = UpdateSum(delta, Counts(VALUES[request.shard], 1, 0.5, 2))
     return Message(encode_reply(ShardReply(request.round, request.shard, update, str(os.getpid()))), reply_to=message)
 
 
@@ -147,8 +145,8 @@ def assert_asked_again(grid: RayGrid, tmp_path: Path) -> list[Reply]:
     assert tree.total is not None
     expected = ((VALUES[0] + VALUES[1]) + (VALUES[2] + VALUES[3])) + VALUES[5]
     assert expected != sum(VALUES[shard] for shard in shards)
-    assert tree.total.weight == tree.total.delta["weight"][0].item() == expected
-    assert (tree.total.users, tree.total.tokens) == (5, 10)
+    assert tree.total.counts.weight == tree.total.delta["weight"][0].item() == expected
+    assert (tree.total.counts.users, tree.total.counts.tokens) == (5, 10)
     assert [work.shard for work in tree.work] == [*shards]
     return replies
 
@@ -160,7 +158,9 @@ def test_held_sums_are_added_in_the_order_that_is_asked_for(grid: RayGrid, tmp_p
     def summed(*shards: int) -> float:
         replies = grid.send_and_receive(requests(*shards, folder=tmp_path), timeout=60)
         assert [[*reply.content.array_records] for reply in replies] == [[]] * len(shards)
-        assert {decode_reply(reply.content).update.weight for reply in replies} == {VALUES[shard] for shard in shards}
+        assert {decode_reply(reply.content).update.counts.weight for reply in replies} == {
+            VALUES[shard] for shard in shards
+        }
         assert set(grid._held) == set(shards)
         (reply,) = grid.send_and_receive([sum_request([*shards], "1")], timeout=60)
         assert not grid._held

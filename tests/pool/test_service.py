@@ -13,7 +13,7 @@ import ray
 import torch
 from evaluator_work import TIMEOUT, freeze, log, names, niceness, outcomes_of, poll_until, wait_for, work
 
-from flsim.base.errors import InputError, RunFailed
+from flsim.base.errors import RunFailed
 from flsim.results.evaluations import Evaluation, failures, log_evaluation, read_evaluations
 from server.pool import evaluations
 from server.pool.evaluations import NICENESS, EvaluationService, ServiceHParams, limit_memory
@@ -117,18 +117,6 @@ def test_a_failure_says_why_and_the_next_one_is_evaluated(service: EvaluationSer
     assert nan.reason == "round 3: 1 of 8 values of parameter embedding are not finite"
     assert outcomes_of([good]) == [("a", "stored", 1)]
     assert failures(run) == {"bad": bad.reason}
-
-
-def test_closing_forgets_what_is_pending_and_submitting_starts_anew(
-    service: EvaluationService, run: Path, tmp_path: Path
-) -> None:
-    (tmp_path / "a.wait").touch()
-    service.submit(run, run / "a")
-    wait_for(tmp_path / "a.started")
-    service.close()
-    assert service.drain(run) == []
-    service.submit(run, run / "bb")
-    assert outcomes_of(service.drain(run, TIMEOUT)) == [("bb", "stored", 1)]
 
 
 def test_forgetting_a_run_leaves_the_others(service: EvaluationService, run: Path, tmp_path: Path) -> None:
@@ -267,14 +255,6 @@ def test_nothing_starts_before_the_first_submission(monkeypatch: pytest.MonkeyPa
         service.submit(run, Path("a"))
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"evaluators": 0}, {"queue": 0}, {"deadline": 0.0}, {"retries": -1}, {"num_gpus": -0.1}]
-)
-def test_settings_are_checked(wrong: dict[str, float]) -> None:
-    with pytest.raises(InputError, match=next(iter(wrong))):
-        ServiceHParams(**wrong)  # type: ignore[arg-type]
-
-
 def test_a_line_cut_short_and_a_later_success_are_no_failures(run: Path) -> None:
     for name in ("round-000001", "round-000002", "round-000003"):
         log_evaluation(run, Evaluation(f"{name}.safetensors", "failed", 4, 1.0, 9.0, reason="it died"))
@@ -301,12 +281,6 @@ def test_the_share_counts_but_1_gibibyte_is_the_least(
         monkeypatch.setattr(torch.cuda, name, fake)
     limit_memory(share)
     assert fractions == [pytest.approx(expected)]
-
-
-def test_without_a_gpu_nothing_is_set() -> None:
-    """Where Ray claims a GPU that torch does not find, the work itself fails, with a message of its own."""
-    if not torch.cuda.is_available():
-        limit_memory(0.05)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU, of which there is none")

@@ -16,9 +16,9 @@ from flwr.superlink.federation import NoOpFederationManager
 from flwr.superlink.grid import InMemoryGrid
 
 from flsim.base.errors import Interrupted, RunFailed
+from server.app import SuperNodes
 from server.federated import exchange
 from server.federated.exchange import wait_for_nodes
-from server.pool.supernodes import SuperNodes
 from server.stopping import Stop
 
 RUN, TASK, FOREVER = 7, 8, 1e9

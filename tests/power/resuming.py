@@ -20,13 +20,12 @@ import torch
 
 from flsim import cli
 from flsim.algorithms.checkpoint import digest_of, latest, load
-from flsim.algorithms.rounds import RoundRequest
-from flsim.algorithms.summation import Reply
+from flsim.algorithms.summation import Reply, RoundRequest
 from flsim.results.store import read_run
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
+from server import central as central_server
 from server import sweep
-from server.central import steps
 from server.federated.exchange import Exchange
 from server.pool.evaluations import EvaluationInProcess
 from server.sweep import Job, JobEnd
@@ -60,13 +59,13 @@ def jobs_here(jobs: Sequence[Job], *_: object) -> Iterator[JobEnd]:
 def without_ray() -> Iterator[None]:
     """In the block, runs train and evaluate in this process."""
     with pytest.MonkeyPatch.context() as patch:
-        for name in ("server.central.launch", "server.federated.launch"):
+        for name in ("server.central", "server.federated.launch"):
             module: Any = importlib.import_module(name)
             patch.setattr(module, "cluster", lambda *_: nullcontext())
             patch.setattr(module, "nodes", lambda: [{"CPU": 64.0}])
             patch.setattr(module, "Nodes", NodesHere)
             patch.setattr(module, "say_where", lambda *_: None)
-        patch.setattr("server.central.launch.attempt", lambda run, gpus: steps.train(run.path, gpus))
+        patch.setattr("server.central.attempt", lambda run, gpus: central_server.train(run.path, gpus))
         patch.setattr("server.federated.launch.ray_grid", lambda *_: nullcontext())
         patch.setattr("server.federated.rounds.wait_for_nodes", lambda *_: [])
         patch.setattr(Exchange, "send", send_here)

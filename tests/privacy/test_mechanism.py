@@ -93,7 +93,7 @@ def test_one_user_moves_the_noiseless_mean_by_at_most_s_over_qn(
     like = {"a": torch.zeros(3, dtype=torch.float64), "b": torch.zeros(2, dtype=torch.float64)}
 
     def update(a: NDArray[np.float64], b: NDArray[np.float64], examples: int) -> UpdateSum:
-        return UpdateSum.of_user({"a": torch.from_numpy(a), "b": torch.from_numpy(b)}, examples, 1.0, 1, clip)
+        return UpdateSum.of_user({"a": torch.from_numpy(a), "b": torch.from_numpy(b)}, examples, 1.0, 1, clip=clip)
 
     def mean(total: UpdateSum) -> torch.Tensor:
         return flat(noisy_mean(total.delta, clip, hparams, cohort))
@@ -106,7 +106,7 @@ def test_one_user_moves_the_noiseless_mean_by_at_most_s_over_qn(
     assert float((mean(added) - mean(base)).norm()) <= bound
     assert float((mean(added) - mean(replaced)).norm()) <= 2 * bound
     # and the count that the clip adapts to, by 1/2 and by 1
-    counts = [total.within - total.users / 2 for total in (base, added, replaced)]
+    counts = [total.counts.within - total.counts.users / 2 for total in (base, added, replaced)]
     assert abs(counts[1] - counts[0]) == 0.5
     assert abs(counts[1] - counts[2]) in (0.0, 1.0)
 

@@ -15,6 +15,7 @@ from helpers import Experiment, assert_same, killed_and_whole
 import flsim
 from flsim.algorithms.checkpoint import digest_of
 from flsim.algorithms.rounds import FederatedTraining
+from flsim.algorithms.summation import TreeSum
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.rng import stream
 from flsim.planning.disk import checkpoint_bytes
@@ -63,7 +64,8 @@ def by_hand(training: FederatedTraining, state: State, seed: int) -> dict[str, t
     order = stream(seed, "turns").permutation(24)
     assert cohort.tolist() == sorted(order[(5 * state.round + place) % 24] for place in range(5))
     requests = training.requests(state)
-    total, _ = training.sum_of(requests, training.send_in_process()(requests), state)
+    total = TreeSum.of_replies(training.send_in_process()(requests), requests, 0).total
+    assert total is not None
 
     def fresh(name: str, round_: int) -> torch.Tensor:
         if round_ < 0:

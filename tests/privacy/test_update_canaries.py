@@ -15,7 +15,7 @@ import torch
 from helpers import TINY, MakeCorpus
 
 from flsim.algorithms.checkpoint import Provenance, digest_of, load, save
-from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
 from flsim.data.corpus import Split

@@ -26,7 +26,7 @@ from flsim.runs import config, roundlog
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.trackers import News, WeightsAndBiases
-from server.central import steps
+from server import central as central_server
 from server.pool.evaluations import EvaluationService
 from server.supervision import supervised
 
@@ -186,7 +186,7 @@ def test_steps_of_central_training_are_told_as_they_are_saved(experiment: Experi
     settings = config.load(experiment.config, (*central, "evaluation.every=10", "system.checkpoint_every=7"))
     run = Run.create(settings, experiment.folder / "central")
     with supervised(run, service=EvaluationService(evaluate_checkpoint)):
-        for news in steps.train(run.path, gpus=0.0):
+        for news in central_server.train(run.path, gpus=0.0):
             if news.saved and run.is_evaluated_at(news.step):
                 evaluate_checkpoint(run.path, run.path / "checkpoints" / checkpoint.checkpoint_name(news.step))
     assert_says(run.path, ("tensorboard",))

@@ -19,8 +19,7 @@ from helpers import Experiment
 from reported import write_run
 
 from flsim.algorithms.checkpoint import checkpoint_name, load
-from flsim.algorithms.rounds import RoundRequest
-from flsim.algorithms.summation import ShardReply
+from flsim.algorithms.summation import RoundRequest, ShardReply
 from flsim.algorithms.wire import Address, decode_reply, decode_request, encode_reply, encode_requests
 from flsim.base.errors import InputError
 from flsim.base.parquet import read_parquet
@@ -33,7 +32,7 @@ from flsim.results.store import read_run
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
-from flsim.training.update import UpdateSum
+from flsim.training.update import Counts, UpdateSum
 
 ROOT = Path(__file__).parents[2]
 FOLDERS = ("flsim", "clients", "server", "experiments", "deploy", ".ci")
@@ -249,7 +248,7 @@ def test_messages_do_not_go_off(crater: Path, form: str) -> None:
     request = encode_requests([RoundRequest(0, 0, np.zeros(1, np.int64), PARAMS)], Address("run", "digest"))[0]
     assert decode_request(request)[0].round == 0
     request["params"] = ArrayRecord({"weight": bomb})
-    reply = encode_reply(ShardReply(0, 0, UpdateSum({"weight": torch.zeros(2)}, 1.0, 1, 0.5, 2), "node"))
+    reply = encode_reply(ShardReply(0, 0, UpdateSum({"weight": torch.zeros(2)}, Counts(1.0, 1, 0.5, 2)), "node"))
     assert decode_reply(reply).round == 0
     reply["delta"] = ArrayRecord({"weight": bomb})
     for work in (lambda: decode_request(request), lambda: decode_reply(reply)):

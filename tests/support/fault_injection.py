@@ -17,7 +17,6 @@ from faulty import fill
 Relief = Callable[[], object]
 ROOM = "96m"  # of each small place: for what Ray needs by itself
 OURS = {"ray::Client": "client", "ray::_Evaluator": "evaluator", "ray::train": "trainer"}
-AT_WORK = "ray::_Evaluator.evaluate"  # Ray writes what an actor does into its title
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,21 @@
-"""Helpers for tests of the stacked trainer; like `populations`, this file needs torch and numpy only."""
+"""Helpers for tests of the stacked trainer; like `populations`, this file needs torch, numpy and pytest only."""
 
 import math
-from dataclasses import replace
 
+import pytest
 import torch
 from populations import InMemory
+from smoothing import amplified
 
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.cohort.stacked_trainer import StackedTrainer
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
-from flsim.training.update import UpdateSum, global_norm
+from flsim.training.update import Counts, UpdateSum, global_norm
 
 LAYOUT = Layout(12, record_words=6)
 
@@ -47,23 +48,57 @@ def train_stacked(
     seed: int = 0,
     clip: float | None = None,
 ) -> UpdateSum:
-    """The whole population as one micro-cohort, with the clip and the sum of `flsim.training.local.train_cohort`."""
+    """The whole population as one micro-cohort, with the clip and the sum of `flsim.algorithms.fedavg.train_users`."""
     group = [Participant(population[user], stream(seed, "local", 0, user)) for user in range(len(population))]
     losses, tokens = trainer.train(start, trainer.pack(group))
-    counts, factors = UpdateSum({}, 0.0, 0, 0.0, 0), []
+    counts, factors = Counts(), []
     for (records, _), loss, count, norm in zip(group, losses, tokens, trainer.norms(), strict=True):
         examples = hparams.examples(len(records))
-        user, factor = UpdateSum.counts_of_user(norm, examples, loss, count, clip, len(records) - examples)
-        counts = counts.merge(user)
+        left_out = len(records) - examples
+        user, factor = Counts.of_user(norm, examples, loss, count, clip=clip, left_out=left_out)
+        counts += user
         factors.append(factor)
     into = {name: torch.zeros_like(value, dtype=torch.float64) for name, value in start.items()}
     trainer.add_updates(factors, into)
-    return replace(counts, delta={name: value.cpu() for name, value in into.items()})
+    return UpdateSum({name: value.cpu() for name, value in into.items()}, counts)
 
 
 def assert_same_counts(found: UpdateSum, expected: UpdateSum) -> None:
     names = ("weight", "users", "tokens", "clipped", "non_finite", "examples", "left_out")
-    assert [getattr(found, name) for name in names] == [getattr(expected, name) for name in names]
+    assert [getattr(found.counts, name) for name in names] == [getattr(expected.counts, name) for name in names]
+
+
+def assert_equal(found: UpdateSum, expected: UpdateSum, tolerance: float) -> None:
+    """Counts exactly; sums to the tolerance, relative to the largest value of the expected one where that exceeds 1."""
+    largest = max(1.0, *(float(value.abs().max()) for value in expected.delta.values()))
+    for name, value in expected.delta.items():
+        assert found.delta[name].dtype == torch.float64
+        torch.testing.assert_close(found.delta[name], value, rtol=0, atol=tolerance * largest)
+    assert_same_counts(found, expected)
+    assert found.counts.loss == pytest.approx(expected.counts.loss, rel=tolerance, abs=tolerance)
+    assert found.counts.norms == pytest.approx(expected.counts.norms, rel=tolerance, abs=tolerance)
+
+
+def amplification(hparams: LocalHParams) -> float:
+    """How many times the rounding of gradients may count: once, but for smooth steps of Adam."""
+    return amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
+
+
+def assert_within(
+    found: UpdateSum,
+    exact: UpdateSum,
+    start: Params,
+    precision: str,
+    steps: int,
+    *,
+    times: float = 1.0,
+    of_loss: float | None = None,
+) -> None:
+    """The sum is as near to an exact one as `rounding` derives, `times` as far at most; counts are equal."""
+    tolerance = times * rounding(precision, start, exact.counts.norms / exact.counts.users, steps)
+    assert relative_error(found.delta, exact.delta) < tolerance
+    assert found.counts.loss == pytest.approx(exact.counts.loss, rel=of_loss or tolerance)
+    assert_same_counts(found, exact)
 
 
 def relative_error(found: Params, exact: Params) -> float:

@@ -1,18 +1,25 @@
 """Local training against an independent loop, and the laws of sums of updates."""
 
+import inspect
 import itertools
+import math
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
+from oracle import train_cohort
 from populations import InMemory
+from smoothing import EPSILON, smooth_steps
 from torch import Tensor
 
 from flsim.algorithms import fedavg
-from flsim.algorithms.fedavg import FedAvgHParams, init
+from flsim.algorithms.fedavg import init, train_user
+from flsim.algorithms.hparams import FedAvgHParams
 from flsim.base.errors import Diverged, InputError
 from flsim.base.rng import stream
 from flsim.data.records import Records
@@ -21,10 +28,12 @@ from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams
+from flsim.training import optimizers
+from flsim.training.central import CentralHParams
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import local_batches, train_cohort, train_user
+from flsim.training.local import local_batches
 from flsim.training.state import State
-from flsim.training.update import UpdateSum
+from flsim.training.update import Counts, UpdateSum, clip_factor, global_norm
 
 LAYOUT = Layout(12, record_words=6)
 SIZES = ModelHParams(embedding=3, units=5)
@@ -104,19 +113,8 @@ def test_the_engine_equals_a_loop_over_words(
         )
         torch.testing.assert_close(total.delta[name], expected, rtol=0, atol=1e-10)
         assert torch.equal(model.state_dict()[name], before[name])
-    assert total.weight == sum(len(records) for records in users)
-    assert total.users == len(users)
-
-
-def test_without_clip_a_users_part_is_its_examples_times_its_update_to_the_bit() -> None:
-    """As in plain FedAvg: the difference in float32, the product in float64."""
-    records, hparams, model = [[1, 2], [3, 4, 5], [9]], LocalHParams(batch_size=2), model_of().float()
-    before = {name: value.clone() for name, value in model.state_dict().items()}
-    total = train_cohort(model, InMemory(LAYOUT, [records]), [0], hparams, 0, 0)
-    train_user(model, local_batches(Records.from_lists(records), LAYOUT, hparams, stream(0, "local", 0, 0)), hparams)
-    for name, value in model.state_dict().items():
-        assert torch.equal(total.delta[name], (value - before[name]).double() * 3)
-    assert (total.weight, total.clipped, total.examples) == (3.0, 0, 3)
+    assert total.counts.weight == sum(len(records) for records in users)
+    assert total.counts.users == len(users)
 
 
 @settings(max_examples=25)
@@ -138,11 +136,11 @@ def test_clipped_sums_equal_a_loop_over_users(users: list[list[list[int]]], clip
             expected[name] += value * (clip / norms[-1] if norms[-1] > clip else 1)
     for name, value in expected.items():
         torch.testing.assert_close(total.delta[name], value, rtol=0, atol=1e-10)
-    assert (total.weight, total.users, total.non_finite) == (len(users), len(users), 0)
-    assert total.clipped == sum(norm > clip for norm in norms)
-    assert total.within == sum(norm <= clip for norm in norms)
-    assert total.norms == pytest.approx(sum(norms), abs=1e-10)
-    assert total.examples == sum(map(len, users))
+    assert (total.counts.weight, total.counts.users, total.counts.non_finite) == (len(users), len(users), 0)
+    assert total.counts.clipped == sum(norm > clip for norm in norms)
+    assert total.counts.within == sum(norm <= clip for norm in norms)
+    assert total.counts.norms == pytest.approx(sum(norms), abs=1e-10)
+    assert total.counts.examples == sum(map(len, users))
 
 
 def test_the_reported_loss_is_that_of_the_batches_before_their_steps() -> None:
@@ -150,64 +148,8 @@ def test_the_reported_loss_is_that_of_the_batches_before_their_steps() -> None:
     model = model_of()
     loss, count = naive_loss({n: v.detach() for n, v in model.named_parameters()}, records)
     total = train_cohort(model, InMemory(LAYOUT, [records]), [0], LocalHParams(batch_size=2), 0, 0)
-    assert total.tokens == count == 7
-    assert total.loss == pytest.approx(float(loss) * count, abs=1e-12)
-
-
-def test_one_user_in_one_batch_is_one_step_of_gradient_descent() -> None:
-    """FedAvg with server learning rate 1 is then plain SGD."""
-    records = [[1, 2], [3, 4, 5], [9]]
-    model = model_of()
-    params = {name: value.detach() for name, value in model.named_parameters()}
-    total = train_cohort(model, InMemory(LAYOUT, [records]), [0], LocalHParams(batch_size=3, learning_rate=0.1), 0, 0)
-    leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
-    gradients = torch.autograd.grad(naive_loss(leaves, records)[0], list(leaves.values()))
-    after = step(State(0, params), total)
-    for (name, value), gradient in zip(params.items(), gradients, strict=True):
-        torch.testing.assert_close(after.params[name], value - 0.1 * gradient, rtol=0, atol=1e-12)
-    assert after.round == 1
-
-
-def test_any_grouping_into_shards_gives_the_same_sum(random_users: Callable[..., list[list[list[int]]]]) -> None:
-    users = InMemory(LAYOUT, random_users(9, 5, 8))
-    model, hparams = model_of().float(), LocalHParams(batch_size=2)
-    whole = train_cohort(model, users, range(9), hparams, 0, 3)
-    for cuts in ([3, 6], [1], [2, 4, 8]):
-        bounds = [0, *cuts, 9]
-        parts = [train_cohort(model, users, range(a, b), hparams, 0, 3) for a, b in itertools.pairwise(bounds)]
-        total = UpdateSum.zero(dict(model.named_parameters()))
-        for part in parts:
-            total = total.merge(part)
-        for name, value in whole.delta.items():
-            torch.testing.assert_close(total.delta[name], value, rtol=1e-13, atol=1e-13)
-        assert (total.weight, total.users, total.tokens) == (whole.weight, whole.users, whole.tokens)
-
-
-def test_zero_is_the_identity_of_merge() -> None:
-    update = train_cohort(model_of(), InMemory(LAYOUT, [[[1, 2]]]), [0], LocalHParams(), 0, 0)
-    zero = UpdateSum.zero(update.delta)
-    for merged in (update.merge(zero), zero.merge(update)):
-        assert merged.weight == update.weight
-        assert merged.loss == update.loss
-        assert all(torch.equal(merged.delta[name], value) for name, value in update.delta.items())
-
-
-def test_a_user_without_records_changes_nothing_and_a_cohort_of_them_neither() -> None:
-    total = train_cohort(model_of(), InMemory(LAYOUT, [[], []]), [0, 1], LocalHParams(), 0, 0)
-    assert (total.weight, total.users, total.tokens) == (0.0, 2, 0)
-    state = init(LAYOUT.vocabulary_size, SIZES, 0)
-    after = step(state, total)
-    assert all(torch.equal(after.params[name], value) for name, value in state.params.items())
-
-
-def test_batches_are_all_records_once_an_epoch_in_a_new_order() -> None:
-    records = Records.from_lists([[1 + i % 8] for i in range(10)])
-    for epochs in (1, 3):
-        batches = list(local_batches(records, LAYOUT, LocalHParams(epochs, 4), stream(0, "t")))
-        assert [len(b.inputs) for b in batches] == [4, 4, 2] * epochs
-        for epoch in range(epochs):
-            seen = np.concatenate([b.targets[:, 0] for b in batches[3 * epoch : 3 * epoch + 3]])
-            assert sorted(seen.tolist()) == sorted(record[0] for record in records)
+    assert total.counts.tokens == count == 7
+    assert total.counts.loss == pytest.approx(float(loss) * count, abs=1e-12)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
@@ -216,18 +158,18 @@ def test_values_that_are_not_finite_stop_the_run(value: float) -> None:
     total = UpdateSum.zero(state.params)
     total.delta["gate_bias"][3] = value
     with pytest.raises(Diverged, match=r"round 1: local training gave values that are not finite"):
-        step(state, UpdateSum(total.delta, 1.0, 1, 1.0, 1))
+        step(state, UpdateSum(total.delta, Counts(1.0, 1, 1.0, 1)))
     with pytest.raises(Diverged, match="round 1"):
-        step(state, UpdateSum(UpdateSum.zero(state.params).delta, 1.0, 1, value, 1))
+        step(state, UpdateSum(UpdateSum.zero(state.params).delta, Counts(1.0, 1, value, 1)))
 
 
 def test_an_absurd_loss_stops_the_run_though_all_is_finite() -> None:
     """V = 12: guessing costs log(12) = 2.48 nats a word."""
     state = init(LAYOUT.vocabulary_size, SIZES, 0)
     zero = UpdateSum.zero(state.params).delta
-    step(state, UpdateSum(zero, 1.0, 1, 24.0 * 7, 7))
+    step(state, UpdateSum(zero, Counts(1.0, 1, 24.0 * 7, 7)))
     with pytest.raises(Diverged, match=r"round 1: the training loss is 25 nats a word, where guessing gives 2\.48"):
-        step(state, UpdateSum(zero, 1.0, 1, 25.0 * 7, 7))
+        step(state, UpdateSum(zero, Counts(1.0, 1, 25.0 * 7, 7)))
 
 
 def test_a_finite_update_that_overflows_the_model_stops_the_run() -> None:
@@ -235,12 +177,113 @@ def test_a_finite_update_that_overflows_the_model_stops_the_run() -> None:
     total = UpdateSum.zero(state.params)
     total.delta["gate_bias"][0] = 1e39  # finite in float64, not in float32
     with pytest.raises(Diverged, match="round 1: the averaged model overflows"):
-        step(state, UpdateSum(total.delta, 1.0, 1, 1.0, 1))
+        step(state, UpdateSum(total.delta, Counts(1.0, 1, 1.0, 1)))
 
 
+def test_without_clip_a_users_part_is_its_examples_times_its_update_to_the_bit() -> None:
+    """As in plain FedAvg: the difference in float32, the product in float64."""
+    records, hparams, model = [[1, 2], [3, 4, 5], [9]], LocalHParams(batch_size=2), model_of().float()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    total = train_cohort(model, InMemory(LAYOUT, [records]), [0], hparams, 0, 0)
+    train_user(model, local_batches(Records.from_lists(records), LAYOUT, hparams, stream(0, "local", 0, 0)), hparams)
+    for name, value in model.state_dict().items():
+        assert torch.equal(total.delta[name], (value - before[name]).double() * 3)
+    assert (total.counts.weight, total.counts.clipped, total.counts.examples) == (3.0, 0, 3)
+
+
+@pytest.mark.parametrize("kind", [LocalHParams, CentralHParams])
 @pytest.mark.parametrize(
-    "change", [{"epochs": 0}, {"batch_size": 0}, {"learning_rate": 0.0}, {"learning_rate": float("nan")}]
+    "change", [{"epochs": 0}, {"batch_size": 0}, {"learning_rate": 0.0}, {"learning_rate": math.nan}, {"momentum": 1.0}]
 )
-def test_bad_settings_are_refused(change: dict[str, float]) -> None:
-    with pytest.raises(InputError, match=f"{next(iter(change))} must be"):
-        LocalHParams(**change)  # type: ignore[arg-type]
+def test_bad_settings_are_refused(kind: Callable[..., object], change: dict[str, float]) -> None:
+    with pytest.raises(InputError, match=f"^{next(iter(change))} must be"):
+        kind(**change)
+
+
+# The clip against its laws: its norm is that of the whole update, directions stay, nothing overflows or vanishes.
+
+
+LARGEST = float(np.float32(3e38))
+ELEMENTS = st.floats(-LARGEST, LARGEST, width=32)
+UPDATES = st.lists(arrays(np.float32, st.integers(1, 5), elements=ELEMENTS), min_size=1, max_size=4)
+
+
+def params(tensors: list[np.ndarray]) -> Params:
+    return {str(index): torch.from_numpy(tensor).double() for index, tensor in enumerate(tensors)}
+
+
+def exact_norm(update: Params) -> float:
+    """Over all coordinates as one vector; `math.hypot` neither overflows nor underflows."""
+    return math.hypot(*(value for tensor in update.values() for value in tensor.tolist()))
+
+
+@given(tensors=UPDATES, bound=st.floats(1e-6, 1e6))
+def test_a_clipped_update_is_within_the_bound_as_a_whole_and_keeps_its_direction(
+    tensors: list[np.ndarray],
+    bound: float,
+) -> None:
+    update = params(tensors)
+    clipped = UpdateSum.of_user(update, 7, 1.0, 5, clip=bound)
+    before, after = exact_norm(update), exact_norm(clipped.delta)
+    assert after <= bound * (1 + 1e-12)
+    assert global_norm(update) == pytest.approx(before, rel=1e-12)
+    assert clipped.counts.clipped == (global_norm(update) > bound)
+    if clipped.counts.clipped:
+        assert after == pytest.approx(bound, rel=1e-12)
+        for name, value in update.items():
+            torch.testing.assert_close(clipped.delta[name], value * (bound / before), rtol=1e-12, atol=0)
+    else:
+        assert all(torch.equal(clipped.delta[name], value) for name, value in update.items())
+    assert replace(clipped.counts, norms=0.0, clipped=0) == Counts(1.0, 1, 1.0, 5, examples=7)
+    assert clipped.counts.norms == pytest.approx(before, rel=1e-12)
+
+
+@pytest.mark.parametrize("clip", [None, 0.2])
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_an_update_that_is_not_finite_is_counted_and_never_becomes_a_number(value: float, clip: float | None) -> None:
+    """Infinity times 0 is NaN, and min(1, S / NaN) is 1 in some languages: neither may pass."""
+    update = {"a": torch.tensor([1.0, value], dtype=torch.float64), "b": torch.ones(2, dtype=torch.float64)}
+    refused = UpdateSum.of_user(update, 3, 1.0, 5, clip=clip)
+    assert refused.counts == Counts(0.0, 1, 1.0, 5, non_finite=1, examples=3)
+    assert not refused.is_finite
+    good = UpdateSum.of_user({name: torch.ones_like(of) for name, of in update.items()}, 3, 1.0, 5, clip=clip)
+    assert not good.merge(refused).is_finite
+    assert good.is_finite
+    with pytest.raises(ValueError, match="cannot be clipped"):
+        clip_factor(global_norm(update), 0.2)
+
+
+# Smooth steps of Adam and RMSProp amplify rounding by no more than is derived, whatever a processor rounds.
+
+
+def last_step(optimizer: str, gradients: list[float]) -> float:
+    """What a rate of 1 has moved a weight of 0 by in the last step."""
+    weight = torch.zeros(1, dtype=torch.float64)
+    step = getattr(torch.optim, optimizer)([weight], lr=1.0)
+    for gradient in gradients:
+        weight.zero_()
+        weight.grad = torch.tensor([gradient], dtype=torch.float64)
+        step.step()
+    return weight.item()
+
+
+@given(
+    st.sampled_from(("Adam", "RMSprop")),
+    st.lists(st.tuples(st.floats(-9, 9), st.floats(-1, 1)), min_size=1, max_size=14),
+    st.sampled_from((1e-6, 1e-3, 0.1)),
+)
+@smooth_steps()
+def test_a_step_moves_by_hardly_more_than_its_gradients(
+    optimizer: str, gradients: list[tuple[float, float]], size: float
+) -> None:
+    exact = last_step(optimizer, [gradient for gradient, _ in gradients])
+    off = last_step(optimizer, [gradient + size * error for gradient, error in gradients])
+    most = {"Adam": 1.01, "RMSprop": 1.5}[optimizer] * size / EPSILON
+    assert abs(off - exact) <= most + 1e-14
+
+
+def test_the_constants_are_torchs() -> None:
+    """Which tests with smooth steps cannot tell."""
+    adam, rmsprop = (inspect.signature(made).parameters for made in (torch.optim.Adam, torch.optim.RMSprop))
+    assert (adam["betas"].default, adam["eps"].default) == (optimizers.BETAS, optimizers.EPSILON)
+    assert (rmsprop["alpha"].default, rmsprop["eps"].default) == (optimizers.ALPHA, optimizers.EPSILON)

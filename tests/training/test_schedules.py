@@ -10,20 +10,17 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from oracle import train_cohort
 from stacking import LAYOUT, model_of, random_population, start_of
 
-from flsim.algorithms import fedavg
-from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
 from flsim.models.hparams import ModelHParams
-from flsim.privacy.mechanism import PrivacyHParams
 from flsim.runs.config import load
 from flsim.training.central import CentralHParams
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.hparams import SCHEDULES, LocalHParams, rate_at
-from flsim.training.local import train_cohort
-from flsim.training.update import UpdateSum
+from flsim.training.hparams import LocalHParams, rate_at
 
 CLOSED: dict[str, Callable[[int, int], float]] = {
     "constant": lambda _t, _total: 1.0,
@@ -31,10 +28,6 @@ CLOSED: dict[str, Callable[[int, int], float]] = {
     "cosine": lambda t, total: math.cos(math.pi * t / (2 * total)) ** 2,  # (1 + cos 2x) / 2 = cos^2 x
 }
 POPULATION = random_population(5, 6, LAYOUT)
-
-
-def test_all_have_a_closed_form_here() -> None:
-    assert CLOSED.keys() | {"steps"} == SCHEDULES.keys()
 
 
 def test_steps_fall_at_milestones_in_all_kinds_of_training() -> None:
@@ -124,18 +117,6 @@ def test_a_round_trains_at_its_own_rate_in_every_engine(
             torch.testing.assert_close(stacked.delta[name], value, rtol=0, atol=1e-10)
 
 
-def test_the_server_steps_at_the_rounds_rate() -> None:
-    hparams = FedAvgHParams(server_learning_rate=0.8, server_schedule="linear", cohort=2)
-    state = fedavg.init(12, ModelHParams(3, 5), 0)
-    ones = {name: torch.ones_like(value, dtype=torch.float64) for name, value in state.params.items()}
-    for round_ in range(5):
-        after, _ = fedavg.step(state, UpdateSum(ones, 1.0, 1, 1.0, 1), hparams, PrivacyHParams(), 0, 10, 12, rounds=5)
-        for name, value in after.params.items():
-            expected = (state.params[name].double() + 0.8 * (1 - round_ / 5)).float()
-            assert torch.equal(value, expected)
-        state = after
-
-
 def test_training_ends_where_its_length_says() -> None:
     """The loop that a run, `flsim verify` and `flsim.simulate` share knows the length; without one it cannot be."""
     server = FedAvgHParams(cohort=3, server_schedule="cosine", rounds=99)
@@ -181,20 +162,3 @@ def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
         InputError, match="schedule must be one of constant, linear, cosine, steps, found 'exponential'"
     ):
         LocalHParams(schedule="exponential")
-
-
-@pytest.mark.parametrize(("section", "setting"), [("training", "server_schedule"), ("local", "schedule")])
-def test_schedules_are_part_of_a_digest_and_know_the_end(tmp_path: Path, section: str, setting: str) -> None:
-    """At their default they are not, and the number of rounds is not."""
-    path = tmp_path / "run.toml"
-    path.write_text('[data]\ncorpus = "corpus"\n')
-
-    def digest(*overrides: str) -> str:
-        return load(path, overrides).digest
-
-    plain = digest()
-    assert digest(f"{section}.{setting}=constant") == digest("training.rounds=7") == plain
-    linear = digest(f"{section}.{setting}=linear")
-    assert linear != plain
-    assert linear != digest(f"{section}.{setting}=linear", "training.rounds=7")
-    assert linear != digest(f"{section}.{setting}=cosine")

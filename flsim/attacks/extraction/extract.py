@@ -36,7 +36,7 @@ from flsim.results.store import read_run, refuse_two_points
 from flsim.results.sweeps import over_runs
 from flsim.runs.folder import Run
 from flsim.show.table import json_rows
-from flsim.training.engines import threads as threads_of_torch
+from flsim.training.local import threads as threads_of_torch
 
 Ints = NDArray[np.int64]
 

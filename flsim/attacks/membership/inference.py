@@ -26,7 +26,7 @@ from flsim.base.extensions import restrict_custom_code
 from flsim.base.progress import tracked
 from flsim.base.rng import stream
 from flsim.base.statistics import auroc, auroc_interval, roc
-from flsim.training.engines import threads as threads_of_torch
+from flsim.training.local import threads as threads_of_torch
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -33,7 +33,7 @@ from flsim.data.withheld import Shadow, held_out
 from flsim.results.seeds import named_apart
 from flsim.results.sweeps import expanded, run_folders
 from flsim.runs.folder import Run
-from flsim.training.engines import threads as threads_of_torch
+from flsim.training.local import threads as threads_of_torch
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -37,7 +37,7 @@ from flsim.data.corpus import Split
 from flsim.data.records import Records
 from flsim.data.withheld import held_out
 from flsim.runs.folder import Run
-from flsim.training.engines import threads as threads_of_torch
+from flsim.training.local import threads as threads_of_torch
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

@@ -7,9 +7,9 @@ import numpy as np
 
 from flsim.algorithms import server_optimizers
 from flsim.algorithms.built_in import algorithm_named, label_of
-from flsim.algorithms.fedavg import FedAvgHParams
+from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.micro_cohorts import MicroCohorts
-from flsim.algorithms.rounds import FederatedTraining, refuse_injections
+from flsim.algorithms.rounds import EngineName, FederatedTraining, refuse_injections, refuse_precision
 from flsim.algorithms.summation import default_branch
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
@@ -24,7 +24,6 @@ from flsim.privacy.update_canaries import AuditHParams
 from flsim.runs.config import participation
 from flsim.runs.config.base import CommonSystemHParams, Config, whole_rounds
 from flsim.runs.config.participation import Flags, Meetings
-from flsim.training.engines import EngineName, refuse_precision
 from flsim.training.hparams import LocalHParams, label_of_steps, total_rate
 
 SHARDS = 2  # the number where neither the settings nor the client processes of a launch decide another one
@@ -73,7 +72,7 @@ class SystemHParams(CommonSystemHParams):
             evaluators run on CPUs. Unit: GPUs.
         deadline: Longest wait for the replies of a round, from the request on, before missing ones are asked for again.
             When not set: ten times the longest reply since the command started, at least a minute and at most an hour,
-            and an hour before the first reply (`server/federated/deadline.py`). Unit: seconds.
+            and an hour before the first reply (`server/federated/exchange.py`). Unit: seconds.
         retries: Times that a shard is asked again after an error or the deadline, before the run fails. The pauses
             before them are 1, 2, 4, ... seconds, in which a client process that died comes back. Unit: attempts.
         checkpoint_every: Rounds between two checkpoints; the newest two and the evaluated ones are kept. Unit: rounds.
@@ -270,15 +269,15 @@ class FederatedConfig(Config):
             self.local,
             self.privacy,
             self.seed,
-            self.system.known_shards,
-            self.system.engine,
-            self.system.micro_cohort,
-            device or "cpu",
-            rounds,
-            user_states or UserStates(),
-            micro_cohorts or MicroCohorts(),
-            self.system.known_branch,
-            self.audit,
+            length=rounds,
+            audit=self.audit,
+            shards=self.system.known_shards,
+            branch=self.system.known_branch,
+            engine=self.system.engine,
+            micro_cohort=self.system.micro_cohort,
+            device=device or "cpu",
+            user_states=user_states or UserStates(),
+            micro_cohorts=micro_cohorts or MicroCohorts(),
         )
 
     def planned(self, population: int, rounds: int) -> Entry:

@@ -5,7 +5,7 @@ With clip, or clip and noise, it is DP-SGD over records (`flsim.training.central
 """
 
 from flsim.training.central.hparams import CentralHParams
-from flsim.training.central.state import Log, init
+from flsim.training.central.task import Log, init
 from flsim.training.central.training import CentralTraining, train_central
 
 __all__ = ["CentralHParams", "CentralTraining", "Log", "init", "train_central"]

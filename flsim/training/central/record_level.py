@@ -11,8 +11,7 @@ from torch.func import functional_call, grad, vmap
 from torch.nn.functional import cross_entropy
 
 from flsim.models.language_model import TrainableModel
-from flsim.training.cohort.gradient import packed_batch
-from flsim.training.cohort.packed_models import packed_model
+from flsim.training.cohort.gradient import packed_batch, packed_model
 
 
 def record_gradients(

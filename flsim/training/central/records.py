@@ -1,4 +1,4 @@
-"""The choice of the records that a step of central training reads, as a function of the step."""
+"""The records that a step of central training reads, and its dropout, as functions of the step."""
 
 from functools import lru_cache
 from typing import Any, Literal
@@ -59,3 +59,23 @@ def poisson_lot(step: int, records: int, expected: int, seed: int) -> NDArray[np
         raise InputError(f"batch_size must be between 1 and the {records:,} training records, found {expected:,}")
     rng = stream(seed, "lot", step)
     return np.sort(rng.choice(records, rng.binomial(records, expected / records), replace=False, shuffle=False))
+
+
+def factors(probability: float, seed: int, step: int, rows: int, times: int, width: int) -> NDArray[np.float32]:
+    """Return dropout factors, float32 [2, rows, times, width]: 0 for dropped values, else 1 / (1 - probability).
+
+    This is the "inverted" form of Srivastava et al. (2014), section 10: a model needs no scaling when it is evaluated.
+
+    Args:
+        probability: probability of dropping a value.
+        seed, step: the experiment's seed, and the step, counted from 0.
+        rows: number of records in the batch. Row 0 belongs to the longest record; records of equal length keep the
+            order of the batch.
+        times: the most positions that a record can have.
+        width: number of values at each position.
+
+    Returns:
+        Index 0 has the factors of what the cell reads, index 1 those of what words are predicted from.
+    """
+    drawn = stream(seed, "dropout", step).random((2, rows, times, width), np.float32)
+    return (drawn >= probability).astype(np.float32) / np.float32(1 - probability)

@@ -6,7 +6,6 @@ a step of one user is too little work for the calls that it takes (`users_on_cpu
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -18,14 +17,13 @@ from flsim.base.rng import stream
 from flsim.data.records import Records, Users
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, representative
-from flsim.training.cohort.gradient import packed_batches
-from flsim.training.cohort.packed_models import packed_model
+from flsim.training.cohort.gradient import packed_batches, packed_model
 from flsim.training.cohort.prefetch import prefetched
 from flsim.training.cohort.products import products_for
 from flsim.training.cohort.steps import Participant, Steps, steps_of
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import bound_norm
-from flsim.training.update import UpdateSum, global_norm
+from flsim.training.update import Counts, UpdateSum, global_norm
 
 # Local training on a CPU, one user at a time, by the written-out gradient of `gradient`.
 
@@ -132,7 +130,7 @@ class CohortEngine:
             out the number is halved, all users of the call train again, and a message says so.
         memory_share: the share of a GPU's memory that this process may take.
         rounds: number of rounds of the run, which a schedule of the learning rate needs.
-        by_position: the step of stacked users, as for `flsim.training.cohort.stacked.StackedTrainer`.
+        by_position: the step of stacked users, as for `flsim.training.cohort.stacked_trainer.StackedTrainer`.
 
     Raises:
         InputError: the device cannot do what the settings ask for.
@@ -185,7 +183,7 @@ class CohortEngine:
     def train(
         self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
     ) -> UpdateSum:
-        """Train users and return the sum of their updates; arguments are as in `flsim.training.local.train_cohort`.
+        """Train users and return the sum of their updates; arguments are as in `flsim.algorithms.fedavg.train_users`.
 
         Raises:
             RunFailed: the memory does not suffice for a single user.
@@ -202,7 +200,7 @@ class CohortEngine:
         while True:
             try:
                 counts = self._train_all(start, members, seed, round_, clip, delta)
-                return replace(counts, delta={name: value.cpu() for name, value in delta.items()})
+                return UpdateSum({name: value.cpu() for name, value in delta.items()}, counts)
             except (MemoryError, RuntimeError) as error:  # Python's error, or torch's
                 if not is_out_of_memory(error):
                     raise
@@ -219,14 +217,14 @@ class CohortEngine:
         round_: int,
         clip: float | None,
         delta: Params,
-    ) -> UpdateSum:
-        """Train all members and add their updates to `delta`; return the other fields of their sum."""
+    ) -> Counts:
+        """Train all members and add their updates to `delta`; return their counts."""
         # A function of its own, so that nothing holds the memory of a trainer that did not fit.
         trainer, rate = self._trainer or self._build(), self._hparams.rate(round_, self._rounds)
         groups = self._packed(trainer, members, seed, round_)
-        counts = UpdateSum({}, 0.0, 0, 0.0, 0)
+        counts = Counts()
         for group, packed in prefetched(groups) if self._device.type == "cuda" else groups:
-            counts = counts.merge(self._add(trainer, start, group, packed, rate, clip, delta))
+            counts += self._add(trainer, start, group, packed, rate, clip, delta)
         return counts
 
     def _packed(
@@ -246,26 +244,27 @@ class CohortEngine:
         rate: float,
         clip: float | None,
         delta: Params,
-    ) -> UpdateSum:
-        """Train a micro-cohort and add its updates to `delta`; return the other fields of its sum."""
+    ) -> Counts:
+        """Train a micro-cohort and add its updates to `delta`; return its counts."""
         losses, tokens = trainer.train(start, packed, rate)
-        counts, factors = UpdateSum({}, 0.0, 0, 0.0, 0), []
+        counts, factors = Counts(), []
         for (_, records), loss, count, norm in zip(group, losses, tokens, trainer.norms(), strict=True):
             examples = self._hparams.examples(len(records))
-            user, factor = UpdateSum.counts_of_user(norm, examples, loss, count, clip, len(records) - examples)
-            counts = counts.merge(user)
+            left_out = len(records) - examples
+            user, factor = Counts.of_user(norm, examples, loss, count, clip=clip, left_out=left_out)
+            counts += user
             factors.append(factor)
         trainer.add_updates(factors, delta)
         return counts
 
     def _choose(self, memory_share: float) -> int:
-        from flsim.training.cohort.stacked import StackedTrainer
+        from flsim.training.cohort.stacked_trainer import StackedTrainer
 
         return StackedTrainer.users_that_fit(self._like, self._hparams, self._layout, memory_share, self._by_position)
 
     def _build(self) -> Trainer:
         if self._stacked:
-            from flsim.training.cohort.stacked import StackedTrainer
+            from flsim.training.cohort.stacked_trainer import StackedTrainer
 
             trainer: Trainer = StackedTrainer(
                 self._like, self._hparams, self._layout, self._at_once, by_position=self._by_position

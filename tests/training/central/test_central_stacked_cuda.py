@@ -16,8 +16,8 @@ from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
-from flsim.training.central.packed import PackedEngine
-from flsim.training.central.stacked import StackedEngine
+from flsim.training.central.engines import PackedEngine
+from flsim.training.central.stacked_engine import StackedEngine
 from flsim.training.state import State
 from flsim.training.update import global_norm
 

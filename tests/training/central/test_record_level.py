@@ -71,7 +71,7 @@ def steps_along(
     return {name: before[name] - value.detach() for name, value in model.named_parameters()}
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(records=ragged, padding=st.integers(0, 3))
 def test_record_gradients_equal_autograd_one_record_at_a_time(records: list[list[int]], padding: int) -> None:
     """Records of 0 to 6 words; more padding, and rows of nothing but padding, change nothing. float64, 1e-10."""
@@ -87,7 +87,7 @@ def test_record_gradients_equal_autograd_one_record_at_a_time(records: list[list
     assert losses[-1] == 0
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(
     records=ragged,
     clip=st.sampled_from([1e-3, 0.5, 1.0, 2.0, 1e9]),
@@ -112,7 +112,7 @@ def test_without_noise_a_step_is_along_the_clipped_sum_over_l(
         torch.testing.assert_close(value, total / expected, rtol=0, atol=1e-10)
 
 
-@settings(max_examples=30)
+@settings(max_examples=20)
 @given(records=ragged, added=st.lists(st.integers(1, 9), max_size=6), clip=st.sampled_from([0.01, 0.3, 5.0]))
 def test_one_record_more_moves_the_sum_by_the_clip_at_most(
     records: list[list[int]], added: list[int], clip: float
@@ -157,16 +157,3 @@ def test_a_step_is_a_function_of_seed_and_step() -> None:
     again = steps_along([[1, 2], [3]], 1.0, 1.0, seed=0, step=0)
     assert all(torch.equal(steps[0][name], again[name]) for name in again)
     assert all(not torch.equal(a["projection"], b["projection"]) for a, b in itertools.combinations(steps, 2))
-
-
-def test_any_optimizer_follows_the_noisy_gradient() -> None:
-    """RMSProp, as in Carlini et al. (2019): it sees the clipped, noisy mean and nothing else."""
-    (inputs, targets), private, plain = lot_of([[1, 2], [3]]), model_of(), model_of()
-    optimizer = torch.optim.RMSprop(private.parameters(), lr=0.1)
-    private_step(private, optimizer, inputs, targets, clip=0.5, noise_multiplier=1.0, expected=2, seed=0, step=0)
-    gradient = steps_along([[1, 2], [3]], 0.5, 1.0, expected=2)
-    for name, parameter in plain.named_parameters():
-        parameter.grad = gradient[name]
-    torch.optim.RMSprop(plain.parameters(), lr=0.1).step()
-    for name, parameter in plain.named_parameters():
-        torch.testing.assert_close(private.get_parameter(name), parameter, rtol=0, atol=1e-9)

@@ -5,25 +5,26 @@ from typing import Any
 
 import pytest
 import torch
+from oracle import train_cohort
 from populations import InMemory
-from smoothing import amplified, smooth_steps
+from smoothing import smooth_steps
 from stacking import (
-    assert_same_counts,
+    amplification,
+    assert_within,
     model_of,
     random_population,
     relative_error,
-    rounding,
     start_of,
     train_stacked,
 )
 
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
-from flsim.training.cohort.cuda_graphs import capture_stream
+from flsim.models.language_model import Params
+from flsim.training.cohort.devices import capture_stream
 from flsim.training.cohort.engine import CohortEngine
-from flsim.training.cohort.stacked import SLACK, StackedTrainer
+from flsim.training.cohort.stacked_trainer import SLACK, StackedTrainer
 from flsim.training.hparams import LocalHParams
-from flsim.training.local import train_cohort
 
 pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or torch.version.cuda is None, reason="needs an NVIDIA GPU, of which there is none"
@@ -35,6 +36,10 @@ OPTIONS: list[dict[str, Any]] = [
     {"optimizer": "momentum", "momentum": 0.5, "batch_size": 40},
     {"optimizer": "adam", "learning_rate": 2.0, "gradient_clip": 0.25, "proximal": 0.1},
 ]
+
+
+def start_on_gpu() -> Params:
+    return {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
 
 
 def options(precision: Any, **others: Any) -> LocalHParams:
@@ -50,14 +55,10 @@ def test_it_equals_the_local_engine(precision: Any, others: dict[str, Any], by_p
     population, hparams = random_population(USERS, 60, LAYOUT), options(precision, **others)
     model = model_of(0, LAYOUT, SIZES)
     exact = train_cohort(model, population, range(USERS), hparams, 0, 0, 0.5)
-    tolerance = rounding(precision, start_of(model), exact.norms / exact.users, 4)
     start = {name: value.cuda() for name, value in start_of(model.float()).items()}
     trainer = StackedTrainer(start, hparams, LAYOUT, USERS, by_position=by_position)
     actual = train_stacked(trainer, start, population, hparams, 0, 0.5)
-    times = amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
-    assert relative_error(actual.delta, exact.delta) < tolerance * times
-    assert actual.loss == pytest.approx(exact.loss, rel=tolerance)
-    assert_same_counts(actual, exact)
+    assert_within(actual, exact, start, precision, 4, times=amplification(hparams))
 
 
 @pytest.mark.parametrize("by_position", [False, True])
@@ -72,24 +73,21 @@ def test_graphs_change_nothing(precision: Any, others: dict[str, Any], by_positi
     """
     population, larger = random_population(USERS, 30, LAYOUT), random_population(USERS, 80, LAYOUT, seed=1)
     hparams = options(precision, **others)
-    start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
+    start = start_on_gpu()
     plain = StackedTrainer(start, hparams, LAYOUT, USERS, graphs=False, by_position=by_position)
     graphs = StackedTrainer(start, hparams, LAYOUT, USERS, by_position=by_position)
     expected = train_stacked(plain, start, population, hparams)
-    times = amplified(hparams.gradient_clip or 0.0) if hparams.optimizer == "adam" else 1.0
-    tolerance = 2 * times * rounding(precision, start, expected.norms / expected.users, 2)
     for others_first in (None, None, larger):
         if others_first is not None:
             train_stacked(graphs, start, others_first, hparams)
         actual = train_stacked(graphs, start, population, hparams)
-        assert relative_error(actual.delta, expected.delta) < tolerance
-        assert actual.loss == pytest.approx(expected.loss, rel=tolerance)
+        assert_within(actual, expected, start, precision, 2, times=2 * amplification(hparams))
 
 
 def test_all_shapes_are_captured_on_one_stream() -> None:
     """Each further one would keep a workspace of cuBLAS."""
     hparams = options("float32")
-    start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
+    start = start_on_gpu()
     capture_stream.cache_clear()
     trainer = StackedTrainer(start, hparams, LAYOUT, USERS)
     for records in (80, 50, 20):
@@ -102,18 +100,18 @@ def test_all_shapes_are_captured_on_one_stream() -> None:
 def test_a_step_by_position_gives_the_same_bits_each_time() -> None:
     """With graphs and without sums whose order programs choose; one trainer twice, and another one."""
     population, hparams = random_population(USERS, 60, LAYOUT), options("bf16")
-    start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
+    start = start_on_gpu()
     trainers = [StackedTrainer(start, hparams, LAYOUT, USERS, by_position=True) for _ in range(2)]
     first, *others = [train_stacked(trainer, start, population, hparams) for trainer in (*trainers, trainers[0])]
     for other in others:
-        assert other.loss == first.loss
+        assert other.counts.loss == first.counts.loss
         assert all(torch.equal(value, first.delta[name]) for name, value in other.delta.items())
 
 
 @pytest.mark.parametrize("by_position", [False, True])
 def test_what_it_says_of_memory_holds(by_position: bool) -> None:
     hparams, users = options("bf16"), 32
-    start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
+    start = start_on_gpu()
     population = InMemory(LAYOUT, [[[1] * LAYOUT.record_words] * hparams.batch_size] * users)
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
@@ -127,7 +125,7 @@ def test_what_it_says_of_memory_holds(by_position: bool) -> None:
 
 def test_how_many_users_fit_does_not_depend_on_what_is_free() -> None:
     hparams = options("bf16")
-    start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
+    start = start_on_gpu()
     _, per_user = StackedTrainer.memory(start, hparams, LAYOUT)
     whole = torch.cuda.get_device_properties(0).total_memory
     share = 20 * per_user / whole / SLACK  # so that memory, and not the multiprocessors, decides
@@ -141,7 +139,7 @@ def test_how_many_users_fit_does_not_depend_on_what_is_free() -> None:
 def test_too_large_a_micro_cohort_shrinks(capsys: pytest.CaptureFixture[str]) -> None:
     """Twice as many users as there is memory for the weights of."""
     hparams = options("float32", batch_size=4)
-    start = {name: value.cuda() for name, value in start_of(model_of(0, LAYOUT, SIZES).float()).items()}
+    start = start_on_gpu()
     weights = sum(value.numel() * value.itemsize for value in start.values())
     engine = CohortEngine(start, LAYOUT, hparams, micro_cohort=2 * torch.cuda.mem_get_info()[1] // weights)
     population = random_population(USERS, 6, LAYOUT)
@@ -162,5 +160,4 @@ def test_a_schedule_changes_the_rate_of_steps_whose_graphs_are_captured(optimize
         constant = replace(hparams, learning_rate=hparams.learning_rate * (1 - round_ / 3))
         exact = train_cohort(model, population, range(USERS), constant, 0, round_, 0.5)
         actual = engine.train(start, population, range(USERS), 0, round_, 0.5)
-        tolerance = rounding("float32", start_of(model), exact.norms / exact.users, 4)
-        assert relative_error(actual.delta, exact.delta) < tolerance
+        assert_within(actual, exact, start, "float32", 4)

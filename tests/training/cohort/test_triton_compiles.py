@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks.gpu.profiles import TILES
 from flsim.base.rng import stream
 from flsim.data.corpus import Split
 from flsim.data.records import Records
@@ -19,8 +18,8 @@ from flsim.data.vocabulary import Layout
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
 from flsim.training.central import CentralHParams, CentralTraining, init
-from flsim.training.central.stacked import StackedEngine
-from flsim.training.cohort.stacked import StackedTrainer
+from flsim.training.central.stacked_engine import StackedEngine
+from flsim.training.cohort.stacked_trainer import StackedTrainer
 from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 
@@ -204,22 +203,6 @@ def test_the_recurrence_of_the_widest_embeddings_fits_an_a100(precision: Any, mo
     compiled = [compiled for compiler in compilers for compiled in compiler.compiled.values()]
     assert len(compiled) == 2
     assert max(one.metadata.shared for one in compiled) <= SHARED_OF_AN_A100
-
-
-@pytest.mark.parametrize(("size", "stages"), TILES)
-def test_the_recurrence_compiles_with_other_tiles(
-    size: int, stages: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Those that `make gpu` times."""
-    from flsim.training.cohort import triton_positions
-
-    compilers = compilers_in(monkeypatch, triton_positions)
-    monkeypatch.setattr(triton_positions, "BLOCK", size)
-    monkeypatch.setattr(triton_positions, "STAGES", stages)
-    recur_by_position("bf16", width=96, rows=16)
-    assert sum(bool(compiler.compiled) for compiler in compilers) == 2
-    assert_gates_are_prefetched(compilers)
-    assert_within_limits(compilers, tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -13,14 +13,19 @@ from torch import Tensor
 from flsim.base.extensions import configured
 from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, representative
-from flsim.training.cohort.cuda_graphs import Graphs
-from flsim.training.cohort.devices import by_position_is_faster, current, kernels_for, position_kernels_for, products
+from flsim.training.cohort.devices import (
+    Graphs,
+    by_position_is_faster,
+    current,
+    kernels_for,
+    position_kernels_for,
+    products,
+)
 from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
-from flsim.training.cohort.packing import EXACT, PackedGroup, Parts, Shape, narrowed, units_of, widened
+from flsim.training.cohort.packing import EXACT, PackedGroup, Parts, Shape, narrowed, pack_users, units_of, widened
 from flsim.training.cohort.position_kernels import PositionKernels
 from flsim.training.cohort.stacked_model import PositionModel, StackedModel, widened_for
 from flsim.training.cohort.steps import Participant
-from flsim.training.cohort.user_packing import pack_users
 from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import BETAS, optimizer_named
 

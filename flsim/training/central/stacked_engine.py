@@ -15,9 +15,9 @@ from torch import Tensor
 from flsim.base.extensions import configured
 from flsim.models.language_model import Params, representative
 from flsim.training.central.hparams import CentralHParams
+from flsim.training.central.records import factors
 from flsim.training.central.task import CentralTask, Chunk
-from flsim.training.cohort.cuda_graphs import Graphs
-from flsim.training.cohort.devices import kernels_for, products
+from flsim.training.cohort.devices import Graphs, kernels_for, products
 from flsim.training.cohort.kernels import Kernels, Rule, TorchKernels
 from flsim.training.cohort.packing import (
     EXACT,
@@ -33,7 +33,6 @@ from flsim.training.cohort.packing import (
 )
 from flsim.training.cohort.stacked_model import Dropped, StackedModel, widened_for
 from flsim.training.cohort.steps import Steps
-from flsim.training.dropout import factors
 from flsim.training.optimizers import BETAS, MOMENTUM, SGD, optimizer_named
 from flsim.training.state import Moments, State
 
@@ -45,11 +44,11 @@ class PackedChunk(NamedTuple):
 
     group: PackedGroup
     tokens: list[int]
-    kept: Tensor
+    dropout_mask: Tensor
 
 
 class StackedEngine:
-    """Training by stacked products of a single user; a `flsim.training.central.engines.Engine`.
+    """Training by stacked products of a single user; a `flsim.training.central.task.Engine`.
 
     Args:
         training: the settings and records of training.
@@ -85,7 +84,7 @@ class StackedEngine:
         self._began = state.round - self._done
         self._losses = torch.zeros(0, dtype=torch.float64, device=self._device)
         self._width = width_of(wide) if self._hparams.dropout else 0
-        self._kept = torch.zeros(self._kept_values(self._largest), dtype=torch.uint8, device=self._device)
+        self._mask = torch.zeros(self._mask_values(self._largest), dtype=torch.uint8, device=self._device)
 
     def pack(self, chunk: Chunk) -> PackedChunk:
         steps = _by_token(chunk.positions(self._training.records.layout))
@@ -103,12 +102,14 @@ class StackedEngine:
             if moved and self._graphs:
                 self._graphs.forget()
             self._losses.zero_()
-            data, kept = (array.to(self._device, non_blocking=True) for array in (packed.group.data, packed.kept))
-            first = first_kept = 0
+            data, mask = (
+                array.to(self._device, non_blocking=True) for array in (packed.group.data, packed.dropout_mask)
+            )
+            first = first_mask = 0
             for shape in shapes:
-                end, end_kept = first + shape.values, first_kept + self._kept_values(shape)
-                self._run(shape, data[first:end], kept[first_kept:end_kept])
-                first, first_kept = end, end_kept
+                end, end_mask = first + shape.values, first_mask + self._mask_values(shape)
+                self._run(shape, data[first:end], mask[first_mask:end_mask])
+                first, first_mask = end, end_mask
         self._done += len(shapes)
         losses: list[float] = self._losses[1 : len(shapes) + 1].tolist()
         return losses, packed.tokens
@@ -123,17 +124,17 @@ class StackedEngine:
             moments["step"] = {name: torch.tensor(float(self._done)) for name in self._like}
         return moments
 
-    def _run(self, shape: Shape, data: Tensor, kept: Tensor) -> None:
+    def _run(self, shape: Shape, data: Tensor, mask: Tensor) -> None:
         if self._graphs:
-            reads = self._model.buffers.data(shape), self._kept[: len(kept)]
-            self._graphs.run(self._step, shape, reads, (data, kept))
+            reads = self._model.buffers.data(shape), self._mask[: len(mask)]
+            self._graphs.run(self._step, shape, reads, (data, mask))
         else:
-            self._step(shape, data, kept)
+            self._step(shape, data, mask)
 
-    def _step(self, shape: Shape, data: Tensor, kept: Tensor) -> None:
+    def _step(self, shape: Shape, data: Tensor, mask: Tensor) -> None:
         parts, dropped = shape.parts(data), None
         if self._hparams.dropout:
-            stays, places = kept.view(1, -1, self._width), shape.times * shape.rows
+            stays, places = mask.view(1, -1, self._width), shape.times * shape.rows
             dropped = Dropped(stays[:, :places], stays[:, places:], _factor(self._hparams.dropout))
         losses = self._descend(shape, parts, dropped)
         self._losses.index_add_(0, parts.number, losses.sum(1, dtype=torch.float64))
@@ -170,23 +171,23 @@ class StackedEngine:
 
         A step's part is [T B + N, D]: what the cell reads, then what words are predicted from.
         """
-        size = sum(map(self._kept_values, shapes))
-        kept = torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
+        size = sum(map(self._mask_values, shapes))
+        mask = torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
         if not size:
-            return kept
-        training, flat, first, begin = self._training, kept.numpy(), 0, 0
+            return mask
+        training, flat, first, begin = self._training, mask.numpy(), 0, 0
         flat.fill(0)
         for index, (shape, end) in enumerate(zip(shapes, steps.ends, strict=True)):
             draw = self._hparams.dropout, training.seed, chunk.first + index, int(chunk.counts[index])
             row, time = steps.row[begin:end], steps.time[begin:end]
             drawn = factors(*draw, self._largest.times, self._width)[:, row, time] != 0
-            values = self._kept_values(shape)
+            values = self._mask_values(shape)
             part, places = flat[first : first + values].reshape(-1, self._width), shape.times * shape.rows
             part[time * shape.rows + row], part[places : places + len(row)] = drawn
             first, begin = first + values, end
-        return kept
+        return mask
 
-    def _kept_values(self, shape: Shape) -> int:
+    def _mask_values(self, shape: Shape) -> int:
         return (shape.times * shape.rows + shape.positions) * self._width
 
     def _stacked(self, values: Params | None, units: int) -> Params:

@@ -3,31 +3,147 @@
 Training and evaluation run on Ray, and this process supervises them; or all of it is in this process, without Ray.
 """
 
-from collections.abc import Generator, Iterator
+import time
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 
 import ray
+import torch
 from ray.exceptions import RayError, RayTaskError
 from ray.util import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-from flsim.algorithms.checkpoint import checkpoint_name
+from flsim.algorithms.checkpoint import checkpoint_name, digest_of
 from flsim.base.errors import InputError, Interrupted, RunFailed, is_out_of_memory
+from flsim.base.extensions import custom_code_errors
 from flsim.base.logs import log, logging_to
 from flsim.base.progress import progress, say
 from flsim.privacy import ledger
+from flsim.runs import roundlog
 from flsim.runs.config import CentralSystemHParams
 from flsim.runs.folder import Run
 from flsim.runs.locks import DRIVEN, hold_lock
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.recovery import recover
-from server.central.steps import Lost, News, opened, train
+from flsim.training.central import CentralTraining, Log
+from flsim.training.central.training import train_chunks
+from flsim.training.state import State
 from server.cluster.causes import death
 from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where
 from server.pool.evaluations import EvaluationInProcess, gpu_shares
 from server.stopping import Stop, StopFile, stopping
-from server.supervision import Evaluations, supervised
+from server.supervision import Evaluations, RoundMetrics, supervised
+
+NEWS_EVERY = 0.5  # seconds between two news
+
+
+class Lost(Exception):  # noqa: N818 (an outcome)
+    """A training process was lost; the run can be resumed from its newest checkpoint."""
+
+
+@dataclass(frozen=True)
+class News:
+    """Progress of the training process, for the driver.
+
+    Attributes:
+        step: number of completed steps.
+        loss: nats a position, since the last news.
+        saved: whether there is a checkpoint of this step.
+        spent: epsilons by the name of the convention, where they were computed.
+    """
+
+    step: int
+    loss: float | None = None
+    saved: bool = False
+    spent: dict[str, float] = field(default_factory=dict)
+
+
+def train(path: Path, gpus: float) -> Generator[News]:
+    """Train a run in this process, from its newest checkpoint to its last step.
+
+    Args:
+        path: the run's folder.
+        gpus: share of a GPU that this process may fill.
+
+    Yields:
+        News for the driver.
+
+    Raises:
+        InputError: see `opened`; or there is no GPU where the settings ask for one.
+        Diverged: values are not finite; the message names the step.
+        Interrupted: the driver asked for the end; there is a checkpoint.
+        RunFailed: another process trains the run, or a user's own code failed.
+    """
+    run, stop = Run.open(path), StopFile(path)
+    _use(run.central.system, gpus)
+    with hold_lock(run), custom_code_errors():
+        training, state = opened(run)
+        chunks = train_chunks(state, training, run.rounds, run.is_saved_at, ends_early=stop)
+        yield from written(run, state, chunks)
+
+
+def opened(run: Run) -> tuple[CentralTraining, State]:
+    """Return a central run's training and the state to continue from; raise InputError where it cannot be trained."""
+    return run.central.training_of(run.users, run.rounds), run.latest_state()
+
+
+def _use(system: CentralSystemHParams, gpus: float) -> None:
+    """Restrict this process to its share of the machine; raise InputError if the settings ask for a GPU it lacks."""
+    torch.set_num_threads(system.threads)
+    if system.device == "cuda":
+        if not torch.cuda.is_available():
+            raise InputError('system.device is "cuda", but torch finds no GPU on the node that Ray chose')
+        torch.cuda.set_per_process_memory_fraction(min(gpus, 1.0))
+
+
+def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | None]]) -> Iterator[News]:
+    """Save and log the training from `state` on; every saved state has a line about the steps before it.
+
+    Yields:
+        News for the driver.
+
+    Raises:
+        Interrupted: training ended before the last step, after a saved state, as the driver asked.
+    """
+    roundlog.settle(run.path, state.round, run.has_a_line_per_round)
+    spent, metrics = run.epsilons(state), RoundMetrics(run)
+    yield News(state.round, spent=spent)
+    log, unsaid, since = Log(), Log(), state.round
+    began = last = time.monotonic()
+    for step, new, reached in chunks:
+        log, unsaid = log.merge(new), unsaid.merge(new)
+        if reached is None and time.monotonic() - last < NEWS_EVERY:
+            continue
+        evaluated = reached is not None and run.is_evaluated_at(step)
+        if reached is not None:
+            if evaluated:  # otherwise accounting, which takes about a second, is skipped
+                spent = run.epsilons(reached)
+            line = run.log_round(
+                round=step,
+                since=since,
+                loss=_mean(log),
+                records=log.records,
+                record_epsilon=spent if evaluated and spent else None,
+                seconds=round(time.monotonic() - began, 3),
+                digest=digest_of(reached),
+            )
+            metrics.report(line)
+            run.save(reached)
+            log, since = Log(), step
+        yield News(step, _mean(unsaid), reached is not None, spent if evaluated else {})
+        if reached is not None:
+            began = time.monotonic()  # without an evaluation in this process
+        unsaid, last = Log(), time.monotonic()
+    if since < run.rounds:
+        raise Interrupted
+
+
+def _mean(log: Log) -> float | None:
+    return log.loss / log.tokens if log.tokens else None
+
 
 LOOK = 0.2  # seconds between two items of the iterator
 PATIENCE = 3.0  # seconds until a message says that others hold the resources of the training
@@ -36,34 +152,27 @@ PATIENCE = 3.0  # seconds until a message says that others hold the resources of
 def simulate(
     run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None, retrain_lost: bool = False
 ) -> None:
-    """Train a run from its newest checkpoint to its last step, and wait for its evaluations.
-
-    Args:
-        run: the run; its status, checkpoints, rows and log are kept up to date.
-        address: address of an existing Ray cluster ("auto" searches for one); None starts a local one.
-        cpus: cores of the local cluster, or of the head; None for all.
-        head: "HOST:PORT" of this machine on which to start a head that others can join, in place of `address`.
-        retrain_lost: see `flsim.runs.recovery.recover`.
-
-    Raises:
-        InputError: there is no cluster at the address, none on which the training fits, or `opened` refuses the run.
-        Diverged: values are not finite; the message names the step and the last good checkpoint.
-        Interrupted: a signal ended the run, after a checkpoint.
-        RunFailed: training or an evaluation failed.
-    """
+    """Train a run on Ray in a process of its own; arguments and errors are those of `server.launch.train`."""
     with _driven(run):
-        _simulate(run, address, cpus, head, retrain_lost)
+        gpus, evaluation_gpus = process_gpu_shares(run.central.system)
+        stop, stop_file = Stop(), StopFile(run.path)
+        stop_file.remove()
+        with cluster(address, cpus, head), stopping(stop):
+            Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None).check()
+            refuse_what_does_not_fit(run.central.system, gpus, nodes())
+            say_where(run.path, address is None and head is None)
+            _begin(run, retrain_lost)
+            try:
+                with supervised(run, evaluation_gpus, stop=stop) as evaluations:
+                    train_on_ray(run, gpus, evaluations, stop, stop_file)
+            finally:
+                stop_file.remove()
 
 
 def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
     """Train a run like `simulate`, in this process and without Ray.
 
-    Each checkpoint is evaluated before training goes on. Results are the same. Nothing starts again by itself: where
-    the process dies, `--resume` goes on.
-
-    Raises:
-        InputError: the run trains on a GPU, or `opened` refuses it.
-        Diverged, Interrupted, RunFailed: see `simulate`.
+    Each checkpoint is evaluated before training goes on. Where the process dies, `--resume` goes on.
     """
     if not run.central.system.is_one_process:
         raise InputError('--in-process: trains on a CPU; set system.device = "cpu"')
@@ -93,22 +202,6 @@ def _begin(run: Run, retrain_lost: bool) -> None:
         run.record()
         recover(run, retrain_lost)
     opened(run)
-
-
-def _simulate(run: Run, address: str | None, cpus: int | None, head: str | None, retrain_lost: bool) -> None:
-    gpus, evaluation_gpus = process_gpu_shares(run.central.system)
-    stop, stop_file = Stop(), StopFile(run.path)
-    stop_file.remove()
-    with cluster(address, cpus, head), stopping(stop):
-        Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None).check()
-        refuse_what_does_not_fit(run.central.system, gpus, nodes())
-        say_where(run.path, address is None and head is None)
-        _begin(run, retrain_lost)
-        try:
-            with supervised(run, evaluation_gpus, stop=stop) as evaluations:
-                train_on_ray(run, gpus, evaluations, stop, stop_file)
-        finally:
-            stop_file.remove()
 
 
 def process_gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:

@@ -1,0 +1,52 @@
+"""The settings of a federated algorithm on the server."""
+
+from dataclasses import field
+from typing import Annotated
+
+from flsim.algorithms.built_in import ALGORITHMS
+from flsim.algorithms.server_optimizers import ServerOptimizerHParams
+from flsim.base.extensions import CustomName, by_content, configured, refuse_wrong_options
+from flsim.base.settings import Count, Options, settings
+from flsim.privacy.ledger import Entry
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.sampling import SAMPLERS
+
+SamplerName = Annotated[str, CustomName("sampler", SAMPLERS)]
+AlgorithmName = Annotated[str, CustomName("algorithm", ALGORITHMS)]
+
+
+@settings
+class FedAvgHParams(ServerOptimizerHParams):
+    """Settings of the server, with its optimizer.
+
+    Attributes:
+        algorithm: Federated algorithm; see docs/algorithms.md.
+        rounds: Number of rounds to train. Unit: rounds.
+        cohort: Number of users in each round; with sampler "poisson" the expected number. Unit: users.
+        sampler: "fixed-size" draws exactly `cohort` users without replacement, as the paper's Algorithm 1. "poisson"
+            takes each of N users with probability cohort / N, independently. "with-replacement" draws `cohort` times
+            from all users, as the paper's experiments did by its footnote 1; a user drawn twice counts twice, and
+            mechanism "dp" is refused. "round-robin" takes the users in one random order, cohort after cohort, again
+            and again; "dp" is refused. Your own: see docs/privacy.md.
+        algorithm_options: Options of a custom algorithm, e.g. { alpha = 0.1 }: keyword
+            arguments, numbers or text. Unit: none.
+        sampler_options: Options of a custom sampler, e.g. { block = 8 }: keyword
+            arguments, numbers or text. Unit: none.
+    """
+
+    rounds: Count = 8_000
+    cohort: Count = 500
+    sampler: SamplerName = "fixed-size"
+    algorithm: AlgorithmName = "fedavg"
+    algorithm_options: Options = field(default_factory=dict)
+    sampler_options: Options = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        refuse_wrong_options(self, "algorithm", "sampler")
+
+    def releases(self, privacy: PrivacyHParams, population: int, rounds: int) -> Entry:
+        """Return the ledger's entry for a number of rounds over a population of that many users."""
+        multiplier, process = privacy.noise_multiplier, by_content(privacy.noise)
+        sampler = by_content(configured(self, "sampler"))
+        return Entry(sampler, population, self.cohort, multiplier, rounds, process)

@@ -1,0 +1,28 @@
+"""The oracle of all engines, with arguments in the order that their tests have."""
+
+from collections.abc import Iterable
+
+import numpy as np
+
+from flsim.algorithms.fedavg import train_users
+from flsim.algorithms.summation import RoundRequest
+from flsim.data.records import Users
+from flsim.models.language_model import TrainableModel
+from flsim.training.hparams import LocalHParams
+from flsim.training.update import UpdateSum
+
+
+def train_cohort(
+    model: TrainableModel,
+    users: Users,
+    cohort: Iterable[int],
+    hparams: LocalHParams,
+    seed: int,
+    round_: int,
+    clip: float | None = None,
+    rounds: int | None = None,
+) -> UpdateSum:
+    """The sum over users that begin with the model's parameters."""
+    start = {name: value.detach().clone() for name, value in model.trainable.items()}
+    request = RoundRequest(round_, 0, np.fromiter(cohort, np.int64), start, clip)
+    return train_users(request, users, model, hparams, seed=seed, rounds=rounds)
