@@ -35,7 +35,7 @@ from flsim.results.tables import memorization_table
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
-from flsim.show.formats import to_csv
+from flsim.show.table import to_csv
 
 SHARE, WORDS_PER_USER, RECORD_WORDS, VOCABULARY = 0.25, 60, 8, 34
 SETTINGS = ImportHParams(VOCABULARY, RECORD_WORDS, WORDS_PER_USER, heldout=SHARE, test=SHARE)

@@ -66,7 +66,7 @@ def audit(
     from flsim.base.progress import say
     from flsim.results.store import refuse_two_points
     from flsim.results.sweeps import over_runs
-    from flsim.show import formats
+    from flsim.show.table import to_csv
 
     if format is Format.latex:
         raise InputError("--format latex: audits are md, csv or parquet; choose one of them")
@@ -82,7 +82,7 @@ def audit(
     text = (
         json.dumps({"runs": [to_object(*pair) for pair in pairs]}, indent=2) + "\n"
         if as_json
-        else formats.to_csv(frame)
+        else to_csv(frame)
         if format is Format.csv
         else "\n".join(to_text(*pair) for pair in pairs)
     )
@@ -324,8 +324,8 @@ def forgetting(
     refuse_json_and_csv(as_json, as_csv)
     from flsim.attacks.forgetting.measure import measure_forgetting
     from flsim.attacks.forgetting.text import to_object, to_text
-    from flsim.show import formats
     from flsim.show.figures import refuse_other_than_figure
+    from flsim.show.table import to_csv
 
     if out is not None:
         refuse_other_than_figure(out)
@@ -337,4 +337,4 @@ def forgetting(
     if as_json:
         typer.echo(json.dumps(to_object(measured), indent=2, allow_nan=False))
     else:
-        typer.echo(formats.to_csv(measured.success) if as_csv else to_text(measured), nl=False)
+        typer.echo(to_csv(measured.success) if as_csv else to_text(measured), nl=False)

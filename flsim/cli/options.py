@@ -132,10 +132,10 @@ def refuse_json_and_csv(as_json: bool, as_csv: bool) -> None:
 
 def write_table(frame: "pd.DataFrame", text: str, format: Format, out: Path | None) -> None:
     """Write a frame as Parquet, or print or write its text in another format."""
-    from flsim.show import formats
+    from flsim.show.table import write_parquet
 
     if format is Format.parquet and out is not None:
-        formats.write_parquet(frame, out)
+        write_parquet(frame, out)
     else:
         print_or_write(text, out)
 

@@ -93,9 +93,9 @@ def table(
     from flsim.results.against_published import against as marked
     from flsim.results.sweeps import expanded, published_of, read_shown, tuned_notes
     from flsim.results.tables import memorization_table
-    from flsim.show import formats
     from flsim.show.differences import compare_worlds
     from flsim.show.memorization import TUNED, table_of_runs
+    from flsim.show.table import note
 
     refuse_two_prints(format, out)
     runs = expanded(runs)
@@ -113,11 +113,11 @@ def table(
         results = marked(results)
     if notes := tuned_notes(runs):
         results.attrs[TUNED] = notes
-        for note in notes if format is Format.csv else ():
-            say(note)  # below a table that has no room for it
+        for sentence in notes if format is Format.csv else ():
+            say(sentence)  # below a table that has no room for it
     text = "" if format is Format.parquet else table_of_runs(results).text(format.value)
     if format is Format.md and why:
-        text += f"\n{formats.note(why)}"
+        text += f"\n{note(why)}"
     if over_seeds and format is Format.md:
         compared = compare_worlds(read, round, epoch)
         text += f"\n{compared}" if compared else ""
@@ -241,9 +241,8 @@ def _compared(
     from flsim.results.differences import compare_runs, differences, same_names, twins
     from flsim.results.store import read_run
     from flsim.results.sweeps import expanded, is_sweep, read_sweep, tuned_notes
-    from flsim.show import formats
     from flsim.show.differences import runs_to_json, runs_to_latex, runs_to_markdown, table_of_pairs
-    from flsim.show.table import json_rows
+    from flsim.show.table import json_rows, note, to_csv
 
     a, b = _two(expanded([a]), None if b is None else expanded([b]))
     are_sweeps = [is_sweep(path) for path in (a, b) if path is not None]
@@ -260,7 +259,7 @@ def _compared(
         texts = {
             Format.md: "\n".join(filter(None, parts)),
             Format.latex: runs_to_latex(compared),
-            Format.csv: formats.to_csv(compared.table),
+            Format.csv: to_csv(compared.table),
         }
         proof = {"proof": {"a": proven[0].to_json(), "b": proven[1].to_json()}}
         as_object = runs_to_json(compared) | proof
@@ -280,9 +279,9 @@ def _compared(
         why = table["left_out"].dropna().iloc[0]
         raise InputError(f"{a}{'' if b is None else f' and {b}'}: nothing to compare: {why}")
     texts = {
-        Format.md: f"{formats.note(heading)}\n{table_of_pairs(table, pairs).markdown()}",
+        Format.md: f"{note(heading)}\n{table_of_pairs(table, pairs).markdown()}",
         Format.latex: table_of_pairs(table, pairs).latex(),
-        Format.csv: formats.to_csv(table),
+        Format.csv: to_csv(table),
     }
     notes = tuned_notes([a] if b is None else [a, b])
     return table, *_with_notes(texts, {**about, "rows": json_rows(table)}, notes)
@@ -292,10 +291,10 @@ def _with_notes(
     texts: "Mapping[Format, str]", as_object: "Mapping[str, Any]", notes: "Sequence[str]"
 ) -> tuple[dict[Format, str], dict[str, Any]]:
     """Return texts for people and a JSON object with the sentences on how settings were chosen; CSV has no room."""
-    from flsim.show import formats, layout
+    from flsim.show.table import TERMINAL, note
 
-    below = "".join(f"\n{formats.note(text)}" for text in notes)
-    comments = "".join(f"% {line}\n" for text in notes for line in formats.note(text, layout.TERMINAL - 2).splitlines())
+    below = "".join(f"\n{note(text)}" for text in notes)
+    comments = "".join(f"% {line}\n" for text in notes for line in note(text, TERMINAL - 2).splitlines())
     added = {Format.md: texts[Format.md] + below, Format.latex: comments + texts[Format.latex]}
     return {**texts, **added}, {**as_object, "tuned": list(notes)}
 

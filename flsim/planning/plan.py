@@ -36,8 +36,7 @@ from flsim.runs.config import load, toml
 from flsim.runs.sweeps import definition
 from flsim.runs.sweeps.definition import Planned
 from flsim.runs.sweeps.folder import corpus_of, corpus_or_its_settings, open_corpus, refuse_impossible_runs
-from flsim.show.formats import note
-from flsim.show.layout import Column, markdown
+from flsim.show.table import Column, markdown, note
 
 MORE = f"> {power.MOST:,}"
 FOUND = (

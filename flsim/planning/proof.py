@@ -15,7 +15,7 @@ from flsim.privacy.sampling import Relation
 from flsim.results.sweeps import WORLD
 from flsim.runs.config import Config
 from flsim.runs.sweeps.definition import Planned
-from flsim.show.formats import note
+from flsim.show.table import note
 
 BOUNDS = (
     "Bounds are the largest lower bounds on epsilon of one unit (a user or a record) of one run that `flsim audit` can "

@@ -25,8 +25,7 @@ from flsim.runs.config import Config
 from flsim.runs.config.arms import shared_rounds
 from flsim.runs.config.base import whole_rounds
 from flsim.runs.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
-from flsim.show.formats import note
-from flsim.show.layout import Column, markdown
+from flsim.show.table import Column, markdown, note
 
 UTILITY: Quantity = next(quantity for quantity in of_model(QUANTITIES.values()) if quantity.is_log)
 AMOUNT = (

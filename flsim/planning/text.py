@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from flsim.show.layout import Column, markdown
+from flsim.show.table import Column, markdown
 
 Text = Callable[[Any], str]
 

@@ -23,8 +23,8 @@ from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.trackers import tracking
 from flsim.show.differences import compare_worlds, table_of_pairs
-from flsim.show.formats import to_csv
 from flsim.show.plots import draw_rounds
+from flsim.show.table import to_csv
 
 SENTENCE = "Log-perplexity of a canary, per word that is not known."
 WORLDS = ("iid", "non-iid")

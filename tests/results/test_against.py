@@ -14,7 +14,8 @@ from flsim.results import tables
 from flsim.results.against_published import AGAINST, against, agreements
 from flsim.results.published import published_rows
 from flsim.results.store import RunResults
-from flsim.show import formats, memorization
+from flsim.show import memorization
+from flsim.show.table import to_csv
 
 MakeRun = Callable[..., Path]
 
@@ -32,7 +33,7 @@ def test_published_values_are_beside_ours(four: dict[RunResults, PublishedRow]) 
     lines = to_markdown(table).splitlines()
     assert re.split(r" *\| *", lines[0])[1:7] == ["Setting", "RS %", "CI %", "Paper", "BS %", "CI %"]
     assert re.split(r" *\| *", lines[2])[2:5] == ["66.7", "56-76", "73.3"]
-    pd.testing.assert_frame_equal(from_csv(formats.to_csv(table)), table, check_exact=True)
+    pd.testing.assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 
 def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> None:
@@ -66,7 +67,7 @@ def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> No
         assert line[head.index("vs") : head.index("Twin") + 1] == marks
     for note in (memorization.VS, memorization.TWIN, memorization.PAPER, memorization.SHARE_INTERVAL):
         assert note in said
-    pd.testing.assert_frame_equal(from_csv(formats.to_csv(table)), table, check_exact=True)
+    pd.testing.assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 
 def test_published_gaps_that_chance_makes_are_counted_apart(make: Callable[..., RunResults]) -> None:

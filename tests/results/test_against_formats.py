@@ -18,7 +18,7 @@ from flsim.results.against_published import AGAINST, against
 from flsim.results.published import published_rows
 from flsim.results.rows import WHOLE_TEST_USERS
 from flsim.results.store import RunResults
-from flsim.show import formats
+from flsim.show.table import to_csv, write_parquet
 
 HOSTILE = r"*[x]\input{x} & 100% $b_x$ #1 {~^} <|> `--é漢"
 
@@ -91,8 +91,8 @@ def test_markdown_of_everything_fits_the_terminal(everything: dict[RunResults, P
 
 def test_everything_reads_back_from_csv_and_parquet(everything: dict[RunResults, PublishedRow], tmp_path: Path) -> None:
     for table, _ in frames(everything):
-        pd.testing.assert_frame_equal(from_csv(formats.to_csv(table)), table, check_exact=True)
-        formats.write_parquet(table, tmp_path / "table.parquet")
+        pd.testing.assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
+        write_parquet(table, tmp_path / "table.parquet")
         pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table, check_exact=True)
-        plain = pd.read_csv(io.StringIO(formats.to_csv(table)))
+        plain = pd.read_csv(io.StringIO(to_csv(table)))
         assert list(plain.columns) == list(table.columns)

@@ -11,7 +11,7 @@ from shown import from_csv, to_markdown
 from flsim.results import tables
 from flsim.results.store import RunResults, read_run
 from flsim.results.trace import trace
-from flsim.show.formats import to_csv
+from flsim.show.table import to_csv
 from flsim.show.trace import draw_trace, to_text
 
 MakeRun = Callable[..., Path]

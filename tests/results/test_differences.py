@@ -32,7 +32,7 @@ from flsim.results.differences import (
 )
 from flsim.results.store import RunResults, read_run
 from flsim.show.differences import compare_worlds, runs_to_json, runs_to_markdown, table_of_pairs, worlds_of
-from flsim.show.formats import to_csv
+from flsim.show.table import to_csv
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]

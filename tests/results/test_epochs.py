@@ -14,7 +14,8 @@ from flsim.base.errors import InputError
 from flsim.results.rows import Row, frame
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
-from flsim.show import formats, memorization
+from flsim.show import memorization
+from flsim.show.table import to_csv
 
 MakeRun = Callable[..., Path]
 RS = {"rs": [0.0] * 9}
@@ -81,7 +82,7 @@ def test_runs_of_both_kinds_are_shown_after_as_many_epochs(pair: list[RunResults
     assert "Round" not in shown
     assert "| Epochs" not in shown
     assert "\nAll after 5 epochs; an epoch reads as many records as there are.\n" in shown
-    pd.testing.assert_frame_equal(from_csv(formats.to_csv(table)), table, check_exact=True)
+    pd.testing.assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 
 def test_different_epochs_have_a_column_in_place_of_rounds(pair: list[RunResults], make_run: MakeRun) -> None:

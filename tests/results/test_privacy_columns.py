@@ -9,7 +9,7 @@ from shown import from_csv, to_latex, to_markdown
 from flsim.results import tables
 from flsim.results.columns import RECORD_PRIVACY
 from flsim.results.store import read_run
-from flsim.show.formats import to_csv
+from flsim.show.table import to_csv
 
 MakeRun = Callable[..., Path]
 FIXED = {"perplexity": 68.5, "epsilon paper": 18.77, "epsilon replace-one-rdp": 152.8, "delta": 1e-7}

@@ -16,7 +16,7 @@ from shown import from_csv, over_seeds, to_latex, to_markdown
 from flsim.base.errors import InputError
 from flsim.results.seeds import by_series, named_apart, sample
 from flsim.results.store import RunResults, read_run
-from flsim.show import formats
+from flsim.show.table import to_csv
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]
@@ -87,7 +87,7 @@ def test_one_seed_has_no_interval(make_series: MakeSeries) -> None:
     assert (row["mean_exposure"], row["perplexity"]) == (4, 60)
     for column in ("seeds_low", "seeds_high", "rs_sd", "bs_sd", "accuracy_sd", "perplexity_sd"):
         assert row[column] is pd.NA
-    written = [to_markdown(table), to_latex(table), formats.to_csv(table)]
+    written = [to_markdown(table), to_latex(table), to_csv(table)]
     assert not any("nan" in text.lower() or "<na>" in text.lower() for text in written)
 
 
@@ -132,7 +132,7 @@ def test_runs_that_are_not_averaged_are_named(troubled: list[RunResults]) -> Non
     shown = to_markdown(table)
     assert "|2/6|" in shown.replace(" ", "")
     assert " ".join(f"Left out of {row['setting']}: {row['left_out']}".split()) in " ".join(shown.split())
-    assert_frame_equal(from_csv(formats.to_csv(table)), table, check_exact=True)
+    assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 
 def test_at_an_epoch_all_that_were_evaluated_there_count(troubled: list[RunResults]) -> None:

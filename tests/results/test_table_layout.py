@@ -13,8 +13,7 @@ from shown import to_markdown
 from flsim.cli.demo import write_tables
 from flsim.results.store import read_run
 from flsim.results.tables import memorization_table
-from flsim.show.formats import to_csv
-from flsim.show.layout import Column, latex, markdown
+from flsim.show.table import Column, latex, markdown, to_csv
 
 WORDS = st.text(st.sampled_from("abc DEF,=_1"), max_size=60).map(str.strip)
 

@@ -20,8 +20,8 @@ from flsim.base.errors import InputError
 from flsim.results import tables
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
-from flsim.show import formats, memorization
-from flsim.show.formats import to_csv
+from flsim.show import memorization
+from flsim.show.table import note, to_csv, write_parquet
 
 MakeRun = Callable[..., Path]
 
@@ -139,7 +139,7 @@ def test_markdown_is_the_papers_table(table_1: pd.DataFrame) -> None:
         "RS: canaries memorized by Random Sampling; BS: canaries extracted by Beam\n"
         "Search; Acc.: accuracy on test text; Perp.: perplexity on test text; b_u: users\n"
         "a round.\n"
-        f"{formats.note(memorization.ONE_SEED)}"
+        f"{note(memorization.ONE_SEED)}"
     )
 
 
@@ -280,7 +280,7 @@ def test_csv_for_any_program(table_1: pd.DataFrame) -> None:
 
 
 def test_parquet_reads_back_to_the_same_table(table_1: pd.DataFrame, tmp_path: Path) -> None:
-    formats.write_parquet(table_1, tmp_path / "table.parquet")
+    write_parquet(table_1, tmp_path / "table.parquet")
     assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table_1, check_exact=True)
     assert [path.name for path in tmp_path.glob("*table*")] == ["table.parquet"]
 
@@ -290,7 +290,7 @@ def test_latex_is_the_papers_table(table_1: pd.DataFrame) -> None:
         r"% needs \usepackage{booktabs}",
         f"% {memorization.LOWEST}",
         "% Bits: mean exposure of the planted canaries.",
-        *(f"% {line}" for line in formats.note(memorization.ONE_SEED).splitlines()),
+        *(f"% {line}" for line in note(memorization.ONE_SEED).splitlines()),
         r"\begin{tabular}{lrlrlrrr}",
         r"\toprule",
         r"Setting & RS /90 & Lowest & BS /90 & Lowest & Bits & Acc. \% & Perp. \\",

@@ -11,8 +11,8 @@ from shown import over_seeds, to_latex, to_markdown
 from flsim.results.store import read_run
 from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
 from flsim.results.tables import memorization_table
-from flsim.show import formats
 from flsim.show.memorization import TUNED
+from flsim.show.table import to_csv
 
 NOTE = "Settings were chosen by perplexity on test users alone, never by canaries (search 0123456789ab): a rate 0.4."
 
@@ -20,7 +20,7 @@ NOTE = "Settings were chosen by perplexity on test users alone, never by canarie
 def test_the_note_on_a_search_is_below_tables_for_people(make_run: Callable[..., Path]) -> None:
     run = read_run(make_run({10: {"rs": [1.0] * 9, "bs": [0.0] * 9, "exposure": [1.0] * 9}}, seed=0, series="s"))
     for table in (memorization_table([run]), over_seeds([run])):
-        plain, latex, csv = to_markdown(table), to_latex(table), formats.to_csv(table)
+        plain, latex, csv = to_markdown(table), to_latex(table), to_csv(table)
         assert "Settings were chosen" not in plain
         table.attrs[TUNED] = [NOTE]
         text = to_markdown(table)
@@ -30,7 +30,7 @@ def test_the_note_on_a_search_is_below_tables_for_people(make_run: Callable[...,
         assert max(map(len, added.splitlines())) <= 80
         assert latex != to_latex(table)
         assert NOTE in " ".join(to_latex(table).replace("%", "").split())
-        assert formats.to_csv(table) == csv
+        assert to_csv(table) == csv
 
 
 @pytest.fixture

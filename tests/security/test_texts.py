@@ -11,8 +11,7 @@ from selectolax.lexbor import LexborHTMLParser
 from flsim.report.gather import gather
 from flsim.report.page import render
 from flsim.results.store import read_run
-from flsim.show.formats import to_csv
-from flsim.show.layout import Column, latex, markdown
+from flsim.show.table import Column, latex, markdown, to_csv
 
 HOSTILE = (
     """<script>alert(1)</script><img src=//x onerror=alert(1)>"onload="a' {{7*7}} """

@@ -9,8 +9,7 @@ import pandas as pd
 from flsim.attacks.audit.audit import canaries_needed
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.subject import Subject
-from flsim.show.formats import formatted, note
-from flsim.show.layout import Column, markdown
+from flsim.show.table import Column, formatted, markdown, note
 
 FOUND = (
     "Found: canaries of so high a rank, of all that were planted, with a 95% interval that treats them as independent."

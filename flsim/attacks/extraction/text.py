@@ -13,8 +13,7 @@ from flsim.attacks.extraction.discoverable import Scheme
 from flsim.attacks.extraction.extract import Extraction
 from flsim.attacks.extraction.rates import SAMPLING, USERS
 from flsim.attacks.extraction.strings import CANARY, RECORD
-from flsim.show.formats import formatted, note
-from flsim.show.layout import Column, Columns, markdown
+from flsim.show.table import Column, Columns, formatted, markdown, note
 
 PRINTED_TRIES = (1_000, 1_000_000)
 KINDS = {CANARY: "Canaries", RECORD: "Training records"}

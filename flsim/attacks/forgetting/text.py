@@ -8,8 +8,7 @@ import pandas as pd
 
 from flsim.attacks.forgetting.measure import Forgetting
 from flsim.results.tables import user_share
-from flsim.show.formats import formatted, note
-from flsim.show.layout import Column, markdown
+from flsim.show.table import Column, formatted, markdown, note
 
 LEVEL = 0.05  # of a log-rank test, corrected
 SUMMARY = (

@@ -12,8 +12,7 @@ from flsim.attacks.membership.stored import column
 from flsim.base.statistics import paired_t_p, t_interval
 from flsim.results.seeds import named_apart
 from flsim.runs.folder import Run
-from flsim.show.formats import formatted, note
-from flsim.show.layout import Column, markdown
+from flsim.show.table import Column, formatted, markdown, note
 
 LEVEL = 0.01  # false-positive rate of the column of true-positive rates
 

@@ -9,8 +9,7 @@ import pandas as pd
 from flsim.attacks.membership.attacked import NOTES
 from flsim.attacks.membership.inference import CONFOUNDED
 from flsim.attacks.membership.stored import CURVE, LEVELS, column
-from flsim.show.formats import formatted, note
-from flsim.show.layout import Column, markdown
+from flsim.show.table import Column, formatted, markdown, note
 
 AREA = (
     "AUROC: the probability that a member scores above a non-member, with a 95% interval by resampling authors; 0.5 "
