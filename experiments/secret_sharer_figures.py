@@ -34,7 +34,7 @@ from flsim.measures.path import PATH
 from flsim.measures.space import SPACE
 from flsim.results.store import RunResults
 from flsim.results.sweeps import expanded, read_shown
-from flsim.show.figures import line_style, plain, refuse_other_than_figure, write_figure
+from flsim.show.figure import line_style, plain, refuse_other_than_figure, write_figure
 
 # Columns, named as the metrics that they hold.
 ESTIMATE, FIT_P = extrapolation.BITS.name, extrapolation.P.name

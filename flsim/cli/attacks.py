@@ -266,7 +266,7 @@ def extract(
     """
     from flsim.attacks.extraction.extract import extract as extract_from
     from flsim.attacks.extraction.text import over_seeds_to_text, to_object, to_text
-    from flsim.show.figures import refuse_other_than_figure
+    from flsim.show.figure import refuse_other_than_figure
 
     check_device(device)
     if out is not None:
@@ -324,7 +324,7 @@ def forgetting(
     refuse_json_and_csv(as_json, as_csv)
     from flsim.attacks.forgetting.measure import measure_forgetting
     from flsim.attacks.forgetting.text import to_object, to_text
-    from flsim.show.figures import refuse_other_than_figure
+    from flsim.show.figure import refuse_other_than_figure
     from flsim.show.table import to_csv
 
     if out is not None:

@@ -169,25 +169,16 @@ def plot(
     Example: flsim plot runs/secret-sharer-figures-smoke --kind loss --out loss.png
     """
     from flsim.results.sweeps import expanded, read_shown
-    from flsim.show.figures import refuse_other_than_figure
+    from flsim.runs import roundlog
+    from flsim.show.figure import refuse_other_than_figure
+    from flsim.show.plots import plot as write_plot
 
     refuse_other_than_figure(out)
     read = read_shown(expanded(runs))
-    results = list(read.values())
+    losses = {}
     if kind is Kind.loss:
-        from flsim.runs import roundlog
-        from flsim.show.plots import plot_losses
-
         losses = {run: roundlog.mean_losses(roundlog.read(folder), run.evaluated) for folder, run in read.items()}
-        plot_losses(results, losses, out, over_seeds)
-    elif kind is Kind.utility:
-        from flsim.show.plots import plot_against_utility
-
-        plot_against_utility(results, out, over_seeds)
-    else:
-        from flsim.show.plots import plot_rounds
-
-        plot_rounds(results, out, over_seeds)
+    write_plot(list(read.values()), out, over_seeds, kind.value, losses)
 
 
 def compare(
@@ -334,7 +325,7 @@ def trace(
     from flsim.runs.folder import Run
     from flsim.runs.participation import participation
     from flsim.show import trace as traces
-    from flsim.show.figures import refuse_other_than_figure
+    from flsim.show.figure import refuse_other_than_figure
 
     if out is not None:
         refuse_other_than_figure(out)

@@ -16,14 +16,14 @@ from numpy.typing import NDArray
 from flsim.base.statistics import t_interval
 from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import Quantity, flags, panels_first
-from flsim.measures.utility import PERPLEXITY
 from flsim.report.blocks import Block, Cell, Figure, Fold, folded, number
 from flsim.report.contrasts import END
 from flsim.report.gather import Configuration, Gathered, Line, RunView, Setting, by_configuration, ceiling_of, percent
 from flsim.results.run_file import WORLDS
 from flsim.results.tables import user_share
 from flsim.show import figure as show
-from flsim.show.figure import draw_band, draw_line, draw_rule, draw_threads, inline, panels, scale
+from flsim.show.figure import draw_band, draw_line, draw_rule, draw_threads, inline, label_above, panels, scale
+from flsim.show.plots import draw_quantity, draw_utility, title_of, unit_of
 
 TOGETHER = 4  # settings that share a panel, at most
 MOST = 12  # rows of a panel with dots
@@ -176,7 +176,7 @@ def curves(gathered: Gathered) -> list[Block]:
     if len(drawn) <= TOGETHER:
         styles = {setting: index for index, setting in enumerate(drawn)}
         images = [
-            (_title(quantity), _curve(gathered, quantity, styles, "all"))
+            (title_of(quantity), _curve(gathered, quantity, styles, "all"))
             for quantity in panels_first(gathered.quantities)
         ]
         legend = [(style, _named(setting)) for setting, style in styles.items()]
@@ -189,8 +189,8 @@ def curves(gathered: Gathered) -> list[Block]:
             for index, line in enumerate(gathered.lines)
             if (begun := [setting for setting in line.settings if setting.shown_runs])
         ]
-        caption = f"{_title(quantity)}, over {_x(gathered)}, each panel as long as its training. {BAND}{left_out}"
-        blocks.append(Fold(_title(quantity), [Figure(caption, images, legend_of(drawn))], quantity.is_primary))
+        caption = f"{title_of(quantity)}, over {_x(gathered)}, each panel as long as its training. {BAND}{left_out}"
+        blocks.append(Fold(title_of(quantity), [Figure(caption, images, legend_of(drawn))], quantity.is_primary))
     return blocks
 
 
@@ -203,57 +203,43 @@ def primary_curve(gathered: Gathered) -> list[Figure]:
     return [Figure(f"{PRIMARY.caption} over {_x(gathered)}. {BAND}", [("", panel)])]
 
 
-def _title(quantity: Quantity) -> str:
-    if quantity.is_flag:
-        return f"{quantity.title}: canaries {quantity.outcome}"
-    return quantity.caption or (f"Mean {quantity.title}" if quantity.of_canaries else quantity.title)
-
-
 def _with_unit(quantity: Quantity, value: float) -> str:
     if quantity.is_flag:
         return f"{value:.1f} canaries"
-    if quantity.is_percentage:
-        return f"{value:.3f}"
-    return f"{quantity.format.format(value)} {quantity.unit if quantity.of_canaries else ''}".strip()
+    unit = "%" if quantity.is_percentage else f" {quantity.unit}" if quantity.of_canaries else ""
+    return quantity.format.format(value) + unit
 
 
 def _curve(gathered: Gathered, quantity: Quantity, styles: Mapping[Setting, int], id_: str) -> Markup:
-    metric, title = quantity.name, _title(quantity)
-    unit = "canaries" if quantity.is_flag else f"{quantity.axis}, log scale" if quantity.is_log else quantity.axis
-    drawn = [setting for setting in gathered.settings if setting.shown_runs]
-    of_all = {setting: setting.curve(metric, gathered.in_epochs) for setting in drawn}
-    heights = np.concatenate([curve[:, 1:].ravel() for curve in of_all.values()])
+    """Return a panel with the settings' curves, on the scale of all settings."""
+    title, x = title_of(quantity), _x(gathered)
+    measured = {setting: setting.curve(quantity, gathered.in_epochs) for setting in gathered.settings}
+    drawn = {style: measured[setting] for setting, style in styles.items()}
     figure, (axes,) = panels()
-    last = max((float(of_all[setting][-1, 0]) for setting in styles if of_all[setting].size), default=1.0)
-    scale(axes.xaxis, 0, last or 1.0, _x(gathered), is_whole=not gathered.in_epochs)
-    low, high = min(0.0, float(heights.min(initial=0.0))), float(heights.max(initial=0.0))
-    if quantity.is_log:
-        scale(axes.yaxis, *show.spanning(heights[heights > 0]), unit, is_log=True)
-    elif quantity.is_flag:
-        scale(axes.yaxis, 0, max(1.0, 1.08 * high), unit, is_whole=True)
-    else:
-        scale(axes.yaxis, 1.08 * low, 1.08 * high or 1.0, unit)
-    ceiling = ceiling_of([run for setting in styles for run, _ in setting.shown_runs]) if quantity.is_primary else None
-    if ceiling is not None and ceiling <= axes.get_ylim()[1]:
-        draw_rule(axes, y=ceiling, text=CEILING)
+    last = max((line.x[-1] for line in drawn.values() if len(line.x)), default=1.0)
+    scale(axes.xaxis, 0, last or 1.0, x, is_whole=not gathered.in_epochs)
+    heights = np.concatenate(
+        [values for line in measured.values() for values in (line.y, *_known(line.low, line.high))]
+    )
+    runs = [run.results for setting in styles for run, _ in setting.shown_runs]
+    canaries = max(len(run.planted) for run in runs)
+    draw_quantity(axes, quantity, drawn, heights, canaries, runs)
+    label_above(axes, unit_of(quantity))
     descriptions = []
-    for setting, style in styles.items():
-        curve = of_all[setting]
-        if not curve.size:
-            descriptions.append(f"{setting.label}: not measured.")
-            continue
-        xs, means, seeds = curve[:, 0], curve[:, 1], curve[:, 2:]
-        if seeds.shape[1] > 1:
-            draw_band(axes, xs, seeds.min(axis=1), seeds.max(axis=1), style)
-        draw_line(axes, xs, means, style)
-        begin, end = _with_unit(quantity, means[0]), _with_unit(quantity, means[-1])
-        descriptions.append(f"{setting.label}: from {begin} at {xs[0]:.3g} to {end} at {xs[-1]:.3g} {_x(gathered)}.")
-    return inline(figure, f"{metric}-{id_}", f"{title} over {_x(gathered)}", " ".join(descriptions))
+    for setting, line in zip(styles, drawn.values(), strict=True):
+        begin, end = (_with_unit(quantity, line.y[place]) for place in (0, -1)) if len(line.y) else ("", "")
+        told = f"from {begin} at {line.x[0]:.3g} to {end} at {line.x[-1]:.3g} {x}" if len(line.y) else "not measured"
+        descriptions.append(f"{setting.label}: {told}.")
+    return inline(figure, f"{quantity.name}-{id_}", f"{title} over {x}", " ".join(descriptions))
+
+
+def _known(*values: Floats) -> list[Floats]:
+    return [each[np.isfinite(each)] for each in values]
 
 
 def by_perplexity(gathered: Gathered) -> list[Block]:
     """Return exposure against perplexity: a panel for each row of the tables, and one for each partition."""
-    paths = {setting: path for setting in gathered.settings if len(path := _path_of(setting)) > 1}
+    paths = {setting: path for setting in gathered.settings if len(path := setting.path) > 1}
     groups = [(line.label, [setting for setting in line.settings if setting in paths]) for line in gathered.lines]
     images = [
         (
@@ -282,28 +268,14 @@ def by_perplexity(gathered: Gathered) -> list[Block]:
     return blocks
 
 
-def _path_of(setting: Setting) -> Floats:
-    """Return float64 [evaluations, 2]: perplexity, as a geometric mean over seeds, and mean exposure."""
-    runs = [run for run, _ in setting.shown_runs]
-    measured = [[run.over_rounds(name) for run in runs] for name in (PERPLEXITY.name, PRIMARY.name)]
-    common = sorted(set.intersection(*({*values.index} for values in (*measured[0], *measured[1])))) if runs else []
-    perplexities, exposures = (np.array([values[common] for values in of_runs]) for of_runs in measured)
-    return (
-        np.column_stack((np.exp(np.log(perplexities).mean(axis=0)), exposures.mean(axis=0)))
-        if common
-        else np.zeros((0, 2))
-    )
-
-
 def _utility_panel(paths: Mapping[Setting, Floats], styles: Sequence[int], id_: str) -> Markup:
-    every = np.concatenate(list(paths.values()))
     figure, (axes,) = panels()
-    scale(axes.xaxis, *show.spanning(every[:, 0]), "perplexity, log scale", is_log=True)
-    scale(axes.yaxis, min(0.0, float(every[:, 1].min())), 1.08 * float(every[:, 1].max()) or 1.0, "bits")
+    draw_utility(axes, dict(zip(styles, paths.values(), strict=True)))
+    axes.set_xlabel("perplexity, log scale", loc="right", labelpad=2)
+    label_above(axes, "bits")
     description = []
-    for (setting, path), style in zip(paths.items(), styles, strict=True):
-        draw_line(axes, path[:, 0], path[:, 1], style)
-        (first, begin), (last, end) = path[0], path[-1]
+    for setting, path in paths.items():
+        (first, begin), (last, end) = path[0, :2], path[-1, :2]
         description.append(
             f"{setting.label}: from {begin:.1f} bits at perplexity {first:.4g} to {end:.1f} bits at {last:.4g}."
         )

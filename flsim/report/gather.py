@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from flsim.results.sweeps import RUNS, Sweep, SweepRun, is_sweep, read_sweep
 from flsim.results.tables import rounds_text, user_share
 from flsim.runs import roundlog
 from flsim.runs.config import Config, load
+from flsim.show.plots import Curve, curve, exposure_by_utility, measured_values
 
 
 @dataclass(frozen=True, eq=False)
@@ -191,16 +192,21 @@ class Setting:
         last = self.last(metric)
         return None if last.empty else float((last["value"] == 1).mean())
 
-    def curve(self, metric: str, in_epochs: bool) -> NDArray[np.float64]:
-        """Return float64 [points, 2 + seeds]: round or epochs, the mean over seeds, and the value of each seed."""
-        values = [run.over_rounds(metric) for run, _ in self.shown_runs]
-        common = sorted(set.intersection(*(set(series.index) for series in values)) if values else ())
-        points = []
-        for round_ in common:
-            x = np.mean([run.results.epochs_of(round_) if in_epochs else round_ for run, _ in self.shown_runs])
-            of_seeds = [series[round_] for series in values]
-            points.append((x, np.mean(of_seeds), *of_seeds))
-        return np.array(points, dtype="float64").reshape(len(points), 2 + len(values))
+    def curve(self, quantity: Quantity, in_epochs: bool) -> Curve:
+        """Return the mean of a quantity over seeds, with a band from the lowest to the highest of several seeds."""
+        runs = [run.results for run, _ in self.shown_runs]
+        return curve(runs, partial(measured_values, quantity), in_epochs, over_seeds=True, band=_extent)
+
+    @property
+    def path(self) -> NDArray[np.float64]:
+        """Return float64 [evaluations, 4]: perplexity, mean exposure, and NaN in place of its interval."""
+        path = exposure_by_utility([run.results for run, _ in self.shown_runs], over_seeds=True)
+        path[:, 2:] = math.nan
+        return path
+
+
+def _extent(values: NDArray[np.float64]) -> tuple[float, float]:
+    return (float(values.min()), float(values.max())) if len(values) > 1 else (math.nan, math.nan)
 
 
 def ceiling_of(runs: Sequence[RunView]) -> float | None:

@@ -21,7 +21,7 @@ from flsim.results.columns import quantities_in
 from flsim.results.store import RunResults
 from flsim.results.tables import copies, rounds_text, user_share
 from flsim.results.trace import traced
-from flsim.show.figures import COLOURS, DASHES, MARKERS, ROUNDS, plain, write_figure
+from flsim.show.figure import DASHES, LINES, MARKERS, ROUNDS, plain, write_figure
 from flsim.show.table import Column, formatted, json_rows, markdown, note
 
 ROW, PANEL, WIDTH = 0.17, 2.0, 3.7  # inches: height of a canary's row and of lines of a number, width of both
@@ -192,7 +192,7 @@ def _columns(pairs: list[tuple[float, float]]) -> int:
 
 def _style(row: int) -> dict[str, Any]:
     return {
-        "color": COLOURS[row % len(COLOURS)],
+        "color": LINES[row % len(LINES)],
         "marker": SHAPES[row % len(SHAPES)],
         "linestyle": DASHES[row // len(SHAPES) % len(DASHES)],
     }

@@ -11,7 +11,7 @@ from helpers import Flsim
 
 from flsim.base.errors import InputError
 from flsim.results.store import RunResults, read_run
-from flsim.show.plots import draw_losses, plot_losses, token_of
+from flsim.show.plots import draw_losses, plot, token_of
 
 MakeRun = Callable[..., Path]
 Metrics = dict[str, list[float] | float]
@@ -95,5 +95,5 @@ def test_what_cannot_be_drawn_is_refused(make_run: MakeRun, tmp_path: Path) -> N
         (decided, {10: 1.0}, "no evaluation has exposure; train without evaluation.decide"),
     ):
         with pytest.raises(InputError, match=message):
-            plot_losses([run], {run: losses}, tmp_path / "loss.png")
+            plot([run], tmp_path / "loss.png", kind="loss", losses={run: losses})
         assert not (tmp_path / "loss.png").exists()

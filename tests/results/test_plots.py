@@ -10,7 +10,8 @@ import pytest
 from flsim.base.errors import InputError
 from flsim.results.in_short import round_in_short
 from flsim.results.store import RunResults, read_run
-from flsim.show.plots import draw_rounds, plot_rounds
+from flsim.show.figure import line_style
+from flsim.show.plots import draw_rounds, plot
 
 MakeRun = Callable[..., Path]
 
@@ -45,7 +46,7 @@ def test_lines_are_the_measurements(runs: list[RunResults]) -> None:
         assert [len(np.asarray(line.get_xdata())) for line in panel.get_lines()] == [2, 2, 1, 0]
     for panel in (exposure, perplexity):
         assert panel.get_xlabel() == "completed rounds (central: steps)"
-    assert rs.get_ylabel() == bs.get_ylabel() == "canaries memorized (of 9)"
+    assert [panel.get_ylabel() for panel in (rs, bs)] == ["canaries memorized (of 9)", "canaries extracted (of 9)"]
     assert rs.get_ylim() == bs.get_ylim()
     assert "bits" in exposure.get_ylabel()
 
@@ -140,7 +141,7 @@ def test_the_most_that_exposure_can_be_is_drawn_where_curves_come_near(make_run:
     for level, ceilings in ((1, []), (3, [np.log2(10_000 + 1)])):  # mean exposures of 5 and 7 bits
         by_round = {10: measured(level) | {"references": 10_000}, 20: measured(level) | {"references": 10_000}}
         panel = draw_rounds([read_run(make_run(by_round, name=f"level-{level}"))]).axes[2]
-        assert [np.asarray(line.get_ydata())[0] for line in panel.get_lines()[1:]] == ceilings
+        assert [np.asarray(line.get_ydata())[0] for line in panel.get_lines()[:-1]] == ceilings
         assert all(ceiling < panel.get_ylim()[1] for ceiling in ceilings)
 
 
@@ -170,17 +171,16 @@ def test_the_legend_covers_no_data_and_lines_differ_without_colour(make_run: Mak
     figure.draw_without_rendering()
     legend = figure.legends[0].get_window_extent()
     assert not any(panel.get_tightbbox().overlaps(legend) for panel in figure.axes)  # type: ignore[union-attr]
-    lines = figure.axes[0].get_lines()
-    assert len({(str(line.get_marker()), str(line.get_linestyle())) for line in lines}) == 12
+    assert len({(style["marker"], str(style["linestyle"])) for style in map(line_style, range(12))}) == 12
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".SVG", b"<?xml")])
 def test_the_same_results_give_the_same_file(runs: list[RunResults], tmp_path: Path, suffix: str, start: bytes) -> None:
     before = dict(mpl.rcParams)
     path = tmp_path / f"memorization{suffix}"
-    plot_rounds(runs, path)
+    plot(runs, path)
     first = path.read_bytes()
-    plot_rounds(runs, path)
+    plot(runs, path)
     assert first.startswith(start)
     assert path.read_bytes() == first
     assert [left.name for left in tmp_path.glob("*memorization*")] == [path.name]
@@ -195,5 +195,5 @@ def test_what_cannot_be_drawn_is_refused(runs: list[RunResults], tmp_path: Path)
         ([], tmp_path / "plot.png", "no runs"),
     ):
         with pytest.raises(InputError, match=message):
-            plot_rounds(wrong, path)
+            plot(wrong, path)
         assert not path.exists()

@@ -20,7 +20,7 @@ from flsim.measures.quantity import Quantity
 from flsim.results.rows import Row, write_rows
 from flsim.results.store import RunResults, read_run
 from flsim.results.trace import trace
-from flsim.show.figures import refuse_other_than_figure
+from flsim.show.figure import refuse_other_than_figure
 from flsim.show.trace import draw_trace, plot_trace, steps_to_text, to_csv, to_json, to_text
 
 MakeRun = Callable[..., Path]

@@ -10,7 +10,7 @@ from helpers import Flsim
 from flsim.base.errors import InputError
 from flsim.base.statistics import t_interval
 from flsim.results.store import RunResults, read_run
-from flsim.show.plots import draw_against_utility, plot_against_utility
+from flsim.show.plots import draw_against_utility, plot
 
 MakeRun = Callable[..., Path]
 
@@ -75,5 +75,5 @@ def test_without_both_there_is_nothing_to_draw(make_run: MakeRun, tmp_path: Path
     for name, rounds in (("new", {}), ("decided", {10: {"rs": [0.0] * 9, "perplexity": 3.0}})):
         run = read_run(make_run(rounds, name=name))
         with pytest.raises(InputError, match=f"{name}: no evaluation has exposure and perplexity"):
-            plot_against_utility([run], tmp_path / "a.png")
+            plot([run], tmp_path / "a.png", kind="utility")
         assert not (tmp_path / "a.png").exists()
