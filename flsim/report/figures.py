@@ -18,7 +18,7 @@ from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import Quantity, flags, panels_first
 from flsim.report.blocks import Block, Cell, Figure, Fold, folded, number
 from flsim.report.contrasts import END
-from flsim.report.gather import Configuration, Gathered, Line, RunView, Setting, by_configuration, ceiling_of, percent
+from flsim.report.gather import Configuration, Gathered, RunView, Setting, by_configuration, ceiling_of, percent
 from flsim.results.run_file import WORLDS
 from flsim.results.tables import user_share
 from flsim.show import figure as show
@@ -238,7 +238,7 @@ def _known(*values: Floats) -> list[Floats]:
 
 
 def by_perplexity(gathered: Gathered) -> list[Block]:
-    """Return exposure against perplexity: a panel for each row of the tables, and one for each partition."""
+    """Return exposure against perplexity, with a panel for each row of the tables."""
     paths = {setting: path for setting in gathered.settings if len(path := setting.path) > 1}
     groups = [(line.label, [setting for setting in line.settings if setting in paths]) for line in gathered.lines]
     images = [
@@ -256,16 +256,7 @@ def by_perplexity(gathered: Gathered) -> list[Block]:
         "seeds. Training goes from right to left. Where a curve lies below another one, its models memorize less at an "
         "equal perplexity."
     )
-    blocks = folded(Figure(caption, images, legend_of(list(paths))), "Exposure against perplexity")
-    for world, name in WORLDS.items():
-        settings = [setting for setting in paths if setting.world == world]
-        if 1 < len(settings) <= len(show.LINES):
-            panel = _utility_panel(
-                {setting: paths[setting] for setting in settings}, range(len(settings)), f"world-{world}"
-            )
-            legend = [(place, setting.label) for place, setting in enumerate(settings)]
-            blocks.append(Figure(f"{name} settings in one panel.", [(name, panel)], legend))
-    return blocks
+    return folded(Figure(caption, images, legend_of(list(paths))), "Exposure against perplexity")
 
 
 def _utility_panel(paths: Mapping[Setting, Floats], styles: Sequence[int], id_: str) -> Markup:
@@ -280,39 +271,6 @@ def _utility_panel(paths: Mapping[Setting, Floats], styles: Sequence[int], id_: 
             f"{setting.label}: from {begin:.1f} bits at perplexity {first:.4g} to {end:.1f} bits at {last:.4g}."
         )
     return inline(figure, f"utility-{id_}", "Exposure against perplexity", " ".join(description))
-
-
-def distributions(gathered: Gathered) -> list[Block]:
-    """Return the share of canaries with at least each exposure at the last evaluation, with a panel for each row."""
-    images = [
-        (line.label, _distribution(line, measured, index))
-        for index, line in enumerate(gathered.lines)
-        if (measured := [setting for setting in line.settings if not setting.last(PRIMARY.name).empty])
-    ]
-    caption = (
-        "Share of canaries with at least the given bits of exposure, at the last evaluation, over all seeds. Dotted: "
-        f"{CEILING}, the largest exposure that ranking among |R| random continuations can show; canaries there are "
-        "ranked before all of them."
-    )
-    return folded(Figure(caption, images, legend_of(gathered.settings)), "Distributions of exposure")
-
-
-def _distribution(line: Line, settings: Sequence[Setting], index: int) -> Markup:
-    ceiling = ceiling_of([run for setting in settings for run, _ in setting.shown_runs])
-    values = {setting: np.sort(setting.last(PRIMARY.name)["value"].to_numpy(float)) for setting in settings}
-    figure, (axes,) = panels()
-    scale(axes.xaxis, 0, 1.02 * max([*(bits[-1] for bits in values.values()), ceiling or 1.0]), "at least so many bits")
-    scale(axes.yaxis, 0, 100, "% of canaries")
-    if ceiling is not None:
-        draw_rule(axes, x=ceiling)
-    description = []
-    for setting, bits in values.items():
-        shares = 100 * (1 - np.arange(len(bits) + 1) / len(bits))
-        steps = {"drawstyle": "steps-post"}
-        draw_line(axes, [min(0.0, bits[0]), *bits], shares, setting.style, has_markers=False, **steps)
-        at_most = f", {np.mean(bits >= ceiling - 1e-6):.0%} at the ceiling" if ceiling else ""
-        description.append(f"{setting.label}: median {np.median(bits):.1f} bits, highest {bits[-1]:.1f}{at_most}.")
-    return inline(figure, f"bits-{index}", f"Exposure of canaries, {line.label}", " ".join(description))
 
 
 def traces(gathered: Gathered) -> list[Block]:

@@ -142,17 +142,6 @@ class Setting:
         return any(run.results.status != "completed" for run, _ in self.shown_runs)
 
     @property
-    def canaries(self) -> float:
-        """Return the number of planted canaries of a run, as a mean over the shown runs."""
-        runs = [run for run, _ in self.shown_runs] or self.runs
-        return float(np.mean([len(run.results.planted) for run in runs]))
-
-    @property
-    def diverged(self) -> int:
-        """Return how many runs diverged, which is an outcome of the setting."""
-        return sum(run.results.status == "diverged" for run in self.runs)
-
-    @property
     def seeds(self) -> str:
         return f"{len(self.shown_runs)} seed{'s' * (len(self.shown_runs) != 1)}"
 
@@ -186,11 +175,6 @@ class Setting:
             values[round_] for run, round_ in self.shown_runs if round_ in (values := run.over_rounds(metric)).index
         ]
         return float(np.mean(measured)) if measured else None
-
-    def share(self, metric: str) -> float | None:
-        """Return the share of planted canaries that are memorized at the last round."""
-        last = self.last(metric)
-        return None if last.empty else float((last["value"] == 1).mean())
 
     def curve(self, quantity: Quantity, in_epochs: bool) -> Curve:
         """Return the mean of a quantity over seeds, with a band from the lowest to the highest of several seeds."""

@@ -82,10 +82,3 @@ def test_a_report_that_is_there_stays_where_another_fails(tmp_path: Path) -> Non
         write_report([tmp_path / "run"], out)
     assert out.read_bytes() == before
     assert not list(tmp_path.glob(".*"))
-
-
-def test_help_has_examples(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr("sys.argv", ["flsim", "report", "--help"])
-    with pytest.raises(SystemExit):
-        cli.main()
-    assert "flsim report runs/iid runs/non-iid --out worlds.html" in " ".join(capsys.readouterr().out.split())

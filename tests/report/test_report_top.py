@@ -15,16 +15,11 @@ from flsim.base.statistics import t_interval
 from flsim.report.blocks import number
 from flsim.report.figures import overview
 from flsim.report.gather import gather
-from flsim.report.page import render
+from flsim.report.page import title_of
 from flsim.results.run_file import WORLDS
 from flsim.results.store import read_run
 from flsim.runs.config import CentralConfig, CentralTrainingHParams, DataHParams, FederatedConfig, TrainingHParams
 from flsim.show.figure import page_style
-
-
-@pytest.fixture(scope="module")
-def page(sweep: Made) -> Page:
-    return Page(render(gather([sweep.path])))
 
 
 def test_the_figure_at_the_top_has_each_setting(page: Page, sweep: Made) -> None:
@@ -82,7 +77,7 @@ def test_a_title_says_what_was_compared(
         write_run(tmp_path / f"{world}-{size}", setting=f"{names[world]}, FedAvg, b_u={size}")
         for world, size in product(worlds, cohorts)
     ]
-    assert f"<title>{title}</title>" in render(gather(paths))
+    assert title_of(gather(paths)) == title
 
 
 def test_the_figure_leaves_a_seed_that_diverged_out_of_both_partitions() -> None:
