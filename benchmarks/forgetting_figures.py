@@ -91,9 +91,7 @@ def draw_order(rows: Sequence[dict[str, Any]]) -> Figure:
     """Return a figure of the difference of two runs in one order, and of attackers who know the order or do not."""
     figure, (left, right) = _panels()
     rate, steps = RATES[0], np.arange(STEPS + 1)
-    left.plot(
-        steps, [difference(rate, step, 2) for step in steps.tolist()], color=INK, linestyle=":", label="exact"
-    )
+    left.plot(steps, [difference(rate, step, 2) for step in steps.tolist()], color=INK, linestyle=":", label="exact")
     for index, kind in enumerate(("float64", "float32")):
         two_eta = np.dtype(kind).type(2 * rate)
         examples = stream(0, "figure of order").normal(1, 1, STEPS).astype(kind)

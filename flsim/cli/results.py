@@ -319,8 +319,8 @@ def trace(
     Example: flsim trace runs/demo/iid --csv > trace.csv
     """
     refuse_json_and_csv(as_json, as_csv)
+    from flsim.results.canary_table import trace as traced
     from flsim.results.store import read_run
-    from flsim.results.trace import trace as traced
     from flsim.runs import roundlog
     from flsim.runs.folder import Run
     from flsim.runs.participation import participation

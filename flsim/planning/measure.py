@@ -29,7 +29,7 @@ from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
 from flsim.planning.scale import evaluations_of, row_name, trained_on
 from flsim.planning.text import cell, duration, number, size, with_unit
-from flsim.results.evaluations import read_evaluations
+from flsim.results.run_file import read_evaluations
 from flsim.runs import roundlog
 from flsim.runs.config import Config, dump
 from flsim.runs.sweeps.definition import Planned

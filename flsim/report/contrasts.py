@@ -38,9 +38,8 @@ from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers
 from flsim.measures.utility import PERPLEXITY
 from flsim.report.gather import Gathered, RunView, Setting
-from flsim.results.ceiling import MANY, at_ceiling
 from flsim.results.differences import LIKE, Pair, differences, to_wide
-from flsim.results.pairs import left_out_text, pair_at_like_utility
+from flsim.results.pairs import MANY, at_ceiling, left_out_text, pair_at_like_utility
 from flsim.results.run_file import WORLDS
 from flsim.results.sweeps import Sweep, SweepRun
 from flsim.runs.config import Config

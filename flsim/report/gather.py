@@ -14,10 +14,8 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import quantities_of
-from flsim.results.copies import without_copies
-from flsim.results.distinctions import distinctions
-from flsim.results.evaluations import read_evaluations
-from flsim.results.run_file import WORLDS
+from flsim.results.run_file import WORLDS, read_evaluations
+from flsim.results.seeds import distinctions, without_copies
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import RUNS, Sweep, SweepRun, is_sweep, read_sweep
 from flsim.results.tables import rounds_text, user_share

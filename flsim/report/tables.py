@@ -13,8 +13,8 @@ from flsim.report.blocks import Block, Cell, Fold, Note, Table, folded, number, 
 from flsim.report.contrasts import AT_CEILING, END
 from flsim.report.gather import Gathered
 from flsim.results.against_published import against
-from flsim.results.ceiling import WHAT_TO_DO
 from flsim.results.columns import described, quantities_in
+from flsim.results.pairs import WHAT_TO_DO
 from flsim.results.store import RunResults
 from flsim.results.tables import memorization_table
 from flsim.show.differences import signed

@@ -53,12 +53,12 @@ from flsim.base.statistics import (
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first
 from flsim.measures.utility import PERPLEXITY
-from flsim.results.ceiling import is_at_ceiling
 from flsim.results.columns import described
 from flsim.results.pairs import (
     WINDOW,
     PairedCanaries,
     compared_in,
+    is_at_ceiling,
     left_out_text,
     like_utility,
     pair_at_like_utility,

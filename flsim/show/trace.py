@@ -17,10 +17,10 @@ from matplotlib.ticker import MaxNLocator
 
 from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import Quantity, flags, select_for
+from flsim.results.canary_table import traced
 from flsim.results.columns import quantities_in
 from flsim.results.store import RunResults
 from flsim.results.tables import copies, rounds_text, user_share
-from flsim.results.trace import traced
 from flsim.show.figure import DASHES, LINES, MARKERS, ROUNDS, plain, write_figure
 from flsim.show.table import Column, formatted, json_rows, markdown, note
 
@@ -110,7 +110,7 @@ def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
 
     Args:
         run: the results of the run.
-        table: the table of `flsim.results.trace.trace`.
+        table: the table of `flsim.results.canary_table.trace`.
         path: a .png, .svg or .pdf file to write.
 
     Raises:

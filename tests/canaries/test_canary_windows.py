@@ -18,11 +18,10 @@ from flsim.canaries.roster import read_roster
 from flsim.canaries.spec import CanaryHParams, bounds_of
 from flsim.data.corpus import Corpus
 from flsim.planning.scale import Users, canaries_of
-from flsim.results.canary_table import canary_table
+from flsim.results.canary_table import canary_table, trace
 from flsim.results.differences import compare_runs
 from flsim.results.frames import frames
 from flsim.results.store import read_run
-from flsim.results.trace import trace
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.participation import participation

@@ -9,8 +9,8 @@ import pytest
 from shown import from_csv, to_markdown
 
 from flsim.results import tables
+from flsim.results.canary_table import trace
 from flsim.results.store import RunResults, read_run
-from flsim.results.trace import trace
 from flsim.show.table import to_csv
 from flsim.show.trace import draw_trace, to_text
 

@@ -6,7 +6,7 @@ from typing import Any
 
 from shown import over_seeds
 
-from flsim.results.distinctions import distinctions
+from flsim.results.seeds import distinctions
 from flsim.results.store import RunResults
 
 MakeSeries = Callable[..., list[RunResults]]

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flsim.base.errors import InputError
-from flsim.results.in_short import round_in_short
+from flsim.results.rows import round_in_short
 from flsim.results.store import RunResults, read_run
 from flsim.show.figure import line_style
 from flsim.show.plots import draw_rounds, plot

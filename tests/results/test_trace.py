@@ -17,9 +17,9 @@ from matplotlib.collections import LineCollection
 from flsim import cli
 from flsim.base.errors import InputError
 from flsim.measures.quantity import Quantity
+from flsim.results.canary_table import trace
 from flsim.results.rows import Row, write_rows
 from flsim.results.store import RunResults, read_run
-from flsim.results.trace import trace
 from flsim.show.figure import refuse_other_than_figure
 from flsim.show.trace import draw_trace, plot_trace, steps_to_text, to_csv, to_json, to_text
 

@@ -12,7 +12,8 @@ import pytest
 from scipy.stats import nct, t
 
 from flsim.base.statistics import mcnemar_p
-from flsim.results import ceiling, power
+from flsim.results import pairs as ceiling
+from flsim.results import power
 
 SPREAD = power.Spread(canaries=2.5, seeds=0.7)
 
