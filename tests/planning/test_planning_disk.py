@@ -8,7 +8,7 @@ import torch
 from helpers import Experiment
 
 from flsim.data.corpus import Corpus
-from flsim.planning.disk import corpus_bytes, run_disk
+from flsim.planning.plan import corpus_bytes, run_disk
 from flsim.planning.scale import Users, checkpoints_of
 from flsim.runs.config import CentralConfig, load
 from flsim.runs.folder import Run

@@ -14,8 +14,7 @@ from flsim.base.statistics import holm
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.planning.measure import Cost, Machine, Measurement, cost_key
 from flsim.planning.plan import Plan, Request, against, page, plan_of, power_of, sweep_of
-from flsim.planning.scale import Users
-from flsim.planning.text import duration, number, share, size
+from flsim.planning.scale import Users, duration, number, share, size
 from flsim.results.power import SD_CANARIES, SD_SEEDS, canaries_for, seeds_for
 from flsim.runs.sweeps.definition import load as load_sweep
 from flsim.runs.sweeps.definition import planned_runs, tier_of

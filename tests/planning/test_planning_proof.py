@@ -13,7 +13,7 @@ from flsim.attacks.audit import coins
 from flsim.attacks.audit.audit import audit, ceiling_of_coins
 from flsim.attacks.audit.subject import Coins, Subject, subject_of
 from flsim.canaries.spec import CanaryHParams
-from flsim.planning.proof import groups_of, least_alphas, proof_table, provable_of
+from flsim.planning.plan import groups_of, least_alphas, proof_table, provable_of
 from flsim.planning.scale import Users
 from flsim.runs.config import load
 from flsim.runs.folder import Run

@@ -7,8 +7,7 @@ import pytest
 from helpers import Experiment
 
 from flsim.canaries.spec import CanaryHParams
-from flsim.planning.plan import privacy_of
-from flsim.planning.proof import groups_of, provable_of
+from flsim.planning.plan import groups_of, privacy_of, provable_of
 from flsim.planning.scale import (
     Scale,
     Users,
