@@ -1,8 +1,5 @@
 """The benchmark of imports measures what it says, at a size that a test can afford."""
 
-import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -36,24 +33,3 @@ def test_files_hold_all_sentences(reader: str, tmp_path: Path) -> None:
     corpus = import_corpus([tmp_path / name], tmp_path / "corpus", hparams)
     assert corpus.manifest["sources"][0]["format"] == reader.split(",")[0]
     assert corpus.manifest["parameters"]["read"]["records"] == 1_000
-
-
-def test_the_command_measures_the_import() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "data", "--reader", "jsonl", "--sentences", "40000", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (measured,) = json.loads(done.stdout)
-    assert (measured["reader"], measured["sentences"], measured["smaller"]["sentences"]) == ("jsonl", 40_000, 10_000)
-    assert measured["sentences_per_second"] > 0
-    assert 2e7 < measured["smaller"]["peak_rss_bytes"] < 2e9
-
-
-def test_an_unknown_reader_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks", "data", "--reader", "xlsx"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "tff-sqlite" in done.stderr
-    assert "'xlsx'" in done.stderr

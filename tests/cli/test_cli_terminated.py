@@ -23,11 +23,3 @@ def test_a_file_that_a_configuration_names_is_not_blamed_for_it(experiment: Expe
     options = ("--out", "run", "--set", "training.algorithm=mine.py:Mine")
     done = experiment.flsim("run", experiment.config, *options, check=False)
     assert (done.returncode, done.stderr) == (143, "flsim: terminated\n")
-
-
-def test_a_file_that_exits_by_itself_is_refused(experiment: Experiment) -> None:
-    (experiment.folder / "mine.py").write_text("import sys\nsys.exit(143)\n")
-    options = ("--out", "run", "--set", "training.algorithm=mine.py:Mine")
-    done = experiment.flsim("run", experiment.config, *options, check=False)
-    assert done.returncode == 2
-    assert "mine.py:2: SystemExit: 143" in done.stderr

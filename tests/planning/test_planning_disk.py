@@ -34,10 +34,8 @@ def config_of(experiment: Experiment, *overrides: str) -> Path:
 @pytest.mark.parametrize(
     "overrides",
     [
-        WIDE,
         (*WIDE, "training.server_optimizer='adam'"),
         (*CENTRAL, *WIDE),
-        (*CENTRAL, *WIDE, "training.optimizer='adam'"),
         (*CENTRAL, *WIDE, "training.optimizer='momentum'"),
     ],
 )

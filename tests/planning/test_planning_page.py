@@ -3,7 +3,6 @@
 import json
 import math
 import re
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,9 +12,9 @@ import scipy
 from flsim.base.statistics import holm
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.planning.measure import Cost, Machine, Measurement, cost_key
-from flsim.planning.plan import Plan, Request, against, page, plan_of, power_of, sweep_of
+from flsim.planning.plan import Plan, Request, against, page, plan_of, power_of
 from flsim.planning.scale import Users, duration, number, share, size
-from flsim.results.power import SD_CANARIES, SD_SEEDS, canaries_for, seeds_for
+from flsim.results.power import SD_CANARIES, SD_SEEDS
 from flsim.runs.sweeps.definition import load as load_sweep
 from flsim.runs.sweeps.definition import planned_runs, tier_of
 
@@ -89,19 +88,6 @@ def test_sessions_are_compared_by_the_values_that_they_have(sweep_file: Path) ->
     ]
 
 
-def test_results_of_another_tier_are_of_no_plan(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    folder = tmp_path / "runs" / "table1-smoke"
-    assert sweep_of(None, "table1", "smoke") is None
-    folder.mkdir(parents=True)
-    words = dict.fromkeys(("title", "question", "about", "source", "command"), "x")
-    about = {**words, "name": "table1", "tier": "smoke", "versions": {}, "sessions": [], "runs": []}
-    (folder / "sweep.json").write_text(json.dumps(about))
-    assert sweep_of(None, "table1", "smoke") is not None
-    assert sweep_of(folder, "table1", "small") is None
-    assert sweep_of(tmp_path / "elsewhere", "table1", "smoke") is None
-
-
 @pytest.mark.parametrize(("effect", "tests"), [(1.3, 1), (1.3, 8), (2.5, 8)])
 def test_power_is_that_of_a_table_which_corrects_for_its_rows(effect: float, tests: int) -> None:
     """Drawn: one row of the table differs by the effect and the others by nothing; its corrected p is below 0.05."""
@@ -116,15 +102,3 @@ def test_power_is_that_of_a_table_which_corrects_for_its_rows(effect: float, tes
     margin = 4 * math.sqrt(0.25 / draws)
     # Holm finds a little more where another row is found first, which has a probability below 5% here.
     assert stated.power / 100 - margin <= found <= stated.power / 100 + margin + 0.05 * (tests > 1)
-
-
-@pytest.mark.parametrize("seeds", [1, 5, 9])
-def test_the_page_has_the_canaries_and_the_seeds_that_find_a_difference(sweep_file: Path, seeds: int) -> None:
-    """With five seeds no number of canaries is enough, because differences between seeds do not shrink with them."""
-    _, _, plan = measured(sweep_file)
-    text = page(replace(plan, power=power_of(36, seeds, EvaluationHParams(), 1.0)))
-    canaries = canaries_for(1.0, seeds)
-    assert (canaries is None) == (seeds == 5)
-    answer = "> 1,000,000" if canaries is None else f"{canaries:,}"
-    assert re.search(rf"Canaries of a run that find it *\| *{answer} \| canaries", text)
-    assert re.search(rf"Seeds that find it, in a test over seeds *\| *{seeds_for(1.0, 36)} \| seeds", text)

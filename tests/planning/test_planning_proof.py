@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers import PRIVATE, Experiment, Flsim, Trained
+from helpers import PRIVATE, Experiment, Trained
 
 from flsim.attacks.audit import coins
 from flsim.attacks.audit.audit import audit, ceiling_of_coins
@@ -70,21 +70,6 @@ def test_units_are_counted_as_an_audit_counts_them(experiment: Experiment) -> No
     assert groups_of(configs["iid"], USERS) == [19] * 2 + [24] * 2, "there are no more users"
     exact = replace(configs["non-iid"], canaries=CanaryHParams(insertions=(1, 7), count=1))
     assert groups_of(exact, USERS) == [1, 7]
-
-
-def test_a_page_says_it_once_for_equal_rows(experiment: Experiment, flsim: Flsim) -> None:
-    code, out, _ = flsim("plan", experiment.config, "--no-calibration")
-    assert code == 0
-    assert "## Largest provable epsilon" in out
-    without = flsim("plan", experiment.config, "--no-calibration", "--set", "evaluation.utility_only=true")[1]
-    assert "provable" not in without
-    config = load(experiment.config, ())
-    planned = [
-        Planned("run", "run", seed, {"data.world": "iid"} | axes, None, config) for seed in (0, 1) for axes in AXES
-    ]
-    (row,) = provable_of(planned, USERS.split())
-    assert (row.name, row.rows) == ("run batch 4 iid", 2), "once for all seeds and for equal rows"
-    assert re.search(r"run batch 4 iid *\| *2 *\| *user", proof_table([row]))
 
 
 def test_a_group_of_any_size_has_a_bound() -> None:

@@ -195,13 +195,6 @@ def test_an_unfinished_run_shows_what_it_has(tmp_path: Path, about: dict[str, An
     assert "no space left" in page.text
 
 
-def test_settings_of_equal_words_are_told_apart(tmp_path: Path) -> None:
-    paths = [write_run(tmp_path / name, series=name, memorized=count) for name, count in (("one", 2), ("two", 9))]
-    text = Page(render(gather(paths))).text
-    assert "IID, FedAvg, bu=4 [one]" in text
-    assert "IID, FedAvg, bu=4 [two]" in text
-
-
 def test_a_path_that_is_named_twice_counts_once(tmp_path: Path) -> None:
     path = write_run(tmp_path / "run")
     assert render(gather([path, tmp_path / "." / "run"])) == render(gather([path]))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
-from ninety import PRIVATE, PublishedRow, fedavg, paper
+from ninety import PublishedRow, fedavg, paper
 from shown import from_csv, over_seeds, to_markdown
 
 from flsim.results import tables
@@ -18,22 +18,6 @@ from flsim.show import memorization
 from flsim.show.table import to_csv
 
 MakeRun = Callable[..., Path]
-
-
-def test_published_values_are_beside_ours(four: dict[RunResults, PublishedRow]) -> None:
-    table = tables.memorization_table(list(four), published=four)
-    assert table["published_rs"].tolist() == [66, 21, 69, 23]
-    assert table["published_bs_lowest"].tolist() == ["1/50K, 10%", "-", "1/50K, 10%", "1/5K, 100%"]
-    assert table["published_accuracy"].tolist() == [0.246, 0.244, 0.246, 0.243]
-    assert set(table["published_setting"]) == {
-        "FedAvg, users, batch_size 500, 8000 rounds",
-        "FedAvg, users, batch_size 1000, 8000 rounds",
-    }
-    assert not {*AGAINST, "published_epsilon", "published_exposure"} & {*table}
-    lines = to_markdown(table).splitlines()
-    assert re.split(r" *\| *", lines[0])[1:7] == ["Setting", "RS %", "CI %", "Paper", "BS %", "CI %"]
-    assert re.split(r" *\| *", lines[2])[2:5] == ["66.7", "56-76", "73.3"]
-    pd.testing.assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 
 def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> None:
@@ -199,17 +183,6 @@ def test_the_secret_sharer_is_compared_in_direction_alone(make: Callable[..., Ru
     assert agreements(tables.memorization_table(list(published), published=published))[0].order.agreeing == 3
 
 
-def test_extracted_secrets_are_held_against_beam_search(make: Callable[..., RunResults]) -> None:
-    rows = published_rows("carlini2018.csv", "4")[:3]  # 80, 11, 2 %
-    runs = [make(f"run-{index}", rs, bs) for index, (rs, bs) in enumerate([(10, 9), (20, 6), (30, 3)])]
-    table = against(tables.memorization_table(runs, published=dict(zip(runs, rows, strict=True))))
-    assert {name for name in AGAINST if name in table} == {"extracted_pairs"}
-    assert table["extracted_pairs"].tolist() == [1, 1, 1]
-    head, _, first, *_ = (re.split(r" *\| *", line) for line in to_markdown(table, 200).splitlines())
-    assert head.count("Paper") == head.count("Pairs") == 1
-    assert first[head.index("BS %") : head.index("Pairs") + 1] == ["10.0", "5-18", "80.0", "100%"]
-
-
 def test_over_seeds_canaries_are_pooled(make: Callable[..., RunResults]) -> None:
     """30 and 60 of 90 are 90 of 180, whose exact interval is that of one run of 180 canaries."""
     runs = [make(f"r{seed}", count, seed=seed, series="s") for seed, count in enumerate((30, 60))]
@@ -220,30 +193,3 @@ def test_over_seeds_canaries_are_pooled(make: Callable[..., RunResults]) -> None
     assert "43-57" not in to_markdown(table)
     assert "42-58" in to_markdown(table)
     assert "Lowest" not in to_markdown(table)
-
-
-def test_over_seeds_has_the_largest_epsilon_and_exposure_over_the_space(make: Callable[..., RunResults]) -> None:
-    runs = [
-        make(f"r{seed}", 3, seed=seed, series="s", measured=measured)
-        for seed, measured in enumerate(
-            (
-                {**PRIVATE, "space_exposure": [10.0] * 90},
-                {**PRIVATE, "epsilon replace-one-rdp": 160.0, "delta": 2e-7, "space_exposure": [12.0] * 90},
-            )
-        )
-    ]
-    row = over_seeds(runs).iloc[0]
-    assert [row[name] for name in ("epsilon_paper", "epsilon_sound", "sound_convention", "delta")] == [
-        18.77,
-        160.0,
-        "replace-one-rdp",
-        2e-7,
-    ]
-    assert row["mean_space_exposure"] == 11
-    # Student's t at 97.5% with one degree of freedom is 12.706; the means deviate by sqrt(2), theirs by 1.
-    assert 11 - row["space_seeds_low"] == pytest.approx(12.706, abs=1e-3)
-    text = to_markdown(over_seeds(runs))
-    assert "18.8/160" in text
-    assert "replace-one-rdp" in text
-    partly = [*runs, make("r2", 3, seed=2, series="s")]
-    assert not {"epsilon_sound", "mean_space_exposure"} & {*over_seeds(partly)}

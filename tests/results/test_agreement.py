@@ -55,14 +55,6 @@ def test_p_is_the_share_of_orders_as_far_from_none() -> None:
     assert found.p == pytest.approx(np.mean([abs(tau) >= abs(found.tau) - 1e-9 for tau in taus]))
 
 
-def test_the_published_order_agrees_and_its_reverse_does_not() -> None:
-    theirs = [9, 3, 3, 0]
-    assert order(theirs, theirs).agreeing == order(theirs, theirs).pairs == 5
-    assert order([-value for value in theirs], theirs).agreeing == 0
-    assert order(theirs, theirs).clear_pairs == 5  # all, where chance is not known
-    assert order([1, 1, 1, 1], theirs).agreeing == 2.5
-
-
 def test_only_clear_pairs_are_counted_as_clear() -> None:
     """Counts of 54 and 52 of 90 canaries differ by chance, and 20 from both by more."""
     theirs = [54, 52, 20]

@@ -9,15 +9,12 @@ import pytest
 from shown import from_csv, to_markdown
 
 from flsim.results import tables
-from flsim.results.canary_table import trace
 from flsim.results.store import RunResults, read_run
 from flsim.show.table import to_csv
-from flsim.show.trace import draw_trace, to_text
 
 MakeRun = Callable[..., Path]
 LEGEND = "Copies: the fewest with a memorized canary, where their number was set."
 COPIES = (10, 10, 1, 1, 4, 4)
-NOBODY = pd.DataFrame({"round": [], "canary": [], "user": []})
 
 
 @pytest.fixture
@@ -49,24 +46,3 @@ def test_the_table_shows_it_and_the_legend_says_so(run: RunResults, make_run: Ma
     pd.testing.assert_frame_equal(from_csv(to_csv(table)), table)
     shares = read_run(make_run({10: {"rs": [1.0] * 9, "bs": [0.0] * 9}}, name="shares"))
     assert "Copies" not in to_markdown(tables.memorization_table([shares]))
-
-
-def test_the_trace_names_them(run: RunResults) -> None:
-    text = to_text(trace(run, NOBODY, ["c00", "c02"]), run)
-    assert [block.splitlines()[0] for block in text.split("\n\n")[1:3]] == [
-        "c00: planned copies 10; copies 3",
-        "c02: planned copies 1; copies 3",
-    ]
-
-
-def test_the_figure_has_a_panel_for_each_number(run: RunResults) -> None:
-    figure = draw_trace(run, trace(run, NOBODY))
-    panels, strips = figure.axes[::2], figure.axes[1::2]
-    assert [panel.get_title(loc="left") for panel in panels] == ["10 copies", "1 copy", "4 copies"]
-    assert [[label.get_text() for label in strip.get_yticklabels()] for strip in strips] == [
-        ["c00 (3)", "c01 (3)"],
-        ["c02 (3)", "c03 (3)"],
-        ["c04 (3)", "c05 (3)"],
-    ]
-    lefts = [panel.get_position().x0 for panel in panels]
-    assert lefts == sorted(set(lefts))  # side by side

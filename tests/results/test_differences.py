@@ -95,12 +95,6 @@ def test_canaries_are_joined_by_id_not_by_position(pair: MakePair) -> None:
     assert over_all(a, shuffled).equals(over_all(a, b))
 
 
-def test_equal_runs_differ_by_nothing(pair: MakePair) -> None:
-    row = over_all(*pair(BITS_A, BITS_A))
-    assert row[["exposure_difference", "exposure_low", "exposure_high"]].tolist() == [0, 0, 0]
-    assert row[["exposure_p", "exposure_ranks_p"]].tolist() == [1, 1]
-
-
 def test_equal_differences_have_no_spread(pair: MakePair) -> None:
     """All canaries 0.1 bits apart, each with its own rounding error: they must tie, and the t test has no noise."""
     row = over_all(*pair([value + 0.1 for value in BITS_A], BITS_A))
@@ -169,16 +163,6 @@ def test_all_canaries_and_each_configuration(make_run: MakeRun) -> None:
     assert pd.isna(table["bs_discordant_difference"].iloc[1])  # nothing discordant has no share
 
 
-def test_exchanging_the_runs_exchanges_counts(make_run: MakeRun) -> None:
-    a, b = (read_run(make_run({20: of | MODEL}, name=n, grid=GRID, copies=3)) for n, of in (("a", A), ("b", B)))
-    there, back = over_all(a, b), over_all(b, a)
-    for name in ("rs", "bs", "rs_discordant", "bs_discordant"):
-        assert there[f"{name}_value_a"] == back[f"{name}_value_b"]
-    for name in ("rs", "bs"):
-        assert there[f"{name}_p"] == back[f"{name}_p"]
-        assert there[f"{name}_discordant_low"] == pytest.approx(1 - back[f"{name}_discordant_high"])
-
-
 def test_the_text_is_of_80_columns_and_has_the_numbers(make_run: MakeRun) -> None:
     text = runs_to_markdown(compared(make_run))
     assert max(map(len, text.splitlines())) <= 80
@@ -189,30 +173,6 @@ def test_the_text_is_of_80_columns_and_has_the_numbers(make_run: MakeRun) -> Non
     assert ["1/5K, 100%", "3", "+2.00", "6.57", f"{p:.3f}", "3/2", "1.000", "2/0", "1.000"] in shown
     assert next(row for row in shown if row[0] == "Exposure, bits")[3] == "+2.11"
     assert "Epsilon" not in text
-
-
-def test_what_was_not_measured_is_blank(make_run: MakeRun) -> None:
-    found = compared(make_run, {"exposure": B["exposure"]})
-    assert not {"rs", "bs"} & {*found.table["quantity"]}
-    text = runs_to_markdown(found)
-    assert "RS /9" not in text
-    assert "Perplexity" in text
-
-
-def test_models_that_are_not_alike_are_said_to_be(make_run: MakeRun) -> None:
-    assert "Run b is running: this is not its final model." in runs_to_markdown(compared(make_run, status="running"))
-    longer, shorter = (
-        read_run(make_run({20: B | MODEL}, name=name, grid=GRID, copies=3, rounds_per_epoch=epoch))
-        for name, epoch in (("c", 2.0), ("d", 4.0))
-    )
-    assert "different numbers of epochs" in runs_to_markdown(compare_runs(longer, shorter))
-
-
-def test_epsilon_is_beside(make_run: MakeRun) -> None:
-    spent: dict[str, object] = {"delta": 1e-5, "epsilon paper": 18.8, "epsilon replace-one-rdp": 152.8}
-    shown = cells(runs_to_markdown(compared(make_run, {**B, **spent})))
-    assert ["Epsilon", "", "153", "", "", "", ""] in shown
-    assert ["Epsilon, paper's", "", "18.8", "", "", "", ""] in shown
 
 
 def test_json_and_csv_say_the_same(make_run: MakeRun) -> None:

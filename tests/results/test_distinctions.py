@@ -33,11 +33,6 @@ def test_values_of_the_settings_that_differ(make_series: MakeSeries) -> None:
     ]
 
 
-def test_other_names_need_no_words(make_series: MakeSeries) -> None:
-    of_a, of_b = {"model.units": 15}, {"model.units": 30}
-    assert told_apart(make_series, of_a, of_b, of_b, labels="ABA") == [", units 15", "", ", units 30"]
-
-
 def test_seeds_machines_and_places_of_a_corpus_tell_nothing_apart(make_series: MakeSeries) -> None:
     words = told_apart(
         make_series,
@@ -45,15 +40,6 @@ def test_seeds_machines_and_places_of_a_corpus_tell_nothing_apart(make_series: M
         {"seed": 1, "data.corpus": "/b", "system.shards": 2},
     )
     assert words == ["", ""]
-
-
-def test_worlds_are_in_the_names(make_series: MakeSeries) -> None:
-    [run] = make_series([1])
-    twins = [
-        replace(run, world=world, settings={"local.learning_rate": rate})
-        for world, rate in (("iid", 2), ("non-iid", 1))
-    ]
-    assert distinctions(twins) == ["", ""]
 
 
 def test_a_table_over_seeds_has_the_words(make_series: MakeSeries) -> None:

@@ -13,7 +13,6 @@ import nbformat
 import pandas as pd
 import pytest
 
-from flsim.base.errors import InputError
 from flsim.results.frames import CANARY, RUN, frames
 from flsim.results.rows import DIVERGED, Row, write_rows
 from flsim.results.store import read_run
@@ -152,17 +151,6 @@ def test_a_sweep_brings_its_axes_and_published_rows(make_worlds: Callable[..., l
     assert found["published_rs"].tolist() == [65] * 4 + [pd.NA] * 4
     assert found["published_exposure"].tolist() == [2.5] * 4 + [pd.NA] * 4
     assert len(canaries) == 72
-
-
-@pytest.mark.parametrize("paths", [(), ("nothing*",)])
-def test_nothing_there_is_said(paths: tuple[str, ...]) -> None:
-    with pytest.raises(InputError, match="no runs there; `flsim demo` makes some"):
-        frames(*paths)
-
-
-def test_a_path_that_is_no_run_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not a run folder"):
-        frames(tmp_path)
 
 
 def test_the_notebook_is_clean_and_runs_from_top_to_bottom(

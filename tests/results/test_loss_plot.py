@@ -11,7 +11,7 @@ from helpers import Flsim
 
 from flsim.base.errors import InputError
 from flsim.results.store import RunResults, read_run
-from flsim.show.plots import draw_losses, plot, token_of
+from flsim.show.plots import draw_losses, plot
 
 MakeRun = Callable[..., Path]
 Metrics = dict[str, list[float] | float]
@@ -65,14 +65,6 @@ def test_without_estimates_exposure_is_by_rank_and_each_run_has_a_panel(
     assert [panel.get_ylabel() for panel in drawn if "exposure" in panel.get_ylabel()] == ["exposure (bits)"] * 3
     ranked = [panel.get_lines()[0] for panel in drawn if "exposure" in panel.get_ylabel()]
     assert np.asarray(ranked[0].get_ydata()).tolist() == [1, 4, 6]
-
-
-def test_a_token_is_a_character_where_each_letter_and_space_is_one(seeds: list[RunResults]) -> None:
-    roster = seeds[0].roster
-    assert token_of(seeds[0]) == "word"
-    roster["words"] = [["ab", "c"]] * len(roster)
-    roster["tokens"] = [[1, 2, 28, 3]] * len(roster)
-    assert token_of(seeds[0]) == "character"
 
 
 def test_the_command_reads_training_losses_from_the_log(flsim: Flsim, seeds: list[RunResults], tmp_path: Path) -> None:

@@ -37,12 +37,6 @@ def test_shares_and_means_are_of_planted_canaries(make_series: MakeSeries) -> No
     assert "1 / (|R| + 1), here 0.0001" in " ".join(text.split())
 
 
-def test_nothing_is_said_of_controls_where_there_are_none(make_series: MakeSeries) -> None:
-    table = tables.memorization_table(make_series([2.0]))
-    assert not {"controls", "rs_controls", "false_positive_rate"} & {*table}
-    assert "Controls" not in to_markdown(table)
-
-
 def test_a_run_that_planted_nothing_has_no_share(make_series: MakeSeries) -> None:
     row = tables.memorization_table([without(make_series([2.0])[0], *range(9))]).iloc[0]
     assert (row["canaries"], row["controls"], row["rs_controls"]) == (0, 9, 5)
@@ -72,9 +66,3 @@ def test_pairs_are_of_canaries_that_either_run_planted(make_series: MakeSeries) 
     assert to_wide(differences([Pair("row", planned([a]), planned([b]))]))["canaries_value_a"].tolist() == [8.0]
     with pytest.raises(InputError, match="1 of 9 canaries were planted"):
         compare_runs(without(a, *range(1, 9)), without(b, *range(1, 9)))
-
-
-def test_tables_with_controls_fit_a_terminal(make_series: MakeSeries) -> None:
-    runs = [without(run, 0) for run in make_series([2.0, 3.0, 4.0])]
-    for text in (to_markdown(tables.memorization_table(runs)), to_markdown(over_seeds(runs))):
-        assert max(map(len, text.splitlines())) <= 80

@@ -116,12 +116,6 @@ def test_scales_show_lines_whole_and_no_more_canaries_than_there_are(make_run: M
     assert rs.get_ylim() == bs.get_ylim() == (0, 9)
 
 
-def test_an_infinite_perplexity_is_no_point(make_run: MakeRun) -> None:
-    run = read_run(make_run({10: measured(2) | {"perplexity": np.inf}, 20: measured(3)}))
-    line = draw_rounds([run]).axes[3].get_lines()[0]
-    assert np.asarray(line.get_data()).tolist() == [[20], [97]]
-
-
 def test_what_is_memorized_so_far_is_a_line(make_run: MakeRun) -> None:
     folder = make_run({10: measured(2), 20: measured(6)})
     assert round_in_short(folder, 10) == "RS 2, BS 1, 6.0 bits of 9 canaries"
@@ -151,18 +145,6 @@ def test_the_band_is_the_interval_of_the_table(runs: list[RunResults]) -> None:
     at_10 = np.asarray(band)[np.asarray(band)[:, 0] == 10, 1]
     half = 2.306 * np.sqrt(7.5 / 9)
     assert (at_10.min(), at_10.max()) == pytest.approx((6 - half, 6 + half), abs=1e-3)
-
-
-def test_labels_say_what_is_not_a_finished_run(runs: list[RunResults], make_run: MakeRun) -> None:
-    again = read_run(make_run({10: measured(1)}, name="seed-1"))
-    legend = draw_rounds([*runs, again]).legends[0]
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "IID, FedAvg, b_u = 16 [iid]",
-        "Non-IID, FedAvg, b_u = 16",
-        r"\$1\$, lr = 9 (diverged, round 10)",
-        "Later (running, round 0)",
-        "IID, FedAvg, b_u = 16 [seed-1]",
-    ]
 
 
 def test_the_legend_covers_no_data_and_lines_differ_without_colour(make_run: MakeRun) -> None:

@@ -66,15 +66,3 @@ def test_an_epsilon_of_a_record_is_never_in_a_user_s_column(make_run: MakeRun) -
     assert "Round: completed rounds; for central training (b_r), steps." in shown
     pd.testing.assert_frame_equal(from_csv(to_csv(table)), table)
     assert r"Record-level $\varepsilon$" in to_latex(table)
-
-
-def test_without_noise_on_updates_there_is_no_user_s_column(make_run: MakeRun) -> None:
-    table = table_of(make_run, record={9: RECORD})
-    assert list(table.columns) == [*tables.COLUMNS, *RECORD_PRIVACY]
-    assert "| Eps." not in to_markdown(table)
-
-
-def test_a_diverged_run_has_no_epsilon(make_run: MakeRun) -> None:
-    made = [make_run({8: FIXED}, name="good"), make_run({8: FIXED}, name="bad", status="diverged")]
-    table = tables.memorization_table([read_run(path) for path in made])
-    assert table["epsilon_sound"].isna().tolist() == [False, True]

@@ -46,18 +46,6 @@ def test_thakkar_equals_another_transcript() -> None:
 SAME = {("8000 rounds", 5000): "100 epochs", ("8000 rounds", 500): "10 epochs"}
 
 
-def test_rows_that_two_tables_share_agree() -> None:
-    found: dict[tuple[object, ...], list[Row]] = {}
-    for row in thakkar("1", "2", "3", "4"):
-        budget = SAME.get((str(row["budget"]), int(str(row["batch_size"]))), row["budget"])
-        key = (row["data"], row["optimizer"], row["batch_unit"], row["batch_size"], budget)
-        found.setdefault(key, []).append({name: row[name] for name in row if name not in ("table", "budget")})
-    shared = [rows for rows in found.values() if len(rows) > 1]
-    # Per world: Table 1 with 2 (5000 users), with 3 (32 records, 500 users) and with 4 (500 users).
-    assert sum(len(rows) for rows in shared) == 2 * (2 + 2 + 3)
-    assert all(row == rows[0] for rows in shared for row in rows)
-
-
 def test_thakkar_is_as_its_text_says() -> None:
     """Section 4.2 has the ranges of each regime; everything extracted by beam search is also memorized by sampling."""
     ranges = {

@@ -99,14 +99,6 @@ def test_what_one_seed_lacks_is_blank_not_the_mean_of_others(make_series: MakeSe
         assert row[column] is pd.NA
 
 
-def test_an_infinite_perplexity_has_no_deviation(make_series: MakeSeries, make_run: MakeRun) -> None:
-    measured = {10: {"perplexity": math.inf, "references": 10_000}}
-    wild = read_run(make_run(measured, name="wild", seed=7, series="iid"))
-    row = over_seeds([*make_series([2]), wild]).iloc[0]
-    assert row["perplexity"] == math.inf
-    assert row["perplexity_sd"] is pd.NA
-
-
 @pytest.fixture
 def troubled(make_series: MakeSeries, make_run: MakeRun) -> list[RunResults]:
     """Two good seeds and one each that diverged, failed, runs, and is not evaluated."""
@@ -166,34 +158,3 @@ def test_what_has_no_mean_is_refused(make_series: MakeSeries, make_run: MakeRun)
             sample([*iid, read_run(folder)])
     with pytest.raises(InputError, match="--round and --epoch"):
         sample(iid, round=10, epoch=10)
-
-
-def test_markdown_fits_the_terminal(make_series: MakeSeries) -> None:
-    worlds = ["IID, SGD, b_r=128", "IID, FedAvg, b_u=16", "Non-IID, SGD, b_r=128", "Non-IID, FedAvg, b_u=16"]
-    runs = [
-        run
-        for index, world in enumerate(worlds)
-        for run in make_series([6, 8.5], name=f"w{index}", setting=world, perplexity=100)
-    ]
-    table = over_seeds(runs)
-    shown = to_markdown(table).splitlines()
-    assert max(map(len, shown)) <= 80
-    assert shown[0] == "|Setting                | n|RS /9|BS /9|Bits|CI_s|CI_c|Acc. %| SD|Perp.| SD|"
-    assert shown[2] == "|IID, SGD, b_r=128      | 2|  9.0|  9.0| 9.2|15.9| 0.9|  20.0|0.0|100.5|0.7|"
-    assert r"& CI$_s$ & CI$_c$ &" in to_latex(table)
-
-
-def test_equal_settings_are_told_apart_by_their_first_run(make_series: MakeSeries) -> None:
-    shown = to_markdown(over_seeds([*make_series([1, 2]), *make_series([3, 4], name="b")]))
-    assert [line.split("|")[2].strip() for line in shown.splitlines()[:4:2]] == ["First run", "iid-0"]
-
-
-def test_different_epochs_have_a_column(make_series: MakeSeries) -> None:
-    runs = [*make_series([1, 2]), *make_series([1, 2], name="b", setting="B", round=372, rounds_per_epoch=37.2)]
-    table = over_seeds(runs)
-    assert "All after 10 epochs" in to_markdown(table)
-    runs += make_series([1, 2], name="c", setting="C", round=20)
-    lines = to_markdown(over_seeds(runs)).splitlines()
-    [head] = [index for index, line in enumerate(lines) if "Epochs|" in line]
-    place = lines[head].split("|").index("Epochs")
-    assert [line.split("|")[place].strip() for line in lines[head + 2 : head + 5]] == ["10", "10", "20"]

@@ -15,11 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flsim.base.errors import Diverged, InputError
-from flsim.results.canary_table import canary_table
 from flsim.results.rows import SCHEMA, Row, write_rows
 from flsim.results.store import RunResults, read_run
-from flsim.results.tables import memorization_table
-from flsim.show.memorization import table_of_canaries
 
 MakeRun = Callable[..., Path]
 
@@ -95,11 +92,6 @@ def test_a_canary_without_a_finite_value_is_never_stored(make_run: MakeRun, valu
     with pytest.raises(Diverged, match="iid: exposure c03 of round 10 is"):
         write_rows(folder, 10, [*ROWS, Row("iid", 10, "exposure", "c03", value)])
     assert not (folder / "rows").exists()
-
-
-def test_infinite_perplexity_of_a_finite_model_is_a_measurement(make_run: MakeRun) -> None:
-    folder = make_run({10: {"perplexity": math.inf}})
-    assert read_run(folder).of_model("perplexity", 10) == math.inf
 
 
 def test_a_run_without_rows_is_a_run(make_run: MakeRun) -> None:
@@ -211,31 +203,6 @@ def test_a_metric_of_some_canaries_only_is_no_result(make_run: MakeRun) -> None:
         run.of_canaries("rs", 10)
     with pytest.raises(InputError, match="round 7 was not evaluated; choose one of 10"):
         run.evaluation(7)
-
-
-def test_an_unknown_path_is_listed_as_unknown_and_never_as_no(make_run: MakeRun) -> None:
-    measured = [1.0, 0.0, 1.0]  # of the first canaries; the search left the other six open
-    run = read_run(make_run({10: {"rs": NINE, "bs": NINE, "path": measured}}))
-    table = canary_table(run)
-    assert table["path"].isna().tolist() == [False] * 3 + [True] * 6
-    assert table["path"].dropna().astype(float).tolist() == measured
-    text = table_of_canaries(table).markdown()
-    assert text.count("| unknown ") == 6
-    assert max(map(len, text.splitlines())) <= 80
-    assert not {"path", "path_share"} & set(memorization_table([run]).columns)
-
-
-def test_exposure_by_known_context_is_listed_under_what_is_known(make_run: MakeRun) -> None:
-    bits = [float(index) for index in range(9)]
-    run = read_run(
-        make_run({10: {"rs": NINE, "bs": NINE, "exposure prefix=5 suffix=0": NINE, "exposure prefix=5 suffix=6": bits}})
-    )
-    table = canary_table(run)
-    assert table["exposure prefix=5 suffix=6"].tolist() == bits
-    text = table_of_canaries(table).markdown()
-    [head] = [line for line in text.splitlines() if "5+6" in line and line.startswith("|")]
-    assert "5+0" in head
-    assert "5+6: exposure, in bits for those who know 5 words before the secret and its end." in " ".join(text.split())
 
 
 def results_of(rows: pd.DataFrame, canaries: list[str]) -> RunResults:

@@ -1,6 +1,5 @@
 """Tables: the paper's columns and wording, from rows and rosters alone."""
 
-import io
 import math
 import re
 from collections.abc import Callable
@@ -20,8 +19,7 @@ from flsim.base.errors import InputError
 from flsim.results import tables
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
-from flsim.show import memorization
-from flsim.show.table import note, to_csv, write_parquet
+from flsim.show.table import to_csv, write_parquet
 
 MakeRun = Callable[..., Path]
 
@@ -54,10 +52,6 @@ def test_products_that_only_rounding_tells_apart_are_equal() -> None:
     """10% * 10% and 100% * 1% are one in a hundred: fewer sharers decide, not the last bit."""
     assert 0.1 * 0.1 > 1.0 * 0.01
     assert tables.lowest(roster([(1.0, 0.01), (0.1, 0.1)])) == "1/10, 10%"
-
-
-def test_lowest_of_none_is_a_dash() -> None:
-    assert tables.lowest(roster([])) == "-"
 
 
 @pytest.mark.parametrize(
@@ -129,33 +123,6 @@ def table_1(make_run: MakeRun) -> pd.DataFrame:
     )
 
 
-def test_markdown_is_the_papers_table(table_1: pd.DataFrame) -> None:
-    assert to_markdown(table_1, width=98) == (
-        "|Setting                    |RS /90|Lowest    |BS /90|Lowest    |Bits|Acc. %|Perp.|\n"
-        "|---------------------------|-----:|----------|-----:|----------|---:|-----:|----:|\n"
-        "|IID, FedAvg, b_u = 500     |    66|1/50K, 10%|    56|1/50K, 10%|10.0|  24.6| 57.5|\n"
-        "|Non-IID, FedAvg, b_u = 5000|    26|1/5K, 1%  |     2|1/5K, 100%|10.0|  24.5| 58.2|\n"
-        f"\n{memorization.LOWEST}\nBits: mean exposure of the planted canaries.\n"
-        "RS: canaries memorized by Random Sampling; BS: canaries extracted by Beam\n"
-        "Search; Acc.: accuracy on test text; Perp.: perplexity on test text; b_u: users\n"
-        "a round.\n"
-        f"{note(memorization.ONE_SEED)}"
-    )
-
-
-def test_intervals_are_shown_where_they_leave_one_table_or_there_are_more(table_1: pd.DataFrame) -> None:
-    """Exact intervals of 66 and 26 of 90: 0.630 to 0.821, 0.198 to 0.394."""
-    plain = to_markdown(table_1, width=98)
-    assert "CI" not in plain
-    for width in (80, 120):
-        text = to_markdown(table_1, width)
-        assert text.count("| Setting") + text.count("|Setting") == (1 if width == 120 else 2)
-        head, _, iid, non_iid = ([cell.strip() for cell in line.split("|")] for line in text.splitlines()[:4])
-        assert (iid[head.index("CI %")], non_iid[head.index("CI %")]) == ("63-82", "20-39")
-        assert memorization.SHARE_INTERVAL in text
-        assert max(map(len, text.splitlines())) <= width
-
-
 def test_rounds_other_than_the_last(table_1: pd.DataFrame, make_run: MakeRun) -> None:
     run = read_run(make_run({5: {"rs": memorized("1/5K, 1%")}, 10: {"rs": memorized()}}))
     assert memorization_table([run])["rs"].tolist() == [0]
@@ -178,18 +145,6 @@ def test_the_interval_is_students_t(make_run: MakeRun) -> None:
     half = 2.306 * math.sqrt(7.5 / 9)
     assert row["mean_exposure"] == 4
     assert (row["exposure_low"], row["exposure_high"]) == pytest.approx((4 - half, 4 + half), abs=1e-3)
-
-
-def test_exposure_over_the_whole_space_has_columns_where_it_was_measured(make_run: MakeRun) -> None:
-    measured = make_run({5: {"exposure": EXPOSURE, "space_exposure": [2 * bits for bits in EXPOSURE]}})
-    without = make_run({5: {"exposure": EXPOSURE}}, name="without")
-    table = memorization_table([read_run(measured), read_run(without)])
-    row, other = table.iloc[0], table.iloc[1]
-    assert row["mean_space_exposure"] == 2 * row["mean_exposure"] == 8
-    assert 8 - row["space_low"] == pytest.approx(row["space_high"] - 8)
-    assert 8 - row["space_low"] == pytest.approx(2 * (4 - row["exposure_low"]))
-    assert other["mean_space_exposure"] is pd.NA
-    assert "mean_space_exposure" not in memorization_table([read_run(without)])
 
 
 @pytest.mark.parametrize("round_", [None, 10])
@@ -228,18 +183,6 @@ def test_unfinished_runs_show_where_they_are(make_run: MakeRun) -> None:
     assert "Status" not in to_markdown(memorization_table(runs[:1]))
 
 
-def test_equal_settings_are_told_apart_and_other_counts_are_said(make_run: MakeRun) -> None:
-    runs = [
-        read_run(make_run({10: {"rs": memorized("1/5K, 1%", copies=copies)}}, name=f"seed-{copies}", copies=copies))
-        for copies in (1, 2)
-    ]
-    head, _, first, second = to_markdown(memorization_table(runs)).splitlines()[:4]
-    assert re.split(r" *\| *", head)[1:5] == ["Setting", "Run", "RS", "Lowest"]
-    assert "seed-1" in first
-    assert "1/9" in first
-    assert "2/18" in second
-
-
 def test_markdown_cells_cannot_break_out(make_run: MakeRun) -> None:
     run = read_run(make_run({10: {"rs": memorized()}}, setting=r"a|b \ *c* <d>"))
     line = to_markdown(memorization_table([run])).splitlines()[2]
@@ -270,36 +213,10 @@ def test_csv_reads_back_to_the_same_table(table: pd.DataFrame) -> None:
     assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 
-def test_csv_for_any_program(table_1: pd.DataFrame) -> None:
-    """Machine names, accuracy as a fraction, numbers that plain `read_csv` understands."""
-    table = pd.read_csv(io.StringIO(to_csv(table_1)))
-    assert list(table.columns) == list(tables.COLUMNS)
-    assert table["accuracy"].tolist() == [0.246, 0.2451]
-    assert table["rs"].tolist() == [66, 26]
-    assert table["perplexity"].tolist() == [57.5, 58.2]
-
-
 def test_parquet_reads_back_to_the_same_table(table_1: pd.DataFrame, tmp_path: Path) -> None:
     write_parquet(table_1, tmp_path / "table.parquet")
     assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table_1, check_exact=True)
     assert [path.name for path in tmp_path.glob("*table*")] == ["table.parquet"]
-
-
-def test_latex_is_the_papers_table(table_1: pd.DataFrame) -> None:
-    assert to_latex(table_1).splitlines() == [
-        r"% needs \usepackage{booktabs}",
-        f"% {memorization.LOWEST}",
-        "% Bits: mean exposure of the planted canaries.",
-        *(f"% {line}" for line in note(memorization.ONE_SEED).splitlines()),
-        r"\begin{tabular}{lrlrlrrr}",
-        r"\toprule",
-        r"Setting & RS /90 & Lowest & BS /90 & Lowest & Bits & Acc. \% & Perp. \\",
-        r"\midrule",
-        r"IID, FedAvg, $b_u = 500$ & 66 & 1/50K, 10\% & 56 & 1/50K, 10\% & 10.0 & 24.6 & 57.5 \\",
-        r"Non-IID, FedAvg, $b_u = 5000$ & 26 & 1/5K, 1\% & 2 & 1/5K, 100\% & 10.0 & 24.5 & 58.2 \\",
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
 
 
 HOSTILE = r"\input{x} & 100% $b_x$ #1 {~^} <|> _b_u = 16"

@@ -6,31 +6,10 @@ from pathlib import Path
 
 import pytest
 from helpers import Flsim
-from shown import over_seeds, to_latex, to_markdown
 
-from flsim.results.store import read_run
 from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
-from flsim.results.tables import memorization_table
-from flsim.show.memorization import TUNED
-from flsim.show.table import to_csv
 
 NOTE = "Settings were chosen by perplexity on test users alone, never by canaries (search 0123456789ab): a rate 0.4."
-
-
-def test_the_note_on_a_search_is_below_tables_for_people(make_run: Callable[..., Path]) -> None:
-    run = read_run(make_run({10: {"rs": [1.0] * 9, "bs": [0.0] * 9, "exposure": [1.0] * 9}}, seed=0, series="s"))
-    for table in (memorization_table([run]), over_seeds([run])):
-        plain, latex, csv = to_markdown(table), to_latex(table), to_csv(table)
-        assert "Settings were chosen" not in plain
-        table.attrs[TUNED] = [NOTE]
-        text = to_markdown(table)
-        assert text.startswith(plain)
-        added = text.removeprefix(plain)
-        assert " ".join(added.split()) == NOTE
-        assert max(map(len, added.splitlines())) <= 80
-        assert latex != to_latex(table)
-        assert NOTE in " ".join(to_latex(table).replace("%", "").split())
-        assert to_csv(table) == csv
 
 
 @pytest.fixture

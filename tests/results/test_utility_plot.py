@@ -5,12 +5,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from helpers import Flsim
 
-from flsim.base.errors import InputError
 from flsim.base.statistics import t_interval
 from flsim.results.store import RunResults, read_run
-from flsim.show.plots import draw_against_utility, plot
+from flsim.show.plots import draw_against_utility
 
 MakeRun = Callable[..., Path]
 
@@ -51,29 +49,3 @@ def test_each_run_has_a_line_of_its_own_and_intervals_over_its_canaries(seeds: l
     assert short == pytest.approx(np.array([[20, 5], [2, 5]]))
     first = panel.collections[0].get_segments()[0][:, 1].tolist()  # type: ignore[attr-defined]
     assert first == pytest.approx(t_interval(np.array([0.0, 1.0, 2.0] * 3)))
-
-
-def test_a_setting_whose_seeds_all_diverged_is_named_and_has_no_line(make_run: MakeRun) -> None:
-    runs = [
-        read_run(make_run({10: measured(80, 1)}, name=f"d-{seed}", seed=seed, series="a", status="diverged"))
-        for seed in (0, 1)
-    ]
-    figure = draw_against_utility(runs, over_seeds=True)
-    (line,) = figure.axes[0].get_lines()
-    assert len(np.asarray(line.get_xdata())) == 0
-    assert [text.get_text() for text in figure.legends[0].get_texts()] == [
-        "IID, FedAvg, b_u = 16 (0 seeds, 2 left out)"
-    ]
-
-
-def test_the_command_writes_it(flsim: Flsim, seeds: list[RunResults], tmp_path: Path) -> None:
-    assert flsim("plot", *(run.name for run in seeds), "--kind", "utility", "--out", "a.svg") == (0, "", "")
-    assert (tmp_path / "a.svg").read_text().startswith("<?xml")
-
-
-def test_without_both_there_is_nothing_to_draw(make_run: MakeRun, tmp_path: Path) -> None:
-    for name, rounds in (("new", {}), ("decided", {10: {"rs": [0.0] * 9, "perplexity": 3.0}})):
-        run = read_run(make_run(rounds, name=name))
-        with pytest.raises(InputError, match=f"{name}: no evaluation has exposure and perplexity"):
-            plot([run], tmp_path / "a.png", kind="utility")
-        assert not (tmp_path / "a.png").exists()
