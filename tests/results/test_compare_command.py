@@ -8,7 +8,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from helpers import Flsim
-from results.levels import beside_of, measured
+from results.levels import beside_of, measured, planned_run, write_sweep
 from scipy import stats
 from shown import read_typed
 
@@ -36,25 +36,13 @@ def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
             setting = ("IID, " if world == "iid" else "Non-IID, ") + label.format(grid=grid)
             for seed, level in enumerate(each):
                 run = f"{grid}-{world}-seed{seed}"
-                axes = {"data.world": world, "training.cohort": 40}
-                published = PUBLISHED.get((grid, world))
-                runs.append({"name": run, "grid": grid, "seed": seed, "axes": axes, "published": published})
+                runs.append(planned_run(run, grid, seed, world, PUBLISHED.get((grid, world))))
                 if level is not None:
                     series = {"seed": seed, "series": f"{grid}-{world}", "rounds_per_epoch": 1.0, "setting": setting}
                     rounds = {10: measured(level), 20: measured(level + 1)}
                     folder = make_run(rounds, name=run, shift=100 * seed, **(series | about))
                     folder.rename(tmp_path / name / "runs" / run)
-        texts = dict.fromkeys(("question", "tier", "about", "command"), "-")
-        about_all: dict[str, object] = {
-            "name": name,
-            "title": "Two grids",
-            "source": None,
-            "versions": {},
-            "runs": runs,
-            "sessions": [],
-        }
-        (tmp_path / name / "sweep.json").write_text(json.dumps(about_all | texts))
-        return tmp_path / name
+        return write_sweep(tmp_path / name, runs)
 
     return make
 

@@ -1,6 +1,5 @@
 """Frames say what the files say, by run, round and canary; the notebook runs on them."""
 
-import json
 import os
 import re
 import warnings
@@ -12,6 +11,7 @@ import nbclient
 import nbformat
 import pandas as pd
 import pytest
+from results.levels import write_sweep
 
 from flsim.results.frames import CANARY, RUN, frames
 from flsim.results.rows import DIVERGED, Row, write_rows
@@ -138,10 +138,7 @@ def test_a_sweep_brings_its_axes_and_published_rows(make_worlds: Callable[..., l
         published = {"table": "1", "data": "IID", "rs": 65, "mean_exposure": 2.5} if world == "iid" else None
         about_run = {"name": path.name, "grid": "fedavg", "seed": int(seed), "axes": axes, "published": published}
         runs.append(about_run)
-    about = {name: name for name in ("title", "question", "tier", "about", "command")}
-    (tmp_path / "table1" / "sweep.json").write_text(
-        json.dumps({"name": "table1", "source": None, "versions": {}, "sessions": [], "runs": runs, **about})
-    )
+    write_sweep(tmp_path / "table1", runs)
     found, canaries = frames(str(tmp_path / "table1"))
     assert found["sweep"].eq("table1").all()
     assert found["grid"].eq("fedavg").all()

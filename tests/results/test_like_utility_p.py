@@ -4,14 +4,13 @@ Runs are simulated: their exposure is a function of their cross-entropy, less a 
 that the difference at equal perplexity is that effect. IID runs are trained further, so that at the end it is larger.
 """
 
-import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 import pytest
-from results.levels import beside_of
+from results.levels import beside_of, planned_run, write_sweep
 from scipy import stats
 
 from flsim.results.differences import twins
@@ -67,8 +66,7 @@ def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
         for grid, world in ((grid, world) for grid in effects for world in NATS):
             for seed, effect in enumerate(effects[grid]):
                 name = f"{grid}-{world}-seed{seed}"
-                axes = {"data.world": world, "training.cohort": 40}
-                runs.append({"name": name, "grid": grid, "seed": seed, "axes": axes, "published": None})
+                runs.append(planned_run(name, grid, seed, world))
                 if effect is not None or world == "iid":
                     setting = f"{'IID' if world == 'iid' else 'Non-IID'}, {grid}, b_u=40"
                     about = {"seed": seed, "series": f"{grid}-{world}", "rounds_per_epoch": 1.0, "setting": setting}
@@ -76,10 +74,7 @@ def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
                     rounds = {max(rounds): rounds[max(rounds)]} if name in late else rounds
                     folder = make_run(rounds, name=name, shift=100 * seed, **about)
                     folder.rename(tmp_path / "sweep" / "runs" / name)
-        about_all: dict[str, object] = {"name": "sweep", "title": "Effects", "source": None, "versions": {}}
-        about_all |= {"runs": runs, "sessions": []} | dict.fromkeys(("question", "tier", "about", "command"), "-")
-        (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(about_all))
-        return tmp_path / "sweep"
+        return write_sweep(tmp_path / "sweep", runs)
 
     return make
 

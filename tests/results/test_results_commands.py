@@ -1,13 +1,13 @@
 """`flsim table` and `flsim plot` as they are typed."""
 
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from helpers import Flsim
+from results.levels import write_sweep
 from shown import from_csv
 
 from flsim.results.published import ROW_OF_QUESTION, matching, published_rows
@@ -80,9 +80,7 @@ def sweep(make_run: MakeRun, tmp_path: Path) -> str:
             make_run(
                 {10: measured}, name=f"table1/runs/{name}", setting=f"{world}, FedAvg, b_u=4", seed=0, series=world
             )
-    words = dict.fromkeys(("name", "title", "question", "tier", "about", "source", "command"), "x")
-    about = {**words, "versions": {}, "sessions": [], "runs": planned}
-    (tmp_path / "table1" / "sweep.json").write_text(json.dumps(about))
+    write_sweep(tmp_path / "table1", planned)
     return "table1"
 
 

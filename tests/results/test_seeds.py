@@ -4,8 +4,10 @@ The simulations are seeded, so they pass or fail for good; under another seed ea
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,7 +16,7 @@ from pandas.testing import assert_frame_equal
 from shown import from_csv, over_seeds, to_latex, to_markdown
 
 from flsim.base.errors import InputError
-from flsim.results.seeds import by_series, named_apart, sample
+from flsim.results.seeds import by_series, distinctions, named_apart, sample
 from flsim.results.store import RunResults, read_run
 from flsim.show.table import to_csv
 
@@ -158,3 +160,44 @@ def test_what_has_no_mean_is_refused(make_series: MakeSeries, make_run: MakeRun)
             sample([*iid, read_run(folder)])
     with pytest.raises(InputError, match="--round and --epoch"):
         sample(iid, round=10, epoch=10)
+
+
+def told_apart(make_series: MakeSeries, *settings: Mapping[str, Any], labels: str = "") -> list[str]:
+    [run] = make_series([1])
+    of_runs = zip(settings, labels or "A" * len(settings), strict=True)
+    return distinctions([replace(run, settings=of_run, label=label) for of_run, label in of_runs])
+
+
+def test_values_of_the_settings_that_differ(make_series: MakeSeries) -> None:
+    common = {"model.architecture": "lstm", "canaries.count": 8}
+    words = told_apart(
+        make_series,
+        {**common, "model.units": 15, "privacy.clip": 0.5, "canaries.insertions": [1]},
+        {**common, "model.units": 30, "privacy.clip": 10.0, "canaries.insertions": [1]},
+        {**common, "model.units": 30, "canaries.insertions": [1, 10]},
+    )
+    assert words == [
+        ", units 15, clip 0.5, insertions 1",
+        ", units 30, clip 10, insertions 1",
+        ", units 30, insertions 1 10",
+    ]
+
+
+def test_seeds_machines_and_places_of_a_corpus_tell_nothing_apart(make_series: MakeSeries) -> None:
+    words = told_apart(
+        make_series,
+        {"seed": 0, "data.corpus": "/a", "system.shards": 1},
+        {"seed": 1, "data.corpus": "/b", "system.shards": 2},
+    )
+    assert words == ["", ""]
+
+
+def test_a_table_over_seeds_has_the_words(make_series: MakeSeries) -> None:
+    runs = [
+        replace(run, settings={"model.units": units, "seed": run.seed})
+        for units in (15, 30)
+        for run in make_series([1, 2], name=f"of-{units}")
+    ]
+    [first, second] = over_seeds(runs)["setting"]
+    assert first == f"{runs[0].setting}, units 15"
+    assert second == f"{runs[0].setting}, units 30"

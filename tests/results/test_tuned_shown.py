@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers import Flsim
+from results.levels import planned_run, write_sweep
 
 from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
 
@@ -23,12 +24,8 @@ def make_sweep(make_run: Callable[..., Path], tmp_path: Path) -> Callable[..., P
             rounds = {10: {"rs": [1.0] * 9, "exposure": [3.0] * 9, "references": 100.0, "perplexity": 50.0}}
             run = make_run(rounds, name=f"{name}-{world}", seed=0, series=world, setting=f"{words}, FedAvg, b_u=40")
             run.rename(folder / "runs" / run.name)
-            axes = {"data.world": world, "training.cohort": 40}
-            runs.append({"name": run.name, "grid": "fedavg", "seed": 0, "axes": axes, "published": None})
-        file: dict[str, object] = {"name": name, "title": "Worlds", "source": None, "versions": {}, "sessions": []}
-        file |= {"runs": runs, **dict.fromkeys(("question", "tier", "about", "command"), "-"), **about}
-        (folder / "sweep.json").write_text(json.dumps(file))
-        return folder
+            runs.append(planned_run(run.name, "fedavg", 0, world))
+        return write_sweep(folder, runs, **about)
 
     return make
 
