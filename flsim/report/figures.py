@@ -100,9 +100,7 @@ def overview(gathered: Gathered) -> list[Figure]:
     rows: dict[str, list[Dot]] = {}
     for name, settings in groups.items():
         for world in (*WORLDS, None):
-            measured = [
-                setting for setting in settings if setting.world == world and setting.mean(PRIMARY.name) is not None
-            ]
+            measured = [setting for setting in settings if setting.world == world and setting.is_measured]
             if measured:
                 rows.setdefault(name, []).append(_mean_of(measured, f"{PARTITIONS[measured[0].style]}, {name}"))
     dots = [dot for of_row in rows.values() for dot in of_row]
@@ -124,9 +122,9 @@ def _mean_of(settings: Sequence[Setting], name: str) -> Dot:
     """Return the mean over settings of exposure, for the seeds that all of them have."""
     by_seed = [
         {
-            run.results.seed if run.results.seed is not None else -place: float(values[round_])
+            run.results.seed if run.results.seed is not None else -place: value
             for place, (run, round_) in enumerate(setting.shown_runs, 1)
-            if round_ in (values := run.over_rounds(PRIMARY.name)).index
+            if not math.isnan(value := run.value(PRIMARY, round_))
         }
         for setting in settings
     ]
@@ -197,7 +195,7 @@ def curves(gathered: Gathered) -> list[Block]:
 def primary_curve(gathered: Gathered) -> list[Figure]:
     """Return mean exposure over training in one panel, for a report on one setting."""
     styles = {setting: place for place, setting in enumerate(gathered.settings[:TOGETHER]) if setting.shown_runs}
-    if not any(setting.mean(PRIMARY.name) is not None for setting in styles):
+    if not any(setting.is_measured for setting in styles):
         return []
     panel = _curve(gathered, PRIMARY, styles, "first")
     return [Figure(f"{PRIMARY.caption} over {_x(gathered)}. {BAND}", [("", panel)])]

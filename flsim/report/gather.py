@@ -12,6 +12,7 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
+from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.run_file import WORLDS, read_evaluations
@@ -53,32 +54,25 @@ class RunView:
         """Return float64 [rounds, canaries] of the rounds in which the metric was measured for all canaries."""
         return self._canaries.get(metric, pd.DataFrame())
 
-    @cached_property
-    def _over_rounds(self) -> "dict[str, pd.Series[float]]":
-        series: dict[str, pd.Series[float]] = {}
-        for quantity in select_for(quantities_of([self.results]), "report"):
-            if quantity.of_canaries and (values := self.of_planted(quantity.name)).size:
-                series[quantity.name] = (
-                    (values == 1).sum(axis=1).astype("float64") if quantity.is_flag else values.mean(axis=1)
-                )
-        rows = self.results.rows
-        for metric, values_of_model in rows[(rows["canary"] == "") & np.isfinite(rows["value"])].groupby("metric"):
-            series[str(metric)] = values_of_model.set_index("round")["value"].sort_index()
-        return series
-
     def of_planted(self, metric: str) -> pd.DataFrame:
         """Return the columns of `of_canaries` of the planted canaries."""
         values = self.of_canaries(metric)
         return values[self.results.planted["canary"].tolist()] if len(values) else values
 
-    def over_rounds(self, metric: str) -> "pd.Series[float]":
-        """Return by round the count of a flag, the mean over planted canaries, or a finite metric of the model."""
-        return self._over_rounds.get(metric, pd.Series(dtype="float64"))
+    def value(self, quantity: Quantity, round_: int | None = None) -> float:
+        """Return the count of a flag, the mean over planted canaries, or a number of the model, as it is shown.
 
-    def last(self, metric: str) -> float:
-        """Return a metric at the last evaluation, as `over_rounds` does; NaN if it was not measured there."""
+        Args:
+            quantity: the quantity.
+            round_: an evaluated round; by default the last.
+
+        Returns:
+            NaN if it was not measured there.
+        """
         evaluated = self.results.evaluated
-        return float(self.over_rounds(metric).get(evaluated[-1], math.nan)) if evaluated else math.nan
+        at = evaluated[-1] if round_ is None and evaluated else round_
+        values = None if at is None else measured_values(quantity, self.results, at)
+        return math.nan if values is None else float(values.mean())
 
     @property
     def references(self) -> float | None:
@@ -167,12 +161,10 @@ class Setting:
                 parts.append(run.results.planted.assign(value=measured.loc[round_].to_numpy()))
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
-    def mean(self, metric: str) -> float | None:
-        """Return the mean of `RunView.over_rounds` at the last round, over the runs that measured it."""
-        measured = [
-            values[round_] for run, round_ in self.shown_runs if round_ in (values := run.over_rounds(metric)).index
-        ]
-        return float(np.mean(measured)) if measured else None
+    @property
+    def is_measured(self) -> bool:
+        """Return whether a shown run has measured exposure at its last round."""
+        return any(not math.isnan(run.value(PRIMARY, round_)) for run, round_ in self.shown_runs)
 
     def curve(self, quantity: Quantity, in_epochs: bool) -> Curve:
         """Return the mean of a quantity over seeds, with a band from the lowest to the highest of several seeds."""

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -162,33 +162,32 @@ def _of_seeds(runs: Sequence[RunResults]) -> dict[int, RunResults]:
 
 @dataclass(frozen=True)
 class LikeUtility:
-    """A number of canaries in setting a less that in setting b at equal perplexity, compared over seeds.
+    """Two settings at equal perplexity, seed by seed.
 
     Attributes:
-        seeds: seeds with a run of both that reached a common perplexity, ascending.
-        perplexities: the lowest perplexity that both runs of each seed reached.
-        rounds: when a and b first reached it, for each seed; between two evaluations, a fraction of a round.
-        value_a, value_b: mean over seeds and the canaries that either run planted.
-        differences: mean over these canaries of a - b, for each seed, in the number's unit.
-        mean_difference: mean over seeds.
-        ci_low, ci_high: its 95% interval, from Student's t over seeds; NaN below two.
-        p: two-sided p-value of the t test that it is zero; NaN below two seeds.
-        quantity: the compared number.
-        left_out: why the two runs of a seed cannot be compared, by seed; such a seed is in no other field.
+        pairs: the two runs of each seed that reached a common perplexity, ascending.
+        left_out: why the two runs of a seed cannot be compared, by seed.
     """
 
-    seeds: tuple[int, ...]
-    perplexities: tuple[float, ...]
-    rounds: tuple[tuple[float, float], ...]
-    value_a: float
-    value_b: float
-    differences: tuple[float, ...]
-    mean_difference: float
-    ci_low: float
-    ci_high: float
-    p: float
-    quantity: Quantity = PRIMARY
-    left_out: Mapping[int, str] = field(default_factory=dict)
+    pairs: "Mapping[int, PairAtLikeUtility]"
+    left_out: Mapping[int, str]
+
+    @property
+    def differences(self) -> list[float]:
+        """Return the mean over canaries of a - b, for each seed, in the number's unit."""
+        return [float(pair.differences.mean()) for pair in self.pairs.values()]
+
+
+def of_mean(differences: ArrayLike) -> dict[str, Any]:
+    """Return the mean of differences of independent units, its 95% interval and p by Student's t, and their number.
+
+    Differences are first rounded, as scipy advises, so that rounding error breaks no tie. All but their number are NaN
+    where a number is not known.
+    """
+    rounded = np.round(np.asarray(differences, dtype="float64"), ROUNDING)
+    low, high = t_interval(rounded)
+    mean = float(rounded.mean()) if len(rounded) else math.nan
+    return {"difference": mean, "low": low, "high": high, "p": paired_t_p(rounded), "n": len(rounded)}
 
 
 def left_out_text(left_out: Mapping[int, str]) -> str:
@@ -222,23 +221,7 @@ def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Qua
     if not compared:
         first, why = next(iter(left_out.items()))
         raise InputError(why if len(left_out) == 1 else f"no seed can be compared; seed {first}: {why}")
-    pairs = compared.values()
-    rounded = np.round([float(pair.differences.mean()) for pair in pairs], ROUNDING)
-    low, high = t_interval(rounded)
-    return LikeUtility(
-        seeds=tuple(compared),
-        perplexities=tuple(pair.perplexity for pair in pairs),
-        rounds=tuple(pair.rounds for pair in pairs),
-        value_a=float(np.mean([pair.value_a for pair in pairs])),
-        value_b=float(np.mean([pair.value_b for pair in pairs])),
-        differences=tuple(rounded.tolist()),
-        mean_difference=float(rounded.mean()),
-        ci_low=low,
-        ci_high=high,
-        p=paired_t_p(rounded),
-        quantity=quantity,
-        left_out=left_out,
-    )
+    return LikeUtility(compared, left_out)
 
 
 @dataclass(frozen=True, eq=False)

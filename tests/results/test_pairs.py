@@ -14,7 +14,7 @@ from scipy import stats
 
 from flsim.base.errors import InputError
 from flsim.results.differences import compare_runs, to_wide
-from flsim.results.pairs import at_perplexity, left_out_text, like_utility, lowest_in_both
+from flsim.results.pairs import at_perplexity, left_out_text, like_utility, lowest_in_both, of_mean
 from flsim.results.store import RunResults, read_run
 
 MakeRun = Callable[..., Path]
@@ -61,10 +61,10 @@ def test_runs_that_differ_in_length_only_do_not_differ_at_like_utility(make_curv
     short = make_curve("b", [(nats, 3 * (6 - nats)) for nats in (5.7, 5.2, 5.0)])
     assert to_wide(compare_runs(long, short).table)["exposure_difference"].iloc[0] == pytest.approx(4.5)
     compared = like_utility([long], [short])
-    assert compared.perplexities == pytest.approx((math.exp(5.0),))
-    assert compared.differences == pytest.approx((0,), abs=1e-9)
-    assert compared.rounds[0][1] == 30
-    assert math.isnan(compared.p)
+    assert compared.pairs[0].perplexity == pytest.approx(math.exp(5.0))
+    assert compared.differences == pytest.approx([0], abs=1e-9)
+    assert compared.pairs[0].rounds[1] == 30
+    assert math.isnan(of_mean(compared.differences)["p"])
 
 
 def test_over_seeds_it_is_the_t_test_of_their_differences(make_curve: Callable[..., RunResults]) -> None:
@@ -79,11 +79,11 @@ def test_over_seeds_it_is_the_t_test_of_their_differences(make_curve: Callable[.
     expected = stats.ttest_1samp(lost, 0)
     interval = expected.confidence_interval(0.95)
     assert compared.differences == pytest.approx(lost)
-    assert (compared.ci_low, compared.ci_high) == pytest.approx((interval.low, interval.high))
-    assert compared.p == pytest.approx(expected.pvalue)
+    mean = of_mean(compared.differences)
+    assert (mean["low"], mean["high"], mean["p"]) == pytest.approx((interval.low, interval.high, expected.pvalue))
     back = like_utility(b, a)
-    assert back.perplexities == compared.perplexities
-    assert back.mean_difference == pytest.approx(-compared.mean_difference)
+    assert [pair.perplexity for pair in back.pairs.values()] == [pair.perplexity for pair in compared.pairs.values()]
+    assert back.differences == pytest.approx([-bits for bits in lost])
 
 
 def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Callable[..., RunResults]) -> None:
@@ -91,11 +91,9 @@ def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Ca
     a = [make_curve(f"a-{seed}", [(5, 1), (4, 5)], seed) for seed in range(5)]
     b = [make_curve(f"b-{seed}", [(5, 0), (4.5, 2 - seed)], seed) for seed in range(5)]
     late = [make_curve(f"late-{seed}", [(4, 5)], seed) for seed in range(5)]
-    compared, expected = like_utility([*a[:3], late[3], a[4]], b), stats.ttest_1samp([1.0, 2.0, 3.0, 5.0], 0)
-    assert compared.seeds == (0, 1, 2, 4)
-    assert compared.differences == pytest.approx((1, 2, 3, 5))
-    assert (len(compared.perplexities), len(compared.rounds)) == (4, 4)
-    assert compared.p == pytest.approx(expected.pvalue)
+    compared = like_utility([*a[:3], late[3], a[4]], b)
+    assert [*compared.pairs] == [0, 1, 2, 4]
+    assert compared.differences == pytest.approx([1, 2, 3, 5])
     why = "run late-3: its first evaluation is below perplexity 90.02 already, at 54.6; evaluate it earlier"
     assert {*compared.left_out} == {3}
     assert left_out_text(compared.left_out).startswith(f"seed 3 left out: {why}")
@@ -152,5 +150,5 @@ def test_canaries_that_neither_run_planted_are_left_out(make_curve: Callable[...
     changed = a.rows["value"].where(a.rows["canary"] != a.roster["canary"].iloc[-1], 99.0)
     drawn = [3, 3] + [0] * (len(a.roster) - 2)
     runs = [replace(run, roster=run.roster.assign(planned_insertions=drawn)) for run in (a, b)]
-    assert like_utility([replace(runs[0], rows=a.rows.assign(value=changed))], [runs[1]]).differences == (2.0,)
-    assert like_utility([replace(a, rows=a.rows.assign(value=changed))], [b]).differences != (2.0,)
+    assert like_utility([replace(runs[0], rows=a.rows.assign(value=changed))], [runs[1]]).differences == [2.0]
+    assert like_utility([replace(a, rows=a.rows.assign(value=changed))], [b]).differences != [2.0]
