@@ -1,21 +1,31 @@
 """Tables of sweeps: the published values beside ours, and marks of agreement that hand-made rows have to get."""
 
+import io
+import math
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations, permutations
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
-from ninety import PublishedRow, fedavg, paper
-from shown import from_csv, over_seeds, to_markdown
+from hypothesis import given
+from hypothesis import strategies as st
+from ninety import PRIVATE, PublishedRow, fedavg, paper
+from shown import from_csv, over_seeds, to_latex, to_markdown
 
+from flsim.base.statistics import differ_by_more_than_chance, share_interval
 from flsim.results import tables
-from flsim.results.against_published import AGAINST, against, agreements
+from flsim.results.against_published import AGAINST, against, agreements, order, size
 from flsim.results.published import published_rows
+from flsim.results.rows import WHOLE_TEST_USERS
 from flsim.results.store import RunResults
 from flsim.show import memorization
-from flsim.show.table import to_csv
+from flsim.show.table import to_csv, write_parquet
 
 MakeRun = Callable[..., Path]
 
@@ -193,3 +203,140 @@ def test_over_seeds_canaries_are_pooled(make: Callable[..., RunResults]) -> None
     assert "43-57" not in to_markdown(table)
     assert "42-58" in to_markdown(table)
     assert "Lowest" not in to_markdown(table)
+
+
+CANARIES = 48
+VALUES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12)
+
+
+def test_size_is_where_the_published_share_lies() -> None:
+    low, high = share_interval(20, CANARIES)  # 41.7%: 27.6 to 56.8
+    found = [size(low, high, published) for published in (0.2, low, 0.4, high, 0.6)]
+    assert found == ["higher", "same", "same", "same", "lower"]
+
+
+@given(VALUES)
+def test_pairs_and_tau_are_those_counted_one_by_one(values: list[tuple[int, int]]) -> None:
+    """Tau-b is (concordant - discordant) over the root of the product of pairs untied in each (Kendall, 1945)."""
+    ours, theirs = zip(*values, strict=True)
+    found = order(ours, theirs)
+    half = {True: 1.0, False: 0.0}
+    pairs: list[tuple[int, int, float]] = []
+    for i, j in combinations(range(len(values)), 2):
+        a, b = ours[i] - ours[j], theirs[i] - theirs[j]
+        if b:
+            pairs.append((i, j, 0.5 if a == 0 else half[(a > 0) == (b > 0)]))
+    assert found.pairs == len(pairs)
+    assert found.agreeing == sum(agrees for *_, agrees in pairs)
+    for row, share in enumerate(found.of_rows):
+        of_row = [agrees for i, j, agrees in pairs if row in (i, j)]
+        assert share == pytest.approx(sum(of_row) / len(of_row)) if of_row else math.isnan(share)
+    concordant = sum(agrees == 1 for *_, agrees in pairs) - sum(agrees == 0 for *_, agrees in pairs)
+    untied = sum(ours[i] != ours[j] for i, j in combinations(range(len(values)), 2))
+    if pairs and untied:
+        assert found.tau == pytest.approx(concordant / math.sqrt(len(pairs) * untied))
+        assert 0 <= found.p <= 1
+    else:
+        assert math.isnan(found.tau)
+        assert math.isnan(found.p)
+
+
+def test_p_is_the_share_of_orders_as_far_from_none() -> None:
+    """Without ties exact: of all 120 orders of five rows those with a tau as large."""
+    ours = [3.0, 1.0, 2.0, 5.0, 4.0]
+    found = order(ours, range(5))
+    taus = [order(other, range(5)).tau for other in permutations(range(5))]
+    assert found.p == pytest.approx(np.mean([abs(tau) >= abs(found.tau) - 1e-9 for tau in taus]))
+
+
+def test_only_clear_pairs_are_counted_as_clear() -> None:
+    """Counts of 54 and 52 of 90 canaries differ by chance, and 20 from both by more."""
+    theirs = [54, 52, 20]
+    clear = np.array([[False, False, True], [False, False, True], [True, True, False]])
+    assert [
+        [differ_by_more_than_chance((one, other), (90, 90)) for other in theirs] for one in theirs
+    ] == clear.tolist()
+    judged = order([1, 2, 0], theirs, clear)
+    assert (judged.pairs, judged.agreeing, judged.clear_pairs, judged.clear_agreeing) == (3, 2, 2, 2)
+    assert judged.of_rows == (1, 1, 1)
+    alike = order([1, 2], theirs[:2], clear[:2, :2])
+    assert (alike.pairs, alike.clear_pairs) == (1, 0)
+    assert np.isnan(alike.of_rows).all()
+
+
+HOSTILE = r"*[x]\input{x} & 100% $b_x$ #1 {~^} <|> `--é漢"
+
+
+@pytest.fixture
+def everything(make: Callable[..., RunResults]) -> dict[RunResults, PublishedRow]:
+    """Runs with every kind of column, and names that LaTeX would obey or does not know."""
+    dp = paper("2", data="IID", optimizer="DP-FedAvg", budget="10 epochs")
+    secret = published_rows("carlini2018.csv", "7")[0]
+    common = {"series": "s", "seed": 0, "rounds_per_epoch": 1.0}
+    measured = PRIVATE | {"space_exposure": [7.0] * 90, WHOLE_TEST_USERS: 5.0}
+    return {
+        make("dp-fedavg-iid-cohort16-seed0", 20, 3, setting=HOSTILE, measured=measured, **common): dp,
+        make(
+            "b%_$#&{}~^", 30, 4, setting=HOSTILE, measured={"record epsilon poisson-rdp": 2.5, "record delta": 1e-5}
+        ): secret,
+        make("[c]", 9, 4, setting="[c]", status="failed", reason=HOSTILE): published_rows("carlini2018.csv", "4")[1],
+        without_copies(make("d", 40, 5, setting="IID, FedAvg, b_u=16"), 4): fedavg("IID", 500),
+        make("e", 10, 5, setting="Non-IID, FedAvg, b_u=16"): fedavg("Non-IID", 500),
+    }
+
+
+def without_copies(run: RunResults, count: int) -> RunResults:
+    """The run, as if no record had been drawn for its last canaries."""
+    planned = [3] * (len(run.roster) - count) + [0] * count
+    return replace(run, roster=run.roster.assign(planned_insertions=planned))
+
+
+def frames(published: dict[RunResults, PublishedRow]) -> list[tuple[pd.DataFrame, str]]:
+    """Both tables of the runs, and each as LaTeX."""
+    runs = against(tables.memorization_table(list(published), published=published))
+    seeds = against(over_seeds(list(published), published=published))
+    return [(runs, to_latex(runs)), (seeds, to_latex(seeds))]
+
+
+def compiled(bodies: list[str], folder: Path) -> str:
+    """What pdflatex says of tables that are pasted into an article."""
+    preamble = "\\documentclass{article}\n\\usepackage[margin=1in]{geometry}\n\\usepackage{booktabs}\n"
+    pages = "\\newpage\n".join(f"\\noindent\\small\n{body}" for body in bodies)
+    (folder / "table.tex").write_text(f"{preamble}\\begin{{document}}\n{pages}\\end{{document}}\n", encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_latex_compiles_with_every_kind_of_column(everything: dict[RunResults, PublishedRow], tmp_path: Path) -> None:
+    both = frames(everything)
+    assert {*tables.types("run")} - {*both[0][0]} == {"extracted_pairs", "exposure_pairs"} | {
+        name for name in AGAINST if name.startswith(("extracted", "exposure")) and name.endswith("twin")
+    }
+    compiled([text for _, text in both], tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_latex_of_a_sweep_fits_a_page(four: dict[RunResults, PublishedRow], tmp_path: Path) -> None:
+    assert "Overfull" not in compiled([text for _, text in frames(four)], tmp_path)
+
+
+def test_markdown_of_everything_fits_the_terminal(everything: dict[RunResults, PublishedRow]) -> None:
+    """Long settings and names are in a list above, by the rows' numbers."""
+    table = frames(everything)[0][0]
+    lines = to_markdown(table).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines[: lines.index("")]).count("(dp-fedavg-iid-cohort16-seed0)") == 1
+    assert re.split(r" *\| *", lines[lines.index("") + 1])[1:3] == ["Row", "RS %"]
+    assert lines[lines.index("") + 3].split("|")[1].strip() == "1"
+
+
+def test_everything_reads_back_from_csv_and_parquet(everything: dict[RunResults, PublishedRow], tmp_path: Path) -> None:
+    for table, _ in frames(everything):
+        pd.testing.assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
+        write_parquet(table, tmp_path / "table.parquet")
+        pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table, check_exact=True)
+        plain = pd.read_csv(io.StringIO(to_csv(table)))
+        assert list(plain.columns) == list(table.columns)
