@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks.data import FILES, PER_USER, examples
-from flsim.data.formats.known import FORMATS
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.run import import_corpus
 
@@ -19,10 +18,6 @@ def test_generated_sentences_are_those_of_users_of_the_mean_size() -> None:
     lengths = [len(tokens.split(" ")) for _, _, tokens in found]
     assert (min(lengths), max(lengths)) == (5, 20)  # 4 to 18 words, a full stop, and in each twentieth a rare word
     assert len({tokens for _, _, tokens in found}) > 900
-
-
-def test_every_reader_is_measured() -> None:
-    assert {name.split(",")[0] for name in FILES} == set(FORMATS)
 
 
 @pytest.mark.parametrize("reader", FILES)

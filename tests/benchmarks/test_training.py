@@ -1,6 +1,5 @@
 """The benchmark of training measures equal work, at a size that a test can afford, and refuses unequal work."""
 
-import sys
 import tempfile
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import torch
 from benchmarks.peers.model import NextWord, PlainLSTM, train
 from benchmarks.peers.work import Result, Work
 from benchmarks.rounds import BenchHParams, new_run
-from benchmarks.sides import plain_work_of, train_with_engines, train_with_peer, work_of
+from benchmarks.sides import plain_work_of, train_with_engines, work_of
 from benchmarks.training import FAR, PROCESSORS, bench_training, describe, distances, refuse_no_training
 from flsim.base.errors import RunFailed
 from flsim.models.hparams import ModelHParams
@@ -106,8 +105,3 @@ def test_other_training_is_refused(run: Run) -> None:
     for result in (other, Result(work.start, []), Result({}, [])):
         with pytest.raises(RunFailed, match=r"^flower trained something else than local"):
             distances({"local": local, "flower": result}, work.start, far)
-
-
-def test_a_peer_that_fails_is_named_with_what_it_said(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"(?s)^nobody failed; it said last:\n.*No module named"):
-        train_with_peer("nobody", tmp_path, 1, [sys.executable])

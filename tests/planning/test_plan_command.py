@@ -154,16 +154,6 @@ def test_bad_input_is_one_line(flsim: Flsim, arguments: tuple[str, ...], message
     assert message in err.splitlines()[-1]
 
 
-def test_a_file_or_a_sweep_that_does_not_fit(experiment: Experiment, flsim: Flsim, tmp_path: Path) -> None:
-    assert flsim(tmp_path / "none.toml")[0] == 2
-    code, _, err = flsim(experiment.config, "--seeds", "2")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "--seeds is for a sweep" in err
-    code, _, err = flsim(EXPERIMENTS / "table1.toml", "--against", tmp_path, calibrated=True)
-    assert code == 2
-    assert "not a sweep's folder" in err
-
-
 CENTRAL = ("training.kind='central'", "training.steps=4", "training.batch_size=4")
 WIDE = ("model.embedding=64", "model.units=128")  # so that a checkpoint is more than its header
 

@@ -6,12 +6,10 @@ from pathlib import Path
 import pytest
 from helpers import Experiment
 
-from flsim.canaries.spec import CanaryHParams
 from flsim.planning.plan import groups_of, privacy_of, provable_of
 from flsim.planning.scale import (
     Scale,
     Users,
-    canaries_of,
     evaluations_of,
     measured_utility,
     published_scale,
@@ -119,24 +117,6 @@ def test_amounts_of_federated_settings(experiment: Experiment, overrides: tuple[
     assert config.rate_steps(Users(24, 192, 900, 40).split()) == pytest.approx(amount, rel=1e-3)
 
 
-def results(name: str, world: str, perplexity: float, status: str = "completed") -> SweepRun:
-    rows = frame([Row(name, 10, "perplexity", "", perplexity), Row(name, 5, "perplexity", "", 999.0)])
-    run = RunResults(name, "FedAvg, b_u=4", status, None, 10, 10, rows, roster=rows.iloc[:0])
-    return SweepRun(name, "fedavg", 0, {"data.world": world, "training.cohort": 4}, None, run)
-
-
-def test_utility_of_results_is_the_mean_over_completed_seeds() -> None:
-    runs = [
-        results("a", "iid", 60),
-        results("b", "iid", 70),
-        results("c", "non-iid", 80),
-        results("d", "non-iid", 500, "running"),
-    ]
-    texts = dict.fromkeys(("name", "title", "question", "tier", "about", "source", "command"), "x")
-    sweep = Sweep(Path(), **texts, commands=(), chosen=(), versions={}, sessions=[], runs=runs)
-    assert measured_utility(sweep) == {"fedavg cohort 4": {"iid": 65, "non-iid": 80}}
-
-
 @pytest.mark.parametrize("table", ["table1", "table4"])
 def test_small_tiers_are_trained_for_alike_shares_of_the_published_amounts(table: str) -> None:
     """Otherwise techniques would differ by how much they are trained."""
@@ -183,11 +163,6 @@ def test_what_is_left_out_is_not_counted(
     assert shortened(config, 1.0, train)[1] == run.rounds
 
 
-def test_numbers_of_copies_have_no_sharers() -> None:
-    found = canaries_of(CanaryHParams(insertions=(1, 8), count=3), SMALL)
-    assert [(each.count, each.sharers, each.copies) for each in found] == [(3, None, 1), (3, None, 8)]
-
-
 @pytest.mark.parametrize(
     "overrides",
     [
@@ -216,3 +191,21 @@ def test_runs_of_most_epochs_are_first(sweep_file: Path) -> None:
     assert names[:2] == ["fedavg-iid-cohort40-seed0", "fedavg-non-iid-cohort40-seed0"]
     assert names[-1] == "sgd-non-iid-batch_size32-seed0", "3.97 epochs, fewer than the 4 of 4 users in 400 rounds"
     assert len(names) == 18
+
+
+def results(name: str, world: str, perplexity: float, status: str = "completed") -> SweepRun:
+    rows = frame([Row(name, 10, "perplexity", "", perplexity), Row(name, 5, "perplexity", "", 999.0)])
+    run = RunResults(name, "FedAvg, b_u=4", status, None, 10, 10, rows, roster=rows.iloc[:0])
+    return SweepRun(name, "fedavg", 0, {"data.world": world, "training.cohort": 4}, None, run)
+
+
+def test_utility_of_results_is_the_mean_over_completed_seeds() -> None:
+    runs = [
+        results("a", "iid", 60),
+        results("b", "iid", 70),
+        results("c", "non-iid", 80),
+        results("d", "non-iid", 500, "running"),
+    ]
+    texts = dict.fromkeys(("name", "title", "question", "tier", "about", "source", "command"), "x")
+    sweep = Sweep(Path(), **texts, commands=(), chosen=(), versions={}, sessions=[], runs=runs)
+    assert measured_utility(sweep) == {"fedavg cohort 4": {"iid": 65, "non-iid": 80}}

@@ -143,37 +143,6 @@ def test_runs_of_one_published_row_count_as_their_mean(make: Callable[..., RunRe
     assert table["rs_size"].tolist() == ["lower", "lower", "higher"]
 
 
-def test_what_has_no_result_or_no_published_row_is_not_judged(
-    four: dict[RunResults, PublishedRow], make: Callable[..., RunResults]
-) -> None:
-    wild, other = make("wild", 90, 90, status="diverged"), make("other", 0, 0)
-    runs = [*four, wild, other]
-    table = against(tables.memorization_table(runs, published=four | {wild: fedavg("IID", 2000)}))
-    alone = against(tables.memorization_table(list(four), published=four))
-    assert table["rs_pairs"].tolist()[:4] == alone["rs_pairs"].tolist()
-    assert table.loc[4:, [name for name in AGAINST if name in table]].isna().all(axis=None)
-    assert [str(each) for each in agreements(table)] == [str(each) for each in agreements(alone)]
-    assert "published_rs" in table
-    nothing = against(tables.memorization_table([other]))
-    assert not {*AGAINST} & {*nothing}
-    assert agreements(nothing) == []
-
-
-def test_rows_of_two_published_tables_are_not_pairs(make: Callable[..., RunResults]) -> None:
-    """Both rows of each table have the published order; across tables they have not."""
-    published = {
-        make("a", 80): fedavg("IID", 500),
-        make("b", 70): fedavg("Non-IID", 500),
-        make("c", 20): paper("3", data="IID", optimizer="Adam"),
-        make("d", 10): paper("3", data="Non-IID", optimizer="Adam"),
-    }
-    table = against(tables.memorization_table(list(published), published=published))
-    assert [(each.table, each.order.pairs, each.order.agreeing) for each in agreements(table)] == [
-        ("1", 1, 1),
-        ("3", 1, 1),
-    ]
-
-
 def test_the_secret_sharer_is_compared_in_direction_alone(make: Callable[..., RunResults]) -> None:
     """Exposures over the whole space where all runs have them; else among references."""
     rows = published_rows("carlini2018.csv", "2")[:3]  # 1.7, 4.3, 6.9 bits
@@ -340,3 +309,34 @@ def test_everything_reads_back_from_csv_and_parquet(everything: dict[RunResults,
         pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table, check_exact=True)
         plain = pd.read_csv(io.StringIO(to_csv(table)))
         assert list(plain.columns) == list(table.columns)
+
+
+def test_what_has_no_result_or_no_published_row_is_not_judged(
+    four: dict[RunResults, PublishedRow], make: Callable[..., RunResults]
+) -> None:
+    wild, other = make("wild", 90, 90, status="diverged"), make("other", 0, 0)
+    runs = [*four, wild, other]
+    table = against(tables.memorization_table(runs, published=four | {wild: fedavg("IID", 2000)}))
+    alone = against(tables.memorization_table(list(four), published=four))
+    assert table["rs_pairs"].tolist()[:4] == alone["rs_pairs"].tolist()
+    assert table.loc[4:, [name for name in AGAINST if name in table]].isna().all(axis=None)
+    assert [str(each) for each in agreements(table)] == [str(each) for each in agreements(alone)]
+    assert "published_rs" in table
+    nothing = against(tables.memorization_table([other]))
+    assert not {*AGAINST} & {*nothing}
+    assert agreements(nothing) == []
+
+
+def test_rows_of_two_published_tables_are_not_pairs(make: Callable[..., RunResults]) -> None:
+    """Both rows of each table have the published order; across tables they have not."""
+    published = {
+        make("a", 80): fedavg("IID", 500),
+        make("b", 70): fedavg("Non-IID", 500),
+        make("c", 20): paper("3", data="IID", optimizer="Adam"),
+        make("d", 10): paper("3", data="Non-IID", optimizer="Adam"),
+    }
+    table = against(tables.memorization_table(list(published), published=published))
+    assert [(each.table, each.order.pairs, each.order.agreeing) for each in agreements(table)] == [
+        ("1", 1, 1),
+        ("3", 1, 1),
+    ]

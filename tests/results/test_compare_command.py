@@ -1,6 +1,5 @@
 """`flsim compare` as it is typed, on hand-made run and sweep folders."""
 
-import io
 import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -170,17 +169,6 @@ def test_every_format_has_the_same_table(make_sweep: MakeSweep, flsim: Flsim, tm
     assert r"\toprule" in flsim("compare", "sweep", "--format", "latex")[1]
     assert flsim("compare", "sweep", "--out", "table.md") == (0, "", "")
     assert (tmp_path / "table.md").read_text() == flsim("compare", "sweep")[1]
-
-
-def test_two_runs(make_sweep: MakeSweep, flsim: Flsim) -> None:
-    runs = make_sweep({key: levels[:1] for key, levels in TWO.items()}).relative_to(Path.cwd()) / "runs"
-    names = [str(runs / f"fedavg-{world}-seed0") for world in ("iid", "non-iid")]
-    code, shown, said = flsim("compare", *names, "--epoch", "10")
-    assert (code, said) == (0, "")
-    assert "fedavg-iid-seed0), round 10" in shown
-    found = json.loads(flsim("compare", *names, "--json")[1])
-    assert (found["compared"], found["rows"][1]["row"], found["rows"][1]["difference"]) == ("runs", "all", 1)
-    assert pd.read_csv(io.StringIO(flsim("compare", *names, "--format", "csv")[1]))["row"].nunique() == 10
 
 
 def test_what_does_not_compare_is_one_line(make_sweep: MakeSweep, flsim: Flsim) -> None:

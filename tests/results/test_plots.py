@@ -227,17 +227,6 @@ def test_losses_are_on_one_axis_and_estimated_exposure_on_the_other(lossy_seeds:
     assert [text.get_text() for text in figure.legends[0].get_texts()][:2] == ["training loss", "test loss"]
 
 
-def test_without_estimates_exposure_is_by_rank_and_each_run_has_a_panel(
-    lossy_seeds: list[RunResults], make_run: MakeRun
-) -> None:
-    other = read_run(make_run({10: lossy(2, 3)}, name="other", rounds_per_epoch=10))
-    figure = draw_losses([*lossy_seeds, other], {lossy_seeds[0]: {10: 1.0}})
-    drawn = [panel for panel in figure.axes if panel.get_lines()]
-    assert [panel.get_ylabel() for panel in drawn if "exposure" in panel.get_ylabel()] == ["exposure (bits)"] * 3
-    ranked = [panel.get_lines()[0] for panel in drawn if "exposure" in panel.get_ylabel()]
-    assert np.asarray(ranked[0].get_ydata()).tolist() == [1, 4, 6]
-
-
 def test_the_command_reads_training_losses_from_the_log(
     flsim: Flsim, lossy_seeds: list[RunResults], tmp_path: Path
 ) -> None:

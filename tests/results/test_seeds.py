@@ -44,19 +44,6 @@ def test_the_figures_are_those_of_the_seeds(make_series: MakeSeries) -> None:
     assert (row["perplexity"], row["perplexity_sd"]) == (61, 1)
 
 
-def test_series_are_told_apart_and_older_runs_are_by_themselves(make_series: MakeSeries, make_run: MakeRun) -> None:
-    iid, non_iid = make_series([1, 2]), make_series([3, 4], name="non-iid")
-    old = [read_run(make_run(name=f"old-{index}")) for index in range(2)]
-    mixed = [iid[0], non_iid[0], old[0], iid[1], old[1], non_iid[1]]
-    assert by_series(mixed) == [iid, non_iid, [old[0]], [old[1]]]
-
-
-def test_a_seed_counts_once(make_series: MakeSeries) -> None:
-    iid = make_series([1, 2])
-    with pytest.raises(InputError, match="runs iid-0 and iid-0: equal settings and seed 0; leave one out"):
-        over_seeds([*iid, iid[0]])
-
-
 def test_short_and_long_training_of_one_series_are_told_apart(make_series: MakeSeries) -> None:
     """Table 2 of Thakkar et al. (2020) has rows of 8,000 and of 800 rounds with equal settings."""
     long, other = make_series([1, 2], name="long", series="one"), make_series([3], name="other")

@@ -64,13 +64,6 @@ def test_evaluating_twice_adds_nothing(make_run: MakeRun) -> None:
     assert {path.name: path.read_bytes() for path in (folder / "rows").iterdir()} == before
 
 
-def test_a_round_measured_anew_replaces_its_rows(make_run: MakeRun) -> None:
-    folder = make_run()
-    write_rows(folder, 10, ROWS)
-    write_rows(folder, 10, [Row("iid", 10, "accuracy", "", 0.5)])
-    assert read_run(folder).rows["value"].tolist() == [0.5]
-
-
 @pytest.mark.parametrize(
     "rows",
     [

@@ -49,21 +49,6 @@ def run(make_run: MakeRun) -> RunResults:
     return read_run(make_run(rounds))
 
 
-def test_the_rows(run: RunResults) -> None:
-    table = trace(run, frame(EVENTS), ["c01", "c00"])
-    kept = table.drop(columns=["rs", "bs"]).itertuples(index=False, name=None)
-    assert [tuple("-" if value != value else value for value in row) for row in kept] == [
-        ("c00", 10, 0.0, 2, 4, 0, (1, 3, 10)),
-        ("c00", 20, 8.0, 1, 5, 5, (15,)),
-        ("c00", 30, "-", 1, 6, 9, (21,)),
-        ("c01", 10, 1.0, 0, 0, "-", ()),
-        ("c01", 20, 7.0, 1, 2, 5, (11, 15)),
-        ("c01", 30, "-", 0, 2, 15, ()),
-    ]
-    of_c02 = trace(run, frame(EVENTS), ["c02"])
-    assert of_c02[["rs", "bs"]].fillna(-1).to_numpy().tolist() == [[0, 0], [1, 1], [-1, -1]]
-
-
 EVENT = st.tuples(st.integers(1, 35), st.sampled_from(["c00", "c03", "c08"]), st.integers(0, 3))
 
 
