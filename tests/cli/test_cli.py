@@ -272,9 +272,8 @@ def test_wrong_usage_is_one_line(refuse: Refuse, arguments: list[str], message: 
 ENDED = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nfor _ in range(10**9):\n    pass\n"
 
 
-@pytest.mark.parametrize("source", [ENDED, "def make():\n" + indent(ENDED, "    ")], ids=["import", "call"])
-def test_a_model_of_ones_own_is_not_blamed_for_it(experiment: Experiment, source: str) -> None:
-    (experiment.folder / "mine.py").write_text(source)
+def test_a_model_of_ones_own_is_not_blamed_for_it(experiment: Experiment) -> None:
+    (experiment.folder / "mine.py").write_text("def make():\n" + indent(ENDED, "    "))
     (experiment.folder / "c.json").write_text(json.dumps([{"id": "x", "tokens": [1, 36, 2]}]))
     options = ("--canaries", "c.json", "--vocabulary", "40")
     done = experiment.flsim("evaluate", "--model", "mine.py:make", *options, check=False)
