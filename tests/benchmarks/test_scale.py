@@ -33,7 +33,7 @@ def test_published_extremes_are_within_the_law_at_the_papers_size() -> None:
         for index, (p_u, p_e) in enumerate(product((1 / 5_000, 3 / 50_000, 1 / 50_000), (0.01, 0.1, 1.0)))
         for _ in range(10)
     ]
-    drawn = drawn_extremes(canaries, PAPER_USERS, 237 * PAPER_USERS)
+    drawn = drawn_extremes(canaries, PAPER_USERS, 237 * PAPER_USERS, draws=3_000)
     low, high = np.quantile(drawn, [0.005, 0.995], axis=1)
     published = np.array(list(PUBLISHED.values()))
     assert (low <= published).all()
