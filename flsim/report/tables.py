@@ -24,13 +24,22 @@ from flsim.show.table import Table as ShownTable
 Published = dict[RunResults, Mapping[str, Any]]
 
 
-def block_of(table: ShownTable, caption: str) -> Table:
-    """Return a table of the command line as a block of a page: all columns side by side, and all notes below."""
+def blocks_of(table: ShownTable, caption: str, runs: Sequence[str] = ()) -> list[Block]:
+    """Return a table of the command line as blocks of a page: all columns side by side, and all notes below.
+
+    Args:
+        table: the table.
+        caption: what it shows.
+        runs: names of the runs that its rows are, where no column has them.
+    """
     columns = [*table.labels, *(column for unit in table.units for column in unit)]
-    rows = list(zip(*([cell or "–" for cell in column.cells] for column in columns), strict=True))
-    notes = dict.fromkeys([*(column.note for column in columns), table.below])
-    note = " ".join(" ".join(notes).split())
-    return Table(caption, [column.heading for column in columns], rows, note)
+    rows = [list(row) for row in zip(*([cell or "–" for cell in column.cells] for column in columns), strict=True)]
+    headings = [column.heading for column in columns]
+    if runs and "Run" not in headings:
+        headings, rows = ["Run", *headings], [[name, *row] for name, row in zip(runs, rows, strict=True)]
+    below, *others = (" ".join(part.split()) for part in table.below.split("\n\n"))
+    notes = dict.fromkeys([*(column.note for column in columns if column.note), below])
+    return [Table(caption, headings, rows, " ".join(notes)), *map(Note, others)]
 
 
 def memorization(gathered: Gathered) -> list[Block]:
@@ -41,11 +50,11 @@ def memorization(gathered: Gathered) -> list[Block]:
     published: Published = {run.results: row for run in gathered.runs if run.planned and (row := run.planned.published)}
     runs = _runs(gathered, published)
     if not published and all(len(setting.runs) == 1 for setting in gathered.settings):
-        return [runs]
+        return runs
     shown = table_of_runs(_compared(_over_seeds(gathered, published)))
     return [
-        block_of(shown, "What was memorized, by setting, over its seeds"),
-        Fold(f"Run by run: {plural(len(gathered.runs), 'run')}", [runs]),
+        *blocks_of(shown, "What was memorized, by setting, over its seeds"),
+        Fold(f"Run by run: {plural(len(gathered.runs), 'run')}", runs),
     ]
 
 
@@ -56,7 +65,7 @@ def answer(gathered: Gathered, rows: int) -> list[Block]:
         return [Note("No run has been evaluated yet.")]
     frame = _over_seeds(gathered, {})
     evaluated = frame[[bool(setting.shown_runs) for setting in gathered.settings]]
-    return [block_of(table_of_runs(evaluated.head(rows)), "Means at the last evaluation")]
+    return blocks_of(table_of_runs(evaluated.head(rows)), "Means at the last evaluation")
 
 
 def _over_seeds(gathered: Gathered, published: Published) -> pd.DataFrame:
@@ -74,16 +83,12 @@ def _over_seeds(gathered: Gathered, published: Published) -> pd.DataFrame:
     return described(pd.concat(frames, ignore_index=True), quantities.values())
 
 
-def _runs(gathered: Gathered, published: Published) -> Table:
-    pairs = [(setting, run) for setting in gathered.settings for run in setting.runs]
-    frame = memorization_table([run.results for _, run in pairs], published=published)
-    shown = table_of_runs(_compared(frame.assign(setting=[setting.label for setting, _ in pairs])))
-    names = [run.results.name for _, run in pairs]
-    block = block_of(shown, "What was memorized, run by run, at each run’s last evaluation")
-    if "Run" in block.headings:
-        return block
-    rows = [[name, *row] for name, row in zip(names, block.rows, strict=True)]
-    return Table(block.caption, ["Run", *block.headings], rows, block.note)
+def _runs(gathered: Gathered, published: Published) -> list[Block]:
+    pairs = [(setting.label, run.results) for setting in gathered.settings for run in setting.runs]
+    frame = memorization_table([run for _, run in pairs], published=published)
+    shown = table_of_runs(_compared(frame.assign(setting=[label for label, _ in pairs])))
+    caption = "What was memorized, run by run, at each run’s last evaluation"
+    return blocks_of(shown, caption, [run.name for _, run in pairs])
 
 
 def _compared(frame: pd.DataFrame) -> pd.DataFrame:
