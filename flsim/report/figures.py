@@ -232,7 +232,7 @@ def _curve(gathered: Gathered, quantity: Quantity, styles: Mapping[Setting, int]
 
 
 def _known(*values: Floats) -> list[Floats]:
-    return [each[np.isfinite(each)] for each in values]
+    return [array[np.isfinite(array)] for array in values]
 
 
 def by_perplexity(gathered: Gathered) -> list[Block]:

@@ -51,9 +51,9 @@ def memorization(gathered: Gathered) -> list[Block]:
     runs = _runs(gathered, published)
     if not published and all(len(setting.runs) == 1 for setting in gathered.settings):
         return runs
-    shown = table_of_runs(_compared(_over_seeds(gathered, published)))
+    table = table_of_runs(_compared(_over_seeds(gathered, published)))
     return [
-        *blocks_of(shown, "What was memorized, by setting, over its seeds"),
+        *blocks_of(table, "What was memorized, by setting, over its seeds"),
         Fold(f"Run by run: {plural(len(gathered.runs), 'run')}", runs),
     ]
 
@@ -86,9 +86,9 @@ def _over_seeds(gathered: Gathered, published: Published) -> pd.DataFrame:
 def _runs(gathered: Gathered, published: Published) -> list[Block]:
     pairs = [(setting.label, run.results) for setting in gathered.settings for run in setting.runs]
     frame = memorization_table([run for _, run in pairs], published=published)
-    shown = table_of_runs(_compared(frame.assign(setting=[label for label, _ in pairs])))
+    table = table_of_runs(_compared(frame.assign(setting=[label for label, _ in pairs])))
     caption = "What was memorized, run by run, at each run’s last evaluation"
-    return blocks_of(shown, caption, [run.name for _, run in pairs])
+    return blocks_of(table, caption, [run.name for _, run in pairs])
 
 
 def _compared(frame: pd.DataFrame) -> pd.DataFrame:

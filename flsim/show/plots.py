@@ -368,7 +368,10 @@ def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -
     draw_utility(panel, {style: exposure_by_utility(group, over_seeds) for style, group in enumerate(taken)})
     panel.set(xlabel="perplexity of test text (log)", ylabel="mean exposure (bits)")
     lines = panel.get_lines()
-    labels = [label_of(group, runs, len(of) if over_seeds else None) for group, of in zip(groups, taken, strict=True)]
+    labels = [
+        label_of(group, runs, len(runs_of) if over_seeds else None)
+        for group, runs_of in zip(groups, taken, strict=True)
+    ]
     draw_ceilings(panel, runs)
     legend = figure.legend(
         lines, labels, loc="outside lower center", ncols=min(2, len(lines)), frameon=False, handlelength=3.5
