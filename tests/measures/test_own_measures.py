@@ -77,7 +77,14 @@ def test_own_measures_are_in_everything_that_shows_results(
 
     measured.call("plot", *WORLDS, "--out", "plot.png")
     titles = [panel.get_title() for panel in draw_rounds([read_run(folder) for folder in folders]).axes]
-    assert titles[2:] == ["unsurprising (US)", "Mean exposure", "Mean surprise", "Perplexity on test text", "size", ""]
+    assert titles[2:] == [
+        "unsurprising: canaries memorized",
+        "Mean exposure",
+        "Mean surprise",
+        "Perplexity on test text",
+        "size",
+        "",
+    ]
 
     measured.call("report", *WORLDS, "--out", "report.html")
     page = (measured.folder / "report.html").read_text(encoding="utf-8")

@@ -87,7 +87,7 @@ def test_contrasts_of_table_1_are_the_differences_that_were_made() -> None:
 
 
 def test_intervals_and_p_are_students_over_the_seeds_means_over_pairs_and_p_is_corrected() -> None:
-    gathered = gathered_of(table_1(), lambda config, seed: 5.0 + noise(config, seed), seeds=4)
+    gathered = gathered_of(FEDERATED, lambda config, seed: 5.0 + noise(config, seed), seeds=4)
     row = partition(gathered)
     settings = {(config.world, config.round_size): config for config in FEDERATED}
     means = [
@@ -118,7 +118,7 @@ def test_a_difference_of_utility_is_separate_from_one_at_equal_perplexity() -> N
         rows = pd.concat([earlier.results.rows.assign(round=5), last.results.rows], ignore_index=True)
         return replace(last, results=replace(last.results, rows=rows))
 
-    gathered = gathered_of(table_1(), lambda *_: 0.0)
+    gathered = gathered_of(ONE_PAIR, lambda *_: 0.0)
     for setting in gathered.settings:
         setting.runs[:] = [trained(run.config) for run in setting.runs if run.config]
     assert partition(gathered)["difference"] == pytest.approx(4.0)
