@@ -26,7 +26,7 @@ from ray.core.generated import node_manager_pb2, node_manager_pb2_grpc
 from scipy.stats import linregress, t
 
 from flsim.base.progress import progress
-from flsim.show.figures import COLOURS, DASHES, ROUNDS, write_figure
+from flsim.show.figure import DASHES, LINES, ROUNDS, write_figure
 
 CONFIG = """
 [data]
@@ -282,7 +282,7 @@ def _draw(soaked: Soaked) -> Figure:
     figure = Figure(figsize=(8, 5), layout="constrained")
     axes = figure.subplots()
     for index, held in enumerate(sorted(soaked.processes, key=lambda item: -item.resident[-1])):
-        style: dict[str, Any] = {"color": COLOURS[index % len(COLOURS)], "linestyle": DASHES[index % len(DASHES)]}
+        style: dict[str, Any] = {"color": LINES[index % len(LINES)], "linestyle": DASHES[index % len(DASHES)]}
         axes.plot(held.rounds, [item / MEGABYTE for item in held.resident], label=held.kind, **style)
     axes.set(xlabel=ROUNDS, ylabel="resident memory, MB", ylim=(0, None))
     figure.legend(loc="outside right upper")

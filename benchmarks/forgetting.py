@@ -12,7 +12,7 @@ from experiments.theory.deterministic_order import BITS, measured_steps_until_eq
 from experiments.theory.federated_means import FederatedMeans, accuracy, separation
 from experiments.theory.k_means import KMeansExperiment
 from flsim.base.progress import progress
-from flsim.show.layout import Column, markdown
+from flsim.show.table import Column, markdown
 
 TRIALS = 2_000  # of k-means on each side
 STAGES = (0, 1, 2, 5, 10, 20, 50)  # later data sets

@@ -18,7 +18,7 @@ from experiments.theory.k_means import KMeansExperiment
 from experiments.theory.mean_estimation import MeanEstimation
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
-from flsim.show.figures import COLOURS, line_style, write_figure
+from flsim.show.figure import INK, LINES, line_style, write_figure
 
 CHANCE: dict[str, Any] = {"color": "#555555", "linestyle": (0, (1, 2)), "linewidth": 1, "zorder": 1}
 LATER = 30  # rounds that curves of federated means are drawn over
@@ -65,9 +65,9 @@ def draw_k_means(rows: Sequence[dict[str, Any]]) -> Figure:
         if is_in and not stage:
             x = np.append(x, experiment.outlier)
         centres = everything[is_in][stage]
-        colours = np.where(x < centres.mean(), COLOURS[0], COLOURS[1]).tolist()
+        colours = np.where(x < centres.mean(), LINES[0], LINES[1]).tolist()
         left.scatter(x, place + rng.uniform(-0.22, 0.22, len(x)), s=7, c=colours, linewidths=0)
-        left.scatter(centres, [place, place], s=90, marker="X", c=COLOURS[:2], edgecolors="white", zorder=3)
+        left.scatter(centres, [place, place], s=90, marker="X", c=LINES[:2], edgecolors="white", zorder=3)
         ticks.append(f"{'after' if stage else 'before'} later points, {'IN' if is_in else 'OUT'}")
     left.set(title="Two centres (crosses) for three clusters", xlabel="value", yticks=range(4))
     left.set_yticklabels(ticks)
@@ -91,9 +91,7 @@ def draw_order(rows: Sequence[dict[str, Any]]) -> Figure:
     """Return a figure of the difference of two runs in one order, and of attackers who know the order or do not."""
     figure, (left, right) = _panels()
     rate, steps = RATES[0], np.arange(STEPS + 1)
-    left.plot(
-        steps, [difference(rate, step, 2) for step in steps.tolist()], color=COLOURS[6], linestyle=":", label="exact"
-    )
+    left.plot(steps, [difference(rate, step, 2) for step in steps.tolist()], color=INK, linestyle=":", label="exact")
     for index, kind in enumerate(("float64", "float32")):
         two_eta = np.dtype(kind).type(2 * rate)
         examples = stream(0, "figure of order").normal(1, 1, STEPS).astype(kind)

@@ -32,7 +32,7 @@ from flsim.measures.built_in import EXTRAPOLATION, PATH, SPACE
 from flsim.measures.measure import Measure
 from flsim.results.store import RunResults
 from flsim.results.sweeps import expanded, read_shown
-from flsim.show.figures import line_style, plain, refuse_other_than_figure, write_figure
+from flsim.show.figure import line_style, plain, refuse_other_than_figure, write_figure
 
 # Columns, named as the metrics that they hold.
 ESTIMATE, FIT_P = built_in.FIT_BITS.name, built_in.FIT_P.name

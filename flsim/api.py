@@ -260,9 +260,9 @@ def plot(*runs: Path | str, out: Path | str, over_seeds: bool | None = None) -> 
     Examples:
         >>> flsim.plot("runs/iid", "runs/non-iid", out="rounds.svg")           # doctest: +SKIP
     """
-    from flsim.show.plots import plot_rounds  # matplotlib, which nothing else here needs
+    from flsim.show.plots import plot as write_plot  # matplotlib, which nothing else here needs
 
-    plot_rounds(list(read_shown(expanded(runs)).values()), Path(out), over_seeds)
+    write_plot(list(read_shown(expanded(runs)).values()), Path(out), over_seeds)
 
 
 def write_report(*runs: Path | str, out: Path | str) -> None:

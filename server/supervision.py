@@ -15,9 +15,8 @@ from flsim.base.errors import Diverged, InputError, Interrupted, RunFailed
 from flsim.base.logs import log
 from flsim.base.progress import progress, say
 from flsim.base.terminal import console
-from flsim.results.evaluations import Evaluation, failures
-from flsim.results.in_short import round_in_short
-from flsim.results.run_file import read_run_file
+from flsim.results.rows import round_in_short
+from flsim.results.run_file import Evaluation, failures, read_run_file
 from flsim.results.store import read_run
 from flsim.runs import roundlog
 from flsim.runs.folder import Run

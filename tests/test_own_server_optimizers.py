@@ -16,7 +16,7 @@ from flsim.base.errors import InputError, RunFailed
 from flsim.base.rng import stream
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
-from flsim.planning.disk import checkpoint_bytes
+from flsim.planning.plan import checkpoint_bytes
 from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
 

@@ -8,8 +8,7 @@ import numpy as np
 import pandas as pd
 
 from flsim.base.statistics import t_interval
-from flsim.show.formats import note
-from flsim.show.table import Table, json_rows
+from flsim.show.table import Table, json_rows, note
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

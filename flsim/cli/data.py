@@ -1,13 +1,15 @@
-"""`flsim data`: make, inspect and copy corpora."""
+"""`flsim data`: make, change, inspect and copy corpora."""
 
 import json
 import sys
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from flsim.cli.options import MACHINES, Json
+from flsim.base.errors import at_least_one
+from flsim.cli.options import MACHINES, Json, Overrides
 
 data = typer.Typer(
     help="Make, change, inspect and copy corpora.",
@@ -23,14 +25,7 @@ RECORD_WORDS = {"words": 20, "characters": 600}  # 600: an English sentence of a
 LAYOUT = "Numbering of special tokens and words, as in tff, fedjax or fedml."
 
 
-@data.command(
-    "import",
-    rich_help_panel=MAKE,
-    epilog="Example: flsim data import dumps/*.Posts.xml --out corpora/stackexchange\n\n"
-    "Example: flsim data import so.sqlite.lzma --vocabulary 10004 --out corpora/so\n\n"
-    "Example: flsim data import ptb.txt --format text --by characters --out corpora/ptb\n\n"
-    "Example: zcat p.jsonl.gz | flsim data import /dev/stdin --out corpora/posts",
-)
+@data.command("import", rich_help_panel=MAKE)
 def import_(
     sources: Annotated[
         list[Path], typer.Argument(help="Files or pipes, compressed or not; several files become one corpus.")
@@ -162,6 +157,14 @@ def import_(
     Files compressed by gz, bz2, xz, lzma, zst or 7z are unpacked while they are read.
 
     An interrupted import continues when you repeat the command.
+
+    Example: flsim data import dumps/*.Posts.xml --out corpora/stackexchange
+
+    Example: flsim data import so.sqlite.lzma --vocabulary 10004 --out corpora/so
+
+    Example: flsim data import ptb.txt --format text --by characters --out corpora/ptb
+
+    Example: zcat p.jsonl.gz | flsim data import /dev/stdin --out corpora/posts
     """
     from flsim.data.importing.gather import ImportHParams
     from flsim.data.importing.run import import_corpus
@@ -196,11 +199,7 @@ def import_(
     show(inspect(corpus), as_json)
 
 
-@data.command(
-    "inspect",
-    rich_help_panel=LOOK,
-    epilog="Example: flsim data inspect corpora/stackexchange",
-)
+@data.command("inspect", rich_help_panel=LOOK)
 def inspect_(
     corpus: From,
     as_json: Json = False,
@@ -209,6 +208,8 @@ def inspect_(
 
     Prints the numbers of users, records and words, quantiles of the lengths of records and users, which users are
     members, and how much text the import dropped. The output of `--json` also has histograms of the lengths.
+
+    Example: flsim data inspect corpora/stackexchange
     """
     from flsim.data.corpus import Corpus
     from flsim.data.inspect import inspect
@@ -216,9 +217,7 @@ def inspect_(
     show(inspect(Corpus.open(corpus, verify=True)), as_json)
 
 
-@data.command(
-    "push", rich_help_panel=LOOK, epilog="Example: flsim data push corpora/stackoverflow s3://bucket/stackoverflow"
-)
+@data.command("push", rich_help_panel=LOOK)
 def push_(
     corpus: Annotated[Path, typer.Argument(help="Folder of a corpus, e.g. corpora/mine.")],
     uri: Annotated[
@@ -230,6 +229,8 @@ def push_(
     Runs on other machines read the copy when their data.corpus is the URI.
 
     An interrupted copy continues when you repeat the command.
+
+    Example: flsim data push corpora/stackoverflow s3://bucket/stackoverflow
     """
     from flsim.data.corpus import Corpus
     from flsim.data.stores import push
@@ -246,3 +247,267 @@ def show(values: dict[str, Any], as_json: bool) -> None:
         return
     encoding = sys.stdout.encoding or "ascii"
     typer.echo(describe(values).encode(encoding, "replace").decode(encoding))
+
+
+@data.command(rich_help_panel=MAKE)
+def make(
+    maker: Annotated[
+        str, typer.Argument(help="Your own maker, e.g. my_corpus.py:letters, or synthetic for the built-in one.")
+    ],
+    out: Out,
+    seed: Annotated[int, typer.Option(help="Seed of the maker, and of which users are kept out of training.")] = 0,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="NAME=VALUE", help="Argument for the maker, e.g. users=100; repeatable."),
+    ] = None,
+    vocabulary: Annotated[
+        int | None,
+        typer.Option(
+            help="Size of the vocabulary in token ids; four of them are special.",
+            show_default="10000, for synthetic 600",
+            rich_help_panel=WORDS,
+        ),
+    ] = None,
+    words_per_user: Annotated[
+        int | None,
+        typer.Option(
+            help="Words of each user, e.g. 2000. Longer users become several, shorter ones are dropped.",
+            show_default="leaves users as they are made",
+            rich_help_panel=USERS,
+        ),
+    ] = None,
+    heldout: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of users kept out of training as non-members for attacks, 0 to 1.",
+            show_default="0.1",
+            rich_help_panel=USERS,
+        ),
+    ] = None,
+    test: Annotated[
+        float | None,
+        typer.Option(
+            help="Share of users kept out of training to measure accuracy and perplexity, 0 to 1.",
+            show_default="0.1",
+            rich_help_panel=USERS,
+        ),
+    ] = None,
+    layout: Annotated[str | None, typer.Option(help=LAYOUT, show_default="tff", rich_help_panel=WORDS)] = None,
+    as_json: Json = False,
+) -> None:
+    """Make a corpus by a Python function.
+
+    A maker is a function that yields (user, sentences) or (user, sentences, split). Its arguments are those that you
+    give with --set. A maker with an argument named seed also gets --seed.
+
+    An interrupted call continues when you repeat the command.
+
+    Example: flsim data make my.py:letters --vocabulary 500 --out corpora/letters
+
+    Example: flsim data make synthetic --set users=100 --out corpora/small
+    """
+    from flsim.data.inspect import inspect
+    from flsim.data.making import make_corpus
+    from flsim.runs.config.toml import override_value
+
+    options: dict[str, Any] = {}
+    for text in set_ or ():
+        override_value(options, text)
+    writing = {
+        "vocabulary_size": vocabulary,
+        "words_per_user": words_per_user,
+        "heldout": heldout,
+        "test": test,
+        "layout": layout,
+    }
+    options_of_writing = {name: value for name, value in writing.items() if value is not None}
+    show(inspect(make_corpus(maker, out, seed, options, options_of_writing)), as_json)
+
+
+@data.command(rich_help_panel=MAKE)
+def synthetic(
+    out: Out,
+    users: Annotated[int, typer.Option(help="Number of training users.", rich_help_panel=USERS)] = 400,
+    words_per_user: Annotated[int, typer.Option(help="Words of each user.", rich_help_panel=USERS)] = 250,
+    vocabulary: Annotated[
+        int,
+        typer.Option(help="Size of the vocabulary in token ids; four of them are special.", rich_help_panel=WORDS),
+    ] = 600,
+    heterogeneity: Annotated[
+        float,
+        typer.Option(
+            help="Dirichlet concentration of the topics of a user, above 0: near 0 each user writes about one topic, "
+            "at 100 all users are alike.",
+            rich_help_panel=USERS,
+        ),
+    ] = 0.5,
+    test_users: Annotated[
+        int,
+        typer.Option(help="Number of further users to measure accuracy and perplexity on.", rich_help_panel=USERS),
+    ] = 40,
+    heldout_users: Annotated[
+        int, typer.Option(help="Number of further users, non-members for attacks.", rich_help_panel=USERS)
+    ] = 40,
+    layout: Annotated[str, typer.Option(help=LAYOUT, rich_help_panel=WORDS)] = "tff",
+    by: Annotated[
+        Literal["words", "characters"],
+        typer.Option(
+            help='Tokens: "words", or "characters", which spell the words in records of up to 96, and --vocabulary '
+            "is that of the words.",
+            rich_help_panel=WORDS,
+        ),
+    ] = "words",
+    seed: Annotated[int, typer.Option(help="Seed of all text.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Make a corpus of random text.
+
+    Word frequencies follow Zipf's law. Each topic has its own frequent words and word order, and each user has a
+    mixture of topics.
+
+    Example: flsim data synthetic --users 400 --words-per-user 250 --out corpora/small
+    """
+    from flsim.data.inspect import inspect
+    from flsim.data.synthetic import SPELLED, SyntheticHParams, make_synthetic
+
+    hparams = SyntheticHParams(
+        users=users,
+        test_users=test_users,
+        heldout_users=heldout_users,
+        words_per_user=words_per_user,
+        vocabulary_size=vocabulary,
+        heterogeneity=heterogeneity,
+        layout=layout,
+        by=by,
+        record_words=SPELLED if by == "characters" else SyntheticHParams.record_words,
+    )
+    show(inspect(make_synthetic(out, hparams, seed)), as_json)
+
+
+CHANGE = "Change a corpus"
+MODELS = "The two models"
+
+
+class Within(StrEnum):
+    """Records among which a repeated one is dropped."""
+
+    corpus = "corpus"
+    user = "user"
+
+
+class Device(StrEnum):
+    """Device that trains the models."""
+
+    cpu = "cpu"
+    cuda = "cuda"
+
+
+@data.command(rich_help_panel=CHANGE)
+def plant(
+    corpus: From,
+    config: Annotated[
+        Path,
+        typer.Option(help="TOML file of a run, whose canaries section and seed are used, e.g. experiments/demo.toml."),
+    ],
+    out: Out,
+    set_: Overrides = None,
+    as_json: Json = False,
+) -> None:
+    """Plant canaries in the train records of a corpus.
+
+    The canaries and their places are those that a run with this file would have. Runs on the new corpus use its
+    canaries and plant no others. Commands that drop records count how many copies of each canary are left.
+
+    Example: flsim data plant corpora/demo --config experiments/demo.toml --out corpora/planted
+    """
+    from flsim.canaries.in_corpus import plant_corpus
+    from flsim.data.corpus import Corpus
+    from flsim.data.inspect import inspect
+    from flsim.runs.config import load
+
+    settings = load(config, set_ or ())
+    planted = plant_corpus(Corpus.open(corpus, verify=True), out, settings.canaries, settings.seed)
+    show(inspect(planted), as_json)
+
+
+@data.command(rich_help_panel=CHANGE)
+def deduplicate(
+    corpus: From,
+    out: Out,
+    near: Annotated[
+        float | None,
+        typer.Option(
+            help="Jaccard similarity of word n-grams, above 0 to 1, from which on two records count as equal, e.g. "
+            "0.8. Slower.",
+            show_default="drops only exact copies",
+        ),
+    ] = None,
+    ngram: Annotated[int, typer.Option(help="Words in an n-gram of --near.")] = 2,
+    within: Annotated[
+        Within, typer.Option(help="Compare the records of the whole corpus, or of each user separately.")
+    ] = Within.corpus,
+    as_json: Json = False,
+) -> None:
+    """Drop train records that repeat an earlier one.
+
+    Users are kept, even those left without records.
+
+    Example: flsim data deduplicate corpora/planted --near 0.8 --out corpora/distinct
+    """
+    from flsim.data.corpus import Corpus
+    from flsim.data.inspect import inspect
+    from flsim.defences.deduplication import DeduplicationHParams
+    from flsim.defences.deduplication import deduplicate as drop_repeated
+
+    hparams = DeduplicationHParams(near, within.value, ngram)
+    show(inspect(drop_repeated(Corpus.open(corpus, verify=True), out, hparams)), as_json)
+
+
+@data.command(rich_help_panel=CHANGE)
+def sanitize(
+    corpus: From,
+    out: Out,
+    share: Annotated[float, typer.Option(help="Share of the train records to drop, above 0 and below 1.")] = 0.1,
+    epochs: Annotated[
+        float, typer.Option(help="Passes of each model over its half of the records.", rich_help_panel=MODELS)
+    ] = 20.0,
+    batch_size: Annotated[int, typer.Option(help="Records in a step.", rich_help_panel=MODELS)] = 32,
+    learning_rate: Annotated[
+        float, typer.Option(help="Learning rate of the optimizer.", rich_help_panel=MODELS)
+    ] = 0.01,
+    optimizer: Annotated[
+        str,
+        typer.Option(
+            help="Optimizer: sgd, momentum, adam, ..., or your own as path/to/file.py:NAME.", rich_help_panel=MODELS
+        ),
+    ] = "adam",
+    embedding: Annotated[int, typer.Option(help="Size of the word embeddings.", rich_help_panel=MODELS)] = 96,
+    units: Annotated[int, typer.Option(help="Number of LSTM cells.", rich_help_panel=MODELS)] = 670,
+    seed: Annotated[int, typer.Option(help="Seed of the split into halves and of the models.")] = 0,
+    device: Annotated[Device, typer.Option(help="Device to train on.", rich_help_panel=MACHINES)] = Device.cpu,
+    threads: Annotated[int, typer.Option(help="CPU threads for torch.", rich_help_panel=MACHINES)] = 1,
+    as_json: Json = False,
+) -> None:
+    """Drop train records that look like secrets.
+
+    Trains two models, each on a random half of the records. A record looks like a secret where the model that saw it
+    finds it likely and the other one does not (Carlini et al., The Secret Sharer, Appendix F).
+
+    Only a record that occurs once is found, so deduplicate the corpus first.
+
+    Example: flsim data sanitize corpora/distinct --share 0.1 --out corpora/sane
+    """
+    import torch
+
+    from flsim.data.corpus import Corpus
+    from flsim.data.inspect import inspect
+    from flsim.defences.sanitization import SanitizationHParams
+    from flsim.defences.sanitization import sanitize as drop_secrets
+    from flsim.models.hparams import ModelHParams
+    from flsim.training.central import CentralHParams
+
+    training = CentralHParams(epochs=epochs, batch_size=batch_size, optimizer=optimizer, learning_rate=learning_rate)
+    at_least_one(threads=threads)
+    torch.set_num_threads(threads)
+    hparams = SanitizationHParams(share, ModelHParams(embedding, units), training)
+    show(inspect(drop_secrets(Corpus.open(corpus, verify=True), out, hparams, seed, device.value)), as_json)

@@ -18,7 +18,7 @@ from flsim.runs import config
 from flsim.runs.folder import Run
 from flsim.show.differences import runs_to_markdown
 from flsim.show.memorization import table_of_runs
-from flsim.show.plots import plot_rounds
+from flsim.show.plots import plot
 from server.launch import train as train_on_ray
 
 CORPUS = SyntheticHParams()
@@ -46,7 +46,7 @@ def run_demo(out: Path, seed: int, overrides: Sequence[str] = ()) -> None:
     iid, non_iid = read_run(out / "iid"), read_run(out / "non-iid")
     table = memorization_table([iid, non_iid])
     write_tables(table, out)
-    plot_rounds([iid, non_iid], out / "memorization.png")
+    plot([iid, non_iid], out / "memorization.png")
     typer.echo(table_of_runs(table).markdown())
     typer.echo(runs_to_markdown(compare_runs(iid, non_iid)))
     say(f"Plot: {out / 'memorization.png'}. Everything else: {out}.")

@@ -3,7 +3,7 @@
 import inspect
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import click
 import typer
@@ -12,6 +12,9 @@ from typer.core import TyperGroup
 
 from flsim.base.errors import InputError
 from flsim.base.machine import refuse_missing_device
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Headings of `flsim --help`.
 START = "Start"
@@ -56,6 +59,48 @@ TorchDevice = Annotated[
     str, typer.Option(metavar="DEVICE", help="Device for torch: cpu or cuda.", rich_help_panel=MACHINES)
 ]
 
+RUNS = "Run folders and sweep folders, e.g. runs/iid runs/non-iid."
+WHEN = "Point in training"
+TableOut = Annotated[
+    Path | None,
+    typer.Option(
+        help="File to write, e.g. table.csv; parquet needs one. Replaces an existing file.",
+        show_default="standard output",
+    ),
+]
+Round = Annotated[
+    int | None,
+    typer.Option(
+        help="Evaluated round of each run, e.g. 100.", show_default="the last of each run", rich_help_panel=WHEN
+    ),
+]
+Epoch = Annotated[
+    float | None,
+    typer.Option(
+        help="Evaluation after this many epochs, e.g. 10. In one epoch training reads as many records as the corpus "
+        "has, so that federated and central runs compare.",
+        rich_help_panel=WHEN,
+    ),
+]
+
+FigureOut = Annotated[
+    Path | None,
+    typer.Option(
+        help="Figure to write as well, .png, .svg or .pdf, e.g. figure.png; replaces an existing file.",
+        show_default="no figure",
+    ),
+]
+CheckpointRound = Annotated[
+    int | None,
+    typer.Option(
+        help="Round of the checkpoint, e.g. 100.", show_default="the newest of each run", rich_help_panel=WHEN
+    ),
+]
+ClaimDelta = Annotated[
+    float | None, typer.Option(help="Delta of the claim, e.g. 1e-6.", show_default="that of each run")
+]
+OneSetting = Annotated[bool, typer.Option("--over-seeds", help="Means and intervals over the seeds of each setting.")]
+
 
 class Format(StrEnum):
     """Format of a table."""
@@ -83,6 +128,16 @@ def refuse_json_and_csv(as_json: bool, as_csv: bool) -> None:
     """Raise InputError where both are set, as each says how to print."""
     if as_json and as_csv:
         raise InputError("--json and --csv: choose one of them")
+
+
+def write_table(frame: "pd.DataFrame", text: str, format: Format, out: Path | None) -> None:
+    """Write a frame as Parquet, or print or write its text in another format."""
+    from flsim.show.table import write_parquet
+
+    if format is Format.parquet and out is not None:
+        write_parquet(frame, out)
+    else:
+        print_or_write(text, out)
 
 
 def print_or_write(text: str, out: Path | None) -> None:
@@ -116,10 +171,11 @@ class InPanels(TyperGroup):
 
 
 def lay_out(app: typer.Typer) -> None:
-    """Give each command of `app` its docstring as help text, with each paragraph on one line.
+    """Give each command of `app` its docstring as help text, with each paragraph on one line; examples come last.
 
     Rich keeps the line breaks of the source in all paragraphs but the first, and reads brackets as markup.
     """
     for command in app.registered_commands:
-        paragraphs = inspect.cleandoc(command.callback.__doc__ or "").split("\n\n")
-        command.help = escape("\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))
+        paragraphs = [" ".join(part.split()) for part in inspect.cleandoc(command.callback.__doc__ or "").split("\n\n")]
+        end = next((place for place, text in enumerate(paragraphs) if text.startswith("Example: ")), len(paragraphs))
+        command.help, command.epilog = escape("\n\n".join(paragraphs[:end])), "\n\n".join(paragraphs[end:])

@@ -1,7 +1,8 @@
-"""`flsim privacy`: compute the epsilon of a plan or of a run, or the noise that an epsilon needs."""
+"""`flsim privacy` and `flsim plan`: what a plan or a run spends, and what a plan needs."""
 
 import json
 import math
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +11,8 @@ import typer
 from flsim.base.errors import InputError
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.progress import say
+from flsim.cli.options import AtOnce, Json, Overrides
+from flsim.cli.training import TIER, CorpusOption, Only, Seeds
 
 if TYPE_CHECKING:
     from flsim.privacy.ledger import Unit
@@ -19,9 +22,6 @@ if TYPE_CHECKING:
 OF_RECORDS = "Record-level: epsilon protects one record, not its author. Read each user below as a record."
 BOTH = "both"  # the built-in samplers that accountants support
 PLAN = "A plan, in place of RUN"
-EPILOG = """Example: flsim privacy runs/dp
-
-Example: flsim privacy --users 392000 --cohort 5000 --rounds 7840 --noise-multiplier 1 --delta 1e-7"""
 
 
 def privacy(
@@ -72,6 +72,10 @@ def privacy(
     Prints epsilon for each combination of sampler, relation between neighbouring data sets, and conversion.
 
     Federated runs protect users. Runs of central training protect records, and the output says so.
+
+    Example: flsim privacy runs/dp
+
+    Example: flsim privacy --users 392000 --cohort 5000 --rounds 7840 --noise-multiplier 1 --delta 1e-7
     """
     from flsim.privacy.table import to_text
 
@@ -179,3 +183,87 @@ def _warn(delta: float, population: int, unit: "Unit") -> None:
             f"warning: delta {delta:g} is not below 1 / {population:,} {unit}s; publishing one {unit}'s data would "
             "satisfy it"
         )
+
+
+MEASUREMENT = "Measurement of time and memory"
+
+
+def plan(
+    file: Annotated[Path, typer.Argument(help="TOML file of a sweep or of a run, e.g. experiments/table1.toml.")],
+    tier: Annotated[str | None, typer.Option(help=TIER, show_default="smoke")] = None,
+    seeds: Seeds = None,
+    only: Only = None,
+    corpus: CorpusOption = None,
+    set_: Overrides = None,
+    effect: Annotated[
+        float,
+        typer.Option(min=0.0, metavar="BITS", help="Difference in mean exposure, in bits, that runs should show."),
+    ] = 1.0,
+    sd_canaries: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, metavar="BITS", help="Standard deviation of differences over canaries.", show_default="the demo's"
+        ),
+    ] = None,
+    sd_seeds: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, metavar="BITS", help="Standard deviation of differences between seeds.", show_default="the demo's"
+        ),
+    ] = None,
+    against: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder of a finished sweep whose recorded time and memory are printed beside the prediction.",
+            show_default="no comparison",
+        ),
+    ] = None,
+    as_json: Json = False,
+    at_once: AtOnce = None,
+    calibration: Annotated[
+        bool,
+        typer.Option(
+            "--calibration/--no-calibration",
+            help="Train a short run of each configuration.",
+            rich_help_panel=MEASUREMENT,
+        ),
+    ] = True,
+) -> None:
+    """Predict what a run or a sweep needs on this machine.
+
+    Prints time, memory, disk, scale, amounts of training, epsilon, the largest epsilon that an audit of the runs can
+    prove, and statistical power. If the sweep's results are in runs/FILE-TIER, or in the folder of --against, their
+    perplexity is next to the published one.
+
+    Time and memory are measured: a short run of each configuration trains three rounds with two evaluations, and the
+    times are multiplied by the numbers of rounds and evaluations. No files remain.
+
+    Example: flsim plan experiments/table1.toml --tier smoke
+
+    Example: flsim plan experiments/table2.toml --tier paper --no-calibration
+    """
+    import torch
+
+    from flsim.planning.measure import Machine, measure, scratch
+    from flsim.planning.plan import page, plan_of, read_request, sweep_of
+    from flsim.results.power import Spread
+    from flsim.results.sweeps import read_sweep
+
+    if against is not None and not calibration:
+        raise InputError("--against compares a measurement with what was recorded; remove --no-calibration")
+    for option, bits in (("--effect", effect), ("--sd-canaries", sd_canaries), ("--sd-seeds", sd_seeds)):
+        if bits is not None and not math.isfinite(bits):
+            raise InputError(f"{option} {bits:g}: a number of bits is needed")
+    stated = {"canaries": sd_canaries, "seeds": sd_seeds}
+    spread = Spread(**{over: bits for over, bits in stated.items() if bits is not None})
+    sessions = [] if against is None else list(read_sweep(against).sessions)
+    machine = Machine(os.cpu_count() or 1, torch.cuda.device_count())
+    with scratch() as folder:
+        request = read_request(file, folder, tier, seeds, only or (), corpus, set_ or ())
+        is_measured = calibration and request.is_there
+        measured = measure(request.planned, machine, at_once, request.whole_cluster) if is_measured else None
+        results = sweep_of(against, request.name, request.tier)
+        made = plan_of(request, machine, effect, spread, measured, at_once, results, sessions)
+    if sessions and measured and not made.against:
+        raise InputError("--against: no session of that sweep trained only runs of this plan; give the same options")
+    typer.echo(json.dumps(made.to_json(), indent=2, allow_nan=False) if as_json else page(made), nl=as_json)

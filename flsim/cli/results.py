@@ -1,60 +1,35 @@
-"""`flsim table` and `flsim plot`: compare what runs memorized, at equal training and over seeds."""
+"""`flsim table`, `plot`, `compare`, `trace`, `canaries` and `report`: results of runs, for people and for files."""
 
+import json
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from flsim.base.errors import InputError
-from flsim.cli.options import Format, FormatOption
+from flsim.cli.options import (
+    RUNS,
+    Epoch,
+    FigureOut,
+    Format,
+    FormatOption,
+    Json,
+    Round,
+    TableOut,
+    TorchDevice,
+    check_device,
+    refuse_json_and_csv,
+    refuse_two_prints,
+    write_table,
+)
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Mapping, Sequence
+
+    import pandas as pd
 
     from flsim.results.store import RunResults
-
-TABLE_EPILOG = """Example: flsim table runs/iid runs/non-iid --format csv
-
-Example: flsim table runs/sgd runs/fedavg --epoch 10
-
-Example: flsim table runs/seed-* --epoch 10
-
-Example: flsim table runs/seed-* --each-seed
-
-Example: flsim table runs/table1-smoke --against paper --format latex"""
-PLOT_EPILOG = """Example: flsim plot runs/iid runs/non-iid --out memorization.png
-
-Example: flsim plot runs/seed-* --each-seed --out memorization.svg
-
-Example: flsim plot runs/four-settings-demo --kind utility --out partitions.png
-
-Example: flsim plot runs/secret-sharer-figures-smoke --kind loss --out loss.png"""
-
-RUNS = "Run folders and sweep folders, e.g. runs/iid runs/non-iid."
-WHEN = "Point in training"
-TableOut = Annotated[
-    Path | None,
-    typer.Option(
-        help="File to write, e.g. table.csv; parquet needs one. Replaces an existing file.",
-        show_default="standard output",
-    ),
-]
-Round = Annotated[
-    int | None,
-    typer.Option(
-        help="Evaluated round of each run, e.g. 100.", show_default="the last of each run", rich_help_panel=WHEN
-    ),
-]
-Epoch = Annotated[
-    float | None,
-    typer.Option(
-        help="Evaluation after this many epochs, e.g. 10. In one epoch training reads as many records as the corpus "
-        "has, so that federated and central runs compare.",
-        rich_help_panel=WHEN,
-    ),
-]
-
 
 OverSeeds = Annotated[
     bool | None,
@@ -103,16 +78,26 @@ def table(
     Where a setting has two or more seeds, the table holds means with intervals over seeds, and a paired test compares
     IID with non-IID, at the end of training and at equal perplexity. P-values of several settings are also shown
     corrected for their number (Holm). --each-seed shows a row for each run instead, as CSV and Parquet do.
+
+    Example: flsim table runs/iid runs/non-iid --format csv
+
+    Example: flsim table runs/sgd runs/fedavg --epoch 10
+
+    Example: flsim table runs/seed-* --epoch 10
+
+    Example: flsim table runs/seed-* --each-seed
+
+    Example: flsim table runs/table1-smoke --against paper --format latex
     """
-    from flsim.base.files import named_file
     from flsim.base.progress import say
     from flsim.results.against_published import against as marked
     from flsim.results.sweeps import expanded, published_of, read_shown, tuned_notes
     from flsim.results.tables import memorization_table
-    from flsim.show import formats
     from flsim.show.differences import compare_partitions
     from flsim.show.memorization import TUNED, table_of_runs
+    from flsim.show.table import note
 
+    refuse_two_prints(format, out)
     runs = expanded(runs)
     rows = published_of(runs)
     if against and not rows:
@@ -128,24 +113,15 @@ def table(
         results = marked(results)
     if notes := tuned_notes(runs):
         results.attrs[TUNED] = notes
-        for note in notes if format is Format.csv else ():
-            say(note)  # below a table that has no room for it
-    if format is Format.parquet:
-        if out is None:
-            raise InputError("--format parquet: not for a terminal; name a file with --out")
-        formats.write_parquet(results, out)
-        return
-    text = table_of_runs(results).text(format.value)
+        for sentence in notes if format is Format.csv else ():
+            say(sentence)  # below a table that has no room for it
+    text = "" if format is Format.parquet else table_of_runs(results).text(format.value)
     if format is Format.md and why:
-        text += f"\n{formats.note(why)}"
+        text += f"\n{note(why)}"
     if over_seeds and format is Format.md:
         compared = compare_partitions(read, round, epoch)
         text += f"\n{compared}" if compared else ""
-    if out is None:
-        typer.echo(text, nl=not text.endswith("\n"))
-    else:
-        with named_file(out) as partial:
-            partial.write_text(text, encoding="utf-8")
+    write_table(results, text, format, out)
 
 
 def _has_means(runs: "Sequence[RunResults]", round: int | None, epoch: float | None) -> tuple[bool, str]:
@@ -183,24 +159,253 @@ def plot(
 
     Where a setting has two or more seeds, a line is their mean, and bands are 95% intervals over seeds. Otherwise a
     line is a run, and the band of mean exposure is a 95% interval over canaries.
+
+    Example: flsim plot runs/iid runs/non-iid --out memorization.png
+
+    Example: flsim plot runs/seed-* --each-seed --out memorization.svg
+
+    Example: flsim plot runs/four-settings-demo --kind utility --out partitions.png
+
+    Example: flsim plot runs/secret-sharer-figures-smoke --kind loss --out loss.png
     """
     from flsim.results.sweeps import expanded, read_shown
-    from flsim.show.figures import refuse_other_than_figure
+    from flsim.runs import roundlog
+    from flsim.show.figure import refuse_other_than_figure
+    from flsim.show.plots import plot as write_plot
 
     refuse_other_than_figure(out)
     read = read_shown(expanded(runs))
-    results = list(read.values())
+    losses = {}
     if kind is Kind.loss:
-        from flsim.runs import roundlog
-        from flsim.show.plots import plot_losses
-
         losses = {run: roundlog.mean_losses(roundlog.read(folder), run.evaluated) for folder, run in read.items()}
-        plot_losses(results, losses, out, over_seeds)
-    elif kind is Kind.utility:
-        from flsim.show.plots import plot_against_utility
+    write_plot(list(read.values()), out, over_seeds, kind.value, losses)
 
-        plot_against_utility(results, out, over_seeds)
+
+def compare(
+    a: Annotated[Path, typer.Argument(help="Run folder or sweep folder, e.g. runs/iid.")],
+    b: Annotated[
+        Path | None,
+        typer.Argument(
+            help="Second run folder or sweep folder, e.g. runs/non-iid.",
+            show_default="compares IID with non-IID in A",
+        ),
+    ] = None,
+    round: Round = None,
+    epoch: Epoch = None,
+    format: FormatOption = Format.md,
+    as_json: Json = False,
+    out: TableOut = None,
+) -> None:
+    """Compare two runs, the partitions of a sweep, or two sweeps.
+
+    Compares exposure, extraction by Random Sampling (RS) and Beam Search (BS), and utility. Canaries are paired. Each
+    difference has a 95% interval and a p-value. Exposure is also compared at the lowest perplexity that both runs
+    reached. Two runs without canaries are compared in utility alone.
+
+    Two runs: differences over all canaries, and for each configuration (p_u, p_e); and side by side, what their
+    canaries prove about epsilon and how well stored attacks of flsim membership do.
+
+    Sweeps: a row for each pair of settings, over seeds, or over canaries where there is only one seed. P-values of
+    several rows are corrected for their number (Holm), those at equal perplexity too.
+
+    Example: flsim compare runs/iid runs/non-iid --epoch 10
+
+    Example: flsim compare runs/table1-smoke
+
+    Example: flsim compare runs/plain runs/clipped --format csv
+    """
+    from flsim.base.progress import say
+
+    refuse_two_prints(format, out, as_json)
+    table, texts, as_object = _compared(a, b, round, epoch)
+    for note in as_object["tuned"] if format is Format.csv else ():
+        say(note)  # below a table that has no room for it
+    text = json.dumps(as_object, indent=2, allow_nan=False, ensure_ascii=False) + "\n" if as_json else ""
+    write_table(table, text or texts.get(format, ""), format, out)
+
+
+def _compared(
+    a: Path, b: Path | None, round: int | None, epoch: float | None
+) -> "tuple[pd.DataFrame, dict[Format, str], dict[str, Any]]":
+    """Return a comparison as a data frame, as text in each format, and as a JSON object."""
+    from flsim.attacks.membership import side_by_side
+    from flsim.results.differences import compare_runs, differences, same_names, twins
+    from flsim.results.store import read_run
+    from flsim.results.sweeps import expanded, is_sweep, read_sweep, tuned_notes
+    from flsim.show.differences import runs_to_json, runs_to_latex, runs_to_markdown, table_of_pairs
+    from flsim.show.table import json_rows, note, to_csv
+
+    a, b = _two(expanded([a]), None if b is None else expanded([b]))
+    are_sweeps = [is_sweep(path) for path in (a, b) if path is not None]
+    if not any(are_sweeps):
+        first = read_run(a)
+        if b is None:
+            raise InputError(f"{a}: one run has nothing to be compared with; name another run, or a sweep folder")
+        second = read_run(b)
+        if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
+            raise InputError(f"{a} and {b}: copies of one run, which have nothing to be compared; name another run")
+        compared = compare_runs(first, second, round, epoch)
+        proven = side_by_side.Proof.read(a, round, epoch), side_by_side.Proof.read(b, round, epoch)
+        parts = [runs_to_markdown(compared), side_by_side.to_markdown(*proven)]
+        texts = {
+            Format.md: "\n".join(filter(None, parts)),
+            Format.latex: runs_to_latex(compared),
+            Format.csv: to_csv(compared.table),
+        }
+        proof = {"proof": {"a": proven[0].to_json(), "b": proven[1].to_json()}}
+        as_object = runs_to_json(compared) | proof
+        return compared.table, *_with_notes(texts, as_object, tuned_notes([a, b]))
+    if not all(are_sweeps):
+        raise InputError(f"{a} and {b}: a run and a sweep do not compare; name two runs, a sweep, or two sweeps")
+    if b is None:
+        sweep = read_sweep(a)
+        pairs = twins(sweep)
+        heading = f"{sweep.heading}: IID (a) less non-IID (b)"
+        about = {"compared": "partitions", "a": "IID", "b": "non-IID"}
     else:
-        from flsim.show.plots import plot_rounds
+        pairs = same_names(read_sweep(a), read_sweep(b))
+        heading, about = f"{a} (a) less {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}
+    table = differences(pairs, round, epoch)
+    if not (table["quantity"] == "canaries").any():
+        why = table["left_out"].dropna().iloc[0]
+        raise InputError(f"{a}{'' if b is None else f' and {b}'}: nothing to compare: {why}")
+    texts = {
+        Format.md: f"{note(heading)}\n{table_of_pairs(table, pairs).markdown()}",
+        Format.latex: table_of_pairs(table, pairs).latex(),
+        Format.csv: to_csv(table),
+    }
+    notes = tuned_notes([a] if b is None else [a, b])
+    return table, *_with_notes(texts, {**about, "rows": json_rows(table)}, notes)
 
-        plot_rounds(results, out, over_seeds)
+
+def _with_notes(
+    texts: "Mapping[Format, str]", as_object: "Mapping[str, Any]", notes: "Sequence[str]"
+) -> tuple[dict[Format, str], dict[str, Any]]:
+    """Return texts for people and a JSON object with the sentences on how settings were chosen; CSV has no room."""
+    from flsim.show.table import TERMINAL, note
+
+    below = "".join(f"\n{note(text)}" for text in notes)
+    comments = "".join(f"% {line}\n" for text in notes for line in note(text, TERMINAL - 2).splitlines())
+    added = {Format.md: texts[Format.md] + below, Format.latex: comments + texts[Format.latex]}
+    return {**texts, **added}, {**as_object, "tuned": list(notes)}
+
+
+def _two(first: list[Path], second: list[Path] | None) -> tuple[Path, Path | None]:
+    """Return what is compared; a folder of two runs, such as that of a demo, stands for both."""
+    if second is None and len(first) == 2:
+        return first[0], first[1]
+    for named in (first, second or []):
+        if len(named) > 1:
+            raise InputError(f"{named[0].parent}: holds {len(named)} runs; name the two to compare, e.g. {named[0]}")
+    return first[0], second[0] if second else None
+
+
+def trace(
+    run: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/demo/iid.")],
+    canary: Annotated[
+        list[str] | None, typer.Option(help="Id of a canary, e.g. c07; repeatable.", show_default="all canaries")
+    ] = None,
+    out: FigureOut = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of text.")] = False,
+    as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of text.")] = False,
+) -> None:
+    """Print each canary's exposure over rounds.
+
+    Beside it stand the rounds in which a sharer of the canary was in the cohort; of central training, the steps that
+    read a copy. They are recomputed from the seed, so that this works for every run, also during training.
+
+    Example: flsim trace runs/demo/iid --canary c07 --canary c31 --out trace.png
+
+    Example: flsim trace runs/demo/iid --csv > trace.csv
+    """
+    refuse_json_and_csv(as_json, as_csv)
+    from flsim.results.canary_table import trace as traced
+    from flsim.results.store import read_run
+    from flsim.runs import roundlog
+    from flsim.runs.folder import Run, participation
+    from flsim.show import trace as traces
+    from flsim.show.figure import refuse_other_than_figure
+
+    if out is not None:
+        refuse_other_than_figure(out)
+    results = read_run(run)
+    took_part = participation(Run.open(run), results.evaluation())
+    table = traced(results, took_part, canary or ())
+    if out is not None:
+        traces.plot_trace(results, table, out)
+    if as_json:
+        typer.echo(traces.to_json(table))
+    else:
+        steps = [line["effective_step"] for line in roundlog.read(run) if line.get("effective_step") is not None]
+        text = traces.to_text(table, results) + traces.steps_to_text(steps)
+        typer.echo(traces.to_csv(table) if as_csv else text, nl=False)
+
+
+def report(
+    paths: Annotated[list[Path], typer.Argument(help="Run folders and sweep folders, e.g. runs/iid runs/non-iid.")],
+    out: Annotated[
+        Path,
+        typer.Option(help="File to write, .html, e.g. table1.html; replaces an existing file. /dev/stdout prints."),
+    ],
+) -> None:
+    """Write one HTML file about runs or a sweep.
+
+    The file holds tables, figures, settings, data, privacy and provenance. It loads nothing else, needs no scripts, and
+    can be printed.
+
+    Runs may be unfinished, diverged or failed; the report marks them.
+
+    Example: flsim report runs/table1-smoke --out table1.html
+
+    Example: flsim report runs/iid runs/non-iid --out partitions.html
+    """
+    from flsim.report.page import write_report
+    from flsim.results.sweeps import expanded
+
+    write_report(expanded(paths), out)
+
+
+def canaries(
+    run: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/iid.")],
+    round: Round = None,
+    epoch: Epoch = None,
+    written: Annotated[
+        bool, typer.Option("--written", help="Also show what Beam Search writes, computed from the checkpoint.")
+    ] = False,
+    device: TorchDevice = "cpu",
+    format: FormatOption = Format.md,
+    out: TableOut = None,
+) -> None:
+    """List the canaries of a run, and which were memorized.
+
+    A row has the phrase, its sharers and copies, rank and exposure, and whether it was extracted.
+
+    Example: flsim canaries runs/demo/iid --written
+
+    Example: flsim canaries runs/iid --epoch 10 --format csv --out canaries.csv
+    """
+    from flsim.results.canary_table import canary_table
+    from flsim.results.store import read_run, refuse_two_points
+    from flsim.show.memorization import table_of_canaries
+
+    refuse_two_prints(format, out)
+    refuse_two_points(round, epoch)
+    results = read_run(run)
+    at = results.at(round, epoch)
+    texts = _written(run, at, device) if written else None
+    table = canary_table(results, at, written=texts)
+    text = "" if format is Format.parquet else table_of_canaries(table).text(format.value)
+    write_table(table, text, format, out)
+
+
+def _written(folder: Path, round: int, device: str) -> dict[str, str]:
+    """Return what beam search writes with the checkpoint of a round, in words, by the canary's id."""
+    from flsim.runs.config.custom_code import announce
+    from flsim.runs.folder import Run
+    from flsim.runs.measuring import written_after
+
+    check_device(device)
+    run = Run.open(folder)
+    announce(run.config, "architecture")
+    tokens = written_after(run, round, device)
+    return {canary: run.corpus.vocabulary.text(ids) for canary, ids in tokens.items()}

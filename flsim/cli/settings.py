@@ -14,11 +14,6 @@ if TYPE_CHECKING:
 
     from flsim.runs.config.listing import Architecture, Section
 
-EPILOG = """Example: flsim settings model
-
-Example: flsim settings training.rounds
-
-Example: flsim settings --format md > configuration.md"""
 NETWORKS_AFTER = "model"  # the section that names one of them
 WIDTH = 80
 COLUMNS = (20, 16, 22)  # of key, type and default; the unit has the rest
@@ -50,6 +45,12 @@ def settings(
 
     Each setting has its type, its default, its unit, and what it sets. The list of section model also describes the
     built-in networks.
+
+    Example: flsim settings model
+
+    Example: flsim settings training.rounds
+
+    Example: flsim settings --format md > configuration.md
     """
     from flsim.runs.config.listing import architectures, sections
 

@@ -27,9 +27,8 @@ from flsim.base.machine import PeakMemory
 from flsim.base.progress import progress
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
-from flsim.planning.scale import evaluations_of, row_name, trained_on
-from flsim.planning.text import cell, duration, number, size, with_unit
-from flsim.results.evaluations import read_evaluations
+from flsim.planning.scale import cell, duration, evaluations_of, number, row_name, size, trained_on, with_unit
+from flsim.results.run_file import read_evaluations
 from flsim.runs import roundlog
 from flsim.runs.config import Config, dump
 from flsim.runs.sweeps.definition import Planned

@@ -1,43 +1,274 @@
 """A plan: what can be computed or measured about runs before they are trained, and its page."""
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from flsim.attacks.audit.audit import ceiling, ceiling_of_coins
+from flsim.attacks.forgetting.success import least_alpha
 from flsim.base.errors import InputError
 from flsim.base.progress import say
 from flsim.canaries.in_corpus import settled
+from flsim.canaries.spec import ALWAYS, CanaryHParams, configurations, expected_copies
+from flsim.canaries.twin import order_dtype
 from flsim.data.corpus import Corpus, Split
 from flsim.data.stores import located
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.measures.built_in import MEMORIZED
-from flsim.planning.disk import Disk, corpus_bytes, disk_of
+from flsim.models.architectures import build
 from flsim.planning.measure import Cost, Machine, Measurement, RunTime, Time, time_of, times_of
-from flsim.planning.proof import Provable, proof_table, provable_of
 from flsim.planning.scale import (
     Scale,
+    Users,
+    answers,
+    cell,
+    checkpoints_of,
+    columns,
+    duration,
+    evaluations_of,
     measured_utility,
+    number,
     published_scale,
     published_users,
     row_name,
     rows_of,
     scale_of,
     scale_tables,
+    size,
+    table,
+    three_digits,
     trained_on,
+    with_unit,
 )
-from flsim.planning.text import answers, cell, columns, duration, number, size, table, three_digits, with_unit
-from flsim.privacy.ledger import Ledger
+from flsim.privacy.ledger import Ledger, sound_convention
+from flsim.privacy.sampling import Relation
 from flsim.privacy.table import SOUND, STAR, report
 from flsim.results import power
-from flsim.results.sweeps import Sweep, is_sweep, read_sweep
-from flsim.runs.config import load, toml
+from flsim.results.sweeps import PARTITION, Sweep, is_sweep, read_sweep
+from flsim.runs.config import Config, load, toml
 from flsim.runs.sweeps import definition
 from flsim.runs.sweeps.definition import Planned
 from flsim.runs.sweeps.folder import corpus_of, corpus_or_its_settings, open_corpus, refuse_impossible_runs
-from flsim.show.formats import note
-from flsim.show.layout import Column, markdown
+from flsim.show.table import Column, markdown, note
+
+# Measured on runs of experiments/table1.toml, tier smoke; small beside checkpoints.
+CHECKPOINT_HEADER = 900
+ROUND, STEPS = 340, 150  # a line of rounds.jsonl, of federated and of central training
+TRACKED, TRACKED_EVALUATION = 540, 700  # of tensorboard/, for such a line and for an evaluation
+ROWS, ROWS_CANARY = 3_500, 30
+ROSTER, ROSTER_CANARY = 6_000, 60
+REST = 6_000  # settings, status, log
+KEPT = 2  # states of a user that a resume may need, on average
+
+
+@dataclass(frozen=True)
+class Disk:
+    """Disk space of runs, in bytes.
+
+    `meanwhile` is the newest two checkpoints of runs that train, and one more while it is written.
+    """
+
+    total: int = cell("Disk after training", size)
+    checkpoints: int = cell("Disk of checkpoints", size)
+    kept: int = cell("Number of checkpoints", with_unit("{:,}", "checkpoints"))
+    planted: int = cell("Disk of planted canaries and IID twins", size)
+    rest: int = cell("Disk of rows, logs and states of users", size)
+    corpus: int = cell("Disk of the corpus, if the sweep makes it", size)
+    meanwhile: int = cell("Additional disk during training", size)
+
+
+def disk_of(runs: Sequence[Planned], train: Split, at_once: int, corpus: int) -> Disk:
+    """Return the disk space of all runs.
+
+    Args:
+        runs: all runs.
+        train: the training users.
+        at_once: number of runs at the same time.
+        corpus: bytes of the corpus, if the sweep makes it; 0 otherwise.
+    """
+    disks = [run_disk(run.config, trained_on(run.config, train)) for run in runs]
+    meanwhile = sum(sorted((disk.meanwhile for disk in disks), reverse=True)[:at_once])
+    checkpoints, kept = sum(disk.checkpoints for disk in disks), sum(disk.kept for disk in disks)
+    planted, rest = sum(disk.planted for disk in disks), sum(disk.rest for disk in disks)
+    return Disk(checkpoints + planted + rest + corpus, checkpoints, kept, planted, rest, corpus, meanwhile)
+
+
+def parameters_of(config: Config, vocabulary: int) -> int:
+    """Return the number of the model's trained weights; a user's own model code is executed."""
+    return sum(value.numel() for value in build(vocabulary, config.model).trainable.values())
+
+
+def checkpoint_bytes(config: Config, vocabulary: int) -> int:
+    """Return the bytes of a checkpoint: parameters in float32, the optimizer's state, and a header."""
+    copies = 1 + config.optimizer_slots(vocabulary)
+    return (4 * parameters_of(config, vocabulary) + CHECKPOINT_HEADER) * copies
+
+
+def run_disk(config: Config, train: Split) -> Disk:
+    """Return the disk space of the folder of a run that trains on these users."""
+    users, records, vocabulary = len(train), train.records, train.layout.vocabulary_size
+    rounds, evaluations, kept = config.rounds_over(train), evaluations_of(config, train), checkpoints_of(config, train)
+    one = checkpoint_bytes(config, vocabulary)
+    canaries = len(configurations(config.canaries)) + config.canaries.controls
+    planted = ROSTER + ROSTER_CANARY * canaries + round(10 * expected_copies(config.canaries, records))
+    if config.data.partition == "iid":
+        planted += np.dtype(order_dtype(records)).itemsize * records + 8 * (users + 1)
+    lines = rounds if config.has_a_line_per_round else evaluations + rounds // config.system.checkpoint_every
+    tracked = "tensorboard" in config.system.tracking
+    line = ROUND if config.has_a_line_per_round else STEPS
+    rest = REST + lines * line + evaluations * (ROWS + ROWS_CANARY * canaries)
+    rest += tracked * (lines * TRACKED + evaluations * TRACKED_EVALUATION)
+    if config.slots_kept_by_users:
+        sampled = users * (1 - (1 - min(1.0, config.round_size / users)) ** rounds)
+        rest += round(KEPT * sampled * 4 * parameters_of(config, vocabulary) * config.slots_kept_by_users)
+    return Disk(kept * one + planted + rest, kept * one, kept, planted, rest, corpus=0, meanwhile=3 * one)
+
+
+def corpus_bytes(corpus: Corpus) -> int:
+    """Return the bytes of all files of a corpus."""
+    return sum(path.stat().st_size for path in corpus.path.rglob("*") if path.is_file())
+
+
+BOUNDS = (
+    "Bounds are the largest lower bounds on epsilon of one unit (a user or a record) of one run that `flsim audit` can "
+    "prove with 95% confidence. A result near a bound is limited by the number of canaries."
+)
+HALVED = (
+    "Under add-or-remove-one a bound is half of the bound under replace-one: to replace a unit is to remove it and to "
+    "add another one."
+)
+two_digits = "{:.2f}".format
+
+
+@dataclass(frozen=True)
+class Provable:
+    """The largest lower bounds on epsilon of one unit that the canaries of equal rows can prove.
+
+    `relation` is what neighbours of the run's ledger differ in, and "replace-one" without a ledger, as in an audit.
+    Values that do not apply are None: bounds of coins without coins or with too few of them, values of canary users
+    without these users, and alphas without windows. `note` is a sentence on what an epsilon is not about.
+    """
+
+    name: str = cell("Row, first of", is_number=False)
+    rows: int = cell("rows", number)
+    unit: str = cell("unit", is_number=False)
+    canaries: int = cell("canaries", number, "Canaries: planted ones; with coins half of all, as is expected.")
+    group: int = cell("sharers", number, "Sharers: largest expected number of units that share a canary.")
+    epsilon: float = cell("ranks", two_digits, "Ranks: bound from ranks, at delta 0.")
+    coins: float | None = cell("coins", two_digits, "Coins: bound from guesses of the coins, at the row's delta.")
+    canary_users: float | None = cell(
+        "users", two_digits, "Users: bound from guesses of the coins of canary users, at the row's delta."
+    )
+    delta: float | None = cell("delta", "{:.3g}".format)
+    random_updates: float | None = cell(
+        "random", "{:.2g}".format, "Random: updates of canary users for each update of a user; they cost utility."
+    )
+    alpha: float | None = cell(
+        "alpha", two_digits, "Alpha: the least that `flsim forgetting` can show with a group of canaries of all seeds."
+    )
+    pooled_alpha: float | None = cell("pooled", two_digits, "Pooled: alpha with the canaries of a window (--pool).")
+    relation: str = cell("neighbours", is_number=False)
+    note: str = ""
+
+
+def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...]:
+    """Return what each row can prove in each partition, once for all seeds and for equal rows.
+
+    Rows without ranked canaries are omitted.
+
+    Args:
+        planned: the runs.
+        train: the corpus' training users.
+    """
+    named: dict[str, Provable] = {}
+    for run in planned:
+        name = " ".join(filter(None, (row_name(run), str(run.axes.get(PARTITION, "")))))
+        canaries, is_ranked = run.config.canaries, not run.config.evaluation.utility_only
+        if name not in named and is_ranked and canaries.source != "heldout" and configurations(canaries):
+            seeds = len({other.config.seed for other in planned if row_name(other) == row_name(run)})
+            named[name] = _provable(run.config, train, seeds)
+    equal: dict[Provable, list[str]] = {}
+    for name, provable in named.items():
+        equal.setdefault(provable, []).append(name)
+    return tuple(replace(provable, name=same[0], rows=len(same)) for provable, same in equal.items())
+
+
+def least_alphas(canaries: CanaryHParams, seeds: int) -> tuple[float | None, float | None]:
+    """Return the least alphas that can be shown by canaries with windows: by those of a group, and of a window.
+
+    Args:
+        canaries: the settings.
+        seeds: number of runs of arm "in" that differ only in their seed.
+
+    Returns:
+        None for canaries without windows; the second is None if a window has no more canaries than a group.
+    """
+    windows = Counter(one.window for one in configurations(canaries))
+    if canaries.arm == "out" or not windows or set(windows) == {ALWAYS}:
+        return None, None
+    group, window = 2 * (canaries.count * seeds // 2), 2 * (min(windows.values()) * seeds // 2)
+    return least_alpha(group), least_alpha(window) if window > group else None
+
+
+def _provable(config: Config, train: Split, seeds: int) -> Provable:
+    split = trained_on(config, train)
+    users, canaries, audit = Users.counted(split), config.canaries, config.canary_users
+    groups = groups_of(config, users)
+    planted = groups[::2] if canaries.coins else groups  # half of each configuration
+    relation: Relation = "replace-one"
+    delta = 0.0
+    if config.privacy.mechanism == "dp":
+        relation = sound_convention(config.sampler).relation
+        delta = config.privacy.delta_for(config.protected(split))
+    steps = 1 if relation == "replace-one" else 2  # to replace a unit is to remove it and to add another
+    of_coins = ceiling_of_coins(groups, delta) if canaries.coins else None
+    alpha, pooled_alpha = least_alphas(canaries, seeds)
+    return Provable(
+        name="",
+        rows=1,
+        unit=config.unit,
+        canaries=len(planted),
+        group=max(groups),
+        epsilon=ceiling(planted, canaries.references(config.evaluation.references, split.layout.words)) / steps,
+        coins=None if of_coins is None else of_coins / steps,
+        canary_users=ceiling_of_coins([1] * audit.update_canaries, delta) if audit.canary_coins else None,
+        delta=delta if canaries.coins or audit.canary_coins else None,
+        random_updates=audit.random_updates(users.users) if audit.update_canaries else None,
+        alpha=alpha,
+        pooled_alpha=pooled_alpha,
+        relation=relation,
+        note=canaries.about_injections,
+    )
+
+
+def groups_of(config: Config, users: Users) -> list[int]:
+    """Return the expected number of units that share each canary, at least 1, counted as an audit counts them.
+
+    In an IID twin the copies of a canary lie with about as many synthetic users.
+    """
+    groups = []
+    for one in configurations(config.canaries):
+        insertions = one.p_u * one.p_e * users.records if one.copies is None else float(one.copies)
+        is_sharers = config.unit == "user" and config.partition != "iid" and one.copies is None
+        expected = one.p_u * users.users if is_sharers else insertions
+        if one.users and config.unit == "user":
+            expected = one.users
+        units = users.users if config.unit == "user" else users.records
+        groups.append(min(max(1, round(expected)), units))
+    return groups
+
+
+def proof_table(rows: Sequence[Provable]) -> str:
+    """Return the table of what an audit can prove at most."""
+    halved = HALVED if any(row.relation == "add-or-remove-one" for row in rows) else ""
+    notes = dict.fromkeys([BOUNDS, halved, *(row.note for row in rows)])
+    return table(rows, "".join(map(note, filter(None, notes))))
+
 
 MORE = f"> {power.MOST:,}"
 FOUND = (

@@ -33,13 +33,12 @@ import pandas as pd
 
 from flsim.base.errors import InputError
 from flsim.base.mappings import flat
-from flsim.base.statistics import ROUNDING, holm, paired_t_p, t_interval
+from flsim.base.statistics import holm
 from flsim.measures.built_in import PERPLEXITY, PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers
 from flsim.report.gather import Gathered, RunView, Setting
-from flsim.results.ceiling import MANY, at_ceiling
 from flsim.results.differences import LIKE, Pair, differences, to_wide
-from flsim.results.pairs import left_out_text, pair_at_like_utility
+from flsim.results.pairs import MANY, at_ceiling, left_out_text, of_mean, pair_at_like_utility
 from flsim.results.run_file import PARTITIONS
 from flsim.results.sweeps import Sweep, SweepRun
 from flsim.runs.config import Config
@@ -183,15 +182,14 @@ def _at_end(pairs: Pairs, seeds: Sequence[int], quantity: Quantity) -> dict[str,
     """Return the difference of a quantity at each run's last evaluation; without seeds where it was not measured."""
 
     def value(run: RunView) -> float:
-        share = 100 / (len(run.results.planted) or 1) if quantity.is_flag else quantity.scale
-        return share * run.last(quantity.name)
+        return run.value(quantity) * (100 / (len(run.results.planted) or 1) if quantity.is_flag else 1)
 
     sides = [
         [np.mean([value(side[seed]) for side in of_side]) for seed in seeds] for of_side in zip(*pairs, strict=True)
     ]
     a, b = (np.array(side, dtype="float64") for side in sides)
     means = {"value_a": a.mean(), "value_b": b.mean()}
-    return {"quantity": quantity.name, "at": END} | means | _statistics(a - b if np.isfinite(a - b).all() else a[:0])
+    return {"quantity": quantity.name, "at": END} | means | of_mean(a - b if np.isfinite(a - b).all() else a[:0])
 
 
 def _at_equal_perplexity(pairs: Pairs, seeds: Sequence[int]) -> dict[str, Any]:
@@ -207,14 +205,7 @@ def _at_equal_perplexity(pairs: Pairs, seeds: Sequence[int]) -> dict[str, Any]:
         except InputError as error:
             reasons[seed] = str(error)
     lost = {"left_out": left_out_text(reasons)} if reasons else {}
-    return {"quantity": PRIMARY.name, "at": EQUAL} | _statistics(np.array(means)) | lost
-
-
-def _statistics(differences: "np.ndarray[Any, np.dtype[np.float64]]") -> dict[str, Any]:
-    rounded = np.round(differences, ROUNDING)
-    low, high = t_interval(rounded)
-    mean = float(rounded.mean()) if len(rounded) else math.nan
-    return {"difference": mean, "low": low, "high": high, "p": paired_t_p(rounded), "n": len(rounded)}
+    return {"quantity": PRIMARY.name, "at": EQUAL} | of_mean(means) | lost
 
 
 def _completed(setting: Setting) -> dict[int, RunView]:
@@ -223,7 +214,7 @@ def _completed(setting: Setting) -> dict[int, RunView]:
         run.results.seed: run
         for run in setting.runs
         if run.results.status == "completed" and run.results.seed is not None
-        if not math.isnan(run.last(PRIMARY.name))
+        if not math.isnan(run.value(PRIMARY))
     }
 
 

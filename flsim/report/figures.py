@@ -14,15 +14,16 @@ from matplotlib.colors import BoundaryNorm, ListedColormap
 from numpy.typing import NDArray
 
 from flsim.base.statistics import t_interval
-from flsim.measures.built_in import PERPLEXITY, PRIMARY, QUANTITIES
+from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import Quantity, flags, panels_first
 from flsim.report.blocks import Block, Cell, Figure, Fold, folded, number
 from flsim.report.contrasts import END
-from flsim.report.gather import Configuration, Gathered, Line, RunView, Setting, by_configuration, ceiling_of, percent
+from flsim.report.gather import Configuration, Gathered, RunView, Setting, by_configuration, ceiling_of, percent
 from flsim.results.run_file import PARTITIONS
 from flsim.results.tables import user_share
 from flsim.show import figure as show
-from flsim.show.figure import draw_band, draw_line, draw_rule, draw_threads, inline, panels, scale
+from flsim.show.figure import draw_band, draw_line, draw_rule, draw_threads, inline, label_above, panels, scale
+from flsim.show.plots import draw_quantity, draw_utility, title_of, unit_of
 
 TOGETHER = 4  # settings that share a panel, at most
 MOST = 12  # rows of a panel with dots
@@ -99,11 +100,7 @@ def overview(gathered: Gathered) -> list[Figure]:
     rows: dict[str, list[Dot]] = {}
     for name, settings in groups.items():
         for partition in (*PARTITIONS, None):
-            measured = [
-                setting
-                for setting in settings
-                if setting.partition == partition and setting.mean(PRIMARY.name) is not None
-            ]
+            measured = [setting for setting in settings if setting.partition == partition and setting.is_measured]
             if measured:
                 rows.setdefault(name, []).append(_mean_of(measured, f"{STYLES[measured[0].style]}, {name}"))
     dots = [dot for of_row in rows.values() for dot in of_row]
@@ -125,9 +122,9 @@ def _mean_of(settings: Sequence[Setting], name: str) -> Dot:
     """Return the mean over settings of exposure, for the seeds that all of them have."""
     by_seed = [
         {
-            run.results.seed if run.results.seed is not None else -place: float(values[round_])
+            run.results.seed if run.results.seed is not None else -place: value
             for place, (run, round_) in enumerate(setting.shown_runs, 1)
-            if round_ in (values := run.over_rounds(PRIMARY.name)).index
+            if not math.isnan(value := run.value(PRIMARY, round_))
         }
         for setting in settings
     ]
@@ -177,7 +174,7 @@ def curves(gathered: Gathered) -> list[Block]:
     if len(drawn) <= TOGETHER:
         styles = {setting: index for index, setting in enumerate(drawn)}
         images = [
-            (_title(quantity), _curve(gathered, quantity, styles, "all"))
+            (title_of(quantity), _curve(gathered, quantity, styles, "all"))
             for quantity in panels_first(gathered.quantities)
         ]
         legend = [(style, _named(setting)) for setting, style in styles.items()]
@@ -190,71 +187,57 @@ def curves(gathered: Gathered) -> list[Block]:
             for index, line in enumerate(gathered.lines)
             if (begun := [setting for setting in line.settings if setting.shown_runs])
         ]
-        caption = f"{_title(quantity)}, over {_x(gathered)}, each panel as long as its training. {BAND}{left_out}"
-        blocks.append(Fold(_title(quantity), [Figure(caption, images, legend_of(drawn))], quantity.is_primary))
+        caption = f"{title_of(quantity)}, over {_x(gathered)}, each panel as long as its training. {BAND}{left_out}"
+        blocks.append(Fold(title_of(quantity), [Figure(caption, images, legend_of(drawn))], quantity.is_primary))
     return blocks
 
 
 def primary_curve(gathered: Gathered) -> list[Figure]:
     """Return mean exposure over training in one panel, for a report on one setting."""
     styles = {setting: place for place, setting in enumerate(gathered.settings[:TOGETHER]) if setting.shown_runs}
-    if not any(setting.mean(PRIMARY.name) is not None for setting in styles):
+    if not any(setting.is_measured for setting in styles):
         return []
     panel = _curve(gathered, PRIMARY, styles, "first")
     return [Figure(f"{PRIMARY.caption} over {_x(gathered)}. {BAND}", [("", panel)])]
 
 
-def _title(quantity: Quantity) -> str:
-    if quantity.is_flag:
-        return f"{quantity.title}: canaries {quantity.outcome}"
-    return quantity.caption or (f"Mean {quantity.title}" if quantity.of_canaries else quantity.title)
-
-
 def _with_unit(quantity: Quantity, value: float) -> str:
     if quantity.is_flag:
         return f"{value:.1f} canaries"
-    if quantity.is_percentage:
-        return f"{value:.3f}"
-    return f"{quantity.format.format(value)} {quantity.unit if quantity.of_canaries else ''}".strip()
+    unit = "%" if quantity.is_percentage else f" {quantity.unit}" if quantity.of_canaries else ""
+    return quantity.format.format(value) + unit
 
 
 def _curve(gathered: Gathered, quantity: Quantity, styles: Mapping[Setting, int], id_: str) -> Markup:
-    metric, title = quantity.name, _title(quantity)
-    unit = "canaries" if quantity.is_flag else f"{quantity.axis}, log scale" if quantity.is_log else quantity.axis
-    drawn = [setting for setting in gathered.settings if setting.shown_runs]
-    of_all = {setting: setting.curve(metric, gathered.in_epochs) for setting in drawn}
-    heights = np.concatenate([curve[:, 1:].ravel() for curve in of_all.values()])
+    """Return a panel with the settings' curves, on the scale of all settings."""
+    title, x = title_of(quantity), _x(gathered)
+    measured = {setting: setting.curve(quantity, gathered.in_epochs) for setting in gathered.settings}
+    drawn = {style: measured[setting] for setting, style in styles.items()}
     figure, (axes,) = panels()
-    last = max((float(of_all[setting][-1, 0]) for setting in styles if of_all[setting].size), default=1.0)
-    scale(axes.xaxis, 0, last or 1.0, _x(gathered), is_whole=not gathered.in_epochs)
-    low, high = min(0.0, float(heights.min(initial=0.0))), float(heights.max(initial=0.0))
-    if quantity.is_log:
-        scale(axes.yaxis, *show.spanning(heights[heights > 0]), unit, is_log=True)
-    elif quantity.is_flag:
-        scale(axes.yaxis, 0, max(1.0, 1.08 * high), unit, is_whole=True)
-    else:
-        scale(axes.yaxis, 1.08 * low, 1.08 * high or 1.0, unit)
-    ceiling = ceiling_of([run for setting in styles for run, _ in setting.shown_runs]) if quantity.is_primary else None
-    if ceiling is not None and ceiling <= axes.get_ylim()[1]:
-        draw_rule(axes, y=ceiling, text=CEILING)
+    last = max((line.x[-1] for line in drawn.values() if len(line.x)), default=1.0)
+    scale(axes.xaxis, 0, last or 1.0, x, is_whole=not gathered.in_epochs)
+    heights = np.concatenate(
+        [values for line in measured.values() for values in (line.y, *_known(line.low, line.high))]
+    )
+    runs = [run.results for setting in styles for run, _ in setting.shown_runs]
+    canaries = max(len(run.planted) for run in runs)
+    draw_quantity(axes, quantity, drawn, heights, canaries, runs)
+    label_above(axes, unit_of(quantity))
     descriptions = []
-    for setting, style in styles.items():
-        curve = of_all[setting]
-        if not curve.size:
-            descriptions.append(f"{setting.label}: not measured.")
-            continue
-        xs, means, seeds = curve[:, 0], curve[:, 1], curve[:, 2:]
-        if seeds.shape[1] > 1:
-            draw_band(axes, xs, seeds.min(axis=1), seeds.max(axis=1), style)
-        draw_line(axes, xs, means, style)
-        begin, end = _with_unit(quantity, means[0]), _with_unit(quantity, means[-1])
-        descriptions.append(f"{setting.label}: from {begin} at {xs[0]:.3g} to {end} at {xs[-1]:.3g} {_x(gathered)}.")
-    return inline(figure, f"{metric}-{id_}", f"{title} over {_x(gathered)}", " ".join(descriptions))
+    for setting, line in zip(styles, drawn.values(), strict=True):
+        begin, end = (_with_unit(quantity, line.y[place]) for place in (0, -1)) if len(line.y) else ("", "")
+        told = f"from {begin} at {line.x[0]:.3g} to {end} at {line.x[-1]:.3g} {x}" if len(line.y) else "not measured"
+        descriptions.append(f"{setting.label}: {told}.")
+    return inline(figure, f"{quantity.name}-{id_}", f"{title} over {x}", " ".join(descriptions))
+
+
+def _known(*values: Floats) -> list[Floats]:
+    return [array[np.isfinite(array)] for array in values]
 
 
 def by_perplexity(gathered: Gathered) -> list[Block]:
-    """Return exposure against perplexity: a panel for each row of the tables, and one for each partition."""
-    paths = {setting: path for setting in gathered.settings if len(path := _path_of(setting)) > 1}
+    """Return exposure against perplexity, with a panel for each row of the tables."""
+    paths = {setting: path for setting in gathered.settings if len(path := setting.path) > 1}
     groups = [(line.label, [setting for setting in line.settings if setting in paths]) for line in gathered.lines]
     images = [
         (
@@ -271,77 +254,21 @@ def by_perplexity(gathered: Gathered) -> list[Block]:
         "seeds. Training goes from right to left. Where a curve lies below another one, its models memorize less at an "
         "equal perplexity."
     )
-    blocks = folded(Figure(caption, images, legend_of(list(paths))), "Exposure against perplexity")
-    for partition, name in PARTITIONS.items():
-        settings = [setting for setting in paths if setting.partition == partition]
-        if 1 < len(settings) <= len(show.LINES):
-            panel = _utility_panel(
-                {setting: paths[setting] for setting in settings}, range(len(settings)), f"partition-{partition}"
-            )
-            legend = [(place, setting.label) for place, setting in enumerate(settings)]
-            blocks.append(Figure(f"{name} settings in one panel.", [(name, panel)], legend))
-    return blocks
-
-
-def _path_of(setting: Setting) -> Floats:
-    """Return float64 [evaluations, 2]: perplexity, as a geometric mean over seeds, and mean exposure."""
-    runs = [run for run, _ in setting.shown_runs]
-    measured = [[run.over_rounds(name) for run in runs] for name in (PERPLEXITY.name, PRIMARY.name)]
-    common = sorted(set.intersection(*({*values.index} for values in (*measured[0], *measured[1])))) if runs else []
-    perplexities, exposures = (np.array([values[common] for values in of_runs]) for of_runs in measured)
-    return (
-        np.column_stack((np.exp(np.log(perplexities).mean(axis=0)), exposures.mean(axis=0)))
-        if common
-        else np.zeros((0, 2))
-    )
+    return folded(Figure(caption, images, legend_of(list(paths))), "Exposure against perplexity")
 
 
 def _utility_panel(paths: Mapping[Setting, Floats], styles: Sequence[int], id_: str) -> Markup:
-    every = np.concatenate(list(paths.values()))
     figure, (axes,) = panels()
-    scale(axes.xaxis, *show.spanning(every[:, 0]), "perplexity, log scale", is_log=True)
-    scale(axes.yaxis, min(0.0, float(every[:, 1].min())), 1.08 * float(every[:, 1].max()) or 1.0, "bits")
+    draw_utility(axes, dict(zip(styles, paths.values(), strict=True)))
+    axes.set_xlabel("perplexity, log scale", loc="right", labelpad=2)
+    label_above(axes, "bits")
     description = []
-    for (setting, path), style in zip(paths.items(), styles, strict=True):
-        draw_line(axes, path[:, 0], path[:, 1], style)
-        (first, begin), (last, end) = path[0], path[-1]
+    for setting, path in paths.items():
+        (first, begin), (last, end) = path[0, :2], path[-1, :2]
         description.append(
             f"{setting.label}: from {begin:.1f} bits at perplexity {first:.4g} to {end:.1f} bits at {last:.4g}."
         )
     return inline(figure, f"utility-{id_}", "Exposure against perplexity", " ".join(description))
-
-
-def distributions(gathered: Gathered) -> list[Block]:
-    """Return the share of canaries with at least each exposure at the last evaluation, with a panel for each row."""
-    images = [
-        (line.label, _distribution(line, measured, index))
-        for index, line in enumerate(gathered.lines)
-        if (measured := [setting for setting in line.settings if not setting.last(PRIMARY.name).empty])
-    ]
-    caption = (
-        "Share of canaries with at least the given bits of exposure, at the last evaluation, over all seeds. Dotted: "
-        f"{CEILING}, the largest exposure that ranking among |R| random continuations can show; canaries there are "
-        "ranked before all of them."
-    )
-    return folded(Figure(caption, images, legend_of(gathered.settings)), "Distributions of exposure")
-
-
-def _distribution(line: Line, settings: Sequence[Setting], index: int) -> Markup:
-    ceiling = ceiling_of([run for setting in settings for run, _ in setting.shown_runs])
-    values = {setting: np.sort(setting.last(PRIMARY.name)["value"].to_numpy(float)) for setting in settings}
-    figure, (axes,) = panels()
-    scale(axes.xaxis, 0, 1.02 * max([*(bits[-1] for bits in values.values()), ceiling or 1.0]), "at least so many bits")
-    scale(axes.yaxis, 0, 100, "% of canaries")
-    if ceiling is not None:
-        draw_rule(axes, x=ceiling)
-    description = []
-    for setting, bits in values.items():
-        shares = 100 * (1 - np.arange(len(bits) + 1) / len(bits))
-        steps = {"drawstyle": "steps-post"}
-        draw_line(axes, [min(0.0, bits[0]), *bits], shares, setting.style, has_markers=False, **steps)
-        at_most = f", {np.mean(bits >= ceiling - 1e-6):.0%} at the ceiling" if ceiling else ""
-        description.append(f"{setting.label}: median {np.median(bits):.1f} bits, highest {bits[-1]:.1f}{at_most}.")
-    return inline(figure, f"bits-{index}", f"Exposure of canaries, {line.label}", " ".join(description))
 
 
 def traces(gathered: Gathered) -> list[Block]:

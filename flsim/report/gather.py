@@ -3,7 +3,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -12,17 +12,17 @@ import pandas as pd
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
+from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, select_for
 from flsim.results.columns import quantities_of
-from flsim.results.copies import without_copies
-from flsim.results.distinctions import distinctions
-from flsim.results.evaluations import read_evaluations
-from flsim.results.run_file import PARTITIONS
+from flsim.results.run_file import PARTITIONS, read_evaluations
+from flsim.results.seeds import distinctions, without_copies
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import RUNS, Sweep, SweepRun, is_sweep, read_sweep
 from flsim.results.tables import rounds_text, user_share
 from flsim.runs import roundlog
 from flsim.runs.config import Config, load
+from flsim.show.plots import Curve, curve, exposure_by_utility, measured_values
 
 
 @dataclass(frozen=True, eq=False)
@@ -54,32 +54,25 @@ class RunView:
         """Return float64 [rounds, canaries] of the rounds in which the metric was measured for all canaries."""
         return self._canaries.get(metric, pd.DataFrame())
 
-    @cached_property
-    def _over_rounds(self) -> "dict[str, pd.Series[float]]":
-        series: dict[str, pd.Series[float]] = {}
-        for quantity in select_for(quantities_of([self.results]), "report"):
-            if quantity.of_canaries and (values := self.of_planted(quantity.name)).size:
-                series[quantity.name] = (
-                    (values == 1).sum(axis=1).astype("float64") if quantity.is_flag else values.mean(axis=1)
-                )
-        rows = self.results.rows
-        for metric, values_of_model in rows[(rows["canary"] == "") & np.isfinite(rows["value"])].groupby("metric"):
-            series[str(metric)] = values_of_model.set_index("round")["value"].sort_index()
-        return series
-
     def of_planted(self, metric: str) -> pd.DataFrame:
         """Return the columns of `of_canaries` of the planted canaries."""
         values = self.of_canaries(metric)
         return values[self.results.planted["canary"].tolist()] if len(values) else values
 
-    def over_rounds(self, metric: str) -> "pd.Series[float]":
-        """Return by round the count of a flag, the mean over planted canaries, or a finite metric of the model."""
-        return self._over_rounds.get(metric, pd.Series(dtype="float64"))
+    def value(self, quantity: Quantity, round_: int | None = None) -> float:
+        """Return the count of a flag, the mean over planted canaries, or a number of the model, as it is shown.
 
-    def last(self, metric: str) -> float:
-        """Return a metric at the last evaluation, as `over_rounds` does; NaN if it was not measured there."""
+        Args:
+            quantity: the quantity.
+            round_: an evaluated round; by default the last.
+
+        Returns:
+            NaN if it was not measured there.
+        """
         evaluated = self.results.evaluated
-        return float(self.over_rounds(metric).get(evaluated[-1], math.nan)) if evaluated else math.nan
+        at = evaluated[-1] if round_ is None and evaluated else round_
+        values = None if at is None else measured_values(quantity, self.results, at)
+        return math.nan if values is None else float(values.mean())
 
     @property
     def references(self) -> float | None:
@@ -141,17 +134,6 @@ class Setting:
         return any(run.results.status != "completed" for run, _ in self.shown_runs)
 
     @property
-    def canaries(self) -> float:
-        """Return the number of planted canaries of a run, as a mean over the shown runs."""
-        runs = [run for run, _ in self.shown_runs] or self.runs
-        return float(np.mean([len(run.results.planted) for run in runs]))
-
-    @property
-    def diverged(self) -> int:
-        """Return how many runs diverged, which is an outcome of the setting."""
-        return sum(run.results.status == "diverged" for run in self.runs)
-
-    @property
     def seeds(self) -> str:
         return f"{len(self.shown_runs)} seed{'s' * (len(self.shown_runs) != 1)}"
 
@@ -179,28 +161,26 @@ class Setting:
                 parts.append(run.results.planted.assign(value=measured.loc[round_].to_numpy()))
         return pd.concat(parts, ignore_index=True) if parts else pd.DataFrame()
 
-    def mean(self, metric: str) -> float | None:
-        """Return the mean of `RunView.over_rounds` at the last round, over the runs that measured it."""
-        measured = [
-            values[round_] for run, round_ in self.shown_runs if round_ in (values := run.over_rounds(metric)).index
-        ]
-        return float(np.mean(measured)) if measured else None
+    @property
+    def is_measured(self) -> bool:
+        """Return whether a shown run has measured exposure at its last round."""
+        return any(not math.isnan(run.value(PRIMARY, round_)) for run, round_ in self.shown_runs)
 
-    def share(self, metric: str) -> float | None:
-        """Return the share of planted canaries that are memorized at the last round."""
-        last = self.last(metric)
-        return None if last.empty else float((last["value"] == 1).mean())
+    def curve(self, quantity: Quantity, in_epochs: bool) -> Curve:
+        """Return the mean of a quantity over seeds, with a band from the lowest to the highest of several seeds."""
+        runs = [run.results for run, _ in self.shown_runs]
+        return curve(runs, partial(measured_values, quantity), in_epochs, over_seeds=True, band=_extent)
 
-    def curve(self, metric: str, in_epochs: bool) -> NDArray[np.float64]:
-        """Return float64 [points, 2 + seeds]: round or epochs, the mean over seeds, and the value of each seed."""
-        values = [run.over_rounds(metric) for run, _ in self.shown_runs]
-        common = sorted(set.intersection(*(set(series.index) for series in values)) if values else ())
-        points = []
-        for round_ in common:
-            x = np.mean([run.results.epochs_of(round_) if in_epochs else round_ for run, _ in self.shown_runs])
-            of_seeds = [series[round_] for series in values]
-            points.append((x, np.mean(of_seeds), *of_seeds))
-        return np.array(points, dtype="float64").reshape(len(points), 2 + len(values))
+    @property
+    def path(self) -> NDArray[np.float64]:
+        """Return float64 [evaluations, 4]: perplexity, mean exposure, and NaN in place of its interval."""
+        path = exposure_by_utility([run.results for run, _ in self.shown_runs], over_seeds=True)
+        path[:, 2:] = math.nan
+        return path
+
+
+def _extent(values: NDArray[np.float64]) -> tuple[float, float]:
+    return (float(values.min()), float(values.max())) if len(values) > 1 else (math.nan, math.nan)
 
 
 def ceiling_of(runs: Sequence[RunView]) -> float | None:

@@ -13,7 +13,6 @@ from markupsafe import Markup, escape
 from flsim.base.errors import InputError
 from flsim.base.extensions import restrict_custom_code
 from flsim.base.files import is_device, named_file
-from flsim.measures.built_in import PRIMARY
 from flsim.report import evidence, figures, provenance, tables
 from flsim.report.blocks import Block, Section, plural
 from flsim.report.contrasts import contrasts
@@ -84,7 +83,7 @@ def answer(gathered: Gathered, frame: pd.DataFrame) -> list[Block]:
     frame = frame[frame["difference"].notna() & frame["is_main"].astype(bool)]
     contrast = frame.groupby(["factor", "setting", "a", "b"], sort=False)
     if frame.empty:
-        return [*figure, *tables.means_table(gathered, ROWS)]
+        return [*figure, *tables.answer(gathered, ROWS)]
     room = max(1, ROWS // contrast.ngroups)
     top = frame[contrast.cumcount() < room].head(ROWS)
     note = "" if contrast.ngroups <= ROWS else f" The first {ROWS} of {contrast.ngroups} contrasts."
@@ -109,7 +108,6 @@ def sections(gathered: Gathered, frame: pd.DataFrame) -> list[Section]:
         Section("training", "Over training", figures.curves(gathered)),
         Section("utility", "Exposure at equal utility", figures.by_perplexity(gathered)),
         Section("configurations", "By how often canaries occur", figures.configurations(gathered)),
-        Section(PRIMARY.name, f"{PRIMARY.title} of the canaries", figures.distributions(gathered)),
         Section("traces", "Canary by canary", figures.traces(gathered)),
         Section("forgetting", "Forgetting", evidence.forgetting(gathered)),
         Section("proof", "What an attacker can prove", [*evidence.proof(gathered), *evidence.membership(gathered)]),

@@ -44,7 +44,6 @@ from flsim.base.statistics import (
     ROUNDING,
     holm,
     mcnemar_p,
-    paired_t_p,
     share_interval,
     sign_flip_p,
     signed_rank_p,
@@ -52,14 +51,15 @@ from flsim.base.statistics import (
 )
 from flsim.measures.built_in import PERPLEXITY, PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first
-from flsim.results.ceiling import is_at_ceiling
 from flsim.results.columns import described
 from flsim.results.pairs import (
     WINDOW,
     PairedCanaries,
     compared_in,
+    is_at_ceiling,
     left_out_text,
     like_utility,
+    of_mean,
     pair_at_like_utility,
     paired_canaries,
     pairs_of_seeds,
@@ -238,8 +238,11 @@ def _of_runs(
             yield from (unit | row for row in rows)
     try:
         over = like_utility([run for _, run, _ in pairs], [run for _, _, run in pairs])
-        row: Row = {"value_a": over.value_a, "value_b": over.value_b, "difference": over.mean_difference}
-        row |= {"n": len(over.seeds), "low": over.ci_low, "high": over.ci_high, "p": over.p, "test": "t"}
+        compared = over.pairs.values()
+        row: Row = {
+            f"value_{side}": float(np.mean([getattr(pair, f"value_{side}") for pair in compared])) for side in "ab"
+        }
+        row |= of_mean(over.differences) | {"test": "t"}
         row |= {"left_out": left_out_text(over.left_out) if over.left_out else None}
     except InputError as error:
         row = {"left_out": str(error)}
@@ -258,19 +261,15 @@ def _over_seeds(paired: Sequence[PairedCanaries], quantity: Quantity) -> Row:
     of their spread, and have no interval.
     """
     values = [[one.canaries[f"{quantity.name}_{side}"] for side in "ab"] for one in paired]
-    if quantity.is_flag:
-        counts = np.array([[int((side == 1).sum()) for side in sides] for sides in values])
-        per_seed = counts[:, 0] - counts[:, 1]
-        low, high = t_interval(per_seed.astype(float)) if np.ptp(per_seed) else (math.nan, math.nan)
-        test, p = "exchange", sign_flip_p(per_seed.tolist())
-    else:
-        counts = np.array([[float(side.mean()) for side in sides] for sides in values])
-        per_seed = np.round([np.round((a - b).to_numpy(), ROUNDING).mean() for a, b in values], ROUNDING)
-        low, high = t_interval(per_seed)
-        test, p = "t", paired_t_p(per_seed)
-    value_a, value_b = counts.mean(axis=0).tolist()
-    row = _two(quantity.name, value_a, value_b)
-    return row | {"difference": float(per_seed.mean()), "low": low, "high": high, "p": p, "test": test}
+    if not quantity.is_flag:
+        means = np.mean([[side.mean() for side in sides] for sides in values], axis=0)
+        per_seed = [np.round((a - b).to_numpy(), ROUNDING).mean() for a, b in values]
+        return _two(quantity.name, *means.tolist()) | of_mean(per_seed) | {"test": "t"}
+    counts = np.array([[int((side == 1).sum()) for side in sides] for sides in values])
+    gaps = counts[:, 0] - counts[:, 1]
+    low, high = t_interval(gaps.astype(float)) if np.ptp(gaps) else (math.nan, math.nan)
+    row = _two(quantity.name, *counts.mean(axis=0).tolist())
+    return row | {"low": low, "high": high, "p": sign_flip_p(gaps.tolist()), "test": "exchange"}
 
 
 def of_canaries(canaries: pd.DataFrame, quantity: Quantity) -> list[Row]:
@@ -288,13 +287,9 @@ def of_canaries(canaries: pd.DataFrame, quantity: Quantity) -> list[Row]:
 
 def of_differences(values: "pd.Series[float]") -> list[Row]:
     """Return the cells of the t test and of the signed-rank test of the paired differences [n] of canaries."""
-    rounded = np.round(values.to_numpy(), ROUNDING)
-    low, high = t_interval(rounded)
-    row = {"over": "canaries", "n": len(rounded), "difference": float(rounded.mean())}
-    return [
-        row | {"low": low, "high": high, "p": paired_t_p(rounded), "test": "t"},
-        row | {"p": signed_rank_p(rounded), "test": "signed ranks"},
-    ]
+    row = {"over": "canaries"} | of_mean(values)
+    ranks = {"p": signed_rank_p(np.round(values.to_numpy(), ROUNDING)), "test": "signed ranks"}
+    return [row | {"test": "t"}, {name: row[name] for name in ("over", "n", "difference")} | ranks]
 
 
 def of_flags(a: NDArray[np.bool_], b: NDArray[np.bool_], name: str) -> list[Row]:

@@ -44,7 +44,7 @@ from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity
 from flsim.results.canary_table import TYPES as CANARY_TABLE
 from flsim.results.columns import described, quantities_of
-from flsim.results.copies import without_copies
+from flsim.results.seeds import without_copies
 from flsim.results.store import RunResults, read_run
 from flsim.results.sweeps import PARTITION, is_sweep, read_sweep
 from flsim.results.tables import memorization_table, types

@@ -1,11 +1,13 @@
 """The two runs of a pair: the values of the same canaries in both, at their ends and at equal perplexity."""
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from numpy.typing import ArrayLike, NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.statistics import ROUNDING, paired_t_p, t_interval
@@ -159,33 +161,32 @@ def _of_seeds(runs: Sequence[RunResults]) -> dict[int, RunResults]:
 
 @dataclass(frozen=True)
 class LikeUtility:
-    """A number of canaries in setting a less that in setting b at equal perplexity, compared over seeds.
+    """Two settings at equal perplexity, seed by seed.
 
     Attributes:
-        seeds: seeds with a run of both that reached a common perplexity, ascending.
-        perplexities: the lowest perplexity that both runs of each seed reached.
-        rounds: when a and b first reached it, for each seed; between two evaluations, a fraction of a round.
-        value_a, value_b: mean over seeds and the canaries that either run planted.
-        differences: mean over these canaries of a - b, for each seed, in the number's unit.
-        mean_difference: mean over seeds.
-        ci_low, ci_high: its 95% interval, from Student's t over seeds; NaN below two.
-        p: two-sided p-value of the t test that it is zero; NaN below two seeds.
-        quantity: the compared number.
-        left_out: why the two runs of a seed cannot be compared, by seed; such a seed is in no other field.
+        pairs: the two runs of each seed that reached a common perplexity, ascending.
+        left_out: why the two runs of a seed cannot be compared, by seed.
     """
 
-    seeds: tuple[int, ...]
-    perplexities: tuple[float, ...]
-    rounds: tuple[tuple[float, float], ...]
-    value_a: float
-    value_b: float
-    differences: tuple[float, ...]
-    mean_difference: float
-    ci_low: float
-    ci_high: float
-    p: float
-    quantity: Quantity = PRIMARY
-    left_out: Mapping[int, str] = field(default_factory=dict)
+    pairs: "Mapping[int, PairAtLikeUtility]"
+    left_out: Mapping[int, str]
+
+    @property
+    def differences(self) -> list[float]:
+        """Return the mean over canaries of a - b, for each seed, in the number's unit."""
+        return [float(pair.differences.mean()) for pair in self.pairs.values()]
+
+
+def of_mean(differences: ArrayLike) -> dict[str, Any]:
+    """Return the mean of differences of independent units, its 95% interval and p by Student's t, and their number.
+
+    Differences are first rounded, as scipy advises, so that rounding error breaks no tie. All but their number are NaN
+    where a number is not known.
+    """
+    rounded = np.round(np.asarray(differences, dtype="float64"), ROUNDING)
+    low, high = t_interval(rounded)
+    mean = float(rounded.mean()) if len(rounded) else math.nan
+    return {"difference": mean, "low": low, "high": high, "p": paired_t_p(rounded), "n": len(rounded)}
 
 
 def left_out_text(left_out: Mapping[int, str]) -> str:
@@ -219,23 +220,7 @@ def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Qua
     if not compared:
         first, why = next(iter(left_out.items()))
         raise InputError(why if len(left_out) == 1 else f"no seed can be compared; seed {first}: {why}")
-    pairs = compared.values()
-    rounded = np.round([float(pair.differences.mean()) for pair in pairs], ROUNDING)
-    low, high = t_interval(rounded)
-    return LikeUtility(
-        seeds=tuple(compared),
-        perplexities=tuple(pair.perplexity for pair in pairs),
-        rounds=tuple(pair.rounds for pair in pairs),
-        value_a=float(np.mean([pair.value_a for pair in pairs])),
-        value_b=float(np.mean([pair.value_b for pair in pairs])),
-        differences=tuple(rounded.tolist()),
-        mean_difference=float(rounded.mean()),
-        ci_low=low,
-        ci_high=high,
-        p=paired_t_p(rounded),
-        quantity=quantity,
-        left_out=left_out,
-    )
+    return LikeUtility(compared, left_out)
 
 
 @dataclass(frozen=True, eq=False)
@@ -324,3 +309,42 @@ def trajectory(run: RunResults, quantity: Quantity = PRIMARY) -> pd.DataFrame:
     if not rows:
         raise InputError(f"run {run.name}: no evaluation has both perplexity and {quantity.name}; evaluate it again")
     return pd.DataFrame(rows)
+
+
+TOLERANCE = 1e-6  # bits below the ceiling that still count as there: rounding
+WHAT_TO_DO = "`flsim evaluate RUN --also space` measures beyond it."
+MANY = 0.1  # share of canaries at the ceiling from which on texts speak of them
+
+
+@dataclass(frozen=True)
+class AtCeiling:
+    """The number of planted canaries at the ceiling, of all whose exposure and |R| are known."""
+
+    reached: int
+    canaries: int
+
+    @property
+    def share(self) -> float:
+        """Return the share of canaries at the ceiling; 0 if there are no canaries."""
+        return self.reached / self.canaries if self.canaries else 0.0
+
+
+def ceiling(references: float) -> float:
+    """Return the largest exposure that ranking among |R| references can show, log2(|R| + 1) bits."""
+    return math.log2(references + 1)
+
+
+def is_at_ceiling(exposures: ArrayLike, references: float | None) -> NDArray[np.bool_]:
+    """Return bool [n], whether each of float64 [n] exposures is the largest possible one; all False without |R|."""
+    values: NDArray[Any] = np.asarray(exposures, dtype="float64")
+    return values > (math.inf if references is None else ceiling(references) - TOLERANCE)
+
+
+def at_ceiling(runs: Iterable[tuple[RunResults, int]]) -> AtCeiling:
+    """Return how many planted canaries of all runs are at the ceiling, each run at an evaluated round."""
+    reached, canaries = 0, 0
+    for run, round_ in runs:
+        exposures, references = run.of_planted(PRIMARY.name, round_), run.references(round_)
+        if exposures is not None and references is not None:
+            reached, canaries = reached + int(is_at_ceiling(exposures, references).sum()), canaries + len(exposures)
+    return AtCeiling(reached, canaries)

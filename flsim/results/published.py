@@ -35,13 +35,6 @@ RESULTS = {
     "delta": ("published_delta", "Float64"),
     "epsilon": ("published_record_epsilon", "Float64"),
 }
-# How a report shows published columns that we have none of: heading, format and factor. And the column of ours beside.
-FORMS: dict[str, tuple[str, str, float]] = {
-    "extracted": ("Extracted", "{:.3g}", 1),
-    "exposure": ("Exposure, bits", "{:.1f}", 1),
-    "test_loss": ("Test loss", "{:.3g}", 1),
-}
-BESIDE = {"exposure": "mean_exposure", "extracted": "bs", "epsilon": "epsilon_paper"}
 PREFIX = "published_"
 COUNTED_OF = ("rs", "bs", "canaries")  # memorized canaries, and of how many
 PUBLISHED = {
@@ -119,12 +112,6 @@ def matching(rows: Sequence[Mapping[str, object]], keys: Mapping[str, object]) -
         names = ", ".join(f"{name} {value}" for name, value in keys.items())
         raise InputError(f"{len(matches)} rows of the published table have {names}; name more of {', '.join(columns)}")
     return dict(matches[0]) if matches else None
-
-
-def has_counts(row: Mapping[Any, Any]) -> bool:
-    """Return whether a table's row stands for published numbers of memorized canaries."""
-    value = row.get("published_rs", row.get("published_bs"))
-    return value is not None and value == value  # NaN and NA are missing
 
 
 def _parsed(cell: str) -> Cell:

@@ -1,7 +1,7 @@
-"""Series of runs that differ only in their seed: their grouping, the runs to average, and intervals of a mean."""
+"""Series of runs that differ only in their seed: their grouping, the runs to average, intervals, names and copies."""
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
+from flsim.base.progress import say
 from flsim.base.statistics import t_interval
+from flsim.results.rows import KEY
 from flsim.results.run_file import read_run_file, setting_of
 from flsim.results.store import RunResults, refuse_two_points
 
@@ -187,4 +189,74 @@ def _refuse_unlike(first: RunResults, round_: int, run: RunResults, other: int, 
         raise InputError(
             f"{names}: ranked among different numbers of references, so their exposures have no mean; evaluate both "
             f"with the same evaluation.references"
+        )
+
+
+# Settings that are no property of the training.
+LEFT_OUT = ("seed", "data.corpus", "system.")
+
+
+def distinctions(runs: Sequence[RunResults]) -> list[str]:
+    """Return what to append to each run's name: its values of the settings in which runs of that name differ."""
+    words = []
+    for run in runs:
+        alike = [other.settings for other in runs if other.setting == run.setting]
+        words.append(words_of(run, differing(alike)))
+    return words
+
+
+def differing(settings: Sequence[Mapping[str, Any]]) -> set[str]:
+    """Return the names in which settings of trainings differ."""
+    names = {name for of_run in settings for name in of_run if not name.startswith(LEFT_OUT)}
+    return {name for name in names if _differs(name, settings)}
+
+
+def words_of(run: RunResults, names: Collection[str]) -> str:
+    """Return a run's values of some settings, such as ``", units 15"``, in the order of its configuration."""
+    return "".join(f", {name.rpartition('.')[2]} {_text(run.settings[name])}" for name in run.settings if name in names)
+
+
+def _differs(name: str, settings: Sequence[Mapping[str, Any]]) -> bool:
+    return any(of_run.get(name) != settings[0].get(name) for of_run in settings)
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, list):
+        return " ".join(map(_text, value))
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+def without_copies(runs: Sequence[RunResults], needed: Collection[RunResults] = ()) -> list[RunResults]:
+    """Return the runs without copies of other ones, and print a line about each copy.
+
+    Copies have the same identity and the same number of rounds. The copy that was evaluated most often stays, and among
+    equal ones the first.
+
+    Args:
+        runs: all runs, in the order of their display.
+        needed: runs that stay in any case, because each is a row of its sweep.
+
+    Raises:
+        InputError: two copies hold different measurements of one model.
+    """
+    kept: dict[tuple[str | None, int], RunResults] = {}
+    for run in sorted(runs, key=lambda run: (run not in needed, -len(run.evaluated))):
+        other = None if run.identity is None else kept.setdefault((run.identity, run.rounds), run)
+        if other is not None and other is not run:
+            _refuse_different(other, run)
+    remaining = [run for run in runs if run in needed or run.identity is None or run in kept.values()]
+    for run in runs:
+        if run not in remaining:
+            say(f"run {run.name}: a copy of {kept[run.identity, run.rounds].name}, which replaces it in the output")
+    return remaining
+
+
+def _refuse_different(run: RunResults, copy: RunResults) -> None:
+    both = run.rows.merge(copy.rows, on=KEY, suffixes=("", "_of_copy"))
+    differ = both[(both["value"] != both["value_of_copy"]) & both["value"].notna()]
+    if not differ.empty:
+        first = differ.iloc[0]
+        raise InputError(
+            f"runs {run.name} and {copy.name}: copies of one run, whose {first['metric']} of round {first['round']} "
+            f"differ; leave one out"
         )

@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.canaries.roster import is_drawn, read_roster
 from flsim.measures.quantity import Quantity
-from flsim.results.evaluations import failures
 from flsim.results.rows import DIVERGED, REFERENCES, SCHEMA, WHOLE_TEST_USERS, read_rows_of, rows_in
-from flsim.results.run_file import read_run_file, read_settings, setting_of
+from flsim.results.run_file import failures, read_run_file, read_settings, setting_of
 
 
 @dataclass(frozen=True, eq=False)

@@ -16,9 +16,9 @@ from flsim.base.errors import InputError
 from flsim.base.files import from_json, inside
 from flsim.base.mappings import with_present_names
 from flsim.base.progress import say
-from flsim.results.copies import without_copies
 from flsim.results.published import with_question
 from flsim.results.run_file import is_run
+from flsim.results.seeds import without_copies
 from flsim.results.store import RunResults, read_run
 
 RUNS = "runs"

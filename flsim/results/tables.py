@@ -90,9 +90,8 @@ from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
 from flsim.results import columns
 from flsim.results.against_published import AGAINST
-from flsim.results.distinctions import distinctions
 from flsim.results.published import ASKED, PUBLISHED, asked, cells_of
-from flsim.results.seeds import Sample, by_series, sample, spread
+from flsim.results.seeds import Sample, by_series, distinctions, sample, spread
 from flsim.results.store import RunResults, refuse_two_points
 
 By = Literal["run", "series"]

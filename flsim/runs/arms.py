@@ -14,8 +14,8 @@ from flsim.base.errors import InputError
 from flsim.base.files import new_file
 from flsim.base.logs import log
 from flsim.base.progress import say
-from flsim.results.evaluations import log_evaluation, read_evaluations
 from flsim.results.rows import copy_rows, rows_in
+from flsim.results.run_file import log_evaluation, read_evaluations
 from flsim.runs import roundlog
 from flsim.runs.config.base import settings_of_both
 from flsim.runs.folder import Run

@@ -12,7 +12,7 @@ from pathlib import Path
 from flsim.base.errors import RunFailed
 from flsim.base.files import held, naming
 from flsim.base.progress import say
-from flsim.results import evaluations
+from flsim.results.run_file import EVALUATIONS
 from flsim.runs import roundlog
 from flsim.runs.folder import Run
 
@@ -67,7 +67,7 @@ def discard(run: Run) -> None:
                 stack.enter_context(held(run.path / lock))
         except OSError:  # another process trains it, or there is no such folder any more
             return
-        of_value = [run.path / name for name in (roundlog.FILE, evaluations.FILE)]
+        of_value = [run.path / name for name in (roundlog.FILE, EVALUATIONS)]
         of_value += [path for name in ("checkpoints", "rows") for path in (run.path / name).glob("*")]
         if not any(path.exists() for path in of_value) and not run.path.is_symlink():
             removed = Path(tempfile.mkdtemp(prefix=f".{run.name}.partial-", dir=run.path.parent))

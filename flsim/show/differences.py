@@ -7,20 +7,15 @@ import pandas as pd
 
 from flsim.measures.built_in import PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, panels_first
-from flsim.results.ceiling import MANY, WHAT_TO_DO
 from flsim.results.columns import quantities_in
 from flsim.results.differences import ALL, VALUES, Comparison, Pair, column, differences, planned, to_wide
-from flsim.results.distinctions import differing, words_of
-from flsim.results.pairs import compared_in
+from flsim.results.pairs import MANY, WHAT_TO_DO, compared_in
 from flsim.results.published import COUNTED_OF, PREFIX
 from flsim.results.run_file import PARTITIONS
-from flsim.results.seeds import by_series
+from flsim.results.seeds import by_series, differing, words_of
 from flsim.results.store import RunResults
-from flsim.show import formats, layout
-from flsim.show.formats import formatted, text_of
-from flsim.show.layout import Column
 from flsim.show.memorization import text_of_count
-from flsim.show.table import Table, json_rows
+from flsim.show.table import TERMINAL, Column, Table, formatted, json_rows, latex, markdown, note, text_of
 
 STANDARD = panels_first(compared_in([]))
 N = "n: seeds with both."
@@ -195,20 +190,20 @@ def _utility(wide: pd.DataFrame, quantity: Quantity) -> Column:
 def _sentences(quantities: Sequence[Quantity]) -> str:
     """Return a line about each of a user's own quantities."""
     own = [quantity for quantity in quantities if not quantity.is_standard]
-    return "".join(formats.note(f"{quantity.heading}: {quantity.sentence}") for quantity in own)
+    return "".join(note(f"{quantity.heading}: {quantity.sentence}") for quantity in own)
 
 
 def _legend(wide: pd.DataFrame) -> str:
     counts = column(wide, "canaries_value_a").dropna().unique()
     names = [flag.heading for flag in flags(STANDARD)]
     of_all = f" of {text_of_count(counts[0])} planted" if len(counts) == 1 else ""
-    text = formats.note(LEGEND.format(PRIMARY.heading, PRIMARY.title.lower(), ", ".join(names), of_all))
+    text = note(LEGEND.format(PRIMARY.heading, PRIMARY.title.lower(), ", ".join(names), of_all))
     over = {*column(wide, "over").dropna()}
-    text += formats.note(OVER_SEEDS.format(PRIMARY.heading, " and ".join(names))) if "seeds" in over else ""
-    text += formats.note(OVER_CANARIES) if "canaries" in over else ""
+    text += note(OVER_SEEDS.format(PRIMARY.heading, " and ".join(names))) if "seeds" in over else ""
+    text += note(OVER_CANARIES) if "canaries" in over else ""
     text += _sentences(quantities_in_pairs(wide))
     epochs = {cell for side in "ab" for cell in formatted(column(wide, f"epochs_value_{side}"), "{:.3g}")} - {""}
-    return text + (formats.note(EPOCHS.format(*epochs)) if len(epochs) == 1 else "")
+    return text + (note(EPOCHS.format(*epochs)) if len(epochs) == 1 else "")
 
 
 def _notes(wide: pd.DataFrame, labels: list[str]) -> str:
@@ -224,7 +219,7 @@ def _notes(wide: pd.DataFrame, labels: list[str]) -> str:
     whys = column(wide, "like_left_out").where(like.isna())
     unlike = "; ".join(f"{label}: {why}" for label, why in _known(labels, whys))
     lines += [f"Not compared at equal perplexity: {unlike}."] if unlike else []
-    return "".join(map(formats.note, lines))
+    return "".join(map(note, lines))
 
 
 def _known(labels: Sequence[str], whys: "pd.Series[Any]") -> list[tuple[str, str]]:
@@ -242,10 +237,10 @@ def compare_partitions(runs: Sequence[RunResults], round: int | None = None, epo
     """
     pairs, several = partitions_of(runs)
     why = "several rows have this setting, so it is not compared; show fewer runs"
-    text = "".join(formats.note(f"{label}: {why}") for label in several)
+    text = "".join(note(f"{label}: {why}") for label in several)
     if pairs:
         frame = differences(pairs, round, epoch)
-        text += formats.note("IID (a) less Non-IID (b), each seed of one less that of the other:") + "\n"
+        text += note("IID (a) less Non-IID (b), each seed of one less that of the other:") + "\n"
         text += table_of_pairs(frame, pairs).markdown()
     return text
 
@@ -317,7 +312,7 @@ def _parts(
 # ----- two runs
 
 
-def runs_to_markdown(compared: Comparison, width: int = layout.TERMINAL) -> str:
+def runs_to_markdown(compared: Comparison, width: int = TERMINAL) -> str:
     """Return the comparison of two runs as text of at most `width` columns, except for longer names."""
     models = compared.models.to_dict("records")
     named = "".join(
@@ -326,21 +321,21 @@ def runs_to_markdown(compared: Comparison, width: int = layout.TERMINAL) -> str:
     )
     notes = _warnings(compared, width)
     if compared.table.empty:
-        return "\n".join([NO_CANARIES + named, layout.markdown(*_sides(compared), notes, width)])
+        return "\n".join([NO_CANARIES + named, markdown(*_sides(compared), notes, width)])
     wide = to_wide(compared.table)
-    text = formats.note(SIDES) + notes
+    text = note(SIDES) + notes
     legend = CONFIGURATIONS.format(
         PRIMARY.heading,
         PRIMARY.title.lower(),
         ", ".join(flag.heading for flag in flags(compared.quantities) if flag.is_standard),
     )
-    text_of_rows = formats.note(legend) + _sentences(compared.quantities) + formats.note(SCOPE)
+    text_of_rows = note(legend) + _sentences(compared.quantities) + note(SCOPE)
     return "\n".join(
         [
             named,
-            layout.markdown(*_means(compared, wide), formats.note(RUNS) + _at_equal_perplexity(wide), width),
-            layout.markdown(*_sides(compared), text, width),
-            layout.markdown(*_configurations(compared, wide[1:]), text_of_rows, width),
+            markdown(*_means(compared, wide), note(RUNS) + _at_equal_perplexity(wide), width),
+            markdown(*_sides(compared), text, width),
+            markdown(*_configurations(compared, wide[1:]), text_of_rows, width),
         ]
     )
 
@@ -348,8 +343,8 @@ def runs_to_markdown(compared: Comparison, width: int = layout.TERMINAL) -> str:
 def runs_to_latex(compared: Comparison) -> str:
     """Return the rows of two runs' comparison as a tabular; it needs the package booktabs."""
     if compared.table.empty:
-        return layout.latex(*_sides(compared))
-    return layout.latex(*_configurations(compared, to_wide(compared.table)))
+        return latex(*_sides(compared))
+    return latex(*_configurations(compared, to_wide(compared.table)))
 
 
 def runs_to_json(compared: Comparison) -> dict[str, Any]:
@@ -383,12 +378,10 @@ def _at_equal_perplexity(wide: pd.DataFrame) -> str:
     """Return a sentence on the perplexity that both runs reached, or on why there is none."""
     first, why = wide.iloc[0], column(wide, "like_left_out").iloc[0]
     if not pd.isna(why):
-        return formats.note(f"Not compared at equal perplexity: {why}.")
+        return note(f"Not compared at equal perplexity: {why}.")
     a, b = (f"{first[f'like_round_value_{side}']:,.4g}" for side in "ab")
     perplexity = f"{first['like_perplexity_value_a']:.4g}"
-    return formats.note(
-        f"Equal perplexity: {perplexity}, the lowest that both reached (a at round {a}, b at round {b})."
-    )
+    return note(f"Equal perplexity: {perplexity}, the lowest that both reached (a at round {a}, b at round {b}).")
 
 
 def _sides(compared: Comparison) -> Units:
@@ -446,4 +439,4 @@ def _warnings(compared: Comparison, width: int) -> str:
     epochs = models["epochs"]
     if epochs.notna().all() and epochs.min() < 0.99 * epochs.max():
         lines.append("The models read different numbers of epochs; name an --epoch that both have.")
-    return "".join(formats.note(line, width) for line in lines)
+    return "".join(note(line, width) for line in lines)

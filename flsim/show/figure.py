@@ -1,16 +1,17 @@
-"""Panels drawn by matplotlib as SVG inside a page; equal results give equal bytes.
+"""Figures drawn by matplotlib, as files and as SVG inside a page; equal results give equal bytes.
 
-Colours are those of the page's style sheet: a panel is drawn with the light palette, and each of its colours becomes
-the CSS variable of that name, so that one drawing suits light and dark pages. Sizes are CSS pixels at the width of a
-phone, so that text of 11 pixels is legible there.
+Both have one palette, the light one of the page's style sheet. In a page each of its colours becomes the CSS variable
+of that name, so that one drawing suits light and dark pages. Sizes of panels are CSS pixels at the width of a phone, so
+that text of 11 pixels is legible there.
 """
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import cache
 from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
@@ -21,6 +22,9 @@ from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 from numpy.typing import ArrayLike
+
+from flsim.base.errors import InputError
+from flsim.base.files import is_device, named_file
 
 WIDTH, HEIGHT = 340, 206  # pixels of a panel
 TEXT = 11  # pixels
@@ -36,8 +40,9 @@ VARIABLES = {
     **{PAPER: "var(--paper)", SOFT: "var(--soft)", RULE: "var(--rule)", STRONG: "var(--strong)"},
     **{ON_LOW: "var(--on-low)", ON_HIGH: "var(--on-high)", INK: "currentColor"},
 }
-MARKERS = ("o", "s", "^", "D", "v", "P")
-DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1.2, 1.5)), (0, (5, 1.7, 1.2, 1.7)), (0, (8, 2.5)), (0, (2, 1, 1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
+DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1.2, 1.5)), (0, (5, 1.7, 1.2, 1.7)))
+ROUNDS = "completed rounds (central: steps)"
 MARKED = 16  # points of a line that have a marker, at most
 STYLE: dict[Any, Any] = {
     "axes.edgecolor": STRONG,
@@ -69,6 +74,50 @@ STYLE: dict[Any, Any] = {
     "ytick.labelsize": TEXT,
     "ytick.major.size": 0,
 }
+FORMATS = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
+FILE_STYLE: dict[Any, Any] = {
+    **{name: STYLE[name] for name in ("axes.grid", "axes.spines.right", "axes.spines.top", "svg.hashsalt")},
+    **{"font.size": 10, "grid.alpha": 0.3, "pdf.fonttype": 42},  # text of PDF that can be searched
+}
+
+
+def line_style(index: int) -> dict[str, Any]:
+    """Return colour, marker and dashes of a line by its number, so that lines also differ in grey."""
+    return {
+        "color": LINES[index % len(LINES)],
+        "marker": MARKERS[index % len(MARKERS)],
+        "linestyle": DASHES[index % len(DASHES)],
+    }
+
+
+def refuse_other_than_figure(path: Path) -> None:
+    """Raise InputError unless the path is a .png, .svg or .pdf file in an existing folder, or a device or a pipe."""
+    if is_device(path):
+        return
+    if path.suffix.lower() not in FORMATS:
+        raise InputError(f"{path}: plots are written as .png, .svg or .pdf; name one of these")
+    if not path.parent.is_dir():
+        raise InputError(f"{path}: no such folder as {path.parent}; make it first")
+
+
+def write_figure(draw: Callable[[], Figure], path: Path) -> None:
+    """Draw a figure in the style of files and write it, whole or not at all.
+
+    A device or a pipe whose name has none of the endings of figures gets SVG.
+
+    Raises:
+        InputError: as for `refuse_other_than_figure`, or the file cannot be written.
+    """
+    refuse_other_than_figure(path)
+    kind = FORMATS.get(path.suffix.lower(), "svg")
+    with mpl.rc_context(FILE_STYLE), named_file(path) as partial:
+        metadata = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}.get(kind)  # a date would change the bytes
+        draw().savefig(partial, format=kind, dpi=150, metadata=metadata)
+
+
+def plain(text: str) -> str:
+    """Return a text that matplotlib prints literally, because a pair of dollar signs would be mathematics."""
+    return text.replace("$", r"\$")
 
 
 def page_style() -> AbstractContextManager[None]:
@@ -134,10 +183,15 @@ def scale(
     axis.set_major_locator(locator)
     axis.set_major_formatter(FuncFormatter(_tick))
     (axes.set_xlim if is_x else axes.set_ylim)(low, high)
-    if is_x:
+    if is_x and label:
         axes.set_xlabel(label, loc="right", labelpad=2)
-    else:
-        axes.set_title(label, x=-(axes.bbox.x0 - axes.figure.bbox.x0) / axes.bbox.width, pad=7)
+    elif label:
+        label_above(axes, label)
+
+
+def label_above(axes: Axes, label: str) -> None:
+    """Put the label of the y axis above it, at the left edge of the figure, where a reader begins."""
+    axes.set_title(label, x=-(axes.bbox.x0 - axes.figure.bbox.x0) / axes.bbox.width, pad=7)
 
 
 def _tick(value: float, _: object) -> str:
@@ -153,32 +207,31 @@ def spanning(values: ArrayLike) -> tuple[float, float]:
 
 
 def draw_line(axes: Axes, x: ArrayLike, y: ArrayLike, style: int, has_markers: bool = True, **options: Any) -> None:
-    """Draw a line whose colour, dashes and marker are of a number, so that lines also differ in grey."""
-    size = np.size(x)
-    style %= len(LINES)
-    marked: dict[str, Any] = {
-        "marker": MARKERS[style],
-        "markersize": 6,
-        "markeredgecolor": PAPER,
-        "markeredgewidth": 0.8,
-    }
-    every = max(1, math.ceil(size / MARKED))
-    marked["markevery"] = ((size - 1) % every, every) if size else None
-    drawn = {"color": LINES[style], "linestyle": DASHES[style], "linewidth": 1.8, **(marked if has_markers else {})}
-    axes.plot(x, y, clip_on=False, **(drawn | options))
+    """Draw a line in a `line_style`. Lines at the edge of the panel are whole."""
+    size, every = np.size(x), max(1, math.ceil(np.size(x) / MARKED))
+    look = line_style(style) | {"linewidth": 1.8, "zorder": 3}
+    if has_markers:
+        look |= {"markersize": 6, "markeredgecolor": PAPER, "markeredgewidth": 0.8}
+        look["markevery"] = ((size - 1) % every, every) if size else None
+    else:
+        look["marker"] = ""
+    for line in axes.plot(x, y, clip_on=False, **(look | options)):
+        line.set_in_layout(False)  # an unclipped line without points would take the whole figure
 
 
 def draw_band(axes: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, style: int) -> None:
     """Shade the area between two lines, cut at the ends of the y axis."""
-    ends = (np.clip(np.asarray(end, dtype="float64"), *axes.get_ylim()) for end in (low, high))
-    axes.fill_between(np.asarray(x), *ends, color=LINES[style % len(LINES)], alpha=0.16, linewidth=0, clip_on=False)
+    ends = [np.clip(np.asarray(end, dtype="float64"), *axes.get_ylim()) for end in (low, high)]
+    if np.isfinite(ends[0]).any():
+        look: dict[str, Any] = {"color": line_style(style)["color"], "alpha": 0.16, "linewidth": 0, "clip_on": False}
+        axes.fill_between(np.asarray(x), *ends, **look).set_in_layout(False)
 
 
 def draw_interval(
     axes: Axes, y: float, style: int, mean: float, ends: tuple[float, float], parts: Sequence[float] = ()
 ) -> None:
     """Draw a mean at a height, its interval, cut at the ends of the x axis, and hollow the values it is a mean of."""
-    colour, (low, high) = LINES[style % len(LINES)], axes.get_xlim()
+    colour, (low, high) = line_style(style)["color"], axes.get_xlim()
     if not math.isnan(ends[0]):
         axes.plot(np.clip(ends, low, high), [y, y], color=colour, linewidth=1.8, clip_on=False)
     hollow: dict[str, Any] = {

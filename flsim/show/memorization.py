@@ -24,10 +24,7 @@ from flsim.results.canary_table import WINDOW, WRITTEN
 from flsim.results.columns import FALSE_POSITIVE as FALSE_POSITIVE_RATE
 from flsim.results.columns import is_in, mean_of, quantities_in
 from flsim.results.tables import OPTIONAL, STANDARD, rounds_text, user_share
-from flsim.show import formats
-from flsim.show.formats import formatted, text_of
-from flsim.show.layout import Column
-from flsim.show.table import Table
+from flsim.show.table import Column, Table, formatted, note, text_of
 
 TUNED = "tuned"  # attribute of a table: sentences on the searches that chose settings
 BATCHES = {"b_u": "users a round", "b_r": "records a step"}
@@ -80,12 +77,12 @@ def _remarks(table: pd.DataFrame) -> str:
     """Return the sentences below a table that are about runs."""
     if "seeds" in table:
         lines = [f"Left out of {setting}: {why}" for setting, why in _whys(table, "setting", "left_out")]
-        return "".join(formats.note(line) for line in lines)
-    text = formats.note(ONE_SEED) if table["round"].notna().any() else ""
+        return "".join(note(line) for line in lines)
+    text = note(ONE_SEED) if table["round"].notna().any() else ""
     names = (table["run"] + " " + table["status"]).rename("run")
-    text += "".join(formats.note(f"{run}: {why}") for run, why in _whys(table.assign(run=names), "run", "reason"))
+    text += "".join(note(f"{run}: {why}") for run, why in _whys(table.assign(run=names), "run", "reason"))
     if partial := [quantity.title for quantity in _partly_measured(table)]:
-        text += formats.note(f"Not measured of all runs, so only in CSV and Parquet: {', '.join(partial)}.")
+        text += note(f"Not measured of all runs, so only in CSV and Parquet: {', '.join(partial)}.")
     return text
 
 
@@ -190,7 +187,7 @@ def legend(table: pd.DataFrame) -> str:
     parts += [f"{quantity.heading}: {quantity.caption.lower()}" for quantity in of_model(STANDARD)]
     settings = " ".join(table["setting"].dropna())
     parts += [f"{size}: {words}" for size, words in BATCHES.items() if size in settings]
-    return formats.note(f"{'; '.join(parts)}.")
+    return note(f"{'; '.join(parts)}.")
 
 
 def population(table: pd.DataFrame) -> str:
@@ -199,8 +196,8 @@ def population(table: pd.DataFrame) -> str:
         return ""
     evaluated = table[[quantity.name for quantity in of_model(STANDARD)]].notna().any(axis=1)
     if table.loc[evaluated, "whole_test_users"].isna().any():
-        return formats.note(MIXED)
-    return formats.note(WHOLE.format(_listed(table["whole_test_users"], "{:,}")))
+        return note(MIXED)
+    return note(WHOLE.format(_listed(table["whole_test_users"], "{:,}")))
 
 
 def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[Column]]:
@@ -287,12 +284,12 @@ def agreement(table: pd.DataFrame) -> str:
         return ""
     judged = agreements(table)
     sentences = [sizes(table), *map(str, judged), *chance(judged)]
-    return "\n" + "".join(formats.note(sentence) for sentence in sentences if sentence)
+    return "\n" + "".join(note(sentence) for sentence in sentences if sentence)
 
 
 def tuned(table: pd.DataFrame) -> str:
     """Return the sentences on the searches that chose settings of the runs, if there were any."""
-    return "".join(f"\n{formats.note(text)}" for text in table.attrs.get(TUNED, ()))
+    return "".join(f"\n{note(text)}" for text in table.attrs.get(TUNED, ()))
 
 
 def mean(table: pd.DataFrame, number: Quantity, has_note: bool = True) -> list[Column]:

@@ -1,20 +1,22 @@
-"""Figures of runs: over epochs, exposure against perplexity, and losses beside exposure; curves over training."""
+"""Figures of runs: over epochs, exposure against perplexity, and losses beside exposure.
+
+`flsim plot` writes them as files. A report draws single panels by `draw_quantity` and `draw_utility`.
+"""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties
 from matplotlib.layout_engine import ConstrainedLayoutEngine
-from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, ScalarFormatter
+from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
@@ -24,11 +26,25 @@ from flsim.measures.quantity import Quantity, flags, numbers, select_for
 from flsim.results.columns import quantities_of
 from flsim.results.seeds import by_series, wants_means
 from flsim.results.store import RunResults
-from flsim.show.figures import COLOURS, ROUNDS, line_style, plain, refuse_other_than_figure, write_figure
+from flsim.show.figure import (
+    ROUNDS,
+    SOFT,
+    draw_band,
+    draw_line,
+    draw_rule,
+    line_style,
+    plain,
+    refuse_other_than_figure,
+    scale,
+    spanning,
+    write_figure,
+)
 
 EPOCHS = "epochs: records read / records there are"
 NEAR = 0.25  # of the distance between the two evaluations before
 Values = NDArray[np.float64]
+Kind = Literal["rounds", "utility", "loss"]
+Losses = Mapping[RunResults, Mapping[int, float]]  # training loss of each run by evaluated round, nats a token
 
 
 @dataclass(frozen=True)
@@ -53,6 +69,7 @@ def curve(
     measured: Callable[[RunResults, int], Values | None],
     in_epochs: bool,
     over_seeds: bool,
+    band: Callable[[Values], tuple[float, float]] = t_interval,
 ) -> Curve:
     """Return the mean over runs of what was measured, at the rounds where all runs measured it.
 
@@ -61,7 +78,8 @@ def curve(
         measured: float64 [canaries], or [1] of a number of the model, of a run after so many rounds; None if it was
             not measured.
         in_epochs: whether x is in epochs, otherwise in rounds.
-        over_seeds: whether bands are intervals over the runs' means, otherwise over the canaries of one run.
+        over_seeds: whether bands are over the runs' means, otherwise over the canaries of one run.
+        band: the ends of a band over values; by default their 95% interval.
     """
     points = []
     for round_ in drawn_rounds(sorted(set.intersection(*(set(run.evaluated) for run in runs)) if runs else ())):
@@ -69,7 +87,7 @@ def curve(
         if len(values) == len(runs):
             means = np.array([value.mean() for value in values])
             x = np.mean([run.epochs_of(round_) if in_epochs else round_ for run in runs])
-            points.append((x, means.mean(), *t_interval(means if over_seeds else values[0])))
+            points.append((x, means.mean(), *band(means if over_seeds else values[0])))
     return Curve(*np.array(points, dtype="float64").reshape(-1, 4).T)
 
 
@@ -148,29 +166,57 @@ def _log_perplexity(run: RunResults, round_: int) -> Values | None:
     return None if perplexity is None else np.log(perplexity)
 
 
-CEILING = "#555555"
 BANDS = {
     False: "Band: 95% interval of {} over canaries",
     True: "Mean over seeds; band: its 95% interval over seeds (t)",
 }
 
 
-def plot_rounds(runs: Sequence[RunResults], path: Path, over_seeds: bool | None = None) -> None:
-    """Write the figure of `draw_rounds`, whole or not at all.
+def plot(
+    runs: Sequence[RunResults],
+    path: Path,
+    over_seeds: bool | None = None,
+    kind: Kind = "rounds",
+    losses: Losses | None = None,
+) -> None:
+    """Write the figure of `draw_rounds`, `draw_against_utility` or `draw_losses`, whole or not at all.
 
     Args:
         runs: the results of each run.
         path: a .png, .svg or .pdf file to write.
         over_seeds: whether a line is a series, otherwise it is a run; None: where one has two seeds to average.
+        kind: kind of the figure.
+        losses: training losses, for the kind "loss".
 
     Raises:
-        InputError: the path has another ending, its folder does not exist, no run was evaluated, or `by_series` refuses
-            the runs.
+        InputError: the path has another ending, its folder does not exist, no run has what the figure shows, or
+            `by_series` refuses the runs.
     """
     refuse_other_than_figure(path)
-    if not any(run.evaluated for run in runs):
-        raise InputError(f"{', '.join(run.name for run in runs) or 'no runs'}: not evaluated yet, nothing to plot")
-    write_figure(lambda: draw_rounds(runs, wants_means(runs, over_seeds)), path)
+    if missing := _missing(runs, kind, losses or {}):
+        asked = "" if kind == "rounds" else f"--kind {kind}: "
+        raise InputError(f"{asked}{', '.join(run.name for run in runs) or 'no runs'}: {missing}")
+    has_means = wants_means(runs, over_seeds)
+    draw: dict[Kind, Callable[[], Figure]] = {
+        "rounds": lambda: draw_rounds(runs, has_means),
+        "utility": lambda: draw_against_utility(runs, has_means),
+        "loss": lambda: draw_losses(runs, losses or {}, has_means),
+    }
+    write_figure(draw[kind], path)
+
+
+def _missing(runs: Sequence[RunResults], kind: Kind, losses: Losses) -> str:
+    """Return what all runs lack of what a figure shows, and what to do; empty if there is something to draw."""
+    if not any(run.evaluated for run in runs) and kind != "utility":
+        return "not evaluated yet, nothing to plot"
+    if kind == "utility" and not any(len(exposure_by_utility([run], over_seeds=False)) for run in runs):
+        return "no evaluation has exposure and perplexity, nothing to plot"
+    if kind == "loss" and not any(losses.get(run) for run in runs):
+        return "rounds.jsonl has no training loss; restore it, or plot without --kind"
+    measured = (run.of_planted(PRIMARY.name, round_) for run in runs for round_ in run.evaluated)
+    if kind == "loss" and all(values is None for values in measured):
+        return "no evaluation has exposure; train without evaluation.decide"
+    return ""
 
 
 def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
@@ -185,7 +231,6 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     failed, were interrupted or have no evaluation are left out, and the label says how many.
     """
     groups = by_series(runs) if over_seeds else [[run] for run in runs]
-    taken = [averaged(group) for group in groups] if over_seeds else groups
     in_epochs = know_epochs(runs)
     quantities = [quantity for quantity in select_for(quantities_of(runs), "plot") if _is_drawn(quantity, runs)]
     columns, rows = min(2, len(groups)), math.ceil(len(quantities) / 2)
@@ -200,21 +245,27 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
         empty.set_axis_off()
     counts = sorted({len(run.planted) for run in runs})
     of_all = f" (of {counts[0]})" if len(counts) == 1 else ""
+    drawn = [averaged(group) for group in groups] if over_seeds else groups
+    curves = {
+        quantity: [curve(group, partial(measured_values, quantity), in_epochs, over_seeds) for group in drawn]
+        for quantity in quantities
+    }
+    of_flags = np.concatenate([np.zeros(1), *(line.y for flag in flags(quantities) for line in curves[flag])])
+    runs_drawn = [run for group in drawn for run in group]
     for quantity, panel in panels.items():
-        panel.set(title=plain(_title(quantity)), ylabel=plain(_unit(quantity, of_all)))
-        for index, group in enumerate(taken):
-            draw_curve(panel, index, curve(group, partial(measured_values, quantity), in_epochs, over_seeds))
+        heights = of_flags if quantity.is_flag else np.concatenate([line.y for line in curves[quantity]])
+        last = max((line.x[-1] for line in curves[quantity] if len(line.x)), default=1.0)
+        panel.set_xlim(0, 1.03 * last or 1.0)
+        draw_quantity(panel, quantity, dict(enumerate(curves[quantity])), heights, counts[-1], runs_drawn)
+        panel.set(title=plain(title_of(quantity)), ylabel=plain(unit_of(quantity, of_all)))
     for panel in list(panels.values())[-2:]:
         panel.set_xlabel(EPOCHS if in_epochs else ROUNDS)
         panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not in_epochs))
         if len(quantities) % 2:  # nothing is below the last but one
             panel.tick_params(labelbottom=True)
-    _scale(panels, counts[-1])
-    for primary in (quantity for quantity in panels if quantity.is_primary):
-        draw_ceilings(panels[primary], [run for group in taken for run in group])
     legend = figure.legend(
         grid[0].get_lines(),
-        [label_of(group, runs, len(drawn) if over_seeds else None) for group, drawn in zip(groups, taken, strict=True)],
+        [label_of(group, runs, len(taken) if over_seeds else None) for group, taken in zip(groups, drawn, strict=True)],
         loc="outside lower center",
         ncols=columns,
         frameon=False,
@@ -234,88 +285,63 @@ def _mean_of(quantity: Quantity) -> str:
     return (quantity.caption or f"Mean {quantity.title}").lower()
 
 
-def _title(quantity: Quantity) -> str:
-    if quantity.caption:
-        return quantity.caption
+def title_of(quantity: Quantity) -> str:
+    """Return the title of a panel of a quantity."""
     if quantity.is_flag:
-        return f"{quantity.title} ({quantity.heading})"
-    return f"Mean {quantity.title}" if quantity.of_canaries else quantity.title
+        return f"{quantity.title}: canaries {quantity.outcome}"
+    return quantity.caption or (f"Mean {quantity.title}" if quantity.of_canaries else quantity.title)
 
 
-def _unit(quantity: Quantity, of_all: str) -> str:
+def unit_of(quantity: Quantity, of_all: str = "") -> str:
+    """Return the label of a quantity's axis, with the number of all canaries where they are counted."""
     if quantity.is_flag:
-        return f"canaries memorized{of_all}"
+        return f"canaries {quantity.outcome}{of_all}"
     unit = "%" if quantity.is_percentage else quantity.axis
     return f"{unit} (log)".strip() if quantity.is_log else unit
+
+
+def draw_quantity(
+    axes: Axes,
+    quantity: Quantity,
+    curves: Mapping[int, Curve],
+    heights: Values,
+    canaries: int,
+    runs: Sequence[RunResults] = (),
+) -> None:
+    """Draw curves of a quantity, by the numbers of their styles, on a scale that shows lines whole and cuts bands.
+
+    Args:
+        axes: the panel; its x axis has its ends.
+        quantity: the quantity.
+        curves: the curves.
+        heights: float64 [n], all values that the scale has to show, so that panels can share one.
+        canaries: largest number of canaries of a run.
+        runs: the runs, whose largest possible exposure is drawn in the panel of exposure.
+    """
+    low, high = min(0.0, heights.min(initial=0.0)), heights.max(initial=0.0)
+    if quantity.is_flag:  # a flat line at zero is a result: it needs a scale to be seen against
+        scale(axes.yaxis, 0, min(max(canaries, 1), max(1.0, 1.15 * high)), is_whole=True)
+    elif quantity.is_log:  # late differences, small beside the first fall, count as much
+        scale(axes.yaxis, *spanning(heights[heights > 0]), is_log=True)
+    else:
+        scale(axes.yaxis, 1.1 * low, 1.1 * high or 1.0)
+    if quantity.is_primary:
+        draw_ceilings(axes, runs)
+    for style, line in curves.items():
+        draw_band(axes, line.x, line.low, line.high, style)
+    for style, line in curves.items():
+        draw_line(axes, line.x, line.y, style)
 
 
 def draw_ceilings(panel: Axes, runs: Sequence[RunResults]) -> None:
     """Draw the largest exposure that the runs' references can show, if the scale reaches at least half of it."""
     references = {run.references(run.evaluated[-1]) for run in runs if run.evaluated}
     for ceiling in sorted(math.log2(count + 1) for count in references if count):
-        _, top = panel.get_ylim()
+        low, top = panel.get_ylim()
         if top < ceiling / 2:
             return
-        panel.axhline(ceiling, color=CEILING, linestyle=(0, (1, 2)), linewidth=1, zorder=1)
-        label = f"most that |R| = {2**ceiling - 1:,.0f} can show"
-        panel.annotate(
-            label, (0.99, ceiling), (0, 4), xycoords=("axes fraction", "data"), textcoords="offset points", ha="right",
-            va="bottom", fontsize=7, color=CEILING,
-        )  # fmt: skip
-        panel.set_ylim(top=max(top, 1.09 * ceiling))
-
-
-def draw_curve(panel: Axes, index: int, curve: Curve) -> None:
-    [line] = panel.plot(
-        curve.x,
-        curve.y,
-        **line_style(index),
-        markersize=6,
-        markeredgecolor="white",
-        markeredgewidth=0.7,
-        clip_on=False,  # markers at zero stay whole
-        zorder=3,  # and lines at zero lie on the axis, not under it
-    )
-    line.set_in_layout(False)  # an unclipped line without points would take the whole figure
-    band = panel.fill_between(curve.x, curve.low, curve.high, color=line.get_color(), alpha=0.18, linewidth=0)
-    band.set_in_layout(False)
-
-
-def _scale(panels: Mapping[Quantity, Axes], canaries: int) -> None:
-    """Set scales that show the lines whole. Bands are cut, because those of two seeds can be very wide."""
-    tops = {quantity: float(np.max(_heights(panel), initial=0.0)) for quantity, panel in panels.items()}
-    for quantity, panel in panels.items():
-        if quantity.is_flag:
-            panel.yaxis.set_major_locator(MaxNLocator(integer=True))
-            # A flat line at zero is a result: it needs a scale to be seen against.
-            panel.set_ylim(0, min(max(canaries, 1), max(1.0, 1.2 * max(tops[flag] for flag in flags(panels)))))
-        elif quantity.is_log:
-            _scale_by_logarithm(panel, tops[quantity])
-        else:
-            lowest = float(np.min(_heights(panel), initial=0.0))
-            panel.set_ylim(1.15 * lowest, 1.15 * tops[quantity] or 1.0)
-        panel.set_xlim(left=0)
-
-
-def _scale_by_logarithm(panel: Axes, high: float) -> None:
-    """Set a scale on which late differences, small beside the first fall, count as much."""
-    if high:
-        low = float(_heights(panel).min())
-        margin = (high / low) ** 0.08 * 1.01
-        panel.set_yscale("log")
-        panel.set_ylim(low / margin, high * margin)
-        mark_logarithmic(panel.yaxis, low, high)
-
-
-def mark_logarithmic(axis: Axis, low: float, high: float) -> None:
-    """Mark plain numbers on a logarithmic axis, also where it spans less than a factor of ten."""
-    axis.set_major_locator(LogLocator(subs=(1, 1.5, 2, 3, 5, 7)) if high > 3 * low else MaxNLocator(6))
-    axis.set_major_formatter(ScalarFormatter())
-    axis.set_minor_locator(NullLocator())
-
-
-def _heights(panel: Axes) -> NDArray[np.float64]:
-    return np.concatenate([np.asarray(line.get_ydata(), dtype="float64") for line in panel.get_lines()])
+        panel.set_ylim(low, max(top, 1.09 * ceiling))
+        draw_rule(panel, y=ceiling, text=f"most that |R| = {2**ceiling - 1:,.0f} can show")
 
 
 UTILITY_BARS = {
@@ -323,25 +349,6 @@ UTILITY_BARS = {
     True: "Means over seeds (of perplexity: geometric), and 95% intervals over seeds of exposure (t).",
 }
 UTILITY_NOTE = "Training goes from right to left. A lower line memorizes less at like utility."
-
-
-def plot_against_utility(runs: Sequence[RunResults], path: Path, over_seeds: bool | None = None) -> None:
-    """Write the figure of `draw_against_utility`, whole or not at all.
-
-    Args:
-        runs: the results of each run.
-        path: a .png, .svg or .pdf file to write.
-        over_seeds: whether a line is a series, otherwise it is a run; None: where one has two seeds to average.
-
-    Raises:
-        InputError: the path has another ending, its folder does not exist, no run has an evaluation with exposure and
-            perplexity, or `by_series` refuses the runs.
-    """
-    refuse_other_than_figure(path)
-    if not any(len(exposure_by_utility([run], over_seeds=False)) for run in runs):
-        names = ", ".join(run.name for run in runs) or "no runs"
-        raise InputError(f"--kind utility: {names}: no evaluation has exposure and perplexity, nothing to plot")
-    write_figure(lambda: draw_against_utility(runs, wants_means(runs, over_seeds)), path)
 
 
 def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
@@ -355,19 +362,14 @@ def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -
     figure = Figure(figsize=(7.5, 5.2), layout=ConstrainedLayoutEngine())
     FigureCanvasAgg(figure)
     panel = figure.subplots()
-    panel.set(xscale="log", xlabel="perplexity of test text (log)", ylabel="mean exposure (bits)")
-    lines, labels = [], []
-    for index, group in enumerate(groups):
-        taken = averaged(group) if over_seeds else group
-        perplexity, bits, low, high = exposure_by_utility(taken, over_seeds).T
-        style = line_style(index)
-        panel.vlines(perplexity, low, high, color=style["color"], alpha=0.3, linewidth=2)
-        lines += panel.plot(perplexity, bits, **style, markersize=6, markeredgecolor="white", markeredgewidth=0.7)
-        labels.append(label_of(group, runs, len(taken) if over_seeds else None))
-    x, y = (np.concatenate([np.asarray(line.get_data()[axis]) for line in lines]) for axis in (0, 1))
-    if len(x):  # over seeds, all runs may have diverged
-        mark_logarithmic(panel.xaxis, x.min(), x.max())
-    panel.set_ylim(bottom=0, top=1.08 * y.max(initial=0.0) or 1.0)
+    taken = [averaged(group) for group in groups] if over_seeds else groups
+    draw_utility(panel, {style: exposure_by_utility(group, over_seeds) for style, group in enumerate(taken)})
+    panel.set(xlabel="perplexity of test text (log)", ylabel="mean exposure (bits)")
+    lines = panel.get_lines()
+    labels = [
+        label_of(group, runs, len(runs_of) if over_seeds else None)
+        for group, runs_of in zip(groups, taken, strict=True)
+    ]
     draw_ceilings(panel, runs)
     legend = figure.legend(
         lines, labels, loc="outside lower center", ncols=min(2, len(lines)), frameon=False, handlelength=3.5
@@ -376,44 +378,31 @@ def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -
     return figure
 
 
-BLUE, RED, GREEN = COLOURS[:3]
+def draw_utility(axes: Axes, paths: Mapping[int, Values]) -> None:
+    """Draw exposure against perplexity on a logarithmic scale, by the numbers of the lines' styles.
+
+    Args:
+        axes: the panel.
+        paths: float64 [evaluations, 4] each, as `exposure_by_utility` returns them; NaN where there is no interval.
+    """
+    every = np.concatenate([np.zeros((0, 4)), *paths.values()])
+    scale(axes.xaxis, *spanning(every[:, 0]), is_log=True)
+    scale(axes.yaxis, min(0.0, every[:, 1].min(initial=0.0)), 1.08 * every[:, 1].max(initial=0.0) or 1.0)
+    for style, (perplexity, bits, low, high) in ((style, path.T) for style, path in paths.items()):
+        has_interval = np.isfinite(low)
+        ends = (values[has_interval] for values in (perplexity, low, high))
+        if has_interval.any():
+            axes.vlines(*ends, color=line_style(style)["color"], alpha=0.3, linewidth=2)
+        draw_line(axes, perplexity, bits, style)
+
+
 LOSS_COLUMNS = 2
-LOSS_STYLES: dict[str, dict[str, Any]] = {
-    "training": {"color": BLUE, "linestyle": "--", "marker": "o", "markersize": 3.5},
-    "test": {"color": BLUE, "linestyle": "-", "marker": "s", "markersize": 3.5},
-    "bits": {"color": RED, "linestyle": "-.", "marker": "^", "markersize": 4},
-}
+LOSS_STYLES = {"training": 2, "test": 0, "bits": 1}
 LOSS_BANDS = {
     False: "Band of exposure: 95% interval over the canaries of a run, where it has two.",
     True: "Lines are means over seeds, and bands their 95% intervals (t).",
 }
 LOSS_NOTE = "Training loss: mean while training, since the evaluation before."
-
-Losses = Mapping[RunResults, Mapping[int, float]]
-
-
-def plot_losses(runs: Sequence[RunResults], losses: Losses, path: Path, over_seeds: bool | None = None) -> None:
-    """Write the figure of `draw_losses`, whole or not at all.
-
-    Args:
-        runs: the results of each run.
-        losses: the training loss of each run by evaluated round, nats a token.
-        path: a .png, .svg or .pdf file to write.
-        over_seeds: whether a panel is a series, otherwise it is a run; None: where one has two seeds to average.
-
-    Raises:
-        InputError: the path has another ending, its folder does not exist, no run has an evaluation of canaries or a
-            training loss, or `by_series` refuses the runs.
-    """
-    refuse_other_than_figure(path)
-    names = ", ".join(run.name for run in runs) or "no runs"
-    if not any(run.evaluated for run in runs):
-        raise InputError(f"--kind loss: {names}: not evaluated yet, nothing to plot")
-    if not any(losses.get(run) for run in runs):
-        raise InputError(f"--kind loss: {names}: rounds.jsonl has no training loss; restore it, or plot without --kind")
-    if not any(run.of_planted(PRIMARY.name, round_) is not None for run in runs for round_ in run.evaluated):
-        raise InputError(f"--kind loss: {names}: no evaluation has exposure; train without evaluation.decide")
-    write_figure(lambda: draw_losses(runs, losses, wants_means(runs, over_seeds)), path)
 
 
 def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = False) -> Figure:
@@ -446,15 +435,21 @@ def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = F
                 over_seeds,
             ),
         }
-        lines = [_line(exposed if name == "bits" else panel, line, LOSS_STYLES[name]) for name, line in curves.items()]
+        last = max((line.x[-1] for line in curves.values() if len(line.x)), default=1.0)
+        panel.set_xlim(0, 1.03 * last)
+        for axes, drawn in ((panel, ["training", "test"]), (exposed, ["bits"])):
+            values = np.concatenate([curves[name].y for name in drawn])
+            scale(axes.yaxis, min(0.0, 1.1 * values.min(initial=0.0)), 1.25 * values.max(initial=0.0) or 1.0)
+            for name in drawn:
+                line = curves[name]
+                draw_band(axes, line.x, line.low, line.high, LOSS_STYLES[name])
+                draw_line(axes, line.x, line.y, LOSS_STYLES[name])
+        lines = [*panel.get_lines(), *exposed.get_lines()]
         panel.set(xlabel=EPOCHS if in_epochs else ROUNDS, ylabel=f"loss (nats per {token})")
         panel.set_title(label_of(group, runs, len(taken) if over_seeds else None), fontsize=10)
         exposed.set_ylabel("estimated exposure (bits)" if is_estimated else "exposure (bits)")
         exposed.spines["right"].set_visible(True)
         exposed.grid(visible=False)
-        panel.set_xlim(left=0)
-        _scale_losses(panel, [curves["training"], curves["test"]])
-        _scale_losses(exposed, [curves["bits"]])
         _draw_minimum(panel, curves, in_epochs)
     names = ["training loss", "test loss", "exposure of the secrets (right axis)"]
     legend = figure.legend(lines, names, loc="outside lower center", ncols=3, frameon=False, handlelength=3.5)
@@ -480,18 +475,6 @@ def _training_loss(losses: Losses, run: RunResults, round_: int) -> Values | Non
     return None if value is None or not math.isfinite(value) else np.array([value])
 
 
-def _line(panel: Axes, line: Curve, style: dict[str, Any]) -> Any:
-    panel.fill_between(line.x, line.low, line.high, color=style["color"], alpha=0.15, linewidth=0)
-    [drawn] = panel.plot(line.x, line.y, zorder=3, **style)
-    return drawn
-
-
-def _scale_losses(panel: Axes, curves: Sequence[Curve]) -> None:
-    """Set a scale from 0 that shows the lines whole. Bands are cut, because those of two seeds can be very wide."""
-    values = np.concatenate([curve.y for curve in curves])
-    panel.set_ylim(min(0.0, 1.1 * values.min(initial=0.0)), 1.25 * values.max(initial=0.0) or 1.0)
-
-
 def _draw_minimum(panel: Axes, curves: Mapping[str, Curve], in_epochs: bool) -> None:
     """Draw where the test loss is lowest, and say where exposure is highest."""
     test, exposure = curves["test"], curves["bits"]
@@ -499,12 +482,12 @@ def _draw_minimum(panel: Axes, curves: Mapping[str, Curve], in_epochs: bool) -> 
         return
     lowest = float(test.x[test.y.argmin()])
     unit = "epoch" if in_epochs else "round"
-    panel.axvline(lowest, color=CEILING, linestyle=(0, (1, 2)), linewidth=1, zorder=1)
+    panel.axvline(lowest, color=SOFT, linestyle=(0, (1, 2)), linewidth=1, zorder=1)
     text = f"lowest test loss: {unit} {lowest:.3g}"
     if len(exposure.y):
         text += f"\nhighest exposure: {unit} {exposure.x[exposure.y.argmax()]:.3g}"
     is_late = lowest > panel.get_xlim()[1] / 2
     panel.annotate(
         text, (lowest, 0.98), (-5 if is_late else 5, 0), xycoords=("data", "axes fraction"),
-        textcoords="offset points", ha="right" if is_late else "left", va="top", fontsize=8, color=CEILING,
+        textcoords="offset points", ha="right" if is_late else "left", va="top", fontsize=8, color=SOFT,
     )  # fmt: skip

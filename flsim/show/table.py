@@ -1,15 +1,102 @@
-"""A frame with the columns that people read of it, in every format: the one renderer of tables."""
+"""The one renderer of tables: a frame with the columns that people read of it, as text, LaTeX, CSV and Parquet.
+
+A table has labels, which name a row, and units, which are columns that stay together. All go into one table if they
+fit. Otherwise extra columns are left out if the rest then fits. Otherwise there are several tables with the same
+labels, and a unit goes into the first table with room.
+"""
 
 import math
-from collections.abc import Iterable, Sequence
+import re
+import textwrap
+import unicodedata
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from flsim.show import formats, layout
-from flsim.show.layout import Column, Columns
+from flsim.base.files import named_file
+
+TERMINAL = 80  # characters
+PAGE = 92  # as `_printed` counts: measured, 4.5 to 5.1 points each at \small, of 6.5 inches of text
+LATEX_HEADINGS = {
+    "Eps.": r"$\varepsilon$",
+    "Rec. eps.": r"Record-level $\varepsilon$",
+    "CI_s": r"CI$_s$",
+    "CI_c": r"CI$_c$",
+}
+LATEX = {
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "`": r"\textasciigrave{}",
+    # At the beginning of a row these would be arguments of the row's end before it.
+    "[": "{[}",
+    "*": "{*}",
+}
+
+
+def note(text: str, width: int = 80) -> str:
+    """Return a sentence below a table, in lines of at most `width` characters.
+
+    Longer words, such as paths, are not broken.
+    """
+    return textwrap.fill(" ".join(text.split()), width, break_long_words=False, break_on_hyphens=False) + "\n"
+
+
+def text_of(values: "pd.Series[Any]") -> list[str]:
+    """Return values as cells; a missing value is empty."""
+    return ["" if pd.isna(value) else str(value) for value in values]
+
+
+def formatted(values: "pd.Series[Any]", template: str, scale: float = 1) -> list[str]:
+    """Return numbers times `scale` as cells, in a format; a missing number is empty."""
+    return ["" if pd.isna(value) else template.format(value * scale) for value in values]
+
+
+def to_csv(table: pd.DataFrame) -> str:
+    """Return all columns under their own names; numbers in full, accuracy as a fraction, blank if unknown."""
+    return table.to_csv(index=False, lineterminator="\n")
+
+
+def write_parquet(table: pd.DataFrame, path: Path) -> None:
+    """Write all columns with their types; `pandas.read_parquet` reads the file.
+
+    Raises:
+        InputError: as for `flsim.base.files.named_file`.
+    """
+    with named_file(path) as partial:
+        table.to_parquet(partial, index=False)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column of a table as people read it.
+
+    Attributes:
+        heading: its name.
+        cells: a text per row; may be empty.
+        is_number: whether it is aligned at the right.
+        is_extra: whether it is left out if all others then fit into one table.
+        is_late: whether the unit that it begins comes last if there are several tables.
+        note: a sentence below the table that explains the column.
+    """
+
+    heading: str
+    cells: list[str]
+    is_number: bool = True
+    is_extra: bool = False
+    is_late: bool = False
+    note: str = ""
+
+
+Columns = Sequence[Column]
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,17 +117,17 @@ class Table:
     below: str = ""
     remarks: str = ""
 
-    def markdown(self, width: int = layout.TERMINAL) -> str:
+    def markdown(self, width: int = TERMINAL) -> str:
         """Return as many tables as `width` characters take, and what their columns mean."""
-        return layout.markdown(self.labels, self.units, self.below, width)
+        return markdown(self.labels, self.units, self.below, width)
 
     def latex(self) -> str:
         """Return the same columns as tabulars, ready to paste; they need the package booktabs."""
-        return layout.latex(self.labels, self.units, self.remarks)
+        return latex(self.labels, self.units, self.remarks)
 
     def csv(self) -> str:
         """Return all columns of the frame under their own names; numbers in full, blank if unknown."""
-        return formats.to_csv(self.frame)
+        return to_csv(self.frame)
 
     def text(self, format: str) -> str:
         """Return the table as "md", "latex" or "csv"."""
@@ -77,10 +164,10 @@ def columns_of(frame: pd.DataFrame, fields: Iterable[Field]) -> list[Column]:
         if field.name not in frame or (len(frame) and frame[field.name].isna().all()):
             continue
         values = frame[field.name]
-        cells = formats.formatted(values, field.template, field.scale) if field.template else formats.text_of(values)
+        cells = formatted(values, field.template, field.scale) if field.template else text_of(values)
         columns.append(Column(field.heading, cells, bool(field.template), is_late=field.is_late, note=field.note))
         if field.ends:
-            low, high = (formats.formatted(frame[end], field.template, field.scale) for end in field.ends)
+            low, high = (formatted(frame[end], field.template, field.scale) for end in field.ends)
             to = " to " if "+" in field.template else "-"
             cells = [f"{one}{to}{other}" if one else "" for one, other in zip(low, high, strict=True)]
             columns.append(Column("95%", cells, is_late=field.is_late))
@@ -92,7 +179,7 @@ def table_of(
 ) -> Table:
     """Return a table of fields, those of a unit side by side, with sentences below."""
     columns = [columns_of(frame, unit) for unit in units]
-    return Table(frame, columns_of(frame, labels), list(filter(None, columns)), "".join(map(formats.note, notes)))
+    return Table(frame, columns_of(frame, labels), list(filter(None, columns)), "".join(map(note, notes)))
 
 
 def json_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
@@ -107,3 +194,134 @@ def _plain(value: Any) -> Any:
         return None
     value = value.item() if isinstance(value, np.generic) else value
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def markdown(labels: Columns, units: Sequence[Columns], more: str = "", width: int = TERMINAL) -> str:
+    """Return aligned tables, each at most `width` characters wide, then the notes of all their columns, then `more`.
+
+    Cells have no padding if the table fits only so. If the words of the labels leave no room for a unit, rows are
+    numbered, and a list above has the words.
+    """
+    words, tables = _fitting(labels, units, _tight, width)
+    text = ""
+    for row, (words_of_row, *others) in enumerate(zip(*(label.cells for label in words), strict=True), 1):
+        text += note(_escaped(f"{row}. {words_of_row}" + "".join(f" ({other})" for other in others if other)), width)
+    is_tight = any(_tight(table) <= width < _tight(table) + 2 * len(table) for table in tables)
+    parts = [text] * bool(text) + [_markdown(table, "" if is_tight else " ") for table in tables]
+    return "\n".join([*parts, _notes(tables, width) + more])
+
+
+def latex(labels: Columns, units: Sequence[Columns], more: str = "") -> str:
+    """Return tabulars, ready to paste; they need the package booktabs. Notes are comments.
+
+    If the words of the labels leave no room for a unit, rows are numbered, and a table of their own has the words.
+    """
+    words, tables = _fitting(labels, units, _printed, PAGE)
+    comments = ["needs \\usepackage{booktabs}", *(_notes(tables, TERMINAL - 2) + more).splitlines()]
+    tables = [[tables[0][0], *words]] * bool(words) + tables
+    return "".join(f"% {line}".rstrip() + "\n" for line in comments) + "\n\\bigskip\\noindent\n".join(
+        map(_tabular, tables)
+    )
+
+
+def _notes(tables: Sequence[Columns], width: int) -> str:
+    notes = dict.fromkeys(column.note for table in tables for column in table if column.note)
+    return "".join(note(text, width) for text in notes)
+
+
+def _fitting(
+    labels: Columns, units: Sequence[Columns], size: Callable[[Columns], int], width: int
+) -> tuple[Columns, list[list[Column]]]:
+    """Return the labels that row numbers stand for, and the tables."""
+    tables = _arranged(labels, units, size, width)
+    words = [label for label in labels if not label.is_number]
+    if not words or max(map(size, tables)) <= width:
+        return [], tables
+    numbers = Column("Row", [str(row) for row in range(1, len(words[0].cells) + 1)])
+    return words, _arranged([numbers, *(label for label in labels if label.is_number)], units, size, width)
+
+
+def _arranged(
+    labels: Columns, units: Sequence[Columns], size: Callable[[Columns], int], width: int
+) -> list[list[Column]]:
+    whole = [*labels, *(column for unit in units for column in unit)]
+    for columns in (whole, [column for column in whole if not column.is_extra]):
+        if size(columns) <= width:
+            return [columns]
+    tables: list[list[Column]] = []
+    for unit in sorted(units, key=lambda unit: unit[0].is_late):
+        into = next((table for table in tables if size([*table, *unit]) <= width), None)
+        if into is None:
+            tables.append([*labels, *unit])
+        else:
+            into += unit
+    return tables
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([\\|*`\[]|<(?=\S))", r"\\\1", text)
+
+
+def _widths(columns: Columns) -> list[int]:
+    # A rule takes a hyphen at least, and a colon where a column is aligned at the right.
+    return [max(map(len, ["-:", *map(_escaped, (column.heading, *column.cells))])) for column in columns]
+
+
+def _tight(columns: Columns) -> int:
+    """Return the number of characters of a line without padding."""
+    return sum(_widths(columns)) + len(columns) + 1
+
+
+def _printed(columns: Columns) -> int:
+    """Return about how many characters wide a tabular is printed, with two more between columns."""
+    headings = [
+        re.sub(r"\\[a-z]+|[${}\\]", "", LATEX_HEADINGS.get(column.heading, column.heading)) for column in columns
+    ]
+    return sum(max(map(len, [heading, *column.cells])) + 2 for heading, column in zip(headings, columns, strict=True))
+
+
+def _markdown(columns: Columns, pad: str) -> str:
+    """Return one table; `pad` is on both sides of every cell."""
+    widths = _widths(columns)
+
+    def line(cells: Sequence[str]) -> str:
+        aligned = [
+            cell.rjust(size) if column.is_number else cell.ljust(size)
+            for cell, size, column in zip(cells, widths, columns, strict=True)
+        ]
+        return "|" + "|".join(f"{pad}{cell}{pad}" for cell in aligned) + "|\n"
+
+    rule = [
+        "-" * (size - column.is_number) + ":" * column.is_number for size, column in zip(widths, columns, strict=True)
+    ]
+    rows = zip(*(map(_escaped, column.cells) for column in columns), strict=True)
+    return "".join([line([_escaped(column.heading) for column in columns]), line(rule), *map(line, rows)])
+
+
+def _tabular(columns: Columns) -> str:
+    alignment = "".join("r" if column.is_number else "l" for column in columns)
+    rows = zip(*(column.cells for column in columns), strict=True)
+    headings = [LATEX_HEADINGS.get(column.heading, _latex(column.heading)) for column in columns]
+    lines = [
+        rf"\begin{{tabular}}{{{alignment}}}",
+        r"\toprule",
+        " & ".join(headings) + r" \\",
+        r"\midrule",
+        *(" & ".join(map(_latex, cells)) + r" \\" for cells in rows),
+        r"\bottomrule",
+        r"\end{tabular}",
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def _latex(text: str) -> str:
+    """Return text that LaTeX prints literally, with batch sizes as the paper's mathematics."""
+    escaped = "".join(LATEX.get(character) or _known(character) for character in text).replace("--", "-{}-")
+    return re.sub(r"\bb\\_([ur]) ?= ?(\d+)", r"$b_\1 = \2$", escaped)
+
+
+def _known(character: str) -> str:
+    """Return a character that every LaTeX has, or the number of another one, e.g. ``[U+6F22]``."""
+    if character.isascii() or (character <= "ÿ" and unicodedata.decomposition(character)[:4].isalnum()):
+        return character
+    return f"{{[}}U+{ord(character):04X}]"

@@ -17,15 +17,12 @@ from matplotlib.ticker import MaxNLocator
 
 from flsim.measures.built_in import PRIMARY, QUANTITIES
 from flsim.measures.quantity import Quantity, flags, select_for
+from flsim.results.canary_table import traced
 from flsim.results.columns import quantities_in
 from flsim.results.store import RunResults
 from flsim.results.tables import copies, rounds_text, user_share
-from flsim.results.trace import traced
-from flsim.show import formats, layout
-from flsim.show.figures import COLOURS, DASHES, MARKERS, ROUNDS, plain, write_figure
-from flsim.show.formats import formatted
-from flsim.show.layout import Column
-from flsim.show.table import json_rows
+from flsim.show.figure import DASHES, LINES, MARKERS, ROUNDS, plain, write_figure
+from flsim.show.table import Column, formatted, json_rows, markdown, note
 
 ROW, PANEL, WIDTH = 0.17, 2.0, 3.7  # inches: height of a canary's row and of lines of a number, width of both
 BESIDE, GAP, TITLE, BELOW, TOP, LEGEND = 1.05, 0.24, 0.3, 0.5, 0.4, 0.6  # inches around them
@@ -44,7 +41,8 @@ In central training: rounds are steps; a sharer takes part when a copy is read.
 
 def to_csv(table: pd.DataFrame) -> str:
     """Return all columns as CSV; rounds of sharers are separated by spaces."""
-    return formats.to_csv(table.assign(sharer_rounds=[" ".join(map(str, rounds)) for rounds in table["sharer_rounds"]]))
+    joined = [" ".join(map(str, rounds)) for rounds in table["sharer_rounds"]]
+    return table.assign(sharer_rounds=joined).to_csv(index=False, lineterminator="\n")
 
 
 def to_json(table: pd.DataFrame) -> str:
@@ -77,9 +75,7 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
             Column("in rounds", cells, is_number=False),
         ]
         heading = f"{canary}: {shares}{held}{window and f'; planted {window}'}\n"
-        blocks.append(
-            heading + layout.markdown([Column("round", formatted(rows["round"], "{:,}"))], [measured, counts])
-        )
+        blocks.append(heading + markdown([Column("round", formatted(rows["round"], "{:,}"))], [measured, counts]))
     explained = [quantity for quantity in quantities if not quantity.is_standard or quantity.is_primary]
     legend = "".join(_explained(quantity, run) for quantity in explained) + COUNTS
     return "\n\n".join([*(block.strip() for block in blocks), legend])
@@ -91,13 +87,13 @@ def steps_to_text(steps: Sequence[float]) -> str:
         return ""
     low, middle, high = (f"{value:.3g}" for value in (min(steps), float(np.median(steps)), max(steps)))
     text = f"median {middle} over {len(steps):,} rounds, from {low} to {high}"
-    return formats.note(f"effective step: norm of the server's step over that of the mean update, {text}")
+    return note(f"effective step: norm of the server's step over that of the mean update, {text}")
 
 
 def _explained(quantity: Quantity, run: RunResults) -> str:
     """Return a line that explains the column of a number, with the number's largest possible value."""
     if not quantity.is_standard:
-        return formats.note(f"{quantity.short}: {quantity.sentence}")
+        return note(f"{quantity.short}: {quantity.sentence}")
     references = run.references(run.evaluated[-1])
     ceiling = f", of at most {math.log2(references + 1):.1f}" if references else ""
     return f"{quantity.short}: {quantity.title.lower()}{ceiling}\n"
@@ -114,7 +110,7 @@ def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
 
     Args:
         run: the results of the run.
-        table: the table of `flsim.results.trace.trace`.
+        table: the table of `flsim.results.canary_table.trace`.
         path: a .png, .svg or .pdf file to write.
 
     Raises:
@@ -196,7 +192,7 @@ def _columns(pairs: list[tuple[float, float]]) -> int:
 
 def _style(row: int) -> dict[str, Any]:
     return {
-        "color": COLOURS[row % len(COLOURS)],
+        "color": LINES[row % len(LINES)],
         "marker": SHAPES[row % len(SHAPES)],
         "linestyle": DASHES[row // len(SHAPES) % len(DASHES)],
     }

@@ -19,7 +19,7 @@ from ray.exceptions import RayError, RayTaskError
 
 from flsim.base.errors import Diverged, InputError, RunFailed, at_least_one, is_out_of_memory
 from flsim.base.progress import say
-from flsim.results.evaluations import Evaluation, Outcome, log_evaluation
+from flsim.results.run_file import Evaluation, Outcome, log_evaluation
 from server.cluster.causes import reason_of
 from server.pool.actors import Actor, Actors
 

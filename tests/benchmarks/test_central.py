@@ -1,13 +1,9 @@
 """`python -m benchmarks central` on little: what it prints, and that it refuses to compare different work."""
 
-import json
 from dataclasses import replace
 
 import pytest
-import torch
-from helpers import Flsim
 
-from benchmarks import central
 from benchmarks.central import CentralBenchHParams, bench_central, describe
 from flsim.base.errors import RunFailed
 from flsim.models.hparams import ModelHParams
@@ -42,12 +38,3 @@ def test_other_work_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(CentralHParams, "rate", drifting)
     with pytest.raises(RunFailed, match="the plain loop came to another model"):
         bench_central(replace(TINY, batch_sizes=(2,)))
-
-
-def test_the_command(benchmark_command: Flsim, monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = torch.get_num_threads()
-    monkeypatch.setattr(central, "CentralBenchHParams", lambda **chosen: replace(TINY, **chosen))
-    code, out, _ = benchmark_command("central", "--json", "--batch", "4", "--threads", "1")
-    assert code == 0
-    assert json.loads(out)["records_per_second"].keys() == {"4"}
-    assert torch.get_num_threads() == threads

@@ -1,15 +1,11 @@
 """The benchmark of imports measures what it says, at a size that a test can afford."""
 
-import json
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
 import pytest
 
 from benchmarks.data import FILES, PER_USER, examples
-from flsim.data.formats.known import FORMATS
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.run import import_corpus
 
@@ -24,10 +20,6 @@ def test_generated_sentences_are_those_of_users_of_the_mean_size() -> None:
     assert len({tokens for _, _, tokens in found}) > 900
 
 
-def test_every_reader_is_measured() -> None:
-    assert {name.split(",")[0] for name in FILES} == set(FORMATS)
-
-
 @pytest.mark.parametrize("reader", FILES)
 def test_files_hold_all_sentences(reader: str, tmp_path: Path) -> None:
     name, write = FILES[reader]
@@ -36,24 +28,3 @@ def test_files_hold_all_sentences(reader: str, tmp_path: Path) -> None:
     corpus = import_corpus([tmp_path / name], tmp_path / "corpus", hparams)
     assert corpus.manifest["sources"][0]["format"] == reader.split(",")[0]
     assert corpus.manifest["parameters"]["read"]["records"] == 1_000
-
-
-def test_the_command_measures_the_import() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "benchmarks", "data", "--reader", "jsonl", "--sentences", "40000", "--json"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    (measured,) = json.loads(done.stdout)
-    assert (measured["reader"], measured["sentences"], measured["smaller"]["sentences"]) == ("jsonl", 40_000, 10_000)
-    assert measured["sentences_per_second"] > 0
-    assert 2e7 < measured["smaller"]["peak_rss_bytes"] < 2e9
-
-
-def test_an_unknown_reader_is_named(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "benchmarks", "data", "--reader", "xlsx"]
-    done = subprocess.run(command, capture_output=True, text=True)
-    assert done.returncode == 2
-    assert "tff-sqlite" in done.stderr
-    assert "'xlsx'" in done.stderr

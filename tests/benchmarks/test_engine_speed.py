@@ -50,16 +50,6 @@ def test_a_row_for_each_size_and_step(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert len(engine.describe(measured).splitlines()) > 4
 
 
-def test_packing_alone(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """By its own command line, without a model."""
-    monkeypatch.setattr(engine, "USER_WORDS", 20)
-    monkeypatch.setattr(sys, "argv", ["engine", "--packing", "--at-once", "3", "5"])
-    engine.main()
-    lines = capsys.readouterr().out.splitlines()
-    assert [line.split(" at once: ")[0] for line in lines] == ["3", "5"]
-    assert all(float(line.split()[3].replace(",", "")) > 0 for line in lines)
-
-
 def test_packing_is_measured_from_the_records_on() -> None:
     """Each user once, in micro-cohorts of the size, with the random stream that the engine gives it in round 0."""
     users = engine.Held(engine.DrawnUsers(5))

@@ -7,7 +7,6 @@ import torch
 
 from benchmarks import evaluation
 from benchmarks.evaluation import bench_evaluation, describe, mid_training
-from flsim.base.errors import InputError
 from flsim.canaries.spec import draw_phrase
 from flsim.measures.memorization.score import log_perplexity
 
@@ -44,11 +43,3 @@ def test_canaries_that_are_planted_often_are_learned_first() -> None:
     )
     gained = before - after  # nats
     assert gained[:3].min() > 1 + gained[-2:].max()
-
-
-def test_devices() -> None:
-    with pytest.raises(InputError, match='found "tpu"'):
-        bench_evaluation(canaries=1, count=1, device="tpu")
-    if not torch.cuda.is_available():
-        with pytest.raises(InputError, match="no GPU here"):
-            bench_evaluation(canaries=1, count=1, device="cuda")

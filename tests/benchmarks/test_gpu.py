@@ -7,17 +7,12 @@ import subprocess
 import sys
 from argparse import Namespace
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
 
-from benchmarks.engine import bench_engine
 from benchmarks.gpu import __main__ as program
-from benchmarks.gpu import parts, profiles
-from benchmarks.gpu.figures import PREDICTED, Figure, page, predicted
-from flsim.base.errors import RunFailed
-from flsim.training.hparams import Precision
+from benchmarks.gpu import profiles
 
 ROOT = Path(__file__).parents[2]
 FIGURES = {  # some of each part
@@ -87,59 +82,8 @@ def test_what_was_measured_is_kept_where_a_part_is_cut_off(tmp_path: Path, monke
         os.kill(int((tmp_path / "pid").read_text()), 0)
 
 
-def test_a_part_that_fails_says_why_and_the_next_one_is_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    in_place_of_python(tmp_path, monkeypatch, "echo 3 comparisons differ >&2", "exit 1")
-    chosen = Namespace(out=tmp_path, device="cpu", quick=True, parts=["repeat", "env"], minutes=1)
-    assert program._measure_all(chosen) == 1
-    measured = json.loads((tmp_path / "gpu.json").read_text())
-    statuses = {name: part["status"] for name, part in measured.items()}
-    assert statuses == dict.fromkeys(("repeat", "env"), "failed: 3 comparisons differ")
-
-
-def test_a_row_of_the_engine_that_fails_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kernel that does not compile fails so."""
-    values: dict[str, float | str] = {}
-
-    def failing(device: str, at_once: list[int], precisions: list[Precision], *others: Any, **named: Any) -> Any:
-        if precisions == ["float32"]:
-            raise RuntimeError("PassManager::run failed\nat line 7")
-        return bench_engine(device, at_once, precisions, *others, **named)
-
-    def measure() -> None:
-        for figure in parts.engine(parts.Setup("cpu", is_quick=True)):
-            assert isinstance(figure, Figure)
-            values[figure.name] = figure.value
-
-    monkeypatch.setattr(parts, "bench_engine", failing)
-    with pytest.raises(RunFailed, match="1 rows failed"):
-        measure()
-    assert values["float32 padded, 1 at once"] == "failed: RuntimeError: PassManager::run failed"
-    assert float(values["bf16 padded, 2 at once"]) > 0
-
-
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu() -> None:
     done = run("--parts", "env")
     assert done.returncode == 2
     assert "torch finds no NVIDIA GPU on this machine" in done.stderr.splitlines()[-1]
-
-
-def test_predictions_name_figures_that_are_measured() -> None:
-    """The names of rows of the engine at full size are made from its own constants."""
-    rows = {parts.engine_name(*row) for row in parts.ENGINE}
-    assert {name.partition(":")[0] for name in PREDICTED["engine"]} <= rows
-    assert all(parts.COHORT % users == 0 for _, _, users in parts.ENGINE)
-    step = f"a step of {parts.AT_ONCE} users"
-    named = {name.partition(": ") for name in PREDICTED["profile"]}
-    assert {first for first, _, _ in named} == {"padded", "by position"}
-    assert {last for _, _, last in named} == {step, *profiles.KINDS}
-    assert predicted("repeat", "anything") == "the same bits"
-    assert predicted("env", "anything") == ""
-
-
-def test_a_page_escapes_the_bars_of_a_table() -> None:
-    figure = {"name": "ranks, |R| 2", "value": 0.1234, "unit": "s", "predicted": ""}
-    text = page({"ranks": {"status": "done", "seconds": 1.0, "figures": [figure], "details": []}})
-    assert "| ranks, \\|R\\| 2 | 0.123 s |  |" in text

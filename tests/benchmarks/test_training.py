@@ -1,7 +1,5 @@
 """The benchmark of training measures equal work, at a size that a test can afford, and refuses unequal work."""
 
-import json
-import sys
 import tempfile
 from pathlib import Path
 
@@ -11,9 +9,9 @@ import torch
 from benchmarks.peers.model import NextWord, PlainLSTM, train
 from benchmarks.peers.work import Result, Work
 from benchmarks.rounds import BenchHParams, new_run
-from benchmarks.sides import plain_work_of, train_with_engines, train_with_peer, work_of
+from benchmarks.sides import plain_work_of, train_with_engines, work_of
 from benchmarks.training import FAR, PROCESSORS, bench_training, describe, distances, refuse_no_training
-from flsim.base.errors import InputError, RunFailed
+from flsim.base.errors import RunFailed
 from flsim.models.hparams import ModelHParams
 from flsim.runs.folder import Run
 
@@ -37,36 +35,14 @@ def test_all_figures_of_one_run(
     missing = tmp_path / "python"
     measured = bench_training(missing, SMALL, SMALL, many_shards=PROCESSORS, precision="bf16")
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("flsim-bench")]
-    said = " ".join(capsys.readouterr().err.split())
-    assert "no figures for pfl: there is no" in said
-    assert "`make peers`" in said
+    assert "no figures for pfl: there is no" in " ".join(capsys.readouterr().err.split())
     rates = dict(measured["users_per_second"])
-    assert list(rates) == [
-        *("local", "cohort", "system", "system float32", "pfl", "flower"),
-        *("pfl as it comes", "flower as it comes"),
-    ]
     assert rates.pop("pfl") is rates.pop("pfl as it comes") is None
     assert min(rates.values()) > 0
-    assert measured["ratios"] == {
-        "cohort / local": rates["cohort"] / rates["local"],
-        "system / system float32": rates["system"] / rates["system float32"],
-        "system / pfl": None,
-        "system / flower": rates["system"] / rates["flower"],
-        "system / pfl as it comes": None,
-        "system / flower as it comes": rates["system"] / rates["flower as it comes"],
-    }
-    assert measured["distance"].keys() == rates.keys() - {"flower as it comes"}
+    assert measured["ratios"]["cohort / local"] == rates["cohort"] / rates["local"]
     assert {measured["distance"].pop(name) < FAR["bf16"] for name in ("cohort", "system")} == {True}
     assert max(measured["distance"].values()) < FAR["float32"]
-    assert measured["precision"] == "bf16"
-    assert list(measured["round_overhead_seconds"]) == [str(PROCESSORS)]
-    assert measured["round_overhead_seconds"][str(PROCESSORS)] > 0
-    assert measured["clients"] >= 1
-    assert "60 words" in measured["unit"]
-    assert json.loads(json.dumps(measured)) == measured
-    text = describe(measured).splitlines()
-    assert [line[:18].strip() for line in text[1:9]] == list(measured["users_per_second"])
-    assert text[5].split() == ["pfl", "-"]
+    assert [line[:18].strip() for line in describe(measured).splitlines()[1:9]] == list(measured["users_per_second"])
 
 
 def test_a_plain_model_learns_from_padded_records(run: Run) -> None:
@@ -129,13 +105,3 @@ def test_other_training_is_refused(run: Run) -> None:
     for result in (other, Result(work.start, []), Result({}, [])):
         with pytest.raises(RunFailed, match=r"^flower trained something else than local"):
             distances({"local": local, "flower": result}, work.start, far)
-
-
-def test_a_peer_that_fails_is_named_with_what_it_said(tmp_path: Path) -> None:
-    with pytest.raises(RunFailed, match=r"(?s)^nobody failed; it said last:\n.*No module named"):
-        train_with_peer("nobody", tmp_path, 1, [sys.executable])
-
-
-def test_without_a_second_round_there_is_nothing_to_measure() -> None:
-    with pytest.raises(InputError, match="rounds must be at least 2, found 1"):
-        BenchHParams(users=1, rounds=1)

@@ -7,11 +7,12 @@ import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from textwrap import indent
 
 import pandas as pd
 import pytest
 import torch
-from helpers import Experiment, Flsim, MakeCorpus
+from helpers import Experiment, Flsim
 
 from flsim.algorithms.checkpoint import save
 from flsim.algorithms.fedavg import init
@@ -76,25 +77,6 @@ def test_import_inspect_and_their_json(tmp_path: Path, experiment: Experiment) -
     assert {"users", "records", "words", "vocabulary", "dropped", "test_users"} <= set(about)
     assert about["vocabulary"] == 12
     assert "train" in experiment.call("data", "inspect", "made").stdout
-
-
-def test_table_in_every_format(experiment: Experiment, trained: Path, tmp_path: Path) -> None:
-    text = experiment.call("table", "run", "--format", "csv").stdout
-    (tmp_path / "table.csv").write_text(text)
-    table = pd.read_csv(tmp_path / "table.csv")
-    wanted = ["setting", "rs", "bs", "canaries", "mean_exposure", "accuracy", "perplexity", "status"]
-    assert set(wanted) <= set(table.columns)
-    assert table["status"].tolist() == ["completed"]
-    assert experiment.call("table", "run").stdout.startswith("|")
-    assert "\\toprule" in experiment.call("table", "run", "--format", "latex").stdout
-    experiment.call("table", "run", "--format", "parquet", "--out", "table.parquet")
-    assert len(pd.read_parquet(tmp_path / "table.parquet")) == 1
-
-
-def test_a_table_that_cannot_be_written_is_one_line(experiment: Experiment, trained: Path) -> None:
-    done = experiment.call("table", "run", "--out", "nowhere/table.md", check=False)
-    assert done.returncode == 2
-    assert done.stderr == "flsim: nowhere/table.md: no such folder as nowhere; make it first\n"
 
 
 def test_evaluating_again_changes_nothing(experiment: Experiment, trained: Path) -> None:
@@ -214,29 +196,15 @@ TEMPLATE = "canaries.source='template'"
         (["training.cohort=25"], "cohort must be between 1 and the 24 users, found 25"),
         (["system.shards=25"], "system.shards must be between 1 and the 24 training users, found 25"),
         (["data.corpus='missing'"], "missing: not a corpus"),
-        (["canaries.length=30"], "canaries of 30 words would be cut"),
+        (["canaries.length=30"], "canaries of 30 words"),
         (["evaluation.prefix=5"], "evaluation.prefix must be below canaries.length (5), found 5"),
-        (["canaries.template='w0 {w2}'"], 'template is of source "template", found "words"; set that, or remove it'),
-        ([TEMPLATE, "canaries.template=''"], 'template "" has no hole for a secret; add one, such as {d9}'),
-        ([TEMPLATE, "canaries.template='w0 {x2}'"], 'template "w0 {x2}" has the unknown hole {x2}; known are {dN}'),
-        ([TEMPLATE, "canaries.template='w0 {w2}'", "canaries.length=4"], "length and template both say how long"),
-        (
-            [TEMPLATE, "canaries.template='w0 {d2}'"],
-            'needs the token "0", which is not in the vocabulary; write',
-        ),
-        (
-            [TEMPLATE, "canaries.template='my {w2}'"],
-            'needs the token "my", which is not in the vocabulary; write',
-        ),
-        ([TEMPLATE, "canaries.template='w0 {w20}'"], "canaries of 21 words would be cut"),
-        (
-            [TEMPLATE, "canaries.template='w0 {w1}'", "canaries.p_e=[0.01]", "canaries.count=20"],
-            'template "w0 {w1}" has 36 fillings, and 20 canaries need twice as many; set longer holes',
-        ),
-        (
-            [TEMPLATE, "canaries.template='{ssn}'", "evaluation.also=['space']"],
-            "evaluation.also: space does not count fillings of {ssn}; use {dN}, or leave it out",
-        ),
+        (["canaries.template='w0 {w2}'"], 'template is of source "template", found "words"'),
+        ([TEMPLATE, "canaries.template=''"], "no hole"),
+        ([TEMPLATE, "canaries.template='w0 {x2}'"], "{x2}"),
+        ([TEMPLATE, "canaries.template='w0 {w2}'", "canaries.length=4"], "length and template"),
+        ([TEMPLATE, "canaries.template='my {w2}'"], 'the token "my"'),
+        ([TEMPLATE, "canaries.template='w0 {w1}'", "canaries.p_e=[0.01]", "canaries.count=20"], "36 fillings"),
+        ([TEMPLATE, "canaries.template='{ssn}'", "evaluation.also=['space']"], "{ssn}"),
         (["canaries.length=2", "canaries.count=5000", "canaries.p_u=[1e-5]"], "no 10000 different phrases of 2 words"),
     ],
 )
@@ -247,21 +215,6 @@ def test_bad_settings_leave_no_run(experiment: Experiment, refuse: Refuse, overr
     assert sorted(path.name for path in experiment.folder.iterdir()) == before
 
 
-def test_a_corpus_without_test_users_is_refused(
-    make_corpus: MakeCorpus, experiment: Experiment, refuse: Refuse
-) -> None:
-    make_corpus([[[1, 2]]] * 24, vocabulary_size=40, name="untested")
-    printed = refuse(
-        "run",
-        experiment.config,
-        "--out",
-        experiment.folder / "new",
-        "--set",
-        f"data.corpus={experiment.folder}/untested",
-    )
-    assert "has no test users" in printed
-
-
 def test_a_checkpoint_of_another_model_is_refused(experiment: Experiment, trained: Path, refuse: Refuse) -> None:
     run = Run.open(trained)
     other = replace(run.provenance, model=ModelHParams(4, 12))
@@ -269,13 +222,6 @@ def test_a_checkpoint_of_another_model_is_refused(experiment: Experiment, traine
     path = save(experiment.folder / "elsewhere", init(40, ModelHParams(4, 12), 0), other)
     printed = refuse("evaluate", path, "--run", trained)
     assert "a checkpoint of another model (vocabulary_size 40, embedding 4, units 12)" in printed
-
-
-def test_a_checkpoint_of_other_settings_is_refused(trained: Path, refuse: Refuse) -> None:
-    config = trained / "config.toml"
-    config.write_text(config.read_text().replace("batch_size = 4", "batch_size = 5"))
-    printed = refuse("evaluate", trained / "checkpoints" / "round-000002.safetensors")
-    assert "trained with other settings" in printed
 
 
 def test_a_corpus_changed_since_the_checkpoint_is_refused(
@@ -321,3 +267,21 @@ def test_a_model_with_nan_is_refused_not_ranked(experiment: Experiment, trained:
 )
 def test_wrong_usage_is_one_line(refuse: Refuse, arguments: list[str], message: str) -> None:
     assert message in refuse(*arguments)
+
+
+ENDED = "import os, signal\nos.kill(os.getpid(), signal.SIGTERM)\nfor _ in range(10**9):\n    pass\n"
+
+
+def test_a_model_of_ones_own_is_not_blamed_for_it(experiment: Experiment) -> None:
+    (experiment.folder / "mine.py").write_text("def make():\n" + indent(ENDED, "    "))
+    (experiment.folder / "c.json").write_text(json.dumps([{"id": "x", "tokens": [1, 36, 2]}]))
+    options = ("--canaries", "c.json", "--vocabulary", "40")
+    done = experiment.flsim("evaluate", "--model", "mine.py:make", *options, check=False)
+    assert (done.returncode, done.stderr.splitlines()[-1]) == (143, "flsim: terminated")
+
+
+def test_a_file_that_a_configuration_names_is_not_blamed_for_it(experiment: Experiment) -> None:
+    (experiment.folder / "mine.py").write_text(ENDED)
+    options = ("--out", "run", "--set", "training.algorithm=mine.py:Mine")
+    done = experiment.flsim("run", experiment.config, *options, check=False)
+    assert (done.returncode, done.stderr) == (143, "flsim: terminated\n")

@@ -22,10 +22,10 @@ def flsim(flsim: Flsim) -> Flsim:
     return partial(flsim, "privacy")
 
 
-def test_the_papers_ten_epochs(experiment: Experiment) -> None:
-    """In its own process: 5.6 is the paper's (5.62 to two digits); nothing but the result on standard output."""
-    done = experiment.flsim("privacy", *PAPER, "--noise-multiplier", "1", "--json")
-    rows: list[dict[str, Any]] = json.loads(done.stdout)
+def test_the_papers_ten_epochs(flsim: Flsim) -> None:
+    """5.6 is the paper's (5.62 to two digits); nothing but the result is on standard output."""
+    _, out, err = flsim(*PAPER, "--noise-multiplier", "1", "--json")
+    rows: list[dict[str, Any]] = json.loads(out)
     by_name = {row["convention"]: row for row in rows}
     assert len(by_name) == len(rows) == 8
     assert by_name["paper"]["epsilon"] == pytest.approx(5.62, abs=0.01)
@@ -35,7 +35,7 @@ def test_the_papers_ten_epochs(experiment: Experiment) -> None:
     assert all(columns <= set(row) <= columns | {"note"} for row in rows)
     assert {row["unit"] for row in rows} == {"user"}
     assert all((row["epsilon"] is None) == ("note" in row) for row in rows)
-    assert "WARNING" not in done.stderr
+    assert "WARNING" not in err
 
 
 def test_the_table(flsim: Flsim) -> None:
@@ -49,24 +49,16 @@ def test_the_table(flsim: Flsim) -> None:
     assert max(map(len, out.splitlines())) <= 80
 
 
-@pytest.mark.parametrize("epsilon", [1e-4, 2, 30])
-def test_the_noise_of_the_table_reaches_the_epsilon(flsim: Flsim, epsilon: float) -> None:
-    """The printed value reaches the epsilon, and is less than a unit of its last digit above the least one."""
-    _, out, _ = flsim(*SMALL, "--epsilon", epsilon, "--sampler", "fixed-size")
-    (row,) = (line.split() for line in out.splitlines() if line.split()[2:4] == ["2S", "rdp"])
-    _, exact, _ = flsim(*SMALL, "--epsilon", epsilon, "--sampler", "fixed-size", "--json")
-    noise = next(one["noise_multiplier"] for one in json.loads(exact) if one["convention"] == "replace-one-rdp")
-    assert noise <= float(row[-1]) < noise * 1.001
-    assert "e" not in row[-1]
-
-
 def test_noise_for_an_epsilon_and_back(flsim: Flsim) -> None:
-    code, out, _ = flsim(*SMALL, "--epsilon", "2", "--sampler", "fixed-size", "--json")
-    assert code == 0
-    rows = {row["convention"]: row for row in json.loads(out)}
+    """The printed noise reaches the epsilon, and is less than a unit of its last digit above the least one."""
+    _, exact, _ = flsim(*SMALL, "--epsilon", "2", "--sampler", "fixed-size", "--json")
+    rows = {row["convention"]: row for row in json.loads(exact)}
     assert "noise_multiplier" not in rows["replace-one-pld"]
-    sound = rows["replace-one-rdp"]["noise_multiplier"]
-    _, back, _ = flsim(*SMALL, "--noise-multiplier", sound, "--sampler", "fixed-size", "--json")
+    noise = rows["replace-one-rdp"]["noise_multiplier"]
+    _, out, _ = flsim(*SMALL, "--epsilon", "2", "--sampler", "fixed-size")
+    (row,) = (line.split() for line in out.splitlines() if line.split()[2:4] == ["2S", "rdp"])
+    assert noise <= float(row[-1]) < noise * 1.001
+    _, back, _ = flsim(*SMALL, "--noise-multiplier", noise, "--sampler", "fixed-size", "--json")
     (same,) = (row for row in json.loads(back) if row["convention"] == "replace-one-rdp")
     assert 1.98 < same["epsilon"] <= 2
 
@@ -105,13 +97,9 @@ def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
         (SMALL, "--noise-multiplier and --epsilon: each follows from the other; give one"),
         ((*SMALL, "--noise-multiplier", "1", "--epsilon", "1"), "--noise-multiplier and --epsilon: each follows"),
         ((*SMALL, "--noise-multiplier", "-1"), "--noise-multiplier must be finite and at least 0, found -1"),
-        ((*SMALL, "--noise-multiplier", "nan"), "--noise-multiplier must be finite"),
         ((*SMALL, "--epsilon", "0"), "epsilon must be finite and at least 1e-06, found 0"),
-        ((*SMALL, "--noise-multiplier", "1", "--cohort", "1001"), "cohort must be between 1 and the 1,000"),
         ((*SMALL, "--noise-multiplier", "1", "--cohort", "0"), "cohort must be between 1 and the 1,000"),
-        ((*SMALL, "--noise-multiplier", "1", "--users", "0"), "population must be at least 1"),
         ((*SMALL, "--noise-multiplier", "1", "--rounds", "0"), "rounds must be at least 1"),
-        ((*SMALL, "--noise-multiplier", "1", "--delta", "0"), "delta must be above 0 and below 1, found 0"),
         ((*SMALL, "--noise-multiplier", "1", "--delta", "1"), "delta must be above 0 and below 1, found 1"),
         (
             (*SMALL, "--noise-multiplier", "1", "--sampler", "shuffle"),
@@ -126,9 +114,3 @@ def test_bad_input_is_one_line(flsim: Flsim, arguments: tuple[str, ...], message
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert message in err
-
-
-def test_the_example_in_its_help_is_the_papers(flsim: Flsim) -> None:
-    code, out, _ = flsim("--help")
-    assert code == 0
-    assert "flsim privacy --users 392000 --cohort 5000" in " ".join(out.split())

@@ -54,7 +54,7 @@ def test_a_setting_that_python_cannot_take(experiment: Experiment, flsim: Flsim,
     refused(flsim("run", experiment.config, "--out", "x", "--set", setting), f"--set {setting:.5}", why)
 
 
-@pytest.mark.parametrize("device", ["meta", "mps", "xla", "cpu:x", "gpu"])
+@pytest.mark.parametrize("device", ["meta", "cpu:x"])
 @pytest.mark.parametrize(
     "command",
     [
@@ -78,7 +78,7 @@ def test_devices_that_are_neither_cpu_nor_cuda(
     assert not (experiment.folder / "rounded").exists()
 
 
-@pytest.mark.parametrize("noise", ["1e-300", "1e-160", "1e9", "1e300", "inf", "nan", "-1"])
+@pytest.mark.parametrize("noise", ["1e-300", "1e300", "nan", "-1"])
 def test_extreme_noise(experiment: Experiment, flsim: Flsim, noise: str) -> None:
     refused(flsim(*PLAN, "--noise-multiplier", noise), "--noise-multiplier must")
     settings = ("privacy.mechanism=dp", "privacy.clip=1.0", f"privacy.noise_multiplier={noise}")

@@ -25,8 +25,8 @@ from helpers import Experiment, start
 from waiting import wait_until
 
 from flsim.algorithms.checkpoint import all_in
-from flsim.results.evaluations import Evaluation, log_evaluation
 from flsim.results.rows import Row, write_rows
+from flsim.results.run_file import Evaluation, log_evaluation
 from flsim.runs import config
 from flsim.runs.folder import Run
 

@@ -23,8 +23,8 @@ from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.trackers import tracking
 from flsim.show.differences import compare_partitions, table_of_pairs
-from flsim.show.formats import to_csv
 from flsim.show.plots import draw_rounds
+from flsim.show.table import to_csv
 
 SENTENCE = "Log-perplexity of a canary, per word that is not known."
 PARTITIONS = ("iid", "non-iid")
@@ -77,7 +77,14 @@ def test_own_measures_are_in_everything_that_shows_results(
 
     measured.call("plot", *PARTITIONS, "--out", "plot.png")
     titles = [panel.get_title() for panel in draw_rounds([read_run(folder) for folder in folders]).axes]
-    assert titles[2:] == ["unsurprising (US)", "Mean exposure", "Mean surprise", "Perplexity on test text", "size", ""]
+    assert titles[2:] == [
+        "unsurprising: canaries memorized",
+        "Mean exposure",
+        "Mean surprise",
+        "Perplexity on test text",
+        "size",
+        "",
+    ]
 
     measured.call("report", *PARTITIONS, "--out", "report.html")
     page = (measured.folder / "report.html").read_text(encoding="utf-8")

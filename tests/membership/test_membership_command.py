@@ -16,7 +16,7 @@ from flsim.attacks.audit.trade_off import of_group
 from flsim.attacks.membership.built_in import BUILT_IN
 from flsim.attacks.membership.stored import LEVELS, newest_rows, read_rows
 from flsim.base.errors import InputError
-from flsim.cli.membership import ATTACKS
+from flsim.cli.attacks import ATTACKS
 from flsim.runs.folder import Run
 
 RAREST = """

@@ -1,17 +1,50 @@
 """`flsim plan` as a user meets it; `test_planning_measure.py` trains a short run."""
 
 import json
+import math
 import re
 import tempfile
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
-from helpers import Experiment, Flsim
+import scipy
+import torch
+from helpers import PRIVATE, Experiment, Flsim, Trained
 
+from flsim.attacks.audit import coins
+from flsim.attacks.audit.audit import audit_subject, ceiling_of_coins
+from flsim.attacks.audit.subject import Coins, Subject, subject_of
+from flsim.base.statistics import holm
+from flsim.canaries.spec import CanaryHParams
+from flsim.data.corpus import Corpus
+from flsim.evaluation.evaluate import EvaluationHParams
+from flsim.planning.measure import Cost, Machine, Measurement, cost_key
+from flsim.planning.plan import (
+    Plan,
+    Request,
+    against,
+    corpus_bytes,
+    groups_of,
+    least_alphas,
+    page,
+    plan_of,
+    power_of,
+    proof_table,
+    provable_of,
+    run_disk,
+)
+from flsim.planning.scale import Users, checkpoints_of, duration, number, share, size
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.table import report
-from flsim.results.power import Spread, detectable_exposure, seeds_for
+from flsim.results.power import SD_CANARIES, SD_SEEDS, Spread, detectable_exposure, seeds_for
+from flsim.runs.config import CentralConfig, load
+from flsim.runs.folder import Run
+from flsim.runs.sweeps.definition import Planned, planned_runs, tier_of
+from flsim.runs.sweeps.definition import load as load_sweep
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 
@@ -49,13 +82,6 @@ def test_a_page_of_our_own_experiments(flsim: Flsim, table: str) -> None:
     assert titles == ["Disk", "Scale and amount of training", "Largest provable epsilon", "Statistical power"]
     for text in ("392,000", "share of all users", "p_u x users"):
         assert (text in out) == (table == "table1"), "users of Thakkar et al., cohorts and sharers"
-
-
-def test_epsilon_of_records_is_under_add_or_remove_one(flsim: Flsim) -> None:
-    arguments = ("--only", "dp-89", "--set", "training.words=1000")
-    _, records, _ = flsim(EXPERIMENTS / "secret-sharer-table7.toml", *arguments)
-    assert "add-or-remove-one of a record" in records
-    assert "a user can" not in records
 
 
 def test_numbers(flsim: Flsim, sweep_file: Path) -> None:
@@ -96,14 +122,6 @@ def test_without_the_corpus_the_published_users_stand_for_it(flsim: Flsim, sweep
     assert max(map(len, page.splitlines())) <= 80
 
 
-def test_a_run_of_its_own(experiment: Experiment, flsim: Flsim) -> None:
-    plan = planned(flsim, experiment.config, "--set", "training.cohort=12")
-    (row,) = plan["scale"]["rows"]
-    assert (row["size"], row["of_users"], row["epochs"]) == (12, 0.5, 2)
-    assert plan["published"] is None
-    assert plan["power"]["canaries"] == 4
-
-
 def test_a_run_without_canaries_has_no_power_and_proves_nothing(experiment: Experiment, flsim: Flsim) -> None:
     arguments = (experiment.config, "--set", "canaries.count=0")
     code, out, err = flsim(*arguments)
@@ -122,14 +140,12 @@ def test_a_run_without_canaries_has_no_power_and_proves_nothing(experiment: Expe
         (("--effect", "nan"), "--effect nan: a number of bits is needed"),
         (("--corpus", "nowhere"), "not a corpus"),
         (("--seeds", "many"), '"many" is neither a number of seeds such as 5 nor a range such as 5-9'),
-        (("--seeds", "-1"), '"-1" is neither a number'),
         (("--seeds", "0"), '"0" names no seed'),
         (("--seeds", "9-5"), '"9-5" names no seed'),
         (("--against", "nowhere"), "--against compares a measurement"),
         (("--set", "model.embedding=1000000000"), "weights needs"),
         (("--set", "canaries.count=1000"), "canaries would replace about"),
         (("--set", "evaluation.references=99999999999999"), "evaluation.references = 99,999,999,999,999 needs"),
-        (("--tier", "paper", "--set", "model.embedding=1000000000"), "weights needs"),
     ],
 )
 def test_bad_input_is_one_line(flsim: Flsim, arguments: tuple[str, ...], message: str) -> None:
@@ -138,11 +154,235 @@ def test_bad_input_is_one_line(flsim: Flsim, arguments: tuple[str, ...], message
     assert message in err.splitlines()[-1]
 
 
-def test_a_file_or_a_sweep_that_does_not_fit(experiment: Experiment, flsim: Flsim, tmp_path: Path) -> None:
-    assert flsim(tmp_path / "none.toml")[0] == 2
-    code, _, err = flsim(experiment.config, "--seeds", "2")
-    assert (code, len(err.splitlines())) == (2, 1)
-    assert "--seeds is for a sweep" in err
-    code, _, err = flsim(EXPERIMENTS / "table1.toml", "--against", tmp_path, calibrated=True)
-    assert code == 2
-    assert "not a sweep's folder" in err
+CENTRAL = ("training.kind='central'", "training.steps=4", "training.batch_size=4")
+WIDE = ("model.embedding=64", "model.units=128")  # so that a checkpoint is more than its header
+
+
+def size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+
+
+def config_of(experiment: Experiment, *overrides: str) -> Path:
+    text = experiment.config.read_text()
+    if overrides and overrides[0] == CENTRAL[0]:
+        for of_federated in ("rounds = 4\ncohort = 6\n", "[local]\nbatch_size = 4\n", "shards = 1\n"):
+            text = text.replace(of_federated, "")
+    path = experiment.folder / "this.toml"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        (*WIDE, "training.server_optimizer='adam'"),
+        (*CENTRAL, *WIDE),
+        (*CENTRAL, *WIDE, "training.optimizer='momentum'"),
+    ],
+)
+@pytest.mark.parametrize("partition", ["iid", "non-iid"])
+def test_a_run_folder(experiment: Experiment, overrides: tuple[str, ...], partition: str) -> None:
+    """Checkpoints within 5%, and what is planted within 3 kB: of a tiny roster the file's frame is most."""
+    settings = load(config_of(experiment, *overrides), (*overrides, f"data.partition='{partition}'"))
+    run = Run.create(settings, experiment.folder / "run")  # 4 rounds, evaluated after 2 and 4
+    state, slots = run.latest_state(), dict[str, dict[str, torch.Tensor]]()
+    if isinstance(settings, CentralConfig):
+        names = {"sgd": (), "momentum": ("momentum_buffer",), "adam": ("exp_avg", "exp_avg_sq")}
+        for slot in names[settings.training.optimizer]:
+            slots[slot] = {name: value.clone() for name, value in state.params.items()}
+        run.save(replace(state, round=2, moments=slots))
+        run.save(replace(state, round=4, moments=slots))
+    else:
+        run.save(replace(state, round=2))
+        run.save(replace(state, round=4))
+    use = run_disk(run.config, run.corpus.split("train"))
+    assert use.kept == 2
+    assert use.checkpoints == pytest.approx(size_of(run.path / "checkpoints"), rel=0.05)
+    assert use.planted == pytest.approx(size_of(run.path / "planted"), abs=3_000)
+    assert use.meanwhile == pytest.approx(1.5 * use.checkpoints)  # three, of two
+    assert corpus_bytes(run.corpus) == size_of(run.corpus.path)
+
+
+def test_the_checkpoint_at_which_arms_part_is_one_more(experiment: Experiment) -> None:
+    """Evaluated after rounds 2 and 4; a window that begins after round 3 keeps that one, too."""
+    train = Corpus.open(experiment.folder / "corpus").split("train")
+    windows = ("[[0, 1]]", "[[2, 4]]", "[[3, 4]]")
+    configs = [load(experiment.config, [f"canaries.windows={window}"]) for window in windows]
+    assert [checkpoints_of(config, train) for config in configs] == [2, 2, 3]
+
+
+def test_a_twin_is_a_number_for_each_record(experiment: Experiment) -> None:
+    """4 bytes a record, and 8 for where each user starts, and the end."""
+    own, twin = (
+        run_disk(load(experiment.config, [f"data.partition='{partition}'"]), Users(24, 192, 900, 40).split())
+        for partition in ("non-iid", "iid")
+    )
+    assert twin.planted - own.planted == 4 * 192 + 8 * 25
+    assert twin.checkpoints == own.checkpoints
+
+
+USERS = Users(400, 12_000, 100_000, 600)
+MACHINE = Machine(cores=2, gpus=0)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        *[(duration(0.0421), "0.042 s"), (duration(7.4), "7.4 s"), (duration(89), "89 s"), (duration(90), "2 min")],
+        *[(duration(5_400), "1.5 h"), (duration(36_000), "10 h"), (duration(2e5), "2.3 days")],
+        *[(size(12), "12 B"), (size(4.1e9), "4.1 GB"), (size(999_999), "1.0 MB"), (size(2e12), "2.0 TB")],
+        *[(number(11_896), "11,896"), (number(392_000), "392,000"), (number(92_904_000), "92.9 M")],
+        *[(share(0.1), "10%"), (share(0.00128), "0.13%"), (share(1.0), "100%")],
+    ],
+)
+def test_numbers_are_short(text: str, expected: str) -> None:
+    assert text == expected
+
+
+def measured(sweep_file: Path, seeds: int = 1) -> tuple[Request, tuple[dict[str, Cost], Measurement], Plan]:
+    """Plan table 1: start 10 s, a round 0.5 s, an evaluation 3 s, and 5 s of overhead."""
+    definition = load_sweep(sweep_file)
+    tier = tier_of(definition, "smoke", "here")
+    planned = planned_runs(definition, tier, Path("corpus"), "here", range(seeds), ["sgd", "fedavg"])
+    request = Request("table1", "smoke", planned, USERS.split(), whole_cluster=False)
+    costs = {cost_key(run.config): Cost(10, 0.5, 3) for run in planned}
+    measurement = Measurement(memory=41 * 10**8, at_once=2, overhead=5.0, seconds=70.0, load=0.4)
+    sessions = [{"trained": sorted(run.name for run in planned), "failed": {}, "seconds": 4_000.0, "at_once": None}]
+    return (
+        request,
+        (costs, measurement),
+        plan_of(request, MACHINE, 1.0, measured=(costs, measurement), sessions=sessions),
+    )
+
+
+def test_a_page_fits_and_answers_with_units(sweep_file: Path) -> None:
+    _, _, plan = measured(sweep_file)
+    text = page(plan)
+    assert max(map(len, text.splitlines())) <= 80
+    titles = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
+    assert titles == [
+        *["Time, memory and disk", "Time of a run", "Scale and amount of training", "Largest provable epsilon"],
+        *["Statistical power", "Predicted and recorded"],
+    ]
+    assert plan.time is not None
+    assert plan.time.seconds == 5 + 8 * (766 + 222) / 2
+    assert re.search(r"Time of all runs, as many at once as fit *\| *66 \| min", text)
+    assert re.search(r"Peak memory of all processes, measured *\| *4.1 \| GB", text)
+    assert re.search(r"fedavg cohort 40 *\| *2 *\| *2 *\| *10 s *\| *400 *\| *0.5 s *\| *4 *\| *3 s *\| *4 min", text)
+    (session,) = plan.against
+    assert (session.runs, session.seconds, session.predicted_seconds) == (16, 4_000.0, plan.time.seconds)
+    assert json.loads(json.dumps(plan.to_json(), allow_nan=False))["disk"]["kept"] == 64
+
+
+def test_sessions_are_compared_by_the_values_that_they_have(sweep_file: Path) -> None:
+    """A sweep.json need not have any value of a session. Runs that failed count as runs of the session too."""
+    request, measurement, _ = measured(sweep_file)
+    name = request.planned[0].name
+    sessions: list[dict[str, object]] = [
+        {"trained": ["other"], "failed": {}, "seconds": 1, "at_once": 1},
+        {"began": "2026-01-02T03:04:05Z"},
+        {"failed": {name: "lost"}, "trained": None},
+        {"trained": [name], "peak_memory": 4 * 10**9},
+    ]
+    compared = against(sessions, request.planned, *measurement, request.train, MACHINE)
+    assert [(session.runs, session.seconds, session.memory) for session in compared] == [
+        (1, None, None),
+        (1, None, 4 * 10**9),
+    ]
+
+
+@pytest.mark.parametrize(("effect", "tests"), [(1.3, 1), (1.3, 8), (2.5, 8)])
+def test_power_is_that_of_a_table_which_corrects_for_its_rows(effect: float, tests: int) -> None:
+    """Drawn: one row of the table differs by the effect and the others by nothing; its corrected p is below 0.05."""
+    stated = power_of(48, 5, EvaluationHParams(), effect, tests)
+    assert stated is not None
+    rng, draws = np.random.default_rng(7), 4_000
+    spread = math.hypot(SD_SEEDS, SD_CANARIES / math.sqrt(48))
+    means = rng.normal(0, spread, (draws, tests, 5))
+    means[:, 0] += effect
+    p = scipy.stats.ttest_1samp(means, 0, axis=2).pvalue
+    found = np.mean([holm(row.tolist())[0] < 0.05 for row in p])
+    margin = 4 * math.sqrt(0.25 / draws)
+    # Holm finds a little more where another row is found first, which has a probability below 5% here.
+    assert stated.power / 100 - margin <= found <= stated.power / 100 + margin + 0.05 * (tests > 1)
+
+
+COINS = ("canaries.coins=true", "canaries.p_u=[0.1]", "canaries.p_e=[0.2]", "canaries.count=30")
+TEMPLATE = ("canaries.source='template'", "canaries.template='w4 {w1} w7'")  # fewer fillings than references
+AXES: tuple[dict[str, Any], ...] = ({"batch": 4}, {"batch": 8})
+TINY_USERS = Users(24, 192, 960, 40)  # of `Experiment`
+
+
+def certain(subject: Subject, groups: Sequence[int], planted: Sequence[int]) -> Subject:
+    """Return the run with these groups, as if its model ranked each planted canary first and each other one last."""
+    sizes, coin = np.array(groups), np.zeros(len(groups), np.bool_)
+    coin[::2] = True
+    tossed = None
+    if subject.coins is not None:
+        tossed = Coins(np.where(coin, 1.0, subject.references + 1.0), coin, sizes)
+    return replace(subject, ranks=np.ones(len(planted)), groups=np.array(planted), coins=tossed)
+
+
+@pytest.mark.parametrize(
+    ("settings", "steps"),
+    [((*COINS, "data.partition='non-iid'"), 1), ((), 1), (PRIVATE, 2), (TEMPLATE, 1)],
+    ids=["coins", "plain", "dp", "template"],
+)
+def test_a_plan_says_what_an_audit_of_perfect_ranks_proves(
+    trained_here: Trained, settings: tuple[str, ...], steps: int
+) -> None:
+    """Half of the coins' canaries are planted; an epsilon of replacing is twice one of adding or removing."""
+    run = trained_here(*settings)
+    config = Run.open(run).config
+    (bound,) = provable_of([Planned("run", "run", 0, {}, None, config)], TINY_USERS.split())
+    groups = groups_of(config, TINY_USERS)
+    subject = certain(subject_of(run), groups, groups[::2] if config.canaries.coins else groups)
+    rows = {row["method"]: row for row in audit_subject(subject).frame.to_dict("records")}
+    assert (subject.references < config.evaluation.references) == bool(config.canaries.template)
+    assert rows["epsilon"]["detected"] == rows["epsilon"]["n_in"] == bound.canaries
+    assert bound.epsilon == pytest.approx(rows["epsilon"]["low"] / steps, rel=1e-9)
+    assert bound.epsilon > 0
+    assert bound.group == rows["epsilon"]["group"]
+    assert bound.relation == ("add-or-remove-one" if steps == 2 else "replace-one")
+    if config.canaries.coins:
+        assert bound.coins == pytest.approx(rows["epsilon, coins"]["low"] / steps, rel=1e-9)
+    else:
+        assert bound.coins is None
+        assert "epsilon, coins" not in rows
+
+
+def test_units_are_counted_as_an_audit_counts_them(experiment: Experiment) -> None:
+    """24 users and 192 records at p_u = 0.2: 5 users, or 19 and 38 records, which are synthetic users of a twin."""
+    configs = {
+        partition: load(experiment.config, (f"data.partition='{partition}'",)) for partition in ("non-iid", "iid")
+    }
+    assert groups_of(configs["non-iid"], TINY_USERS) == [5] * 4
+    assert groups_of(configs["iid"], TINY_USERS) == [19] * 2 + [24] * 2, "there are no more users"
+    exact = replace(configs["non-iid"], canaries=CanaryHParams(insertions=(1, 7), count=1))
+    assert groups_of(exact, TINY_USERS) == [1, 7]
+
+
+def test_a_group_of_any_size_has_a_bound() -> None:
+    """An IID twin's canary has hundreds of users: e^(users x epsilon) is no float."""
+    few, many = (coins.epsilon_of_coins(100, 20, 20, 0.0, users=users) for users in (1, 500))
+    assert many == pytest.approx(few / 500, rel=1e-5), "pure DP of a group is so many times one's"
+    assert coins.epsilon_of_coins(100, 20, 20, 1e-5, users=500) < many
+
+
+def test_a_plan_has_the_least_alpha_that_forgetting_can_show() -> None:
+    """Beta quantiles: 0.626 for 48 canaries, 0.572 for 144. Arm OUT and canaries without windows have none."""
+    windowed = CanaryHParams(insertions=(1, 4, 10), count=16, windows=((0.0, 0.5), (0.5, 0.6)))
+    assert least_alphas(windowed, seeds=3) == pytest.approx((0.626, 0.572), abs=5e-4)
+    assert least_alphas(CanaryHParams(injections=(0.5,), count=10), seeds=1)[1] is None
+    assert least_alphas(replace(windowed, arm="out"), seeds=3) == least_alphas(CanaryHParams(), seeds=3) == (None, None)
+
+
+def test_canary_users_have_a_bound_and_a_cost(experiment: Experiment) -> None:
+    """40 users by coins, half of which take part: 20 random updates for 24 users."""
+    settings = (*PRIVATE, "audit.update_canaries=40", "audit.canary_coins=true")
+    planned = [Planned("run", "run", 0, {}, None, load(experiment.config, settings))]
+    (row,) = provable_of(planned, TINY_USERS.split())
+    assert row.random_updates == pytest.approx(20 / 24)
+    assert row.delta is not None
+    assert row.canary_users == ceiling_of_coins([1] * 40, row.delta)
+    assert re.search(r"users *\|.*random", proof_table([row]))

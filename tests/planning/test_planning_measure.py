@@ -14,7 +14,7 @@ from flsim.canaries.spec import CanaryHParams, configurations
 from flsim.planning import measure
 from flsim.planning.measure import Cost, Machine, cost_key, cost_of, scratch, short_run, time_of, times_of
 from flsim.planning.scale import Users
-from flsim.results.evaluations import Evaluation, log_evaluation
+from flsim.results.run_file import Evaluation, log_evaluation
 from flsim.runs import roundlog
 from flsim.runs.config import load
 from flsim.runs.sweeps.definition import Planned, planned_runs, tier_of

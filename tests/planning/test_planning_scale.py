@@ -6,13 +6,10 @@ from pathlib import Path
 import pytest
 from helpers import Experiment
 
-from flsim.canaries.spec import CanaryHParams
-from flsim.planning.plan import privacy_of
-from flsim.planning.proof import groups_of, provable_of
+from flsim.planning.plan import groups_of, privacy_of, provable_of
 from flsim.planning.scale import (
     Scale,
     Users,
-    canaries_of,
     evaluations_of,
     measured_utility,
     published_scale,
@@ -120,25 +117,7 @@ def test_amounts_of_federated_settings(experiment: Experiment, overrides: tuple[
     assert config.rate_steps(Users(24, 192, 900, 40).split()) == pytest.approx(amount, rel=1e-3)
 
 
-def results(name: str, partition: str, perplexity: float, status: str = "completed") -> SweepRun:
-    rows = frame([Row(name, 10, "perplexity", "", perplexity), Row(name, 5, "perplexity", "", 999.0)])
-    run = RunResults(name, "FedAvg, b_u=4", status, None, 10, 10, rows, roster=rows.iloc[:0])
-    return SweepRun(name, "fedavg", 0, {"data.partition": partition, "training.cohort": 4}, None, run)
-
-
-def test_utility_of_results_is_the_mean_over_completed_seeds() -> None:
-    runs = [
-        results("a", "iid", 60),
-        results("b", "iid", 70),
-        results("c", "non-iid", 80),
-        results("d", "non-iid", 500, "running"),
-    ]
-    texts = dict.fromkeys(("name", "title", "question", "tier", "about", "source", "command"), "x")
-    sweep = Sweep(Path(), **texts, commands=(), chosen=(), versions={}, sessions=[], runs=runs)
-    assert measured_utility(sweep) == {"fedavg cohort 4": {"iid": 65, "non-iid": 80}}
-
-
-@pytest.mark.parametrize("table", ["table1", "table2", "table3", "table4"])
+@pytest.mark.parametrize("table", ["table1", "table4"])
 def test_small_tiers_are_trained_for_alike_shares_of_the_published_amounts(table: str) -> None:
     """Otherwise techniques would differ by how much they are trained."""
     definition, planned = planned_of(Path(__file__).parents[2] / "experiments" / f"{table}.toml", tier="small")
@@ -153,8 +132,8 @@ def test_small_tiers_are_trained_for_alike_shares_of_the_published_amounts(table
 
 @pytest.mark.parametrize(
     "left_out",
-    [("data.user_holdout=0.25",), ("data.shadow='user'", "seed=3"), ("data.shadow='record'", "data.user_holdout=0.1")],
-    ids=["holdout", "users", "records"],
+    [("data.shadow='user'", "seed=3"), ("data.shadow='record'", "data.user_holdout=0.1")],
+    ids=["users", "records"],
 )
 @pytest.mark.parametrize("trained", ["federated", "central"])
 def test_what_is_left_out_is_not_counted(
@@ -182,18 +161,6 @@ def test_what_is_left_out_is_not_counted(
     (provable,) = provable_of(planned, train)
     assert provable.group == max(groups_of(config, Users.counted(run.train)))
     assert shortened(config, 1.0, train)[1] == run.rounds
-
-
-def test_numbers_of_copies_have_no_sharers() -> None:
-    found = canaries_of(CanaryHParams(insertions=(1, 8), count=3), SMALL)
-    assert [(each.count, each.sharers, each.copies) for each in found] == [(3, None, 1), (3, None, 8)]
-
-
-def test_assumed_users_take_no_memory() -> None:
-    """Of 93 million records there are offsets of users alone."""
-    split = Users(392_000, 392_000 * 237, 392_000 * 2_000, 10_000).split()
-    assert (len(split), split.records, split.words) == (392_000, 392_000 * 237, 392_000 * 2_000)
-    assert split.record_offsets.strides == split.tokens.strides == (0,)
 
 
 @pytest.mark.parametrize(
@@ -224,3 +191,21 @@ def test_runs_of_most_epochs_are_first(sweep_file: Path) -> None:
     assert names[:2] == ["fedavg-iid-cohort40-seed0", "fedavg-non-iid-cohort40-seed0"]
     assert names[-1] == "sgd-non-iid-batch_size32-seed0", "3.97 epochs, fewer than the 4 of 4 users in 400 rounds"
     assert len(names) == 18
+
+
+def results(name: str, partition: str, perplexity: float, status: str = "completed") -> SweepRun:
+    rows = frame([Row(name, 10, "perplexity", "", perplexity), Row(name, 5, "perplexity", "", 999.0)])
+    run = RunResults(name, "FedAvg, b_u=4", status, None, 10, 10, rows, roster=rows.iloc[:0])
+    return SweepRun(name, "fedavg", 0, {"data.partition": partition, "training.cohort": 4}, None, run)
+
+
+def test_utility_of_results_is_the_mean_over_completed_seeds() -> None:
+    runs = [
+        results("a", "iid", 60),
+        results("b", "iid", 70),
+        results("c", "non-iid", 80),
+        results("d", "non-iid", 500, "running"),
+    ]
+    texts = dict.fromkeys(("name", "title", "question", "tier", "about", "source", "command"), "x")
+    sweep = Sweep(Path(), **texts, commands=(), chosen=(), versions={}, sessions=[], runs=runs)
+    assert measured_utility(sweep) == {"fedavg cohort 4": {"iid": 65, "non-iid": 80}}

@@ -23,7 +23,7 @@ from waiting import wait_until
 from flsim.algorithms import checkpoint, fedavg
 from flsim.base.errors import Diverged, RunFailed
 from flsim.base.rng import stream
-from flsim.results.evaluations import read_evaluations
+from flsim.results.run_file import read_evaluations
 from flsim.results.store import read_run
 from flsim.results.tables import memorization_table
 from flsim.runs import config

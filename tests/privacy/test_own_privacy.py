@@ -18,7 +18,7 @@ from flsim.algorithms.rounds import FederatedTraining
 from flsim.algorithms.summation import TreeSum
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.rng import stream
-from flsim.planning.disk import checkpoint_bytes
+from flsim.planning.plan import checkpoint_bytes
 from flsim.privacy import ledger, noise
 from flsim.privacy.accounting import epsilon_of
 from flsim.privacy.conventions import CONVENTIONS

@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+from htmlpage import Page
 from reported import Made, write_sweep
 
 from flsim.data.synthetic import SyntheticHParams, make_synthetic
+from flsim.report.gather import gather
+from flsim.report.page import render
 
 
 @pytest.fixture(scope="session")
@@ -18,3 +21,8 @@ def corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def sweep(tmp_path_factory: pytest.TempPathFactory, corpus: Path) -> Made:
     return write_sweep(tmp_path_factory.mktemp("sweeps") / "table9", corpus)
+
+
+@pytest.fixture(scope="session")
+def page(sweep: Made) -> Page:
+    return Page(render(gather([sweep.path])))

@@ -76,7 +76,3 @@ def test_a_report_has_the_bound_of_coins(trained_here: Trained) -> None:
     assert f"{row['n_in']} of {row['n_in'] + row['n_out']}" in cells
     assert f"{row['detected']} of {2 * row['threshold']}" in cells
     assert f"{row['low']:.2f}" in cells
-
-
-def test_a_run_with_nothing_to_prove_has_no_section(trained_here: Trained) -> None:
-    assert "What an attacker can prove</h2>" not in render(gather([trained_here("canaries.count=0")]))

@@ -1,6 +1,8 @@
 """What a run measured whose canaries have given exposures, and differences with their quantities beside each other."""
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -17,3 +19,25 @@ def measured(level: float) -> dict[str, Sequence[float] | float]:
 
 def beside_of(pairs: Sequence[Pair], **point: Any) -> pd.DataFrame:
     return to_wide(differences(pairs, **point))
+
+
+def planned_run(name: str, grid: str, seed: int, partition: str, published: Any = None) -> dict[str, Any]:
+    """A run as sweep.json has it."""
+    axes = {"data.partition": partition, "training.cohort": 40}
+    return {"name": name, "grid": grid, "seed": seed, "axes": axes, "published": published}
+
+
+def write_sweep(folder: Path, runs: Sequence[dict[str, Any]], **about: Any) -> Path:
+    """Write the sweep.json of a folder."""
+    words = dict.fromkeys(("question", "tier", "about", "command"), "-")
+    file: dict[str, Any] = {
+        "name": folder.name,
+        "title": "Two grids",
+        "source": None,
+        "versions": {},
+        "sessions": [],
+        "runs": runs,
+    }
+    folder.mkdir(exist_ok=True)
+    (folder / "sweep.json").write_text(json.dumps(file | words | about))
+    return folder

@@ -1,38 +1,33 @@
 """Tables of sweeps: the published values beside ours, and marks of agreement that hand-made rows have to get."""
 
+import io
+import math
 import re
+import shutil
+import subprocess
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import combinations, permutations
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from ninety import PRIVATE, PublishedRow, fedavg, paper
-from shown import from_csv, over_seeds, to_markdown
+from shown import from_csv, over_seeds, to_latex, to_markdown
 
+from flsim.base.statistics import differ_by_more_than_chance, share_interval
 from flsim.results import tables
-from flsim.results.against_published import AGAINST, against, agreements
+from flsim.results.against_published import AGAINST, against, agreements, order, size
 from flsim.results.published import published_rows
+from flsim.results.rows import WHOLE_TEST_USERS
 from flsim.results.store import RunResults
-from flsim.show import formats, memorization
+from flsim.show import memorization
+from flsim.show.table import to_csv, write_parquet
 
 MakeRun = Callable[..., Path]
-
-
-def test_published_values_are_beside_ours(four: dict[RunResults, PublishedRow]) -> None:
-    table = tables.memorization_table(list(four), published=four)
-    assert table["published_rs"].tolist() == [66, 21, 69, 23]
-    assert table["published_bs_lowest"].tolist() == ["1/50K, 10%", "-", "1/50K, 10%", "1/5K, 100%"]
-    assert table["published_accuracy"].tolist() == [0.246, 0.244, 0.246, 0.243]
-    assert set(table["published_setting"]) == {
-        "FedAvg, users, batch_size 500, 8000 rounds",
-        "FedAvg, users, batch_size 1000, 8000 rounds",
-    }
-    assert not {*AGAINST, "published_epsilon", "published_exposure"} & {*table}
-    lines = to_markdown(table).splitlines()
-    assert re.split(r" *\| *", lines[0])[1:7] == ["Setting", "RS %", "CI %", "Paper", "BS %", "CI %"]
-    assert re.split(r" *\| *", lines[2])[2:5] == ["66.7", "56-76", "73.3"]
-    pd.testing.assert_frame_equal(from_csv(formats.to_csv(table)), table, check_exact=True)
 
 
 def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> None:
@@ -66,7 +61,7 @@ def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> No
         assert line[head.index("vs") : head.index("Twin") + 1] == marks
     for note in (memorization.VS, memorization.TWIN, memorization.PAPER, memorization.SHARE_INTERVAL):
         assert note in said
-    pd.testing.assert_frame_equal(from_csv(formats.to_csv(table)), table, check_exact=True)
+    pd.testing.assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 
 def test_published_gaps_that_chance_makes_are_counted_apart(make: Callable[..., RunResults]) -> None:
@@ -148,6 +143,174 @@ def test_runs_of_one_published_row_count_as_their_mean(make: Callable[..., RunRe
     assert table["rs_size"].tolist() == ["lower", "lower", "higher"]
 
 
+def test_the_secret_sharer_is_compared_in_direction_alone(make: Callable[..., RunResults]) -> None:
+    """Exposures over the whole space where all runs have them; else among references."""
+    rows = published_rows("carlini2018.csv", "2")[:3]  # 1.7, 4.3, 6.9 bits
+    spaces = [9.0, 8.0, 7.0]
+    runs = [
+        make(f"run-{index}", 9, bits=5.0 + index, measured={"space_exposure": [space] * 90})
+        for index, space in enumerate(spaces)
+    ]
+    table = against(tables.memorization_table(runs, published=dict(zip(runs, rows, strict=True))))
+    assert {name for name in AGAINST if name in table} == {"exposure_pairs"}
+    assert "Sizes" not in to_markdown(table)
+    assert agreements(table)[0].order.agreeing == 0
+    shown_ = to_markdown(table, 200).splitlines()[0]
+    assert re.split(r" *\| *", shown_)[8:13] == ["Bits", "CI", "Space", "Paper", "Pairs"]
+    without = make("without", 9, bits=9.0)
+    published = dict(zip([*runs[:2], without], rows, strict=True))
+    assert agreements(tables.memorization_table(list(published), published=published))[0].order.agreeing == 3
+
+
+def test_over_seeds_canaries_are_pooled(make: Callable[..., RunResults]) -> None:
+    """30 and 60 of 90 are 90 of 180, whose exact interval is that of one run of 180 canaries."""
+    runs = [make(f"r{seed}", count, seed=seed, series="s") for seed, count in enumerate((30, 60))]
+    table = against(over_seeds(runs, published=dict.fromkeys(runs, fedavg("IID", 500))))
+    low, high = table["rs_share_low"].item(), table["rs_share_high"].item()
+    assert (low, high) == pytest.approx((0.4247, 0.5753), abs=1e-4)
+    assert (table["published_rs"].item(), table["rs_size"].item()) == (66, "lower")
+    assert "43-57" not in to_markdown(table)
+    assert "42-58" in to_markdown(table)
+    assert "Lowest" not in to_markdown(table)
+
+
+CANARIES = 48
+VALUES = st.lists(st.tuples(st.integers(0, 6), st.integers(0, 6)), min_size=1, max_size=12)
+
+
+def test_size_is_where_the_published_share_lies() -> None:
+    low, high = share_interval(20, CANARIES)  # 41.7%: 27.6 to 56.8
+    found = [size(low, high, published) for published in (0.2, low, 0.4, high, 0.6)]
+    assert found == ["higher", "same", "same", "same", "lower"]
+
+
+@given(VALUES)
+def test_pairs_and_tau_are_those_counted_one_by_one(values: list[tuple[int, int]]) -> None:
+    """Tau-b is (concordant - discordant) over the root of the product of pairs untied in each (Kendall, 1945)."""
+    ours, theirs = zip(*values, strict=True)
+    found = order(ours, theirs)
+    half = {True: 1.0, False: 0.0}
+    pairs: list[tuple[int, int, float]] = []
+    for i, j in combinations(range(len(values)), 2):
+        a, b = ours[i] - ours[j], theirs[i] - theirs[j]
+        if b:
+            pairs.append((i, j, 0.5 if a == 0 else half[(a > 0) == (b > 0)]))
+    assert found.pairs == len(pairs)
+    assert found.agreeing == sum(agrees for *_, agrees in pairs)
+    for row, share in enumerate(found.of_rows):
+        of_row = [agrees for i, j, agrees in pairs if row in (i, j)]
+        assert share == pytest.approx(sum(of_row) / len(of_row)) if of_row else math.isnan(share)
+    concordant = sum(agrees == 1 for *_, agrees in pairs) - sum(agrees == 0 for *_, agrees in pairs)
+    untied = sum(ours[i] != ours[j] for i, j in combinations(range(len(values)), 2))
+    if pairs and untied:
+        assert found.tau == pytest.approx(concordant / math.sqrt(len(pairs) * untied))
+        assert 0 <= found.p <= 1
+    else:
+        assert math.isnan(found.tau)
+        assert math.isnan(found.p)
+
+
+def test_p_is_the_share_of_orders_as_far_from_none() -> None:
+    """Without ties exact: of all 120 orders of five rows those with a tau as large."""
+    ours = [3.0, 1.0, 2.0, 5.0, 4.0]
+    found = order(ours, range(5))
+    taus = [order(other, range(5)).tau for other in permutations(range(5))]
+    assert found.p == pytest.approx(np.mean([abs(tau) >= abs(found.tau) - 1e-9 for tau in taus]))
+
+
+def test_only_clear_pairs_are_counted_as_clear() -> None:
+    """Counts of 54 and 52 of 90 canaries differ by chance, and 20 from both by more."""
+    theirs = [54, 52, 20]
+    clear = np.array([[False, False, True], [False, False, True], [True, True, False]])
+    assert [
+        [differ_by_more_than_chance((one, other), (90, 90)) for other in theirs] for one in theirs
+    ] == clear.tolist()
+    judged = order([1, 2, 0], theirs, clear)
+    assert (judged.pairs, judged.agreeing, judged.clear_pairs, judged.clear_agreeing) == (3, 2, 2, 2)
+    assert judged.of_rows == (1, 1, 1)
+    alike = order([1, 2], theirs[:2], clear[:2, :2])
+    assert (alike.pairs, alike.clear_pairs) == (1, 0)
+    assert np.isnan(alike.of_rows).all()
+
+
+HOSTILE = r"*[x]\input{x} & 100% $b_x$ #1 {~^} <|> `--é漢"
+
+
+@pytest.fixture
+def everything(make: Callable[..., RunResults]) -> dict[RunResults, PublishedRow]:
+    """Runs with every kind of column, and names that LaTeX would obey or does not know."""
+    dp = paper("2", data="IID", optimizer="DP-FedAvg", budget="10 epochs")
+    secret = published_rows("carlini2018.csv", "7")[0]
+    common = {"series": "s", "seed": 0, "rounds_per_epoch": 1.0}
+    measured = PRIVATE | {"space_exposure": [7.0] * 90, WHOLE_TEST_USERS: 5.0}
+    return {
+        make("dp-fedavg-iid-cohort16-seed0", 20, 3, setting=HOSTILE, measured=measured, **common): dp,
+        make(
+            "b%_$#&{}~^", 30, 4, setting=HOSTILE, measured={"record epsilon poisson-rdp": 2.5, "record delta": 1e-5}
+        ): secret,
+        make("[c]", 9, 4, setting="[c]", status="failed", reason=HOSTILE): published_rows("carlini2018.csv", "4")[1],
+        without_copies(make("d", 40, 5, setting="IID, FedAvg, b_u=16"), 4): fedavg("IID", 500),
+        make("e", 10, 5, setting="Non-IID, FedAvg, b_u=16"): fedavg("Non-IID", 500),
+    }
+
+
+def without_copies(run: RunResults, count: int) -> RunResults:
+    """The run, as if no record had been drawn for its last canaries."""
+    planned = [3] * (len(run.roster) - count) + [0] * count
+    return replace(run, roster=run.roster.assign(planned_insertions=planned))
+
+
+def frames(published: dict[RunResults, PublishedRow]) -> list[tuple[pd.DataFrame, str]]:
+    """Both tables of the runs, and each as LaTeX."""
+    runs = against(tables.memorization_table(list(published), published=published))
+    seeds = against(over_seeds(list(published), published=published))
+    return [(runs, to_latex(runs)), (seeds, to_latex(seeds))]
+
+
+def compiled(bodies: list[str], folder: Path) -> str:
+    """What pdflatex says of tables that are pasted into an article."""
+    preamble = "\\documentclass{article}\n\\usepackage[margin=1in]{geometry}\n\\usepackage{booktabs}\n"
+    pages = "\\newpage\n".join(f"\\noindent\\small\n{body}" for body in bodies)
+    (folder / "table.tex").write_text(f"{preamble}\\begin{{document}}\n{pages}\\end{{document}}\n", encoding="utf-8")
+    command = ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "table.tex"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, errors="replace")
+    assert done.returncode == 0, done.stdout[-2000:]
+    return done.stdout
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_latex_compiles_with_every_kind_of_column(everything: dict[RunResults, PublishedRow], tmp_path: Path) -> None:
+    both = frames(everything)
+    assert {*tables.types("run")} - {*both[0][0]} == {"extracted_pairs", "exposure_pairs"} | {
+        name for name in AGAINST if name.startswith(("extracted", "exposure")) and name.endswith("twin")
+    }
+    compiled([text for _, text in both], tmp_path)
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="pdflatex is not installed")
+def test_latex_of_a_sweep_fits_a_page(four: dict[RunResults, PublishedRow], tmp_path: Path) -> None:
+    assert "Overfull" not in compiled([text for _, text in frames(four)], tmp_path)
+
+
+def test_markdown_of_everything_fits_the_terminal(everything: dict[RunResults, PublishedRow]) -> None:
+    """Long settings and names are in a list above, by the rows' numbers."""
+    table = frames(everything)[0][0]
+    lines = to_markdown(table).splitlines()
+    assert max(map(len, lines)) <= 80
+    assert " ".join(lines[: lines.index("")]).count("(dp-fedavg-iid-cohort16-seed0)") == 1
+    assert re.split(r" *\| *", lines[lines.index("") + 1])[1:3] == ["Row", "RS %"]
+    assert lines[lines.index("") + 3].split("|")[1].strip() == "1"
+
+
+def test_everything_reads_back_from_csv_and_parquet(everything: dict[RunResults, PublishedRow], tmp_path: Path) -> None:
+    for table, _ in frames(everything):
+        pd.testing.assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
+        write_parquet(table, tmp_path / "table.parquet")
+        pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table, check_exact=True)
+        plain = pd.read_csv(io.StringIO(to_csv(table)))
+        assert list(plain.columns) == list(table.columns)
+
+
 def test_what_has_no_result_or_no_published_row_is_not_judged(
     four: dict[RunResults, PublishedRow], make: Callable[..., RunResults]
 ) -> None:
@@ -177,72 +340,3 @@ def test_rows_of_two_published_tables_are_not_pairs(make: Callable[..., RunResul
         ("1", 1, 1),
         ("3", 1, 1),
     ]
-
-
-def test_the_secret_sharer_is_compared_in_direction_alone(make: Callable[..., RunResults]) -> None:
-    """Exposures over the whole space where all runs have them; else among references."""
-    rows = published_rows("carlini2018.csv", "2")[:3]  # 1.7, 4.3, 6.9 bits
-    spaces = [9.0, 8.0, 7.0]
-    runs = [
-        make(f"run-{index}", 9, bits=5.0 + index, measured={"space_exposure": [space] * 90})
-        for index, space in enumerate(spaces)
-    ]
-    table = against(tables.memorization_table(runs, published=dict(zip(runs, rows, strict=True))))
-    assert {name for name in AGAINST if name in table} == {"exposure_pairs"}
-    assert "Sizes" not in to_markdown(table)
-    assert agreements(table)[0].order.agreeing == 0
-    shown_ = to_markdown(table, 200).splitlines()[0]
-    assert re.split(r" *\| *", shown_)[8:13] == ["Bits", "CI", "Space", "Paper", "Pairs"]
-    without = make("without", 9, bits=9.0)
-    published = dict(zip([*runs[:2], without], rows, strict=True))
-    assert agreements(tables.memorization_table(list(published), published=published))[0].order.agreeing == 3
-
-
-def test_extracted_secrets_are_held_against_beam_search(make: Callable[..., RunResults]) -> None:
-    rows = published_rows("carlini2018.csv", "4")[:3]  # 80, 11, 2 %
-    runs = [make(f"run-{index}", rs, bs) for index, (rs, bs) in enumerate([(10, 9), (20, 6), (30, 3)])]
-    table = against(tables.memorization_table(runs, published=dict(zip(runs, rows, strict=True))))
-    assert {name for name in AGAINST if name in table} == {"extracted_pairs"}
-    assert table["extracted_pairs"].tolist() == [1, 1, 1]
-    head, _, first, *_ = (re.split(r" *\| *", line) for line in to_markdown(table, 200).splitlines())
-    assert head.count("Paper") == head.count("Pairs") == 1
-    assert first[head.index("BS %") : head.index("Pairs") + 1] == ["10.0", "5-18", "80.0", "100%"]
-
-
-def test_over_seeds_canaries_are_pooled(make: Callable[..., RunResults]) -> None:
-    """30 and 60 of 90 are 90 of 180, whose exact interval is that of one run of 180 canaries."""
-    runs = [make(f"r{seed}", count, seed=seed, series="s") for seed, count in enumerate((30, 60))]
-    table = against(over_seeds(runs, published=dict.fromkeys(runs, fedavg("IID", 500))))
-    low, high = table["rs_share_low"].item(), table["rs_share_high"].item()
-    assert (low, high) == pytest.approx((0.4247, 0.5753), abs=1e-4)
-    assert (table["published_rs"].item(), table["rs_size"].item()) == (66, "lower")
-    assert "43-57" not in to_markdown(table)
-    assert "42-58" in to_markdown(table)
-    assert "Lowest" not in to_markdown(table)
-
-
-def test_over_seeds_has_the_largest_epsilon_and_exposure_over_the_space(make: Callable[..., RunResults]) -> None:
-    runs = [
-        make(f"r{seed}", 3, seed=seed, series="s", measured=measured)
-        for seed, measured in enumerate(
-            (
-                {**PRIVATE, "space_exposure": [10.0] * 90},
-                {**PRIVATE, "epsilon replace-one-rdp": 160.0, "delta": 2e-7, "space_exposure": [12.0] * 90},
-            )
-        )
-    ]
-    row = over_seeds(runs).iloc[0]
-    assert [row[name] for name in ("epsilon_paper", "epsilon_sound", "sound_convention", "delta")] == [
-        18.77,
-        160.0,
-        "replace-one-rdp",
-        2e-7,
-    ]
-    assert row["mean_space_exposure"] == 11
-    # Student's t at 97.5% with one degree of freedom is 12.706; the means deviate by sqrt(2), theirs by 1.
-    assert 11 - row["space_seeds_low"] == pytest.approx(12.706, abs=1e-3)
-    text = to_markdown(over_seeds(runs))
-    assert "18.8/160" in text
-    assert "replace-one-rdp" in text
-    partly = [*runs, make("r2", 3, seed=2, series="s")]
-    assert not {"epsilon_sound", "mean_space_exposure"} & {*over_seeds(partly)}

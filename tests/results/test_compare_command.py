@@ -1,16 +1,13 @@
 """`flsim compare` as it is typed, on hand-made run and sweep folders."""
 
-import io
 import json
-import math
 from collections.abc import Callable, Mapping, Sequence
-from itertools import product
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from helpers import Flsim
-from results.levels import beside_of, measured
+from results.levels import beside_of, measured, planned_run, write_sweep
 from scipy import stats
 from shown import read_typed
 
@@ -38,9 +35,7 @@ def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
             setting = ("IID, " if partition == "iid" else "Non-IID, ") + label.format(grid=grid)
             for seed, level in enumerate(each):
                 run = f"{grid}-{partition}-seed{seed}"
-                axes = {"data.partition": partition, "training.cohort": 40}
-                published = PUBLISHED.get((grid, partition))
-                runs.append({"name": run, "grid": grid, "seed": seed, "axes": axes, "published": published})
+                runs.append(planned_run(run, grid, seed, partition, PUBLISHED.get((grid, partition))))
                 if level is not None:
                     series = {
                         "seed": seed,
@@ -51,17 +46,7 @@ def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
                     rounds = {10: measured(level), 20: measured(level + 1)}
                     folder = make_run(rounds, name=run, shift=100 * seed, **(series | about))
                     folder.rename(tmp_path / name / "runs" / run)
-        texts = dict.fromkeys(("question", "tier", "about", "command"), "-")
-        about_all: dict[str, object] = {
-            "name": name,
-            "title": "Two grids",
-            "source": None,
-            "versions": {},
-            "runs": runs,
-            "sessions": [],
-        }
-        (tmp_path / name / "sweep.json").write_text(json.dumps(about_all | texts))
-        return tmp_path / name
+        return write_sweep(tmp_path / name, runs)
 
     return make
 
@@ -161,7 +146,7 @@ def test_two_sweeps_are_matched_by_name(make_sweep: MakeSweep, flsim: Flsim) -> 
 LONG = "{grid}+Clip+Momentum, S=0.3, z=1, b_u=800, Poisson, dropout 0.2, weight decay 1e-4"
 
 
-@pytest.mark.parametrize(("label", "seeds"), list(product(["{grid}, b_u=40", LONG], [1, 3])))
+@pytest.mark.parametrize(("label", "seeds"), [("{grid}, b_u=40", 1), (LONG, 3)])
 def test_the_text_is_of_80_columns(make_sweep: MakeSweep, flsim: Flsim, label: str, seeds: int) -> None:
     make_sweep({key: levels[:seeds] for key, levels in TWO.items()}, label=label)
     code, shown, said = flsim("compare", "sweep")
@@ -189,17 +174,6 @@ def test_every_format_has_the_same_table(make_sweep: MakeSweep, flsim: Flsim, tm
     assert r"\toprule" in flsim("compare", "sweep", "--format", "latex")[1]
     assert flsim("compare", "sweep", "--out", "table.md") == (0, "", "")
     assert (tmp_path / "table.md").read_text() == flsim("compare", "sweep")[1]
-
-
-def test_two_runs(make_sweep: MakeSweep, flsim: Flsim) -> None:
-    runs = make_sweep({key: levels[:1] for key, levels in TWO.items()}).relative_to(Path.cwd()) / "runs"
-    names = [str(runs / f"fedavg-{partition}-seed0") for partition in ("iid", "non-iid")]
-    code, shown, said = flsim("compare", *names, "--epoch", "10")
-    assert (code, said) == (0, "")
-    assert "fedavg-iid-seed0), round 10" in shown
-    found = json.loads(flsim("compare", *names, "--json")[1])
-    assert (found["compared"], found["rows"][1]["row"], found["rows"][1]["difference"]) == ("runs", "all", 1)
-    assert pd.read_csv(io.StringIO(flsim("compare", *names, "--format", "csv")[1]))["row"].nunique() == 10
 
 
 def test_what_does_not_compare_is_one_line(make_sweep: MakeSweep, flsim: Flsim) -> None:
@@ -235,45 +209,3 @@ def test_equal_differences_of_counts_have_no_interval(make_sweep: MakeSweep) -> 
     assert row["rs_difference"] == 2
     assert "rs_low" not in row
     assert row["rs_p"] == 2 / 2**3
-
-
-def ceiling_levels(make_sweep: MakeSweep) -> Path:
-    """Canary i has 11 + i / 2 bits and a bit more at round 20; 10,000 references show 13.29 bits at most.
-
-    In the fixture nothing cuts exposures there, so that all of 13.29 bits and more are at the ceiling or above it.
-    """
-    return make_sweep({("fedavg", "iid"): [11.0, 11.0], ("fedavg", "non-iid"): [8.5, 9.0]})
-
-
-def at_ceiling(level: float) -> int:
-    return sum(level + 1 + index / 2 >= math.log2(10_001) for index in range(9))
-
-
-def test_canaries_at_the_ceiling_are_counted_on_each_side(make_sweep: MakeSweep, flsim: Flsim) -> None:
-    folder = ceiling_levels(make_sweep)
-    row = beside_of(twins(read_sweep(folder))).iloc[0]
-    expected = at_ceiling(11.0), (at_ceiling(8.5) + at_ceiling(9.0)) / 2
-    assert (row["at_ceiling_value_a"], row["at_ceiling_value_b"]) == expected == (6, 1.5)
-    code, out, err = flsim("compare", "sweep")
-    assert code == 0, err
-    assert "Ceil.|" in out
-    assert "6.0/1.5" in out
-    told = " ".join(out.split())
-    assert "Ceil.: canaries at the ceiling of exposure, a/b." in told
-    assert "cannot show; `flsim evaluate RUN --also space` measures beyond it." in told
-    code, out, err = flsim("compare", "sweep/runs/fedavg-iid-seed0", "sweep/runs/fedavg-non-iid-seed0")
-    assert code == 0, err
-    told = " ".join(out.split())
-    assert "6 of 9 canaries in a and 1 in b are at the ceiling of exposure, ranked before all references" in told
-    code, out, err = flsim("table", "sweep", "--over-seeds")
-    assert code == 0, err
-    told = " ".join(out.split())
-    assert "6.0/1.5" in told
-
-
-def test_no_ceiling_is_spoken_of_where_canaries_are_below_it(make_sweep: MakeSweep, flsim: Flsim) -> None:
-    make_sweep(TWO)
-    for command in (("compare", "sweep"), ("table", "sweep", "--over-seeds")):
-        code, out, err = flsim(*command)
-        assert code == 0, err
-        assert "eil" not in out

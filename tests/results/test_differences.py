@@ -12,17 +12,17 @@ import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 from helpers import Flsim
+from hypothesis import given
+from hypothesis import strategies as st
 from results.levels import measured
 from scipy import stats
 from shown import over_seeds as by_series
-from shown import read_typed, to_markdown
+from shown import to_markdown
 
 from flsim.base.errors import InputError
 from flsim.base.statistics import holm
 from flsim.canaries.roster import SCHEMA
 from flsim.results.differences import (
-    COLUMNS,
-    CONFIGURATION,
     Comparison,
     Pair,
     compare_runs,
@@ -30,9 +30,9 @@ from flsim.results.differences import (
     planned,
     to_wide,
 )
+from flsim.results.pairs import at_perplexity, left_out_text, like_utility, lowest_in_both, of_mean
 from flsim.results.store import RunResults, read_run
-from flsim.show.differences import compare_partitions, partitions_of, runs_to_json, runs_to_markdown, table_of_pairs
-from flsim.show.formats import to_csv
+from flsim.show.differences import compare_partitions, partitions_of, runs_to_markdown, table_of_pairs
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]
@@ -78,27 +78,10 @@ def test_the_statistics_are_those_of_the_differences(pair: MakePair) -> None:
     assert row["exposure_ranks_p"] == pytest.approx(stats.wilcoxon(each, zero_method="pratt").pvalue)
 
 
-def test_exchanging_the_runs_changes_only_the_sign(pair: MakePair) -> None:
-    a, b = pair(BITS_A, BITS_B)
-    there, back = over_all(a, b), over_all(b, a)
-    assert back["exposure_difference"] == -there["exposure_difference"]
-    assert (back["exposure_low"], back["exposure_high"]) == pytest.approx(
-        (-there["exposure_high"], -there["exposure_low"])
-    )
-    for p in ("exposure_p", "exposure_ranks_p"):
-        assert back[p] == pytest.approx(there[p])
-
-
 def test_canaries_are_joined_by_id_not_by_position(pair: MakePair) -> None:
     a, b = pair(BITS_A, BITS_B)
     shuffled = RunResults(**{**vars(b), "roster": b.roster[::-1], "rows": b.rows.sample(frac=1, random_state=3)})
     assert over_all(a, shuffled).equals(over_all(a, b))
-
-
-def test_equal_runs_differ_by_nothing(pair: MakePair) -> None:
-    row = over_all(*pair(BITS_A, BITS_A))
-    assert row[["exposure_difference", "exposure_low", "exposure_high"]].tolist() == [0, 0, 0]
-    assert row[["exposure_p", "exposure_ranks_p"]].tolist() == [1, 1]
 
 
 def test_equal_differences_have_no_spread(pair: MakePair) -> None:
@@ -169,16 +152,6 @@ def test_all_canaries_and_each_configuration(make_run: MakeRun) -> None:
     assert pd.isna(table["bs_discordant_difference"].iloc[1])  # nothing discordant has no share
 
 
-def test_exchanging_the_runs_exchanges_counts(make_run: MakeRun) -> None:
-    a, b = (read_run(make_run({20: of | MODEL}, name=n, grid=GRID, copies=3)) for n, of in (("a", A), ("b", B)))
-    there, back = over_all(a, b), over_all(b, a)
-    for name in ("rs", "bs", "rs_discordant", "bs_discordant"):
-        assert there[f"{name}_value_a"] == back[f"{name}_value_b"]
-    for name in ("rs", "bs"):
-        assert there[f"{name}_p"] == back[f"{name}_p"]
-        assert there[f"{name}_discordant_low"] == pytest.approx(1 - back[f"{name}_discordant_high"])
-
-
 def test_the_text_is_of_80_columns_and_has_the_numbers(make_run: MakeRun) -> None:
     text = runs_to_markdown(compared(make_run))
     assert max(map(len, text.splitlines())) <= 80
@@ -189,38 +162,6 @@ def test_the_text_is_of_80_columns_and_has_the_numbers(make_run: MakeRun) -> Non
     assert ["1/5K, 100%", "3", "+2.00", "6.57", f"{p:.3f}", "3/2", "1.000", "2/0", "1.000"] in shown
     assert next(row for row in shown if row[0] == "Exposure, bits")[3] == "+2.11"
     assert "Epsilon" not in text
-
-
-def test_what_was_not_measured_is_blank(make_run: MakeRun) -> None:
-    found = compared(make_run, {"exposure": B["exposure"]})
-    assert not {"rs", "bs"} & {*found.table["quantity"]}
-    text = runs_to_markdown(found)
-    assert "RS /9" not in text
-    assert "Perplexity" in text
-
-
-def test_models_that_are_not_alike_are_said_to_be(make_run: MakeRun) -> None:
-    assert "Run b is running: this is not its final model." in runs_to_markdown(compared(make_run, status="running"))
-    longer, shorter = (
-        read_run(make_run({20: B | MODEL}, name=name, grid=GRID, copies=3, rounds_per_epoch=epoch))
-        for name, epoch in (("c", 2.0), ("d", 4.0))
-    )
-    assert "different numbers of epochs" in runs_to_markdown(compare_runs(longer, shorter))
-
-
-def test_epsilon_is_beside(make_run: MakeRun) -> None:
-    spent: dict[str, object] = {"delta": 1e-5, "epsilon paper": 18.8, "epsilon replace-one-rdp": 152.8}
-    shown = cells(runs_to_markdown(compared(make_run, {**B, **spent})))
-    assert ["Epsilon", "", "153", "", "", "", ""] in shown
-    assert ["Epsilon, paper's", "", "18.8", "", "", "", ""] in shown
-
-
-def test_json_and_csv_say_the_same(make_run: MakeRun) -> None:
-    found = compared(make_run)
-    said = json.loads(json.dumps(runs_to_json(found), allow_nan=False))
-    assert (said["a"]["run"], said["b"]["perplexity"]) == ("a", 66.0)
-    assert [row["difference"] for row in said["rows"] if (row["row"], row["test"]) == ("all", "McNemar")] == [2, 2]
-    pd.testing.assert_frame_equal(read_typed(to_csv(found.table), COLUMNS | CONFIGURATION), found.table)
 
 
 def test_canaries_of_a_number_of_copies(make_run: MakeRun) -> None:
@@ -253,13 +194,6 @@ def test_two_runs_are_also_compared_at_equal_perplexity(flsim: Flsim, make_run: 
     assert [like["round", None][f"value_{side}"] for side in "ab"] == [10, 20]
     assert like["exposure", "t"]["difference"] == pytest.approx(0, abs=1e-9)
     assert (like["exposure", "t"]["p"], like["exposure", "signed ranks"]["p"]) == (1, 1)
-    better = {10: measured(2), 20: measured(3) | {"exposure": [4 + index for index in range(9)]}}
-    make_run(better, name="better")
-    like, gaps = at_equal("better", "a"), [1 + index / 2 for index in range(9)]
-    assert like["perplexity", None]["value_b"] == pytest.approx(57)
-    assert like["exposure", "t"]["difference"] == pytest.approx(np.mean(gaps))
-    assert like["exposure", "t"]["p"] == pytest.approx(stats.ttest_1samp(gaps, 0).pvalue)
-    assert like["exposure", "signed ranks"]["p"] == pytest.approx(2 / 2**9)  # all nine are of one sign
     make_run({20: measured(1)}, name="late")
     _, text, _ = flsim("compare", "a", "late")
     assert "Not compared at equal perplexity: run a: its first evaluation is below" in " ".join(text.split())
@@ -420,3 +354,139 @@ def test_partitions_of_short_and_of_long_training_are_compared_each(make_series:
         partition, _, length = name.rpartition("-")
         runs += make_series(of_seeds, name, int(length), setting=f"{partition}, S", series=partition)
     assert of_partitions(runs) == pytest.approx({"S, 10 rounds": 4 / 3, "S, 5 rounds": 1.0})
+
+
+CANARIES = 9
+
+
+@pytest.fixture
+def make_curve(make_run: MakeRun) -> Callable[..., RunResults]:
+    """Make a run by its evaluations: a cross-entropy and the exposure of canary 0, over which canary i has i bits."""
+
+    def make(name: str, points: Sequence[tuple[float, float]], seed: int = 0, **about: object) -> RunResults:
+        rounds = {
+            10 * (place + 1): {
+                "perplexity": math.exp(entropy),
+                "exposure": [bits + canary for canary in range(CANARIES)],
+                "references": 100.0,
+            }
+            for place, (entropy, bits) in enumerate(points)
+        }
+        return read_run(make_run(rounds, name=name, seed=seed, series=name.partition("-")[0], **about))
+
+    return make
+
+
+def test_exposures_between_two_evaluations(make_curve: Callable[..., RunResults]) -> None:
+    """At 4.25 nats, a quarter of the way from 4.5 to 3.5 nats, where exposure rises from 2 to 6 bits."""
+    run = make_curve("a", [(5.0, 1.0), (4.5, 2.0), (3.5, 6.0)])
+    round_, exposures = at_perplexity(run, math.exp(4.25))
+    assert round_ == pytest.approx(22.5)
+    assert exposures.to_numpy() == pytest.approx(3.0 + np.arange(CANARIES))
+    at_an_evaluation = at_perplexity(run, math.exp(4.5))
+    assert at_an_evaluation[0] == 20
+    assert at_an_evaluation[1].to_numpy() == pytest.approx(2.0 + np.arange(CANARIES))
+
+
+def test_runs_that_differ_in_length_only_do_not_differ_at_like_utility(make_curve: Callable[..., RunResults]) -> None:
+    """Exposure is 3 (6 - nats) in both. At the end, one has 4.5 bits more, as its training lasted longer."""
+    long = make_curve("a", [(nats, 3 * (6 - nats)) for nats in (5.5, 4.7, 3.9, 3.5)])
+    short = make_curve("b", [(nats, 3 * (6 - nats)) for nats in (5.7, 5.2, 5.0)])
+    assert to_wide(compare_runs(long, short).table)["exposure_difference"].iloc[0] == pytest.approx(4.5)
+    compared = like_utility([long], [short])
+    assert compared.pairs[0].perplexity == pytest.approx(math.exp(5.0))
+    assert compared.differences == pytest.approx([0], abs=1e-9)
+    assert compared.pairs[0].rounds[1] == 30
+    assert math.isnan(of_mean(compared.differences)["p"])
+
+
+def test_over_seeds_it_is_the_t_test_of_their_differences(make_curve: Callable[..., RunResults]) -> None:
+    """b has 1, 2 and 4 bits less than a at the same cross-entropy, and is trained further or less."""
+    lost = (1.0, 2.0, 4.0)
+    a = [make_curve(f"a-{seed}", [(5, 1), (4, 5)], seed) for seed in range(3)]
+    b = [
+        make_curve(f"b-{seed}", [(5, 1 - bits), (4 - seed / 2, 5 + 2 * seed - bits)], seed)
+        for seed, bits in enumerate(lost)
+    ]
+    compared = like_utility(a, b)
+    expected = stats.ttest_1samp(lost, 0)
+    interval = expected.confidence_interval(0.95)
+    assert compared.differences == pytest.approx(lost)
+    mean = of_mean(compared.differences)
+    assert (mean["low"], mean["high"], mean["p"]) == pytest.approx((interval.low, interval.high, expected.pvalue))
+    back = like_utility(b, a)
+    assert [pair.perplexity for pair in back.pairs.values()] == [pair.perplexity for pair in compared.pairs.values()]
+    assert back.differences == pytest.approx([-bits for bits in lost])
+
+
+def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Callable[..., RunResults]) -> None:
+    """IID runs of seeds 3 and 4 begin below the lowest perplexity of the others; seed 3 alone, then every seed."""
+    a = [make_curve(f"a-{seed}", [(5, 1), (4, 5)], seed) for seed in range(5)]
+    b = [make_curve(f"b-{seed}", [(5, 0), (4.5, 2 - seed)], seed) for seed in range(5)]
+    late = [make_curve(f"late-{seed}", [(4, 5)], seed) for seed in range(5)]
+    compared = like_utility([*a[:3], late[3], a[4]], b)
+    assert [*compared.pairs] == [0, 1, 2, 4]
+    assert compared.differences == pytest.approx([1, 2, 3, 5])
+    why = "run late-3: its first evaluation is below perplexity 90.02 already, at 54.6; evaluate it earlier"
+    assert {*compared.left_out} == {3}
+    assert left_out_text(compared.left_out).startswith(f"seed 3 left out: {why}")
+    two = left_out_text(like_utility([*a[:3], *late[3:]], b).left_out)
+    assert two.startswith(f"seeds 3, 4 left out: {why}, with a smaller evaluation.every; run late-4: its first")
+    with pytest.raises(InputError, match="no seed can be compared; seed 3: run late-3: its first evaluation is below"):
+        like_utility(late[3:], b)
+
+
+@given(st.lists(st.integers(1, 60), min_size=2, max_size=6, unique=True), st.floats(0, 1))
+def test_interpolated_values_lie_between_their_neighbours(tenths: list[int], share: float) -> None:
+    entropies = [tenth / 10 for tenth in sorted(tenths, reverse=True)]
+    target = entropies[-1] + share * (entropies[0] - entropies[-1])
+    bits = [10 - entropy for entropy in entropies]
+    run = _Curve(entropies, bits)
+    round_, exposures = at_perplexity(run, math.exp(target))  # type: ignore[arg-type]
+    assert exposures["c"] == pytest.approx(10 - target)
+    assert 0 <= round_ <= len(entropies) - 1
+
+
+def test_what_cannot_be_compared_says_why(make_curve: Callable[..., RunResults]) -> None:
+    run = make_curve("a", [(5.0, 1.0), (4.0, 2.0)])
+    with pytest.raises(InputError, match=r"run a: never reached perplexity 20\.09; its lowest is 54\.6"):
+        at_perplexity(run, math.exp(3))
+    with pytest.raises(InputError, match=r"run a: its first evaluation is below perplexity 403\.4 already, at 148\.4"):
+        at_perplexity(run, math.exp(6))
+    with pytest.raises(InputError, match="run c: diverged"):
+        lowest_in_both(run, make_curve("c", [(5.0, 1.0)], status="diverged"))
+    with pytest.raises(InputError, match="run d: no evaluation has both perplexity and exposure"):
+        lowest_in_both(run, make_curve("d", []))
+
+
+class _Curve:
+    """The evaluations of a run in memory, for a property that many runs have."""
+
+    name, status = "curve", "completed"
+
+    def __init__(self, entropies: Sequence[float], bits: Sequence[float]) -> None:
+        self._entropies, self._bits = entropies, bits
+        self.evaluated = list(range(len(entropies)))
+
+    def of_model(self, metric: str, round_: int) -> float:
+        assert metric == "perplexity"
+        return math.exp(self._entropies[round_])
+
+    def of_canaries(self, metric: str, round_: int) -> "pd.Series[float]":
+        assert metric == "exposure"
+        return pd.Series({"c": self._bits[round_]})
+
+
+def test_canaries_that_neither_run_planted_are_left_out(make_curve: Callable[..., RunResults]) -> None:
+    """Canaries have values of their own, and all but the first two are planted nowhere."""
+    a, b = make_curve("a", [(5, 1), (4, 5)]), make_curve("b", [(5, 1), (4, 3)])
+    changed = a.rows["value"].where(a.rows["canary"] != a.roster["canary"].iloc[-1], 99.0)
+    drawn = [3, 3] + [0] * (len(a.roster) - 2)
+    runs = [replace(run, roster=run.roster.assign(planned_insertions=drawn)) for run in (a, b)]
+    assert like_utility([replace(runs[0], rows=a.rows.assign(value=changed))], [runs[1]]).differences == [2.0]
+    assert like_utility([replace(a, rows=a.rows.assign(value=changed))], [b]).differences != [2.0]
+
+
+def test_it_is_the_first_time_that_a_run_reached_it(make_curve: Callable[..., RunResults]) -> None:
+    run = make_curve("a", [(5.0, 1.0), (4.0, 2.0), (4.6, 3.0), (3.8, 4.0)])
+    assert at_perplexity(run, math.exp(4.5))[0] == pytest.approx(15)

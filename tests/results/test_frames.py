@@ -1,6 +1,5 @@
 """Frames say what the files say, by run, round and canary; the notebook runs on them."""
 
-import json
 import os
 import re
 import warnings
@@ -12,8 +11,8 @@ import nbclient
 import nbformat
 import pandas as pd
 import pytest
+from results.levels import write_sweep
 
-from flsim.base.errors import InputError
 from flsim.results.frames import CANARY, RUN, frames
 from flsim.results.rows import DIVERGED, Row, write_rows
 from flsim.results.store import read_run
@@ -139,10 +138,7 @@ def test_a_sweep_brings_its_axes_and_published_rows(make_partitions: Callable[..
         published = {"table": "1", "data": "IID", "rs": 65, "mean_exposure": 2.5} if partition == "iid" else None
         about_run = {"name": path.name, "grid": "fedavg", "seed": int(seed), "axes": axes, "published": published}
         runs.append(about_run)
-    about = {name: name for name in ("title", "question", "tier", "about", "command")}
-    (tmp_path / "table1" / "sweep.json").write_text(
-        json.dumps({"name": "table1", "source": None, "versions": {}, "sessions": [], "runs": runs, **about})
-    )
+    write_sweep(tmp_path / "table1", runs)
     found, canaries = frames(str(tmp_path / "table1"))
     assert found["sweep"].eq("table1").all()
     assert found["grid"].eq("fedavg").all()
@@ -152,17 +148,6 @@ def test_a_sweep_brings_its_axes_and_published_rows(make_partitions: Callable[..
     assert found["published_rs"].tolist() == [65] * 4 + [pd.NA] * 4
     assert found["published_exposure"].tolist() == [2.5] * 4 + [pd.NA] * 4
     assert len(canaries) == 72
-
-
-@pytest.mark.parametrize("paths", [(), ("nothing*",)])
-def test_nothing_there_is_said(paths: tuple[str, ...]) -> None:
-    with pytest.raises(InputError, match="no runs there; `flsim demo` makes some"):
-        frames(*paths)
-
-
-def test_a_path_that_is_no_run_is_said(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="not a run folder"):
-        frames(tmp_path)
 
 
 def test_the_notebook_is_clean_and_runs_from_top_to_bottom(

@@ -4,21 +4,16 @@ Runs are simulated: their exposure is a function of their cross-entropy, less a 
 so that the difference at equal perplexity is that effect. IID runs are trained further, so at the end it is larger.
 """
 
-import json
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
-import pandas as pd
 import pytest
-from helpers import Flsim
-from results.levels import beside_of
+from results.levels import beside_of, planned_run, write_sweep
 from scipy import stats
 
 from flsim.results.differences import twins
-from flsim.results.store import RunResults
 from flsim.results.sweeps import read_sweep
 
 MakeRun = Callable[..., Path]
@@ -71,8 +66,7 @@ def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
         for grid, partition in ((grid, partition) for grid in effects for partition in NATS):
             for seed, effect in enumerate(effects[grid]):
                 name = f"{grid}-{partition}-seed{seed}"
-                axes = {"data.partition": partition, "training.cohort": 40}
-                runs.append({"name": name, "grid": grid, "seed": seed, "axes": axes, "published": None})
+                runs.append(planned_run(name, grid, seed, partition))
                 if effect is not None or partition == "iid":
                     setting = f"{'IID' if partition == 'iid' else 'Non-IID'}, {grid}, b_u=40"
                     about = {"seed": seed, "series": f"{grid}-{partition}", "rounds_per_epoch": 1.0, "setting": setting}
@@ -80,10 +74,7 @@ def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
                     rounds = {max(rounds): rounds[max(rounds)]} if name in late else rounds
                     folder = make_run(rounds, name=name, shift=100 * seed, **about)
                     folder.rename(tmp_path / "sweep" / "runs" / name)
-        about_all: dict[str, object] = {"name": "sweep", "title": "Effects", "source": None, "versions": {}}
-        about_all |= {"runs": runs, "sessions": []} | dict.fromkeys(("question", "tier", "about", "command"), "-")
-        (tmp_path / "sweep" / "sweep.json").write_text(json.dumps(about_all))
-        return tmp_path / "sweep"
+        return write_sweep(tmp_path / "sweep", runs)
 
     return make
 
@@ -102,7 +93,7 @@ def test_p_is_scipys_and_its_correction_is_holms(make_sweep: MakeSweep) -> None:
     assert rest == [1, 1]
 
 
-def test_rows_without_a_test_are_blank_and_do_not_count(make_sweep: MakeSweep, flsim: Flsim) -> None:
+def test_rows_without_a_test_are_blank_and_do_not_count(make_sweep: MakeSweep) -> None:
     """One row has one seed, which has a p over canaries at the end alone; one has no run of one partition."""
     folder = make_sweep({"strong": STRONG, "single": [1.0], "weak": WEAK, "waiting": [None, None]})
     table = beside_of(twins(read_sweep(folder)))
@@ -114,68 +105,3 @@ def test_rows_without_a_test_are_blank_and_do_not_count(make_sweep: MakeSweep, f
     assert (table["over"].iloc[1], table["like_exposure_difference"].iloc[1]) == ("canaries", pytest.approx(1))
     assert table["exposure_p_holm"].isna().tolist() == [False, False, False, True]
     assert "like_exposure_p_holm" not in beside_of(twins(read_sweep(folder))[1:2])
-    code, text, err = flsim("compare", "sweep")
-    assert code == 0, err
-    assert cells_of(text, "Like perp.")["single, b_u=40"] == ["+1.00", "", ""]
-
-
-def test_a_row_without_a_common_perplexity_does_not_count(make_sweep: MakeSweep, make_run: MakeRun) -> None:
-    folder = make_sweep({"strong": STRONG, "weak": WEAK, "late": (1.0, 1.2)})
-    pairs = twins(read_sweep(folder))
-    late = [replace(run, results=_without_first(run.results, 2)) for run in pairs[2].a if run.results]
-    table = beside_of([*pairs[:2], replace(pairs[2], a=late)])
-    assert "its first evaluation is below perplexity" in table["like_left_out"].iloc[2]
-    assert table["like_exposure_p_holm"].tolist()[:2] == pytest.approx(by_hand(p_of(STRONG, WEAK)))
-    assert table[["like_exposure_p", "like_exposure_p_holm"]].iloc[2].isna().all()
-
-
-def test_a_row_without_one_seed_is_compared_and_names_it(make_sweep: MakeSweep, flsim: Flsim, tmp_path: Path) -> None:
-    """The run of seed 3 on IID data begins below 4 nats, the lowest of both; four seeds are left."""
-    folder = make_sweep({"strong": STRONG, "weak": WEAK}, late=["weak-iid-seed3"])
-    table = beside_of(twins(read_sweep(folder)))
-    left = [effect for seed, effect in enumerate(WEAK) if seed != 3]
-    assert table["like_exposure_difference"].tolist() == pytest.approx([2, float(np.mean(left))])
-    assert table["like_exposure_p"].tolist() == pytest.approx(p_of(STRONG, left))
-    assert table["seeds"].tolist() == [5, 5]
-    why = "seed 3 left out: run weak-iid-seed3: its first evaluation is below perplexity 54.6 already"
-    assert pd.isna(table["like_left_out"].iloc[0])
-    assert why in table["like_left_out"].iloc[1]
-    for command in ("compare", "table"):
-        code, text, err = flsim(command, "sweep")
-        assert code == 0, err
-        assert f"At equal perplexity, weak, b_u=40: {why}" in " ".join(text.split())
-        assert "ot compared" not in text
-        assert max(map(len, text.splitlines())) <= 80
-
-
-def _without_first(run: RunResults, number: int) -> RunResults:
-    return replace(run, rows=run.rows[run.rows["round"] > 10 * number])
-
-
-def cells_of(text: str, heading: str) -> dict[str, list[str]]:
-    """Return the cell under a heading and the two right of it, by the first cell of each row."""
-    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("|")]
-    start = next(index for index, cells in enumerate(lines) if heading in cells)
-    column, rows = lines[start].index(heading), {}
-    for cells in lines[start + 2 : start + 6]:
-        rows[cells[0]] = cells[column : column + 3]
-    return rows
-
-
-def test_text_shows_the_corrected_p(make_sweep: MakeSweep, flsim: Flsim) -> None:
-    make_sweep(FOUR)
-    corrected = by_hand(p_of(*FOUR.values()))
-    code, text, err = flsim("compare", "sweep")
-    assert code == 0, err
-    assert max(map(len, text.splitlines())) <= 80
-    means = [f"{np.mean(effects):+.2f}" for effects in FOUR.values()]
-    ends = [stats.ttest_1samp(effects, 0).confidence_interval(0.95) for effects in FOUR.values()]
-    halves = [f"{(end.high - end.low) / 2:.2f}" for end in ends]
-    holm_texts = [f"{corrected[0]:.0e}", *(f"{p:.3f}" for p in corrected[1:])]
-    labels = [f"{grid}, b_u=40" for grid in FOUR]
-    expected = list(zip(labels, zip(means, halves, holm_texts, strict=True), strict=True))
-    assert cells_of(text, "Like perp.") == {label: list(cells) for label, cells in expected}
-    code, text, err = flsim("table", "sweep")
-    assert code == 0, err
-    assert max(map(len, text.splitlines())) <= 80
-    assert cells_of(text, "Like perp.") == {label: list(cells) for label, cells in expected}

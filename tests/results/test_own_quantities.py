@@ -6,9 +6,8 @@ from dataclasses import replace
 from io import BytesIO
 from pathlib import Path
 
-import numpy as np
 import pytest
-from shown import over_seeds, to_latex, to_markdown
+from shown import to_latex, to_markdown
 
 from flsim.measures.quantity import Quantity
 from flsim.report.gather import gather
@@ -52,13 +51,6 @@ def partitions(make_run: MakeRun) -> dict[str, list[RunResults]]:
             write_rows(folder, 10, rows, OWN)
             found[partition].append(read_run(folder))
     return found
-
-
-def test_means_and_intervals_are_those_of_numbers_and_counts(partitions: dict[str, list[RunResults]]) -> None:
-    iid, _ = over_seeds([*partitions["iid"], *partitions["non-iid"]]).to_dict("records")
-    assert iid["mean_nats"] == pytest.approx(np.mean([5, 5.25]))
-    assert iid["nats_seeds_low"] < iid["mean_nats"] < iid["nats_seeds_high"]
-    assert (iid["seen"], iid["seen_sd"]) == (3.5, pytest.approx(np.std([3, 4], ddof=1)))
 
 
 def test_a_report_sums_up_flags_of_one_s_own(partitions: dict[str, list[RunResults]], tmp_path: Path) -> None:

@@ -1,16 +1,21 @@
 """The plot: what its lines say, what its legend covers, and that it is whole or absent."""
 
+import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib as mpl
 import numpy as np
 import pytest
+from helpers import Flsim
 
 from flsim.base.errors import InputError
-from flsim.results.in_short import round_in_short
+from flsim.base.statistics import t_interval
+from flsim.results.rows import round_in_short
 from flsim.results.store import RunResults, read_run
-from flsim.show.plots import draw_rounds, plot_rounds
+from flsim.show.figure import line_style
+from flsim.show.plots import draw_against_utility, draw_losses, draw_rounds, plot
 
 MakeRun = Callable[..., Path]
 
@@ -45,7 +50,7 @@ def test_lines_are_the_measurements(runs: list[RunResults]) -> None:
         assert [len(np.asarray(line.get_xdata())) for line in panel.get_lines()] == [2, 2, 1, 0]
     for panel in (exposure, perplexity):
         assert panel.get_xlabel() == "completed rounds (central: steps)"
-    assert rs.get_ylabel() == bs.get_ylabel() == "canaries memorized (of 9)"
+    assert [panel.get_ylabel() for panel in (rs, bs)] == ["canaries memorized (of 9)", "canaries extracted (of 9)"]
     assert rs.get_ylim() == bs.get_ylim()
     assert "bits" in exposure.get_ylabel()
 
@@ -115,12 +120,6 @@ def test_scales_show_lines_whole_and_no_more_canaries_than_there_are(make_run: M
     assert rs.get_ylim() == bs.get_ylim() == (0, 9)
 
 
-def test_an_infinite_perplexity_is_no_point(make_run: MakeRun) -> None:
-    run = read_run(make_run({10: measured(2) | {"perplexity": np.inf}, 20: measured(3)}))
-    line = draw_rounds([run]).axes[3].get_lines()[0]
-    assert np.asarray(line.get_data()).tolist() == [[20], [97]]
-
-
 def test_what_is_memorized_so_far_is_a_line(make_run: MakeRun) -> None:
     folder = make_run({10: measured(2), 20: measured(6)})
     assert round_in_short(folder, 10) == "RS 2, BS 1, 6.0 bits of 9 canaries"
@@ -140,7 +139,7 @@ def test_the_most_that_exposure_can_be_is_drawn_where_curves_come_near(make_run:
     for level, ceilings in ((1, []), (3, [np.log2(10_000 + 1)])):  # mean exposures of 5 and 7 bits
         by_round = {10: measured(level) | {"references": 10_000}, 20: measured(level) | {"references": 10_000}}
         panel = draw_rounds([read_run(make_run(by_round, name=f"level-{level}"))]).axes[2]
-        assert [np.asarray(line.get_ydata())[0] for line in panel.get_lines()[1:]] == ceilings
+        assert [np.asarray(line.get_ydata())[0] for line in panel.get_lines()[:-1]] == ceilings
         assert all(ceiling < panel.get_ylim()[1] for ceiling in ceilings)
 
 
@@ -152,35 +151,22 @@ def test_the_band_is_the_interval_of_the_table(runs: list[RunResults]) -> None:
     assert (at_10.min(), at_10.max()) == pytest.approx((6 - half, 6 + half), abs=1e-3)
 
 
-def test_labels_say_what_is_not_a_finished_run(runs: list[RunResults], make_run: MakeRun) -> None:
-    again = read_run(make_run({10: measured(1)}, name="seed-1"))
-    legend = draw_rounds([*runs, again]).legends[0]
-    assert [text.get_text() for text in legend.get_texts()] == [
-        "IID, FedAvg, b_u = 16 [iid]",
-        "Non-IID, FedAvg, b_u = 16",
-        r"\$1\$, lr = 9 (diverged, round 10)",
-        "Later (running, round 0)",
-        "IID, FedAvg, b_u = 16 [seed-1]",
-    ]
-
-
 def test_the_legend_covers_no_data_and_lines_differ_without_colour(make_run: MakeRun) -> None:
     many = [read_run(make_run({10: measured(1)}, name=f"run-{index}")) for index in range(12)]
     figure = draw_rounds(many)
     figure.draw_without_rendering()
     legend = figure.legends[0].get_window_extent()
     assert not any(panel.get_tightbbox().overlaps(legend) for panel in figure.axes)  # type: ignore[union-attr]
-    lines = figure.axes[0].get_lines()
-    assert len({(str(line.get_marker()), str(line.get_linestyle())) for line in lines}) == 12
+    assert len({(style["marker"], str(style["linestyle"])) for style in map(line_style, range(12))}) == 12
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".SVG", b"<?xml")])
 def test_the_same_results_give_the_same_file(runs: list[RunResults], tmp_path: Path, suffix: str, start: bytes) -> None:
     before = dict(mpl.rcParams)
     path = tmp_path / f"memorization{suffix}"
-    plot_rounds(runs, path)
+    plot(runs, path)
     first = path.read_bytes()
-    plot_rounds(runs, path)
+    plot(runs, path)
     assert first.startswith(start)
     assert path.read_bytes() == first
     assert [left.name for left in tmp_path.glob("*memorization*")] == [path.name]
@@ -195,5 +181,113 @@ def test_what_cannot_be_drawn_is_refused(runs: list[RunResults], tmp_path: Path)
         ([], tmp_path / "plot.png", "no runs"),
     ):
         with pytest.raises(InputError, match=message):
-            plot_rounds(wrong, path)
+            plot(wrong, path)
         assert not path.exists()
+
+
+Metrics = dict[str, list[float] | float]
+
+
+def lossy(test_loss: float, bits: float, estimated: float | None = None) -> Metrics:
+    metrics: Metrics = {"perplexity": math.exp(test_loss), "exposure": [bits] * 9}
+    return metrics | ({} if estimated is None else {"extrapolated_exposure": [estimated] * 9})
+
+
+@pytest.fixture
+def lossy_seeds(make_run: MakeRun) -> list[RunResults]:
+    """Two seeds, whose test loss is lowest after two epochs, and whose exposure is highest after three."""
+    return [
+        read_run(
+            make_run(
+                {10: lossy(3, 1, 1 + seed), 20: lossy(1, 4, 5 + seed), 30: lossy(2, 6, 7 + seed)},
+                name=f"seed-{seed}",
+                seed=seed,
+                series="a",
+                rounds_per_epoch=10,
+            )
+        )
+        for seed in (0, 2)
+    ]
+
+
+def test_losses_are_on_one_axis_and_estimated_exposure_on_the_other(lossy_seeds: list[RunResults]) -> None:
+    losses = {run: {10: 3.5 + index, 20: 2.5 + index, 30: 0.5 + index} for index, run in enumerate(lossy_seeds)}
+    figure = draw_losses(lossy_seeds, losses, over_seeds=True)
+    loss, exposure = figure.axes
+    training, test, minimum = loss.get_lines()
+    assert np.asarray(training.get_data()).tolist() == [[1, 2, 3], [4, 3, 1]]
+    assert np.asarray(test.get_data()) == pytest.approx(np.array([[1, 2, 3], [3, 1, 2]]))
+    assert np.asarray(minimum.get_xdata()).tolist() == [2, 2]
+    [bits] = exposure.get_lines()
+    assert np.asarray(bits.get_data()).tolist() == [[1, 2, 3], [2, 6, 8]]
+    assert (loss.get_ylabel(), exposure.get_ylabel()) == ("loss (nats per word)", "estimated exposure (bits)")
+    assert loss.get_title() == "IID, FedAvg, b_u = 16 (2 seeds)"
+    (text,) = loss.texts
+    assert text.get_text() == "lowest test loss: epoch 2\nhighest exposure: epoch 3"
+    assert [text.get_text() for text in figure.legends[0].get_texts()][:2] == ["training loss", "test loss"]
+
+
+def test_the_command_reads_training_losses_from_the_log(
+    flsim: Flsim, lossy_seeds: list[RunResults], tmp_path: Path
+) -> None:
+    message = "seed-0, seed-2: rounds.jsonl has no training loss"
+    code, _, printed = flsim("plot", "seed-0", "seed-2", "--kind", "loss", "--out", "loss.svg")
+    assert (code, message in printed) == (2, True), printed
+    for run in lossy_seeds:
+        lines = [{"round": round_, "since": round_ - 10, "loss": 1.0} for round_ in (10, 20, 30)]
+        (tmp_path / run.name / "rounds.jsonl").write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    assert flsim("plot", "seed-0", "seed-2", "--kind", "loss", "--out", "loss.svg") == (0, "", "")
+    assert (tmp_path / "loss.svg").read_text().startswith("<?xml")
+
+
+def test_what_has_no_losses_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    new = read_run(make_run(name="new", status="running"))
+    decided = read_run(make_run({10: {"rs": [0.0] * 9, "perplexity": 3.0}}, name="decided"))
+    for run, losses, message in (
+        (new, {}, "new: not evaluated yet"),
+        (decided, {}, "no training loss"),
+        (decided, {10: 1.0}, "no evaluation has exposure; train without evaluation.decide"),
+    ):
+        with pytest.raises(InputError, match=message):
+            plot([run], tmp_path / "loss.png", kind="loss", losses={run: losses})
+        assert not (tmp_path / "loss.png").exists()
+
+
+def at_perplexity(perplexity: float, bits: float) -> dict[str, list[float] | float]:
+    return {"perplexity": perplexity, "exposure": [bits - 1, bits, bits + 1] * 3}
+
+
+@pytest.fixture
+def utility_seeds(make_run: MakeRun) -> list[RunResults]:
+    """Two seeds of a setting; the first was evaluated once more."""
+    trained = [
+        {10: at_perplexity(80, 1), 20: at_perplexity(20, 3), 30: at_perplexity(10, 7)},
+        {10: at_perplexity(20, 2), 20: at_perplexity(5, 5)},
+    ]
+    return [
+        read_run(make_run(rounds, name=f"seed-{seed}", seed=seed, series="a")) for seed, rounds in enumerate(trained)
+    ]
+
+
+def test_over_seeds_perplexity_is_a_geometric_mean_at_evaluations_that_all_have(
+    utility_seeds: list[RunResults],
+) -> None:
+    figure = draw_against_utility(utility_seeds, over_seeds=True)
+    (panel,) = figure.axes
+    (line,) = panel.get_lines()
+    assert np.asarray(line.get_data()) == pytest.approx(np.array([[40, 10], [1.5, 4]]))  # sqrt(80 20), sqrt(20 5)
+    (bars,) = panel.collections
+    ends = [segment[:, 1].tolist() for segment in bars.get_segments()]  # type: ignore[attr-defined]
+    assert ends == [pytest.approx(t_interval(np.array(bits))) for bits in ([1.0, 2.0], [3.0, 5.0])]
+    assert panel.get_xscale() == "log"
+    (legend,) = figure.legends
+    assert [text.get_text() for text in legend.get_texts()] == ["IID, FedAvg, b_u = 16 (2 seeds)"]
+
+
+def test_each_run_has_a_line_of_its_own_and_intervals_over_its_canaries(utility_seeds: list[RunResults]) -> None:
+    (panel,) = draw_against_utility(utility_seeds).axes
+    long, short = (np.asarray(line.get_data()) for line in panel.get_lines())
+    assert long == pytest.approx(np.array([[80, 20, 10], [1, 3, 7]]))
+    assert short == pytest.approx(np.array([[20, 5], [2, 5]]))
+    first = panel.collections[0].get_segments()[0][:, 1].tolist()  # type: ignore[attr-defined]
+    assert first == pytest.approx(t_interval(np.array([0.0, 1.0, 2.0] * 3)))

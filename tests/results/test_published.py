@@ -1,15 +1,12 @@
 """Published numbers: the same as in the papers' tables, consistent with each other and with the papers' words."""
 
-import csv
 import math
-from pathlib import Path
 
 import pytest
 
 from flsim.base.errors import InputError
 from flsim.results.published import matching, published_rows, with_question
 
-GIVEN = Path(__file__).parents[3] / "shared" / "data" / "paper_tables.csv"
 THAKKAR, CARLINI = "thakkar2020.csv", "carlini2018.csv"
 Row = dict[str, object]
 
@@ -22,40 +19,8 @@ def numbers(rows: list[Row], name: str) -> list[float]:
     return [float(str(row[name])) for row in rows]
 
 
-@pytest.mark.skipif(not GIVEN.is_file(), reason="no published tables in ../shared/data/paper_tables.csv")
-def test_thakkar_equals_another_transcript() -> None:
-    with GIVEN.open(newline="") as lines:
-        given = list(csv.DictReader(lines))
-    ours = thakkar("1", "2", "3", "4")
-    assert len(given) == len(ours) == 52
-    for theirs, row in zip(given, ours, strict=True):
-        for name in ("table", "data", "optimizer", "batch_unit", "budget"):
-            assert row[name] == theirs[name]
-        for name, column in (("batch_size", "batch_size"), ("rs", "rs_of_90"), ("bs", "bs_of_90")):
-            assert row[name] == int(theirs[column])
-        for metric in ("rs", "bs"):
-            pair = [theirs[f"{metric}_lowest_{name}"] for name in ("p_u", "p_e")]
-            assert row[f"{metric}_lowest"] == (", ".join(pair) if any(pair) else "-")
-        assert row["accuracy"] == pytest.approx(float(theirs["recall_at_1_pct"]) / 100, rel=1e-12)
-        assert row["perplexity"] == float(theirs["perplexity"])
-        for name, column in (("epsilon_paper", "epsilon"), ("delta", "delta")):
-            assert row.get(name) == (float(theirs[column]) if theirs[column] else None)
-
-
 # Budgets that are the same training: section 4.2 has 8000 rounds of 5000 users for 100 epochs, so of 500 for 10.
 SAME = {("8000 rounds", 5000): "100 epochs", ("8000 rounds", 500): "10 epochs"}
-
-
-def test_rows_that_two_tables_share_agree() -> None:
-    found: dict[tuple[object, ...], list[Row]] = {}
-    for row in thakkar("1", "2", "3", "4"):
-        budget = SAME.get((str(row["budget"]), int(str(row["batch_size"]))), row["budget"])
-        key = (row["data"], row["optimizer"], row["batch_unit"], row["batch_size"], budget)
-        found.setdefault(key, []).append({name: row[name] for name in row if name not in ("table", "budget")})
-    shared = [rows for rows in found.values() if len(rows) > 1]
-    # Per partition: Table 1 with 2 (5000 users), with 3 (32 records, 500 users) and with 4 (500 users).
-    assert sum(len(rows) for rows in shared) == 2 * (2 + 2 + 3)
-    assert all(row == rows[0] for rows in shared for row in rows)
 
 
 def test_thakkar_is_as_its_text_says() -> None:

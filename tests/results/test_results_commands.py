@@ -1,18 +1,17 @@
 """`flsim table` and `flsim plot` as they are typed."""
 
 import io
-import json
 from collections.abc import Callable
 from pathlib import Path
 
 import pandas as pd
 import pytest
 from helpers import Flsim
-from shown import from_csv, to_markdown
+from results.levels import write_sweep
+from shown import from_csv
 
-from flsim.results import tables
 from flsim.results.published import ROW_OF_QUESTION, matching, published_rows
-from flsim.results.store import RunResults, read_run
+from flsim.results.store import RunResults
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]
@@ -53,14 +52,6 @@ def test_seeds_are_the_first_reading(flsim: Flsim, names: list[str]) -> None:
     assert "say nothing about other seeds" in " ".join(text.split())
 
 
-def test_one_seed_is_said_to_be_one(flsim: Flsim, names: list[str]) -> None:
-    one = flsim("table", names[0], names[2])[1]
-    assert "One seed a row: means and intervals are over its canaries and say nothing about other seeds." in " ".join(
-        one.split()
-    )
-    assert "One seed" not in flsim("table", *names)[1]
-
-
 def test_seeds_without_a_mean_are_shown_singly_with_the_reason(flsim: Flsim, make_series: MakeSeries) -> None:
     make_series([3], name="a", setting="IID, FedAvg, b_u=16", series="s", round=10)
     make_series([3], name="b", setting="IID, FedAvg, b_u=16", series="s", round=20, seed=1)
@@ -93,9 +84,7 @@ def sweep(make_run: MakeRun, tmp_path: Path) -> str:
                 seed=0,
                 series=partition,
             )
-    words = dict.fromkeys(("name", "title", "question", "tier", "about", "source", "command"), "x")
-    about = {**words, "versions": {}, "sessions": [], "runs": planned}
-    (tmp_path / "table1" / "sweep.json").write_text(json.dumps(about))
+    write_sweep(tmp_path / "table1", planned)
     return "table1"
 
 
@@ -118,48 +107,6 @@ def test_a_sweep_against_the_paper_in_every_format(flsim: Flsim, sweep: str, mor
     flsim(*marked, "--format", "parquet", "--out", "table.parquet")
     pd.testing.assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table)
     assert "& Twin" in flsim(*marked, "--format", "latex")[1]
-
-
-def test_the_note_on_a_search_is_not_lost_beside_csv(flsim: Flsim, sweep: str, tmp_path: Path) -> None:
-    """Below tables for people, with --against too; on standard error beside CSV, which has no room for it."""
-    note, file = "Settings were chosen by perplexity.", tmp_path / "table1" / "sweep.json"
-    _, plain, _ = flsim("table", sweep, "--format", "csv")
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"tuned": note}))
-    assert flsim("table", sweep, "--format", "csv") == (0, plain, f"{note}\n")
-    for more in ([], ["--against", "paper"]):
-        assert note in flsim("table", sweep, *more)[1]
-        assert note in flsim("table", sweep, *more, "--format", "latex")[1]
-
-
-def test_runs_and_sweeps_are_one_table(flsim: Flsim, names: list[str], sweep: str) -> None:
-    _, csv, _ = flsim("table", names[0], sweep, "--format", "csv")
-    assert pd.read_csv(io.StringIO(csv))["published_rs"].fillna(-1).tolist() == [-1, 66, 21]
-
-
-def test_a_measure_of_one_run_is_no_column_of_gaps_for_the_others(flsim: Flsim, make_run: MakeRun) -> None:
-    common = {"exposure": [3.0] * 9, "rs": [1.0] * 9, "bs": [0.0] * 9, "references": 1000.0, "perplexity": 50.0}
-    measured = common | {"space_exposure": [20.0] * 9}
-    one = read_run(make_run({10: measured}, name="a", setting="IID, FedAvg, b_u=4"))
-    other = read_run(make_run({10: common}, name="b", setting="Non-IID, SGD, b_r=4"))
-    alone, both = (to_markdown(tables.memorization_table(runs), 200) for runs in ([one], [one, other]))
-    assert "Space" in alone.splitlines()[0]
-    assert "Space" not in both.splitlines()[0]
-    assert "Not measured of all runs, so only in CSV and Parquet: whole space." in both
-    assert "mean_space_exposure" in flsim("table", "a", "b", "--format", "csv")[1]
-
-
-def test_a_footer_says_what_the_columns_are_once(flsim: Flsim, names: list[str]) -> None:
-    for more in ([], ["--over-seeds"]):
-        printed = " ".join(flsim("table", *names, *more)[1].split())
-        assert printed.count("RS: canaries memorized by Random Sampling; BS: canaries extracted by Beam Search") == 1
-        assert "Acc.: accuracy on test text; Perp.: perplexity on test text; b_u: users a round." in printed
-        for format_ in ("csv", "latex"):
-            assert "by Random Sampling;" not in flsim("table", *names, *more, "--format", format_)[1]
-
-
-def test_runs_without_partitions_have_no_comparison(flsim: Flsim, names: list[str]) -> None:
-    assert "less" not in flsim("table", *names[:2], "--over-seeds")[1]
-    assert "less" not in flsim("table", *names, "--each-seed")[1]
 
 
 def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_path: Path) -> None:
@@ -222,10 +169,6 @@ def test_a_plot_is_written(flsim: Flsim, names: list[str], more: list[str], tmp_
     assert ("2 seeds" in text, "iid-0" in text) == (more != ["--each-seed"], more == ["--each-seed"])
 
 
-@pytest.mark.parametrize("command", ["table", "plot"])
-def test_help_has_examples(flsim: Flsim, command: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
-    code, shown, printed = flsim(command, "--help")
-    assert (code, printed) == (0, "")
-    assert "Example: flsim" in shown
-    assert max(map(len, shown.splitlines())) <= 80
+def test_a_plot_is_written_into_a_device(flsim: Flsim, names: list[str]) -> None:
+    code, _, printed = flsim("plot", names[0], "--out", "/dev/full")
+    assert (code, printed) == (1, "flsim: /dev/full: No space left on device\n")

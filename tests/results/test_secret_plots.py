@@ -64,14 +64,6 @@ def note_of(figure: object) -> str:
     return " ".join(figure.get_supxlabel().split())  # type: ignore[attr-defined]
 
 
-def test_pairs_have_what_was_measured_of_each_secret(run: RunResults) -> None:
-    pairs = secret_pairs([run], SEARCH, "search")
-    assert pairs["canary"].tolist() == ["c00", "c01", "c02"]
-    assert pairs["extrapolated_exposure"].tolist() == [11, 6, 1.5]
-    np.testing.assert_array_equal(pairs["space_rank"], [1, 8, np.nan])
-    np.testing.assert_array_equal(pairs["phrases"], [SPACE, SPACE, np.nan])
-
-
 def test_a_search_is_filled_where_it_finds_the_secret(run: RunResults) -> None:
     figure = draw_search(secret_pairs([run], SEARCH, "search"))
     (panel,) = figure.axes
@@ -95,22 +87,6 @@ def test_ranks_are_beside_the_line_of_estimates(run: RunResults) -> None:
     assert "2 of 2 points are within a factor of ten" in note
     assert "of 1 secrets with an estimated exposure above log2 |R|, 1 have rank 1" in note
     assert "1 more points are not drawn" in note
-
-
-def test_a_poor_fit_is_open(run: RunResults) -> None:
-    pairs = secret_pairs([run], RANKS, "ranks").assign(extrapolation_p=[0.009, 0.01, 0.5])
-    (panel,) = draw_ranks(pairs).axes
-    assert points(panel.get_lines()) == [(False, [[11, 1]]), (True, [[6, 8]])]
-
-
-def test_settings_differ_in_colour_and_are_named(run: RunResults, make_run: MakeRun) -> None:
-    folder = make_run(name="other", grid=GRID, round=10, setting="GRU")
-    write_rows(folder, 10, rows_of("other"))
-    (panel,) = draw_ranks(secret_pairs([run, read_run(folder)], RANKS, "ranks")).axes
-    legend = panel.get_legend()
-    assert legend is not None
-    assert [text.get_text() for text in legend.get_texts()][:2] == ["IID, FedAvg, b_u = 16", "GRU"]
-    assert len({str(line.get_color()) for line in panel.get_lines() if line.get_marker() in {"o", "s"}}) == 2
 
 
 def test_missing_measures_are_named_with_what_to_do(make_run: MakeRun, run: RunResults, tmp_path: Path) -> None:

@@ -4,8 +4,10 @@ The simulations are seeded, so they pass or fail for good; under another seed ea
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -14,9 +16,9 @@ from pandas.testing import assert_frame_equal
 from shown import from_csv, over_seeds, to_latex, to_markdown
 
 from flsim.base.errors import InputError
-from flsim.results.seeds import by_series, named_apart, sample
+from flsim.results.seeds import by_series, distinctions, named_apart, sample
 from flsim.results.store import RunResults, read_run
-from flsim.show import formats
+from flsim.show.table import to_csv
 
 MakeRun = Callable[..., Path]
 MakeSeries = Callable[..., list[RunResults]]
@@ -40,19 +42,6 @@ def test_the_figures_are_those_of_the_seeds(make_series: MakeSeries) -> None:
     assert (row["canaries_low"], row["canaries_high"]) == pytest.approx((6 - half, 6 + half), abs=1e-3)
     assert (row["accuracy"], row["accuracy_sd"]) == pytest.approx((0.2, 0))
     assert (row["perplexity"], row["perplexity_sd"]) == (61, 1)
-
-
-def test_series_are_told_apart_and_older_runs_are_by_themselves(make_series: MakeSeries, make_run: MakeRun) -> None:
-    iid, non_iid = make_series([1, 2]), make_series([3, 4], name="non-iid")
-    old = [read_run(make_run(name=f"old-{index}")) for index in range(2)]
-    mixed = [iid[0], non_iid[0], old[0], iid[1], old[1], non_iid[1]]
-    assert by_series(mixed) == [iid, non_iid, [old[0]], [old[1]]]
-
-
-def test_a_seed_counts_once(make_series: MakeSeries) -> None:
-    iid = make_series([1, 2])
-    with pytest.raises(InputError, match="runs iid-0 and iid-0: equal settings and seed 0; leave one out"):
-        over_seeds([*iid, iid[0]])
 
 
 def test_short_and_long_training_of_one_series_are_told_apart(make_series: MakeSeries) -> None:
@@ -87,7 +76,7 @@ def test_one_seed_has_no_interval(make_series: MakeSeries) -> None:
     assert (row["mean_exposure"], row["perplexity"]) == (4, 60)
     for column in ("seeds_low", "seeds_high", "rs_sd", "bs_sd", "accuracy_sd", "perplexity_sd"):
         assert row[column] is pd.NA
-    written = [to_markdown(table), to_latex(table), formats.to_csv(table)]
+    written = [to_markdown(table), to_latex(table), to_csv(table)]
     assert not any("nan" in text.lower() or "<na>" in text.lower() for text in written)
 
 
@@ -97,14 +86,6 @@ def test_what_one_seed_lacks_is_blank_not_the_mean_of_others(make_series: MakeSe
     assert row["rs"] == pytest.approx((5 + 9 + 9) / 3)
     for column in ("bs", "mean_exposure", "seeds_low", "canaries_low", "accuracy", "perplexity", "epochs"):
         assert row[column] is pd.NA
-
-
-def test_an_infinite_perplexity_has_no_deviation(make_series: MakeSeries, make_run: MakeRun) -> None:
-    measured = {10: {"perplexity": math.inf, "references": 10_000}}
-    wild = read_run(make_run(measured, name="wild", seed=7, series="iid"))
-    row = over_seeds([*make_series([2]), wild]).iloc[0]
-    assert row["perplexity"] == math.inf
-    assert row["perplexity_sd"] is pd.NA
 
 
 @pytest.fixture
@@ -132,7 +113,7 @@ def test_runs_that_are_not_averaged_are_named(troubled: list[RunResults]) -> Non
     shown = to_markdown(table)
     assert "|2/6|" in shown.replace(" ", "")
     assert " ".join(f"Left out of {row['setting']}: {row['left_out']}".split()) in " ".join(shown.split())
-    assert_frame_equal(from_csv(formats.to_csv(table)), table, check_exact=True)
+    assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 
 def test_at_an_epoch_all_that_were_evaluated_there_count(troubled: list[RunResults]) -> None:
@@ -168,32 +149,42 @@ def test_what_has_no_mean_is_refused(make_series: MakeSeries, make_run: MakeRun)
         sample(iid, round=10, epoch=10)
 
 
-def test_markdown_fits_the_terminal(make_series: MakeSeries) -> None:
-    partitions = ["IID, SGD, b_r=128", "IID, FedAvg, b_u=16", "Non-IID, SGD, b_r=128", "Non-IID, FedAvg, b_u=16"]
-    runs = [
-        run
-        for index, partition in enumerate(partitions)
-        for run in make_series([6, 8.5], name=f"w{index}", setting=partition, perplexity=100)
+def told_apart(make_series: MakeSeries, *settings: Mapping[str, Any], labels: str = "") -> list[str]:
+    [run] = make_series([1])
+    of_runs = zip(settings, labels or "A" * len(settings), strict=True)
+    return distinctions([replace(run, settings=of_run, label=label) for of_run, label in of_runs])
+
+
+def test_values_of_the_settings_that_differ(make_series: MakeSeries) -> None:
+    common = {"model.architecture": "lstm", "canaries.count": 8}
+    words = told_apart(
+        make_series,
+        {**common, "model.units": 15, "privacy.clip": 0.5, "canaries.insertions": [1]},
+        {**common, "model.units": 30, "privacy.clip": 10.0, "canaries.insertions": [1]},
+        {**common, "model.units": 30, "canaries.insertions": [1, 10]},
+    )
+    assert words == [
+        ", units 15, clip 0.5, insertions 1",
+        ", units 30, clip 10, insertions 1",
+        ", units 30, insertions 1 10",
     ]
-    table = over_seeds(runs)
-    shown = to_markdown(table).splitlines()
-    assert max(map(len, shown)) <= 80
-    assert shown[0] == "|Setting                | n|RS /9|BS /9|Bits|CI_s|CI_c|Acc. %| SD|Perp.| SD|"
-    assert shown[2] == "|IID, SGD, b_r=128      | 2|  9.0|  9.0| 9.2|15.9| 0.9|  20.0|0.0|100.5|0.7|"
-    assert r"& CI$_s$ & CI$_c$ &" in to_latex(table)
 
 
-def test_equal_settings_are_told_apart_by_their_first_run(make_series: MakeSeries) -> None:
-    shown = to_markdown(over_seeds([*make_series([1, 2]), *make_series([3, 4], name="b")]))
-    assert [line.split("|")[2].strip() for line in shown.splitlines()[:4:2]] == ["First run", "iid-0"]
+def test_seeds_machines_and_places_of_a_corpus_tell_nothing_apart(make_series: MakeSeries) -> None:
+    words = told_apart(
+        make_series,
+        {"seed": 0, "data.corpus": "/a", "system.shards": 1},
+        {"seed": 1, "data.corpus": "/b", "system.shards": 2},
+    )
+    assert words == ["", ""]
 
 
-def test_different_epochs_have_a_column(make_series: MakeSeries) -> None:
-    runs = [*make_series([1, 2]), *make_series([1, 2], name="b", setting="B", round=372, rounds_per_epoch=37.2)]
-    table = over_seeds(runs)
-    assert "All after 10 epochs" in to_markdown(table)
-    runs += make_series([1, 2], name="c", setting="C", round=20)
-    lines = to_markdown(over_seeds(runs)).splitlines()
-    [head] = [index for index, line in enumerate(lines) if "Epochs|" in line]
-    place = lines[head].split("|").index("Epochs")
-    assert [line.split("|")[place].strip() for line in lines[head + 2 : head + 5]] == ["10", "10", "20"]
+def test_a_table_over_seeds_has_the_words(make_series: MakeSeries) -> None:
+    runs = [
+        replace(run, settings={"model.units": units, "seed": run.seed})
+        for units in (15, 30)
+        for run in make_series([1, 2], name=f"of-{units}")
+    ]
+    [first, second] = over_seeds(runs)["setting"]
+    assert first == f"{runs[0].setting}, units 15"
+    assert second == f"{runs[0].setting}, units 30"

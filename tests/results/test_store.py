@@ -13,13 +13,13 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from shown import from_csv, to_markdown
 
 from flsim.base.errors import Diverged, InputError
-from flsim.results.canary_table import canary_table
-from flsim.results.rows import SCHEMA, Row, write_rows
+from flsim.results.rows import SCHEMA, Row, frame, write_rows
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
-from flsim.show.memorization import table_of_canaries
+from flsim.show.table import to_csv
 
 MakeRun = Callable[..., Path]
 
@@ -64,13 +64,6 @@ def test_evaluating_twice_adds_nothing(make_run: MakeRun) -> None:
     assert {path.name: path.read_bytes() for path in (folder / "rows").iterdir()} == before
 
 
-def test_a_round_measured_anew_replaces_its_rows(make_run: MakeRun) -> None:
-    folder = make_run()
-    write_rows(folder, 10, ROWS)
-    write_rows(folder, 10, [Row("iid", 10, "accuracy", "", 0.5)])
-    assert read_run(folder).rows["value"].tolist() == [0.5]
-
-
 @pytest.mark.parametrize(
     "rows",
     [
@@ -95,11 +88,6 @@ def test_a_canary_without_a_finite_value_is_never_stored(make_run: MakeRun, valu
     with pytest.raises(Diverged, match="iid: exposure c03 of round 10 is"):
         write_rows(folder, 10, [*ROWS, Row("iid", 10, "exposure", "c03", value)])
     assert not (folder / "rows").exists()
-
-
-def test_infinite_perplexity_of_a_finite_model_is_a_measurement(make_run: MakeRun) -> None:
-    folder = make_run({10: {"perplexity": math.inf}})
-    assert read_run(folder).of_model("perplexity", 10) == math.inf
 
 
 def test_a_run_without_rows_is_a_run(make_run: MakeRun) -> None:
@@ -213,31 +201,6 @@ def test_a_metric_of_some_canaries_only_is_no_result(make_run: MakeRun) -> None:
         run.evaluation(7)
 
 
-def test_an_unknown_path_is_listed_as_unknown_and_never_as_no(make_run: MakeRun) -> None:
-    measured = [1.0, 0.0, 1.0]  # of the first canaries; the search left the other six open
-    run = read_run(make_run({10: {"rs": NINE, "bs": NINE, "path": measured}}))
-    table = canary_table(run)
-    assert table["path"].isna().tolist() == [False] * 3 + [True] * 6
-    assert table["path"].dropna().astype(float).tolist() == measured
-    text = table_of_canaries(table).markdown()
-    assert text.count("| unknown ") == 6
-    assert max(map(len, text.splitlines())) <= 80
-    assert not {"path", "path_share"} & set(memorization_table([run]).columns)
-
-
-def test_exposure_by_known_context_is_listed_under_what_is_known(make_run: MakeRun) -> None:
-    bits = [float(index) for index in range(9)]
-    run = read_run(
-        make_run({10: {"rs": NINE, "bs": NINE, "exposure prefix=5 suffix=0": NINE, "exposure prefix=5 suffix=6": bits}})
-    )
-    table = canary_table(run)
-    assert table["exposure prefix=5 suffix=6"].tolist() == bits
-    text = table_of_canaries(table).markdown()
-    [head] = [line for line in text.splitlines() if "5+6" in line and line.startswith("|")]
-    assert "5+0" in head
-    assert "5+6: exposure, in bits for those who know 5 words before the secret and its end." in " ".join(text.split())
-
-
 def results_of(rows: pd.DataFrame, canaries: list[str]) -> RunResults:
     return RunResults("iid", "a", "completed", None, 9, 9, rows, pd.DataFrame({"canary": canaries}))
 
@@ -286,3 +249,67 @@ def test_a_look_up_does_not_compare_every_row() -> None:
         assert results.of_model("x", round_) == 1
         assert results.of_canaries("rs", round_) is not None
     assert len(compared) < 100
+
+
+RS = {"rs": [0.0] * 9}
+FEDAVG, SGD = "Non-IID, FedAvg, b_u=16", "Non-IID, SGD, b_r=32"
+
+
+@pytest.fixture
+def pair(make_run: MakeRun) -> list[RunResults]:
+    """Ten epochs are 100 rounds of one and 3,720 steps of the other, and each was evaluated after five as well."""
+    return [
+        read_run(make_run({50: RS, 100: RS}, name="fedavg", setting=FEDAVG, rounds_per_epoch=10.0)),
+        read_run(make_run({1860: RS, 3720: RS}, name="sgd", setting=SGD, rounds_per_epoch=372)),
+    ]
+
+
+def test_what_run_json_says_is_read_and_an_older_one_says_nothing(make_run: MakeRun) -> None:
+    new = read_run(make_run({5: RS}, name="new", rounds_per_epoch=2.5, seed=3, series="ab"))
+    old = read_run(make_run({5: RS}, name="old"))
+    assert (new.rounds_per_epoch, new.seed, new.series, new.epochs_of(5)) == (2.5, 3, "ab", 2)
+    assert (old.rounds_per_epoch, old.seed, old.series, old.epochs_of(5)) == (None, None, None, None)
+    with pytest.raises(InputError, match="run old: an older run, which does not say what an epoch is"):
+        old.evaluation_at_epoch(2)
+
+
+ROUNDS = st.sets(st.integers(1, 5_000), min_size=1, max_size=6)
+
+
+@given(ROUNDS, st.floats(0.05, 500), st.floats(0.01, 100))
+def test_the_evaluation_at_an_epoch_is_the_nearest_and_near(rounds: set[int], per_epoch: float, epoch: float) -> None:
+    """Against the definition: no other round is nearer, and it is less than a round off, or 1% where that is more."""
+    rows = frame([Row("a", round_, "accuracy", "", 0.2) for round_ in sorted(rounds)])
+    run = RunResults("a", "A", "completed", None, max(rounds), max(rounds), rows, pd.DataFrame(), {}, per_epoch)
+    off = {round_: abs(round_ - epoch * per_epoch) for round_ in rounds}
+    if min(off.values()) < max(1.0, 0.01 * epoch * per_epoch):
+        assert off[run.evaluation_at_epoch(epoch)] == min(off.values())
+    else:
+        with pytest.raises(InputError, match="choose one of"):
+            run.evaluation_at_epoch(epoch)
+
+
+@pytest.mark.parametrize("epoch", [9.8, 7, 0, -5, math.nan, math.inf])
+def test_an_epoch_that_was_not_evaluated_is_one_line_with_those_that_were(pair: list[RunResults], epoch: float) -> None:
+    with pytest.raises(InputError) as caught:
+        pair[1].evaluation_at_epoch(epoch)
+    assert str(caught.value) == f"run sgd: was not evaluated at {epoch:g} epochs; choose one of 5, 10"
+
+
+def test_runs_of_both_kinds_are_shown_after_as_many_epochs(pair: list[RunResults]) -> None:
+    table = memorization_table(pair, epoch=5)
+    assert (table["round"].tolist(), table["epochs"].tolist()) == ([50, 1860], [5, 5])
+    shown = to_markdown(table)
+    assert "Round" not in shown
+    assert "| Epochs" not in shown
+    assert "\nAll after 5 epochs; an epoch reads as many records as there are.\n" in shown
+    pd.testing.assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
+
+
+def test_a_run_that_has_not_come_so_far_is_blank(pair: list[RunResults], make_run: MakeRun) -> None:
+    slow = read_run(make_run({50: RS}, name="slow", setting="Slow", status="running", rounds_per_epoch=10))
+    table = memorization_table([pair[0], slow], epoch=10)
+    assert table["epochs"].fillna(-1).tolist() == [10, -1]
+    assert memorization_table([pair[0], slow], epoch=5)["epochs"].tolist() == [5, 5]
+    with pytest.raises(InputError, match="was not evaluated at 3 epochs"):
+        memorization_table([pair[0], slow], epoch=3)

@@ -1,6 +1,5 @@
 """Columns side by side: nothing is lost, nothing is wider than asked, and rows keep what they are about."""
 
-import re
 import resource
 from pathlib import Path
 
@@ -13,8 +12,7 @@ from shown import to_markdown
 from flsim.cli.demo import write_tables
 from flsim.results.store import read_run
 from flsim.results.tables import memorization_table
-from flsim.show.formats import to_csv
-from flsim.show.layout import Column, latex, markdown
+from flsim.show.table import Column, latex, markdown, to_csv
 
 WORDS = st.text(st.sampled_from("abc DEF,=_1"), max_size=60).map(str.strip)
 
@@ -81,23 +79,6 @@ def test_notes_are_said_once_and_in_latex_as_comments() -> None:
     assert latex(labels, [columns], "More.\n").startswith(
         "% needs \\usepackage{booktabs}\n% A: a number.\n% More.\n\\begin{tabular}{lrrr}\n"
     )
-
-
-def test_latex_says_words_of_numbered_rows_in_a_table_of_their_own() -> None:
-    labels = [Column("Setting", ["w" * 95, "v"], is_number=False)]
-    text = latex(labels, [[Column("A", ["1", "2"])], [Column("B", ["3", "4"])]])
-    first, second = re.findall(r"\\midrule\n(.*?)\\bottomrule", text, re.DOTALL)
-    assert first == f"1 & {'w' * 95} \\\\\n2 & v \\\\\n"
-    assert second == "1 & 1 & 3 \\\\\n2 & 2 & 4 \\\\\n"
-
-
-def test_a_row_cannot_begin_with_an_argument_of_the_one_before() -> None:
-    """`\\\\[...]` and `\\\\*` would take what follows as theirs; letters that not every LaTeX has are numbers."""
-    labels = [Column("Setting", ["[1pt]", "*", "é漢 a--b"], is_number=False)]
-    text = latex(labels, [[Column("A", ["1", "2", "3"])]])
-    assert "{[}1pt] & 1" in text
-    assert "{*} & 2" in text
-    assert "é{[}U+6F22] a-{}-b & 3" in text
 
 
 def test_the_demos_tables_are_whole_or_absent(tmp_path: Path) -> None:

@@ -1,9 +1,9 @@
 """Tables: the paper's columns and wording, from rows and rosters alone."""
 
-import io
 import math
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
 from random import Random
@@ -14,14 +14,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pandas.testing import assert_frame_equal
-from shown import from_csv, to_latex, to_markdown
+from shown import from_csv, over_seeds, to_latex, to_markdown
 
 from flsim.base.errors import InputError
 from flsim.results import tables
+from flsim.results.columns import RECORD_PRIVACY
+from flsim.results.differences import Pair, compare_runs, differences, planned, to_wide
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
-from flsim.show import formats, memorization
-from flsim.show.formats import to_csv
+from flsim.show.differences import runs_to_markdown
+from flsim.show.table import to_csv, write_parquet
 
 MakeRun = Callable[..., Path]
 
@@ -56,25 +58,9 @@ def test_products_that_only_rounding_tells_apart_are_equal() -> None:
     assert tables.lowest(roster([(1.0, 0.01), (0.1, 0.1)])) == "1/10, 10%"
 
 
-def test_lowest_of_none_is_a_dash() -> None:
-    assert tables.lowest(roster([])) == "-"
-
-
 @pytest.mark.parametrize(
     ("p_u", "written"),
-    [
-        (1 / 5_000, "1/5K"),
-        (3 / 50_000, "3/50K"),
-        (0.05, "1/20"),
-        (0.03, "3/100"),
-        (0.02, "1/50"),
-        (1.0, "1"),
-        (1 / 3, "1/3"),
-        (1e-6, "1/1M"),
-        (0.999, "999/1K"),
-        (0.123456789, "0.123457"),
-        (1e-12, "1e-12"),
-    ],
+    [(0.0002, "1/5K"), (0.00006, "3/50K"), (0.999, "999/1K"), (1.0, "1"), (1e-6, "1/1M"), (1e-12, "1e-12")],
 )
 def test_user_shares_are_written_as_the_paper_does(p_u: float, written: str) -> None:
     assert tables.user_share(p_u) == written
@@ -129,33 +115,6 @@ def table_1(make_run: MakeRun) -> pd.DataFrame:
     )
 
 
-def test_markdown_is_the_papers_table(table_1: pd.DataFrame) -> None:
-    assert to_markdown(table_1, width=98) == (
-        "|Setting                    |RS /90|Lowest    |BS /90|Lowest    |Bits|Acc. %|Perp.|\n"
-        "|---------------------------|-----:|----------|-----:|----------|---:|-----:|----:|\n"
-        "|IID, FedAvg, b_u = 500     |    66|1/50K, 10%|    56|1/50K, 10%|10.0|  24.6| 57.5|\n"
-        "|Non-IID, FedAvg, b_u = 5000|    26|1/5K, 1%  |     2|1/5K, 100%|10.0|  24.5| 58.2|\n"
-        f"\n{memorization.LOWEST}\nBits: mean exposure of the planted canaries.\n"
-        "RS: canaries memorized by Random Sampling; BS: canaries extracted by Beam\n"
-        "Search; Acc.: accuracy on test text; Perp.: perplexity on test text; b_u: users\n"
-        "a round.\n"
-        f"{formats.note(memorization.ONE_SEED)}"
-    )
-
-
-def test_intervals_are_shown_where_they_leave_one_table_or_there_are_more(table_1: pd.DataFrame) -> None:
-    """Exact intervals of 66 and 26 of 90: 0.630 to 0.821, 0.198 to 0.394."""
-    plain = to_markdown(table_1, width=98)
-    assert "CI" not in plain
-    for width in (80, 120):
-        text = to_markdown(table_1, width)
-        assert text.count("| Setting") + text.count("|Setting") == (1 if width == 120 else 2)
-        head, _, iid, non_iid = ([cell.strip() for cell in line.split("|")] for line in text.splitlines()[:4])
-        assert (iid[head.index("CI %")], non_iid[head.index("CI %")]) == ("63-82", "20-39")
-        assert memorization.SHARE_INTERVAL in text
-        assert max(map(len, text.splitlines())) <= width
-
-
 def test_rounds_other_than_the_last(table_1: pd.DataFrame, make_run: MakeRun) -> None:
     run = read_run(make_run({5: {"rs": memorized("1/5K, 1%")}, 10: {"rs": memorized()}}))
     assert memorization_table([run])["rs"].tolist() == [0]
@@ -180,18 +139,6 @@ def test_the_interval_is_students_t(make_run: MakeRun) -> None:
     assert (row["exposure_low"], row["exposure_high"]) == pytest.approx((4 - half, 4 + half), abs=1e-3)
 
 
-def test_exposure_over_the_whole_space_has_columns_where_it_was_measured(make_run: MakeRun) -> None:
-    measured = make_run({5: {"exposure": EXPOSURE, "space_exposure": [2 * bits for bits in EXPOSURE]}})
-    without = make_run({5: {"exposure": EXPOSURE}}, name="without")
-    table = memorization_table([read_run(measured), read_run(without)])
-    row, other = table.iloc[0], table.iloc[1]
-    assert row["mean_space_exposure"] == 2 * row["mean_exposure"] == 8
-    assert 8 - row["space_low"] == pytest.approx(row["space_high"] - 8)
-    assert 8 - row["space_low"] == pytest.approx(2 * (4 - row["exposure_low"]))
-    assert other["mean_space_exposure"] is pd.NA
-    assert "mean_space_exposure" not in memorization_table([read_run(without)])
-
-
 @pytest.mark.parametrize("round_", [None, 10])
 def test_a_diverged_run_shows_its_status_and_no_result(make_run: MakeRun, round_: int | None) -> None:
     metrics = {"rs": memorized("1/5K, 1%"), "bs": memorized(), "exposure": EXPOSURE, "accuracy": 0.25}
@@ -204,40 +151,13 @@ def test_a_diverged_run_shows_its_status_and_no_result(make_run: MakeRun, round_
 
 def test_unfinished_runs_show_where_they_are(make_run: MakeRun) -> None:
     metrics = {"rs": memorized("1/5K, 1%"), "bs": memorized()}
-    folders = [
-        make_run({10: metrics, 20: metrics}, name="done", setting="A"),
-        make_run({10: metrics}, name="slow", setting="B", status="running"),
-        make_run({10: metrics}, name="dead", setting="C", status="failed", reason="a client keeps failing"),
-        make_run({10: metrics}, name="wild", setting="D", status="diverged"),
-        make_run(name="new", setting="E", status="running"),
-    ]
-    runs = [read_run(folder) for folder in folders]
-    assert not any((folder / "checkpoints").exists() for folder in folders)
-    head, _, *lines = to_markdown(memorization_table(runs)).splitlines()[:7]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in (head, *lines)]
-    assert [line[:4] for line in cells] == [
-        ["Setting", "Round", "Status", "RS /9"],
-        ["A", "20", "completed", "1"],
-        ["B", "10", "running", "1"],
-        ["C", "10", "failed", "1"],
-        ["D", "", "diverged", ""],
-        ["E", "", "running", ""],
-    ]
-    late = memorization_table(runs, round=20)
-    assert late["rs"].fillna(-1).tolist() == [1, -1, -1, -1, -1]
+    statuses = ("completed", "running", "failed", "diverged")
+    runs = [read_run(make_run({10: metrics}, name=status, setting=status, status=status)) for status in statuses]
+    head, _, *lines = to_markdown(memorization_table(runs)).splitlines()[:6]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")][1:4] for line in (head, *lines)]
+    rows = [[("10", status, "1"), ("", status, "")][status == "diverged"] for status in statuses]
+    assert cells == [["Round", "Status", "RS /9"], *map(list, rows)]
     assert "Status" not in to_markdown(memorization_table(runs[:1]))
-
-
-def test_equal_settings_are_told_apart_and_other_counts_are_said(make_run: MakeRun) -> None:
-    runs = [
-        read_run(make_run({10: {"rs": memorized("1/5K, 1%", copies=copies)}}, name=f"seed-{copies}", copies=copies))
-        for copies in (1, 2)
-    ]
-    head, _, first, second = to_markdown(memorization_table(runs)).splitlines()[:4]
-    assert re.split(r" *\| *", head)[1:5] == ["Setting", "Run", "RS", "Lowest"]
-    assert "seed-1" in first
-    assert "1/9" in first
-    assert "2/18" in second
 
 
 def test_markdown_cells_cannot_break_out(make_run: MakeRun) -> None:
@@ -270,36 +190,10 @@ def test_csv_reads_back_to_the_same_table(table: pd.DataFrame) -> None:
     assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 
-def test_csv_for_any_program(table_1: pd.DataFrame) -> None:
-    """Machine names, accuracy as a fraction, numbers that plain `read_csv` understands."""
-    table = pd.read_csv(io.StringIO(to_csv(table_1)))
-    assert list(table.columns) == list(tables.COLUMNS)
-    assert table["accuracy"].tolist() == [0.246, 0.2451]
-    assert table["rs"].tolist() == [66, 26]
-    assert table["perplexity"].tolist() == [57.5, 58.2]
-
-
 def test_parquet_reads_back_to_the_same_table(table_1: pd.DataFrame, tmp_path: Path) -> None:
-    formats.write_parquet(table_1, tmp_path / "table.parquet")
+    write_parquet(table_1, tmp_path / "table.parquet")
     assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table_1, check_exact=True)
     assert [path.name for path in tmp_path.glob("*table*")] == ["table.parquet"]
-
-
-def test_latex_is_the_papers_table(table_1: pd.DataFrame) -> None:
-    assert to_latex(table_1).splitlines() == [
-        r"% needs \usepackage{booktabs}",
-        f"% {memorization.LOWEST}",
-        "% Bits: mean exposure of the planted canaries.",
-        *(f"% {line}" for line in formats.note(memorization.ONE_SEED).splitlines()),
-        r"\begin{tabular}{lrlrlrrr}",
-        r"\toprule",
-        r"Setting & RS /90 & Lowest & BS /90 & Lowest & Bits & Acc. \% & Perp. \\",
-        r"\midrule",
-        r"IID, FedAvg, $b_u = 500$ & 66 & 1/50K, 10\% & 56 & 1/50K, 10\% & 10.0 & 24.6 & 57.5 \\",
-        r"Non-IID, FedAvg, $b_u = 5000$ & 26 & 1/5K, 1\% & 2 & 1/5K, 100\% & 10.0 & 24.5 & 58.2 \\",
-        r"\bottomrule",
-        r"\end{tabular}",
-    ]
 
 
 HOSTILE = r"\input{x} & 100% $b_x$ #1 {~^} <|> _b_u = 16"
@@ -312,3 +206,149 @@ def test_latex_escapes_what_it_would_otherwise_obey(make_run: MakeRun) -> None:
         r"\textbackslash{}input\{x\} \& 100\% \$b\_x\$ \#1 \{\textasciitilde{}\textasciicircum{}\} "
         r"\textless{}\textbar{}\textgreater{} \_b\_u = 16 & 0 & "
     )
+
+
+LEGEND = "Copies: the fewest with a memorized canary, where their number was set."
+COPIES = (10, 10, 1, 1, 4, 4)
+
+
+@pytest.fixture
+def run(make_run: MakeRun) -> RunResults:
+    """Six canaries planted 10, 10, 1, 1, 4, 4 times; those of 4 and one of 10 are memorized."""
+    found = {"rs": [1.0, 0.0, 0.0, 0.0, 1.0, 1.0], "bs": [0.0] * 6, "exposure": [3.0] * 6, "references": 999.0}
+    return with_copies(make_run({10: found}, grid=[(0.1, 0.1)], copies=6))
+
+
+def with_copies(folder: Path) -> RunResults:
+    path = folder / "planted" / "roster.parquet"
+    roster = pd.read_parquet(path).assign(p_u=math.nan, p_e=math.nan, planned_insertions=COPIES)
+    roster.to_parquet(path)
+    return read_run(folder)
+
+
+def test_the_lowest_is_the_fewest_copies(run: RunResults) -> None:
+    assert tables.lowest(run.roster) == "1 copy"
+    assert tables.lowest(run.roster.iloc[:2]) == "10 copies"
+    assert tables.lowest(run.roster.iloc[:0]) == "-"
+
+
+def test_the_table_shows_it_and_the_legend_says_so(run: RunResults, make_run: MakeRun) -> None:
+    table = tables.memorization_table([run])
+    assert table[["rs", "rs_lowest", "bs", "bs_lowest"]].to_numpy().tolist() == [[3, "4 copies", 0, "-"]]
+    text = " ".join(to_markdown(table).split())
+    assert "4 copies" in text
+    assert LEGEND in text
+    pd.testing.assert_frame_equal(from_csv(to_csv(table)), table)
+    shares = read_run(make_run({10: {"rs": [1.0] * 9, "bs": [0.0] * 9}}, name="shares"))
+    assert "Copies" not in to_markdown(tables.memorization_table([shares]))
+
+
+MakeSeries = Callable[..., list[RunResults]]
+
+
+def without(run: RunResults, *indices: int) -> RunResults:
+    """The run, as if no record had been drawn for these of its nine canaries."""
+    drawn = [0 if index in indices else 3 for index in range(9)]
+    return replace(run, roster=run.roster.assign(planned_insertions=drawn))
+
+
+def test_shares_and_means_are_of_planted_canaries(make_series: MakeSeries) -> None:
+    """Canary i has 2 + i / 2 bits, RS those of 4 bits and more: 4 to 8, BS only the last. Canaries 0, 1 and 8 go."""
+    [run] = make_series([2.0])
+    table = tables.memorization_table([without(run, 0, 1, 8)])
+    row = table.iloc[0]
+    assert (row["canaries"], row["rs"], row["bs"]) == (6, 4, 0)
+    assert row["mean_exposure"] == pytest.approx(np.mean([3, 3.5, 4, 4.5, 5, 5.5]))
+    assert (row["controls"], row["rs_controls"], row["bs_controls"]) == (3, 1, 1)
+    assert row["false_positive_rate"] == 1 / 10_001
+    text = to_markdown(table)
+    assert "RS /6" in text
+    assert "1/1 of 3" in text
+    assert "1 / (|R| + 1), here 0.0001" in " ".join(text.split())
+
+
+def test_a_run_that_planted_nothing_has_no_share(make_series: MakeSeries) -> None:
+    row = tables.memorization_table([without(make_series([2.0])[0], *range(9))]).iloc[0]
+    assert (row["canaries"], row["controls"], row["rs_controls"]) == (0, 9, 5)
+    assert row[["rs", "rs_share_low", "mean_exposure"]].isna().all()
+
+
+def test_seeds_that_planted_different_numbers_are_averaged(make_series: MakeSeries) -> None:
+    """Seed 0 plants canaries 4 to 8, seed 1 all; RS finds 5 of 5 and 7 of 9, so 12 of 14 pooled."""
+    first, second = make_series([2.0, 3.0])
+    table = over_seeds([without(first, 0, 1, 2, 3), second])
+    row = table.iloc[0]
+    assert (row["canaries"], row["rs"], row["controls"], row["rs_controls"]) == (7.0, 6.0, 4, 0)
+    assert row["mean_exposure"] == pytest.approx(np.mean([5.0, 5.0]))
+    assert row["rs_share_low"] < 12 / 14 < row["rs_share_high"]
+    assert "0/0 of 4" in to_markdown(table)
+
+
+def test_pairs_are_of_canaries_that_either_run_planted(make_series: MakeSeries) -> None:
+    """Both lack canary 0; canary 1 is in one of them. Bits are 4 + i / 2 and 2 + i / 2."""
+    [a], [b] = make_series([4.0]), make_series([2.0], name="non-iid")
+    a, b = without(a, 0), without(b, 0, 1)
+    compared = compare_runs(a, b)
+    row = to_wide(compared.table).iloc[0]
+    assert (row["n"], row["exposure_difference"]) == (8, 2.0)
+    assert compared.never_planted == 1
+    assert "1 canary, planted in neither run, is in no number." in runs_to_markdown(compared)
+    assert to_wide(differences([Pair("row", planned([a]), planned([b]))]))["canaries_value_a"].tolist() == [8.0]
+    with pytest.raises(InputError, match="1 of 9 canaries were planted"):
+        compare_runs(without(a, *range(1, 9)), without(b, *range(1, 9)))
+
+
+FIXED = {"perplexity": 68.5, "epsilon paper": 18.77, "epsilon replace-one-rdp": 152.8, "delta": 1e-7}
+POISSON = {"perplexity": 68.5, "epsilon poisson-rdp": 9.304, "delta": 1e-7}
+RECORD = {"perplexity": 75.0, "record epsilon poisson-rdp": 2.5, "record delta": 1e-5}
+
+
+def table_of(make_run: MakeRun, **rounds: dict[int, dict[str, float]]) -> pd.DataFrame:
+    made = [make_run(found, name=name, setting=f"{name}, b_u = 5000") for name, found in rounds.items()]
+    return tables.memorization_table([read_run(path) for path in made])
+
+
+def test_without_noise_there_are_no_such_columns(make_run: MakeRun) -> None:
+    table = table_of(make_run, plain={8: {"perplexity": 58.2}})
+    assert list(table.columns) == list(tables.COLUMNS)
+    assert "Eps." not in to_markdown(table)
+
+
+def test_both_epsilons_are_shown_with_their_conventions_at_the_round_shown(make_run: MakeRun) -> None:
+    early = FIXED | {"epsilon paper": 5.62, "epsilon replace-one-rdp": 28.5}
+    table = table_of(make_run, plain={8: {"perplexity": 58.2}}, fixed={4: early, 8: FIXED}, poisson={8: POISSON})
+    shown = to_markdown(table, width=130).splitlines()
+    assert [[cell.strip() for cell in line.split("|")[-3:-1]] for line in (shown[0], *shown[2:5])] == [
+        ["Eps.", "Convention"],
+        ["", ""],
+        ["18.8/153", "replace-one-rdp"],
+        ["-/9.3", "poisson-rdp"],
+    ]
+    legend = "Eps.: epsilon by the paper's convention / by one that holds (replace-one-rdp, poisson-rdp), delta 1e-07."
+    assert legend in shown
+    assert table["epsilon_paper"].tolist()[1] == 18.77
+    assert pd.isna(table["epsilon_paper"][2])
+    assert table["sound_convention"].tolist()[1:] == ["replace-one-rdp", "poisson-rdp"]
+    pd.testing.assert_frame_equal(from_csv(to_csv(table)), table)
+    assert "18.8/153" in to_latex(table)
+
+
+def test_an_epsilon_of_a_record_is_never_in_a_user_s_column(make_run: MakeRun) -> None:
+    """A table with both: each epsilon in columns of its own, and the legend says which is about what."""
+    table = table_of(make_run, user={8: FIXED}, record={9: RECORD}, plain={8: {"perplexity": 58.2}})
+    assert table["epsilon_sound"].isna().tolist() == [False, True, True]
+    assert table["epsilon_paper"].isna().tolist() == [False, True, True]
+    assert table["delta"].isna().tolist() == [False, True, True]
+    assert table["record_epsilon"].isna().tolist() == [True, False, True]
+    assert [table[name][1] for name in RECORD_PRIVACY] == [2.5, "poisson-rdp", 1e-5]
+    shown = to_markdown(table, width=110).splitlines()
+    assert [[cell.strip() for cell in line.split("|")[-3:-1]] for line in (shown[0], *shown[2:5])] == [
+        ["Eps.", "Rec. eps."],
+        ["18.8/153", ""],
+        ["", "2.5"],
+        ["", ""],
+    ]
+    assert "Rec. eps.: epsilon of one record, not of a user, by poisson-rdp, delta 1e-05." in shown
+    assert "Round: completed rounds; for central training (b_r), steps." in shown
+    pd.testing.assert_frame_equal(from_csv(to_csv(table)), table)
+    assert r"Record-level $\varepsilon$" in to_latex(table)

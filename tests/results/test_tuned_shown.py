@@ -6,31 +6,11 @@ from pathlib import Path
 
 import pytest
 from helpers import Flsim
-from shown import over_seeds, to_latex, to_markdown
+from results.levels import planned_run, write_sweep
 
-from flsim.results.store import read_run
 from flsim.results.sweeps import NOT_SEARCHED, tuned_notes
-from flsim.results.tables import memorization_table
-from flsim.show import formats
-from flsim.show.memorization import TUNED
 
 NOTE = "Settings were chosen by perplexity on test users alone, never by canaries (search 0123456789ab): a rate 0.4."
-
-
-def test_the_note_on_a_search_is_below_tables_for_people(make_run: Callable[..., Path]) -> None:
-    run = read_run(make_run({10: {"rs": [1.0] * 9, "bs": [0.0] * 9, "exposure": [1.0] * 9}}, seed=0, series="s"))
-    for table in (memorization_table([run]), over_seeds([run])):
-        plain, latex, csv = to_markdown(table), to_latex(table), formats.to_csv(table)
-        assert "Settings were chosen" not in plain
-        table.attrs[TUNED] = [NOTE]
-        text = to_markdown(table)
-        assert text.startswith(plain)
-        added = text.removeprefix(plain)
-        assert " ".join(added.split()) == NOTE
-        assert max(map(len, added.splitlines())) <= 80
-        assert latex != to_latex(table)
-        assert NOTE in " ".join(to_latex(table).replace("%", "").split())
-        assert formats.to_csv(table) == csv
 
 
 @pytest.fixture
@@ -46,21 +26,17 @@ def make_sweep(make_run: Callable[..., Path], tmp_path: Path) -> Callable[..., P
                 rounds, name=f"{name}-{partition}", seed=0, series=partition, setting=f"{words}, FedAvg, b_u=40"
             )
             run.rename(folder / "runs" / run.name)
-            axes = {"data.partition": partition, "training.cohort": 40}
-            runs.append({"name": run.name, "grid": "fedavg", "seed": 0, "axes": axes, "published": None})
-        file: dict[str, object] = {"name": name, "title": "Partitions", "source": None, "versions": {}, "sessions": []}
-        file |= {"runs": runs, **dict.fromkeys(("question", "tier", "about", "command"), "-"), **about}
-        (folder / "sweep.json").write_text(json.dumps(file))
-        return folder
+            runs.append(planned_run(run.name, "fedavg", 0, partition))
+        return write_sweep(folder, runs, **about)
 
     return make
 
 
-@pytest.mark.parametrize(("about", "note"), [({}, NOT_SEARCHED), ({"tuned": NOTE}, NOTE)])
 def test_how_settings_were_chosen_is_said_wherever_partitions_are_compared(
-    about: dict[str, str], note: str, make_sweep: Callable[..., Path], flsim: Flsim, tmp_path: Path
+    make_sweep: Callable[..., Path], flsim: Flsim, tmp_path: Path
 ) -> None:
-    make_sweep(**about)
+    note = NOTE
+    make_sweep(tuned=note)
     runs = ["sweep/runs/sweep-iid", "sweep/runs/sweep-non-iid"]
     for arguments in (["compare", "sweep"], ["compare", *runs], ["table", "sweep"], ["table", *runs]):
         code, text, err = flsim(*arguments)
@@ -71,9 +47,8 @@ def test_how_settings_were_chosen_is_said_wherever_partitions_are_compared(
     assert note in " ".join(flsim("compare", "sweep", "--format", "latex")[1].replace("% ", "").split())
     _, csv, err = flsim("compare", "sweep", "--format", "csv")
     assert (note in " ".join(err.split()), note in csv) == (True, False)
-    for paths in (["sweep"], runs):
-        assert flsim("report", *paths, "--out", "report.html")[0] == 0
-        assert note in (tmp_path / "report.html").read_text()
+    assert flsim("report", "sweep", "--out", "report.html")[0] == 0
+    assert note in (tmp_path / "report.html").read_text()
 
 
 def test_sweeps_that_differ_are_named_and_runs_of_no_sweep_have_no_note(

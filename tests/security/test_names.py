@@ -19,9 +19,9 @@ from flsim.base.errors import InputError
 from flsim.base.files import file_digest, inside, new_file
 from flsim.data.corpus import Corpus
 from flsim.report.page import write_report
-from flsim.results.evaluations import failures
 from flsim.results.frames import frames
 from flsim.results.published import published_rows
+from flsim.results.run_file import failures
 from flsim.results.sweeps import published_of, read_sweep, run_folders
 from flsim.runs.sweeps.definition import load, planned_runs, tier_of
 

@@ -33,7 +33,7 @@ from flsim.runs.config import load as load_config
 from flsim.runs.folder import Run
 from flsim.runs.sweeps.folder import SweepFolder
 from flsim.runs.sweeps.screen import state_of
-from flsim.show.layout import Column, latex, markdown
+from flsim.show.table import Column, latex, markdown
 
 DEEP, INFINITE = "@deep@", "@infinite@"
 ABSURD: list[Any] = [None, -1, INFINITE, "\ud800", [1], {"a": 1}, DEEP]

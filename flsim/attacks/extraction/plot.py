@@ -14,7 +14,7 @@ from matplotlib.ticker import MaxNLocator
 from flsim.attacks.extraction.extract import Extraction
 from flsim.attacks.extraction.rates import SAMPLING
 from flsim.attacks.extraction.tables import KINDS
-from flsim.show.figures import line_style, plain, write_figure
+from flsim.show.figure import line_style, plain, write_figure
 
 SHOWN_P = 0.5
 SIDES = {"": ("trained", "-"), "control_": ("control", ":")}

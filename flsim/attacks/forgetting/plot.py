@@ -18,7 +18,7 @@ from flsim.attacks.forgetting.measure import Forgetting, curve
 from flsim.attacks.forgetting.tables import name_text, rounds_text
 from flsim.attacks.forgetting.times import grid
 from flsim.base.errors import InputError
-from flsim.show.figures import line_style, plain, write_figure
+from flsim.show.figure import line_style, plain, write_figure
 
 OUT = {"color": "#555555", "linestyle": (0, (1, 2)), "linewidth": 1.4}
 COLUMNS = 3

@@ -15,9 +15,7 @@ from flsim.attacks.membership.stored import newest_rows
 from flsim.attacks.result import Result
 from flsim.base.errors import InputError
 from flsim.results.store import read_run
-from flsim.show.formats import note
-from flsim.show.layout import Column, markdown
-from flsim.show.table import json_rows
+from flsim.show.table import Column, json_rows, markdown, note
 
 NOTE = (
     ">=: a lower bound on epsilon with 95% confidence. About: an estimate, which may be above the truth. Ledger: "

@@ -11,8 +11,7 @@ from flsim.attacks.result import Result, over_seeds, text_of
 from flsim.base.statistics import paired_t_p, t_interval
 from flsim.results.seeds import named_apart
 from flsim.runs.folder import Run
-from flsim.show.formats import note
-from flsim.show.table import Field, table_of
+from flsim.show.table import Field, note, table_of
 
 LEVEL = 0.01  # false-positive rate of the rate in means over seeds
 AREA = (

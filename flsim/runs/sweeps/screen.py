@@ -17,7 +17,7 @@ from flsim.base.errors import InputError
 from flsim.base.files import from_json
 from flsim.base.progress import LINES_EVERY, clock, say
 from flsim.base.terminal import console
-from flsim.results.in_short import ON_SCREEN, in_short
+from flsim.results.rows import ON_SCREEN, in_short
 from flsim.results.store import read_run
 from flsim.runs import roundlog
 from flsim.runs.sweeps.folder import SweepFolder

@@ -47,8 +47,7 @@ from flsim.runs.sweeps.definition import Definition, Planned, Tier, planned_runs
 from flsim.runs.sweeps.folder import CORPUS, CORPUS_SEED, TUNED, SweepFolder, corpus_of, open_corpus
 from flsim.runs.sweeps.search import Group, Point, Range, Rule, TuningOutcome, middle
 from flsim.runs.sweeps.values import slug
-from flsim.show.formats import note
-from flsim.show.layout import Column, markdown
+from flsim.show.table import Column, markdown, note
 
 OBJECTIVE = "perplexity on test users"
 FILE = "tune.json"

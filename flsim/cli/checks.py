@@ -1,4 +1,4 @@
-"""`flsim evaluate`: measure what a checkpoint of a run, or any other language model, memorized."""
+"""`flsim evaluate`, `quantize` and `verify`: checkpoints measured again, and rounds trained again."""
 
 import json
 import math
@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from flsim.base.errors import InputError
+from flsim.base.errors import InputError, RunFailed
 from flsim.base.progress import say
 from flsim.cli.options import Json, TorchDevice, check_device
 from flsim.measures.built_in import ALSO
@@ -27,15 +27,6 @@ if TYPE_CHECKING:
     Measured = tuple[list[Row], Sequence[Canary], EvaluationHParams]
 
 OF_RUN, OF_MODEL, MEASURES = "A checkpoint of a run", "Any other model (--model)", "Measurements"
-EPILOG = """Example: flsim evaluate runs/demo/iid
-
-Example: flsim evaluate runs/demo/iid/checkpoints/round-000200.safetensors
-
-Example: flsim evaluate CHECKPOINT --also space --calibrate OTHER_CHECKPOINT
-
-Example: flsim evaluate --model my.py:load --canaries my.csv --vocabulary words.txt
-
-docs/auditing.md measures a Transformer step by step."""
 
 
 def evaluate(
@@ -173,6 +164,16 @@ def evaluate(
     folder.
 
     Any other model needs --model, --canaries, and --corpus or --vocabulary. Nothing is stored.
+
+    Example: flsim evaluate runs/demo/iid
+
+    Example: flsim evaluate runs/demo/iid/checkpoints/round-000200.safetensors
+
+    Example: flsim evaluate CHECKPOINT --also space --calibrate OTHER_CHECKPOINT
+
+    Example: flsim evaluate --model my.py:load --canaries my.csv --vocabulary words.txt
+
+    docs/auditing.md measures a Transformer step by step.
     """
     from flsim.evaluation.evaluate import EvaluationHParams, own_quantities
 
@@ -344,3 +345,79 @@ def _utility(values: "Mapping[tuple[str, str], float]", own: "Sequence[Quantity]
         utility += f", of {whole:,.0f} whole test author{'s' * (whole != 1)}"
     more = [f"{text}: {quantity.sentence}" for quantity, text in texts.items() if not quantity.is_standard]
     return [utility, *more] if utility else more
+
+
+def quantize(
+    run: Annotated[Path, typer.Argument(help="Folder of a run with evaluated checkpoints, e.g. runs/iid.")],
+    out: Annotated[Path, typer.Option(help="New run folder for the rounded checkpoints, e.g. runs/iid-8bit.")],
+    bits: Annotated[int, typer.Option(help="Bits of each weight; 8 bits allow 256 values in a tensor.")] = 8,
+    device: TorchDevice = "cpu",
+) -> None:
+    """Measure a run again with weights of few bits.
+
+    Rounds the weights of the evaluated checkpoints, measures the rounded models as a new run, and prints both runs.
+
+    The Secret Sharer (appendix D.3) tried this defence, and memorization stayed the same.
+
+    Example: flsim quantize runs/iid --out runs/iid-8bit
+    """
+    from flsim.results.store import read_run
+    from flsim.results.tables import memorization_table
+    from flsim.runs.quantizing import quantize_run
+    from flsim.show.memorization import table_of_runs
+
+    check_device(device)
+    quantize_run(run, out, bits, device)
+    typer.echo(table_of_runs(memorization_table([read_run(run), read_run(out)])).markdown(), nl=False)
+
+
+def verify(
+    run: Annotated[Path, typer.Argument(help="Run folder, e.g. runs/iid.")],
+    round: Annotated[
+        int | None,
+        typer.Option(
+            help="Logged round to train again, e.g. 120; of central training, a logged step.", show_default="the last"
+        ),
+    ] = None,
+    device: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DEVICE",
+            help="Device for torch, cpu or cuda; the one that the clients had.",
+            show_default="cuda where torch has it",
+        ),
+    ] = None,
+    json_: Json = False,
+) -> None:
+    """Train a round again, and compare it with the log.
+
+    Training starts at the checkpoint before the round. The states after each round must be equal, bit for bit.
+
+    The exit code is 1 where they differ: the run was trained on another kind of machine, by other code, or wrongly.
+
+    Example: flsim verify runs/iid
+
+    Example: flsim verify runs/iid --round 120
+    """
+    import torch
+
+    from flsim.runs.config import custom_code
+    from flsim.runs.folder import Run
+    from server.verify import verify as train_again
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    check_device(device)
+    opened = Run.open(run)
+    custom_code.announce(opened.config, *custom_code.TRAINED)
+    verified = train_again(opened, round, device)
+    if json_:
+        typer.echo(json.dumps(asdict(verified)))
+    if verified.differs:
+        raise RunFailed(
+            f"{run}: trained again from round {verified.start}, round {verified.differs} differs: "
+            f"logged {verified.logged[:16]}, found {verified.found[:16]}"
+        )
+    if not json_:
+        typer.echo(
+            f"round {verified.round}: trained again from round {verified.start}, equal, digest {verified.found[:16]}"
+        )

@@ -1,0 +1,338 @@
+"""`flsim audit`, `membership`, `extract` and `forgetting`: attacks on runs, and what they prove."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flsim.base.errors import InputError
+from flsim.cli.options import (
+    RUNS,
+    CheckpointRound,
+    ClaimDelta,
+    Epoch,
+    FigureOut,
+    Format,
+    Json,
+    OneSetting,
+    Round,
+    TableOut,
+    TorchDevice,
+    check_device,
+    refuse_json_and_csv,
+    refuse_two_prints,
+    write_table,
+)
+
+
+def audit(
+    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    threshold: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="RANK",
+            help="Largest rank at which a canary counts as named; fix it before you look at ranks.",
+            show_default="|R| / 1,000, and 100 from |R| = 100,000 on",
+        ),
+    ] = None,
+    delta: ClaimDelta = None,
+    round: Round = None,
+    epoch: Epoch = None,
+    format: Annotated[Format, typer.Option(help="Format of the output: md, csv or parquet.")] = Format.md,
+    out: TableOut = None,
+    as_json: Json = False,
+) -> None:
+    """Say what a run's canaries prove about its privacy.
+
+    Prints how many canaries an attacker finds at low false-positive rates, a lower bound on
+    epsilon, and, for a run with noise, whether its ledger is contradicted. For canary users, it
+    prints an estimate and a bound. It also tests the cohorts and the noise of the rounds against
+    the ledger. The last line names what is missing, and the settings for that.
+
+    Example: flsim audit runs/demo/iid runs/demo/non-iid
+
+    Example: flsim audit runs/dp --delta 1e-6 --format csv --out audit.csv
+    """
+    import pandas as pd
+
+    from flsim.attacks.audit.audit import audit_subject, to_json, to_text
+    from flsim.attacks.audit.subject import subject_of
+    from flsim.base.progress import say
+    from flsim.results.store import refuse_two_points
+    from flsim.results.sweeps import over_runs
+    from flsim.show.table import to_csv
+
+    if format is Format.latex:
+        raise InputError("--format latex: audits are md, csv or parquet; choose one of them")
+    refuse_two_prints(format, out, as_json)
+    refuse_two_points(round, epoch)
+    subjects = over_runs(runs, lambda path: subject_of(path, round, epoch, delta)).values()
+    pairs = [(subject, audit_subject(subject, threshold)) for subject in subjects]
+    for subject, audited in pairs if format is not Format.md else []:
+        if audited.frame.empty:
+            say(f"run {subject.results.name}: has no row. {audited.notes[-1]}")
+    frame = pd.concat([audited.frame for _, audited in pairs], ignore_index=True)
+    text = (
+        json.dumps({"runs": [to_json(*pair) for pair in pairs]}, indent=2) + "\n"
+        if as_json
+        else to_csv(frame)
+        if format is Format.csv
+        else "\n".join(to_text(*pair) for pair in pairs)
+    )
+    write_table(frame, text, format, out)
+
+
+class Unit(StrEnum):
+    """The unit whose membership is attacked."""
+
+    record = "record"
+    user = "user"
+
+
+ATTACKS = "loss, reference, zlib, min-k, min-k++, neighbourhood, gradient, quantile, blind"
+
+
+def membership(
+    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    attack: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="ATTACK",
+            help=f"Attack; repeatable: {ATTACKS}, or your own as path/to/file.py:NAME, a file that is executed.",
+            show_default="all built-in attacks",
+        ),
+    ] = None,
+    unit: Annotated[
+        Unit,
+        typer.Option(help="Whose membership: of each record, or of each user by records that no training read."),
+    ] = Unit.record,
+    records: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Largest number of members, and of non-members, e.g. 5000.",
+        ),
+    ] = 1_000,
+    reference: Annotated[
+        Path | None,
+        typer.Option(
+            help="For the attack reference, and --unit user: checkpoint of a run on another corpus with the same "
+            "vocabulary.",
+            show_default="frequency of single words",
+        ),
+    ] = None,
+    shadows: Annotated[
+        bool,
+        typer.Option(
+            "--shadows",
+            help="Attack each run with the others as shadow models, by LiRA and RMIA; the runs have data.shadow.",
+        ),
+    ] = False,
+    by_setting: OneSetting = False,
+    delta: ClaimDelta = None,
+    round: CheckpointRound = None,
+    device: TorchDevice = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Attack membership: tell training records or users from others.
+
+    Members are records of training users that took part. Non-members are records of authors who are held out, in pairs
+    of equal length. With --unit user, members are users who took part, told by records of theirs that no training read
+    (data.user_holdout). Prints how well each attack tells them apart, beside controls, and stores that in the run
+    folder.
+
+    Example: flsim membership runs/demo/iid runs/demo/non-iid
+
+    Example: flsim membership runs/demo/non-iid --attack loss --attack min-k++ --records 5000 --json
+
+    Example: flsim membership runs/demo/non-iid --attack my_attack.py:rarest
+
+    Example: flsim membership runs/holdout --unit user
+
+    Example: flsim membership runs/membership-smoke --unit user --over-seeds
+    """
+    from flsim.attacks.membership.attacked import AttackHParams
+    from flsim.attacks.membership.inference import attack_run
+    from flsim.attacks.membership.tables import means_over_seeds, means_to_text, to_text
+    from flsim.attacks.membership.users import attack_users
+    from flsim.results.sweeps import expanded, over_runs, run_folders
+    from flsim.show.table import json_rows
+
+    check_device(device)
+    if shadows:
+        if by_setting:
+            raise InputError("--over-seeds: shadow models of a setting are its seeds already; remove it or --shadows")
+        _by_shadows(run_folders(expanded(runs)), records, round, device, as_json)
+        return
+    if unit is Unit.user and attack:
+        raise InputError(f"--attack {attack[0]}: attacks are on records, and users have one; remove it or --unit user")
+
+    hparams = AttackHParams(records, round, reference, delta, device)
+    is_of_users = unit is Unit.user
+    results = over_runs(
+        runs, lambda path: attack_users(path, hparams) if is_of_users else attack_run(path, attack or (), hparams)
+    )
+    if by_setting:
+        means = means_over_seeds(results)
+        typer.echo(json.dumps(json_rows(means), indent=2) if as_json else means_to_text(means), nl=as_json)
+    elif as_json:
+        objects = [{"folder": str(path)} | attacked.to_json() for path, attacked in results.items()]
+        typer.echo(json.dumps({"runs": objects}, indent=2, allow_nan=False))
+    else:
+        typer.echo("\n".join(to_text(path.resolve().name, attacked) for path, attacked in results.items()), nl=False)
+
+
+def _by_shadows(runs: list[Path], count: int, round: int | None, device: str, as_json: bool) -> None:
+    from flsim.attacks.membership.attacked import AttackHParams
+    from flsim.attacks.membership.shadows import by_setting
+    from flsim.attacks.membership.tables import shadows_to_text
+    from flsim.show.table import json_rows
+
+    results = by_setting(runs, AttackHParams(count, round, device=device))
+    if as_json:
+        objects = [
+            {"setting": setting, "attacks": json_rows(attacks), "targets": json_rows(targets)}
+            for setting, attacks, targets in results
+        ]
+        typer.echo(json.dumps({"shadows": objects}, indent=2, allow_nan=False))
+    else:
+        typer.echo("\n".join(shadows_to_text(*result) for result in results), nl=False)
+
+
+SAMPLING = "Sampling"
+
+
+def extract(
+    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    prefix: Annotated[
+        list[int] | None,
+        typer.Option(
+            min=1,
+            metavar="WORDS",
+            help="Number of first words that the attacker knows; repeatable, e.g. --prefix 1 --prefix 3.",
+            show_default="those of 1, 3, 5, 10 that strings are longer than",
+        ),
+    ] = None,
+    suffix: Annotated[
+        int, typer.Option(min=1, metavar="WORDS", help="Largest number of words of a record that follow, e.g. 10.")
+    ] = 5,
+    records: Annotated[
+        int,
+        typer.Option(min=1, metavar="N", help="Largest number of training records, and of held-out ones, e.g. 5000."),
+    ] = 1_000,
+    temperature: Annotated[
+        float,
+        typer.Option(help="Divisor of log-probabilities; 1 is the model's own.", rich_help_panel=SAMPLING),
+    ] = 1.0,
+    top_k: Annotated[
+        int,
+        typer.Option(
+            metavar="N", help="Number of the likeliest tokens to sample from; 0 for all.", rich_help_panel=SAMPLING
+        ),
+    ] = 40,
+    top_p: Annotated[
+        float,
+        typer.Option(
+            help="Share of probability whose likeliest tokens are sampled from, e.g. 0.9.", rich_help_panel=SAMPLING
+        ),
+    ] = 1.0,
+    by_setting: OneSetting = False,
+    out: FigureOut = None,
+    round: CheckpointRound = None,
+    epoch: Epoch = None,
+    device: TorchDevice = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Measure which training text a model gives away.
+
+    Shows the model the first words of canaries and of training records, and says how many it goes on with: greedily, or
+    in one of n samples with probability p. Held-out records of equal length stand beside them, as frequent phrases are
+    "extracted" from any model. Also counts strings that one word elicits, that are nearly right, and that few users
+    hold.
+
+    Example: flsim extract runs/demo/iid runs/demo/non-iid
+
+    Example: flsim extract runs/demo/non-iid --prefix 1 --prefix 3 --suffix 4 --out extraction.png
+
+    Example: flsim extract runs/four-settings --over-seeds
+
+    Example: flsim extract runs/demo/non-iid --top-k 0 --top-p 0.9 --json
+    """
+    from flsim.attacks.extraction.extract import extract as extract_from
+    from flsim.attacks.extraction.tables import over_seeds_to_text, to_text
+    from flsim.show.figure import refuse_other_than_figure
+
+    check_device(device)
+    if out is not None:
+        refuse_other_than_figure(out)
+    measured = extract_from(
+        *runs,
+        prefixes=prefix or (),
+        suffix=suffix,
+        records=records,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        round=round,
+        epoch=epoch,
+        device=device,
+    )
+    if out is not None:
+        from flsim.attacks.extraction.plot import plot
+
+        plot(measured, out, by_setting)
+    if as_json:
+        typer.echo(json.dumps(measured.to_json(), indent=2, allow_nan=False))
+    else:
+        typer.echo(over_seeds_to_text(measured) if by_setting else to_text(measured), nl=False)
+
+
+def forgetting(
+    runs: Annotated[list[Path], typer.Argument(help=RUNS)],
+    alpha: Annotated[
+        float,
+        typer.Option(help="Accuracy up to which canaries count as forgotten, e.g. 0.6; chance is 0.5."),
+    ] = 0.6,
+    by_hardness: Annotated[
+        bool, typer.Option("--by-hardness", help="Split canaries into thirds by their log-perplexity in arm OUT.")
+    ] = False,
+    pool: Annotated[bool, typer.Option("--pool", help="Make one group of all numbers of copies.")] = False,
+    out: FigureOut = None,
+    as_json: Json = False,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="Print a row for each group and number of rounds as CSV instead of text.")
+    ] = False,
+) -> None:
+    """Measure how fast canaries are forgotten.
+
+    Runs that plant canaries (arm IN) are compared with their twins that never do (arm OUT, canaries.arm = "out"). For
+    each group of canaries it prints exposure, accuracy and precision against the rounds since last use, and T(alpha),
+    the time after which an attack succeeds at most at rate alpha. Without arm OUT there is exposure alone.
+
+    Example: flsim forgetting runs/in runs/out
+
+    Example: flsim forgetting runs/forgetting-smoke --alpha 0.65 --out forgetting.png
+
+    Example: flsim forgetting runs/forgetting-smoke --by-hardness --csv > forgetting.csv
+    """
+    refuse_json_and_csv(as_json, as_csv)
+    from flsim.attacks.forgetting.measure import measure_forgetting
+    from flsim.attacks.forgetting.tables import to_text
+    from flsim.show.figure import refuse_other_than_figure
+    from flsim.show.table import to_csv
+
+    if out is not None:
+        refuse_other_than_figure(out)
+    measured = measure_forgetting(*runs, alpha=alpha, by_hardness=by_hardness, pool=pool)
+    if out is not None:
+        from flsim.attacks.forgetting.plot import plot
+
+        plot(measured, out)
+    if as_json:
+        typer.echo(json.dumps(measured.to_json(), indent=2, allow_nan=False))
+    else:
+        typer.echo(to_csv(measured.success) if as_csv else to_text(measured), nl=False)

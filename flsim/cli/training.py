@@ -1,0 +1,281 @@
+"""`flsim demo`, `run`, `sweep` and `tune`: the commands that train."""
+
+import re
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from flsim.base.errors import RunFailed
+from flsim.base.progress import say
+from flsim.cli.options import MACHINES, Address, AtOnce, Overrides
+
+CONTINUE = "Continue a run"
+TIER = "Tier of the sweep, as its file defines it: its scale, e.g. paper."
+Only = Annotated[
+    list[str] | None,
+    typer.Option(metavar="GRID", help="Grid of the file to train, e.g. fedavg; repeatable.", show_default="all grids"),
+]
+
+
+def seeds_of(text: str) -> range:
+    """Return the seeds of "5", which are 0 to 4, or of "5-9", which are those five.
+
+    Raises:
+        typer.BadParameter: the text is neither, or names no seed.
+    """
+    match = re.fullmatch(r"(?:(\d+)-)?(\d+)", text)
+    if match is None:
+        raise typer.BadParameter(f'"{text}" is neither a number of seeds such as 5 nor a range such as 5-9')
+    seeds = range(int(match[1]), int(match[2]) + 1) if match[1] else range(int(match[2]))
+    if not seeds:
+        raise typer.BadParameter(f'"{text}" names no seed; give a number such as 5 or a range such as 5-9')
+    return seeds
+
+
+Seeds = Annotated[
+    range | None,
+    typer.Option(
+        parser=seeds_of,
+        metavar="SEEDS",
+        help="Number or range of seeds: 5 trains seeds 0 to 4, and 5-9 those five.",
+        show_default="the tier's seeds",
+    ),
+]
+CorpusOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="CORPUS",
+        help="Folder or URI of the corpus to train on, e.g. corpora/mine.",
+        show_default="the corpus that the file names",
+    ),
+]
+
+
+def sweep(
+    file: Annotated[Path, typer.Argument(help="TOML file of a sweep, e.g. experiments/table1.toml.")],
+    tier: Annotated[str, typer.Option(help=TIER)] = "smoke",
+    out: Annotated[
+        Path | None, typer.Option(help="Sweep folder, e.g. runs/table1-smoke.", show_default="runs/FILE-TIER")
+    ] = None,
+    seeds: Seeds = None,
+    only: Only = None,
+    corpus: CorpusOption = None,
+    set_: Overrides = None,
+    address: Address = None,
+    at_once: AtOnce = None,
+) -> None:
+    """Train all runs of a sweep file, and print their table.
+
+    The published table is printed beside it where there is one.
+
+    Repeat the command to continue an interrupted sweep: finished runs are skipped, and failed runs are tried again. A
+    run that fails stops no other run. SIGTERM and Ctrl-C let runs write a checkpoint first.
+
+    Writes a report as well: report.html in the sweep folder.
+
+    Example: flsim sweep experiments/table1.toml --tier smoke
+
+    Example: flsim sweep experiments/table1.toml --tier smoke --seeds 5 --only fedavg --address auto
+
+    Example: flsim sweep experiments/table1.toml --tier smoke --seeds 5-9 --out runs/table1-fresh
+    """
+    from flsim.data.corpus import Corpus
+    from flsim.data.stores import located
+    from flsim.runs.sweeps import definition, folder
+    from server.sweep import sweep as train_sweep
+
+    sweep_definition = definition.load(file)
+    at = definition.tier_of(sweep_definition, tier, str(file))
+    # Absolute, because the processes of a running cluster have another working directory.
+    sweep_folder = folder.SweepFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
+    path = located(corpus) if corpus else folder.corpus_of(at, file, sweep_folder.path)
+    planned = definition.planned_runs(sweep_definition, at, path, str(file), seeds, only or (), set_ or ())
+    tuned = definition.tuned_of(sweep_definition, at, str(file))
+    if tuned and path != sweep_folder.path / folder.CORPUS:
+        tuned.refuse_corpus(Corpus.open(path).digest, path)  # before anything is written
+    # Runs that have begun were checked then, maybe on a machine with more memory.
+    new = [planned_run for planned_run in planned if not sweep_folder.run(planned_run.name).exists()]
+    known = folder.corpus_or_its_settings(at, path, sweep_folder.path)
+    folder.refuse_impossible_runs(new, known, is_trained_here=address is None)
+    with sweep_folder.hold_lock():
+        opened = folder.open_corpus(at, path, sweep_folder.path)
+        if tuned:
+            tuned.refuse_corpus(opened.digest, path)
+        command = shlex.join(["flsim", *sys.argv[1:]])
+        shared = folder.shared_settings(sweep_definition, at, set_ or (), opened.digest, tuned)
+        sweep_folder.write(file, sweep_definition, tier, planned, command, tuned, shared)
+        train = opened.split("train")
+        failed = train_sweep(sweep_folder, planned, train, address, at_once, at.whole_cluster)
+    if any((sweep_folder.run(planned_run.name) / "run.json").exists() for planned_run in planned):
+        _show(sweep_folder.path)
+    if failed:
+        name, why = next(iter(failed.items()))
+        raise RunFailed(
+            f"{len(failed)} of {len(planned)} runs failed, the first {name}: {why}; read {sweep_folder.log(name)}, "
+            f"and repeat the command to try again"
+        )
+
+
+def _show(path: Path) -> None:
+    """Print the table beside the published one, and write the report."""
+    from flsim.cli.results import Against, report, table
+    from flsim.results.sweeps import published_of
+
+    table([path], against=Against.paper if published_of([path]) else None)
+    report([path], path / "report.html")
+    say(f"Report: {path / 'report.html'}")
+
+
+def tune(
+    file: Annotated[Path, typer.Argument(help="TOML file of a search, e.g. experiments/tune-table1.toml.")],
+    tier: Annotated[str, typer.Option(help="Tier of the sweep to choose settings for, e.g. paper.")] = "smoke",
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Folder of the search, e.g. runs/tune-table1-smoke.", show_default="runs/FILE-TIER"),
+    ] = None,
+    address: Address = None,
+    at_once: AtOnce = None,
+) -> None:
+    """Choose settings of a sweep by perplexity on test users.
+
+    Searches settings such as learning rates, and looks at utility only. Each group of runs, such as a partition of an
+    optimizer, has the same trials on the same seeds. Canaries are planted as in the sweep, and nothing is measured of
+    them. The better half of the trials trains on, until the last ones are complete. A best value at the edge of its
+    range widens the range.
+
+    Writes tuned.toml into the folder. A tier of the sweep names the file as tuned, and the seeds of the search are
+    refused there.
+
+    Repeat the command to continue an interrupted search.
+
+    Example: flsim tune experiments/tune-table1.toml --tier smoke --out runs/tune-table1-smoke
+    """
+    from flsim.runs.sweeps import tuning
+    from flsim.runs.sweeps.folder import corpus_or_its_settings, refuse_impossible_runs
+    from server.tune import Tuner
+
+    folder = tuning.TuningFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
+    search = tuning.load(file, tier, folder.path)
+    search.groups()  # refuses a file that does not fit the sweep
+    known = corpus_or_its_settings(search.tier, search.corpus, folder.path)
+    refuse_impossible_runs(search.typical(), known, is_trained_here=address is None)
+    with folder.hold_lock():
+        corpus = search.open_corpus(folder.path)
+        tuned = Tuner(folder, search, corpus.split("train"), address, at_once).tune(corpus.digest)
+    typer.echo(tuning.to_text(tuned), nl=False)
+
+
+def demo(
+    out: Annotated[
+        Path | None,
+        typer.Option(help="New folder for everything, e.g. runs/demo.", show_default="runs/demo-DATE-TIME"),
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Seed of the corpus, the canaries and the training.")] = 0,
+    set_: Overrides = None,
+) -> None:
+    """Train on a built-in corpus and show what was memorized.
+
+    Trains twice: on IID users and on non-IID users. Prints a table of both runs and a paired test on exposure. Plots
+    perplexity, exposure, and how many canaries Random Sampling (RS) and Beam Search (BS) extract. Takes about a minute
+    on two cores.
+
+    Example: flsim demo --out runs/demo
+    """
+    from flsim.cli.demo import run_demo
+
+    run_demo(out or Path(f"runs/demo-{time.strftime('%Y%m%d-%H%M%S')}"), seed, set_ or ())
+
+
+def run(
+    config: Annotated[Path, typer.Argument(help="TOML file of the run, e.g. experiments/demo.toml.")],
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Run folder, e.g. runs/iid; new, or with --resume an old one.", show_default="runs/CONFIG"),
+    ] = None,
+    seed: Annotated[
+        int | None,
+        typer.Option(min=0, metavar="N", help="Seed of the run, as with --set seed=N.", show_default="as in CONFIG"),
+    ] = None,
+    set_: Overrides = None,
+    address: Address = None,
+    head: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT",
+            help="Address of this machine at which to start a Ray head that other machines join, e.g. 10.0.0.1:6379.",
+            rich_help_panel=MACHINES,
+        ),
+    ] = None,
+    cpus: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="CPU cores for the Ray that this command starts, e.g. 8.",
+            show_default="all",
+            rich_help_panel=MACHINES,
+        ),
+    ] = None,
+    in_process: Annotated[
+        bool,
+        typer.Option(
+            "--in-process",
+            help="Train in this process, without Ray: sooner begun, with the same result.",
+            rich_help_panel=MACHINES,
+        ),
+    ] = False,
+    resume: Annotated[
+        bool,
+        typer.Option(
+            "--resume", help="Continue the run in --out from its newest valid checkpoint.", rich_help_panel=CONTINUE
+        ),
+    ] = False,
+    retrain_lost: Annotated[
+        bool,
+        typer.Option(
+            "--retrain-lost",
+            help="With --resume: train those rounds again that are missing from rounds.jsonl.",
+            rich_help_panel=CONTINUE,
+        ),
+    ] = False,
+    begin_from: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="RUN",
+            help="Run of the other canaries.arm, e.g. runs/in: its rounds before the first window are taken over.",
+            rich_help_panel=CONTINUE,
+        ),
+    ] = None,
+) -> None:
+    """Train one run on Ray, and print its table.
+
+    Checkpoints are evaluated while training goes on. The file says whether training is federated (Flower on Ray) or
+    central (training.kind = "central").
+
+    SIGTERM and Ctrl-C write a checkpoint and end the run. With --resume the run goes on from there, to the same result.
+
+    Example: flsim run experiments/demo.toml --set data.partition=iid --out runs/iid
+
+    Example: flsim run experiments/demo.toml --out runs/demo --resume
+    """
+    import flsim
+    from flsim.cli.results import table
+
+    path = out or Path("runs") / config.stem
+    flsim.run(
+        config,
+        path,
+        overrides=[*(set_ or ()), *([] if seed is None else [f"seed={seed}"])],
+        resume=resume,
+        retrain_lost=retrain_lost,
+        begin_from=begin_from,
+        address=address,
+        cpus=cpus,
+        head=head,
+        in_process=in_process,
+    )
+    table([path])
