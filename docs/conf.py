@@ -17,6 +17,7 @@ extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 # warnings into errors. Anchors of headings are those of GitHub. Types of other projects and types that `flsim` does not
 # export have no page to link to.
 myst_heading_anchors = 4
+myst_enable_extensions = ["deflist"]  # definition lists: the glossary, options and settings
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(collections|pandas|pathlib|torch|flsim\.\w+)\..+|'.+'|Interrupted|Comparison")]
 
