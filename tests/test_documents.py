@@ -35,6 +35,7 @@ from flsim.runs.config import load, toml
 RUN_FILES = [path for path in sorted((ROOT / "experiments").glob("*.toml")) if "tiers" not in toml.read(path)]
 DOCUMENTS = written_documents()
 SHELL = [block for document in DOCUMENTS for block in blocks_of(document) if block.is_shell]
+DIRECTIVES = {"index.md": {"{toctree}"}, "developers.md": {"{toctree}"}, "api.md": {"{eval-rst}"}}  # by page
 LONGEST_README = 100  # lines: the rest is in docs/
 
 
@@ -259,9 +260,9 @@ def build_site(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=by_name)
 def test_pages_are_plain_markdown(document: Path) -> None:
-    """Two pages have directives: the start, whose navigation they are, and the reference of Python names."""
+    """Pages have directives only for the navigation, and for the reference of Python names."""
     directives = {block.language for block in blocks_of(document) if block.language.startswith("{")}
-    assert directives <= {"index.md": {"{toctree}"}, "api.md": {"{eval-rst}"}}.get(document.name, set())
+    assert directives <= DIRECTIVES.get(document.name, set())
 
 
 def test_every_command_has_its_row() -> None:
