@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -76,6 +77,12 @@ Nowhere <missing.md>
 .. py:function:: flsim.heard_of(path: flsim.Unheard)
 ```
 """
+PROSE = [
+    "A thing beside `where 1 2 3`. Exposure is 4.0 bits (95% CI 3.2 to 4.8) in Table 3.",
+    "<!-- beside -->",
+    "",
+    "The values are 1, 2 and 3.",
+]
 MISTAKES = [
     "cross-reference target not found: 'nowhere.md'",
     "cross-reference target not found: 'nowhere' [myst",
@@ -263,6 +270,26 @@ def test_pages_are_plain_markdown(document: Path) -> None:
     """Pages have directives only for the navigation, and for the reference of Python names."""
     directives = {block.language for block in blocks_of(document) if block.language.startswith("{")}
     assert directives <= DIRECTIVES.get(document.name, set())
+
+
+def test_prose_follows_the_rules() -> None:
+    """Where this fails, run: python .ci/prose.py."""
+    done = subprocess.run([sys.executable, ".ci/prose.py"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_prose_against_the_rules_is_found() -> None:
+    prose = runpy.run_path(str(ROOT / ".ci" / "prose.py"))
+    page = ROOT / "docs" / "page.md"
+    text = [*PROSE, "", " ".join(["word"] * 31) + ".", "", "|a|b|c|d|e|f|g|", "|-|-|-|-|-|-|-|"]
+    found = list(prose["findings_in"](page, "\n".join(text), 20))
+    assert [line.removeprefix("docs/page.md:") for line in found] == [
+        "1: 'beside': write next to, with, in addition to",
+        "4: 3 numbers in a sentence: The values are 1, 2 and 3....",
+        f"6: 31 words in a sentence: {'word ' * 12}...",
+        "9: 7 columns in a table",
+        "1: 61 words, more than 20",
+    ]
 
 
 def test_every_command_has_its_row() -> None:
