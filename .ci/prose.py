@@ -1,7 +1,7 @@
 """Check the prose of README and docs/: words to replace, long sentences, many numbers, wide tables, long pages.
 
-`python .ci/prose.py` prints a line for each finding in the pages that follow the writing rules, and exits with 1 after a
-finding. `python .ci/prose.py PAGE...` prints the findings of these pages, whether or not they follow the rules yet.
+`python .ci/prose.py` prints a line for each finding in pages that follow the writing rules; the exit code is then 1.
+`python .ci/prose.py PAGE...` prints the findings of these pages, whether or not they follow the rules yet.
 """
 
 import re

@@ -21,7 +21,7 @@ myst_enable_extensions = ["deflist"]  # definition lists: the glossary, options 
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(collections|pandas|pathlib|torch|flsim\.\w+)\..+|'.+'|Interrupted|Comparison")]
 
-smartquotes_action = "D"  # dashes only: quotes stand around values, which readers copy
+smartquotes = False  # quotes and hyphens are parts of values and options, which readers copy
 default_role = "literal"  # docstrings put code between single backticks
 napoleon_custom_sections = [("Attributes", "Parameters")]  # of dataclasses, whose attributes are their parameters
 autodoc_typehints = "description"
