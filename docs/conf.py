@@ -10,7 +10,7 @@ from sphinx.application import Sphinx
 import flsim
 
 project = "flsim"
-html_title = "flsim"
+html_title = f"flsim {flsim.__version__}"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 # A dead link, a missing anchor, a missing name and a page outside of the navigation are warnings, and `make docs` turns
