@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from helpers import Flsim
 
+from flsim.cli.settings import marked
 from flsim.runs.config import CentralConfig, DataHParams, FederatedConfig
 from flsim.runs.config.listing import Section, architectures, sections
 
@@ -82,3 +83,16 @@ def test_an_unknown_name_is_refused_with_a_close_one(flsim: Flsim) -> None:
     code, out, err = flsim("settings", "training.round")
     assert (code, out) == (2, "")
     assert err == "flsim: training.round: neither a section nor a setting; did you mean training.rounds?\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "written"),
+    [
+        ("Folder, e.g. runs/iid; with --resume an old one.", "Folder, e.g. `runs/iid`; with `--resume` an old one."),
+        ("Number |R| of references (training.kind).", r"Number \|R\| of references (`training.kind`)."),
+        ("Each pair of p_u and p_e, or [0.5, 0.6].", r"Each pair of `p_u` and `p_e`, or \[0.5, 0.6\]."),
+        ('"iid" trains on s3://bucket/corpus.', '"iid" trains on `s3://bucket/corpus`.'),
+    ],
+)
+def test_a_sentence_of_the_help_is_markdown_with_values_as_code(text: str, written: str) -> None:
+    assert marked(text) == written
