@@ -32,7 +32,8 @@ test: setup lint ## lint, type-check, the tests of every day: minutes
 test-slow: setup ## the tests that kill, cut, fill, damage and outlast real runs: a quarter of an hour
 	$(PYTEST) -m "slow and not nightly"
 
-docs: setup      ## the documentation site, in site/; a dead link or a missing name is an error
+docs: setup      ## the documentation site, in site/; a dead link, a missing name or prose against the rules is an error
+	$(BIN)/python .ci/prose.py
 	rm -rf site
 	$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --fresh-env -d .doctrees docs site
 

@@ -1,5 +1,6 @@
 """Write docs/command-line.md and docs/configuration.md, the pages that are made from the code."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -8,56 +9,146 @@ import typer
 from typer.testing import CliRunner
 
 from flsim.cli import app
+from flsim.cli.options import PANELS
+from flsim.cli.settings import marked
 
 DOCS = Path(__file__).parents[1] / "docs"
+# Pages that show a command at work.
+GUIDES = {
+    "demo": "first-run.md",
+    "settings": "configuration.md",
+    "data import": "own-data.md",
+    "data synthetic": "corpora.md",
+    "data make": "corpora.md",
+    "data inspect": "own-data.md",
+    "data push": "corpora.md",
+    "data plant": "defences.md",
+    "data deduplicate": "defences.md",
+    "data sanitize": "defences.md",
+    "run": "own-data.md",
+    "sweep": "sweeps.md",
+    "tune": "tuning.md",
+    "plan": "sweeps.md",
+    "verify": "first-run.md",
+    "evaluate": "auditing.md",
+    "quantize": "defences.md",
+    "privacy": "dp.md",
+    "audit": "what-it-proves.md",
+    "forgetting": "forgetting.md",
+    "membership": "membership.md",
+    "extract": "extraction.md",
+    "table": "partitions.md",
+    "plot": "partitions.md",
+    "canaries": "first-run.md",
+    "compare": "partitions.md",
+    "trace": "trace.md",
+    "report": "sweeps.md",
+}
 HEAD = """# Command line
 
-This page has the help of every command. `python .ci/reference.py` writes it from the code.
+This page describes every command and option. `flsim COMMAND --help` prints the same text.
 
-Results go to standard output, and progress and errors to standard error. An error is one line. The exit code is 0 after
-success, 2 for wrong input, and 1 where a run or a disk failed. After Ctrl-C it is 130, and after SIGTERM 143.
+Results go to standard output. Progress and errors go to standard error, and an error is one line.
 
+| exit code | meaning |
+|---:|---|
+| 0 | success |
+| 1 | a run or a disk failed, or `flsim verify` found a difference |
+| 2 | wrong input; the line names the value and the remedy |
+| 130, 143 | ended by Ctrl-C or SIGTERM; runs have saved a checkpoint |
+
+## Commands
+
+| command | what it does | guide |
+|---|---|---|
+"""
+COMPLETION = """
 ## Completion
 
 The Tab key completes commands, options and file names in bash and zsh. Set this up once:
 
     flsim --install-completion
 
-This adds a line to the start file of the shell that you use: `~/.bashrc` or `~/.zshrc`. Then open a new shell.
+This adds a line to the start file of your shell, `~/.bashrc` or `~/.zshrc`. Then open a new shell.
 
-To change no file, run one of these lines in a shell. It holds until you leave the shell:
+To change no file, run one of these lines in a shell. The effect lasts until you leave the shell:
 
     eval "$(_FLSIM_COMPLETE=source_bash flsim)"     # bash
     eval "$(_FLSIM_COMPLETE=source_zsh flsim)"      # zsh, after: autoload -Uz compinit && compinit
 
 `flsim --show-completion` prints the script that completes.
 """
+ROOT = typer.main.get_command(app)
 
 
 def documents() -> dict[Path, str]:
     """Return the text of each page by its file."""
     return {
-        DOCS / "command-line.md": "\n".join(_command_line()),
-        DOCS / "configuration.md": _output("settings", "--format", "md"),
+        DOCS / "command-line.md": "\n".join([HEAD.rstrip(), *_table(), COMPLETION, *_sections()]),
+        DOCS / "configuration.md": _settings(),
     }
 
 
-def _command_line() -> Iterator[str]:
-    yield HEAD
-    for path in _paths(typer.main.get_command(app), ()):
-        yield f"## {' '.join(('flsim', *path))}\n\n```text\n{_output(*path, '--help').strip()}\n```\n"
+def commands() -> dict[str, click.Command]:
+    """Return all commands by name, groups left out, in the order of the panels of `flsim --help`."""
+    found = dict(_commands(ROOT, ""))
+    panel_of = {name: getattr(command, "rich_help_panel", None) for name, command in ROOT.commands.items()}  # type: ignore[attr-defined]
+    return dict(sorted(found.items(), key=lambda item: list(PANELS).index(panel_of[item[0].split()[0]])))
 
 
-def _paths(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
-    yield path
-    if isinstance(command, click.Group):
-        for name in command.list_commands(click.Context(command)):
-            yield from _paths(command.commands[name], (*path, name))
+def _commands(command: click.Command, path: str) -> Iterator[tuple[str, click.Command]]:
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    for name, child in command.commands.items():
+        yield from _commands(child, f"{path} {name}".strip())
 
 
-def _output(*arguments: str) -> str:
-    done = CliRunner().invoke(app, arguments, prog_name="flsim", env={"COLUMNS": "80"}, catch_exceptions=False)
-    return "".join(f"{line.rstrip()}\n" for line in click.unstyle(done.stdout).splitlines())
+def _table() -> Iterator[str]:
+    index = (DOCS / "index.md").read_text(encoding="utf-8")
+    titles = {page: title for title, page in re.findall(r"^(.+) <(.+\.md)>$", index, re.MULTILINE)}
+    for name, command in commands().items():
+        summary, page = marked(str(command.help).split("\n\n")[0]), GUIDES[name]
+        yield f"| [`flsim {name}`](#flsim-{name.replace(' ', '-')}) | {summary} | [{titles[page]}]({page}) |"
+
+
+def _sections() -> Iterator[str]:
+    for name, command in commands().items():
+        context = click.Context(command, info_name=f"flsim {name}")
+        yield f"## flsim {name}\n"
+        yield f"```text\nflsim {name} {' '.join(command.collect_usage_pieces(context))}\n```\n"
+        for paragraph in str(command.help).split("\n\n"):
+            yield f"{marked(paragraph)}\n"
+        for panel, parameters in _panels(command).items():
+            yield f"**{panel}**\n"
+            for parameter in parameters:
+                yield _entry(parameter, context)
+        if command.epilog:
+            examples = [line.removeprefix("Example: ") for line in command.epilog.split("\n\n")]
+            yield "**Examples**\n\n```text\n" + "\n".join(" ".join(line.split()) for line in examples) + "\n```\n"
+
+
+def _panels(command: click.Command) -> dict[str, list[click.Parameter]]:
+    """Return the parameters by the panel that the help shows them in; `--help` itself is left out."""
+    panels: dict[str, list[click.Parameter]] = {}
+    for parameter in command.params:
+        kind = "Arguments" if isinstance(parameter, click.Argument) else "Options"
+        panels.setdefault(getattr(parameter, "rich_help_panel", None) or kind, []).append(parameter)
+    return panels
+
+
+def _entry(parameter: click.Parameter, context: click.Context) -> str:
+    """Return an entry of a definition list: the names, the sentence, and what is required or the default."""
+    names, text = parameter.get_help_record(context) or ("", "")
+    text, _, extra = text.replace("\\[", "[").partition("  [")
+    facts = extra.removesuffix("]").replace("[", "\\[").replace("|", "\\|").replace("*", "\\*")
+    facts = facts[:1].upper() + facts[1:]
+    return f"`{names}`\n: {marked(text)}" + (f" *{facts}.*" if facts else "") + "\n"
+
+
+def _settings() -> str:
+    done = CliRunner().invoke(app, ("settings", "--format", "md"), prog_name="flsim", catch_exceptions=False)
+    return done.stdout
 
 
 if __name__ == "__main__":

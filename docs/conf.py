@@ -10,17 +10,18 @@ from sphinx.application import Sphinx
 import flsim
 
 project = "flsim"
-html_title = "flsim"
+html_title = f"flsim {flsim.__version__}"
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 
 # A dead link, a missing anchor, a missing name and a page outside of the navigation are warnings, and `make docs` turns
 # warnings into errors. Anchors of headings are those of GitHub. Types of other projects and types that `flsim` does not
 # export have no page to link to.
 myst_heading_anchors = 4
+myst_enable_extensions = ["deflist"]  # definition lists: the glossary, options and settings
 nitpicky = True
 nitpick_ignore_regex = [("py:.*", r"(collections|pandas|pathlib|torch|flsim\.\w+)\..+|'.+'|Interrupted|Comparison")]
 
-smartquotes_action = "D"  # dashes only: quotes stand around values, which readers copy
+smartquotes = False  # quotes and hyphens are parts of values and options, which readers copy
 default_role = "literal"  # docstrings put code between single backticks
 napoleon_custom_sections = [("Attributes", "Parameters")]  # of dataclasses, whose attributes are their parameters
 autodoc_typehints = "description"

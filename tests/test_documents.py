@@ -2,6 +2,7 @@
 
 import importlib.util
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -34,6 +35,13 @@ from flsim.runs.config import load, toml
 RUN_FILES = [path for path in sorted((ROOT / "experiments").glob("*.toml")) if "tiers" not in toml.read(path)]
 DOCUMENTS = written_documents()
 SHELL = [block for document in DOCUMENTS for block in blocks_of(document) if block.is_shell]
+DIRECTIVES = {"index.md": {"{toctree}"}, "developers.md": {"{toctree}"}, "api.md": {"{eval-rst}"}}  # by page
+PROSE = [
+    "A thing beside `where 1 2 3`. Exposure is 4.0 bits (95% CI 3.2 to 4.8) in Table 3.",
+    "<!-- beside -->",
+    "",
+    "The values are 1, 2 and 3.",
+]
 
 
 def by_name(path: Path) -> str:
@@ -170,11 +178,39 @@ def build_site(source: Path, site: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
 
 
-def test_every_command_has_its_row() -> None:
-    """In the page that lists all commands."""
-    rows = {tuple(words) for words in inline_commands(ROOT / "docs" / "commands.md")}
-    for path in paths_of(root_command(), ("flsim",)):
-        assert any(row[: len(path)] == path for row in rows), path
+@pytest.mark.parametrize("document", DOCUMENTS, ids=by_name)
+def test_pages_are_plain_markdown(document: Path) -> None:
+    """Pages have directives only for the navigation, and for the reference of Python names."""
+    directives = {block.language for block in blocks_of(document) if block.language.startswith("{")}
+    assert directives <= DIRECTIVES.get(document.name, set())
+
+
+def test_prose_follows_the_rules() -> None:
+    """Where this fails, run: python .ci/prose.py."""
+    done = subprocess.run([sys.executable, ".ci/prose.py"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+
+
+def test_prose_against_the_rules_is_found() -> None:
+    prose = runpy.run_path(str(ROOT / ".ci" / "prose.py"))
+    page = ROOT / "docs" / "page.md"
+    text = [*PROSE, "", " ".join(["word"] * 31) + ".", "", "|a|b|c|d|e|f|g|", "|-|-|-|-|-|-|-|"]
+    found = list(prose["findings_in"](page, "\n".join(text), 20))
+    assert [line.removeprefix("docs/page.md:") for line in found] == [
+        "1: 'beside': write next to, with, in addition to",
+        "4: 3 numbers in a sentence: The values are 1, 2 and 3....",
+        f"6: 31 words in a sentence: {'word ' * 12}...",
+        "9: 7 columns in a table",
+        "1: 61 words, more than 20",
+    ]
+
+
+def test_every_command_has_a_guide() -> None:
+    """The page of the command line names for each command a page that shows it."""
+    guides = runpy.run_path(str(ROOT / ".ci" / "reference.py"))["GUIDES"]
+    assert guides.keys() == {" ".join(path[1:]) for path in paths_of(root_command(), ("flsim",))}
+    for command, page in guides.items():
+        assert f"flsim {command}" in (ROOT / "docs" / page).read_text(encoding="utf-8"), command
 
 
 def paths_of(command: click.Command, path: tuple[str, ...]) -> Iterator[tuple[str, ...]]:

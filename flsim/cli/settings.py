@@ -1,6 +1,7 @@
 """`flsim settings`: list the settings of a configuration file, as a table for the terminal or as Markdown."""
 
 import difflib
+import re
 import textwrap
 from enum import StrEnum
 from typing import TYPE_CHECKING, Annotated
@@ -10,19 +11,18 @@ import typer
 from flsim.base.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from flsim.runs.config.listing import Architecture, Section
 
 NETWORKS_AFTER = "model"  # the section that names one of them
 WIDTH = 80
 COLUMNS = (20, 16, 22)  # of key, type and default; the unit has the rest
-ABOUT = (
-    "A configuration is a TOML file with these sections. Every setting has a default but data.corpus; the defaults are "
-    "those of Thakkar et al. (2020) as far as the paper states them, which it does not for local training: its batch "
-    "size, learning rate and number of epochs are ours. A key that flsim does not know is an error. On the command "
-    "line, --set section.key=value replaces a setting, and path/to/file.py:NAME names your own code."
-)
+ABOUT = """\
+A configuration is a TOML file with the sections below. Every setting has a default except `data.corpus`. Defaults
+follow Thakkar et al. (2020). The paper does not state batch size, learning rate and number of epochs of local training,
+so those defaults are flsim's.
+
+A key that flsim does not know is an error. On the command line, `--set section.key=value` replaces a setting. To use
+custom code, name it as `path/to/file.py:NAME`. `flsim settings` prints this list in a terminal."""
 
 
 class Format(StrEnum):
@@ -116,26 +116,41 @@ def _wrapped(text: str, indent: int) -> list[str]:
 
 
 def _markdown(listed: "list[Section]", networks: "list[Architecture]", with_title: bool) -> list[str]:
+    """Return the lines of the list as Markdown: a section a heading, and a setting an entry of a definition list."""
     lines = ["# Configuration", "", ABOUT, ""] if with_title else []
     for section in listed:
         lines += [f"## {_title(section)}", ""]
-        lines += [section.description, ""] if section.description else []
-        lines += ["| Setting | Type | Default | Unit | Meaning |", "|---|---|---|---|---|"]
+        lines += [marked(section.description), ""] if section.description else []
         for setting in section.settings:
-            cells = (f"`{setting.name}`", setting.type, f"`{setting.default}`", setting.unit, setting.description)
-            lines += [_markdown_row(cells)]
-        lines += [""]
+            facts = [setting.type, f"default `{setting.default}`" if setting.default != "required" else "required"]
+            facts += [f"unit: {setting.unit}"] if setting.unit else []
+            lines += _entry(setting.name, f"*{'; '.join(facts)}.* {marked(setting.description)}")
         if section.name == NETWORKS_AFTER and networks:
-            lines += ["## Architectures", "", _counted(), "", "| Architecture | Size | Network |", "|---|---|---|"]
-            lines += [
-                _markdown_row((f"`{network.name}`", _sizes(network), network.description)) for network in networks
-            ]
-            lines += [""]
+            lines += ["## Architectures", "", _counted(), ""]
+            for network in networks:
+                lines += _entry(network.name, f"*{_sizes(network)}.* {marked(network.description)}")
     return lines[:-1]
 
 
-def _markdown_row(cells: "Sequence[str]") -> str:
-    return "".join(f"| {cell} " for cell in (cell.replace("|", "\\|") for cell in cells)) + "|"
+def _entry(term: str, definition: str) -> list[str]:
+    return [f"`{term}`", f": {definition}", ""]
+
+
+def marked(text: str) -> str:
+    """Return a sentence of the help as Markdown: options, settings, paths and values as code, and no other marks."""
+    return " ".join(_marked_word(word) for word in text.split())
+
+
+def _marked_word(word: str) -> str:
+    start, core, end = re.fullmatch(r"([(\"]*)(.*?)([)\",;:.]*)", word).groups()  # type: ignore[union-attr]
+    is_code = (
+        re.match(r"--?[a-z]|[\w.-]+/[\w{]|\w+://|\{\w", core)
+        or re.search(r"\w=\w|[a-z]_[a-z]|\w\.(py|toml|csv|md|jsonl|html|png|txt|h5)\b", core)
+        or re.fullmatch(r"[a-z]+(\.[a-z_]+)+|[A-Z]+_[A-Z_]+", core)
+    )
+    if not is_code or re.search(r"[\^|()]", core) or core in ("e.g", "i.e", "and/or"):
+        return re.sub(r"([*_<\[\]|])", r"\\\1", word)
+    return f"{start}`{core}`{end}"
 
 
 def _counted() -> str:

@@ -1,0 +1,146 @@
+"""Check the prose of README and docs/: words to replace, long sentences, many numbers, wide tables, long pages.
+
+`python .ci/prose.py` prints a line for each finding in pages that follow the writing rules; the exit code is then 1.
+`python .ci/prose.py PAGE...` prints the findings of these pages, whether or not they follow the rules yet.
+"""
+
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+GENERATED = {"command-line.md", "configuration.md"}
+# Pages that do not follow the rules yet. Remove a page from this list when it does; add none.
+NOT_YET = {
+    *("algorithms.md", "api.md", "auditing.md", "benchmarks.md", "central.md", "claims.md", "cluster.md", "corpora.md"),
+    *("decisions.md", "defences.md", "deploying.md", "dp.md", "extending.md", "extraction.md", "false-alarms.md"),
+    *("flower.md", "forgetting.md", "gpu.md", "measures.md", "membership.md", "models.md", "operations.md"),
+    *("optimizers.md", "own-data.md", "partitions.md", "privacy.md", "python.md", "reliability.md", "results.md"),
+    *("run-folder.md", "secret-sharer.md", "security.md", "sweeps.md", "trace.md", "tuning.md", "user-inference.md"),
+    *("what-it-proves.md", "why-models-forget.md"),
+}
+LONGEST_SENTENCE, MOST_NUMBERS, MOST_COLUMNS = 30, 2, 6
+# The largest number of words of a page, code aside: of a part of the navigation, and of single pages.
+OF_PART = {"Tutorials": 1000, "How-to guides": 500, "Explanation": 1200, "Reproductions": 600}
+OF_PAGE = {
+    **{"README.md": 700, "index.md": 250, "installation.md": 300, "first-run.md": 600, "concepts.md": 1100},
+    **{"other-tools.md": 500, "faq.md": 1000, "how-it-works.md": 600, "why-models-forget.md": 1200},
+}
+REPLACE = {
+    r"where(?! (do|does|is|are|to)\b)": "if, when",
+    r"beside": "next to, with, in addition to",
+    r"(IID|non-IID|FedAvg|SGD) less": "the difference between A and B",
+    r"(is|are) left": "remain",
+    r"alone": "only",
+    r"(of|for) (one's own|yours|ours|your own)|one's own|own (model|code|measure)s?": "custom; your",
+    r"(goes|go|went|gone) on": "continues, resumes",
+    r"mended|made good": "fixed, recovered",
+    r"says|said|tells|told": "prints, reports, is logged",
+    r"whole": "complete, entire",
+    r"forth and back": "forward and backward",
+    r"worlds?": "partition",
+    r"(learn|learns|learned|learnt) by heart|gives? away": "memorize, reveal, extract",
+    r"stands?|lies?": "is, are",
+    r"(older|earlier|former) versions?|until then|used to be": "the current state only",
+    r"(?<=, )as (it|its|they|their|there|these|those) (is|are|has|have|was|were)": "because",
+    r"predicts? best": "has the lowest validation perplexity",
+}
+# What looks like a number and is a name: a year, a version, a number of a table, an interval in parentheses.
+NAMES = (
+    r"\([^()]*\bto\b[^()]*\)|(?:[Tt]ables?|[Ff]igures?|[Ss]ections?|[Aa]lgorithm|[Tt]heorem|[Rr]ounds?|[Ss]eeds?|Python|"
+    r"version|torch|arXiv:?) ?\d[\d.]*(?:(?:,| to| and| or)+ \d[\d.]*)*|\b(?:19|20)\d\d\b|x86-64"
+)
+
+
+@dataclass(frozen=True)
+class Text:
+    """A paragraph, list item or cell of a table, without marks."""
+
+    line: int
+    text: str
+    is_cell: bool = False
+
+
+def texts_of(page: str) -> Iterator[Text]:
+    """Yield the paragraphs and the rows of tables of a page; code and comments are left out."""
+    lines, fenced, block, start = page.splitlines(), False, [], 0
+    for number, line in enumerate([*lines, ""], 1):
+        plain = line.strip()
+        if plain.startswith("```"):
+            fenced = not fenced
+        new = fenced or plain.startswith("```") or not plain or re.match(r"([-*:#|!<]|\d+\.) ?", plain) is not None
+        if new and block:
+            yield Text(start, " ".join(block))
+            block = []
+        if fenced or plain.startswith(("```", "<", "![")) or (line.startswith("    ") and not block):
+            continue
+        if plain.startswith("|"):
+            cells = [_unmarked(cell) for cell in re.split(r"(?<!\\)\|", plain)[1:-1]]
+            if not all(set(cell.strip()) <= set("-: ") for cell in cells):
+                yield from (Text(number, cell, is_cell=True) for cell in cells)
+            continue
+        if plain:
+            start = number if not block else start
+            block.append(_unmarked(re.sub(r"^([-*:]|#+|\d+\.) ", "", plain)))
+
+
+def _unmarked(text: str) -> str:
+    text = re.sub(r"`[^`]*`", "CODE", text)
+    text = re.sub(r"\]\([^)]*\)|[\[\]]|<[^>]*>", "", text)
+    return text.replace("**", "").replace("\\|", "")
+
+
+def sentences_of(text: str) -> list[str]:
+    """Split at the ends of sentences; an abbreviation such as "e.g." or "et al." ends none."""
+    return re.split(r"(?<!e\.g\.)(?<!i\.e\.)(?<!al\.)(?<=[.!?:])\**\s+(?=[A-Z*(\"]|flsim)", text)
+
+
+def findings(page: Path, budget: int | None) -> Iterator[str]:
+    """Yield a line for each thing to change in a page."""
+    yield from findings_in(page, page.read_text(encoding="utf-8"), budget)
+
+
+def findings_in(page: Path, text: str, budget: int | None) -> Iterator[str]:
+    """Yield a line for each thing to change in the text of a page."""
+    name, words = page.relative_to(ROOT), 0
+    for part in texts_of(text):
+        words += len(part.text.split())
+        for pattern, instead in REPLACE.items():
+            for found in re.finditer(rf"\b(?:{pattern})\b", part.text):
+                yield f"{name}:{part.line}: {found[0]!r}: write {instead}"
+        for sentence in sentences_of(part.text):
+            if (length := len(sentence.split())) > LONGEST_SENTENCE:
+                yield f"{name}:{part.line}: {length} words in a sentence: {sentence[:60]}..."
+            numbers = re.findall(r"(?<![\w.-])\d[\d,.]*", re.sub(NAMES, "", sentence))
+            if len(numbers) > MOST_NUMBERS and not part.is_cell:
+                yield f"{name}:{part.line}: {len(numbers)} numbers in a sentence: {sentence[:60]}..."
+    for number, line in enumerate(text.splitlines(), 1):
+        if re.fullmatch(r"(\|[-: ]+)+\|", line) and line.count("|") > MOST_COLUMNS + 1:
+            yield f"{name}:{number}: {line.count('|') - 1} columns in a table"
+    if budget and words > budget:
+        yield f"{name}:1: {words} words, more than {budget}"
+
+
+def budgets() -> dict[str, int]:
+    """Return the largest number of words by page, which the part of the navigation decides."""
+    index = (ROOT / "docs" / "index.md").read_text(encoding="utf-8")
+    parts = re.findall(r":caption: (.+)\n\n((?:.+\n)+?)```", index)
+    pages = {page: OF_PART[part] for part, body in parts if part in OF_PART for page in re.findall(r"<(.+)>", body)}
+    return pages | OF_PAGE
+
+
+def main(names: list[str]) -> int:
+    written = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in GENERATED]
+    pages = [Path(name).resolve() for name in names] or [
+        page for page in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *written] if page.name not in NOT_YET
+    ]
+    limits = budgets()
+    found = [line for page in pages for line in findings(page, limits.get(page.name))]
+    print("\n".join(found) or f"prose: {len(pages)} pages, nothing to change")
+    return 1 if found else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
