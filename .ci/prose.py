@@ -14,18 +14,21 @@ ROOT = Path(__file__).parents[1]
 GENERATED = {"command-line.md", "configuration.md"}
 # Pages that do not follow the rules yet. Remove a page from this list when it does; add none.
 NOT_YET = {
-    *("algorithms.md", "api.md", "auditing.md", "benchmarks.md", "central.md", "claims.md", "cluster.md", "corpora.md"),
-    *("decisions.md", "defences.md", "deploying.md", "dp.md", "extending.md", "extraction.md", "false-alarms.md"),
-    *("flower.md", "forgetting.md", "gpu.md", "measures.md", "membership.md", "models.md", "operations.md"),
-    *("optimizers.md", "own-data.md", "partitions.md", "privacy.md", "python.md", "reliability.md", "results.md"),
-    *("run-folder.md", "secret-sharer.md", "security.md", "sweeps.md", "trace.md", "tuning.md", "user-inference.md"),
-    *("what-it-proves.md", "why-models-forget.md"),
-}
+    "api.md",
+    "benchmarks.md",
+    "claims.md",
+    "decisions.md",
+    "gpu.md",
+    "reliability.md",
+    "results.md",
+    "secret-sharer.md",
+} | {"why-models-forget.md"}
 LONGEST_SENTENCE, MOST_NUMBERS, MOST_COLUMNS = 30, 2, 6
 # The largest number of words of a page, code aside: of a part of the navigation, and of single pages.
 OF_PART = {"Tutorials": 1000, "How-to guides": 500, "Explanation": 1200, "Reproductions": 600}
 OF_PAGE = {
     **{"README.md": 700, "index.md": 250, "installation.md": 300, "first-run.md": 600, "concepts.md": 1100},
+    **{"corpora.md": 800, "models.md": 800, "canary-windows.md": 600},
     **{"other-tools.md": 500, "faq.md": 1000, "how-it-works.md": 600, "why-models-forget.md": 1200},
 }
 REPLACE = {
@@ -116,7 +119,8 @@ def findings_in(page: Path, text: str, budget: int | None) -> Iterator[str]:
             numbers = re.findall(r"(?<![\w.-])\d[\d,.]*", re.sub(NAMES, "", sentence))
             if len(numbers) > MOST_NUMBERS and not part.is_cell:
                 yield f"{name}:{part.line}: {len(numbers)} numbers in a sentence: {sentence[:60]}..."
-    for number, line in enumerate(text.splitlines(), 1):
+    outside = re.sub(r"(?ms)^```.*?^```", lambda block: "\n" * block[0].count("\n"), text)  # of code
+    for number, line in enumerate(outside.splitlines(), 1):
         if re.fullmatch(r"(\|[-: ]+)+\|", line) and line.count("|") > MOST_COLUMNS + 1:
             yield f"{name}:{number}: {line.count('|') - 1} columns in a table"
     if budget and words > budget:

@@ -21,7 +21,7 @@ GUIDES = {
     "data synthetic": "corpora.md",
     "data make": "corpora.md",
     "data inspect": "own-data.md",
-    "data push": "corpora.md",
+    "data push": "object-stores.md",
     "data plant": "defences.md",
     "data deduplicate": "defences.md",
     "data sanitize": "defences.md",

@@ -9,8 +9,6 @@ from pathlib import Path
 import pytest
 from helpers import Experiment, assert_same, start, wait_for_round
 
-from flsim.base.rng import stream
-
 DOCS = Path(__file__).parents[1] / "docs"
 FILES = {
     "my_model.py": "models.md",
@@ -26,20 +24,12 @@ def block_of(name: str, language: str) -> str:
     return (DOCS / name).read_text(encoding="utf-8").split(f"```{language}\n")[1].split("```")[0]
 
 
-def write_letters(path: Path) -> None:
-    """40 authors of 120 words, one of 26 each."""
-    rng = stream(0, "letters")
-    words = [chr(ord("a") + number) * 3 for number in range(26)]
-    lines = [f"author{author},{' '.join(rng.choice(words, 8))}." for author in range(40) for _ in range(15)]
-    path.write_text("\n".join(lines) + "\n")
-
-
 @pytest.mark.nightly
 def test_everything_of_ones_own_goes_from_a_dump_to_a_report(tmp_path: Path) -> None:
     for file, page in FILES.items():
         (tmp_path / file).write_text(block_of(page, "python"))
     (tmp_path / "all.toml").write_text(block_of("extending.md", "toml"))
-    write_letters(tmp_path / "letters.csv")
+    subprocess.run([sys.executable, "-c", block_of("extending.md", "python")], cwd=tmp_path, check=True)
     text = (DOCS / "extending.md").read_text(encoding="utf-8")
     commands = [line.split() for line in re.findall(r"^    flsim (.*)$", text, re.MULTILINE)]
     by_name = {" ".join(command[:1]): command for command in commands if "--resume" not in command}

@@ -5,11 +5,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from oracle import train_cohort
 from own_optimizers import OWN
 from stacking import LAYOUT, model_of, random_population, start_of
 from stepping import same, training_of
 from stepping import start as central_start
+from training_oracle import train_cohort
 
 from flsim.algorithms.checkpoint import Provenance, load, save
 from flsim.algorithms.fedavg import train_user

@@ -118,7 +118,7 @@ def test_without_ray_there_are_no_metrics_and_values_that_are_not_finite_are_lef
 
 
 def test_all_of_them_are_documented() -> None:
-    text = (ROOT / "docs" / "operations.md").read_text()
+    text = (ROOT / "docs" / "prometheus.md").read_text()
     for name in (*GAUGES, *(f"{name}_total" for name in COUNTERS)):
         tags = ", ".join(f"`{tag}`" for tag in TAGS.get(name, ()))
         assert f"| `ray_flsim_{name}` | {tags} |" in text, name

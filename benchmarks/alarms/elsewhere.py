@@ -247,7 +247,7 @@ ELSEWHERE = (
     Elsewhere(
         "(avoided here)",
         "the mistake that flsim.attacks.audit.guesses avoids",
-        "shared references as each one's own",
+        "shared references, treated as separate",
         0.05,
         references_taken_for_own,
     ),

@@ -28,7 +28,7 @@ ALARMING = {
     "largest bound of 10 numbers of guesses",
     "the same, noises without end",
     "absolute mu at the ends of intervals",
-    "shared references as each one's own",
+    "shared references, treated as separate",
 }
 
 

@@ -12,10 +12,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
-from oracle import train_cohort
 from populations import InMemory
 from smoothing import EPSILON, smooth_steps
 from torch import Tensor
+from training_oracle import train_cohort
 
 from flsim.algorithms import fedavg
 from flsim.algorithms.fedavg import init, train_user

@@ -10,8 +10,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from oracle import train_cohort
 from stacking import LAYOUT, model_of, random_population, start_of
+from training_oracle import train_cohort
 
 from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining

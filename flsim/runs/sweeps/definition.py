@@ -374,7 +374,7 @@ def _refuse_missing(values: Mapping[str, Any], path: Path) -> None:
     for name, tier in tiers.items() if isinstance(tiers, dict) else ():
         missing += [f"tiers.{name}.corpus"] if isinstance(tier, dict) and "corpus" not in tier else []
     if missing:
-        raise InputError(f'{path}: has no {", ".join(missing)}; docs/sweeps.md, "Write your own sweep", lists all keys')
+        raise InputError(f"{path}: has no {', '.join(missing)}; docs/sweep-files.md lists all keys")
 
 
 def _refuse_number(axes: Mapping[str, Mapping[str, Sequence[Any]]], seeds: Sequence[int], source: str) -> None:

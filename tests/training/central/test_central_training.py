@@ -10,12 +10,12 @@ import pytest
 import torch
 from dp_accounting.rdp import RdpAccountant
 from opacus.accountants import RDPAccountant
-from oracle import train_cohort
 from safetensors.torch import load, save
 from scipy import stats
 from smoothing import smooth_steps
 from stepping import same, start, tensors
 from torch.nn.functional import cross_entropy
+from training_oracle import train_cohort
 
 from flsim.algorithms import fedavg
 from flsim.algorithms.hparams import FedAvgHParams

@@ -9,7 +9,6 @@ from dataclasses import replace
 import pytest
 import torch
 from interpreting import COUNTS, B, D, H, N, T, U, V, check, normal, parts
-from oracle import train_cohort
 from smoothing import smooth_steps
 from stacking import (
     amplification,
@@ -22,6 +21,7 @@ from stacking import (
     train_stacked,
 )
 from stepping import LAYOUT, training_of
+from training_oracle import train_cohort
 
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams

@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 import torch
 from interpreting import COUNTS, D, H, N, U, V, check, normal
-from oracle import train_cohort
 from smoothing import smooth_steps
 from stacking import (
     amplification,
@@ -23,6 +22,7 @@ from stacking import (
     train_stacked,
 )
 from torch import Tensor
+from training_oracle import train_cohort
 from triton.runtime import interpreter  # type: ignore[import-untyped]
 
 from flsim.base.rng import stream

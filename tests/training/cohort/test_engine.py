@@ -12,11 +12,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import train_cohort
 from populations import InMemory
 from smoothing import smooth_steps
 from stacking import LAYOUT, assert_equal, model_of, start_of
 from strategies import hparams_strategy, users_strategy
+from training_oracle import train_cohort
 
 from flsim.training.cohort.engine import CohortEngine, bounds
 from flsim.training.hparams import LocalHParams

@@ -7,8 +7,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import train_cohort
 from stacking import assert_within, model_of, random_population, relative_error, start_of
+from training_oracle import train_cohort
 
 from flsim.algorithms.rounds import engine_of
 from flsim.base.errors import InputError

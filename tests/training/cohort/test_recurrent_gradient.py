@@ -8,7 +8,6 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from networks import random_network
-from oracle import train_cohort
 from populations import InMemory
 from smoothing import smooth_steps
 from stacking import assert_same_counts
@@ -16,6 +15,7 @@ from stepping import LAYOUT, records_strategy, source
 from stepping import hparams_strategy as central_strategy
 from strategies import hparams_strategy as local_strategy
 from strategies import users_strategy
+from training_oracle import train_cohort
 
 from flsim.algorithms.rounds import engine_of
 from flsim.data.records import Records, batch

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import train_cohort
 from populations import InMemory
 from smoothing import smooth_steps
 from stacking import (
@@ -20,6 +19,7 @@ from stacking import (
     train_stacked,
 )
 from strategies import hparams_strategy, users_strategy
+from training_oracle import train_cohort
 
 from flsim.base.rng import stream
 from flsim.data.vocabulary import Layout

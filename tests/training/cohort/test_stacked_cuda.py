@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 import torch
-from oracle import train_cohort
 from populations import InMemory
 from smoothing import smooth_steps
 from stacking import (
@@ -17,6 +16,7 @@ from stacking import (
     start_of,
     train_stacked,
 )
+from training_oracle import train_cohort
 
 from flsim.data.vocabulary import Layout
 from flsim.models.hparams import ModelHParams
