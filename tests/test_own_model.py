@@ -222,7 +222,7 @@ def test_what_is_no_such_network_is_refused_before_training(
         (TINY_OWN, "local.precision='bf16'", "trains in float32; local.precision 'bf16' needs \"cifg\""),
         (CENTRAL, "training.precision='bf16'", 'trains in float32; training.precision "bf16" needs "cifg"'),
         (CENTRAL, "training.dropout=0.1", "training.dropout needs a NextWordModel, which "),
-        (TINY_OWN, "model.options.scale=inf", "model.options: scale must be text, true, false or a finite number, found inf"),
+        (TINY_OWN, "model.options.scale=inf", "scale must be text, true, false or a finite number, found inf"),
         (TINY_OWN, "model.architecture='gru'", 'options are for code of your own, found "gru"; remove them'),
     ],
 )  # fmt: skip

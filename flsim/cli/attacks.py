@@ -41,7 +41,9 @@ def audit(
     delta: ClaimDelta = None,
     round: Round = None,
     epoch: Epoch = None,
-    format: Annotated[Format, typer.Option(help="Format of the output: md, csv or parquet.")] = Format.md,
+    format: Annotated[
+        Format, typer.Option(metavar="FORMAT", help="Format of the output: md, csv or parquet.")
+    ] = Format.md,
     out: TableOut = None,
     as_json: Json = False,
 ) -> None:

@@ -180,8 +180,8 @@ def demo(
     """Train on a built-in corpus and show what was memorized.
 
     Trains twice: on IID users and on non-IID users. Prints a table of both runs and a paired test on exposure. Plots
-    perplexity, exposure, and how many canaries Random Sampling (RS) and Beam Search (BS) extract. Takes about a minute
-    on two cores.
+    perplexity, exposure, and how many canaries Random Sampling (RS) and Beam Search (BS) extract. Takes two to three
+    minutes on two idle cores.
 
     Example: flsim demo --out runs/demo
     """
