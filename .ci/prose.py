@@ -17,7 +17,6 @@ NOT_YET = {
     "api.md",
     "benchmarks.md",
     "claims.md",
-    "decisions.md",
     "gpu.md",
     "reliability.md",
     "results.md",
