@@ -16,11 +16,9 @@ GENERATED = {"command-line.md", "configuration.md"}
 NOT_YET = {
     "api.md",
     "benchmarks.md",
-    "claims.md",
     "decisions.md",
     "gpu.md",
     "reliability.md",
-    "results.md",
     "secret-sharer.md",
 } | {"why-models-forget.md"}
 LONGEST_SENTENCE, MOST_NUMBERS, MOST_COLUMNS = 30, 2, 6
