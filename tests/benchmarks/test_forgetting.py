@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from helpers import Flsim
 
-from benchmarks.forgetting import MOVED, ROUNDS, clusters, describe, known_order, order_table, settings
+from benchmarks.forgetting import MOVED, ROUNDS, TRIALS, clusters, describe, known_order, order_table, settings
 from benchmarks.forgetting_figures import draw_k_means, draw_order
 
 PAGE = (Path(__file__).parents[2] / "docs" / "why-models-forget.md").read_text(encoding="utf-8")
@@ -15,7 +15,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / "why-models-forget.md").read_text(e
 
 def test_the_page_has_the_measured_numbers_of_k_means_and_of_a_known_order() -> None:
     before, *after = [f"{row['success']:.1%}" for row in clusters()]
-    assert f"Accuracy is {before} before and {after[0]} after the first 300 later points" in PAGE
+    assert f"| {TRIALS:,} | {before} | {after[0]} |" in PAGE
     assert set(after) == {after[0]}
     assert order_table(known_order()) in PAGE
 
