@@ -203,8 +203,8 @@ def _of_pair(pair: Pair, quantities: Sequence[Quantity], round: int | None, epoc
             rows = list(_of_runs(of_a, of_b, quantities, round, epoch))
     except InputError as error:
         why.append(str(error))
-    if why or not rows:
-        yield side | {"quantity": "left out", "left_out": "; ".join(why) or None}
+    if why:
+        yield side | {"quantity": "left out", "left_out": "; ".join(why)}
     for row in rows:
         yield side | row
 

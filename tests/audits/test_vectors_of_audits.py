@@ -12,6 +12,7 @@ from helpers import enumerated
 from scipy.stats import beta, binom, norm
 
 from flsim.attacks.audit import canary_users, guesses, ranks, thresholds, trade_off
+from flsim.base.errors import InputError
 from flsim.base.statistics import auroc, auroc_interval, roc, share_interval
 
 
@@ -239,3 +240,18 @@ def test_canary_users_have_two_sides() -> None:
     few = canary_users.CanaryUsers(cosines[:3], np.array([True, False, False]), np.array([]), True, 60, 0.01)
     assert few.estimate is None
     assert few.estimate_of_others is not None
+
+
+def test_normal_cosines_reach_beyond_1_on_both_sides() -> None:
+    """Cosines of 0.4, 0.5 and 0.6 have a deviation of 0.1: 5 of it to 1. Delta 1e-3 allows 1e-6, 1e-4 only 1e-7."""
+    tail = norm.sf(1, 0.5, 0.1) + norm.cdf(-1, 0.5, 0.1)
+    assert 1e-7 < tail < 1e-6
+    for sign in (1, -1):
+        assert canary_users._beyond(sign * 0.5, 0.1) == pytest.approx(tail, rel=1e-9)
+        cosines = sign * np.array([0.4, 0.5, 0.6])
+        for delta, is_too_small in ((1e-3, False), (1e-4, True)):
+            users = canary_users.CanaryUsers(cosines, np.ones(3, bool), np.array([0.0, 0.1]), True, 60, delta)
+            assert users.is_too_small == is_too_small
+            assert (users.estimate is None) == is_too_small
+        with pytest.raises(InputError, match=r"has probability 2\.9e-07 beyond 1, and at most 1e-07 is allowed"):
+            canary_users.epsilon_of_cosines(sign * 0.5, 0.1, 60, 1e-4)

@@ -156,6 +156,11 @@ def test_sums_of_coins_are_those_of_all_outcomes(probabilities: tuple[float, ...
     assert at_least(probabilities, -1) == 1.0
 
 
+def test_sums_of_equal_coins_keep_their_digits() -> None:
+    """Two or more of three: 3 p^2 (1 - p) + p^3, where 1 - p is 1 in float64."""
+    assert at_least([1e-20] * 3, 2) == pytest.approx(3e-40, rel=1e-12, abs=0)
+
+
 def test_sums_of_coins_are_at_most_1() -> None:
     """The convolution of these 40 coins sums to more than 1 in float64."""
     rng = np.random.default_rng(5)

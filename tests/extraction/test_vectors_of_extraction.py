@@ -3,16 +3,22 @@
 import math
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
+import torch
+from membership.before_model import LAYOUT, untrained
 from scipy.stats import beta
 
 from flsim.attacks.extraction import discoverable, extract, rates
 from flsim.attacks.extraction.discoverable import Scheme
+from flsim.attacks.extraction.strings import Strings
 from flsim.base.statistics import difference_interval
 from flsim.canaries.spec import Canary
+from flsim.data.records import Records
 
 
 @pytest.mark.parametrize(
@@ -119,3 +125,41 @@ def test_an_extraction_from_python_has_the_settings_of_the_command(monkeypatch: 
         extract.ExtractionHParams((2,), 3, 4, Scheme(0.5, 6, 0.7), 8),
         extract.ExtractionHParams(epoch=0.5),
     ]
+
+
+@pytest.mark.parametrize("sizes", [(1, 3), (3, 1)])
+def test_one_word_prompts_are_tried_up_to_the_longest_suffix(sizes: tuple[int, ...]) -> None:
+    """A string of each group ends in what greedy decoding writes after a word; other strings end in other words."""
+    model = untrained("cifg", 1)
+    written = extract.one_word_continuations(model, max(sizes), LAYOUT, torch.device("cpu")).tolist()
+    groups = []
+    for prefix, size in enumerate(sizes, 1):
+        starts = {tuple(text[:size]) for text in written}
+        unseen = next(word for word in range(LAYOUT.first_word, LAYOUT.last_word) if (word,) * size not in starts)
+        texts = [[7] * prefix + written[5][:size], [7] * prefix + [unseen] * size]
+        groups.append(Strings("record", prefix, Records.from_lists(texts), ("a", "b"), np.array([True, False])))
+    run: Any = SimpleNamespace(
+        corpus=SimpleNamespace(layout=LAYOUT), config=SimpleNamespace(evaluation=SimpleNamespace(beam_width=1))
+    )
+    found = [*extract._measured(run, model, groups, Scheme())]
+    assert [one["is_elicited"].tolist() for one in found] == [[True, False]] * 2
+    assert [one["words"].tolist() for one in found] == [[1 + sizes[0]] * 2, [2 + sizes[1]] * 2]
+
+
+def test_rows_are_in_the_order_of_the_strings() -> None:
+    strings = [table().assign(kind=kind, prefix=prefix) for kind, prefix in (("b", 10), ("a", 5), ("a", 3))]
+    for rows in (rates.rates_of, rates.eidetic_of):
+        found = rows(pd.concat(strings, ignore_index=True))
+        keys = found[["kind", "prefix"]].drop_duplicates()
+        assert keys.to_numpy().tolist() == [["b", 10], ["a", 5], ["a", 3]]
+        assert found["kind"].tolist() == sorted(found["kind"], reverse=True)
+
+
+def test_the_json_of_an_extraction_has_its_scheme_and_all_tables() -> None:
+    about = {"setting": "s", "series": "s", "kind": "record", "prefix": 1, "attack": "greedy", "n": np.nan, "p": np.nan}
+    row = pd.DataFrame([about | {"rate": 0.3, "control_rate": 0.1, "excess": 0.2}])
+    found = extract.Extraction(frame=row, strings=row[:0], eidetic=row, scheme=Scheme(0.5, 6, 0.7)).to_json()
+    assert found["scheme"] == {"temperature": 0.5, "top_k": 6, "top_p": 0.7}
+    assert {name: len(rows) for name, rows in found.items() if name != "scheme"} == {
+        **{"rates": 1, "eidetic": 1, "strings": 0, "over_seeds": 1}
+    }

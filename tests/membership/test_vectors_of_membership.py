@@ -17,7 +17,7 @@ from membership.before_model import LAYOUT, before, drawn, untrained
 from scipy.stats import norm
 
 from flsim.attacks.audit.trade_off import Allowed
-from flsim.attacks.membership import lira, rmia, scores, shadows, users
+from flsim.attacks.membership import candidates, lira, rmia, scores, shadows, users
 from flsim.attacks.membership.attacked import Attacked, AttackHParams
 from flsim.attacks.membership.candidates import Candidates
 from flsim.attacks.membership.users import FreshRecords, _allows, user_statistics
@@ -353,3 +353,29 @@ def test_rows_of_users_have_the_area_of_the_untrained_model(monkeypatch: pytest.
         assert found.loc["user", name] == pytest.approx(expected)
         means = [*means[:3], ratios[owners >= 3].mean()]
         assert found.loc["author", name] == pytest.approx(np.mean([means[member] > means[3] for member in range(3)]))
+
+
+def test_rates_of_shadow_models_are_those_of_members_at_a_level_of_others() -> None:
+    """Two of five others are 4.5 and 3, and of members 5, 4 and 2 are above 1. No level is below one other."""
+    members, others = np.array([5.0, 4.0, 2.0, 0.0]), np.array([4.5, 3.0, 1.0, 0.5, -1.0])
+    assert shadows._rate(0.4)(members, others) == 3 / 4
+    assert shadows._rate(0.2)(members, others) == 2 / 4
+    assert math.isnan(shadows._rate(0.19)(members, others))
+
+
+def test_neighbours_have_words_although_a_sum_of_probabilities_is_rounded_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first word's interval is [0, 1/2). (1 - 2^-53) / 2 + 1/2 is rounded to 1, which is in no word's interval."""
+    first, last = LAYOUT.first_word, LAYOUT.last_word
+    probabilities = np.zeros(LAYOUT.vocabulary_size)
+    probabilities[[first, last]] = 1 / 2
+    highest = math.nextafter(1, 0)
+    assert highest / 2 + 1 / 2 == 1
+    fixed = SimpleNamespace(
+        integers=lambda words, size: np.zeros(size, np.int64), random=lambda size: np.full(size, highest)
+    )
+    monkeypatch.setattr(candidates, "stream", lambda *keys: fixed)
+    plain = before(untrained(), Records.from_lists([[first, first + 1]]))
+    with np.errstate(divide="ignore"):
+        unigram = np.log(probabilities)
+    every = Candidates(plain.model, plain.records, plain.keys, plain.vocabulary, unigram, 0, LAYOUT)
+    assert [neighbour.tolist() for neighbour in every.neighbours(2)] == [[last, first + 1]] * 2

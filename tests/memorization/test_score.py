@@ -53,6 +53,8 @@ def test_a_uniform_model_needs_log_v_nats_a_word() -> None:
         (24, 1.0, 2**28),
         (8, 1.0, 2**27),
         (8, 0.125, 2**24),
+        (8, 6e-9, 1),  # 48 bytes
+        (8, 0.0, 0),
     ],
 )
 def test_pieces_on_a_gpu_fit_the_share_of_its_memory(

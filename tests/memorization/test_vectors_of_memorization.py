@@ -13,7 +13,15 @@ from memorization.table_model import TableModel
 from scipy.stats import gamma, norm, skewnorm
 
 from flsim.base.rng import stream
-from flsim.measures.memorization import enumeration, extrapolation, importance_sampling, random_sampling
+from flsim.measures.memorization import (
+    beam_search,
+    calibrated,
+    enumeration,
+    extrapolation,
+    importance_sampling,
+    random_sampling,
+    shortest_path,
+)
 from flsim.measures.memorization.score import nats
 from flsim.measures.memorization.template import Template, cheapest
 
@@ -211,8 +219,6 @@ def test_costs_are_not_below_zero_and_the_cheapest_come_first() -> None:
 
 
 def test_defaults_are_those_of_the_pages() -> None:
-    assert importance_sampling.POWERS == (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
-    assert importance_sampling.SHARES == {0.0: 0.1, 1.0: 0.9}
     assert extrapolation.RESAMPLES == 100
     assert enumeration.Enumeration(3, 8).nodes == 0
     assert enumeration.Enumeration(3, 8).exposure == pytest.approx(math.log2(8 / 3))
@@ -285,5 +291,36 @@ def test_pilots_have_equal_shares_of_all_powers(monkeypatch: pytest.MonkeyPatch)
     model, template = TableModel(3, 6), Template(((1, 2, 4), (0, 3, 5, 6)))
     canaries = torch.tensor([[1, 3]])
     importance_sampling.space_exposures(model, torch.tensor([7]), canaries, template, 200, 0)
-    assert sizes[0] == (dict.fromkeys(importance_sampling.POWERS, 1 / 6), 20)
+    assert sizes[0] == (dict.fromkeys((0.0, 0.25, 0.5, 0.75, 1.0, 1.5), 1 / 6), 20)
     assert sizes[1][1] == 200
+
+
+def test_shares_without_a_pilot_are_a_tenth_of_uniform_samples_and_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares, draw = [], importance_sampling.draw
+
+    def recorded(*arguments: Any) -> importance_sampling.Draws:
+        shares.append(arguments[3])
+        return draw(*arguments)
+
+    monkeypatch.setattr(importance_sampling, "draw", recorded)
+    template = Template(((1, 2, 4), (0, 3, 5, 6)))
+    importance_sampling.space_exposures(TableModel(3, 6), torch.tensor([7]), torch.tensor([[1, 3]]), template, 9, 0)
+    assert shares == [{0.0: 0.1, 1.0: 0.9}]
+
+
+def test_calibrated_exposures_are_of_the_rank_among_references() -> None:
+    assert calibrated.Calibrated(-1.5, 4, 1_023).exposure == 8
+    assert calibrated.Calibrated(-1.5, 1_024, 1_023).exposure == 0
+
+
+def test_a_search_that_reads_nothing_has_the_answer_of_five_beams() -> None:
+    """Of these tables, four or six beams have other answers to some."""
+    prefix, template, others = torch.tensor([7]), Template(((0, 1, 2, 3, 4, 5, 6, 7),) * 4), {4: 0, 6: 0}
+    for seed in range(40):
+        model = TableModel(seed, 40)
+        scores = {width: float(beam_search.beam_search(model, prefix, template, width)[1].min()) for width in (4, 5, 6)}
+        found = shortest_path.shortest_path(model, prefix, template, nodes=0)
+        assert (found.score, found.nodes) == (scores[5], 0)
+        for width in others:
+            others[width] += scores[width] != scores[5]
+    assert all(others.values())

@@ -215,6 +215,13 @@ def test_little_noise_equals_its_integral_at_low_orders(sigma: float, rate: floa
     assert accounting.poisson(np.array([1.01, 1.02, 1.2]), sigma, rate).tolist() == pytest.approx(expected, rel=1e-8)
 
 
+@pytest.mark.parametrize("rate", [1e-3, 0.3])
+def test_noise_of_a_tenth_equals_its_integral_at_low_orders(rate: float) -> None:
+    """Where the overlap of the two normal laws is small, and matters."""
+    expected = poisson_by_quadrature(1.02, 0.0999, rate)
+    assert accounting.poisson(np.array([1.02]), 0.0999, rate)[0] == pytest.approx(expected, rel=1e-9)
+
+
 def test_dp_accounting_is_looser_where_it_drops_orders() -> None:
     """The case that this module exists for: orders without convergence leave 171 where the integral gives 117."""
     event = PoissonSampledDpEvent(0.1, GaussianDpEvent(0.3))

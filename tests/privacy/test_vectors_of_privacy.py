@@ -3,6 +3,7 @@
 import math
 from collections.abc import Sequence
 from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ from flsim.base.rng import stream
 from flsim.privacy import accounting, sampling, table, update_canaries
 from flsim.privacy.accounting import check_delta
 from flsim.privacy.conventions import CONVENTIONS, SENSITIVITY, conventions_of
-from flsim.privacy.ledger import EPSILONS, Entry, Ledger, delta_curve, epsilon, sound_convention
+from flsim.privacy.ledger import EPSILONS, Entry, Ledger, delta_curve, epsilon, epsilons, sound_convention
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.training.update import with_canaries
@@ -234,3 +235,42 @@ def test_sizes_and_probabilities_of_samplers() -> None:
             sampling.check_cohort(population, size, "poisson")
     sampling.check_cohort(20, 20, "poisson")
     sampling.check_cohort(20, 1, "poisson")
+
+
+@pytest.mark.parametrize(("sigma", "rate"), [(4.0, 0.2), (20.0, 0.05)])
+def test_bounds_between_integer_orders_are_interpolated(sigma: float, rate: float) -> None:
+    """Wang, Balle and Kasiviswanathan (2019), Corollary 10: linear in (a - 1) times the divergence, from 0 at 1."""
+    at_2, at_3 = accounting.without_replacement(np.array([2.0, 3.0]), sigma, rate).tolist()
+    expected = {1.5: at_2, 2.25: (0.75 * at_2 + 0.25 * 2 * at_3) / 1.25, 2.5: (at_2 + 2 * at_3) / 2 / 1.5, 3.0: at_3}
+    for order, value in expected.items():
+        assert value < order / 2 / sigma**2
+        assert accounting.without_replacement(np.array([order]), sigma, rate)[0] == pytest.approx(value, rel=1e-9)
+
+
+@pytest.mark.parametrize(("order", "sigma"), [(20.5, 0.25), (60.5, 0.8)])
+def test_little_noise_gives_the_user_away_who_takes_part(order: float, sigma: float) -> None:
+    """E[(1 + u)^a] is rate^a e^(a (a - 1) / (2 sigma^2)), times 1 + O(e^(-(a - 1) / sigma^2))."""
+    log_moment = order * math.log(0.3) + order * (order - 1) / 2 / sigma**2
+    assert (order - 1) / sigma**2 > 90
+    found = accounting.poisson(np.array([order]), sigma, 0.3)[0]
+    assert found == pytest.approx(log_moment / (order - 1), rel=1e-9)
+
+
+@pytest.mark.parametrize("number", [2**63, 3.0, True, "3"])
+def test_counts_of_a_ledger_are_whole_numbers_of_64_bits(number: Any) -> None:
+    for name in ("population", "cohort", "rounds"):
+        counts = {"population": 9, "cohort": 3, "rounds": 2} | {name: number}
+        with pytest.raises(InputError, match="population, cohort and rounds must be whole numbers"):
+            Entry("fixed-size", noise_multiplier=1.0, **counts)
+    assert Entry("fixed-size", 2**63 - 1, 3, 1.0, 2).population == 2**63 - 1
+
+
+def test_epsilons_are_of_the_conventions_that_are_named() -> None:
+    ledger = Ledger((Entry("fixed-size", 40, 40, 3.0, 4),))
+    names = ["replace-one-rdp", "paper-tight"]
+    found = epsilons(ledger, "fixed-size", 1e-3, names)
+    assert [*found.items()] == [(name, epsilon(ledger, 1e-3, BY_NAME[name])) for name in names]
+    with pytest.raises(InputError, match="conventions: 'poisson-rdp' is not of fixed-size sampling"):
+        epsilons(ledger, "fixed-size", 1e-3, ["poisson-rdp"])
+    with pytest.raises(InputError, match="conventions"):
+        epsilons(ledger, "fixed-size", 1e-3, "paper")

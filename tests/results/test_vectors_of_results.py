@@ -5,6 +5,7 @@ The inputs leave no term of a formula at 0 or 1.
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -154,6 +155,9 @@ def test_settings_are_compared_at_their_ends_and_at_equal_perplexity() -> None:
     assert [rows["end", "epochs"][value] for value in ("value_a", "value_b", "difference")] == [3, 2, 1]
     assert [rows["end", "perplexity"][value] for value in ("value_a", "value_b", "difference")] == [40, 50, -10]
     assert rows["end", "canaries"]["value_a"] == 2
+    at_ceiling = rows["end", "at_ceiling"]  # 10 bits of 1,023 references: the second canary of each seed of a
+    assert [at_ceiling[value] for value in ("value_a", "value_b", "difference")] == [1, 0, 1]
+    assert "left out" not in set(table["quantity"])
     wide = differences.to_wide(table).iloc[0]
     assert (wide["seeds"], wide["over"], wide["exposure_difference"]) == (2, "seeds", 7.25)
     assert (wide["like_exposure_difference"], wide["like_exposure_low"]) == (2.5, like["low"])
@@ -249,3 +253,12 @@ def test_a_wide_row_says_over_what_its_tests_are() -> None:
     assert three == named | {"row": "three", "left_out": "why", "like_left_out": "why not"} | {
         "like_exposure_value_a": 1
     }
+
+
+def test_canaries_that_neither_run_planted_are_counted_and_left_out() -> None:
+    a, b = (run_of(name, 0, [(60, [1, 2, 3, 4, 5, 6])]) for name in "ab")
+    planted = {"a": [True, True, False, False, False, False], "b": [True, False, True, False, True, False]}
+    a, b = (replace(run, roster=run.roster.assign(is_planted=planted[run.name])) for run in (a, b))
+    found = ceiling.paired_canaries(a, b)
+    assert found.canaries.index.tolist() == ["c0", "c1", "c2", "c4"]
+    assert found.never_planted == 2

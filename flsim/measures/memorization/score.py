@@ -37,7 +37,7 @@ def floats_at_once(device: torch.device) -> int:
         return OTHER_FLOATS
     share = torch.cuda.get_per_process_memory_fraction(device)
     fitting = int(torch.cuda.get_device_properties(device).total_memory * share) // BYTES
-    return min(GPU_FLOATS, 1 << max(fitting.bit_length() - 1, 0))
+    return min(GPU_FLOATS, 1 << fitting.bit_length() >> 1)
 
 
 def nats(log_probs: Tensor) -> Tensor:
