@@ -3,8 +3,6 @@
 A simulation is seeded; its margin is such that it would fail for one seed in a million if the formula is right.
 """
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -24,7 +22,6 @@ from flsim.results.power import (
     seeds_for,
 )
 
-RESULTS = Path(__file__).parents[2] / "docs" / "results.md"
 SIMULATIONS = 20_000
 CHANCE = 1e-6
 
