@@ -152,7 +152,7 @@ PATIENCE = 3.0  # seconds until a message says that others hold the resources of
 def simulate(
     run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None, retrain_lost: bool = False
 ) -> None:
-    """Train a run on Ray in a process of its own; arguments and errors are those of `server.launch.train`."""
+    """Train a run on Ray in a separate process; arguments and errors are those of `server.launch.train`."""
     with _driven(run):
         gpus, evaluation_gpus = process_gpu_shares(run.central.system)
         stop, stop_file = Stop(), StopFile(run.path)
@@ -172,7 +172,7 @@ def simulate(
 def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
     """Train a run like `simulate`, in this process and without Ray.
 
-    Each checkpoint is evaluated before training goes on. Where the process dies, `--resume` goes on.
+    Each checkpoint is evaluated before training continues. If the process dies, `--resume` continues the run.
     """
     if not run.central.system.is_one_process:
         raise InputError('--in-process: trains on a CPU; set system.device = "cpu"')

@@ -76,7 +76,7 @@ class FederatedAveraging:
         seed: the experiment's seed; cohorts, batches and noise are functions of (seed, round).
         length: number of rounds of the whole training, at whose end a schedule of learning rates ends; None where
             learning rates are constant.
-        audit: canary users, who take part beside the population; none by default.
+        audit: canary users, who take part in addition to the population; none by default.
         shards: number of contiguous ranges of users, each of which gets one request a round.
         branch: number of consecutive shards whose sums are added before the sums of branches are; 0 adds all shards in
             one branch. It decides the order of additions (`flsim.algorithms.summation`).
@@ -113,8 +113,8 @@ class FederatedAveraging:
 
     def cohort(self, round_: int) -> NDArray[np.int64]:
         """Return the users of a round, counted from 0, in ascending order; pseudo-users are the last."""
-        drawn = draw_cohort(self.seed, round_, len(self.users), self.algorithm.cohort, self.sampler)
-        return np.concatenate([drawn, len(self.users) + self.users.extra.users_in(round_)])
+        cohort = draw_cohort(self.seed, round_, len(self.users), self.algorithm.cohort, self.sampler)
+        return np.concatenate([cohort, len(self.users) + self.users.extra.users_in(round_)])
 
     def requests(self, state: State) -> list[RoundRequest]:
         """Return one request per shard that has users in the cohort of the next round, in shard order.

@@ -144,8 +144,8 @@ def membership(
 
     Members are records of training users that took part. Non-members are records of authors who are held out, in pairs
     of equal length. With --unit user, members are users who took part, told by records of theirs that no training read
-    (data.user_holdout). Prints how well each attack tells them apart, beside controls, and stores that in the run
-    folder.
+    (data.user_holdout). Prints how well each attack separates them, with controls, and stores the result in the
+    run folder.
 
     Example: flsim membership runs/demo/iid runs/demo/non-iid
 
@@ -251,10 +251,10 @@ def extract(
 ) -> None:
     """Measure which training text a model gives away.
 
-    Shows the model the first words of canaries and of training records, and says how many it goes on with: greedily, or
-    in one of n samples with probability p. Held-out records of equal length stand beside them, as frequent phrases are
-    "extracted" from any model. Also counts strings that one word elicits, that are nearly right, and that few users
-    hold.
+    Shows the model the first words of canaries and of training records, and prints how many it completes: greedily, or
+    in one of n samples with probability p. Also prints the rates of held-out records of equal length, because frequent
+    phrases are "extracted" from any model. Also counts strings that one word elicits, that are nearly right, and that
+    few users hold.
 
     Example: flsim extract runs/demo/iid runs/demo/non-iid
 

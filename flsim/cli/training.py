@@ -253,10 +253,11 @@ def run(
 ) -> None:
     """Train one run on Ray, and print its table.
 
-    Checkpoints are evaluated while training goes on. The file says whether training is federated (Flower on Ray) or
+    Checkpoints are evaluated while training continues. The file says whether training is federated (Flower on Ray) or
     central (training.kind = "central").
 
-    SIGTERM and Ctrl-C write a checkpoint and end the run. With --resume the run goes on from there, to the same result.
+    SIGTERM and Ctrl-C write a checkpoint and end the run. With --resume the run continues, to the same
+    result.
 
     Example: flsim run experiments/demo.toml --set data.partition=iid --out runs/iid
 

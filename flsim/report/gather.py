@@ -191,7 +191,7 @@ def ceiling_of(runs: Sequence[RunView]) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """Settings that differ only in the partition: a row of a table of IID beside non-IID.
+    """Settings that differ only in the partition: a row of a table that compares IID and non-IID.
 
     Attributes:
         label: the common name of the settings.

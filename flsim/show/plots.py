@@ -1,4 +1,4 @@
-"""Figures of runs: over epochs, exposure against perplexity, and losses beside exposure.
+"""Figures of runs: over epochs, exposure against perplexity, and losses with exposure.
 
 `flsim plot` writes them as files. A report draws single panels by `draw_quantity` and `draw_utility`.
 """

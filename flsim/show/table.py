@@ -214,7 +214,7 @@ def markdown(labels: Columns, units: Sequence[Columns], more: str = "", width: i
 def latex(labels: Columns, units: Sequence[Columns], more: str = "") -> str:
     """Return tabulars, ready to paste; they need the package booktabs. Notes are comments.
 
-    If the words of the labels leave no room for a unit, rows are numbered, and a table of their own has the words.
+    If the words of the labels leave no room for a unit, rows are numbered, and a separate table has the words.
     """
     words, tables = _fitting(labels, units, _printed, PAGE)
     comments = ["needs \\usepackage{booktabs}", *(_notes(tables, TERMINAL - 2) + more).splitlines()]

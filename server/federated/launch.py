@@ -58,7 +58,7 @@ def simulate(
 def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
     """Train a run like `simulate`, in this process and without Ray; shards are trained one after another.
 
-    Each checkpoint is evaluated before training goes on. Where the process dies, `--resume` goes on.
+    Each checkpoint is evaluated before training continues. If the process dies, `--resume` continues the run.
     """
     stop = Stop()
     _warn_of_capped_canaries(run)

@@ -30,7 +30,7 @@ from server.pool.actors import Actor, Actors
 from server.pool.client import Client, apart, summed_nodes
 
 SERVER = 0  # the node that sends requests
-CLIENT_FAILED = 0  # Flower's code of an error without a code of its own
+CLIENT_FAILED = 0  # Flower's code for an error that has no code
 OWN_CODE_FAILED = 1_000  # an error of a user's own code, which another attempt meets again; Flower's codes are below
 
 

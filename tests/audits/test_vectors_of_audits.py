@@ -247,7 +247,7 @@ def test_normal_cosines_reach_beyond_1_on_both_sides() -> None:
     tail = norm.sf(1, 0.5, 0.1) + norm.cdf(-1, 0.5, 0.1)
     assert 1e-7 < tail < 1e-6
     for sign in (1, -1):
-        assert canary_users._beyond(sign * 0.5, 0.1) == pytest.approx(tail, rel=1e-9)
+        assert canary_users._beyond(sign * 0.5, 0.1) == pytest.approx(tail, rel=1e-9, abs=0)
         cosines = sign * np.array([0.4, 0.5, 0.6])
         for delta, is_too_small in ((1e-3, False), (1e-4, True)):
             users = canary_users.CanaryUsers(cosines, np.ones(3, bool), np.array([0.0, 0.1]), True, 60, delta)

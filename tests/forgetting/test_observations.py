@@ -122,7 +122,7 @@ def test_runs_are_measured_together(sources: list[str], monkeypatch: pytest.Monk
 
 @pytest.mark.parametrize(("at", "seen", "time"), [(1, 4, 0), (2, 5, 5)])
 def test_a_success_counts_where_half_of_the_canaries_were_seen(at: int, seen: int, time: int) -> None:
-    """Of ten canaries `seen` are told apart at k = `at` without an error; at 0 and 5 scores of both arms are equal."""
+    """The attack separates `seen` of ten canaries at k = `at`; at 0 and 5 both arms have equal scores."""
     rows = [
         {"run": "a", "seed": 0, "canary": f"c{canary}", "round": since, "since": since, "last_use": 0, "uses": 1}
         | {"score_in": float(since == at), "score_out": 0.0, "setting": "s", "series": "s"}

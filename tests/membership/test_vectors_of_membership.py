@@ -330,7 +330,7 @@ def test_unigrams_are_of_words_and_a_final_eos() -> None:
 
 
 def test_rows_of_users_have_the_area_of_the_untrained_model(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of three users that took part and two others; two users of the others are one author."""
+    """Three users took part and two did not; the two others are one author."""
     records, owners, is_member = drawn(12), np.arange(12) % 5, np.array([True, True, True, False, False])
     names = ("ann", "bob", "cid", "dan", "dan")
     side = FreshRecords(records, owners, tuple(map(str, range(5))), names, is_member, is_member / 3)

@@ -21,7 +21,7 @@ Phrase = tuple[int, ...]
 
 
 def probabilities(model: CIFGLanguageModel, template: Template) -> dict[Phrase, float]:
-    """Of every sequence of the template after BOS: Pr(id) of those that fit, normalized, by the definition."""
+    """Return Pr(id) of each sequence that fits the template after BOS, normalized, by the definition."""
     oracle = Oracle(model)
     made: dict[Phrase, float] = {(): 1.0}
     for ids in template.allowed:

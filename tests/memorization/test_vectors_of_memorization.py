@@ -314,7 +314,7 @@ def test_calibrated_exposures_are_of_the_rank_among_references() -> None:
 
 
 def test_a_search_that_reads_nothing_has_the_answer_of_five_beams() -> None:
-    """Of these tables, four or six beams have other answers to some."""
+    """Four or six beams give other answers for some of these tables."""
     prefix, template, others = torch.tensor([7]), Template(((0, 1, 2, 3, 4, 5, 6, 7),) * 4), {4: 0, 6: 0}
     for seed in range(40):
         model = TableModel(seed, 40)

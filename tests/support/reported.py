@@ -101,7 +101,7 @@ def write_run(
 
 
 def write_sweep(path: Path, corpus: Path) -> Made:
-    """Of a FedAvg in both partitions with two seeds, DP-FedAvg, SGD, runs that diverged and failed, one not begun.
+    """Write a sweep of FedAvg in both partitions, DP-FedAvg, SGD, a diverged, a failed and an unstarted run.
 
     The first of them stand for published rows.
     """

@@ -1,4 +1,4 @@
-"""Rates of extraction beside those of controls, and their differences."""
+"""Rates of extraction, those of controls, and their differences."""
 
 from collections.abc import Iterator
 
