@@ -7,8 +7,8 @@ Experiments, in the order of the command line; each finished run is added to the
 time loses unfinished runs only:
 
 - `table1`: Table 1 of Thakkar et al. (2020), tier `smoke` of `table1.toml`. Learning rates are searched between the one
-  in `tuned/table1-smoke.toml` and its double, in steps of a factor of 1.2 and with six seeds. Seeds 10 to 19 are then
-  trained at the chosen learning rate and at half of it (`chosen` has the rule).
+  in `tuned/table1-smoke.toml` and its double, in steps of a factor of 1.2 and with six seeds, and below it where a seed
+  diverges even there. Seeds 10 to 19 are then trained at the chosen learning rate and at half of it (`chosen`).
 - `ten-times`: four settings with ten times the users (see `experiments/ten_times.py`), seeds 0 to 9.
 - `dp-small`: `dp-small.toml` with seeds 0 to 4: FedAvg, clip, and clip with noise multiplier 1.
 
@@ -186,8 +186,8 @@ def chosen(perplexities: Mapping[float, Sequence[float]]) -> float:
     """Return the learning rate with the lowest mean perplexity over tuning seeds, or one with a margin to divergence.
 
     Learning rates at which a seed diverged are left out. If the next higher learning rate is one of them, or there is
-    none, the limit is stability, or unknown. Then the result is the highest learning rate that is lower than the best
-    one by the factor `STEP` at least, or the lowest one.
+    none, the limit is stability, or unknown. Then the result is the highest tried learning rate that is lower than the
+    best one by the factor `STEP` at least, or the best one divided by `STEP`.
 
     Args:
         perplexities: the perplexities of tuning seeds by learning rate; infinite for a run that diverged.
@@ -202,7 +202,7 @@ def chosen(perplexities: Mapping[float, Sequence[float]]) -> float:
     higher = [rate for rate in rates if rate > best]
     if higher and math.isfinite(means[higher[0]]):
         return best
-    return max((rate for rate in rates if rate * STEP <= best * (1 + 1e-9)), default=rates[0])
+    return max((rate for rate in rates if rate * STEP <= best * (1 + 1e-2)), default=best / STEP)
 
 
 @dataclass
@@ -247,31 +247,38 @@ def table1(pool: Pool) -> Iterator[Future[Outcome]]:
     sweep, tier = HERE / "table1.toml", "smoke"
     definition = load(sweep)
     seeds = range(1_000, 1_001 if pool.machine.is_quick else 1_006)  # never reported
-    searched: list[Job] = []
-    for entry in planned_runs(
-        definition,
-        definition.tiers[tier],
-        pool.machine.synthetic(sweep, tier, 1),
-        str(sweep),
-        [0],
-        overrides=pool.machine.overrides,
-    ):
-        for power in range(4):
-            rate = float(f"{_rate(entry.config) * STEP**power:.3g}")
-            for seed in seeds:
-                name = f"search/{entry.name.removesuffix('-seed0')}-{rate}-seed{seed}"
-                config = replace(_at_rate(entry.config, rate), seed=seed)
-                facts = {"group": entry.name.removesuffix("-seed0"), "rate": rate, "seed": seed}
-                searched.append(Job(name, config, facts, is_search=True))
-    perplexities: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    pool.follow(pool.start(searched))
-    for outcome in pool.outcomes:
-        if outcome.is_search and outcome.status != "interrupted":
-            perplexities[outcome.facts["group"]][outcome.facts["rate"]].append(outcome.perplexity)
-    if sum(len(tried) for group in perplexities.values() for tried in group.values()) < len(searched):
-        say("table1: the search is not complete; run the command again to continue it")
-        return
-    rates = {group: chosen(tried) for group, tried in perplexities.items()}
+    corpus = pool.machine.synthetic(sweep, tier, 1)
+    entries = planned_runs(
+        definition, definition.tiers[tier], corpus, str(sweep), [0], overrides=pool.machine.overrides
+    )
+    groups = {entry.name.removesuffix("-seed0"): entry.config for entry in entries}
+    tried = {group: [_rate(config) * STEP**power for power in range(4)] for group, config in groups.items()}
+    while True:
+        jobs = [
+            Job(
+                f"search/{group}-{rate:.3g}-seed{seed}",
+                replace(_at_rate(groups[group], float(f"{rate:.3g}")), seed=seed),
+                {"group": group, "rate": float(f"{rate:.3g}"), "seed": seed},
+                is_search=True,
+            )
+            for group, rates in tried.items()
+            for rate in rates
+            for seed in seeds
+        ]
+        pool.follow(pool.start(jobs))
+        perplexities: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
+        for outcome in pool.outcomes:
+            if outcome.is_search and outcome.status != "interrupted":
+                perplexities[outcome.facts["group"]][outcome.facts["rate"]].append(outcome.perplexity)
+        if sum(len(found) for by_rate in perplexities.values() for found in by_rate.values()) < len(jobs):
+            say("table1: the search is not complete; run the command again to continue it")
+            return
+        unstable = [group for group, by_rate in perplexities.items() if not math.isfinite(sum(by_rate[min(by_rate)]))]
+        if not unstable:
+            break
+        for group in unstable:  # a seed diverged even at the lowest learning rate
+            tried[group].insert(0, tried[group][0] / STEP)
+    rates = {group: chosen(by_rate) for group, by_rate in perplexities.items()}
     write_json(pool.out / "table1-rates.json", rates)
     corpus = pool.machine.synthetic(sweep, tier, 0)
     final: list[Job] = []
