@@ -11,6 +11,7 @@ time loses unfinished runs only:
   diverges even there. Seeds 10 to 19 are then trained at the chosen learning rate and at half of it (`chosen`).
 - `ten-times`: four settings with ten times the users (see `experiments/ten_times.py`), seeds 0 to 9.
 - `dp-small`: `dp-small.toml` with seeds 0 to 4: FedAvg, clip, and clip with noise multiplier 1.
+- `SWEEP:TIER:FIRST-LAST`, such as `secret-sharer-once:small:101-400`: all runs of a tier with these seeds.
 
 Directions that were stated before the first run. Each is tested over seeds, with a two-sided t test of paired
 differences at 5%, and Holm's correction over the four sizes of Table 1:
@@ -20,7 +21,11 @@ differences at 5%, and Holm's correction over the four sizes of Table 1:
    or SGD has the higher exposure under IID data is tested without a direction.
 2. `ten-times`: canaries of IID data have a higher mean exposure than those of non-IID data at the searched learning
    rates, and also at learning rates with which both partitions end at about the same perplexity after equal epochs.
-3. `dp-small`: mean exposure is lower with the clip than without it, and lower with noise (epsilon 8.6) than with the
+3. `secret-sharer-once:small:101-400` (section 4.1 of The Secret Sharer): more than half of 300 new networks prefer the
+   secret that they read once to another number (two-sided binomial test).
+4. `secret-sharer-table1:smoke:6-25`: over 20 new seeds, a network of two recurrent layers has another mean exposure
+   than one of one layer (GRU and LSTM; no direction, as the paper has one for each).
+5. `dp-small`: mean exposure is lower with the clip than without it, and lower with noise (epsilon 8.6) than with the
    clip alone. Perplexity rises in the same order.
 
 The same command with the same `--out` continues what is not finished.
@@ -335,6 +340,21 @@ def dp_small(pool: Pool) -> Iterator[Future[Outcome]]:
     yield from pool.start(jobs)
 
 
+def plain(pool: Pool, name: str) -> Iterator[Future[Outcome]]:
+    """Train all runs of `SWEEP:TIER:FIRST-LAST`, and evaluate them at the end."""
+    stem, tier, seeds = name.split(":")
+    first, last = map(int, seeds.split("-"))
+    sweep = HERE / f"{stem}.toml"
+    corpus, definition = pool.machine.synthetic(sweep, tier, 0), load(sweep)
+    overrides = pool.machine.overrides
+    yield from pool.start(
+        Job(f"{stem}-{entry.name}", entry.config, {**entry.axes, "seed": entry.seed})
+        for entry in planned_runs(
+            definition, definition.tiers[tier], corpus, str(sweep), range(first, last + 1), overrides=overrides
+        )
+    )
+
+
 EXPERIMENTS: dict[str, Callable[[Pool], Iterator[Future[Outcome]]]] = {
     "table1": table1,
     "ten-times": ten_times,
@@ -347,7 +367,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m experiments.local_runs", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("experiments", nargs="+", choices=list(EXPERIMENTS), help="what to train, in this order")
+    parser.add_argument(
+        "experiments", nargs="+", metavar="EXPERIMENT", help=", ".join([*EXPERIMENTS, "SWEEP:TIER:0-9"])
+    )
     parser.add_argument("--out", type=Path, required=True, help="folder of outcomes and archives")
     parser.add_argument("--runs", type=Path, help="folder of run folders (default: --out)")
     parser.add_argument("--corpora", type=Path, default=Path("corpora"), help="folder of corpora (default: corpora)")
@@ -366,7 +388,11 @@ def main() -> None:
         if (arguments.out / "outcomes.json").exists():
             stored = json.loads((arguments.out / "outcomes.json").read_text(encoding="utf-8"))["outcomes"]
             pool.outcomes = [Outcome(**outcome) for outcome in stored]
-        pool.follow([future for name in arguments.experiments for future in EXPERIMENTS[name](pool)])
+        pool.follow(
+            future
+            for name in arguments.experiments
+            for future in (EXPERIMENTS[name](pool) if name in EXPERIMENTS else plain(pool, name))
+        )
 
 
 def _rate(config: Config) -> float:
