@@ -318,7 +318,8 @@ def ten_times(pool: Pool) -> Iterator[Future[Outcome]]:
             if entry.axes["data.partition"] == partition:
                 facts = {"partition": partition, "rate": rate, "seed": entry.seed}
                 name = f"ten-times-{partition}-{rate}-seed{entry.seed}"
-                jobs.append(Job(name, entry.config, facts, also=("space",), evaluate_from=0.7))
+                also = ("space",) if rate < 0.3 else ()
+                jobs.append(Job(name, entry.config, facts, also=also, evaluate_from=0.7))
     yield from pool.start(jobs)
 
 
