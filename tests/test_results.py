@@ -2,6 +2,7 @@
 
 import re
 import runpy
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ PAGES: list[Path] = RESULTS["pages"]()
 
 def test_pages_show_what_the_files_state() -> None:
     """Where this fails, run: python .ci/results.py."""
-    assert len(PAGES) > 6
+    assert len(PAGES) > 15
     for page in PAGES:
         text = page.read_text(encoding="utf-8")
         assert RESULTS["written"](page, text) == text, page
@@ -27,6 +28,14 @@ def test_a_changed_number_is_seen() -> None:
     text = page.read_text(encoding="utf-8")
     changed = text.replace("| 2.90 (2.30 to 3.50) |", "| 2.91 (2.30 to 3.50) |")
     assert changed != text == RESULTS["written"](page, changed)
+
+
+def test_each_file_has_one_source_and_is_on_a_page() -> None:
+    """A page shows the file or names it."""
+    owned = Counter(name for source in RESULTS["sources"]().values() for name in source.get("frames", ()))
+    assert owned == Counter(set(FRAMES) - {"ten-times-search"})  # which `experiments/ten_times.py` writes
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [name for name in owned if not re.search(rf"table: {name}\b(?!-)|results/{name}\.csv", text)] == []
 
 
 def intervals() -> Iterator[tuple[str, tuple[float, ...]]]:
