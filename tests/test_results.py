@@ -1,0 +1,85 @@
+"""The pages show the numbers of the files in experiments/results, and each figure is in one file."""
+
+import re
+import runpy
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+RESULTS: dict[str, Any] = runpy.run_path(str(ROOT / ".ci" / "results.py"))
+FRAMES = sorted(path.stem for path in RESULTS["FRAMES"].glob("*.csv"))
+PAGES: list[Path] = RESULTS["pages"]()
+
+
+def test_pages_show_what_the_files_state() -> None:
+    """Where this fails, run: python .ci/results.py."""
+    assert len(PAGES) > 15
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8")
+        assert RESULTS["written"](page, text) == text, page
+
+
+def test_a_changed_number_is_seen() -> None:
+    page = ROOT / "docs" / "result-table1.md"
+    text = page.read_text(encoding="utf-8")
+    changed = text.replace("| 2.90 (2.30 to 3.50) |", "| 2.91 (2.30 to 3.50) |")
+    assert changed != text == RESULTS["written"](page, changed)
+
+
+def test_each_file_has_one_source_and_is_on_a_page() -> None:
+    """A page shows the file or names it."""
+    owned = Counter(name for source in RESULTS["sources"]().values() for name in source.get("frames", ()))
+    assert owned == Counter(set(FRAMES) - {"ten-times-search"})  # which `experiments/ten_times.py` writes
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    assert [name for name in owned if not re.search(rf"table: {name}\b(?!-)|results/{name}\.csv", text)] == []
+
+
+def intervals() -> Iterator[tuple[str, tuple[float, ...]]]:
+    """Yield each value with an interval that a file states, as if positive, and the file."""
+    for frame in FRAMES:
+        rows = RESULTS["rows_of"](frame)
+        for column in [name.removesuffix("_low") for name in rows[0] if name.endswith("_low")]:
+            for row in rows:
+                if row.get(column) and row[f"{column}_low"]:
+                    value, low, high = (float(row[f"{column}{end}"]) for end in ("", "_low", "_high"))
+                    yield frame, (value, low, high) if value >= 0 else (-value, -high, -low)
+
+
+def test_a_figure_is_in_one_file() -> None:
+    """Other files refer to it. Figures of two digits or fewer are equal by chance."""
+    files: dict[tuple[float, ...], set[str]] = {}
+    for frame, figure in intervals():
+        if all(abs(number) >= 0.1 for number in figure):
+            files.setdefault(figure, set()).add(frame)
+    assert len(files) > 150
+    assert {figure: names for figure, names in files.items() if len(names) > 1} == {}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_intervals_in_sentences_are_in_the_files(page: Path) -> None:
+    known = {figure[1:] for _, figure in intervals()}
+    text = re.sub(r"<!-- table:.*?<!-- end -->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
+    for low, high in re.findall(r"\(95% CI (?:over \w+ )?(-?[\d.]+) to (-?[\d.]+)\)", " ".join(text.split())):
+        assert {(float(low), float(high)), (-float(high), -float(low))} & known, (low, high)
+
+
+def test_claims_that_hold_have_intervals_over_seeds_that_exclude_zero() -> None:
+    for row in RESULTS["rows_of"]("claims"):
+        effect = RESULTS["value_of"](row, "effect")
+        if row["verdict"] != "open":
+            assert effect.over == "seeds"
+            assert float(effect.low) * float(effect.high) > 0, row["claim"]
+        if row["verdict"] == "holds":
+            assert float(effect.low) > 0, row["claim"]
+
+
+@pytest.mark.parametrize(
+    "cell", ["=table1-settings/no such row/exposure", "=table1-differences/FedAvg, all/unheard_of"]
+)
+def test_a_reference_to_nothing_is_refused(cell: str) -> None:
+    with pytest.raises((ValueError, KeyError)):
+        RESULTS["value_of"]({"effect": cell}, "effect")
