@@ -407,13 +407,13 @@ def _at_rate(config: Config, rate: float) -> Config:
 
 
 def _archive(runs: Path, out: Path) -> None:
-    """Write rows, settings and logs of finished runs to rows.tgz, and final checkpoints of small models."""
+    """Write what `flsim table` reads of finished runs to rows.tgz, and final checkpoints of small models."""
     folders = [path for path in sorted(runs.iterdir()) if (path / "run.json").exists()]
     with tarfile.open(out / "rows.partial", "w:gz", compresslevel=1) as archive:
         for folder in folders:
-            for part in (folder / name for name in ("config.toml", "run.json", "rounds.jsonl", "rows")):
-                if part.exists():  # a run that has just begun has no log yet
-                    archive.add(part, f"{folder.name}/{part.name}")
+            for part in ("config.toml", "run.json", "rows", "planted/roster.parquet", "planted/population.json"):
+                if (folder / part).exists():
+                    archive.add(folder / part, f"{folder.name}/{part}")
             newest = checkpoint.latest(folder / "checkpoints")
             if newest is not None and folder.name.startswith("dp-small"):
                 archive.add(newest, f"{folder.name}/checkpoints/{newest.name}")
