@@ -9,9 +9,10 @@ time loses unfinished runs only:
 - `table1`: Table 1 of Thakkar et al. (2020), tier `smoke` of `table1.toml`. Learning rates are searched between the one
   in `tuned/table1-smoke.toml` and its double, in steps of a factor of 1.2 and with six seeds, and below it where a seed
   diverges even there. Seeds 10 to 19 are then trained at the chosen learning rate and at half of it (`chosen`).
-- `ten-times`: four settings with ten times the users (see `experiments/ten_times.py`), seeds 0 to 9.
+- `ten-times`: four settings with ten times the users (see `docs/result-ten-times.md`), seeds 0 to 9.
 - `dp-small`: `dp-small.toml` with seeds 0 to 4: FedAvg, clip, and clip with noise multiplier 1.
-- `SWEEP:TIER:FIRST-LAST`, such as `secret-sharer-once:small:101-400`: all runs of a tier with these seeds.
+- `SWEEP:TIER:FIRST-LAST` or `SWEEP:TIER:FIRST-LAST:GRID`, such as `secret-sharer-once:small:101-400`: all runs of a
+  tier, or of one grid of it, with these seeds.
 
 Directions that were stated before the first run. Each is tested over seeds, with a two-sided t test of paired
 differences at 5%, and Holm's correction over the four sizes of Table 1:
@@ -342,8 +343,8 @@ def dp_small(pool: Pool) -> Iterator[Future[Outcome]]:
 
 
 def plain(pool: Pool, name: str) -> Iterator[Future[Outcome]]:
-    """Train all runs of `SWEEP:TIER:FIRST-LAST`, and evaluate them at the end."""
-    stem, tier, seeds = name.split(":")
+    """Train all runs of `SWEEP:TIER:FIRST-LAST[:GRID]`, and evaluate them at the end."""
+    stem, tier, seeds, *only = name.split(":")
     first, last = map(int, seeds.split("-"))
     sweep = HERE / f"{stem}.toml"
     corpus, definition = pool.machine.synthetic(sweep, tier, 0), load(sweep)
@@ -351,7 +352,7 @@ def plain(pool: Pool, name: str) -> Iterator[Future[Outcome]]:
     yield from pool.start(
         Job(f"{stem}-{entry.name}", entry.config, {**entry.axes, "seed": entry.seed})
         for entry in planned_runs(
-            definition, definition.tiers[tier], corpus, str(sweep), range(first, last + 1), overrides=overrides
+            definition, definition.tiers[tier], corpus, str(sweep), range(first, last + 1), only, overrides
         )
     )
 
