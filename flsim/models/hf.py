@@ -68,7 +68,7 @@ class HuggingFaceModel(TrainableModel):
                 values = base_of(hparams, vocabulary_size)
             if values is not None:
                 self.network.load_state_dict(values, assign=True)
-                self.network.tie_weights()
+            self.network.tie_weights()
             self.network.requires_grad_(lora is None)
             if lora is not None:
                 _inject(self.network, hparams)
@@ -285,7 +285,7 @@ def _load(hparams: ModelSettings, vocabulary_size: int, seed: int) -> Params:
 
 def _skeleton(config: Any) -> Any:
     """Return a network whose parameters have no memory, and whose buffers have their values."""
-    from transformers.integrations.accelerate import init_empty_weights
+    from accelerate import init_empty_weights  # type: ignore[import-untyped]
 
     with init_empty_weights(include_buffers=False):
         return _transformers().AutoModelForCausalLM.from_config(config).eval()

@@ -39,6 +39,7 @@ from flsim.canaries.population import Population, open_population, verify_popula
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split
 from flsim.data.rewriting import labelled_steps
+from flsim.data.tokenizer import TABLE
 from flsim.evaluation.evaluate import refuse_failing
 from flsim.privacy import ledger
 from flsim.results.rows import identity_of, refuse_foreign_rows
@@ -387,7 +388,7 @@ def _with_copies(settings: Settings, folder: Path) -> Settings:
     settings = custom_code.with_copies(settings, folder)
     if settings.model.tokens is None:
         return settings
-    copy = folder.resolve() / own_model.TOKENS
+    copy = folder.resolve() / TABLE
     if not copy.exists():
         with new_file(copy) as partial:
             partial.write_bytes(Path(settings.model.tokens).read_bytes())

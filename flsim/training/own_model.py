@@ -11,6 +11,7 @@ from flsim.base.extensions import custom_code_errors, is_custom
 from flsim.base.machine import refuse_beyond_memory
 from flsim.base.rng import stream
 from flsim.data.corpus import Corpus
+from flsim.data.tokenizer import TABLE
 from flsim.data.vocabulary import Layout
 from flsim.models.architectures import build, weights_of
 from flsim.models.hf import files_digest
@@ -18,7 +19,6 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import TrainableModel, digest_of, loss_sum
 from flsim.training.local import training_mode
 
-TOKENS = "tokens.i64"  # of a corpus' folder: the base's id of each id of the corpus
 TOLERANCE = 1e-4  # absolute and relative, of log-probabilities in float32
 NOT_DETERMINISTIC = (
     "{}: forward gives other logits each time in evaluation mode; draw at random only if "
@@ -95,7 +95,7 @@ def settled(model: ModelHParams, corpus: Corpus) -> ModelHParams:
     """
     if model.architecture != "hf":
         return model
-    tokens = corpus.path / TOKENS
+    tokens = corpus.path / TABLE
     model = replace(model, tokens=str(tokens.resolve()) if tokens.is_file() else None)
     if model.path is None:
         return model
