@@ -29,6 +29,7 @@ from flsim.models.language_model import (
     TrainableModel,
     digest_of,
 )
+from flsim.models.lora import LoraBlocks
 
 CLOSED = -1e4  # logit of a token id that stands for nothing; -inf would make scores that are not finite
 OF_BASE = ("path", "config", "dtype", "lora")  # settings that only this architecture has
@@ -169,6 +170,17 @@ class HuggingFaceModel(TrainableModel):
         """Read one more token, as `LanguageModel` describes it."""
         hidden, state = self.hidden(tokens[:, None], state, keeps_state=True)
         return state, self.logits(hidden[:, -1]).log_softmax(-1)
+
+    def with_blocks(self) -> list[LoraBlocks]:
+        """Replace all layers that have adapters by blocks of users, in place, and return the blocks."""
+        blocks = [layer for layer in self.modules() if isinstance(layer, LoraBlocks)]
+        for path, layer in [(path, layer) for path, layer in self.named_modules() if hasattr(layer, "lora_A")]:
+            of_a, of_b = (f"{path}.lora_{which}.default.weight" for which in "AB")
+            a = layer.lora_A["default"].weight.detach()[None]
+            blocks.append(LoraBlocks(layer.get_base_layer(), layer.scaling["default"], of_a, of_b, a))
+            parent, _, own = path.rpartition(".")
+            setattr(self.get_submodule(parent), own, blocks[-1])
+        return blocks
 
 
 def config_of(hparams: ModelSettings, vocabulary_size: int) -> Any:

@@ -44,19 +44,22 @@ class LoraBlocks(nn.Module):
     Attributes:
         base: the frozen layer, which all users share.
         scale: alpha / r.
-        A, B: the users' adapters, [K, r, inputs] and [K, outputs, r].
+        name_of_a, name_of_b: the adapter's names among the model's parameters.
+        frozen_a: [1, r, inputs], the A of all users where only B is trained.
+        A, B: the users' adapters, [K, r, inputs], or `frozen_a`, and [K, outputs, r].
     """
 
     A: Tensor
     B: Tensor
 
-    def __init__(self, base: nn.Module, scale: float) -> None:
+    def __init__(self, base: nn.Module, scale: float, name_of_a: str, name_of_b: str, frozen_a: Tensor) -> None:
         super().__init__()
         self.base, self.scale = base, scale
+        self.name_of_a, self.name_of_b, self.frozen_a = name_of_a, name_of_b, frozen_a
 
     def forward(self, x: Tensor) -> Tensor:
         """Return base(x) + scale B A x, [K rows, T, outputs], of x [K rows, T, inputs]; adapters compute in float32."""
-        rows = x.to(self.A.dtype).reshape(len(self.A), -1, x.shape[-1])
-        low = torch.bmm(torch.bmm(rows, self.A.mT), self.B.mT)
         y: Tensor = self.base(x)
-        return y + (self.scale * low.view(*x.shape[:-1], -1)).to(y.dtype)
+        rows = x.to(self.B.dtype).reshape(len(self.B), -1, x.shape[-1])
+        low = torch.bmm(torch.bmm(rows, self.A.expand(len(self.B), -1, -1).mT), self.B.mT)
+        return torch.add(y, low.view(y.shape), alpha=self.scale).to(y.dtype)
