@@ -406,4 +406,4 @@ def _imported(package: str) -> Any:
 
         return transformers
     except ModuleNotFoundError as error:
-        raise InputError(f'architecture "hf" needs {package}, which is not installed; {EXTRA}') from error
+        raise InputError(f'architecture "hf" needs {error.name}, which is not installed; {EXTRA}') from error
