@@ -40,6 +40,7 @@ from flsim.data.manifest import (
 )
 from flsim.data.records import Records, Tokens, Unchanging
 from flsim.data.stores import fetched, is_uri
+from flsim.data.tokenizer import TokenMap
 from flsim.data.vocabulary import Layout, Vocabulary
 
 
@@ -197,6 +198,11 @@ class Corpus:
     def vocabulary(self) -> Vocabulary:
         """Return the vocabulary, read when it is first used."""
         return Vocabulary.read(self.path / "vocabulary.tsv", self.layout.name, by_in(self.manifest))
+
+    @cached_property
+    def token_map(self) -> TokenMap | None:
+        """Return the ids that a model has for the corpus' token ids; None where no tokenizer cut the text."""
+        return TokenMap.open(self.path, self.layout)
 
     @property
     def splits(self) -> tuple[str, ...]:

@@ -26,11 +26,12 @@ Sealed = dict[str, tuple[int, str]]
 
 
 class LayoutDescription(TypedDict):
-    """A `flsim.data.vocabulary.Layout` as JSON, without the type of tokens if it is `UNNAMED`."""
+    """A `flsim.data.vocabulary.Layout` as JSON, without pieces if there are none, and tokens if `UNNAMED`."""
 
     vocabulary_size: int
     record_words: int
     name: str
+    pieces: NotRequired[int]
     tokens: NotRequired[Literal["uint16", "uint32"]]
 
 
@@ -113,15 +114,17 @@ def _what_is_wrong(text: str | bytes) -> str:
 def layout_in(described: dict[str, Any]) -> Layout:
     """Return the layout that a manifest or a split.json states."""
     layout = described["layout"]
-    return Layout(int(layout["vocabulary_size"]), int(layout["record_words"]), str(layout["name"]))
+    pieces = int(layout.get("pieces", 0))
+    return Layout(int(layout["vocabulary_size"]), int(layout["record_words"]), str(layout["name"]), pieces)
 
 
 def description_of(layout: Layout) -> dict[str, Any]:
     """Return a layout as a manifest has it.
 
-    The type of tokens that older manifests do not name is left out, so that digests stay stable.
+    The type of tokens that older manifests do not name is left out, and so are no pieces, so that digests stay stable.
     """
-    return asdict(layout) | ({} if layout.token_type == UNNAMED else {"tokens": layout.token_type})
+    described = {name: value for name, value in asdict(layout).items() if value or name != "pieces"}
+    return described | ({} if layout.token_type == UNNAMED else {"tokens": layout.token_type})
 
 
 def by_in(manifest: dict[str, Any]) -> By:
