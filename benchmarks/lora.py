@@ -7,7 +7,7 @@ The benchmark needs only torch, numpy, transformers and peft, and draws base and
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -69,6 +69,10 @@ GPT2_SMALL = LoraBenchHParams(
     config={"model_type": "gpt2"}, vocabulary=50_257, rank=16, dtype="bfloat16", steps=8, rows=10, words=25,
     alone=6, at_once=(16, 32, 64),
 )  # fmt: skip
+
+ONE_BILLION = replace(  # 0.9 billion parameters
+    GPT2_SMALL, config={"model_type": "gpt2", "n_layer": 16, "n_head": 16, "n_embd": 2_048}, alone=3, at_once=(16, 32)
+)
 
 
 class DrawnUsers:

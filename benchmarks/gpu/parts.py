@@ -243,20 +243,21 @@ def ranks(setup: Setup) -> Measured:
 
 
 def lora(setup: Setup) -> Measured:
-    """Measure users per second of LoRA on GPT-2 small, one at a time and in blocks; it needs transformers and peft."""
-    from benchmarks.lora import GPT2_SMALL, LoraBenchHParams, bench_lora, unit_of
+    """Measure users per second of LoRA on GPT-2, one at a time and in blocks; it needs transformers and peft."""
+    from benchmarks.lora import GPT2_SMALL, ONE_BILLION, LoraBenchHParams, bench_lora, unit_of
 
-    hparams = GPT2_SMALL
+    sizes = {"GPT-2 small": GPT2_SMALL, "0.9 billion parameters": ONE_BILLION}
     if setup.is_quick:
         small = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 16}
-        hparams = LoraBenchHParams(small, 100, rank=2, dtype="bfloat16", alone=2, at_once=(2, 4))
-    yield Figure("unit", unit_of(hparams))
-    for row in bench_lora(hparams, setup.device):
-        name = "one at a time" if row["at_once"] == 1 else f"blocks of {row['at_once']}"
-        yield Figure(name, row["users_per_second"], "users/s")
-        yield Figure(f"{name}: peak memory", row["peak_gigabytes"], "GB")
-        if row["at_once"] > 1:
-            yield Figure(f"{name}: ratio", row["ratio"], "times one at a time")
+        sizes = {"tiny": LoraBenchHParams(small, 100, rank=2, dtype="bfloat16", alone=2, at_once=(2, 4))}
+    for size, hparams in sizes.items():
+        yield Figure(f"{size}: unit", unit_of(hparams))
+        for row in bench_lora(hparams, setup.device):
+            name = f"{size}, {'one at a time' if row['at_once'] == 1 else 'blocks of ' + str(row['at_once'])}"
+            yield Figure(name, row["users_per_second"], "users/s")
+            yield Figure(f"{name}: peak memory", row["peak_gigabytes"], "GB")
+            if row["at_once"] > 1:
+                yield Figure(f"{name}: ratio", row["ratio"], "times one at a time")
 
 
 def repeat(setup: Setup) -> Measured:
