@@ -1,5 +1,6 @@
 """The architectures by name, and the one place that makes a model from its settings."""
 
+import os
 from collections.abc import Mapping
 from typing import ClassVar
 
@@ -105,6 +106,9 @@ class RecurrentLanguageModel(NextWordModel):
 
     def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
         super().__init__(vocabulary_size, hparams)
+        # Gradients of cuDNN's recurrences repeat their bits only with this (torch's page on nn.LSTM). On an H100 that
+        # other processes used at the same time, they did not repeat without it.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:2")
         size, units = hparams.embedding, hparams.units
         self.embedding = nn.Parameter(torch.zeros(vocabulary_size, size))  # E [V, D]
         self.cells: nn.RNNBase = self.cell(size, units, hparams.layers, batch_first=True)
