@@ -71,10 +71,13 @@ PREDICTED: dict[str, dict[str, str]] = {
         "plain": "11.8 ms a step",
     },
     "lora": {  # arithmetic, for one H100: products at 350 to 400 TFLOP/s, and about 10 us of each call of a kernel
-        "one at a time": "5 to 7 users/s",
-        "blocks of 64": "150 to 200 users/s",
-        "blocks of 64: peak memory": "15 GB",
-        "blocks of 64: ratio": "20 to 35 times one at a time",
+        "GPT-2 small, one at a time": "5 to 7 users/s",
+        "GPT-2 small, blocks of 64": "150 to 200 users/s",
+        "GPT-2 small, blocks of 64: peak memory": "15 GB",
+        "GPT-2 small, blocks of 64: ratio": "20 to 35 times one at a time",
+        "0.9 billion parameters, one at a time": "5 users/s",
+        "0.9 billion parameters, blocks of 32": "35 to 40 users/s",
+        "0.9 billion parameters, blocks of 32: ratio": "6 to 8 times one at a time",
     },
     "ranks": {
         "ranks of 90 canaries, |R| 2,000,000": "14 s",
