@@ -1,6 +1,6 @@
 """Benchmark of what an audit detects: real runs with a broken mechanism, and how often each method refutes the ledger.
 
-It makes the table of docs/what-it-proves.md, "What an audit detects". A repetition trains a small model for 20 rounds
+It makes the table of docs/audit-tests.md, "What an audit detects". A repetition trains a small model for 20 rounds
 with each mechanism, audits the simulation as `flsim audit` does, and counts which methods contradict the ledger.
 Intervals are Clopper-Pearson's.
 """

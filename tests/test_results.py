@@ -7,7 +7,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
+
+from experiments.ten_times import summary
 
 ROOT = Path(__file__).parents[1]
 RESULTS: dict[str, Any] = runpy.run_path(str(ROOT / ".ci" / "results.py"))
@@ -83,3 +86,33 @@ def test_claims_that_hold_have_intervals_over_seeds_that_exclude_zero() -> None:
 def test_a_reference_to_nothing_is_refused(cell: str) -> None:
     with pytest.raises((ValueError, KeyError)):
         RESULTS["value_of"]({"effect": cell}, "effect")
+
+
+@pytest.mark.parametrize("number", [1, 2, 3, 4])
+def test_published_shares_are_those_of_the_paper(number: int) -> None:
+    """Thakkar et al. (2020), as shares of 90 canaries."""
+    rows = RESULTS["rows_of"](f"table{number}-settings")
+    shares = [row[f"{partition}_paper_rs_percent"] for row in rows for partition in ("iid", "non_iid")]
+    paper = pd.read_csv(ROOT / "experiments" / "thakkar2020.csv").query("table == @number")
+    assert Counter(shares) == Counter(f"{found / 90:.1%}"[:-1] for found in paper["rs"])
+
+
+PUBLISHED = {1: ("table1", r"paper_exposure"), 2: ("table2-paper", r"units_\d+"), 7: ("table7", r"paper_exposure")}
+
+
+@pytest.mark.parametrize("number", PUBLISHED)
+def test_published_exposure_is_that_of_the_paper(number: int) -> None:
+    """Carlini et al. (2018)."""
+    frame, columns = PUBLISHED[number]
+    rows = RESULTS["rows_of"](f"secret-sharer-{frame}")
+    exposure = [float(row[name]) for row in rows for name in row if re.fullmatch(columns, name) and row[name]]
+    paper = pd.read_csv(ROOT / "experiments" / "carlini2018.csv").query("table == @number")
+    assert len(exposure) >= 7
+    assert Counter(exposure) <= Counter(paper["mean_exposure"])  # Table 1 has two networks more
+
+
+def test_ten_times_the_scale_is_computed_from_the_measurements() -> None:
+    computed = summary(pd.read_parquet(RESULTS["FRAMES"] / "ten-times.parquet"))
+    stated = [RESULTS["value_of"](row, "difference") for row in RESULTS["rows_of"]("ten-times-differences")]
+    found = re.findall(r"\+([\d.]+) bits \(([\d.]+) to ([\d.]+)\)", computed)
+    assert found == [(value.text, value.low, value.high) for value in stated]

@@ -14,7 +14,7 @@ import scipy
 ALPHA = 0.05  # two-sided
 POWER = 0.8  # Cohen's (1988) convention
 
-# Measured on five seeds, IID less non-IID, at a learning rate of 1 (docs/result-demo.md): d of 3.62,
+# Measured on five seeds, IID less non-IID, at a learning rate of 1 (experiments/results/demo-plan.csv): d of 3.62,
 # 2.06, 1.88, 1.19 and 1.81 bits, with 95% intervals over 48 canaries whose half widths h are 1.07, 0.835, 0.82, 0.685
 # and 0.795. Spread over canaries: h sqrt(48) / t(0.975, 47), root mean square of the seeds. Between seeds: the d have a
 # standard deviation of 0.90, of which canaries make SD_CANARIES / sqrt(48) = 0.42; the rest is the seeds' own.

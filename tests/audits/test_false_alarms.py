@@ -21,7 +21,7 @@ from benchmarks.alarms.ours import ESTIMATES, OURS, epsilon_of_noise, right_gues
 from flsim.base.rng import stream
 
 SIMULATIONS = 2_000
-PAGE = Path(__file__).parents[2] / "docs" / "false-alarms.md"
+PAGE = Path(__file__).parents[2] / "docs" / "audit-tests.md"
 PROMISING = [case for case in (*OURS, *ESTIMATES) if case.promised is not None]
 ALARMING = {
     "largest bound of 528 pairs (k-, k+)",

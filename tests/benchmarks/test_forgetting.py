@@ -1,4 +1,4 @@
-"""`python -m benchmarks forgetting`, its figures, and the numbers of docs/why-models-forget.md."""
+"""`python -m benchmarks forgetting`, its figures, and the numbers of docs/result-forgetting-theory.md."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,7 @@ from helpers import Flsim
 from benchmarks.forgetting import MOVED, ROUNDS, TRIALS, clusters, describe, known_order, order_table, settings
 from benchmarks.forgetting_figures import draw_k_means, draw_order
 
-PAGE = (Path(__file__).parents[2] / "docs" / "why-models-forget.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "result-forgetting-theory.md").read_text(encoding="utf-8")
 
 
 def test_the_page_has_the_measured_numbers_of_k_means_and_of_a_known_order() -> None:
