@@ -64,9 +64,9 @@ def final_rows(folders: Iterable[str], prefix: str) -> pd.DataFrame:
 
 def ten_times(_: list[str]) -> None:
     """Write the settings and the differences of the runs at ten times the scale."""
-    rows = pd.read_parquet(RESULTS / "ten-times.parquet")
+    measured = pd.read_parquet(RESULTS / "ten-times.parquet")
     keys = ["partition", "learning_rate", "round"]
-    means = rows.groupby([*keys, "seed", "metric"])["value"].mean().unstack("metric")
+    means = measured.groupby([*keys, "seed", "metric"])["value"].mean().unstack("metric")
     settings: list[Cells] = []
     for (partition, rate, round_), group in means.groupby(keys):
         found = {"setting": f"{'IID' if partition == 'iid' else 'non-IID'} at {rate}, {round_} rounds"}
@@ -82,16 +82,23 @@ def ten_times(_: list[str]) -> None:
         ("0.19 and 0.2, both after 628 rounds", 0.19, 628, 628),
     ]
     of_runs = means.reset_index()
-    values = {name: by_seed(of_runs, keys, name) for name in ("exposure", "space_exposure", "perplexity")}
+    values = {name: by_seed(of_runs, keys, name) for name in ("exposure", "space_exposure", "perplexity", "rs", "bs")}
     differences = []
     for name, rate, iid_round, non_iid_round in compared:
         pair = ("iid", rate, iid_round), ("non-iid", 0.2, non_iid_round)
         delta = {quantity: found[pair[0]] - found[pair[1]] for quantity, found in values.items()}
         row = {"comparison": name, **with_interval("difference", delta["exposure"])}
         row |= {"difference_p": f"{p_of(delta['exposure']):.1g}", "seeds": str(delta["exposure"].count())}
-        row |= with_interval("space", delta["space_exposure"], 1) | with_interval("perplexity", delta["perplexity"], 1)
         differences.append(row)
     write("ten-times-differences", differences)
+    # The last comparison, in other quantities.
+    equal = [("perplexity", "perplexity", 1, 1.0), ("exposure among all phrases, bits", "space_exposure", 1, 1.0)]
+    equal += [("RS, percentage points", "rs", 0, 100.0), ("BS, percentage points", "bs", 0, 100.0)]
+    rows = [
+        {"quantity": name, **with_interval("iid_minus_non_iid", scale * delta[quantity], digits)}
+        for name, quantity, digits, scale in equal
+    ]
+    write("ten-times-equal", rows)
 
 
 def table1(folders: list[str]) -> None:
