@@ -209,7 +209,9 @@ def evaluate(
     refuse_impossible(seed, threads, device)
     if isinstance(model, Path | str) and str(model).endswith(".safetensors"):
         if planted is not None or architecture is not None:
-            raise InputError(f"{model}: the run of a checkpoint has its own canaries and model; leave them out")
+            raise InputError(
+                f"{model}: a checkpoint uses the canaries and the model of its run; remove these arguments"
+            )
         path = Path(model)
         with threads_of_torch(threads):
             return frame(evaluate_where_writable(path.resolve().parent.parent, path, device, **settings))
@@ -218,7 +220,9 @@ def evaluate(
     how, test = EvaluationHParams(**settings), planted.corpus.test_users
     if isinstance(model, State):
         if not isinstance(architecture, Model):
-            raise InputError("evaluate: a state does not know its model; give the flsim.Model that it was trained with")
+            raise InputError(
+                "evaluate: a state does not contain its model; pass the flsim.Model that the state was trained with"
+            )
         network = restore(model.params, architecture, planted.corpus.layout.vocabulary_size).to(device)
         with threads_of_torch(threads):
             return frame(measure_our_model(network, planted.canaries, test, how, seed, "simulation", model.round))

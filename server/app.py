@@ -71,7 +71,7 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         with _asked_to_end():
             sent = list(self._grid.push_messages(messages))
         if len(sent) != len(messages) or not all(sent):
-            raise RunFailed("Flower does not take messages of this run any more; was it stopped?")
+            raise RunFailed("Flower no longer accepts messages of this run; check whether the run was stopped")
         return sent
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
@@ -87,7 +87,10 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         until = time.monotonic() + DEADLINE
         while not (connected := sorted(self._grid.get_node_ids())):
             if time.monotonic() > until:
-                raise RunFailed(f"no SuperNode for {DEADLINE:g} s; start one, and continue the run with resume=true")
+                raise RunFailed(
+                    f"no SuperNode was available for {DEADLINE:g} s; start a SuperNode, and continue the run with "
+                    "resume=true"
+                )
             self._stop.wait(POLL)
             self._stop.check()
         return connected
@@ -184,7 +187,7 @@ def ray_for_evaluators(grid: Grid) -> Iterator[None]:
     until = time.monotonic() + RAY_DEADLINE
     while not ray.is_initialized():
         if time.monotonic() > until:
-            raise RunFailed(f"Flower has not started Ray within {RAY_DEADLINE:g} s; its log says why")
+            raise RunFailed(f"Flower has not started Ray within {RAY_DEADLINE:g} s; read the log of Flower")
         time.sleep(RAY_POLL)
     yield
 
@@ -193,8 +196,8 @@ def refuse_other_code(folder: Path) -> None:
     """Raise InputError where simulated clients would run the code in a folder, and not this app's."""
     if _code(folder) not in ({}, _code(HERE)):
         raise InputError(
-            f"{folder}: clients would run the code there, which is not the one submitted; start Flower's SuperLink in "
-            f"another folder"
+            f"{folder}: clients would run the code in this folder, which differs from the submitted code; "
+            "start Flower's SuperLink in another folder"
         )
 
 

@@ -178,7 +178,7 @@ def test_options_of_a_model_may_be_text(own: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"algorithm_options": {"alpha": 1.0}}, 'algorithm_options: options are for code of your own, found "fedavg"'),
+        ({"algorithm_options": {"alpha": 1.0}}, 'algorithm_options: options are for custom code only, found "fedavg"'),
         (
             {"sampler": "own.py:A", "sampler_options": {"a": float("nan")}},
             "sampler_options: a must be text, true, false",

@@ -14,7 +14,7 @@ from flsim.evaluation.evaluate import EvaluationHParams
 
 MODEL = flsim.Model(3, 5)
 ALGORITHM = flsim.FedAvg(cohort=5, shards=1)
-OWN = r"name your own as 'path/to/file\.py:NAME'"
+OWN = r"name custom code as 'path/to/file\.py:NAME'"
 
 
 class Thing:
@@ -46,7 +46,7 @@ def message_of(call: Callable[[], object]) -> str:
             lambda: flsim.Model(architecture=anything(Thing)),
             f"architecture must be a name; {OWN}, found the class Thing",
         ),
-        (lambda: flsim.FedAvg(cohort=anything(10.5)), r"cohort must be a whole number, found 10\.5"),
+        (lambda: flsim.FedAvg(cohort=anything(10.5)), r"cohort must be an integer, found 10\.5"),
         (lambda: flsim.FedAvg(cohort=0), "cohort must be at least 1, found 0"),
         (lambda: flsim.FedAvg(local=anything({})), r"local must be a flsim\.LocalSGD, found a dict"),
         (
@@ -61,7 +61,7 @@ def message_of(call: Callable[[], object]) -> str:
         (lambda: EvaluationHParams(also=anything("space")), "also must be a list, .*, found 'space'"),
         (lambda: EvaluationHParams(also=anything([Thing()])), rf"also must be a name; {OWN}, found a Thing"),
         (lambda: flsim.infer_membership("runs/x", attacks="loss"), r"attacks must be a list, such as \['loss'\]"),
-        (lambda: flsim.infer_membership("runs/x", records=anything(2.5)), "count must be a whole number"),
+        (lambda: flsim.infer_membership("runs/x", records=anything(2.5)), "count must be an integer"),
         (lambda: flsim.infer_users("runs/x", device="gpu"), "device gpu: torch has none here; use cpu"),
         (lambda: flsim.extract("runs/x", prefixes=anything(3)), r"prefixes must be a list, such as \[3\]"),
         (lambda: flsim.extract("runs/x", device="gpu"), "device gpu: torch has none here; use cpu"),
@@ -86,7 +86,7 @@ def test_numbers_of_numpy_and_lists_are_taken(planted: flsim.Planted) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rounds": 2.5}, "rounds must be a whole number, found 2.5"),
+        ({"rounds": 2.5}, "rounds must be an integer, found 2.5"),
         ({"rounds": 0}, "rounds must be at least 1, found 0"),
         ({"seed": -1}, "seed must not be negative, found -1"),
         ({"every": 0}, "every must be at least 1, found 0"),

@@ -83,7 +83,7 @@ def round_of(path: Path) -> int:
     """Return the round in a checkpoint's name; raise InputError where the name has none."""
     round_ = _round_named(path)
     if round_ is None:
-        raise InputError(f"{path}: is not named as a checkpoint is, such as {checkpoint_name(10)}; rename it")
+        raise InputError(f"{path}: this is not the name of a checkpoint, such as {checkpoint_name(10)}; rename it")
     return round_
 
 
@@ -167,9 +167,15 @@ def load(path: Path) -> tuple[State, Provenance]:
     for slot, values in {"": params, **moments}.items():
         shapes = {name: value.shape for name, value in values.items()}
         if shapes != (counts if slot == "step" else expected):
-            raise InputError(f"{path}: its tensors are not those of the model that it names; it is damaged")
+            raise InputError(
+                f"{path}: the file is damaged, because its tensors do not fit the model that it names; restore the "
+                "file, or use another checkpoint"
+            )
     if "digest" in metadata and metadata["digest"] != actual:
-        raise InputError(f"{path}: its digest is not the one that it was written with; it is damaged")
+        raise InputError(
+            f"{path}: the file is damaged, because its digest differs from the stored digest; restore the file, or "
+            "use another checkpoint"
+        )
     if _round_named(path) not in (None, state.round):
         raise InputError(f"{path}: holds round {state.round}, which is not the one in its name; rename it")
     return state, provenance

@@ -26,8 +26,8 @@ class FedAvgHParams(ServerOptimizerHParams):
         sampler: "fixed-size" draws exactly `cohort` users without replacement, as the paper's Algorithm 1. "poisson"
             takes each of N users with probability cohort / N, independently. "with-replacement" draws `cohort` times
             from all users, as the paper's experiments did by its footnote 1; a user drawn twice counts twice, and
-            mechanism "dp" is refused. "round-robin" takes the users in one random order, cohort after cohort, again
-            and again; "dp" is refused. Your own: see docs/privacy.md.
+            mechanism "dp" is refused. "round-robin" takes the users in one random order, cohort after cohort, again and
+            again; "dp" is refused. For custom samplers, see docs/privacy.md.
         algorithm_options: Options of a custom algorithm, e.g. { alpha = 0.1 }: keyword
             arguments, numbers or text. Unit: none.
         sampler_options: Options of a custom sampler, e.g. { block = 8 }: keyword

@@ -172,8 +172,9 @@ class FederatedTraining(FederatedAveraging):
         method.refuse(self.local)
         if not method.bounds_users and self.privacy.mechanism != "none":
             raise InputError(
-                f"training.algorithm {method.label}: more than a clipped update leaves a user, so that "
-                f'privacy.mechanism "{self.privacy.mechanism}" would bound nothing; set it to "none", or take "fedavg"'
+                f"training.algorithm {method.label}: this algorithm sends more than a clipped update from a user, "
+                f'therefore privacy.mechanism "{self.privacy.mechanism}" cannot bound the privacy loss; set '
+                'privacy.mechanism to "none", or training.algorithm to "fedavg"'
             )
         if method.has_own_steps and self.local.precision != "float32":
             raise InputError(f"training.algorithm {method.label} trains in float32; set local.precision to it")

@@ -152,7 +152,7 @@ class ServerOptimizerHParams:
 
     Attributes:
         server_optimizer: Optimizer that applies the averaged update D to the global model; "sgd" adds eta D.
-        server_learning_rate: Learning rate eta of the server where `server_schedule` is at its highest; 1 with "sgd" is
+        server_learning_rate: Learning rate eta of the server at the highest value of `server_schedule`; 1 with "sgd" is
             plain averaging. Unit: none.
         server_momentum: Momentum beta of the server optimizer, beta_1 of "adam" and "yogi"; Reddi et al. set it to 0
             for "adagrad". Unit: none.

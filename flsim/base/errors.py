@@ -37,7 +37,7 @@ def as_list(name: str, values: Iterable[Any]) -> list[Any]:
 
 def _refuse_fraction(name: str, value: object) -> None:
     if not isinstance(value, Integral):
-        raise InputError(f"{name} must be a whole number, found {value!r}")
+        raise InputError(f"{name} must be an integer, found {value!r}")
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -28,7 +28,7 @@ from flsim.base.files import file_digest
 
 Thing = TypeVar("Thing")
 Option = int | float | bool | str
-BY_NAME = "must be a name; name your own as 'path/to/file.py:NAME'"
+BY_NAME = "must be a name; name custom code as 'path/to/file.py:NAME'"
 NAME = re.compile(r"(.+?\.py):(\w+)(\{.*\})?", re.DOTALL)
 _modules: dict[str, ModuleType] = {}  # by sha256 of the source
 _places: dict[str, Path] = {}  # where files lie that were named by content, by sha256 of the source
@@ -64,7 +64,7 @@ class CustomName:
 
 
 def _one_of(name: str, built_in: Mapping[str, object]) -> str:
-    return f"must be one of {', '.join(built_in)}, found {name!r}; name your own as path/to/file.py:NAME"
+    return f"must be one of {', '.join(built_in)}, found {name!r}; name custom code as path/to/file.py:NAME"
 
 
 def is_custom(name: str) -> bool:
@@ -119,7 +119,7 @@ def refuse_options(name: str, options: Mapping[str, object], setting: str) -> No
         setting: the setting that holds the options, for messages.
     """
     if options and not is_custom(name):
-        raise InputError(f'{setting}: options are for code of your own, found "{name}"; remove them')
+        raise InputError(f'{setting}: options are for custom code only, found "{name}"; remove them')
 
 
 def made(name: str, make: Callable[..., Thing], *arguments: object) -> Thing:
@@ -359,7 +359,7 @@ def _module_of(path: Path) -> ModuleType:
     source = _read(lies)
     digest = sha256(source).hexdigest()
     if lies != path and digest != path.stem:
-        raise InputError(f"{lies}: changed since it was named; restore it")
+        raise InputError(f"{lies}: this file changed after its digest was recorded; restore the file")
     if digest not in _modules:
         _modules[digest] = _execute(lies, source)
     return _modules[digest]

@@ -177,7 +177,7 @@ def refuse_missing_folder(path: Path) -> None:
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     if missing:
         raise InputError(
-            f"{missing[-1]}: no such folder; was it moved or renamed? Put it back, or name where it is now"
+            f"{missing[-1]}: no such folder. If it was moved or renamed, move it back, or name the new place"
         )
 
 
@@ -205,7 +205,7 @@ def inside(folder: Path, name: object) -> Path:
                 return path
     except (OSError, RuntimeError, ValueError):  # too long, a link to itself, a zero byte
         pass
-    raise InputError(f"{folder}: {name!r:.80} is no file within that folder, as it must be; get the folder again")
+    raise InputError(f"{folder}: {name!r:.80} is not a file inside that folder; copy the folder again")
 
 
 def from_json(text: str | bytes) -> Any:

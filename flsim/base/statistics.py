@@ -240,7 +240,9 @@ class Roc:
             InputError: the level is below 1 / others, where no number of false positives but 0 can be seen.
         """
         if level * (1 + 1e-12) * self.others < 1:  # 1 / 98 times 98 is below 1 in float64
-            raise InputError(f"a false-positive rate of {level:g} needs {1 / level:,.0f} others, found {self.others:,}")
+            raise InputError(
+                f"a false-positive rate of {level:g} needs {1 / level:,.0f} non-members, found {self.others:,}"
+            )
         place = int(np.searchsorted(self.fpr, level * (1 + 1e-12), side="right")) - 1
         alarms, detected = round(self.fpr[place] * self.others), round(self.tpr[place] * self.members)
         return AtLevel(level, alarms, detected, detected / self.members, *self.interval(level))
@@ -334,7 +336,7 @@ def _by_unit(scores: Floats, units: Sequence[object]) -> list[Floats]:
 def _check(members: Floats, others: Floats) -> None:
     for scores, name in ((members, "members"), (others, "others")):
         if not len(scores):
-            raise InputError(f"no {name}, so nothing tells members from others; give at least one of each")
+            raise InputError(f"no {name}, so members cannot be compared with non-members; give at least one of each")
         if not np.isfinite(scores).all():
             raise InputError(f"scores of {name}: some are not finite; leave them out")
 

@@ -34,7 +34,7 @@ def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tu
     canaries = tuple(_canary(f"{path}, canary {index}", row, layout, vocabulary) for index, row in enumerate(rows, 1))
     for id_, count in Counter(canary.id for canary in canaries).items():
         if count > 1:
-            raise InputError(f"{path}: canary {id_} is listed twice; give each its own id")
+            raise InputError(f"{path}: canary {id_} is listed twice; give each canary a different id")
     return canaries
 
 
@@ -78,17 +78,22 @@ def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Voca
     if not id_:
         raise InputError(f"{where}: has no id")
     if ("words" in row) == ("tokens" in row):
-        raise InputError(f"{where}: must have either words or tokens")
+        raise InputError(f"{where}: this row must have words or tokens, not both")
     tokens = _tokens(where, row["tokens"]) if "tokens" in row else _encoded(where, row["words"], vocabulary)
     for token in tokens:
         if not layout.first_word <= token <= layout.last_word:
-            raise InputError(f"{where}: token {token} is no word; words are {layout.first_word} to {layout.last_word}")
+            raise InputError(
+                f"{where}: token {token} is not the id of a word; word ids are {layout.first_word} to "
+                f"{layout.last_word}"
+            )
     return Canary(id_, tokens, _probability(where, row, "p_u"), _probability(where, row, "p_e"))
 
 
 def _encoded(where: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
     if vocabulary is None:
-        raise InputError(f"{where}: is of words, and no word is known; give a vocabulary or a corpus, or list tokens")
+        raise InputError(
+            f"{where}: this row has words, but there is no vocabulary; give a vocabulary or a corpus, or list tokens"
+        )
     words = vocabulary.split(value) if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise InputError(f"{where}: words must be text, or a list of texts")

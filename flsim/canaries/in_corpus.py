@@ -138,8 +138,8 @@ def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
         name = next(field.name for field in fields(hparams) if wanted[field.name] != present[field.name])
         raise InputError(
             f"canaries.{name} is {_as_text(wanted[name])}, but {corpus.path} has canaries planted with "
-            f"{_as_text(present[name])}; remove [canaries] from the configuration, or plant others in the corpus "
-            f"that it came from"
+            f"{_as_text(present[name])}; remove [canaries] from the configuration, or plant other canaries in "
+            "the original corpus"
         )
     return planted.hparams
 

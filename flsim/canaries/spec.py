@@ -127,30 +127,31 @@ class CanaryHParams:
         length: Number of words in a canary. Unit: words.
         insertions: In place of p_u and p_e: exact numbers of records that a canary replaces, drawn uniformly from the
             records of all users. Each number is a configuration. Unit: records.
-        controls: Number of further canaries that are never planted, but measured like the others: the null control of a
-            test for memorization, e.g. 50. They change neither the other canaries nor their records. Unit: canaries.
-        coins: Plant each canary only if a fair coin of its own says so, e.g. for `flsim audit`: the coins of all
-            canaries are independent, so that guesses of them bound epsilon.
-        windows: When canaries are planted, [start, end] each: in fractions of training, such as [0.5, 0.6], or, where
-            the end is above 1, in completed rounds, such as [100, 120] for the rounds 101 to 120. Each window is a
+        controls: Number of further canaries that are never planted, but are measured like all canaries, e.g. 50. They
+            are the controls of a test for memorization, and do not change other canaries or their records. Unit:
+            canaries.
+        coins: Plant each canary only if an independent fair coin lands heads, e.g. for `flsim audit`. Guesses of the
+            coins then bound epsilon.
+        windows: When canaries are planted, [start, end] each: in fractions of training, such as [0.5, 0.6], or, if the
+            end is above 1, in completed rounds, such as [100, 120] for the rounds 101 to 120. Each window is a
             configuration with each p_u and p_e, or number of insertions; in other rounds, users have the records that
             the canary replaces. In an empty window, such as [0.5, 0.5], a canary is never planted.
         arm: "out" draws and measures the same canaries, and plants them in no round: the twin of a run of arm "in",
             equal to it before the first window.
         source: "words" draws the words of a canary at random; "heldout" takes the first words of a record of a held-out
-            user: natural text, which users then hold in place of their own. Its ranks among random words prove nothing,
-            so that it is for arms, see `flsim forgetting`. "template" fills the holes of `template` at random.
+            user: natural text, which replaces records of users. Ranks of natural text among random words prove nothing,
+            so use it only with arms, see `flsim forgetting`. "template" fills the holes of `template` at random.
         injections: In place of p_u, p_e, insertions and windows: when canaries are injected, each once and in one
-            round, by pseudo-users who take part in that round only, beside its cohort. Each is a configuration: a
-            fraction of training below 1, or a number of completed rounds, e.g. 100 for the round 101. In central
-            training their records extend the batch of that step.
+            round, by pseudo-users who take part only in that round, in addition to its cohort. Each number is a
+            configuration: a fraction of training below 1, or a number of completed rounds, e.g. 100 for the round 101.
+            In central training their records extend the batch of that step.
         injection_users: With injections: number of pseudo-users of each canary. Unit: users.
         injection_copies: With injections: records of each pseudo-user; all are the canary. Unit: records.
         template: With source "template": text with holes for secrets, e.g. "the random number is {d9}" for 9 digits.
             {l9} stands for letters, {w2} for words of the vocabulary, {card} for a payment card number, {ssn} for a US
             social security number. In a corpus of words each digit or letter is a token. {k5} stands for a key, which
-            attackers know, and each canary has its own: 5 letters, or words in a corpus of words. Attackers know the
-            text before the first secret. Its length replaces `length`, and prefix of the section evaluation.
+            attackers know, and which differs for each canary: 5 letters, or words in a corpus of words. Attackers know
+            the text before the first secret. Its length replaces `length`, and prefix of the section evaluation.
 
     Examples:
         >>> flsim.Canaries(p_u=(0.01, 0.005), p_e=(0.5, 1.0), count=12)        # doctest: +SKIP
@@ -174,7 +175,7 @@ class CanaryHParams:
     def __post_init__(self) -> None:
         default = type(self)
         if self.insertions and (self.p_u, self.p_e) != (default.p_u, default.p_e):
-            raise InputError("insertions and p_u, p_e both say how often canaries occur; remove one or the other")
+            raise InputError("insertions and p_u, p_e both set how often canaries occur; remove one of the two")
         self._refuse_wrong_template()
         self._refuse_wrong_injections()
 
@@ -185,7 +186,7 @@ class CanaryHParams:
             return
         parse(self.template)
         if self.length != type(self).length:
-            raise InputError("length and template both say how long canaries are; remove length")
+            raise InputError("length and template both set the length of canaries; remove length")
 
     def _refuse_wrong_injections(self) -> None:
         default = type(self)
@@ -196,7 +197,7 @@ class CanaryHParams:
             return
         for name in ("p_u", "p_e", "insertions", "windows"):
             if getattr(self, name) != getattr(default, name):
-                raise InputError(f"injections and {name} both say how canaries occur; remove one or the other")
+                raise InputError(f"injections and {name} both set when canaries occur; remove one of the two")
 
     @property
     def depends_on_length(self) -> bool:

@@ -137,7 +137,7 @@ def evaluate(
             metavar="MEASURE",
             help="Further measure; repeatable: "
             + ", ".join(f"{name} ({measure.description})" for name, measure in ALSO.items())
-            + ", or your own as path/to/file.py:NAME, a file that is executed.",
+            + ", or a custom measure as path/to/file.py:NAME; flsim executes the file.",
             rich_help_panel=MEASURES,
         ),
     ] = None,
@@ -189,11 +189,16 @@ def evaluate(
     settings |= {name: value for name, value in more.items() if value is not None}
     if checkpoint is not None:
         if named:
-            raise InputError(f"{', '.join(named)}: a run has its own; name a checkpoint or a --model, not both")
+            raise InputError(
+                f"{', '.join(named)}: these options are for --model, because a run has its own canaries and "
+                "corpus; name a checkpoint or --model, not both"
+            )
         rows, measured, hparams = _of_run(checkpoint, run, device, calibrate or (), settings)
     else:
         if run is not None or calibrate:
-            raise InputError(f"{'--run' if run else '--calibrate'}: is of a checkpoint; leave it out with --model")
+            raise InputError(
+                f"{'--run' if run else '--calibrate'}: this option is for a checkpoint; remove it, or remove --model"
+            )
         if canaries is None:
             raise InputError("--canaries missing: the phrases to look for, as .csv or .json")
         words = _words(corpus, vocabulary, layout)
@@ -342,7 +347,7 @@ def _utility(values: "Mapping[tuple[str, str], float]", own: "Sequence[Quantity]
     }
     utility = ", ".join(text for quantity, text in texts.items() if quantity.is_standard)
     if whole := values.get((WHOLE_TEST_USERS, "")):
-        utility += f", of {whole:,.0f} whole test author{'s' * (whole != 1)}"
+        utility += f", of {whole:,.0f} complete test author{'s' * (whole != 1)}"
     more = [f"{text}: {quantity.sentence}" for quantity, text in texts.items() if not quantity.is_standard]
     return [utility, *more] if utility else more
 
@@ -357,7 +362,7 @@ def quantize(
 
     Rounds the weights of the evaluated checkpoints, measures the rounded models as a new run, and prints both runs.
 
-    The Secret Sharer (appendix D.3) tried this defence, and memorization stayed the same.
+    The authors of The Secret Sharer (appendix D.3) tried this defence, and memorization did not change.
 
     Example: flsim quantize runs/iid --out runs/iid-8bit
     """
@@ -384,7 +389,7 @@ def verify(
         typer.Option(
             metavar="DEVICE",
             help="Device for torch, cpu or cuda; the one that the clients had.",
-            show_default="cuda where torch has it",
+            show_default="cuda if torch finds a GPU",
         ),
     ] = None,
     json_: Json = False,
@@ -393,7 +398,7 @@ def verify(
 
     Training starts at the checkpoint before the round. The states after each round must be equal, bit for bit.
 
-    The exit code is 1 where they differ: the run was trained on another kind of machine, by other code, or wrongly.
+    The exit code is 1 if they differ: the run was trained on another kind of machine, with other code, or incorrectly.
 
     Example: flsim verify runs/iid
 

@@ -35,14 +35,14 @@ def import_(
         int | None,
         typer.Option(
             help="Size of the vocabulary in token ids, e.g. 5000; four of them are special.",
-            show_default="10,000, or fewer where the text has fewer words",
+            show_default="10,000, or fewer if the text has fewer words",
             rich_help_panel=WORDS,
         ),
     ] = None,
     by: Annotated[
         Literal["words", "characters"],
         typer.Option(
-            help="What token ids stand for. With characters, other options count characters where they say words.",
+            help="What token ids stand for. With characters, options that count words count characters.",
             rich_help_panel=WORDS,
         ),
     ] = "words",
@@ -64,7 +64,8 @@ def import_(
     words_per_user: Annotated[
         int,
         typer.Option(
-            help="Words of each user. Authors of fewer words are dropped, those of more become several users.",
+            help="Words of each user. Authors with fewer words are dropped, and authors with more words become "
+            "several users.",
             rich_help_panel=USERS,
         ),
     ] = 2_000,
@@ -86,8 +87,8 @@ def import_(
         str | None,
         typer.Option(
             help="Format of all SOURCES: tff-sqlite, tff-hdf5, fedjax-sqlite, pfl-hdf5, parquet, jsonl, json, csv, "
-            "stackexchange, text (a record per line), or your own reader as path/to/file.py:NAME.",
-            show_default="told from the content",
+            "stackexchange, text (a record per line), or a custom reader as path/to/file.py:NAME.",
+            show_default="detected from the content",
             rich_help_panel=FILES,
         ),
     ] = None,
@@ -120,9 +121,9 @@ def import_(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Site of each Stack Exchange dump, in order, e.g. ai.stackexchange.com. Dumps of one site are parts "
-            "of one dump, whose users of equal numbers are the same people.",
-            show_default="told from the file names",
+            help="Site of each Stack Exchange dump, in order, e.g. ai.stackexchange.com. Dumps with the same site "
+            "are parts of one dump: equal user numbers are then the same person.",
+            show_default="detected from the file names",
             rich_help_panel=FILES,
         ),
     ] = None,
@@ -151,10 +152,10 @@ def import_(
 ) -> None:
     """Turn files of posts into a corpus of users.
 
-    All users get about the same number of words. Test and held-out authors are also kept whole: accuracy and perplexity
-    are measured on whole test authors.
+    All users get about the same number of words. The corpus also has the complete text of test and held-out authors:
+    accuracy and perplexity are measured on complete test authors.
 
-    Files compressed by gz, bz2, xz, lzma, zst or 7z are unpacked while they are read.
+    Files compressed with gz, bz2, xz, lzma, zst or 7z are decompressed while they are read.
 
     An interrupted import continues when you repeat the command.
 
@@ -252,7 +253,7 @@ def show(values: dict[str, Any], as_json: bool) -> None:
 @data.command(rich_help_panel=MAKE)
 def make(
     maker: Annotated[
-        str, typer.Argument(help="Your own maker, e.g. my_corpus.py:letters, or synthetic for the built-in one.")
+        str, typer.Argument(help="Custom maker, e.g. my_corpus.py:letters, or synthetic for the built-in maker.")
     ],
     out: Out,
     seed: Annotated[int, typer.Option(help="Seed of the maker, and of which users are kept out of training.")] = 0,
@@ -271,8 +272,9 @@ def make(
     words_per_user: Annotated[
         int | None,
         typer.Option(
-            help="Words of each user, e.g. 2000. Longer users become several, shorter ones are dropped.",
-            show_default="leaves users as they are made",
+            help="Words of each user, e.g. 2000. Longer users are divided into several users, and shorter users "
+            "are dropped.",
+            show_default="users as the maker yields them",
             rich_help_panel=USERS,
         ),
     ] = None,
@@ -295,7 +297,7 @@ def make(
     layout: Annotated[str | None, typer.Option(help=LAYOUT, show_default="tff", rich_help_panel=WORDS)] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a corpus by a Python function.
+    """Make a corpus with a Python function.
 
     A maker is a function that yields (user, sentences) or (user, sentences, split). Its arguments are those that you
     give with --set. A maker with an argument named seed also gets --seed.
@@ -415,8 +417,8 @@ def plant(
 ) -> None:
     """Plant canaries in the train records of a corpus.
 
-    The canaries and their places are those that a run with this file would have. Runs on the new corpus use its
-    canaries and plant no others. Commands that drop records count how many copies of each canary are left.
+    The canaries and their places are those that a run with this file would have. Runs on the new corpus use these
+    canaries and plant no further canaries. Commands that drop records count how many copies of each canary remain.
 
     Example: flsim data plant corpora/demo --config experiments/demo.toml --out corpora/planted
     """
@@ -444,13 +446,13 @@ def deduplicate(
     ] = None,
     ngram: Annotated[int, typer.Option(help="Words in an n-gram of --near.")] = 2,
     within: Annotated[
-        Within, typer.Option(help="Compare the records of the whole corpus, or of each user separately.")
+        Within, typer.Option(help="Compare all records of the corpus, or the records of each user separately.")
     ] = Within.corpus,
     as_json: Json = False,
 ) -> None:
     """Drop train records that repeat an earlier one.
 
-    Users are kept, even those left without records.
+    Users remain in the corpus, even if all their records are dropped.
 
     Example: flsim data deduplicate corpora/planted --near 0.8 --out corpora/distinct
     """
@@ -478,7 +480,8 @@ def sanitize(
     optimizer: Annotated[
         str,
         typer.Option(
-            help="Optimizer: sgd, momentum, adam, ..., or your own as path/to/file.py:NAME.", rich_help_panel=MODELS
+            help="Optimizer: sgd, momentum, adam, ..., or a custom optimizer as path/to/file.py:NAME.",
+            rich_help_panel=MODELS,
         ),
     ] = "adam",
     embedding: Annotated[int, typer.Option(help="Size of the word embeddings.", rich_help_panel=MODELS)] = 96,
@@ -490,8 +493,8 @@ def sanitize(
 ) -> None:
     """Drop train records that look like secrets.
 
-    Trains two models, each on a random half of the records. A record looks like a secret where the model that saw it
-    finds it likely and the other one does not (Carlini et al., The Secret Sharer, Appendix F).
+    Trains two models, each on a random half of the records. A record looks like a secret if the model that was trained
+    on it finds it likely, and the other model does not (Carlini et al., The Secret Sharer, Appendix F).
 
     Only a record that occurs once is found, so deduplicate the corpus first.
 

@@ -77,8 +77,8 @@ Round = Annotated[
 Epoch = Annotated[
     float | None,
     typer.Option(
-        help="Evaluation after this many epochs, e.g. 10. In one epoch training reads as many records as the corpus "
-        "has, so that federated and central runs compare.",
+        help="Evaluation after this many epochs, e.g. 10. In one epoch training reads as many records as the "
+        "corpus has, therefore federated and central runs are comparable.",
         rich_help_panel=WHEN,
     ),
 ]

@@ -55,7 +55,7 @@ def privacy(
     sampler: Annotated[
         str,
         typer.Option(
-            help="Sampler of cohorts: fixed-size, poisson, both, or your own as path/to/file.py:NAME.",
+            help="Sampler of cohorts: fixed-size, poisson, both, or a custom sampler as path/to/file.py:NAME.",
             rich_help_panel=PLAN,
         ),
     ] = BOTH,
@@ -71,7 +71,7 @@ def privacy(
 
     Prints epsilon for each combination of sampler, relation between neighbouring data sets, and conversion.
 
-    Federated runs protect users. Runs of central training protect records, and the output says so.
+    Federated runs protect users. Runs of central training protect records, and the output states this.
 
     Example: flsim privacy runs/dp
 
@@ -86,14 +86,16 @@ def privacy(
         twice = [name for name, value in {**plan, **aim}.items() if value is not None]
         twice += [] if sampler == BOTH else ["--sampler"]
         if twice:
-            raise InputError(f"{', '.join(twice)}: {run} has its own; name a run or describe a plan, not both")
+            raise InputError(
+                f"{', '.join(twice)}: {run} stores these values; name a run, or describe a plan with options, not both"
+            )
         lines, unit = _spent(run, delta)
     else:
         missing = [name for name, value in {**plan, "--delta": delta}.items() if value is None]
         if users is None or cohort is None or rounds is None or delta is None:
             raise InputError(f"{', '.join(missing)} missing; describe the plan in full, or name a run folder")
         if (noise_multiplier is None) == (epsilon is None):
-            raise InputError(f"{' and '.join(aim)}: each follows from the other; give one of them")
+            raise InputError(f"{' and '.join(aim)}: one value determines the other; set only one of them")
         lines, unit = _planned(users, cohort, rounds, noise_multiplier, epsilon, delta, sampler), "user"
     if as_json:
         typer.echo(json.dumps([line.to_json() | {"unit": unit} for line in lines], indent=2, allow_nan=False))
@@ -214,7 +216,7 @@ def plan(
     against: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of a finished sweep whose recorded time and memory are printed beside the prediction.",
+            help="Folder of a finished sweep whose recorded time and memory are printed next to the prediction.",
             show_default="no comparison",
         ),
     ] = None,

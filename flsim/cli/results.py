@@ -73,9 +73,9 @@ def table(
     """Print what runs memorized, as a table.
 
     The columns are those of Thakkar et al. (2020): RS counts the canaries that Random Sampling extracts, and BS
-    those that Beam Search extracts. Runs of a sweep have the published values beside theirs.
+    those that Beam Search extracts. For runs of a sweep, published values are printed next to the measured values.
 
-    Where a setting has two or more seeds, the table holds means with intervals over seeds, and a paired test compares
+    If a setting has two or more seeds, the table holds means with intervals over seeds, and a paired test compares
     IID with non-IID, at the end of training and at equal perplexity. P-values of several settings are also shown
     corrected for their number (Holm). --each-seed shows a row for each run instead, as CSV and Parquet do.
 
@@ -151,14 +151,14 @@ def plot(
     """Plot what runs memorized: over epochs, or against perplexity.
 
     The figure of --kind rounds, the default, shows mean exposure, perplexity, and how many canaries Random Sampling
-    (RS) and Beam Search (BS) extract. It is over rounds where the epochs of a run are unknown. utility shows mean
-    exposure against perplexity: which runs memorize less at like utility.
+    (RS) and Beam Search (BS) extract. The x axis shows rounds if the epochs of a run are unknown. utility shows mean
+    exposure against perplexity: which runs memorize less at equal utility.
 
     loss shows training loss, test loss and exposure over epochs, as Figure 4 of The Secret Sharer (Carlini et al.,
     2018).
 
-    Where a setting has two or more seeds, a line is their mean, and bands are 95% intervals over seeds. Otherwise a
-    line is a run, and the band of mean exposure is a 95% interval over canaries.
+    If a setting has two or more seeds, a line is their mean, and bands are 95% intervals over seeds. Otherwise a line
+    is a run, and the band of mean exposure is a 95% interval over canaries.
 
     Example: flsim plot runs/iid runs/non-iid --out memorization.png
 
@@ -200,13 +200,13 @@ def compare(
 
     Compares exposure, extraction by Random Sampling (RS) and Beam Search (BS), and utility. Canaries are paired. Each
     difference has a 95% interval and a p-value. Exposure is also compared at the lowest perplexity that both runs
-    reached. Two runs without canaries are compared in utility alone.
+    reached. For two runs without canaries, only utility is compared.
 
     Two runs: differences over all canaries, and for each configuration (p_u, p_e); and side by side, what their
     canaries prove about epsilon and how well stored attacks of flsim membership do.
 
-    Sweeps: a row for each pair of settings, over seeds, or over canaries where there is only one seed. P-values of
-    several rows are corrected for their number (Holm), those at equal perplexity too.
+    Sweeps: a row for each pair of settings, over seeds, or over canaries if there is only one seed. P-values of several
+    rows are corrected for the number of rows (Holm), also at equal perplexity.
 
     Example: flsim compare runs/iid runs/non-iid --epoch 10
 
@@ -240,10 +240,10 @@ def _compared(
     if not any(are_sweeps):
         first = read_run(a)
         if b is None:
-            raise InputError(f"{a}: one run has nothing to be compared with; name another run, or a sweep folder")
+            raise InputError(f"{a}: comparing needs two runs or a sweep; name another run, or a sweep folder")
         second = read_run(b)
         if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
-            raise InputError(f"{a} and {b}: copies of one run, which have nothing to be compared; name another run")
+            raise InputError(f"{a} and {b}: both folders are copies of the same run; name another run")
         compared = compare_runs(first, second, round, epoch)
         proven = side_by_side.Proof.read(a, round, epoch), side_by_side.Proof.read(b, round, epoch)
         parts = [runs_to_markdown(compared), side_by_side.to_markdown(*proven)]
@@ -260,7 +260,7 @@ def _compared(
     if b is None:
         sweep = read_sweep(a)
         pairs = twins(sweep)
-        heading = f"{sweep.heading}: IID (a) less non-IID (b)"
+        heading = f"{sweep.heading}: IID (a) minus non-IID (b)"
         about = {"compared": "partitions", "a": "IID", "b": "non-IID"}
     else:
         pairs = same_names(read_sweep(a), read_sweep(b))
@@ -311,8 +311,9 @@ def trace(
 ) -> None:
     """Print each canary's exposure over rounds.
 
-    Beside it stand the rounds in which a sharer of the canary was in the cohort; of central training, the steps that
-    read a copy. They are recomputed from the seed, so that this works for every run, also during training.
+    Also prints the rounds in which a sharer of the canary was in the cohort, or for central training the steps that
+    read a copy. flsim recomputes the rounds from the seed, therefore the command works for every run, also during
+    training.
 
     Example: flsim trace runs/demo/iid --canary c07 --canary c31 --out trace.png
 
@@ -350,8 +351,8 @@ def report(
 ) -> None:
     """Write one HTML file about runs or a sweep.
 
-    The file holds tables, figures, settings, data, privacy and provenance. It loads nothing else, needs no scripts, and
-    can be printed.
+    The file holds tables, figures, settings, data, privacy and provenance. The file loads no other files, needs no
+    scripts, and can be printed.
 
     Runs may be unfinished, diverged or failed; the report marks them.
 

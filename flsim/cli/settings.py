@@ -77,7 +77,7 @@ def _selected(listed: "list[Section]", name: str | None) -> "list[Section]":
     keys = {_key(section, setting.name) for section in listed for setting in section.settings}
     names = sorted({section.name for section in listed if section.name} | keys)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
-    raise InputError(f"{name}: neither a section nor a setting; did you mean {close}?")
+    raise InputError(f"{name}: no such section or setting; did you mean {close}?")
 
 
 def _key(section: "Section", name: str) -> str:

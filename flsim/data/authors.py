@@ -53,7 +53,7 @@ def largest_authors(users: Iterable[tuple[str, str, int]]) -> tuple[list[dict[st
     for author in authors:
         name, share = author["author"], author["share"]
         if name.strip().lower() in STAND_INS:
-            why = "and stands for many people or for none"
+            why = "and is a placeholder for many people or for nobody"
         elif share > UNUSUAL_SHARE and share > UNUSUAL_MULTIPLE / len(words):
             why = "which is unusual for one person"
         else:

@@ -183,7 +183,7 @@ class Corpus:
             file = inside(path, name)
             refuse_missing_folder(file.parent)
             if not file.is_file() or file.stat().st_size != size:
-                raise InputError(f"{file}: missing or of another size than the manifest says; {again}")
+                raise InputError(f"{file}: missing, or its size differs from the manifest; {again}")
             if verify and file_digest(file) != sha256:
                 raise InputError(f"{file}: changed since the import (its sha256 differs); {again}")
         return cls(path, manifest, digest(text))
@@ -217,8 +217,8 @@ class Corpus:
         split = Split.open(self.path / name)
         if split.layout != self.layout:
             raise InputError(
-                f"{split.folder}: token ids are in {split.layout}, but the manifest of the corpus says {self.layout}; "
-                "import the corpus again"
+                f"{split.folder}: token ids are in {split.layout}, but the manifest of the corpus has "
+                f"{self.layout}; import the corpus again"
             )
         return split
 

@@ -26,11 +26,11 @@ REASONS = {
     "records_near_duplicated": "that are much like an earlier one",
     "records_not_utf8": "that are no UTF-8 text",
     "records_of_short_users": "of authors too short for a balanced user",
-    "records_sanitized": "that look like secrets: known to one half's model alone",
+    "records_sanitized": "that look like secrets: likely in the model of one half only",
     "records_too_long": "too long for a sentence",
     "records_without_words": "without words",
-    "remainder_records": "after an author's last whole balanced user",
-    "remainder_words": "after an author's last whole balanced user",
+    "remainder_records": "after an author's last complete balanced user",
+    "remainder_words": "after an author's last complete balanced user",
     "users_not_utf8": "whose names are no UTF-8 text",
     "users_too_large": "with too much text for one author",
     "users_too_short": "too short for a balanced user",
@@ -38,7 +38,7 @@ REASONS = {
     "words_truncated": "behind the cut of longer records",
 }
 
-WITHOUT_ASCII = "without words: formulas, code or pictures alone, or text all of which --ascii removed"
+WITHOUT_ASCII = "without words: only formulas, code or pictures, or only text that --ascii removed"
 CHANGED = "rows_with_forbidden_characters"  # counted with what is dropped, though the rows are kept
 
 
@@ -152,7 +152,7 @@ def _utility(summary: dict[str, Any]) -> list[str]:
     if summary["utility"] not in WHOLE.values():
         return []
     whole, balanced = (summary["membership"][f"{name}_authors"] for name in (summary["utility"], "test"))
-    text = f"measured on {whole:,} whole test authors, of whom {balanced:,} also have balanced users"
+    text = f"measured on {whole:,} complete test authors, of whom {balanced:,} also have balanced users"
     return _entry("utility", f"{text}; what was dropped is counted for balanced users")
 
 

@@ -82,8 +82,9 @@ def _open_store(uri: str) -> "tuple[FileSystem, str]":
         raise InputError(f"{uri}: cannot read from {parts.scheme}://; name a folder, or {', '.join(OPTIONS)}://")
     if parts.username is not None or parts.password is not None:
         raise InputError(
-            f"{parts.scheme}://: no credentials in a URI, which run folders show; set them where "
-            "the provider's tools look, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            f"{parts.scheme}://: a URI must not contain credentials, because run folders show the URI; set "
+            "them as the tools of the provider expect, for example in AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY"
         )
     for name in options:
         if name not in OPTIONS[parts.scheme]:
@@ -129,7 +130,7 @@ def _reading(what: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise InputError(f"{what}: nothing is there, or no such bucket") from error
+        raise InputError(f"{what}: no such object or bucket") from error
     except (OSError, ArrowException) as error:
         message = f"{in_one_line(error):.300}"
         if "NO_SUCH_BUCKET" in message:
@@ -250,8 +251,7 @@ def _fetch(uri: str, store: "FileSystem", prefix: str, text: bytes, folder: Path
             if copy.described()["sha256"] != sha256:
                 path.unlink()
                 raise InputError(
-                    f"{what}: is not what the manifest says (its sha256 differs); try again, or copy the corpus there "
-                    "again"
+                    f"{what}: this object differs from the manifest (sha256); try again, or copy the corpus again"
                 )
     (partial / "manifest.json").write_bytes(text)
     sync_folder(partial)

@@ -54,8 +54,8 @@ def drop_records(
         kept=kept,
         dropped=dropped,
         notes=[
-            f"{step['step']}: left {after.copies:,} of {before.copies:,} canary copies, "
-            f"{after.present:,} of {before.present:,} canaries"
+            f"{step['step']}: kept {after.copies:,} of {before.copies:,} canary copies, {after.present:,} of "
+            f"{before.present:,} canaries"
         ],
         beside=lambda folder: after.write(folder, corpus.vocabulary),
     )

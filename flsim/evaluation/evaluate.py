@@ -44,11 +44,11 @@ class EvaluationHParams:
     Attributes:
         references: Number |R| of references, random continuations that each canary is ranked against. Unit: references.
         beam_width: Number of phrases that Beam Search keeps at each step. Unit: phrases.
-        prefix: Number of a canary's first words that the attacker knows; of canaries.template it is the text before
-            the first hole, whatever this number. Unit: words.
-        test_users: Number of test users that utility is measured on, drawn once from the seed; where the corpus keeps
-            test authors whole, each of these is one user. When not set, or where the corpus has fewer: all. Unit:
-            users.
+        prefix: Number of a canary's first words that the attacker knows; of canaries.template it is the text before the
+            first hole, and this number has no effect. Unit: words.
+        test_users: Number of test users that utility is measured on, drawn once from the seed. If the corpus has
+            complete test authors, each of these authors is one user. When not set, or if the corpus has fewer: all.
+            Unit: users.
         decide: Measure only whether each canary is memorized, at a fraction of the cost of its rank; without exposure
             then.
         also: Further measures; see docs/measures.md.
@@ -56,7 +56,7 @@ class EvaluationHParams:
         nodes: Largest number of prefixes that the searches of the measures "space" and "path" read. Unit: prefixes.
         weight_bits: Bits that each of the model's weights is rounded to before it is measured. When not set: weights
             stay as trained. Unit: bits.
-        utility_only: Measure the model's utility alone, and nothing of its canaries.
+        utility_only: Measure only the utility of the model, and no canaries.
     """
 
     references: Count = 2_000_000
@@ -144,7 +144,7 @@ def _refuse_mismatch(
 ) -> None:
     if model.vocabulary_size != test.layout.vocabulary_size:
         raise InputError(
-            f"the model knows {model.vocabulary_size:,} tokens, but the test users' corpus has "
+            f"the vocabulary of the model has {model.vocabulary_size:,} tokens, but the test users' corpus has "
             f"{test.layout.vocabulary_size:,}; evaluate it on the corpus that it was trained on"
         )
     if not len(test):
@@ -181,8 +181,8 @@ def refuse_short(canaries: Sequence[Canary], hparams: EvaluationHParams) -> None
     for canary in canaries:
         if len(canary.tokens) <= known_words(canary, hparams):
             raise InputError(
-                f"a prefix of {hparams.prefix} leaves nothing of canary {canary.id}, which has {len(canary.tokens)} "
-                f"words; lower the prefix"
+                f"a prefix of {hparams.prefix} covers all words of canary {canary.id}, which has "
+                f"{len(canary.tokens)} words; lower the prefix"
             )
 
 
@@ -351,14 +351,16 @@ def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[st
         quantity.name for quantity in measure.quantities if quantity.name not in numbers and not quantity.is_partial
     ]
     if missing:
-        raise RunFailed(f"{name}: computed no {missing[0]} of {where}; compute it, or describe it as is_partial")
+        raise RunFailed(f"{name}: computed no {missing[0]} of {where}; compute it, or set is_partial for this quantity")
     return numbers
 
 
 def _number(name: str, quantity: Quantity | None, key: object, value: object, where: str) -> float:
     """Return a value that a quantity can have; raise RunFailed for any other."""
     if quantity is None:
-        raise RunFailed(f"{name}: computed {key!r:.60} of {where}, which none of its quantities is; list it there")
+        raise RunFailed(
+            f"{name}: computed {key!r:.60} of {where}, which is not one of its quantities; add it to the quantities"
+        )
     is_scalar = getattr(value, "shape", None) == () and hasattr(value, "item")  # a tensor's or an array's number
     number = value.item() if is_scalar else value  # type: ignore[attr-defined]
     problem = ""
@@ -367,9 +369,9 @@ def _number(name: str, quantity: Quantity | None, key: object, value: object, wh
     elif not math.isfinite(number):
         problem = "not finite; return a finite number, or leave the value out"
     elif quantity.is_flag and number not in (0, 1):
-        problem = "not a flag; return 1 where the canary is memorized, else 0"
+        problem = "not a flag; return 1 if the canary is memorized, otherwise 0"
     elif quantity.kind == "count" and number % 1:
-        problem = "not a count; return a whole number"
+        problem = "not a count; return an integer"
     elif quantity.is_log and number <= 0:
         problem = "not above 0, as a logarithmic axis needs it"
     if problem:
@@ -384,7 +386,7 @@ def _fit(measure: object, name: str) -> Measure:
     if not callable(measure.compute) or not isinstance(measure.quantities, tuple) or not measure.quantities:
         raise InputError(f"{name}: a Measure needs a function `compute` and a tuple of at least one Quantity")
     if measure.family is not None:
-        raise InputError(f"{name}: `family` is of built-in measures alone; list the quantities")
+        raise InputError(f"{name}: `family` is for built-in measures only; list the quantities")
     for quantity in measure.quantities:
         if not isinstance(quantity, Quantity):
             raise InputError(f"{name}: quantities must be flsim.measures.Quantity, found a {type(quantity).__name__}")

@@ -188,8 +188,8 @@ SPACE_BITS = Quantity(
     places=("table",),
     beside=EXPOSURE.name,
     column="space",
-    note="mean exposure over the whole space of phrases, extrapolated.",
-    about="bits over the whole space, beyond |R|; intervals with --json",
+    note="mean exposure over the complete space of phrases, extrapolated.",
+    about="bits over the complete space, beyond |R|; intervals with --json",
 )
 SPACE_LOW, SPACE_HIGH = interval_of(SPACE_BITS)
 
@@ -261,7 +261,7 @@ FIT_P = Quantity(
     short="p",
     format="{:.2f}",
     places=(),
-    about="of that fit; below 0.01 it is poor, and its bits mean nothing",
+    about="of that fit; below 0.01 the fit is rejected, and its bits must not be used",
 )
 FIT_REFERENCES = Quantity(
     name="extrapolation_references",
@@ -311,7 +311,7 @@ EXTRAPOLATION = Measure(
 
 PATH_PROVEN = Quantity(
     name="path",
-    description="Whether the canary is the likeliest continuation, 1 or 0, as far as proven; missing where unknown.",
+    description="Whether the canary is the likeliest continuation, 1 or 0, if proven; missing if unknown.",
     better="lower",
     kind="flag",
     title="Shortest path",
@@ -388,7 +388,9 @@ def context(name: str) -> Quantity | None:
         return None
     before, after = match.groups()
     words = "word" if before == "1" else "words"
-    about = f"bits for those who know {before} {words} before the secret" + (" and its end" if int(after) else "")
+    about = f"bits for an attacker who knows {before} {words} before the secret" + (
+        " and its end" if int(after) else ""
+    )
     return Quantity(
         name=name,
         description=f"Exposure, in {about}.",
@@ -425,7 +427,7 @@ CONTEXTS = Measure("contexts", contexts, (), "exposure with prefix and suffix kn
 
 CALIBRATED_SCORE = Quantity(
     name="calibrated_score",
-    description="Log-perplexity of the canary less its mean over models that never saw it.",
+    description="Log-perplexity of the canary minus its mean over models that were not trained on it.",
     unit="nats",
     format="{:.2f}",
     places=(),

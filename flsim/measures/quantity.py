@@ -31,7 +31,7 @@ class Quantity:
         unit: unit such as ``"bits"``; empty for a number without one, and for flags.
         better: which values are better; None where neither are.
         subject: whether each canary has a value, or the model.
-        kind: a number, a count (a whole number), or a flag (1 where a canary is memorized, else 0).
+        kind: a number, a count (an integer), or a flag (1 where a canary is memorized, else 0).
         title: a noun phrase for headings of plots; default the name.
         heading: heading of a column, as short as possible; default the title.
         format: format of a value, as `str.format` takes it.
@@ -219,11 +219,16 @@ def refuse_unfit(quantity: Quantity) -> Quantity:
         if isinstance(value, str) and (len(value) > LONGEST or not value.isprintable()):
             raise InputError(f"quantity {name}: {field} must be one line of at most {LONGEST} characters")
     if not quantity.description:
-        raise InputError(f"quantity {name}: a description is required; say in a sentence what it is")
+        raise InputError(f"quantity {name}: a description is required; describe the quantity in one sentence")
     if quantity.is_flag and not quantity.of_canaries:
         raise InputError(f"quantity {name}: a flag is of a canary; make it a number, or leave out its subject")
     if quantity.is_percentage and quantity.of_canaries:
-        raise InputError(f"quantity {name}: percentages are of the model alone; multiply by 100, with the unit %")
+        raise InputError(
+            f"quantity {name}: is_percentage needs a quantity of the model, not of canaries; multiply by 100, and "
+            "use the unit %"
+        )
     if quantity.is_standard or quantity.is_primary or quantity.beside or quantity.column != name:
-        raise InputError(f"quantity {name}: is_standard, is_primary, beside and column are of built-in ones alone")
+        raise InputError(
+            f"quantity {name}: is_standard, is_primary, beside and column are for built-in quantities only"
+        )
     return quantity

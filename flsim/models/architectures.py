@@ -139,14 +139,14 @@ class RecurrentLanguageModel(NextWordModel):
 
 
 class LSTMLanguageModel(RecurrentLanguageModel):
-    """One layer or more of torch's LSTM, tied embeddings, and a projection where units and embedding differ."""
+    """One or more layers of torch's LSTM, tied embeddings, and a projection if units and embedding differ."""
 
     label, cell = "LSTM", nn.LSTM
     capabilities = Capabilities(written_out=True)
 
 
 class GRULanguageModel(RecurrentLanguageModel):
-    """One layer or more of torch's GRU, tied embeddings, and a projection where units and embedding differ."""
+    """One or more layers of torch's GRU, tied embeddings, and a projection if units and embedding differ."""
 
     label, cell = "GRU", nn.GRU
     capabilities = Capabilities(written_out=True)

@@ -16,7 +16,7 @@ class ModelHParams(ModelSettings):
         embedding: Size D of the word embeddings, which the output layer shares. Unit: values.
         units: Number H of cells in each layer; of a transformer, of hidden units in each feed-forward part; of a
             convolutional network, of filters. Unit: cells.
-        architecture: Network: the paper's "cifg", another built-in one, or your own subclass of
+        architecture: Network: the paper's "cifg", another built-in network, or a custom subclass of
             `flsim.models.language_model.TrainableModel`.
         layers: Number of layers; "cifg" has 1. Unit: layers.
         heads: Number of attention heads of a transformer, which divides `embedding`. Unit: heads.

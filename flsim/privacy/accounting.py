@@ -331,7 +331,9 @@ def _pld(event: DpEvent, delta: float, convention: Convention) -> float:
     try:
         return float(_compose(accountant, event, convention).get_epsilon(delta))
     except (ArithmeticError, ValueError) as error:
-        raise InputError(f"{convention}: dp_accounting fails here ({first_line(error)}); take less noise") from error
+        raise InputError(
+            f"{convention}: dp_accounting cannot compute this value ({first_line(error)}); take less noise"
+        ) from error
 
 
 def _opacus(event: DpEvent, delta: float, convention: Convention) -> float:
@@ -389,7 +391,9 @@ def _check_size(event: DpEvent, delta: float, convention: Convention) -> float:
     """Return the epsilon of Renyi DP; raise InputError where it is so large that too many losses would be tabulated."""
     bound = rdp_of(event, convention).epsilon(delta)
     if TABULATED < bound < math.inf:
-        raise InputError(f"{convention}: losses are tabulated up to epsilon {TABULATED:g}, RDP says {bound:.4g} here")
+        raise InputError(
+            f"{convention}: losses are tabulated up to epsilon {TABULATED:g}, and RDP computes {bound:.4g} here"
+        )
     return bound
 
 

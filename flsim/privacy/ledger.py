@@ -140,8 +140,8 @@ def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
     others = {short_name(entry.sampler) for entry in ledger.entries} - {convention.sampler}
     if others:
         raise InputError(
-            f"{convention} is about {convention.sampler} sampling, but the ledger has {others.pop()} rounds; "
-            f"ask for a convention of that sampler"
+            f"{convention} is for {convention.sampler} sampling, but the ledger has {others.pop()} rounds; "
+            "choose a convention for that sampler"
         )
     try:
         return epsilon_of(ledger.event(convention.sensitivity), delta, convention)

@@ -36,10 +36,10 @@ class PrivacyHParams:
 
     Attributes:
         mechanism: "none" averages updates, weighted by local examples (FedAvg). "clip" clips each update, and divides
-            their sum by the expected cohort, whatever their examples. "dp" also adds Gaussian noise to the sum once, on
-            the server (DP-FedAvg). In central training an update is the gradient of a record.
-        clip: Clip norm S, bound on the L2 norm of a user's whole update; first value of an adaptive clip. Unit: L2
-            norm.
+            their sum by the expected cohort, independent of the numbers of examples. "dp" also adds Gaussian noise to
+            the sum once, on the server (DP-FedAvg). In central training an update is the gradient of a record.
+        clip: Clip norm S, bound on the L2 norm of a user's complete update. With an adaptive clip, this is the first
+            value. Unit: L2 norm.
         noise_multiplier: Noise multiplier z: the noise on the sum of updates has the standard deviation z S. Unit: clip
             norms.
         delta: Delta of the reported (epsilon, delta). When not set: 1 / (10 N), for N training users, in central
@@ -51,7 +51,7 @@ class PrivacyHParams:
         count_noise: Standard deviation sigma_b of the noise on the count of users within an adaptive clip. When not
             set: a 20th of the cohort. It takes its part of z: the updates get z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2).
             Unit: users.
-        noise: Process that draws the noise on the sum: "independent" from round to round, or your own, see
+        noise: Process that draws the noise on the sum: "independent" from round to round, or custom noise, see
             docs/privacy.md.
 
     Examples:
@@ -75,7 +75,9 @@ class PrivacyHParams:
         if kind == "dp" and not self.noise_multiplier:
             raise InputError('mechanism "dp" needs noise_multiplier above 0, found 0; without noise it is "clip"')
         if kind == "none" and (self.clip is not None or self.target_quantile is not None):
-            raise InputError('mechanism "none" clips nothing; remove clip and target_quantile, or use "clip" or "dp"')
+            raise InputError(
+                'mechanism "none" does not clip updates; remove clip and target_quantile, or use "clip" or "dp"'
+            )
         if kind != "dp" and (self.noise_multiplier or self.count_noise is not None):
             raise InputError(f'mechanism "{kind}" adds no noise; remove noise_multiplier and count_noise, or use "dp"')
         if self.target_quantile is None and self.count_noise is not None:

@@ -116,8 +116,8 @@ def noise_event(name: str, sampled: "Callable[[DpEvent], DpEvent]", noise_multip
         event = kind.event(sampled, noise_multiplier, rounds)
     if event is None:
         raise InputError(
-            f"{written}: states no privacy event, so that no accountant knows it; define event, which may return "
-            f"dp_accounting.NonPrivateDpEvent()"
+            f"{written}: this noise has no privacy event, so no accountant supports it; define `event`, which "
+            "can return dp_accounting.NonPrivateDpEvent()"
         )
     refuse_no_event(written, event)
     return event
@@ -181,7 +181,9 @@ def refuse_unrepeatable(name: str, seed: int, like: "Mapping[str, torch.Tensor]"
     for slot, values in (one[1] | {"noise": one[0]}).items():
         again = (other[1] | {"noise": other[0]})[slot]
         if not all(torch.equal(value, again[key]) for key, value in values.items()):
-            raise InputError(f"{name}: gives other noise each time; draw it by self.fresh or flsim.base.rng.stream")
+            raise InputError(
+                f"{name}: the noise differs between two calls; draw it with self.fresh or flsim.base.rng.stream"
+            )
 
 
 def _shapes(like: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Size]":
@@ -196,8 +198,6 @@ def _refuse_other_shapes(
     for slot, values in slots.items() if is_custom(name) else ():
         are_tensors = all(isinstance(value, torch.Tensor) for value in values.values())
         if not (slot.isidentifier() and are_tensors and _shapes(values) == shapes):
-            raise failure(
-                f"{name}: {slot!r} holds other than tensors of the names and shapes of the model's parameters"
-            )
+            raise failure(f"{name}: {slot!r} must hold tensors with the names and shapes of the model's parameters")
         if not all(bool(value.isfinite().all()) for value in values.values()):
             raise failure(f"{name}: {slot!r} holds values that are not finite; return finite noise")

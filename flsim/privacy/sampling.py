@@ -139,7 +139,7 @@ class RoundRobin(Sampler):
 
     label = "round-robin"
     relation = "replace-one"
-    unaccounted = "who takes part in a round is not drawn anew, so that no accountant of sampling applies"
+    unaccounted = "cohorts are not drawn anew in each round, so no accountant of sampling applies"
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
         """Return the next `cohort` users of the order."""
@@ -215,7 +215,8 @@ def refuse_unrepeatable(seed: int, population: int, size: int, sampler: str) -> 
         one, other = (draw_cohort(seed, round_, population, size, sampler, InputError) for _ in range(2))
         if not np.array_equal(one, other):
             raise InputError(
-                f"{sampler}: draws other users each time in round {round_ + 1}; draw them by flsim.base.rng.stream"
+                f"{sampler}: the cohort differs between two calls for round {round_ + 1}; draw users with "
+                "flsim.base.rng.stream"
             )
 
 

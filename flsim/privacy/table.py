@@ -117,7 +117,7 @@ def report(ledger: Ledger, delta: float) -> list[Line]:
     """
     check_delta(delta)
     if not ledger.entries:
-        raise InputError("no round is completed: nothing was spent yet")
+        raise InputError("no round is completed, so there is no epsilon to report; train at least one round")
     has_noise = all(entry.noise_multiplier for entry in ledger.entries)
     lines, of_infinite = [], TINY_NOISE if has_noise else NO_NOISE
     for convention in tracked("accounting", _about(ledger)):

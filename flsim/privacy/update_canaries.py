@@ -38,8 +38,8 @@ class AuditHParams:
         update_canaries: Number K of canary users in addition to the users of the corpus. They take
             part like users, and each sends a random update of ten clip norms, which is clipped.
             Needs privacy.mechanism "clip" or "dp". Unit: users.
-        canary_coins: Let a canary user take part in training only if a fair coin of its own says so, so that guesses
-            of the coins bound epsilon. Otherwise all take part, which gives an estimate alone.
+        canary_coins: Let a canary user take part in training only if an independent fair coin lands heads. Guesses of
+            the coins then bound epsilon. Otherwise all canary users take part, which gives only an estimate.
     """
 
     update_canaries: Natural = 0
@@ -47,7 +47,7 @@ class AuditHParams:
 
     def __post_init__(self) -> None:
         if self.canary_coins and not self.update_canaries:
-            raise InputError("canary_coins are those of canary users; set update_canaries, e.g. to 1000, or remove it")
+            raise InputError("canary_coins needs canary users; set update_canaries, e.g. to 1000, or remove it")
 
     def refuse_without_clip(self, privacy: PrivacyHParams) -> None:
         """Raise InputError where there are canary users, and no clip norm that their updates could have."""
@@ -65,9 +65,9 @@ class AuditHParams:
     def cost(self, population: int) -> str:
         """Return a sentence on what the canary users cost a run of so many real users."""
         return (
-            f"{self.update_canaries:,} canary users beside {population:,} users: a round has about "
-            f"{self.random_updates(population):.2g} times as many random updates as real ones, which cost utility as "
-            f"noise does"
+            f"{self.update_canaries:,} canary users in addition to {population:,} users: a round has about "
+            f"{self.random_updates(population):.2g} times as many random updates as real ones, which cost "
+            "utility as noise does"
         )
 
     def present(self, seed: int) -> NDArray[np.bool_]:

@@ -26,10 +26,11 @@ from flsim.report.gather import Gathered, RunView, Setting
 from flsim.show import figure as show
 
 FOUND = (
-    "Found: canaries of a rank that a canary which training never saw would have at the false-positive rate (FPR), of "
-    "all canaries of all seeds. ε at least: a lower bound with 95% confidence for one user, or record, under replacing "
-    "one and at δ = 0. A canary of g users says of one only an ε of g times less. So IID twins, whose canaries have "
-    "many users, prove little. A bound of 0 proves nothing, not even privacy. `flsim audit` has more."
+    "Found: canaries of a rank that a canary which training never saw would have at the false-positive rate "
+    "(FPR), of all canaries of all seeds. ε at least: a lower bound with 95% confidence for one user, or "
+    "record, under replacing one and at δ = 0. For a canary of g users, the bound for one user is g times "
+    "smaller. IID twins, whose canaries have many users, therefore prove little. A bound of 0 does not show "
+    "privacy. `flsim audit` has more."
 )
 COINS = (
     "Coins decided which canaries were planted. Guessed: those of the highest and the lowest ranks; right: how many of "
@@ -37,9 +38,10 @@ COINS = (
     "replacing one."
 )
 USERS = (
-    "Canary users sent random updates as long as the clip norm. ε about: an estimate from the cosines of their vectors "
-    "and the change of the model, which may be above the truth. ε at least: a lower bound with 95% confidence, from "
-    "guesses of the coins that decided who took part. Both are of one user, whose updates are in the sums or not."
+    "Canary users sent random updates as long as the clip norm. ε about: an estimate from the cosines of "
+    "their vectors and the change of the model, which can exceed the true ε. ε at least: a lower bound with "
+    "95% confidence, from guesses of the coins that decided who took part. Both are of one user, whose "
+    "updates are in the sums or not."
 )
 ROC = (
     "Share that an attacker finds (TPR) at each false-positive rate (FPR), both on logarithmic scales. Dashed: chance. "
@@ -47,12 +49,13 @@ ROC = (
     "chance, too; the tests of the tables account for that."
 )
 MEMBERS = (
-    "Members are records of training users that took part; non-members are records of authors who are held out, of "
-    "equal lengths. Attacks on users score records of the user that no training read. AUROC: the probability that a "
-    "member scores above a non-member, with a 95% interval by resampling authors. Named: members that score above all "
-    "but so many non-members. Untrained: the same attack on the model before training. Blind: an attack by length and "
-    "word frequency only; above 0.55 the comparison is confounded. LiRA and RMIA: with the other seeds’ runs as shadow "
-    "models, on targets that coins selected, with intervals by resampling targets. `flsim membership` has more."
+    "Members are records of training users that took part; non-members are records of authors who are held "
+    "out, of equal lengths. Attacks on users score records of the user that no training read. AUROC: the "
+    "probability that a member scores above a non-member, with a 95% interval by resampling authors. Named: "
+    "share of members that score above all but this share of non-members. Untrained: the same attack on the "
+    "model before training. Blind: an attack by length and word frequency only; above 0.55 the comparison is "
+    "confounded. LiRA and RMIA: with the other seeds’ runs as shadow models, on targets that coins selected, "
+    "with intervals by resampling targets. `flsim membership` has more."
 )
 NAMED = (
     "Members that each attack names (TPR), by the share of non-members that it names too (FPR), on logarithmic scales. "
@@ -238,7 +241,10 @@ def membership(gathered: Gathered) -> list[Block]:
     headings += [f"Allowed at {100 * level:g}%" for level in LEVELS if has_claims]
     cells = [_attack(name, row, has_claims) for name, rows in attacked for _, row in rows.iterrows()]
     table = Table(
-        "How well attacks tell records of training from others", [*headings, "Untrained", "Blind"], cells, MEMBERS
+        "How well attacks distinguish training records from other records",
+        [*headings, "Untrained", "Blind"],
+        cells,
+        MEMBERS,
     )
     images: list[tuple[Cell, Markup]] = [
         (name, _attack_curves(rows, styles, i)) for i, (name, rows) in enumerate(attacked)
@@ -295,7 +301,7 @@ def privacy(gathered: Gathered) -> list[Block]:
             numbers = [number(epsilon, "{:.4g}"), number(delta, "{:.3g}")]
             rows.append([setting.label, name, *numbers, unit, *(parts or ["–"] * 5), number(noise, "{:g}"), rounds])
     if not rows:
-        return [Note("No run added noise, so no ε is finite: nothing here is differentially private.")]
+        return [Note("No run added noise, so no ε is finite: none of these runs is differentially private.")]
     headings = ["Setting", "Convention", "ε", "δ", "Of one", "Sampler", "Relation", "Sensitivity", "Accountant"]
     headings += ["Conversion", "Noise z", "Rounds"]
     note = (
@@ -335,12 +341,13 @@ ADVANTAGE = (
     "has added: mean over canaries, then over seeds, with the 95% interval over seeds."
 )
 TIMES = (
-    "T: rounds since last use from which on the upper bound of the accuracy of telling the arms apart is at most "
-    "{alpha:g}; > is censored. At best: the least such accuracy that so many canaries can show. Half by: evaluated "
-    "rounds since the end of the window by which half of the canaries have had a rank that does not reveal them (p > "
-    "0.05). Remaining: share, at the end of training, of the nats by which training on canaries had lowered their "
-    "log-perplexity when the window ended. Heuristic epsilon: ln(TPR / FPR) at a false-positive rate of 10% at the "
-    "last k, which bounds nothing. Canaries are treated as independent. `flsim forgetting` has every k."
+    "T: rounds since last use from which on the upper bound of the accuracy of telling the arms apart is at "
+    "most {alpha:g}; > is censored. At best: the smallest accuracy that this number of canaries can show. "
+    "Half by: evaluated rounds since the end of the window by which half of the canaries have had a rank that "
+    "does not reveal them (p > 0.05). Remaining: share, at the end of training, of the nats by which training "
+    "on canaries had lowered their log-perplexity when the window ended. Heuristic epsilon: ln(TPR / FPR) at "
+    "a false-positive rate of 10% at the last k, which is no bound. Canaries are treated as independent. "
+    "`flsim forgetting` has every k."
 )
 
 

@@ -140,7 +140,10 @@ def forest(frame: pd.DataFrame) -> list[Block]:
     """Return the differences in exposure: of each factor, and of the partitions in each setting."""
     frame = frame[(frame["quantity"] == PRIMARY.name) & frame["difference"].notna()]
     images = list[tuple[Cell, Markup]]()
-    for title, is_main in (("Each factor, all else equal", True), ("IID − non-IID in each setting", False)):
+    for title, is_main in (
+        ("Each factor, with all other settings equal", True),
+        ("IID − non-IID in each setting", False),
+    ):
         rows: dict[str, list[Dot]] = {}
         for row in frame[frame["is_main"] == is_main].to_dict("records"):
             name = f"{row['a']} − {row['b']}, {row['setting'] or row['factor']}" if is_main else row["setting"]
@@ -170,7 +173,7 @@ def curves(gathered: Gathered) -> list[Block]:
     absent = [setting.label for setting in gathered.settings if not setting.shown_runs]
     if not drawn:
         return []
-    left_out = f" Not drawn, because no run can be shown: {'; '.join(absent)}." if absent else ""
+    left_out = f" These runs cannot be shown: {'; '.join(absent)}." if absent else ""
     if len(drawn) <= TOGETHER:
         styles = {setting: index for index, setting in enumerate(drawn)}
         images = [
@@ -250,9 +253,9 @@ def by_perplexity(gathered: Gathered) -> list[Block]:
         if group
     ]
     caption = (
-        "Mean exposure against perplexity on test text, from one evaluation to the next; both axes are means over "
-        "seeds. Training goes from right to left. Where a curve lies below another one, its models memorize less at an "
-        "equal perplexity."
+        "Mean exposure against perplexity on test text, from one evaluation to the next; both axes are means "
+        "over seeds. Training goes from right to left. If a curve is below another curve, its models memorize "
+        "less at an equal perplexity."
     )
     return folded(Figure(caption, images, legend_of(list(paths))), "Exposure against perplexity")
 

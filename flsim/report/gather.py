@@ -280,7 +280,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
     waiting = [run for sweep in sweeps for run in sweep.runs if run.results is None]
     if not runs:
         names = ", ".join(map(str, paths)) or "no paths"
-        raise InputError(f"{names}: no run has started, so there is nothing to report; train first")
+        raise InputError(f"{names}: no run has started; train a run first")
     return Gathered(sweeps, _lines([run for run in views if run.results in kept]), waiting)
 
 

@@ -24,7 +24,7 @@ from flsim.show.figure import page_style, with_classes
 FOLDER = Path(__file__).parent
 MOST_NAMES = 3  # in a title
 ROWS = 8  # of the first table
-ANSWER = "What each factor does, all else equal"
+ANSWER = "Effect of each factor, with all other settings equal"
 
 
 @dataclass(frozen=True)

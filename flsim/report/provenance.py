@@ -114,7 +114,7 @@ def failures(gathered: Gathered) -> list[Block]:
                 for name, why in dict(session.get("failed") or {}).items()
             ]
     if not rows:
-        return [Note("Nothing: all runs are completed, none diverged, and every evaluation succeeded.")]
+        return [Note("None: all runs are completed, no run diverged, and every evaluation succeeded.")]
     caption = "Runs that are not completed, and what failed"
     return [Table(caption, ["Run", "Status", "Rounds", "Why"], rows)]
 
@@ -169,7 +169,7 @@ def _digest(value: str | None) -> Cell:
     return "–" if value is None or pd.isna(value) else Markup("<code>{}</code>").format(value[:12])
 
 
-OF_PAPER = "which are the paper’s where it states them"
+OF_PAPER = "which are the paper’s values if the paper states them"
 
 
 def settings(gathered: Gathered) -> list[Block]:
@@ -202,7 +202,7 @@ def settings(gathered: Gathered) -> list[Block]:
                 if key not in common and not key.startswith("system.") and value != defaults[runs[0]].get(key)
             }
             rows.append([setting.label, ", ".join(str(configs[run].seed) for run in runs), _pairs(further)])
-    table = Table("Each setting: what else differs from the defaults", ["Setting", "Seeds", "Further settings"], rows)
+    table = Table("Each setting: further differences from the defaults", ["Setting", "Seeds", "Further settings"], rows)
     blocks += folded(table, "Settings of each row")
     machines = {key: value for key, value in differing.items() if key.startswith("system.")}
     text = Markup("Use of machines, which changes only rounding: {}.").format(_pairs(machines))

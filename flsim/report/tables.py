@@ -164,14 +164,17 @@ def _forms(quantity: Quantity | None, at: str) -> tuple[str, str, str]:
 def contrast_blocks(frame: pd.DataFrame, quantities: Sequence[Quantity]) -> list[Block]:
     """Return all rows of the frame of contrasts, and what was left out of them."""
     if frame.empty:
-        return [Note("No two settings differ in one factor only, so there is nothing to compare here.")]
+        return [Note("No two settings differ in only one factor, so there is no comparison.")]
     order = list(dict.fromkeys(zip(frame["quantity"], frame["at"], strict=True)))
     places = [order.index(key) for key in zip(frame["quantity"], frame["at"], strict=True)]
     frame = frame.assign(place=places).sort_values("place", kind="stable")
     has_ceiling = bool((frame["quantity"] == AT_CEILING).any())
     note = CONTRASTS + CEILING * has_ceiling + _explained(quantities)
     blocks = list[Block]()
-    for is_main, caption in {True: "Each factor, all else equal", False: "IID − non-IID in each setting"}.items():
+    for is_main, caption in {
+        True: "Each factor, with all other settings equal",
+        False: "IID − non-IID in each setting",
+    }.items():
         of_kind = frame[frame["is_main"] == is_main]
         if len(of_kind):
             table = contrast_table(of_kind, quantities, caption, "" if blocks else note)
@@ -181,7 +184,7 @@ def contrast_blocks(frame: pd.DataFrame, quantities: Sequence[Quantity]) -> list
         f"{', '.join(filter(None, _names(row)))}{'' if row['at'] == END else ', equal perplexity'}: {row['left_out']}"
         for row in lost
     ]
-    return [*blocks, *([Note(f"Left out. {'. '.join(dict.fromkeys(reasons))}.")] if reasons else [])]
+    return [*blocks, *([Note(f"Excluded. {'. '.join(dict.fromkeys(reasons))}.")] if reasons else [])]
 
 
 def _explained(quantities: Sequence[Quantity]) -> str:

@@ -13,9 +13,9 @@ count canaries as this platform does. The secrets, spaces and models of Carlini 
 shares of extracted secrets are compared only in direction.
 
 *Direction* compares published rows with the mean of all runs that stand for the row. Published counts such as 54 and 52
-of 90 canaries differ by chance, so pairs are counted twice: those that the paper tells apart by more than chance
-(`flsim.base.statistics.differ_by_more_than_chance`), and all that differ. The papers do not state how far chance
-moves exposures and shares of extracted secrets, so all their pairs are counted. Whether our own difference is more than
+of 90 canaries differ by chance, so pairs are counted twice: those whose published difference exceeds chance
+(`flsim.base.statistics.differ_by_more_than_chance`), and all that differ. The papers do not state how far chance moves
+exposures and shares of extracted secrets, so all their pairs are counted. Whether our own difference is more than
 chance is told by intervals, tests over canaries, and seeds.
 """
 
@@ -44,10 +44,11 @@ COMPARED = "compared"  # attribute of a table that `against` returned
 ROW = ["published_table", "published_data", "published_setting"]  # name a published row
 PARTITIONS = ("IID", "Non-IID")
 PUBLISHED_DIRECTION = "differ in the published direction"
-CLEARLY = "the paper tells apart by more than chance"
+CLEARLY = "whose published difference exceeds chance"
 CHANCE = (
-    "Chance: Fisher's exact test of two published counts at 5%, as if their canaries were independent. Both models "
-    "have the same canaries, so the test is conservative. It says nothing about other seeds of the paper's models."
+    "Chance: Fisher's exact test of two published counts at 5%, as if their canaries were independent. Both "
+    "models have the same canaries, so the test is conservative. The test does not cover other seeds of the "
+    "paper's models."
 )
 ROUNDING = 9  # decimals of a share or a bit, so that means that are equal on paper tie
 
@@ -64,7 +65,7 @@ class Order:
     Attributes:
         pairs: number of pairs of rows whose published values differ.
         agreeing: number of those pairs whose difference has the same sign in ours; a tie of ours counts half.
-        clear_pairs, clear_agreeing: the same of the pairs that the paper tells apart by more than chance.
+        clear_pairs, clear_agreeing: the same of the pairs whose published difference exceeds chance.
         of_rows: for each row, the share of its clear pairs that agrees; NaN if it has none.
         tau: Kendall's tau-b between our and the published values; NaN if either has only one value.
         p: two-sided p-value of tau (scipy), which treats rows as exchangeable and independent; NaN if tau is.
@@ -116,7 +117,7 @@ class Agreement:
         table: the published table.
         order: the order of those rows that some run was measured for.
         twins: whether IID less Non-IID has the published sign ("yes", "no" or "tie"), by setting.
-        clear_twins: the settings whose partitions the paper tells apart by more than chance.
+        clear_twins: the settings whose published difference of partitions exceeds chance.
     """
 
     metric: str
@@ -134,17 +135,17 @@ class Agreement:
         if self.metric not in COUNTED:
             sentence += f"{order.agreeing:g} of {order.pairs} pairs of rows {PUBLISHED_DIRECTION}{tau}"
         elif order.clear_pairs:
-            sentence += f"{order.clear_agreeing:g} of {order.clear_pairs} pairs of rows that {CLEARLY} "
+            sentence += f"{order.clear_agreeing:g} of {order.clear_pairs} pairs of rows {CLEARLY} "
             sentence += f"{PUBLISHED_DIRECTION}; {order.agreeing:g} of {order.pairs} of all pairs{tau}"
         else:
-            sentence += f"no pairs of rows that {CLEARLY}; {order.agreeing:g} of {order.pairs} of all pairs "
+            sentence += f"no pairs of rows {CLEARLY}; {order.agreeing:g} of {order.pairs} of all pairs "
             sentence += f"{PUBLISHED_DIRECTION}{tau}"
         if self.twins:
             parts = [sign for setting, sign in self.twins.items() if setting in self.clear_twins]
             is_all = len(parts) == len(self.twins)
             scores = [f"{_signs(parts)} {'such ' * (self.metric in COUNTED)}twins"] if parts else []
             scores += [] if is_all else [f"{_signs(list(self.twins.values()))} of all twins"]
-            sentence += f"; IID less Non-IID has the published sign in {', '.join(scores)}"
+            sentence += f"; IID minus Non-IID has the published sign in {', '.join(scores)}"
         return sentence + "."
 
 

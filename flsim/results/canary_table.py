@@ -98,7 +98,7 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
     """
     known = run.roster["canary"].tolist()
     if not known:
-        raise InputError(f"run {run.name}: was trained without canaries, so there is nothing to trace")
+        raise InputError(f"run {run.name}: was trained without canaries; name a run with canaries")
     for canary in canaries:
         if canary not in known:
             raise InputError(f"run {run.name}: has no canary {canary}; its canaries are {known[0]} to {known[-1]}")

@@ -193,7 +193,7 @@ def _of_pair(pair: Pair, quantities: Sequence[Quantity], round: int | None, epoc
     if published[0] != published[1]:  # the same run of two sweeps stands for one published row
         for name in COUNTED_OF:
             yield side | _two(f"{PREFIX}{name}", *(row.get(name) for row in published))
-    why = [f"{run.name} (not begun)" for run in (*pair.a, *pair.b) if run.results is None]
+    why = [f"{run.name} (not started)" for run in (*pair.a, *pair.b) if run.results is None]
     rows: list[Row] = []
     try:
         samples = [sample(runs, round, epoch) for runs in begun]

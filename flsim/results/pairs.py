@@ -60,8 +60,8 @@ def paired_canaries(
     if references[0] != references[1] or references[0] is None:
         sizes = " and ".join("unknown" if size is None else f"{size:.0f}" for size in references)
         raise InputError(
-            f"runs {a.name} and {b.name}: ranked among different numbers of references ({sizes}), so their exposures "
-            f"do not compare; evaluate both with the same evaluation.references"
+            f"runs {a.name} and {b.name}: ranked among different numbers of references ({sizes}), so their "
+            "exposures are not comparable; evaluate both runs with the same evaluation.references"
         )
     roster = a.roster.set_index("canary")
     canaries = roster[["p_u", "p_e"]].astype("float64")
@@ -131,7 +131,7 @@ def round_of(run: RunResults, round: int | None, epoch: float | None) -> int:
         InputError: the run diverged, or was not evaluated there.
     """
     if run.status == "diverged":
-        raise InputError(f"run {run.name}: diverged, so there is nothing to compare; lower its learning rate")
+        raise InputError(f"run {run.name}: diverged and cannot be compared; lower its learning rate")
     return run.at(round, epoch)
 
 
@@ -152,7 +152,7 @@ def _of_seeds(runs: Sequence[RunResults]) -> dict[int, RunResults]:
     by_seed: dict[int, RunResults] = {}
     for run in runs:
         if run.seed is None:
-            raise InputError(f"run {run.name}: an older run, which does not say its seed; compare it by itself")
+            raise InputError(f"run {run.name}: an older run without a stored seed; compare this run separately")
         if run.seed in by_seed:
             raise InputError(f"runs {by_seed[run.seed].name} and {run.name}: both of seed {run.seed}; leave one out")
         by_seed[run.seed] = run
@@ -190,9 +190,9 @@ def of_mean(differences: ArrayLike) -> dict[str, Any]:
 
 
 def left_out_text(left_out: Mapping[int, str]) -> str:
-    """Return words on seeds that are left out, with their reasons, e.g. ``"seed 3 left out: run a: ..."``."""
+    """Return words on seeds that are left out, with their reasons, e.g. ``"seed 3 excluded: run a: ..."``."""
     seeds = f"seed{'s' * (len(left_out) != 1)} {', '.join(map(str, left_out))}"
-    return f"{seeds} left out: {'; '.join(left_out.values())}"
+    return f"{seeds} excluded: {'; '.join(left_out.values())}"
 
 
 def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Quantity = PRIMARY) -> LikeUtility:
@@ -300,7 +300,7 @@ def trajectory(run: RunResults, quantity: Quantity = PRIMARY) -> pd.DataFrame:
         InputError: the run diverged, or no evaluation measured both.
     """
     if run.status == "diverged":
-        raise InputError(f"run {run.name}: diverged, so there is nothing to compare; lower its learning rate")
+        raise InputError(f"run {run.name}: diverged and cannot be compared; lower its learning rate")
     rows = []
     for round_ in run.evaluated:
         perplexity, values = run.of_model(PERPLEXITY.name, round_), run.of_canaries(quantity.name, round_)

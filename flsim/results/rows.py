@@ -162,7 +162,9 @@ def read_rows_of(path: Path, identity: str, canaries: Collection[str]) -> tuple[
     if not rows.loc[rows["canary"] != "", "value"].map(math.isfinite).all():
         raise InputError(f"{path}: holds canaries' values that are not finite; remove it, evaluate again")
     if not _can_be(rows["metric"], rows["value"], QUANTITIES | own).all():
-        raise InputError(f"{path}: holds values that their metrics cannot have; remove it, evaluate again")
+        raise InputError(
+            f"{path}: the file has values that are invalid for their metrics; remove the file and evaluate again"
+        )
     return rows, own
 
 

@@ -84,16 +84,16 @@ def refuse_begun(path: Path) -> None:
     if not is_run(path):
         if (path / "config.toml").is_file():
             raise InputError(
-                f"{path}: exists already, a run that was killed before it began; add --resume to begin it, or name "
-                f"another folder"
+                f"{path}: this folder has a run that was killed before its first round; add --resume to start "
+                "it, or name another folder"
             )
         return
     about = read_run_file(path)
     if about["status"] in {"running", "failed", "interrupted"}:
         state = "is running, or was killed," if about["status"] == "running" else f"is {about['status']},"
         raise InputError(
-            f"{path}: exists already, a run that {state} after round {about['round']:,} of {about['rounds']:,}; add "
-            f"--resume to go on with it, or name another folder"
+            f"{path}: this folder has a run that {state} after round {about['round']:,} of "
+            f"{about['rounds']:,}; add --resume to continue it, or name another folder"
         )
 
 

@@ -187,8 +187,8 @@ def _refuse_unlike(first: RunResults, round_: int, run: RunResults, other: int, 
     references = first.references(round_), run.references(other)
     if references[0] != references[1]:
         raise InputError(
-            f"{names}: ranked among different numbers of references, so their exposures have no mean; evaluate both "
-            f"with the same evaluation.references"
+            f"{names}: ranked among different numbers of references, so their exposures cannot be averaged; "
+            "evaluate all runs with the same evaluation.references"
         )
 
 

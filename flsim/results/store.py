@@ -137,7 +137,7 @@ class RunResults:
         """
         self.evaluation()  # raises where there is none
         if self.rounds_per_epoch is None:
-            raise InputError(f"run {self.name}: an older run, which does not say what an epoch is; name a round of it")
+            raise InputError(f"run {self.name}: an older run without stored epochs; choose a --round")
         target = epochs * self.rounds_per_epoch
         nearest = min(self.evaluated, key=lambda round_: abs(round_ - target))
         if not (math.isfinite(target) and abs(nearest - target) < _tolerance(target)):

@@ -22,7 +22,7 @@ from flsim.results.seeds import without_copies
 from flsim.results.store import RunResults, read_run
 
 RUNS = "runs"
-NOT_SEARCHED = "Learning rates were not searched for: they are as the sweep sets them, and may suit one side better."
+NOT_SEARCHED = "Learning rates were not tuned: the sweep sets them, and they can favour one side."
 Measured = TypeVar("Measured")
 PARTITION = "data.partition"  # the axis that makes twins
 FILE = "sweep.json"
@@ -223,7 +223,7 @@ def expanded(paths: Sequence[Path | str]) -> list[Path]:
     if not runs:
         return list(map(Path, paths))
     if skipped:
-        say(f"left out, since there is no run in it: {', '.join(map(str, skipped))}")
+        say(f"excluded, because the folder has no run: {', '.join(map(str, skipped))}")
     return runs
 
 

@@ -51,7 +51,7 @@ def begin_from(run: Run, twin: Run) -> Run:
 def _take_over(run: Run, twin: Run) -> None:
     files = _shared_checkpoints(run, twin)
     if not files:
-        say(f"{run.name}: begins with nothing of {twin.name}, which has no checkpoint for it by round {run.parting:,}")
+        say(f"{run.name}: starts from the beginning, because {twin.name} has no checkpoint up to round {run.parting:,}")
         return
     reached = checkpoint.round_of(files[-1])
     roundlog.copy(twin.path, run.path, reached)
@@ -68,22 +68,27 @@ def _take_over(run: Run, twin: Run) -> None:
             run.save(twin.load(path))
     run.mark("running")
     say(f"{run.name}: begins with the first {reached:,} of {run.rounds:,} rounds of {twin.name}", round=reached)
-    log.info("begun from the other arm", extra={"run": twin.name, "rounds": reached})
+    log.info("started from the other arm", extra={"run": twin.name, "rounds": reached})
 
 
 def _refuse_other_runs(run: Run, twin: Run) -> None:
     if run.last_round or checkpoint.latest(run.path / "checkpoints"):
-        raise InputError(f"{run.path}: has begun already, without another run; leave out --begin-from")
+        raise InputError(f"{run.path}: this run has already started without another run; remove --begin-from")
     if run.config.canaries.arm == twin.config.canaries.arm:
-        raise InputError(f"{twin.path}: is of arm {twin.config.canaries.arm.upper()} as this run; name the other arm")
+        raise InputError(
+            f"{twin.path}: is of arm {twin.config.canaries.arm.upper()} and so is this run; name a run of the other arm"
+        )
     if settings_of_both(run.config) != settings_of_both(twin.config):
-        raise InputError(f"{twin.path}: differs in other settings than canaries.arm; name this run's other arm")
+        raise InputError(
+            f"{twin.path}: differs from this run in more settings than canaries.arm; name a run that differs only "
+            "in canaries.arm"
+        )
     if run.rounds != twin.rounds:  # rates and windows in fractions depend on it
         raise InputError(
             f"{twin.path}: trains {twin.rounds:,} rounds and this run {run.rounds:,}; name this run's other arm"
         )
     if run.corpus.digest != twin.corpus.digest:
-        raise InputError(f"{twin.path}: is of another corpus; name this run's other arm")
+        raise InputError(f"{twin.path}: was trained on another corpus; name a run on the corpus of this run")
 
 
 def _shared_checkpoints(run: Run, twin: Run) -> list[Path]:

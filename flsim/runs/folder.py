@@ -52,8 +52,8 @@ from flsim.training.own_model import frozen_digest, refuse_unfit
 from flsim.training.state import State, Training
 
 README = f"""\
-One run of flsim: its settings, its canaries, the trained models, and what was measured of them. `flsim table FOLDER`
-shows the results; `flsim run CONFIG --out FOLDER --resume` goes on. A round of central training is a step.
+This folder is one run of flsim: its settings, canaries, trained models and measurements. `flsim table FOLDER`
+shows the results; `flsim run CONFIG --out FOLDER --resume` continues the run. A round of central training is a step.
 
 {str(__doc__).split("README.", 1)[-1].strip()}
 """
@@ -314,7 +314,9 @@ class Run:
         custom_code.refuse_changed_copies(self.config)
         corpus = self.config.data.corpus
         if Corpus.open(corpus, verify=True).digest != self.corpus.digest:
-            raise InputError(f"{corpus}: changed while it was open; restore it, and resume the run")
+            raise InputError(
+                f"{corpus}: the corpus changed while flsim used it; restore the corpus, and resume the run"
+            )
         verify_population(self.path / "planted")
 
     def is_evaluated_at(self, round_: int) -> bool:

@@ -102,7 +102,7 @@ def written_after(run: Run, round: int, device: str = "cpu") -> dict[str, tuple[
     """
     path = run.path / "checkpoints" / checkpoint.checkpoint_name(round)
     if not path.is_file():
-        raise InputError(f"{path}: no such checkpoint, so nothing can be written with it; leave out --written")
+        raise InputError(f"{path}: no such checkpoint, so the model cannot write text; remove --written")
     _, model = load_model(run, path, device)
     return write_on(model, run.canaries, run.corpus.layout, run.config.evaluation)
 

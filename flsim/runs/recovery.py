@@ -63,9 +63,9 @@ def _settle_checkpoints(run: Run) -> None:
             _put_aside(path, str(refusal), "foreign" if refusal in foreign else "damaged")
     last = run.last_round
     if paths and not checkpoint.all_in(run.path / "checkpoints"):
-        say(f"{run.name}: no readable checkpoint is left; training restarts from the beginning")
+        say(f"{run.name}: no readable checkpoint remains; training restarts from the beginning")
     elif not paths and last:
-        say(f"{run.name}: no checkpoint of its {last:,} rounds is left; training restarts from the beginning")
+        say(f"{run.name}: no checkpoint of its {last:,} rounds remains; training restarts from the beginning")
 
 
 def _settle_log(run: Run, retrain_lost: bool) -> None:

@@ -20,8 +20,8 @@ from flsim.show.table import TERMINAL, Column, Table, formatted, json_rows, late
 STANDARD = panels_first(compared_in([]))
 N = "n: seeds with both."
 DIVERGED = (
-    "Div.: runs that diverged, a/b: an outcome to compare. A seed that diverged on one side is dropped from both, and "
-    "no other column has it."
+    "Div.: runs that diverged, a/b: an outcome to compare. If a seed diverged on one side, all other columns "
+    "exclude it on both sides."
 )
 LEGEND = (
     "{}, a-b: mean {} in a minus that in b, paired canary by canary; CI: half its 95% interval (t). {}: memorized "
@@ -32,8 +32,8 @@ OVER_SEEDS = (
     "test, which exchanges a and b within seeds and is at least 2/2^n: below 0.05 only from 6 seeds on."
 )
 OVER_CANARIES = (
-    "With one seed: p is of the t test over canaries and McNemar's exact test. Both are about one pair of models and "
-    "say nothing about other seeds. They treat canaries as independent."
+    "With one seed: p is of the t test over canaries and McNemar's exact test. Both tests compare one pair of "
+    "models and do not cover other seeds. They treat canaries as independent."
 )
 CEILING = (
     "Ceil.: canaries at the ceiling of exposure, a/b. They are ranked before all references, so that differences "
@@ -42,10 +42,10 @@ CEILING = (
 UTILITY = "{}: {} on test text, a/b."
 PUBLISHED = "{}, %: a minus b, percent of all canaries; Paper: as published."
 LIKE_PERPLEXITY = (
-    f"Like perp.: mean {PRIMARY.title.lower()} in a minus that in b, each seed at the lowest perplexity that both its "
-    "runs reached, from all their evaluations; CI and p over seeds (t), which one seed does not have."
+    f"Like perp.: mean {PRIMARY.title.lower()} in a minus that in b, for each seed at the lowest perplexity "
+    "that both runs reached in any evaluation. CI and p are over seeds (t); they are missing with one seed."
 )
-EPOCHS = "All after {} epochs; an epoch reads as many records as there are."
+EPOCHS = "All after {} epochs; in an epoch, training reads as many records as the corpus has."
 RUNS = (
     "95%: interval of the mean difference (Student's t). p(t), p(ranks): of no difference, by the t test and by "
     "Wilcoxon's signed ranks, two-sided. Both are over the canaries of this one pair of models, not over seeds."
@@ -59,8 +59,8 @@ CONFIGURATIONS = (
     "test and of McNemar's exact test, corrected for the number of rows (Holm), each column by itself."
 )
 SCOPE = (
-    "All of this treats canaries as independent. It is about these two models and says nothing about other seeds; for "
-    "those, compare sweeps of several seeds."
+    "All of this treats canaries as independent. These tests compare two models and do not cover other seeds. "
+    "To compare methods, use sweeps of several seeds."
 )
 NO_CANARIES = "Neither run has canaries, so only utility is compared.\n"
 # Columns of a table of runs beside counts, which two runs have side by side: heading and format.
@@ -212,7 +212,7 @@ def _notes(wide: pd.DataFrame, labels: list[str]) -> str:
     for label, a, b in zip(labels, *(column(wide, f"epochs_value_{side}") for side in "ab"), strict=True):
         if not (pd.isna(a) or pd.isna(b)) and min(a, b) < 0.99 * max(a, b):
             lines.append(f"{label}: a is after {a:.3g} epochs, b after {b:.3g}; name an --epoch.")
-    lines += [f"Left out of {label}: {why}" for label, why in _known(labels, column(wide, "left_out"))]
+    lines += [f"Excluded from {label}: {why}" for label, why in _known(labels, column(wide, "left_out"))]
     like = column(wide, f"like_{PRIMARY.name}_difference")
     whys = column(wide, "like_left_out").where(like.notna())
     lines += [f"At equal perplexity, {label}: {why}." for label, why in _known(labels, whys)]
@@ -424,8 +424,12 @@ def _warnings(compared: Comparison, width: int) -> str:
     lines, models, table = list[str](), compared.models, compared.table
     if compared.never_planted:
         number = compared.never_planted
-        which = "1 canary, planted in neither run, is" if number == 1 else f"{number} canaries, planted in neither, are"
-        lines.append(f"{which} in no number.")
+        which = (
+            "1 canary was not planted in either run and is"
+            if number == 1
+            else f"{number} canaries were not planted in either run and are"
+        )
+        lines.append(f"{which} excluded from all numbers.")
     ceiling = table[(table["row"] == ALL) & (table["quantity"] == "at_ceiling")]
     for n, a, b in zip(*(ceiling[name].astype(int) for name in ("n", "value_a", "value_b")), strict=True):
         if max(a, b) >= MANY * n:

@@ -31,27 +31,30 @@ BATCHES = {"b_u": "users a round", "b_r": "records a step"}
 LOWEST = "Lowest: (p_u, p_e) with a memorized canary and fewest expected insertions."
 CONTROLS = "Controls: canaries that were never planted, and how many of them {} show as memorized."
 FALSE_POSITIVE = " {} shows each with a probability of 1 / (|R| + 1), here {}."
-COPIES = " Copies: the fewest with a memorized canary, where their number was set."
+COPIES = " Copies: smallest number of copies of a memorized canary, if the number of copies was set."
 SHARE = "{}: shares of {} planted canaries."
 SHARE_INTERVAL = "CI %: exact 95% interval of a share of canaries, treated as independent."
 PAPER = "Paper: the published value of the column to its left."
 MARKS = {"same": "=", "lower": "<", "higher": ">"}
-VS = "vs: = the published share lies in our 95% interval, < ours is lower, > higher."
+VS = "vs: = the published share is in the 95% interval of flsim; <: flsim's share is lower; >: higher."
 PAIRS = "Pairs: share of pairs of this row with another that differ in the published direction."
-TWIN = f"Twin: whether IID less Non-IID has the published sign, where {CLEARLY}; a tie has no sign."
+TWIN = f"Twin: whether IID minus Non-IID has the published sign, for settings {CLEARLY}; a tie has no sign."
 EPSILON = "Eps.: epsilon by the paper's convention / by one that holds ({}), delta {}."
 RECORD_EPSILON = "Rec. eps.: epsilon of one record, not of a user, by {}, delta {}."
-WHOLE = "Test text: of {} whole test authors."
-MIXED = "Test text: of whole test authors in some rows, of balanced users in others, which do not compare."
+WHOLE = "Test text: of {} complete test authors."
+MIXED = (
+    "Test text: of complete test authors in some rows, and of balanced users in other rows. These rows are not "
+    "comparable."
+)
 ROUND = "Round: completed rounds; for central training (b_r), steps.\n"
 EPOCH = "Epochs: number of records read in training, divided by the number of records.\n"
-ALL_EPOCHS = "All after {} epochs; an epoch reads as many records as there are.\n"
-ONE_SEED = "One seed a row: means and intervals are over its canaries and say nothing about other seeds."
+ALL_EPOCHS = "All after {} epochs; in an epoch, training reads as many records as the corpus has.\n"
+ONE_SEED = "One seed a row: means and intervals are over the canaries of this seed and do not cover other seeds."
 INTERVAL = "CI: half the 95% interval of {}, Student's t over canaries."
 MEANS = "n: seeds{}. {}: means over seeds; SD: standard deviation over seeds."
 DIVERGED = (
-    "Div.: runs that diverged, an outcome. Means are over the other seeds, so rows with different seeds do not "
-    "compare; paired means, as of IID less Non-IID, drop both runs of such a seed."
+    "Div.: runs that diverged, an outcome. Means are over the other seeds, so rows with different seeds are "
+    "not comparable. Paired means, such as IID minus Non-IID, exclude both runs of a diverged seed."
 )
 OVER_SEEDS = "CI_s: half the 95% interval of {}, Student's t over seeds: valid for other seeds."
 OVER_CANARIES = "CI_c: the same over all seeds' canaries, treated as independent: valid for these models only."
@@ -76,7 +79,7 @@ def _is_unfinished(table: pd.DataFrame) -> bool:
 def _remarks(table: pd.DataFrame) -> str:
     """Return the sentences below a table that are about runs."""
     if "seeds" in table:
-        lines = [f"Left out of {setting}: {why}" for setting, why in _whys(table, "setting", "left_out")]
+        lines = [f"Excluded from {setting}: {why}" for setting, why in _whys(table, "setting", "left_out")]
         return "".join(note(line) for line in lines)
     text = note(ONE_SEED) if table["round"].notna().any() else ""
     names = (table["run"] + " " + table["status"]).rename("run")

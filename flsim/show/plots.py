@@ -153,7 +153,7 @@ def label_of(group: Sequence[RunResults], runs: Sequence[Any], means_over: int |
     run = group[0]
     if means_over is not None:
         left_out = len(group) - means_over
-        label = f"{run.setting} ({means_over} seed{'s' * (means_over != 1)}{f', {left_out} left out' * (left_out > 0)})"
+        label = f"{run.setting} ({means_over} seed{'s' * (means_over != 1)}{f', {left_out} excluded' * (left_out > 0)})"
     else:
         name = f" [{run.name}]" if [other.setting for other in runs].count(run.setting) > 1 else ""
         status = f" ({run.status}, round {run.round})" if run.status != "completed" else ""
@@ -208,9 +208,9 @@ def plot(
 def _missing(runs: Sequence[RunResults], kind: Kind, losses: Losses) -> str:
     """Return what all runs lack of what a figure shows, and what to do; empty if there is something to draw."""
     if not any(run.evaluated for run in runs) and kind != "utility":
-        return "not evaluated yet, nothing to plot"
+        return "the run has no evaluation yet; plot it later"
     if kind == "utility" and not any(len(exposure_by_utility([run], over_seeds=False)) for run in runs):
-        return "no evaluation has exposure and perplexity, nothing to plot"
+        return "no evaluation has both exposure and perplexity; evaluate again"
     if kind == "loss" and not any(losses.get(run) for run in runs):
         return "rounds.jsonl has no training loss; restore it, or plot without --kind"
     measured = (run.of_planted(PRIMARY.name, round_) for run in runs for round_ in run.evaluated)
@@ -348,7 +348,7 @@ UTILITY_BARS = {
     False: "Bars: 95% intervals of mean exposure over the canaries of a run.",
     True: "Means over seeds (of perplexity: geometric), and 95% intervals over seeds of exposure (t).",
 }
-UTILITY_NOTE = "Training goes from right to left. A lower line memorizes less at like utility."
+UTILITY_NOTE = "Training goes from right to left. A lower line shows less memorization at equal utility."
 
 
 def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
@@ -399,7 +399,7 @@ def draw_utility(axes: Axes, paths: Mapping[int, Values]) -> None:
 LOSS_COLUMNS = 2
 LOSS_STYLES = {"training": 2, "test": 0, "bits": 1}
 LOSS_BANDS = {
-    False: "Band of exposure: 95% interval over the canaries of a run, where it has two.",
+    False: "Band of exposure: 95% interval over the canaries of a run, if it has two or more.",
     True: "Lines are means over seeds, and bands their 95% intervals (t).",
 }
 LOSS_NOTE = "Training loss: mean while training, since the evaluation before."

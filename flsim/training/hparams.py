@@ -145,18 +145,18 @@ class LocalHParams:
     Attributes:
         epochs: Passes of a user over the user's own records in a round. Unit: epochs.
         batch_size: Records in a step; the last batch of an epoch may be smaller. Unit: records.
-        learning_rate: Learning rate of the optimizer, where `schedule` is at its highest. Unit: none.
+        learning_rate: Learning rate of the optimizer at the highest value of `schedule`. Unit: none.
         optimizer: Optimizer of the user. "momentum" adds `momentum` times the last step's direction; "adam" and
             "rmsprop" have torch's defaults.
         momentum: Momentum of optimizer "momentum". Unit: none.
-        gradient_clip: Bound on the L2 norm of a step's whole gradient. When not set: no bound. Unit: L2 norm.
+        gradient_clip: Bound on the L2 norm of the complete gradient of a step. When not set: no bound. Unit: L2 norm.
         proximal: Weight mu of FedProx's term mu / 2 ||w - w_global||^2 in the loss (Li et al., 2020, equation 2). Unit:
             none.
-        max_records: Largest number of records that a user trains on in a round, drawn anew each round. When not set:
-            all. Unit: records.
+        max_records: Largest number of records that a user trains on in a round. Each round draws new records. When not
+            set: all. Unit: records.
         precision: Precision of matrix products: "float32"; "tf32", on GPUs that have it; "bf16", with weights in
-            float32 and products in bfloat16, on GPUs activations too; on a CPU the large products, where the processor
-            has instructions for it (AMX, avx512_bf16), and float32 elsewhere. The last two need engine "cohort".
+            float32 and products in bfloat16, on GPUs activations too; on a CPU only large products, if the processor
+            has instructions for bfloat16 (AMX, avx512_bf16), and float32 elsewhere. The last two need engine "cohort".
         schedule: Schedule of the learning rate over the rounds of the run: it stays ("constant"), or falls towards 0
             along a line ("linear") or half a cosine ("cosine"), or is multiplied by `milestone_factor` at each of the
             `milestones` ("steps").

@@ -15,8 +15,8 @@ from flsim.training.local import training_mode
 
 TOLERANCE = 1e-4  # absolute and relative, of log-probabilities in float32
 NOT_DETERMINISTIC = (
-    "{}: forward gives other logits each time in evaluation mode; draw at random only if "
-    "self.training is set, as nn.Dropout does"
+    "{}: the logits of forward differ between two calls in evaluation mode; use random numbers only if "
+    "self.training is set, like nn.Dropout"
 )
 
 
@@ -98,7 +98,7 @@ def _refuse_overwritten(name: str, one: TrainableModel, other: TrainableModel) -
 
 def _refuse_names(name: str, model: TrainableModel) -> None:
     if not model.trainable:
-        raise InputError(f"{name}: has no parameter that requires a gradient; nothing would be trained")
+        raise InputError(f"{name}: no parameter requires a gradient, so training would change nothing")
     for parameter, value in model.trainable.items():
         if value.dtype != torch.float32 or "/" in parameter:
             raise InputError(f"{name}: parameter {parameter} must be float32, and have no / in its name")
@@ -106,11 +106,13 @@ def _refuse_names(name: str, model: TrainableModel) -> None:
 
 def _refuse_chance(name: str, one: TrainableModel, other: TrainableModel, untouched: str) -> None:
     if digest_of(one.trainable) != digest_of(other.trainable):
-        raise InputError(f"{name}: initialize gives other values each time; draw them by flsim.base.rng.stream")
+        raise InputError(
+            f"{name}: the values of initialize differ between two calls; draw them with flsim.base.rng.stream"
+        )
     if not one.frozen_digest == other.frozen_digest == untouched:
         raise InputError(
-            f"{name}: its buffers or frozen parameters are others each time; the constructor makes them from its "
-            f"arguments alone, e.g. by flsim.base.rng.stream"
+            f"{name}: its buffers or frozen parameters differ between two constructions; the constructor must "
+            "make them from its arguments only, e.g. with flsim.base.rng.stream"
         )
 
 
@@ -133,7 +135,7 @@ def _refuse_logits(name: str, model: TrainableModel, layout: Layout) -> None:
     _, last = model.step(again, tokens[[1, 0, 1], 3])
     scores = logits.log_softmax(-1)
     if not (_near(stepped, scores[:, 1]) and _near(after, scores[[1, 0, 1], 2]) and _near(last, scores[[1, 0, 1], 3])):
-        raise InputError(f"{name}: start and step give other log-probabilities than forward of the same tokens")
+        raise InputError(f"{name}: start and step give different log-probabilities from forward for the same tokens")
 
 
 @torch.no_grad()
@@ -166,8 +168,8 @@ def _refuse_unseeded(name: str, model: TrainableModel, layout: Layout, seed: int
                 logits.append(model(tokens))
     if not torch.equal(*logits):
         raise InputError(
-            f"{name}: forward gives other logits each time in training mode, although the shared generators are "
-            f"seeded; draw at random with torch's default generator, Python's random or np.random"
+            f"{name}: the logits of forward differ between two calls in training mode with the same seeds; use "
+            "only torch's default generator, Python's random or np.random"
         )
 
 

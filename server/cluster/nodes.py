@@ -163,8 +163,8 @@ class Nodes:
                 return f"sees another {what} at {path}; {SHARE}"
         if remote.processor != local.processor:
             say(
-                f"{self._name(node)} has another processor ({remote.processor}) than this machine ({local.processor}): "
-                "results may differ in their last bits from a run on equal ones"
+                f"{self._name(node)} has a different processor ({remote.processor}) from this machine "
+                f"({local.processor}); the last bits of results can differ from a run on equal machines"
             )
         return ""
 

@@ -69,7 +69,7 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
     # that is busy with something else (https://github.com/ray-project/ray/issues/40131).
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     if address is not None and head is not None:
-        raise InputError("--address joins a cluster and --head starts one; give one of them")
+        raise InputError("--address joins a cluster, and --head starts a cluster; use only one of these options")
     with ExitStack() as stack:
         if head is not None:
             address = stack.enter_context(_head(head, cpus))
@@ -98,8 +98,8 @@ def say_where(run: Path, is_local: bool) -> None:
     size = f"{cores:g} cores" + f" and {gpus:g} GPU{'s' * (gpus != 1)}" * (gpus > 0)
     address = ray.get_runtime_context().gcs_address
     machines = f"{len(alive)} machine{'s' * (len(alive) != 1)}"
-    ray_is = f"a local one, {size}" if is_local else f"at {address}, {machines}, {size}"
-    say(f"writes to {run}; Ray: {ray_is}")
+    ray_is = f"a local cluster with {size}" if is_local else f"the cluster at {address} with {machines} and {size}"
+    say(f"Writing to {run}. Ray uses {ray_is}.")
 
 
 def ending_with_this_process() -> Callable[[], None]:
@@ -118,7 +118,9 @@ def ending_with_this_process() -> Callable[[], None]:
 def _connect(address: str | None, cpus: int | None) -> None:
     options = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address and "://" in address:
-        raise InputError(f"--address {address}: this process joins clusters and is no client of them; name a HOST:PORT")
+        raise InputError(
+            f"--address {address}: flsim joins a cluster as a node, not as a Ray client; use the form HOST:PORT"
+        )
     if address is None:  # "local": without it Ray would join any cluster of this machine, even one that is ending
         with starting(), internals.loopback(), internals.without_services(), internals.agents_not_waited_for():
             quiet = options | {"logging_level": logging.CRITICAL}  # the reason of a failed start is in flsim's message
@@ -218,7 +220,9 @@ def _place(text: str) -> tuple[str, int]:
         ) from error
     reachable = internals.address_for_others(host)
     if reachable != host:
-        raise InputError(f"--head {text}: no other machine reaches this address; name one like {reachable}:{number}")
+        raise InputError(
+            f"--head {text}: other machines cannot reach this address; name an address such as {reachable}:{number}"
+        )
     return host, number
 
 
@@ -281,7 +285,7 @@ def refuse_without_room(folder: Path) -> None:
     except OSError as error:
         raise RunFailed(f"{folder}: Ray cannot use it ({error.strerror}); set RAY_TMPDIR to another folder") from error
     if free < ROOM:
-        raise RunFailed(f"{folder}: Ray needs {ROOM:,} bytes there, and {free:,} are left; {MAKE_ROOM}")
+        raise RunFailed(f"{folder}: Ray needs {ROOM:,} bytes in this folder, and only {free:,} are free; {MAKE_ROOM}")
 
 
 def _refuse_without_files() -> None:

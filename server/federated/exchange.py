@@ -277,9 +277,12 @@ def wait_for_nodes(grid: Grid, shards: int, stop: Stop, seconds: float) -> list[
         stop.check()
         waited = time.monotonic() - began
         if waited > seconds:
-            raise RunFailed(f"no client for {seconds:g} s; continue the run once there are machines for them")
+            raise RunFailed(
+                f"no client was available for {seconds:g} s; continue the run with --resume when the cluster has "
+                "free machines"
+            )
         if waited > WORTH_SAYING and not is_told:
-            say(f"no client process runs; waiting up to {seconds:g} s for one")
+            say(f"Waiting up to {seconds:g} s for the first client process to start.")
             is_told = True
         time.sleep(START_POLL)
     return nodes[:shards]
@@ -315,10 +318,12 @@ def explain(run: Run, failed: ShardFailed, ask: Callable[[RoundRequest], dict[in
     user = int(failed.request.users[place])
     others = others_than(user, failed.request.users.tolist(), len(run.users))
     if all(ask(replace(failed.request, users=np.array([other]))) for other in others):
-        return RunFailed(f"{failed}; other users alone fail it too, so the cause is none of them")
+        return RunFailed(
+            f"{failed}; each of several users makes the round fail without the other users, so the cause is not a user"
+        )
     return RunFailed(
-        f"{failed}; user {user} ({run.users.name(user)}) alone fails it too: leave that user out of the corpus, "
-        f"or give clients more memory"
+        f"{failed}; user {user} ({run.users.name(user)}) makes the round fail even without other users; remove "
+        "this user from the corpus, or give clients more memory"
     )
 
 

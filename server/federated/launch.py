@@ -81,8 +81,8 @@ def _warn_of_capped_canaries(run: Run) -> None:
     beyond, trained = run.users.copies_beyond(cap)
     if beyond:
         say(
-            f"local.max_records = {cap} leaves out records, canaries too: of {beyond:,} copies that users with more "
-            f"records hold, {trained:,.0f} would be trained on in a round of all users"
+            f"local.max_records = {cap} excludes records, including canaries: of {beyond:,} copies that users "
+            f"with more records hold, {trained:,.0f} would be trained on in a round of all users"
         )
 
 

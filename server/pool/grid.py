@@ -366,7 +366,7 @@ class RayGrid(ShardGrid):
         for process, job in self._processes.busy():
             if job.node in nodes:
                 fields = job.log_fields | {"machine": process.machine, "failure": "client hung"}
-                log.warning("client process ended, it gave no reply", extra=fields)
+                log.warning("the client process ended without a reply", extra=fields)
                 self._end(process)
 
     def _end(self, process: Actor[Job]) -> None:

@@ -46,7 +46,7 @@ def test_round_of_an_injection(at: float, rounds: int | None, round_: int) -> No
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"injections": (0.5,), "p_u": (0.5,)}, "injections and p_u both say how canaries occur"),
+        ({"injections": (0.5,), "p_u": (0.5,)}, "injections and p_u both set when canaries occur"),
         ({"injections": (0.5,), "windows": ((0.0, 0.5),)}, "injections and windows both"),
         ({"injections": (1.5,)}, "fractions of training below 1, or whole numbers"),
         ({"injections": (-1,)}, "fractions of training below 1, or whole numbers"),

@@ -119,9 +119,9 @@ def test_an_unfinished_run_is_to_be_resumed(experiment: Experiment, trained: Pat
     for status, words in (("interrupted", "is interrupted"), ("failed", "is failed"), ("running", "or was killed")):
         Run.open(trained).mark(status, "stopped")  # type: ignore[arg-type]
         printed = refuse("run", experiment.config, "--out", trained)
-        assert f"{trained}: exists already, a run that" in printed
+        assert f"{trained}: this folder has a run that" in printed
         assert words in printed
-        assert "after round 2 of 2; add --resume to go on with it" in printed
+        assert "after round 2 of 2; add --resume to continue it" in printed
         (row,) = csv.DictReader(experiment.call("table", "run", "--format", "csv").stdout.splitlines())
         assert row["status"] == status
     Run.open(trained).mark("completed")
@@ -135,7 +135,9 @@ def test_a_run_that_was_killed_before_it_began_is_to_be_resumed(
     (trained / "run.json").unlink()
     shutil.rmtree(trained / "checkpoints")
     (trained / "checkpoints").mkdir()
-    assert "killed before it began; add --resume to begin it" in refuse("run", experiment.config, "--out", trained)
+    assert "killed before its first round; add --resume to start it" in refuse(
+        "run", experiment.config, "--out", trained
+    )
     experiment.call("run", experiment.config, "--out", trained, "--resume")
     assert read_run_file(trained)["status"] == "completed"
 

@@ -94,7 +94,7 @@ def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
     [
         ((), "--users, --cohort, --rounds, --delta missing"),
         (("--users", "10", "--delta", "0.1"), "--cohort, --rounds missing"),
-        (SMALL, "--noise-multiplier and --epsilon: each follows from the other; give one"),
+        (SMALL, "--noise-multiplier and --epsilon: one value determines the other; set only one"),
         ((*SMALL, "--noise-multiplier", "1", "--epsilon", "1"), "--noise-multiplier and --epsilon: each follows"),
         ((*SMALL, "--noise-multiplier", "-1"), "--noise-multiplier must be finite and at least 0, found -1"),
         ((*SMALL, "--epsilon", "0"), "epsilon must be finite and at least 1e-06, found 0"),

@@ -29,7 +29,7 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
         (DEEP, "not TOML: its values are nested too deeply"),
         (DEEP_TABLE, "hostile.toml: its values are nested too deeply; 64 levels are the most"),
         (DIGITS, "not TOML: it has a number of more than 4,300 digits"),
-        (LARGE, "training.rounds: found 99999999999999999999..., a whole number of more than 64 bits"),
+        (LARGE, "training.rounds: found 99999999999999999999..., an integer of more than 64 bits"),
     ],
     ids=["deep", "deep-table", "digits", "large"],
 )

@@ -277,7 +277,7 @@ def test_drops_in_words(tmp_path: Path) -> None:
     assert all(unit_of(reason) for reason in REASONS)
     dropped = {"rows_with_forbidden_characters": 64, "posts_without_words": 7}
     text = text_of(tmp_path / "ascii", {"train": ["a"]}, dropped=dropped, parameters={"ascii": True})
-    assert "7 posts without words: formulas, code or pictures alone, or text all of which --ascii removed" in text
+    assert "7 posts without words: only formulas, code or pictures, or only text that --ascii removed" in text
     assert "kept 64 rows, without the characters that XML forbids" in text
     changed = {"rows_with_forbidden_characters": 64}
     assert "dropped" not in text_of(tmp_path / "changed", {"train": ["a"]}, dropped=changed)

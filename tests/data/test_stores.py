@@ -200,7 +200,7 @@ def test_a_file_that_changed_is_named(store: Store, small: Corpus, tmp_path: Pat
     if not written:  # nothing is asked for of an empty file
         assert content(fetched(URI)) == content(small.path)
         return
-    with pytest.raises(InputError, match=f"{name}: is not what the manifest says"):
+    with pytest.raises(InputError, match=f"{name}: this object differs from the manifest"):
         fetched(URI)
     assert cached(tmp_path) == []
     store.write(f"bucket/corpora/small/{name}", written)
@@ -269,7 +269,7 @@ def test_a_store_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         ("file:///nowhere/corpus", "nothing is there"),
         ("corpora/copy", "a folder, and not the URI of a store; name one as s3://BUCKET/PREFIX"),
         ("ftp://bucket/corpus", "cannot read from ftp://; name a folder, or s3, gs, file://"),
-        ("s3://key:secret@bucket/corpus", "no credentials in a URI"),
+        ("s3://key:secret@bucket/corpus", "a URI must not contain credentials"),
         ("s3://bucket/corpus?secret_key=x", "has no option secret_key"),
         ("s3://bucket/corpus?scheme=ftp", "Invalid S3 connection scheme 'ftp'"),
         ("file://corpus", "write it as .* file:///FOLDER"),

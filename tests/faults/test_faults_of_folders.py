@@ -226,7 +226,7 @@ def test_checkpoints_that_are_gone_are_said_to_be(
     assert before == _files(run)
     (run / "checkpoints").mkdir()
     said = " ".join(resume(experiment, "robbed").split())
-    assert "no checkpoint of its 27 rounds is left; training restarts from the beginning" in said
+    assert "no checkpoint of its 27 rounds remains; training restarts from the beginning" in said
     assert_equal_runs(run, undisturbed)
 
 

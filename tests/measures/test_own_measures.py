@@ -176,7 +176,7 @@ def test_rows_without_own_measures_are_described_nowhere(measured: Experiment) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "flag"}, "holds values that their metrics cannot have"),
+        ({"kind": "flag"}, "the file has values that are invalid for their metrics"),
         ({"name": "perplexity", "column": "perplexity"}, "describes a built-in measure as another one"),
         ({"name": "../up"}, "its descriptions of measures are damaged"),
         ({"is_primary": True}, "its descriptions of measures are damaged"),
@@ -238,8 +238,8 @@ WRONG_MEANWHILE = {
     "float('nan')": "own of canary .* is nan, which is not finite",
     "{'own': float('inf')}": "own of canary .* is inf, which is not finite",
     "'much'": "own of canary .* is 'much', which is not a number",
-    "{'other': 1.0}": "computed 'other' of canary .*, which none of its quantities is",
-    "{}": "computed no own of canary .*; compute it, or describe it as is_partial",
+    "{'other': 1.0}": "computed 'other' of canary .*, which is not one of its quantities",
+    "{}": "computed no own of canary .*; compute it, or set is_partial for this quantity",
     "probe.prefix": "own of canary .* is tensor.*, which is not a number",
 }
 

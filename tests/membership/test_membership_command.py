@@ -175,7 +175,7 @@ def test_a_report_has_a_table_and_curves(copied: Path, tmp_path: Path, trained_h
     api.write_report(copied, out=tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     section = page[page.index('id="proof"') :]
-    assert "How well attacks tell records of training from others" in section
+    assert "How well attacks distinguish training records from other records" in section
     loss = rows.iloc[0]
     assert f"{loss['auroc']:.3f} ({loss['auroc_low']:.3f} to {loss['auroc_high']:.3f})" in section
     assert f'<desc id="membership-0-d">loss: area {loss["auroc"]:.3f}.</desc>' in section

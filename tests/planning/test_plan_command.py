@@ -139,7 +139,7 @@ def test_a_run_without_canaries_has_no_power_and_proves_nothing(experiment: Expe
         (("--set", "seed=3"), "--set seed: of a sweep that is for --seeds"),
         (("--effect", "nan"), "--effect nan: a number of bits is needed"),
         (("--corpus", "nowhere"), "not a corpus"),
-        (("--seeds", "many"), '"many" is neither a number of seeds such as 5 nor a range such as 5-9'),
+        (("--seeds", "many"), '"many" must be a number of seeds such as 5 or a range such as 5-9'),
         (("--seeds", "0"), '"0" names no seed'),
         (("--seeds", "9-5"), '"9-5" names no seed'),
         (("--against", "nowhere"), "--against compares a measurement"),

@@ -206,7 +206,11 @@ STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), roun
         ("return mechanism", "return 3", rf"^{FOLDER}/my_privacy\.py:Turns: event returned 3; return an event of"),
         (STATED, "return 3", rf"^{FOLDER}/my_privacy\.py:TakenBack: event returned 3; return an event of"),
         (STATED, "return None", rf"^{FOLDER}/my_privacy\.py:TakenBack: states no privacy event"),
-        ('stream(seed, "turns")', UNSEEDED, rf"^{FOLDER}/my_privacy\.py:Turns: draws other users each time in round 1"),
+        (
+            'stream(seed, "turns")',
+            UNSEEDED,
+            rf"^{FOLDER}/my_privacy\.py:Turns: the cohort differs between two calls for round 1",
+        ),
         ("fresh = self.fresh(round_)", RANDOM, rf"^{FOLDER}/my_privacy\.py:TakenBack: gives other noise each time"),
         (
             "return {name: fresh[name] -",
@@ -220,8 +224,8 @@ STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), roun
         ),
         (STATED, "return Unknown()", "dp_accounting's rdp refuses"),
         ('{"before": fresh}', "{}", r"a round turns slots \['before'\] into \[\]; keep the same ones"),
-        ('{"before": fresh}', '{"before": {}}', "'before' holds other than tensors of the names and shapes"),
-        ('return {"before": {name', 'return {"be/fore": {name', "'be/fore' holds other than tensors"),
+        ('{"before": fresh}', '{"before": {}}', "'before' must hold tensors with the names and shapes"),
+        ('return {"before": {name', 'return {"be/fore": {name', "'be/fore' must hold tensors"),
         ("next(self, state, round_)", "next(self, state)", r"it needs next\(state, round_\)"),
         ("class TakenBack(Noise)", "class TakenBack", r"is no subclass of flsim\.privacy\.noise\.Noise; make it one"),
     ],

@@ -181,7 +181,7 @@ def test_means_have_noise_of_z_s() -> None:
 
 
 def test_canary_users_cost_their_share() -> None:
-    assert "30 canary users beside 60 users: a round has about 0.5 times" in AuditHParams(30).cost(60)
+    assert "30 canary users in addition to 60 users: a round has about 0.5 times" in AuditHParams(30).cost(60)
     assert "a round has about 0.25 times" in AuditHParams(30, True).cost(60)
 
 

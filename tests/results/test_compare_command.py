@@ -152,7 +152,7 @@ def test_the_text_is_of_80_columns(make_sweep: MakeSweep, flsim: Flsim, label: s
     code, shown, said = flsim("compare", "sweep")
     assert (code, said) == (0, "")
     assert max(map(len, shown.splitlines())) <= 80
-    assert shown.startswith("Two grids: IID (a) less non-IID (b)\n")
+    assert shown.startswith("Two grids: IID (a) minus non-IID (b)\n")
     for grid in ("fedavg", "central"):
         assert label.format(grid=grid) in " ".join(shown.split())
     assert ("Fisher's exact test" in shown, "McNemar's exact test" in shown) == (seeds == 3, seeds == 1)
@@ -181,7 +181,7 @@ def test_what_does_not_compare_is_one_line(make_sweep: MakeSweep, flsim: Flsim) 
     make_sweep({("other", "iid"): [2.0]}, "one-partition")
     run, other = "sweep/runs/fedavg-iid-seed0", "sweep/runs/fedavg-iid-seed1"
     for arguments, message in (
-        ([run], "one run has nothing to be compared with"),
+        ([run], "comparing needs two runs or a sweep"),
         ([run, other], "planted different canaries"),
         ([run, "sweep"], "a run and a sweep do not compare"),
         (["sweep", run], "a run and a sweep do not compare"),

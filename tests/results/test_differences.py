@@ -429,7 +429,7 @@ def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Ca
     assert compared.differences == pytest.approx([1, 2, 3, 5])
     why = "run late-3: its first evaluation is below perplexity 90.02 already, at 54.6; evaluate it earlier"
     assert {*compared.left_out} == {3}
-    assert left_out_text(compared.left_out).startswith(f"seed 3 left out: {why}")
+    assert left_out_text(compared.left_out).startswith(f"seed 3 excluded: {why}")
     two = left_out_text(like_utility([*a[:3], *late[3:]], b).left_out)
     assert two.startswith(f"seeds 3, 4 left out: {why}, with a smaller evaluation.every; run late-4: its first")
     with pytest.raises(InputError, match="no seed can be compared; seed 3: run late-3: its first evaluation is below"):

@@ -93,7 +93,7 @@ def test_a_sweep_against_the_paper_in_every_format(flsim: Flsim, sweep: str, mor
     code, shown, printed = flsim("table", sweep, "--against", "paper", *more)
     assert (code, printed) == (0, "")
     assert max(map(len, shown.splitlines())) <= 80
-    assert "RS, Table 1: 1 of 1 pairs of rows that the paper tells apart by more than chance" in " ".join(shown.split())
+    assert "RS, Table 1: 1 of 1 pairs of rows whose published difference exceeds chance" in " ".join(shown.split())
     marked = ["table", sweep, "--against", "paper", *more]
     assert "pairs of rows" not in flsim("table", sweep, *more)[1]
     assert "Paper" in flsim("table", sweep, *more)[1]
@@ -143,7 +143,7 @@ def test_what_a_pattern_matches_beside_runs_is_left_out_in_one_line(
         (tmp_path / name).rename(tmp_path / "demo" / name)
     matched = sorted(path.name for path in tmp_path.glob("*"))
     code, text, printed = flsim("table", *matched, "--format", "csv")
-    assert (code, printed) == (0, "left out, since there is no run in it: corpus, notes.txt\n")
+    assert (code, printed) == (0, "excluded, because the folder has no run: corpus, notes.txt\n")
     assert {*pd.read_csv(io.StringIO(text))["run"]} == {*names}
     for command in (["plot", *matched, "--out", "figure.pdf"], ["report", *matched, "--out", "page.html"]):
         assert flsim(*command) == (0, "", printed)

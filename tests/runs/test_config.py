@@ -106,8 +106,8 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
         (MINIMAL + "[canaries]\np_e = 0.3\n", "canaries.p_e must be a list, such as [0.3], found 0.3"),
         (MINIMAL + "[canaries]\np_e = []\n", "canaries.p_e must list at least 1 value, found []"),
         (MINIMAL + "[canaries]\np_e = [0.5, 0.5]\n", "canaries.p_e must list different values, found [0.5, 0.5]"),
-        (MINIMAL + '[training]\nrounds = "many"\n', "training.rounds must be a whole number, found 'many'"),
-        (MINIMAL + "[training]\nrounds = 2.5\n", "training.rounds must be a whole number, found 2.5"),
+        (MINIMAL + '[training]\nrounds = "many"\n', "training.rounds must be an integer, found 'many'"),
+        (MINIMAL + "[training]\nrounds = 2.5\n", "training.rounds must be an integer, found 2.5"),
         (MINIMAL + "[training]\nrounds = true\n", "training.rounds must be a number, found True"),
         (MINIMAL + "[local]\nlearning_rate = nan\n", "local.learning_rate must be a finite number, found nan"),
         (MINIMAL + "[evaluation]\ndecide = 3\n", "evaluation.decide must be true or false, found 3"),
@@ -127,7 +127,7 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
             MINIMAL + '[local]\nprecision = "bf16"\n[system]\nengine = "local"\n',
             "precision 'bf16' needs \"cohort",
         ),
-        (MINIMAL + "[privacy]\nclip = 0.2\n", 'privacy: mechanism "none" clips nothing; remove clip'),
+        (MINIMAL + "[privacy]\nclip = 0.2\n", 'privacy: mechanism "none" does not clip updates; remove clip'),
         (MINIMAL + '[privacy]\nmechanism = "dp"\nclip = 1\n', 'privacy: mechanism "dp" needs noise_multiplier above 0'),
         (
             MINIMAL + '[training]\ncohort = 20\n[privacy]\nmechanism = "dp"\nclip = 1\nnoise_multiplier = 2\n'

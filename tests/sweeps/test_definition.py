@@ -123,7 +123,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, change: dict[str, Any
     [
         ("seed=3", "for --seeds"),
         ("data.corpus=there", "for --corpus"),
-        ("training.rounds=7", "grids.a varies it; take other grids with --only"),
+        ("training.rounds=7", "grids.a varies it; choose other grids with --only"),
         ("model.units=7", "grids.b varies it"),
     ],
 )
@@ -133,7 +133,7 @@ def test_what_runs_differ_in_is_no_setting_of_all(tmp_path: Path, override: str,
 
 
 def test_a_runs_configuration_is_no_sweep_and_a_sweep_is_no_runs() -> None:
-    with pytest.raises(InputError, match="not a sweep, as it has no grids"):
+    with pytest.raises(InputError, match="not a sweep, because it has no grids"):
         load(EXPERIMENTS / "demo.toml")
     with pytest.raises(InputError, match="a sweep, not a run's configuration; train it with `flsim sweep`"):
         load_config(EXPERIMENTS / "table1.toml")

@@ -81,7 +81,7 @@ def test_where_a_sweep_cannot_be_is_one_line_and_nothing_is_written(
     (tmp_path / "mine" / "thesis.tex").write_text("mine")
     for arguments, message in (
         (["--out", "file"], "no folder that can be written (File exists); name another --out"),
-        (["--out", "mine"], "holds other things than a sweep; name a new folder with --out"),
+        (["--out", "mine"], "this folder has files that do not belong to a sweep; name a new folder with --out"),
         (["--set", "data.corpus=there"], "--set data.corpus: of a sweep that is for --corpus"),
     ):
         assert_refused(tmp_path, monkeypatch, capsys, ["sweep", "small.toml", *arguments], message)

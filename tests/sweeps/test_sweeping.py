@@ -178,8 +178,8 @@ def test_runs_of_a_sweep_that_is_told_to_end_are_saved(tmp_path: Path, training:
     code, messages = interrupt(folder, "one-seed0", number)
     assert code == 128 + number, messages
     assert messages.splitlines()[-2:] == [
-        "runs are told to save and end; a second signal ends them at once",
-        "flsim: interrupted; repeat the command to go on",
+        "Runs save a checkpoint and end. A second signal ends them immediately.",
+        "flsim: interrupted; repeat the command to continue",
     ]
     run, saved = Run.open(path), round_of(all_in(path / "checkpoints")[-1])
     about = json.loads((path / "run.json").read_text())

@@ -186,10 +186,10 @@ def test_other_files_are_not_searches(
 ) -> None:
     write_files(tmp_path)
     for arguments, message in (
-        (["tune", "sweep.toml"], "not a search, as it names no sweep"),
+        (["tune", "sweep.toml"], "not a search, because it names no sweep"),
         (["tune", "nowhere.toml"], "nowhere.toml: cannot be read"),
         (["tune", "tune.toml", "--tier", "paper"], "has no tier 'paper'; choose one of smoke"),
-        (["sweep", "tune.toml"], "not a sweep, as it has no grids"),
+        (["sweep", "tune.toml"], "not a sweep, because it has no grids"),
     ):
         assert_refused(tmp_path, monkeypatch, capsys, arguments, message)
 
@@ -263,13 +263,21 @@ def test_groups_that_share_a_choice_share_its_words(tmp_path: Path, rates: tuple
 @pytest.mark.parametrize(
     ("arguments", "changes", "message"),
     [
-        (["--seeds", "8"], {}, "seed 7: tuned.toml was tuned on it, so it must not be reported; take other seeds"),
-        (["--seeds", "6-8"], {}, "seed 7: tuned.toml was tuned on it, so it must not be reported; take other seeds"),
+        (
+            ["--seeds", "8"],
+            {},
+            "seed 7: tuned.toml was tuned on this seed, so results of this seed must not be reported; choose other",
+        ),
+        (
+            ["--seeds", "6-8"],
+            {},
+            "seed 7: tuned.toml was tuned on this seed, so results of this seed must not be reported; choose other",
+        ),
         (["--set", f"{RATE}=1.0"], {}, f"--set {RATE}: tuned.toml has chosen it; remove `tuned` from the tier"),
         ([], {"title": "another"}, "tuned.toml: tuned tier smoke of 'another', not this one; run `flsim tune`"),
         ([], {"tier": "paper"}, "tuned.toml: tuned tier paper of 't', not this one"),
         ([], {"training": "0"}, "tuned.toml: tuned other grids or settings of training than sweep.toml has"),
-        ([], {"groups": ()}, "tuned.toml: nothing was tuned for grid a with data.partition iid, training.cohort 2"),
+        ([], {"groups": ()}, "tuned.toml: no values were tuned for grid a with data.partition iid, training.cohort 2"),
     ],
 )
 def test_what_was_tuned_on_is_not_reported(
@@ -292,7 +300,7 @@ def test_the_corpus_of_the_search_is_not_reported(
     corpus = make_synthetic(tmp_path / "mine", SyntheticHParams(**SMALL), 1)
     outcome(tmp_path / "tuned.toml", corpus=corpus.digest)
     capsys.readouterr()  # what making a corpus prints
-    message = "tuned.toml was tuned on this corpus, so it must not be reported; take another"
+    message = "tuned.toml was tuned on this corpus, so results on it must not be reported; use another corpus"
     assert_refused(tmp_path, monkeypatch, capsys, ["sweep", "sweep.toml", "--corpus", "mine"], message)
     read_outcome(tmp_path / "tuned.toml").refuse_corpus("1" * 64, "another corpus")
     shared = outcome(tmp_path / "tuned.toml", corpus=corpus.digest, has_own_corpus=False)

@@ -71,10 +71,11 @@ FPR = (
     "interval treats them as independent. Allowed: the largest share that the ledger leaves to any attacker."
 )
 KINDS = (
-    "Bound: holds with 95% confidence. Estimate: supposes e.g. a Gaussian mechanism, and may be above the truth. "
-    "Heuristic: treats the canaries of one model as independent. Right: canaries found, or coins guessed, of so "
-    "many. At least: lower bound on epsilon, of one user or record. Needed: how many right ones refute the ledger; "
-    "empty if not even all do. Limit: the largest epsilon at the ledger's delta that the test can refute."
+    "Bound: holds with 95% confidence. Estimate: assumes, for example, a Gaussian mechanism, and can exceed "
+    "the true epsilon. Heuristic: treats the canaries of one model as independent. Right: number of canaries "
+    "found or coins guessed, of all. At least: lower bound on epsilon, of one user or record. Needed: number "
+    "of correct guesses that refute the ledger; empty if all correct guesses do not suffice. Limit: the "
+    "largest epsilon at the ledger's delta that the test can refute."
 )
 RATES = (
     Field("Rank", "threshold", "{:,}"),
@@ -145,9 +146,9 @@ def audit_subject(subject: Subject, threshold: int | None = None) -> Result:
                          missing if none do; "refutable": see `flsim.attacks.audit.testing.Verdict`
         epsilon, GDP     epsilon at the claim's delta, if the mechanism is Gaussian
         epsilon, coins   lower bound at the claim's delta (or 0) from guesses of coins, replace-one, of one unit
-        trade-off, coins     whether the ledger's own curve is refuted by guesses of coins
+        trade-off, coins     whether guesses of coins refute the curve of the ledger
         epsilon, canary users          estimate at the run's delta from the cosines of canary users, of one user
-        epsilon, canary users left out    the same estimate from those that took no part: what chance gives
+        epsilon, canary users left out    the same estimate from canary users that took no part: the level of chance
         epsilon, canary users by coins, and trade-off    as for coins of canaries, one user's updates in or out
         participation, noise    whether the rounds refute the sampler or the noise that the ledger states
         epsilon, controls    planted canaries against never-planted ones, at one threshold
@@ -289,7 +290,7 @@ def _refuse_other_canaries(rows: pd.DataFrame, planted: Planted) -> None:
     named, known = set(rows["canary"]) - {""}, {canary.id for canary in planted.canaries}
     if named and named != known:
         names = ", ".join(sorted(named ^ known)[:3])
-        raise InputError(f"rows: their canaries are not those of `planted`, such as {names}; evaluate with `planted`")
+        raise InputError(f"rows: these canaries are not in `planted`, such as {names}; evaluate with `planted`")
 
 
 def ceiling(groups: Sequence[int], references: int) -> float:
@@ -563,7 +564,7 @@ def _notes(subject: Subject, table: pd.DataFrame) -> Iterator[str]:
             f"({claim.convention.name})."
         )
     if claim is not None and set(table["method"]) <= {"participation", "noise"}:
-        yield "Nothing was planted that could test the claim."
+        yield "The run has no canaries or canary users that could test the claim."
     for row in table.to_dict("records"):
         if (
             claim is not None
@@ -578,7 +579,7 @@ def _notes(subject: Subject, table: pd.DataFrame) -> Iterator[str]:
         yield f"Along the updates of canary users the model moved {moved:.2f} standard deviations of chance on average."
     for name, test in (("participation", subject.participation), ("noise", subject.noise)):
         if test is not None:
-            yield f"The {name} of {test.rounds:,} rounds was drawn again; the ledger states {test.stated}."
+            yield f"The {name} of {test.rounds:,} rounds was recomputed from the seed; the ledger states {test.stated}."
     if len(subject.ranks):
         low, high = int(subject.groups.min()), int(subject.groups.max())
         size = f"{low}" if low == high else f"{low} to {high}"

@@ -369,7 +369,9 @@ def _strings_of(run: Run, users: Population, rounds: int, hparams: ExtractionHPa
             )
         groups += [group for group in both if len(group)]
     if not groups:
-        raise InputError(f"{run.path}: has neither canaries nor records to extract; name a later --round")
+        raise InputError(
+            f"{run.path}: there are no canaries and no records to extract at this round; choose a later --round"
+        )
     return groups
 
 

@@ -186,7 +186,7 @@ def arms_of(paths: Sequence[Path]) -> tuple[list[Arms], list[str]]:
         run = Run.open(folder)
         if results.status == "diverged" or not results.evaluated:
             why = "diverged" if results.status == "diverged" else "was not evaluated yet"
-            notes.append(f"Run {results.name} {why} and is left out.")
+            notes.append(f"Run {results.name} {why} and is excluded.")
         elif run.config.canaries.arm == "out":
             others[_key(run)] = results
         else:
@@ -314,8 +314,8 @@ def measure_forgetting(
         )
     if any(arms.run.config.canaries.source == "heldout" for arms in pairs):
         notes.append(
-            "Text of held-out users is likelier than random words, whoever trained on it: bits of arm IN count against "
-            "those of arm OUT, and there are no times by rank."
+            "Text of held-out users is likelier than random words in any model. Compare the bits of arm IN "
+            "with the bits of arm OUT; times by rank are not available."
         )
     observed = pd.concat(tables, ignore_index=True)
     return measure(observed, alpha=alpha, by_hardness=by_hardness, pool=pool, notes=notes)
@@ -334,7 +334,7 @@ def measure(
         InputError: no canary was planted.
     """
     if observed.empty:
-        raise InputError("no canary was planted in these runs, so there is nothing to forget; plant some")
+        raise InputError("no canary was planted in these runs; set [canaries] and train again")
     observed = observed.reset_index(drop=True)
     observed = observed.assign(hardness=_hardness(observed) if by_hardness else None).astype({"hardness": "string"})
     if by_hardness:

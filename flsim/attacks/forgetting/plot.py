@@ -33,7 +33,7 @@ def plot(measured: Forgetting, path: Path) -> None:
         InputError: the path has another ending, its folder does not exist, or no canary was used before an evaluation.
     """
     if measured.success.empty:
-        raise InputError("no canary was used before an evaluation, so there is nothing to draw; evaluate later rounds")
+        raise InputError("no canary was used before an evaluation, so the plot is empty; evaluate later rounds")
     write_figure(lambda: draw(measured), path)
 
 

@@ -12,18 +12,20 @@ from flsim.show.table import Field, table_of
 
 LEVEL = 0.05  # of a log-rank test, corrected
 SUMMARY = (
-    "T({alpha:g}): the least k, in rounds since last use, from which on the one-sided 95% upper bound of the accuracy "
-    "is at most {alpha:g}; > means that it was not reached by the last k. At best: the least alpha that so many "
-    "canaries can show. Half by: rounds from the end of the window until half of the canaries have had an evaluated "
-    "rank that does not reveal them (p > 0.05). Nats: log-perplexity in arm OUT less that in arm IN, mean over "
-    "canaries, when the window ends. Left %: its share at the end of training. 95%: Student's t over seeds."
+    "T({alpha:g}): the least k, in rounds since last use, from which on the one-sided 95% upper bound of the "
+    "accuracy is at most {alpha:g}; > means that it was not reached by the last k. At best: the smallest "
+    "alpha that this number of canaries can show. Half by: rounds from the end of the window until half of "
+    "the canaries have had an evaluated rank that does not reveal them (p > 0.05). Nats: log-perplexity in "
+    "arm OUT minus log-perplexity in arm IN, as a mean over canaries, when the window ends. Left %: the share "
+    "of this difference that remains at the end of training. 95%: Student's t over seeds."
 )
 K = (
-    "k: rounds since last use; a row is of each canary's last evaluation up to k, after the row before. Bits: median "
-    "exposure of arms IN and OUT, with a 95% interval over canaries. Acc.: accuracy of telling IN from OUT by a "
-    "threshold that half of the canaries chose and the other half tested, with its upper bound. Prec.: precision at a "
-    "false-positive rate of 10%. Heuristic eps.: ln(TPR / FPR) there, which bounds nothing. Intervals and tests treat "
-    "canaries as independent, and those of one model are not."
+    "k: rounds since last use; a row is of each canary's last evaluation up to k, after the row before. Bits: "
+    "median exposure of arms IN and OUT, with a 95% interval over canaries. Acc.: accuracy of telling IN from "
+    "OUT by a threshold that half of the canaries chose and the other half tested, with its upper bound. "
+    "Prec.: precision at a false-positive rate of 10%. Heuristic eps.: ln(TPR / FPR) at this false-positive "
+    "rate, which is no bound. Intervals and tests treat canaries as independent, but canaries of one model "
+    "are not independent."
 )
 LABELS = (
     Field("Setting", "setting"),
@@ -135,10 +137,10 @@ def _tests(measured: Forgetting) -> str:
     ]
     tested, differing = int(tests["p"].notna().sum()), int((tests["p_holm"] <= LEVEL).sum())
     note = (
-        f"p: log-rank tests of the rounds from the end of the window until a canary's rank does not reveal it, between "
-        f"groups that differ in one thing; {differing} of {tested} pairs differ after the correction by Holm; "
-        f"{len(tests) - tested} pairs have no ranks at equal numbers of rounds. Left: what is left in the first less "
-        f"that in the second, paired by seed."
+        "p: log-rank tests of the rounds from the end of the window until a canary's rank does not reveal it, "
+        f"between groups that differ in one thing; {differing} of {tested} pairs differ after the correction "
+        f"by Holm; {len(tests) - tested} pairs have no ranks at equal numbers of rounds. Left: the remaining "
+        "share in the first group minus the remaining share in the second group, paired by seed."
     )
     tables = [table_of(printed, [Field("Group", "a"), Field("against", "b")], [TESTS])] if len(printed) else []
     return text_of("Differences between groups", tables, [note])

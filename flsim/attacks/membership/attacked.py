@@ -124,8 +124,8 @@ def _controls(row: "pd.Series[Any]") -> Iterator[str]:
     if pd.notna(row["control_auroc"]):
         verdict = "no AUROC here shows that the model remembers" if row["is_confounded"] else "not by these two"
         yield (
-            f"Blind control: {row['control_auroc']:.3f} by length and word frequency alone. Above {CONFOUNDED:g} the "
-            f"comparison is confounded: {verdict}."
+            f"Blind control: {row['control_auroc']:.3f} by length and word frequency only. Above "
+            f"{CONFOUNDED:g} the comparison is confounded: {verdict}."
         )
     if pd.notna(row["epsilon"]):
         yield (
@@ -163,6 +163,9 @@ def _reference_model(run: Run, path: Path, device: str) -> TrainableModel:
     if other.corpus.digest == run.corpus.digest:
         raise InputError(f"--reference {path}: trained on the run's own corpus; name a checkpoint of another one")
     if other.corpus.vocabulary.words != run.corpus.vocabulary.words or other.corpus.layout != run.corpus.layout:
-        raise InputError(f"--reference {path}: its corpus has other words; name a checkpoint with the run's vocabulary")
+        raise InputError(
+            f"--reference {path}: the vocabulary of this checkpoint differs from that of the run; use a checkpoint "
+            "with the run's vocabulary"
+        )
     announce(other.config, "architecture")
     return load_model(other, path, device)[1]

@@ -173,7 +173,7 @@ def _standard(values: Floats) -> tuple[Floats, Floats]:
 BLIND = Attack(
     "blind",
     blind_statistics,
-    "length and mean unigram log-probability alone, by a logistic regression: no model is read",
+    "logistic regression on length and mean unigram log-probability only; the attack reads no model",
     "control",
     logistic,
 )
@@ -181,11 +181,13 @@ BUILT_IN: dict[str, Attack] = {
     attack.name: attack
     for attack in (
         Attack("loss", loss, "mean log-probability of a token", "Yeom et al. (2018)"),
-        Attack("reference", reference, "log-probability less that of a reference", "Carlini et al. (2021)"),
+        Attack("reference", reference, "log-probability minus that of a reference", "Carlini et al. (2021)"),
         Attack("zlib", zlib, "log-probability per compressed byte", "Carlini et al. (2021)"),
         Attack("min-k", min_k, "mean of the lowest 20% of log-probabilities", "Shi et al. (2024)"),
         Attack("min-k++", min_k_plus_plus, "the same of standardized log-probabilities", "Zhang et al. (2025)"),
-        Attack("neighbourhood", neighbourhood, "loss of 25 neighbours less its own", "Mattern et al. (2023)"),
+        Attack(
+            "neighbourhood", neighbourhood, "loss of 25 neighbours minus loss of the record", "Mattern et al. (2023)"
+        ),
         Attack("gradient", gradient, "negative norm of the gradient", "Nasr et al. (2019)"),
         Attack(
             "quantile",

@@ -282,14 +282,17 @@ def _rate(level: float) -> Callable[[Floats, Floats], float]:
 
 def _refuse_unlike(runs: Sequence[Run]) -> Shadow:
     if len(runs) < FEWEST:
-        raise InputError(f"{len(runs)} runs: shadow models need at least {FEWEST}; name the runs of a whole sweep")
+        raise InputError(f"{len(runs)} runs: shadow models need at least {FEWEST}; name a complete sweep")
     first = runs[0]
     unit = first.config.data.shadow
     if unit is None:
         raise InputError(f'{first.path}: trained on all users; set data.shadow = "user" or "record" for shadow models')
     for run in runs[1:]:
         if (run.series, run.corpus.digest) != (first.series, first.corpus.digest):
-            raise InputError(f"{run.path}: no shadow model of {first.path}, as they differ in more than their seeds")
+            raise InputError(
+                f"{run.path}: this run cannot be a shadow model of {first.path}, because they differ in more than "
+                "their seeds"
+            )
     seeds = [run.config.seed for run in runs]
     if len(set(seeds)) < len(seeds):
         raise InputError(f"{first.path}: two runs of one seed are one shadow model; name each seed once")

@@ -15,22 +15,22 @@ from flsim.show.table import Field, note, table_of
 
 LEVEL = 0.01  # false-positive rate of the rate in means over seeds
 AREA = (
-    "AUROC: the probability that a member scores above a non-member, with a 95% interval by resampling authors; 0.5 "
-    "means chance. % at 0.1%, 1% and 10%: members that the attack names if so many non-members are false alarms; the "
-    "interval treats members as independent. Empty where there are too few non-members for so low a rate. Allowed: the "
-    "largest share that the ledger leaves to any attacker. Controls: AUROC before training, and with permuted labels; "
-    "both should be near 0.5."
+    "AUROC: the probability that a member scores above a non-member, with a 95% interval by resampling "
+    "authors; 0.5 means chance. % at 0.1%, 1% and 10%: share of members that the attack finds if this share "
+    "of non-members are false alarms; the interval treats members as independent. Empty if there are too few "
+    "non-members for such a low rate. Allowed: the largest share that the ledger allows any attacker. "
+    "Controls: AUROC before training, and with permuted labels; both should be near 0.5."
 )
 SHADOWS = (
-    "In and Out: pairs of a run and a target that its training read, or did not. Each run is attacked once, with the "
-    "others as shadow models. Intervals resample runs. Coins decided who is in, so that only training tells the two "
-    "apart."
+    "In and Out: pairs of a run and a target that its training read, or did not. Each run is attacked once, "
+    "with the others as shadow models. Intervals resample runs. Fair coins decided which targets are in, so "
+    "only training can distinguish the two groups."
 )
 MEANS = (
-    "AUROC: mean over seeds, with its 95% interval by Student's t. Seeds share the corpus, so it says nothing of other "
-    "corpora. Blind: the same of an attack that reads no model. TPR: members named at 1% of false alarms. Less first: "
-    "AUROC less that of the first setting, over the seeds that both have, with the interval and the p-value of the "
-    "paired t test."
+    "AUROC: mean over seeds, with its 95% interval by Student's t. All seeds share the corpus, so the "
+    "interval does not cover other corpora. Blind: the same for an attack that reads no model. TPR: members "
+    "named at 1% of false alarms. Less first: AUROC minus the AUROC of the first setting, over the seeds of "
+    "both settings, with the interval and the p-value of the paired t test."
 )
 LABELS = (Field("Attack", "attack"), Field("Unit", "unit"), Field("In", "n_in", "{:,}"), Field("Out", "n_out", "{:,}"))
 AUROC = Field("AUROC", "auroc", "{:.3f}", ends=("auroc_low", "auroc_high"))

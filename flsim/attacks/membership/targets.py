@@ -67,7 +67,10 @@ def targets_of(run: Run, rounds: int, count: int) -> Targets:
     rng = stream(run.config.seed, "membership targets")
     chosen_in, chosen_out = matched(_lengths(train, members), lengths_out, count, rng)
     if not len(chosen_in):
-        raise InputError(f"{run.path}: no member has the length of a non-member, so nothing tells them apart")
+        raise InputError(
+            f"{run.path}: no member has the length of a non-member, so no pairs can be formed; use a corpus with "
+            "more held-out text"
+        )
     pairs = len(chosen_in)
     if pairs < FEW:
         notes.append(f"Only {pairs} members and {pairs} non-members have equal lengths, so the intervals are wide.")
@@ -161,15 +164,18 @@ def never_trained(corpus: Corpus) -> tuple[list[tuple[Split, Ints]], list[str]]:
         split = corpus.split(name)
         is_other = np.array([author_of(user) not in in_training for user in split.names], np.bool_)
         if name == "test" and not is_other.all():
-            notes.append("Test users are left out, as some are authors of training: the split is not one of authors.")
+            notes.append(
+                "Test users are excluded, because some of them are authors of training users: the split is not by "
+                "author."
+            )
             continue
         sizes: Ints = np.diff(split.user_offsets)
         if (positions := np.flatnonzero(np.repeat(is_other, sizes))).size:
             kept.append((split, positions))
     if not kept:
         raise InputError(
-            f"{corpus.path}: no author is held out of training, so that no record is known to be no member and nothing "
-            f"can be said about membership; import the corpus with a larger --heldout"
+            f"{corpus.path}: no author is held out of training, so there are no non-members; import the corpus "
+            "with a larger --heldout"
         )
     return kept, notes
 

@@ -133,7 +133,8 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
     if not is_member.any() or is_member.all():
         raise InputError(
             f"{run.path}: there are fresh records of {int(is_member.sum())} users that took part, and of "
-            f"{int((~is_member).sum())} others, so nothing tells them apart; set a larger data.user_holdout"
+            f"{int((~is_member).sum())} other users, which is too few for an attack; set a larger "
+            "data.user_holdout"
         )
     owner = np.repeat(np.arange(len(names)), numbers)
     return FreshRecords(Records.joined(parts), owner, tuple(names), tuple(of_authors), is_member, np.array(shares))

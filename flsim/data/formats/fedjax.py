@@ -63,8 +63,8 @@ def read_fedjax(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     dropped.update(drops)
     if users and drops["users_not_fedjax"] == users:
         raise InputError(
-            f"{part.source}: no client of rowids {part.first} to {part.last} is zlib of msgpack of as many tokens as "
-            "num_examples says; is it Stack Overflow as FedJAX hosts it?"
+            f"{part.source}: no client of rowids {part.first} to {part.last} contains zlib-compressed msgpack "
+            "with num_examples tokens; check that the file is Stack Overflow as FedJAX hosts it"
         )
 
 

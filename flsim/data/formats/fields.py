@@ -36,7 +36,7 @@ def posts_of(user: Any, text: Any, dropped: Counter[str], reading: Reading, spli
     of a surrogate pair).
 
     Args:
-        user: a string, or a whole number, also as a float; 7, 7.0 and "7" are one author.
+        user: a string, or an integer, also as a float; 7, 7.0 and "7" are one author.
         text: a string, or a list of strings.
         dropped: counts by reason.
         reading: how the text is read.
@@ -66,7 +66,7 @@ def author_of(user: Any) -> str | None:
     """Return an author's name; None for a null.
 
     Raises:
-        WrongFieldError: the author is neither a string nor a whole number.
+        WrongFieldError: the author is neither a string nor an integer.
     """
     if _is_null(user):
         return None
@@ -75,7 +75,7 @@ def author_of(user: Any) -> str | None:
             raise WrongFieldError(USER, "is a float too large to be one whole number; write authors as strings")
         return str(int(user))
     if isinstance(user, bool) or not isinstance(user, str | int):
-        raise WrongFieldError(USER, "must be a string or a whole number")
+        raise WrongFieldError(USER, "must be a string or an integer")
     return str(user)
 
 

@@ -55,7 +55,7 @@ def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         while offset < part.last:
             line = file.readline(LONGEST_LINE + 1)
             if not line:
-                raise InputError(f"{part.source}: became shorter while it was read")
+                raise InputError(f"{part.source}: the file became shorter while flsim read it; import it again")
             start, offset = offset, offset + len(line)
             try:
                 if len(line) > LONGEST_LINE and not line.endswith(b"\n"):

@@ -25,9 +25,8 @@ FORMATS: dict[str, Format] = {
 KNOWN = (
     "known are Stack Overflow as TensorFlow Federated hosts it (SQLite, HDF5), as FedJAX (SQLite) and pfl-research "
     '(HDF5) do, Parquet, lines or an array of {"user": ..., "text": ...}, LEAF (JSON), CSV (.csv, .tsv, or --format '
-    "csv), the Posts.xml of a "
-    "Stack Exchange dump, and plain text (.txt, or --format text); or give a reader of your own, as "
-    "--format path/to/file.py:NAME"
+    "csv), the Posts.xml of a Stack Exchange dump, and plain text (.txt, or --format text); or give a custom reader "
+    "with --format path/to/file.py:NAME"
 )
 
 
@@ -70,7 +69,10 @@ def format_of(data: Path, source: Path) -> Format:
     suffixes = [suffix for suffix in map(str.lower, source.suffixes) if suffix not in PACKED]
     suffix = suffixes[-1] if suffixes else ""
     if not head and suffix not in _SUFFIXES:
-        raise InputError(f"{source}: empty, so no format can be told; name the file that holds the text, or --format")
+        raise InputError(
+            f"{source}: the file is empty, so its format cannot be detected; name the file that has the text, or "
+            "set --format"
+        )
     if head.startswith(_COMPRESSED):
         raise InputError(f"{source}: compressed; unpack it first")
     if head.startswith(sqlite.MAGIC):

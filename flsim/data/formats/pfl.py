@@ -90,13 +90,13 @@ def _sentences(inputs: NDArray[Any], targets: NDArray[Any], vocabulary: Words, w
     if targets.min(initial=0) < 0 or targets.max(initial=0) >= len(vocabulary.words):
         raise InputError(f"{where}: a token id outside of the vocabulary of {len(vocabulary.words):,}")
     if (inputs[:, 0] != vocabulary.bos).any() or (inputs[:, 1:] != targets[:, :-1]).any():
-        raise InputError(f"{where}: inputs are not BOS and then the targets but the last")
+        raise InputError(f"{where}: inputs must be BOS followed by all targets except the last")
     words = vocabulary.are_words[targets]
     lengths = words.sum(axis=1)
     position = np.arange(targets.shape[1])
     ended = (targets == vocabulary.pad) | ((targets == vocabulary.eos) & (position == lengths[:, None]))
     if (words != (position < lengths[:, None])).any() or not (words | ended).all():
-        raise InputError(f"{where}: a sentence goes on after its end")
+        raise InputError(f"{where}: a sentence continues after its end token")
     flat = vocabulary.words[targets[words]].tolist()
     ends = np.cumsum(lengths).tolist()
     return [" ".join(flat[first:last]) for first, last in zip([0, *ends], ends, strict=False)]

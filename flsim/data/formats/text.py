@@ -67,7 +67,7 @@ def _lines(part: Part) -> Iterator[bytes]:
         while (start := file.tell()) < part.last:
             line = rest = file.readline(LONGEST_RECORD + 1)
             if not line:
-                raise InputError(f"{part.source}: became shorter while it was read")
+                raise InputError(f"{part.source}: the file became shorter while flsim read it; import it again")
             while rest and not rest.endswith(b"\n"):
                 rest = file.readline(CHUNK)
             yield line if start else line.removeprefix(BYTE_ORDER_MARK)

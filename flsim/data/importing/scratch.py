@@ -137,8 +137,8 @@ class Scratch:
             return pieces
         if others := list(_needed(self.folder)):
             say(
-                f"{self.out}: starting a new import; the interrupted one had other sources or options. Its pieces stay "
-                f"in {others[0]}; remove that folder if you do not want to continue it"
+                f"{self.out}: starting a new import; the interrupted import had other sources or options. Its "
+                f"temporary files remain in {others[0]}; remove that folder if you do not want to continue it"
             )
         make_folder(pieces.folder)
         write_json(pieces.folder / "plan.json", plan)

@@ -66,7 +66,7 @@ class Source:
 
 def changed(path: Path) -> InputError:
     """Return the error that a file changed while it was read."""
-    return InputError(f"{path}: changed while it was read; import it again")
+    return InputError(f"{path}: the file changed while flsim read it; import it again")
 
 
 def open_sources(paths: Sequence[Path]) -> list[Source]:

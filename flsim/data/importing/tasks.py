@@ -158,14 +158,14 @@ def with_sites(sources: Sequence[Source], formats: Sequence[Format], sites: Sequ
         _refuse_wrong_sites(sources, sites, len(dumps))
         for site, number in Counter(sites).items():
             if number > 1:
-                say(f"--site {site}: of {number} dumps, so users of equal numbers in them are taken as the same people")
+                say(f"--site {site}: of {number} dumps, so equal user numbers in these dumps count as the same person")
         remaining = iter(sites)
         return [replace(source, site=next(remaining)) if source.path in dumps else source for source in sources]
     first: dict[tuple[str, str], Path] = {}
     for source, format in zip(sources, formats, strict=True):
         if format.name == STACKEXCHANGE.name:
             if source.is_pipe:
-                raise InputError(f"{source.path}: a pipe has no name that tells the site of a dump; add --site NAME")
+                raise InputError(f"{source.path}: the site of a dump cannot be detected from a pipe; add --site NAME")
             key, advice = (format.name, site_of(source.path)), "add --site NAME once for each dump, in their order"
         elif format.name == TEXT.name:
             key, advice = (format.name, unpacked_name(source.path)), "rename one of the files"
@@ -554,7 +554,7 @@ class Steps:
         if not authors:
             words, name = longest
             if not words:
-                why = f"no words of any user are left, only punctuation{self.removal.reason}"
+                why = f"no user has words, only punctuation{self.removal.reason}"
                 raise InputError(f"{names_of(sources)}: {why}")
             asked = self.hparams.words_per_user or 1
             raise InputError(

@@ -112,7 +112,8 @@ class ScheduledEvaluationHParams(EvaluationHParams):
     def __post_init__(self) -> None:
         if self.every_epochs is not None and self.every != type(self).every:
             raise InputError(
-                f"every_epochs ({self.every_epochs:g}) and every ({self.every}) both say when; set one of them"
+                f"every_epochs ({self.every_epochs:g}) and every ({self.every}) both set when to evaluate; set "
+                "only one of them"
             )
 
     def is_due(self, round_: int, rounds_per_epoch: float) -> bool:
@@ -135,9 +136,9 @@ class CommonSystemHParams:
 
     Attributes:
         evaluators: Number of processes that evaluate checkpoints during training. Unit: processes.
-        gpus_for_evaluation: GPUs of each evaluator, which training leaves free; 0 evaluates on a CPU. An evaluator may
-            take this share of the GPU's memory, or 1 GiB where that is more. When not set: a small share of a GPU where
-            the cluster has GPUs, in central training only with device "cuda". Unit: GPUs.
+        gpus_for_evaluation: GPUs of each evaluator, which training leaves free; 0 evaluates on a CPU. An evaluator can
+            use this share of the GPU's memory, or 1 GiB if that is more. When not set: a small share of a GPU if the
+            cluster has GPUs, in central training only with device "cuda". Unit: GPUs.
         evaluation_deadline: Longest time of one attempt to evaluate a checkpoint. A slower evaluator is killed; after
             three more attempts the evaluation is recorded as failed. Unit: seconds.
         checkpoint_every: Rounds, in central training steps, between two checkpoints; the newest two and the evaluated
@@ -175,7 +176,7 @@ class Config(ABC):
         model: Architecture and size of the network.
         privacy: Clipping and noise.
         evaluation: What is measured of each evaluated checkpoint, and when.
-        system: Use of the machines. It changes nothing in the results but float rounding.
+        system: Use of the machines. These settings change results only by floating-point rounding.
     """
 
     data: DataHParams

@@ -120,13 +120,13 @@ class CentralConfig(Config):
             return
         if self._is_private:
             raise InputError(
-                'training.order "sequence" has no privacy accounting: with clip or noise records are drawn at random; '
-                "remove it"
+                'training.order "sequence" has no privacy accounting: with a clip or noise, records are drawn at '
+                "random; remove training.order"
             )
         other = "iid" if partition == "non-iid" else "non-iid"
         raise InputError(
-            f'training.order "{order}" contradicts data.partition "{partition}", which is order "{self.order}"; '
-            f'remove it, or set data.partition = "{other}"'
+            f'training.order "{order}" contradicts data.partition "{partition}", which requires order '
+            f'"{self.order}"; remove it, or set data.partition = "{other}"'
         )
 
     @property

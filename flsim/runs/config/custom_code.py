@@ -170,8 +170,8 @@ def refuse_other_settings(started: Any, settings: Any, run: Path) -> None:
                 f"a new --out"
             )
     raise InputError(
-        f"{run}: was started with other settings{_difference(started, settings)}; resume it with the same ones, or "
-        f"name a new --out"
+        f"{run}: this run was started with other settings{_difference(started, settings)}; resume with the "
+        "same settings, or name a new --out"
     )
 
 

@@ -35,8 +35,8 @@ class TrainingHParams(FedAvgHParams):
 
     Attributes:
         kind: Kind of training: "federated".
-        epochs: In place of `rounds`: passes over all records, as far as whole rounds reach. Where users or records are
-            drawn, the number is an expectation. Unit: epochs.
+        epochs: In place of `rounds`: passes over all records, rounded up to a complete round. If users or records are
+            drawn at random, the number is an expectation. Unit: epochs.
     """
 
     kind: Literal["federated"] = "federated"
@@ -45,7 +45,9 @@ class TrainingHParams(FedAvgHParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.epochs is not None and self.rounds != type(self).rounds:
-            raise InputError(f"epochs ({self.epochs:g}) and rounds ({self.rounds}) both say how long; set one of them")
+            raise InputError(
+                f"epochs ({self.epochs:g}) and rounds ({self.rounds}) both set how long to train; set only one of them"
+            )
 
 
 @settings
@@ -63,12 +65,13 @@ class SystemHParams(CommonSystemHParams):
             `flsim run` begins the run, no more than the cohort; 2 under `flwr run`, and in a sweep that trains several
             runs at once. The run folder keeps the number. Unit: nodes.
         branch: Consecutive shards whose sums a client process adds up before the server adds the sums of these
-            branches, e.g. 10 for 100 shards; 0 for none, where the server adds all. It decides the order of additions,
-            so results differ by float rounding. When not set: none below 64 shards, from 64 on the square root of their
-            number, rounded up, which the run folder keeps from the beginning of a run. Unit: nodes.
+            branches, e.g. 10 for 100 shards; 0 for no branches: the server adds all sums. This setting determines the
+            order of additions, so results differ by floating-point rounding. When not set: none below 64 shards, from
+            64 on the square root of their number, rounded up, which the run folder keeps from the beginning of a run.
+            Unit: nodes.
         cpus_per_client: CPU cores, and torch threads, of a client process. Unit: cores.
-        gpus_per_client: GPUs of a client process, e.g. 0.4 for two on one GPU beside the evaluator; 0 trains on CPUs.
-            When not set: 1 where the cluster has GPUs, less the evaluators' share. Where clients hold all GPUs,
+        gpus_per_client: GPUs of a client process, e.g. 0.4 for two processes and an evaluator on one GPU; 0 trains on
+            CPUs. When not set: 1 minus the evaluators' share if the cluster has GPUs. If clients use all GPUs,
             evaluators run on CPUs. Unit: GPUs.
         deadline: Longest wait for the replies of a round, from the request on, before missing ones are asked for again.
             When not set: ten times the longest reply since the command started, at least a minute and at most an hour,

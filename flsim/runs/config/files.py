@@ -108,6 +108,6 @@ def _refuse_unknown(name: str, values: Mapping[str, Any], source: str) -> None:
         elsewhere = [place for places in meant.values() for place in places]
         hint = f", or did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
         raise InputError(
-            f'{source}: {", ".join(unknown)}: of {other} training, but training.kind is "{name}"; remove what does not '
-            f"belong to it{hint}"
+            f'{source}: {", ".join(unknown)}: of {other} training, but training.kind is "{name}"; remove these '
+            f"settings{hint}"
         )

@@ -172,7 +172,7 @@ def _type(hint: Any) -> tuple[str, str]:
         kind, *marks = get_args(hint)
         custom = [mark for mark in marks if isinstance(mark, CustomName)]
         if custom:
-            return "name", f"One of: {', '.join(custom[0].built_in)}, or your own as {FORM}."
+            return "name", f"One of: {', '.join(custom[0].built_in)}, or custom code as {FORM}."
         type_, choices = _type(kind)
         return type_, f"{choices} {_bounds(marks)}".strip()
     if get_origin(hint) is Literal:

@@ -32,7 +32,7 @@ def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any],
         change: a function (key, value) -> value to set, for each override.
 
     Raises:
-        InputError: the file is missing or no TOML, an override has another form, a whole number has more than 64 bits,
+        InputError: the file is missing or no TOML, an override has another form, an integer has more than 64 bits,
             or values are nested more than `DEEPEST` levels deep.
     """
     try:
@@ -67,7 +67,7 @@ def _refuse_large(values: Any, source: str, key: str = "", depth: int = 0) -> No
         for value in values:
             _refuse_large(value, source, key, depth + 1)
     elif isinstance(values, int) and not -(2**63) <= values < 2**63:
-        raise InputError(f"{where}: found {values!s:.20}..., a whole number of more than 64 bits; name a smaller one")
+        raise InputError(f"{where}: found {values!s:.20}..., an integer of more than 64 bits; name a smaller one")
 
 
 def _reason(error: ValueError | RecursionError) -> str:

@@ -179,7 +179,9 @@ def load(path: Path) -> Definition:
     """
     values = toml.read(path)
     if "grids" not in values:
-        raise InputError(f"{path}: not a sweep, as it has no grids; a run's configuration is for `flsim run`")
+        raise InputError(
+            f"{path}: this file is not a sweep, because it has no grids; use `flsim run` for the configuration of a run"
+        )
     _refuse_missing(values, path)
     definition = toml.validate(Definition, values, str(path))
     names = [grid.name for grid in definition.grids]
@@ -324,7 +326,8 @@ def _points(grid: Grid, change: TierGrid, source: str) -> list[tuple[Values, Val
         if len(values) != len(grid.axes.get(axis, ())):
             raise InputError(
                 f"{source}: grids.{grid.name}: axis {axis} has {len(values)} values in a tier, and "
-                f"{len(grid.axes.get(axis, ()))} as published; each of a tier's stands for the one in its place"
+                f"{len(grid.axes.get(axis, ()))} as published; each value of a tier replaces the published "
+                "value at the same position"
             )
     published_axes = [[(axis, value) for value in values] for axis, values in grid.axes.items()]
     axes = [[(axis, value) for value in change.axes.get(axis, values)] for axis, values in grid.axes.items()]
@@ -362,7 +365,7 @@ def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: s
         if option:
             raise InputError(f"--set {key}: of a sweep that is for {option}")
         if key in axes:
-            raise InputError(f"--set {key}: {where} varies it; take other grids with --only, or edit the file")
+            raise InputError(f"--set {key}: {where} varies it; choose other grids with --only, or edit the file")
 
 
 def _refuse_missing(values: Mapping[str, Any], path: Path) -> None:

@@ -88,7 +88,10 @@ class SweepFolder:
             make_folder(self.path)
             names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
             if names - self.entries and self.file not in names:
-                raise InputError(f"{self.path}: holds other things than a {self.what}; name a new folder with --out")
+                raise InputError(
+                    f"{self.path}: this folder has files that do not belong to a {self.what}; name a new folder "
+                    "with --out"
+                )
             (self.path / LOCK).touch()
         except OSError as error:
             raise InputError(

@@ -112,7 +112,7 @@ class Screen:
         state = self._state_of(name)
         over = state.status in {"completed", "diverged"}
         outcome = " ".join(filter(None, (state.status, state.note))) if over else f"failed: {failure}"
-        say(f"{name}: {outcome} ({remaining} run{'s' * (remaining != 1)} left)")
+        say(f"{name}: {outcome} ({remaining} run{'s' * (remaining != 1)} remaining)")
 
     def _state_of(self, name: str) -> State:
         return state_of(self._folder.run(name), self._began, name in self._finished)

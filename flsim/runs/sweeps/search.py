@@ -325,20 +325,22 @@ class TuningOutcome:
                         )
                 return group.values
         point = ", ".join(f"{axis} {value}" for axis, value in axes.items())
-        raise InputError(f"{self.source}: nothing was tuned for grid {grid} with {point}; tune it with `flsim tune`")
+        raise InputError(f"{self.source}: no values were tuned for grid {grid} with {point}; tune it with `flsim tune`")
 
     def refuse_seed(self, seed: int) -> None:
         """Raise InputError for a seed of the search."""
         if seed in self.seeds:
             raise InputError(
-                f"seed {seed}: {self.source} was tuned on it, so it must not be reported; take other seeds"
+                f"seed {seed}: {self.source} was tuned on this seed, so results of this seed must not be "
+                "reported; choose other seeds"
             )
 
     def refuse_corpus(self, digest: str, where: object) -> None:
         """Raise InputError for the digest of the corpus of the search, if the sweep has another one."""
         if self.has_own_corpus and digest == self.corpus:
             raise InputError(
-                f"{where}: {self.source} was tuned on this corpus, so it must not be reported; take another"
+                f"{where}: {self.source} was tuned on this corpus, so results on it must not be reported; use "
+                "another corpus"
             )
 
     @property

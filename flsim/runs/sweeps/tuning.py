@@ -288,7 +288,9 @@ def load(path: Path, tier: str, folder: Path) -> Search:
     """
     values = toml.read(path)
     if "sweep" not in values:
-        raise InputError(f"{path}: not a search, as it names no sweep; see experiments/tune-table1.toml")
+        raise InputError(
+            f"{path}: this file is not a search, because it names no sweep; see experiments/tune-table1.toml"
+        )
     tuning = toml.validate(Tuning, values, str(path))
     if tier not in tuning.tiers:
         raise InputError(f"{path}: has no tier {tier!r}; choose one of {', '.join(tuning.tiers)}")

@@ -153,7 +153,7 @@ def test_a_column_of_authors_that_a_null_made_floats(tmp_path: Path, form: str) 
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "own"])
-@pytest.mark.parametrize(("user", "why"), [(2.5, "must be a string or a whole number"), (2.0**53, "a float too large")])
+@pytest.mark.parametrize(("user", "why"), [(2.5, "must be a string or an integer"), (2.0**53, "a float too large")])
 def test_other_numbers_are_refused(tmp_path: Path, form: str, user: float, why: str) -> None:
     with pytest.raises(InputError, match=why):
         READERS[form](tmp_path, [(user, "a")])

@@ -49,7 +49,7 @@ def test_columns_are_named(tmp_path: Path) -> None:
     assert read(path, FORMAT, columns=("author", "body"))[0] == [Post("a", ["b"])]
     with pytest.raises(InputError, match=r"a\.parquet: no column 'user'; its columns: author, body, n"):
         read(path, FORMAT)
-    with pytest.raises(InputError, match=r"column 'n' must be a string or a whole number, found 0\.5"):
+    with pytest.raises(InputError, match=r"column 'n' must be a string or an integer, found 0\.5"):
         read(path, FORMAT, columns=("n", "body"))
     with pytest.raises(InputError, match="column 'n' has double, not strings or lists of strings"):
         read(path, FORMAT, columns=("author", "n"))

@@ -51,7 +51,7 @@ def test_bom_crlf_and_blank_lines(tmp_path: Path) -> None:
         (b"[" * 100_000, "not JSON (nested too deeply)"),
         (b'{"user": ' + b"9" * 5_000 + b', "text": "a"}', "not JSON (a number of too many digits)"),
         (b"[1]", "not a JSON object"),
-        (b'{"user": true, "text": "a"}', "'user' must be a string or a whole number, found true"),
+        (b'{"user": true, "text": "a"}', "'user' must be a string or an integer, found true"),
         (
             b'{"user": "a", "text": {"' + b"b" * 99 + b'": 1}}',
             "'text' must be a string or a list of strings, found {\"bbbb",

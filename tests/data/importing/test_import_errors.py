@@ -40,7 +40,7 @@ def nothing_but(folder: Path) -> bool:
             b"user\ttext\n1\ta\n",
             r"a\.log: begins with b'user.*, which no known format does; known are .*py:NAME",
         ),
-        ("a.log", b"", r"a\.log: empty, so no format can be told"),
+        ("a.log", b"", r"a\.log: the file is empty, so its format cannot be detected"),
         ("a.zip", b"PK\x03\x04", r"a\.zip: compressed; unpack it first"),
         ("a.7z", b"7z\xbc\xaf\x27\x1c\0\4", r"a\.7z: cut short or damaged"),
         ("a.tsv", b"user\ttext\n1\ta\tb\n", r"a\.tsv: line 2: a row of 3 fields, but the header has 2"),
@@ -51,7 +51,7 @@ def nothing_but(folder: Path) -> bool:
         ("a.json", b'[{"user": 1, "text": "a"}', r"a\.json: line 1: not JSON \(expected ',', found the end\)"),
         ("a.xml", b'{"user": 1, "text": "a b c"}', "no user has 12 words; the longest, '1', has 3: import more text"),
         ("a.jsonl", b"<users/>", "the root element is <users>"),
-        ("a.jsonl", b'{"user": "one", "text": "... !"}', r"a\.jsonl: no words of any user are left, only punctuation$"),
+        ("a.jsonl", b'{"user": "one", "text": "... !"}', r"a\.jsonl: no user has words, only punctuation$"),
         ("a.jsonl", b'{"user": 1, "text": "a b"}\n{"user": 1, "te', r"a\.jsonl: line 2: not JSON"),
     ],
 )
@@ -170,7 +170,7 @@ def test_a_source_that_changes_while_it_is_read(sources: Path, monkeypatch: pyte
         return merge(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr("flsim.data.importing.tasks.merge", append)
-    with pytest.raises(InputError, match=r"a\.jsonl: changed while it was read; import it again"):
+    with pytest.raises(InputError, match=r"a\.jsonl: the file changed while flsim read it; import it again"):
         import_folder(sources)
     assert nothing_but(sources)
 

@@ -83,7 +83,7 @@ def test_pieces_of_another_import_stay(imports: Imports, expected: dict[str, byt
     kill(imports.started(6, further=0))
     said = imports.finish(imports.start(*imports.sources[:2]))
     (pieces,) = (path for path in imports.scratch.iterdir() if path.is_dir())
-    assert "starting a new import; the interrupted one had other sources or options" in said
+    assert "starting a new import; the interrupted import had other sources or options" in said
     assert f"{pieces}; remove that folder" in said
     assert f"{imports.scratch}: holds pieces of another interrupted import" in said
     shutil.rmtree(imports.out)
@@ -230,7 +230,10 @@ def keeping_times(change: Callable[[Path], object], path: Path) -> None:
 
 
 def assert_refused(imports: Imports, said: str, name: str) -> None:
-    assert said.splitlines()[-1] == f"flsim: {imports.folder / name}: changed while it was read; import it again"
+    assert (
+        said.splitlines()[-1]
+        == f"flsim: {imports.folder / name}: the file changed while flsim read it; import it again"
+    )
     assert not imports.out.exists()
     assert not imports.scratch.exists()
 
@@ -286,6 +289,6 @@ def test_a_vocabulary_that_changes_while_it_is_read_is_refused(
         return found or read_word_count(path, size, fit)
 
     monkeypatch.setattr(run, "read_word_count", read)
-    with pytest.raises(InputError, match=r"words\.txt: changed while it was read; import it again"):
+    with pytest.raises(InputError, match=r"words\.txt: the file changed while flsim read it; import it again"):
         import_corpus([source], tmp_path / "out", ImportHParams(8, 6, 12, 0.0, 0.0), vocabulary_from=words)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "words.txt"]

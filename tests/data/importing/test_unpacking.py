@@ -200,7 +200,7 @@ def test_two_sources_of_one_site_are_refused_unless_named(tmp_path: Path, flsim:
         "data", "import", one, two, "--site", "ai", "--site", "ai", *SETTINGS, "--out", tmp_path / "one"
     )
     assert code == 0, err
-    assert "--site ai: of 2 dumps, so users of equal numbers in them are taken as the same people" in err
+    assert "--site ai: of 2 dumps, so equal user numbers in these dumps count as the same person" in err
     assert authors(Corpus.open(tmp_path / "one")) == {f"ai/{user}" for user in range(12)}
 
 
@@ -274,7 +274,7 @@ def test_a_pipe_needs_a_site(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flsim", "data", "import", "/dev/stdin", "--out", str(tmp_path / "corpus")]
     refused = subprocess.run([*command, *map(str, SETTINGS)], input=AI, capture_output=True)
     assert refused.returncode == 2
-    assert b"flsim: /dev/stdin: a pipe has no name that tells the site of a dump; add --site NAME\n" in refused.stderr
+    assert b"flsim: /dev/stdin: the site of a dump cannot be detected from a pipe; add --site NAME\n" in refused.stderr
 
 
 def test_an_archive_of_several_files_is_read_for_its_posts(tmp_path: Path) -> None:
