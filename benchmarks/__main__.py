@@ -224,7 +224,7 @@ def forgetting(
 
 
 def main() -> None:
-    """Run the benchmark that `sys.argv` names; exit with code 2 for bad input, and 1 where a run failed."""
+    """Run the benchmark that `sys.argv` names; exit with code 2 for bad input, and 1 if a run failed."""
     try:
         bench(prog_name="python -m benchmarks")
     except (InputError, RunFailed) as error:

@@ -125,7 +125,7 @@ def _result(run: Run, log: list[dict[str, Any]]) -> Result:
 
 
 def _launcher(peers: Path) -> list[str]:
-    """Return the command that starts a process of pfl on each processor; empty where pfl is not installed."""
+    """Return the command that starts a process of pfl on each processor; empty if pfl is not installed."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSORS)]
     return [str(peers), *launcher] if peers.exists() else []
 
@@ -166,7 +166,7 @@ def distances(results: Mapping[str, Result], start: Params, far: Mapping[str, fl
 
 
 def refuse_no_training(results: Mapping[str, Result], work: Work) -> None:
-    """Raise RunFailed where a final model does not predict the first user's records better than the first model."""
+    """Raise RunFailed if a final model does not predict the first user's records better than the first model."""
     inputs, targets = work.rounds[0][0]
 
     def loss(params: Params) -> float:

@@ -53,7 +53,7 @@ def secret_pairs(runs: Sequence[RunResults], measures: Sequence[Measure], figure
         figure: kind of the figure, for the error.
 
     Returns:
-        Columns run, setting, round, canary, and those that this module names, NaN where a value is unknown: `ESTIMATE`,
+        Columns run, setting, round, canary, and those that this module names, NaN if a value is unknown: `ESTIMATE`,
         the estimated exposure, bits; `FIT_P`, the p-value of its fit; `EXACT`, the exact rank; `NODES`, those that a
         shortest-path search reads before it comes to the canary; `PROVEN`, 1 or 0, whether the canary is proven to be
         the likeliest continuation; `READ`, nodes that the search read; `PHRASES`, |R|, how many continuations there
@@ -209,7 +209,7 @@ RANKS = (SPACE, EXTRAPOLATION)
 POOR = 0.01  # p-value of a fit that is rejected, as in flsim.measures.memorization.extrapolation
 NEAR = 10  # times the expected number
 RANKS_NOTE = """A point is a secret and an evaluated model. Ranks are exact, counted over all phrases of the format, the
-secret included. {near:,} of {drawn:,} points are within a factor of ten of the expected number, or of 1 where fewer
+secret included. {near:,} of {drawn:,} points are within a factor of ten of the expected number, or of 1 if fewer
 than one phrase is expected{unique}."""
 UNIQUE = "; of {:,} secrets with an estimated exposure above log2 |R|, {:,} have rank 1"
 RANKS_UNKNOWN = " {:,} more points are not drawn, because evaluation.nodes did not suffice to count their rank."

@@ -256,7 +256,7 @@ def plot(*runs: Path | str, out: Path | str, over_seeds: bool | None = None) -> 
     Args:
         runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
         out: the file; an existing file is replaced.
-        over_seeds: whether runs that differ only in their seed share one curve; None where a setting has two seeds.
+        over_seeds: whether runs that differ only in their seed share one curve; None if a setting has two seeds.
 
     Raises:
         InputError: a folder is no run, or `out` has another ending.

@@ -75,7 +75,7 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         return sent
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return replies that have come, without waiting; raise Interrupted where the run was stopped."""
+        """Return replies that have come, without waiting; raise Interrupted if the run was stopped."""
         with _asked_to_end():
             return list(self._grid.pull_messages(message_ids))
 
@@ -193,7 +193,7 @@ def ray_for_evaluators(grid: Grid) -> Iterator[None]:
 
 
 def refuse_other_code(folder: Path) -> None:
-    """Raise InputError where simulated clients would run the code in a folder, and not this app's."""
+    """Raise InputError if simulated clients would run the code in a folder, and not this app's."""
     if _code(folder) not in ({}, _code(HERE)):
         raise InputError(
             f"{folder}: clients would run the code in this folder, which differs from the submitted code; "

@@ -207,7 +207,7 @@ def _has_diverged(run: Run) -> bool:
 
 
 def _log_complaint(run: Run) -> str | None:
-    """Return which rounds the log of a run has lost, in one line; None where it has lost none."""
+    """Return which rounds the log of a run has lost, in one line; None if it has lost none."""
     lost = roundlog.lost(run.path)
     return (
         f"{roundlog.FILE} has lost {'rounds' if run.has_a_line_per_round else 'steps'} {roundlog.in_words(lost)}"

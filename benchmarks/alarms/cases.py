@@ -22,7 +22,7 @@ class Case:
         bound: the function of `flsim.attacks.audit`.
         truth: what is simulated.
         exceeds: (random numbers, simulations) -> bool [simulations], whether the bound of each is above the truth.
-        promised: probability of a bound above the truth that the bound promises; None where it promises nothing here.
+        promised: probability of a bound above the truth that the bound promises; None if it promises nothing here.
     """
 
     bound: str

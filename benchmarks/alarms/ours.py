@@ -195,7 +195,7 @@ def estimates_of_canary_users(noise: float | None) -> Simulate:
 
 
 def epsilon_of_noise(noise: float | None) -> float:
-    """Return the epsilon at `DELTA` of one canary user in or out of a sum with this noise; 0 where it is never in."""
+    """Return the epsilon at `DELTA` of one canary user in or out of a sum with this noise; 0 if it is never in."""
     return 0.0 if noise is None else trade_off.epsilon_of_gaussian(1 / noise, DELTA)
 
 

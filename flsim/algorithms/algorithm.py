@@ -28,7 +28,7 @@ class User(ABC):
         hparams: settings of local training.
         rate: the learning rate of this round.
         sent: tensors of the algorithm that the server sent: slot -> parameter -> tensor.
-        user_state: what the user stored when it last took part: slot -> parameter -> tensor; None where it never did.
+        user_state: what the user stored when it last took part: slot -> parameter -> tensor; None if it never did.
     """
 
     model: TrainableModel
@@ -97,7 +97,7 @@ class ServerRound:
     """A round as the server sees it, after the cohort has answered and before the server's step.
 
     Attributes:
-        mean: the averaged update by parameter, float64, after any noise; zeros where no user had an example.
+        mean: the averaged update by parameter, float64, after any noise; zeros if no user had an example.
         own: the server's own tensors before the round: slot -> parameter -> tensor.
         summed: the tensors of `Algorithm.answers`, summed over the cohort; float64.
         users: number of users in the cohort.
@@ -144,7 +144,7 @@ class Algorithm:
         return type(self).train is not Algorithm.train
 
     def refuse(self, local: LocalHParams) -> None:
-        """Raise InputError where the settings of local training do not fit the algorithm."""
+        """Raise InputError if the settings of local training do not fit the algorithm."""
 
     def init(self, params: Params) -> Moments:
         """Return the server's own tensors before the first round; zeros unless overridden."""
@@ -178,7 +178,7 @@ FEDAVG = Algorithm()
 
 
 def aggregated(algorithm: Algorithm, round_: ServerRound) -> tuple[Params, Moments]:
-    """Return the result of `Algorithm.aggregate`; raise RunFailed where its update is unlike the parameters."""
+    """Return the result of `Algorithm.aggregate`; raise RunFailed if its update is unlike the parameters."""
     update, after = algorithm.aggregate(round_)
     shapes, expected = ({name: value.shape for name, value in tensors.items()} for tensors in (update, round_.mean))
     if shapes != expected:

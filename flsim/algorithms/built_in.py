@@ -71,7 +71,7 @@ class FedProx(Algorithm):
     label = "FedProx"
 
     def refuse(self, local: LocalHParams) -> None:
-        """Raise InputError where mu is 0."""
+        """Raise InputError if mu is 0."""
         if not local.proximal:
             raise InputError('training.algorithm "fedprox" needs mu; set local.proximal above 0')
 

@@ -2,8 +2,8 @@
 
 Tensors      the parameters under their names; the optimizer's moments as "m/embedding", "v/embedding", ...
 Metadata     round, values (JSON, such as the clip), ledger (JSON), the digest of the state, the fields of `Provenance`
-             and of its model, and the seal, which is the digest of all other metadata. A user's own model is named by
-             the digest of its source.
+             and of its model, and the seal, which is the digest of all other metadata. A custom model is named by the
+             digest of its source.
 
 Older checkpoints have the clip ("" without one), or for central training the step, under their own names, and settings
 that a model's metadata lack are at their defaults. They have no seal, and the oldest ones have no digest.
@@ -47,7 +47,7 @@ class Provenance:
         corpus: digest of the corpus.
         vocabulary_size: V.
         model: the network's settings.
-        frozen: digest of the frozen values of a user's own network; empty where there are none.
+        frozen: digest of the frozen values of a custom network; empty if there are none.
     """
 
     config: str
@@ -58,7 +58,7 @@ class Provenance:
 
     @property
     def by_content(self) -> "Provenance":
-        """Return the provenance with a user's own network named by its content, which no place of the file changes."""
+        """Return the provenance with a custom network named by its content, which no place of the file changes."""
         return replace(self, model=replace(self.model, architecture=by_content(self.model.architecture)))
 
     @property
@@ -80,7 +80,7 @@ def checkpoint_name(round_: int) -> str:
 
 
 def round_of(path: Path) -> int:
-    """Return the round in a checkpoint's name; raise InputError where the name has none."""
+    """Return the round in a checkpoint's name; raise InputError if the name has none."""
     round_ = _round_named(path)
     if round_ is None:
         raise InputError(f"{path}: this is not the name of a checkpoint, such as {checkpoint_name(10)}; rename it")
@@ -182,9 +182,9 @@ def load(path: Path) -> tuple[State, Provenance]:
 
 
 def _shapes(provenance: Provenance, params: Params) -> dict[str, torch.Size]:
-    """Return the shapes of a checkpoint's model, without its memory; raise ValueError where the tensors cannot be its.
+    """Return the shapes of a checkpoint's model, without its memory; raise ValueError if the tensors cannot be its.
 
-    A user's own model is not executed here; the digest tells whether its tensors are whole.
+    A custom model is not executed here; the digest tells whether its tensors are whole.
     """
     if is_custom(provenance.model.architecture):
         return {name: value.shape for name, value in params.items()}
@@ -243,5 +243,5 @@ def strangers_in(folder: Path) -> list[Path]:
 
 
 def latest(folder: Path) -> Path | None:
-    """Return the checkpoint of the most rounds; None where there is none."""
+    """Return the checkpoint of the most rounds; None if there is none."""
     return max(all_in(folder), default=None, key=round_of)

@@ -74,8 +74,8 @@ class FederatedAveraging:
         local: settings of local training.
         privacy: the mechanism.
         seed: the experiment's seed; cohorts, batches and noise are functions of (seed, round).
-        length: number of rounds of the whole training, at whose end a schedule of learning rates ends; None where
-            learning rates are constant.
+        length: number of rounds of the whole training, at whose end a schedule of learning rates ends; None if learning
+            rates are constant.
         audit: canary users, who take part in addition to the population; none by default.
         shards: number of contiguous ranges of users, each of which gets one request a round.
         branch: number of consecutive shards whose sums are added before the sums of branches are; 0 adds all shards in

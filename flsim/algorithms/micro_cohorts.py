@@ -29,7 +29,7 @@ class MicroCohorts:
 
     Args:
         folder: the run folder; None to keep sizes in memory only.
-        is_read_only: whether new sizes stay in memory, as where a round is trained again to verify it.
+        is_read_only: whether new sizes stay in memory, for example if a round is trained again to verify it.
     """
 
     def __init__(self, folder: Path | None = None, is_read_only: bool = False) -> None:
@@ -40,11 +40,11 @@ class MicroCohorts:
 
     @property
     def memory_share(self) -> float:
-        """Return the share of a GPU's memory that the recorded size was chosen for; 1 where none is recorded."""
+        """Return the share of a GPU's memory that the recorded size was chosen for; 1 if none is recorded."""
         return float((self._choice() or {}).get("memory_share", 1.0))
 
     def settle(self, engine: object, memory_share: float, is_set: bool) -> None:
-        """Give an engine the recorded size; record the engine's own choice where there is none.
+        """Give an engine the recorded size; record the engine's own choice if there is none.
 
         Args:
             engine: the engine of this process; nothing happens to one that does not stack users.

@@ -78,10 +78,10 @@ def engine_of(
 ) -> Engine:
     """Return an engine on the model's device; the last three arguments are those of `CohortEngine`.
 
-    Without a size of micro-cohorts users of small models train in those of `users_on_cpu`, where there is no GPU. On a
-    processor without instructions for bfloat16 all that trains in bfloat16 elsewhere trains as in float32.
-    Engine "cohort" needs a model that declares a written-out gradient. Where users are stacked it also needs a model
-    that declares stacking, and an optimizer that has a `direction`. Otherwise "local", plain PyTorch, is returned.
+    Without a size of micro-cohorts users of small models train in those of `users_on_cpu`, if there is no GPU. On a
+    processor without instructions for bfloat16 all that trains in bfloat16 elsewhere trains as in float32. Engine
+    "cohort" needs a model that declares a written-out gradient. Where users are stacked it also needs a model that
+    declares stacking, and an optimizer that has a `direction`. Otherwise "local", plain PyTorch, is returned.
 
     Raises:
         InputError: the engine or the device cannot do what the settings ask for.
@@ -104,7 +104,7 @@ def engine_of(
 
 
 def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: str, able: Capabilities | None) -> None:
-    """Raise InputError where the model or the engine has only float32; `able` is None where it is not known yet."""
+    """Raise InputError if the model or the engine has only float32; `able` is None if it is not known yet."""
     if hparams.precision == "float32":
         return
     if able and not (able.low_precision and able.stacked and able.written_out):
@@ -119,7 +119,7 @@ def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: str,
 
 
 def refuse_injections(algorithm: FedAvgHParams, privacy: PrivacyHParams) -> None:
-    """Raise InputError where pseudo-users cannot take part in training."""
+    """Raise InputError if pseudo-users cannot take part in training."""
     method = algorithm_named(configured(algorithm, "algorithm"))
     if method.user_slots:
         raise InputError(
@@ -148,7 +148,7 @@ class FederatedTraining(FederatedAveraging):
     Raises:
         InputError: the population has no such cohort, there are more shards than users, or the model lacks the
             precision; or a sampler may draw a user twice, where the algorithm or mechanism "dp" does not allow it; or a
-            user's own optimizer, sampler or noise fails, or cannot be accounted with mechanism "dp".
+            custom optimizer, sampler or noise fails, or cannot be accounted with mechanism "dp".
     """
 
     engine: EngineName = "cohort"
@@ -184,7 +184,7 @@ class FederatedTraining(FederatedAveraging):
             refuse_injections(self.algorithm, self.privacy)
 
     def _refuse_repeats(self) -> None:
-        """Refuse a sampler that may draw a user twice where that cannot be accounted, or users keep states."""
+        """Refuse a sampler that may draw a user twice if that cannot be accounted, or users keep states."""
         sampler, method = self.sampler, self.method
         if self.privacy.mechanism == "dp":
             refuse_unaccounted(sampler)
@@ -195,7 +195,7 @@ class FederatedTraining(FederatedAveraging):
             )
 
     def _refuse_custom_privacy(self) -> None:
-        """Try a user's own sampler and noise before training."""
+        """Try a custom sampler and noise before training."""
         sampler, privacy, users = self.sampler, self.privacy, len(self.users)
         if is_custom(sampler):
             refuse_unrepeatable(self.seed, users, self.algorithm.cohort, sampler)

@@ -207,7 +207,7 @@ def init(params: Params, hparams: ServerOptimizerHParams) -> Moments:
     """Return the optimizer's state before the first step, by slot and parameter.
 
     Raises:
-        InputError: a user's own optimizer failed.
+        InputError: a custom optimizer failed.
     """
     with custom_code_errors(InputError):
         return _optimizer_of(hparams).init(params, hparams)
@@ -226,7 +226,7 @@ def apply(
         rate: eta of the round; `hparams.server_learning_rate` where None.
 
     Raises:
-        RunFailed: a user's own optimizer failed.
+        RunFailed: a custom optimizer failed.
     """
     eta = hparams.server_learning_rate if rate is None else rate
     exact = {slot: {name: _exact(value) for name, value in values.items()} for slot, values in moments.items()}
@@ -240,14 +240,14 @@ def apply(
 def slots_of(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> list[str]:
     """Return the slots of the optimizer's state that have the parameters' shapes."""
     is_built_in = not (is_custom(hparams.server_optimizer) or is_custom(model.architecture))
-    # On "meta" a large model takes no memory; a user's own code may read values.
+    # On "meta" a large model takes no memory; custom code may read values.
     with torch.device("meta" if is_built_in else "cpu"):
         x = {name: value.detach() for name, value in build(vocabulary_size, model).trainable.items()}
     return sorted(init(x, hparams).keys() - {"step"})
 
 
 def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> None:
-    """Try a user's own optimizer on parameters of the model, before training.
+    """Try a custom optimizer on parameters of the model, before training.
 
     Raises:
         InputError: the optimizer fails, or its state or its step lacks the parameters' names and shapes.
@@ -315,12 +315,12 @@ class ServerStep:
 
     @property
     def ratio(self) -> float | None:
-        """Return the effective step: the step's norm over the averaged update's; None where the latter is 0."""
+        """Return the effective step: the step's norm over the averaged update's; None if the latter is 0."""
         return self.step_norm / self.mean_norm if self.mean_norm else None
 
     @classmethod
     def between(cls, before: Params, after: Params, mean: Params | None) -> "ServerStep":
-        """Return the step from parameters to others along an averaged update; None where none was averaged."""
+        """Return the step from parameters to others along an averaged update; None if none was averaged."""
         step_norm = global_norm({name: value.double() - before[name].double() for name, value in after.items()})
         if mean is None:
             return cls(None, step_norm, None)

@@ -107,7 +107,7 @@ def root_branch(shards: int) -> int:
 
 
 def default_branch(shards: int) -> int:
-    """Return the number of shards in a branch for runs that do not set it; 0 where the server adds all shards.
+    """Return the number of shards in a branch for runs that do not set it; 0 if the server adds all shards.
 
     >>> [default_branch(shards) for shards in (2, 63, 64, 100, 1_000)]
     [0, 0, 8, 10, 32]
@@ -167,7 +167,7 @@ class TreeSum:
 
     @property
     def total(self) -> UpdateSum | None:
-        """Return the whole sum, None where there is no shard; raise ValueError while replies are missing."""
+        """Return the whole sum, None if there is no shard; raise ValueError while replies are missing."""
         if not self._total.is_complete:
             raise ValueError("a sum lacks replies of shards")
         return self._total.total

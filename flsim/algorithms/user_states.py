@@ -26,7 +26,7 @@ class UserStates:
 
     Args:
         folder: the folder of the files; None to keep states in memory only.
-        is_read_only: whether new states stay in memory, as where a round is trained again to verify it.
+        is_read_only: whether new states stay in memory, for example if a round is trained again to verify it.
     """
 
     def __init__(self, folder: Path | None = None, is_read_only: bool = False) -> None:
@@ -34,7 +34,7 @@ class UserStates:
         self._memory: dict[int, dict[int, Moments]] | None = {} if folder is None or is_read_only else None
 
     def read(self, user: int, round_: int) -> Moments | None:
-        """Return what a user stored when it last took part before a round; None where it never took part.
+        """Return what a user stored when it last took part before a round; None if it never took part.
 
         Raises:
             InputError: the state was removed, or its file is damaged.

@@ -38,7 +38,7 @@ def over_seeds(frame: pd.DataFrame, by: Sequence[str], value: Mapping[str, str])
 
     Returns:
         A row per group, in the order of the frame, with the columns of `by`, ``seeds`` (number of rows), and the mean
-        of each value with the ends of its 95% interval by Student's t over seeds; NaN where no seed has the value.
+        of each value with the ends of its 95% interval by Student's t over seeds; NaN if no seed has the value.
     """
     rows = []
     for key, group in frame.groupby(list(by), sort=False, dropna=False):

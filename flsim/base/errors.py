@@ -54,17 +54,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message that is not blank, or the name of its type where there is none."""
+    """Return the first line of an error's message that is not blank, or the name of its type if there is none."""
     return next(iter(_lines(error)), type(error).__name__)
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of an error's message that is not blank, or the name of its type where there is none."""
+    """Return the last line of an error's message that is not blank, or the name of its type if there is none."""
     return next(reversed(_lines(error)), type(error).__name__)
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return an error's whole message as one line, or the name of its type where there is none."""
+    """Return an error's whole message as one line, or the name of its type if there is none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -91,7 +91,7 @@ class Diverged(RunFailed):
 
 
 class CustomCodeError(RunFailed):
-    """A user's own code raised an error, as it does each time; the message names its file."""
+    """Custom code raised an error, as it does each time; the message names its file."""
 
 
 class Terminated(SystemExit):

@@ -1,4 +1,4 @@
-"""Loading of a user's own code, which settings name as ``path/to/file.py:NAME`` in place of a built-in name.
+"""Loading of custom code, which settings name as ``path/to/file.py:NAME`` in place of a built-in name.
 
 Such a file is one module. It may import flsim and installed packages, but not the files beside it. It is executed when
 the object that it defines is first used, and never to read a configuration or results.
@@ -231,7 +231,7 @@ def short_name(name: str) -> str:
 
 
 def options_as_text(name: str) -> str:
-    """Return the options of a name as ``(alpha=0.1, mode=fast)``; empty where there are none."""
+    """Return the options of a name as ``(alpha=0.1, mode=fast)``; empty if there are none."""
     text = ", ".join(f"{key}={value}" for key, value in options_of(name).items())
     return f"({text})" if text else ""
 
@@ -293,7 +293,7 @@ def add_own_file(path: str) -> None:
 
 
 def place(error: BaseException) -> str | None:
-    """Return the innermost frame of an error in a user's own file, such as ``file.py:12``.
+    """Return the innermost frame of an error in a custom file, such as ``file.py:12``.
 
     None means that the error passed through no such file.
     """
@@ -305,7 +305,7 @@ def place(error: BaseException) -> str | None:
 def custom_code_errors(
     failure: type[InputError] | type[RunFailed] = CustomCodeError, with_all_exits: bool = True
 ) -> Iterator[None]:
-    """Turn an error of a user's own code into a one-line error that names the file and the line.
+    """Turn an error of custom code into a one-line error that names the file and the line.
 
     SystemExit is such an error: otherwise `sys.exit(0)` would end a command with success. Errors
     of flsim, errors of other libraries, Ctrl-C, and a lack of memory leave the block unchanged.
@@ -337,7 +337,7 @@ def custom_code_errors(
 def custom_call_errors(
     name: str, needs: str, failure: type[InputError] | type[RunFailed] = CustomCodeError
 ) -> Iterator[None]:
-    """Turn errors of a user's own code, and of calls that do not fit it, into one-line errors.
+    """Turn errors of custom code, and of calls that do not fit it, into one-line errors.
 
     Args:
         name: the name of the user's object.
@@ -404,7 +404,7 @@ def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-# The labels that a user's own code declares, read from its source without executing it.
+# The labels that custom code declares, read from its source without executing it.
 
 
 def declared_label(name: str) -> str:

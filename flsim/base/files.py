@@ -157,7 +157,7 @@ def refuse_existing(path: Path) -> None:
 
 
 def refuse_unwritable(folder: Path, *names: str) -> None:
-    """Raise InputError where no file can be made in a folder, or in folders of these names in it.
+    """Raise InputError if no file can be made in a folder, or in folders of these names in it.
 
     For what takes long before it stores anything. Nothing is written.
     """

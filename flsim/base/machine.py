@@ -37,14 +37,14 @@ def of_group(controller: str, *names: str) -> str:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file of the kernel; empty where there is none."""
+    """Return the text of a file of the kernel; empty if there is none."""
     with suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
     return ""
 
 
 def refuse_missing_device(device: str, name: str = "device") -> None:
-    """Raise InputError where torch has no such device here, or flsim does not compute on it.
+    """Raise InputError if torch has no such device here, or flsim does not compute on it.
 
     torch has more devices, such as "meta", whose tensors hold no values, and "mps".
 
@@ -65,7 +65,7 @@ def refuse_missing_device(device: str, name: str = "device") -> None:
 
 
 def refuse_beyond_memory(needed: float, what: str, remedy: str) -> None:
-    """Raise InputError where something needs more bytes than this machine has, or its container.
+    """Raise InputError if something needs more bytes than this machine has, or its container.
 
     Args:
         needed: bytes that are needed at the least.

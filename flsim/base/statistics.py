@@ -62,7 +62,7 @@ def difference_interval(
     """Return the interval of the difference of two independent probabilities, the first less the second.
 
     Newcombe, "Interval estimation for the difference between independent proportions" (1998), method 10, from the score
-    intervals (Wilson, 1927) of both. It is approximate, and neither empty nor beyond -1 and 1 where rates are 0 or 1.
+    intervals (Wilson, 1927) of both. It is approximate, and neither empty nor beyond -1 and 1 if rates are 0 or 1.
 
     >>> [round(end, 4) for end in difference_interval(56, 70, 48, 80)]
     [0.0524, 0.3339]
@@ -184,7 +184,7 @@ def holm(p: Sequence[float]) -> list[float]:
     """Return p-values [n] of one family, corrected by Holm (1979).
 
     The chance that any corrected value below 0.05 is a false discovery is at most 5%, for any dependence between the
-    tests. NaN, where nothing was tested, stays NaN and does not count.
+    tests. NaN, if nothing was tested, stays NaN and does not count.
     """
     corrected = [math.nan] * len(p)
     tested = sorted((value, index) for index, value in enumerate(p) if not math.isnan(value))
@@ -252,7 +252,7 @@ class Roc:
 
         The population's rate at the k-th highest score of n others is Beta(k, n - k + 1), or is on the safe side of it
         where scores are equal. So some score is a threshold whose false-positive rate is at most `level`, and another
-        one whose rate is at least that, each but for a quarter of what `confidence` leaves; members above them have
+        one whose rate is at least that, each except for a quarter of what `confidence` leaves; members above them have
         the interval of Clopper and Pearson, each with another quarter. Members and others count as independent. The
         interval is conservative: it holds at least as often as `confidence` says.
         """

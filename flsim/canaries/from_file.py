@@ -21,7 +21,7 @@ def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tu
 
     Args:
         path: a .csv or .json file. Each canary has an id, and either words or tokens, which are ids. They are separated
-            by spaces, or in JSON also a list. p_u and p_e are optional, probabilities as in `Canary`; NaN where absent.
+            by spaces, or in JSON also a list. p_u and p_e are optional, probabilities as in `Canary`; NaN if absent.
         layout: the corpus' token layout, which tells which ids are words.
         vocabulary: ids of words; without it canaries must be tokens.
 

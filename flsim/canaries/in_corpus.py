@@ -67,7 +67,7 @@ class Planted:
 
     @classmethod
     def read(cls, corpus: Corpus) -> "Planted | None":
-        """Return the canaries that are planted in a corpus; None where there are none.
+        """Return the canaries that are planted in a corpus; None if there are none.
 
         Raises:
             InputError: the files are damaged.

@@ -97,7 +97,7 @@ class Overlay:
 
     @classmethod
     def read(cls, folder: Path, count: int) -> "Overlay":
-        """Return `count` replaced records as `write` left them; raise OSError or ValueError where files lack them."""
+        """Return `count` replaced records as `write` left them; raise OSError or ValueError if files lack them."""
         return cls(flat_file(folder / "overlay.i64", "<i8", count), flat_file(folder / "overlay.u16", "<u2", count))
 
     def is_of(self, records: int, canaries: Sequence[Canary]) -> bool:
@@ -155,7 +155,7 @@ class Planting:
 
 
 def flat_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
-    """Return a memory-mapped file that holds `count` values; raise ValueError where it holds another number."""
+    """Return a memory-mapped file that holds `count` values; raise ValueError if it holds another number."""
     values = memory_map(path, dtype)
     if len(values) != count:
         raise ValueError(f"{path.name} holds {len(values):,} values instead of {count:,}")
@@ -272,7 +272,7 @@ def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | N
     at_place[np.arange(length), sorted_phrases] = True
     present: set[tuple[int, ...]] = set()
     for start, window in windows(split.tokens, chunk, overlap=length - 1):
-        starts = max(0, len(window) - length + 1)  # none where the window is shorter than a phrase
+        starts = max(0, len(window) - length + 1)  # none if the window is shorter than a phrase
         candidates = np.flatnonzero(at_place[0][window[:starts]])
         for place in range(1, length):
             candidates = candidates[at_place[place][window[candidates + place]]]
@@ -392,7 +392,7 @@ def refuse_too_many(hparams: CanaryHParams, records: int) -> None:
 
     Args:
         hparams: settings of the canaries.
-        records: number of the training records, or a number that is not exceeded where it is not known yet.
+        records: number of the training records, or a number that is not exceeded if it is not known yet.
 
     Raises:
         InputError: there are too many canaries or copies.
@@ -413,7 +413,7 @@ def refuse_too_many(hparams: CanaryHParams, records: int) -> None:
 
 
 def refuse_copies(copies: int, records: int) -> None:
-    """Raise InputError where an exact number of copies exceeds that of the training records."""
+    """Raise InputError if an exact number of copies exceeds that of the training records."""
     if copies > records:
         raise InputError(
             f"{copies:,} copies of canaries do not fit into {records:,} training records; set fewer "
@@ -422,7 +422,7 @@ def refuse_copies(copies: int, records: int) -> None:
 
 
 def refuse_too_long(length: int, layout: Layout, setting: str = "canaries.length") -> None:
-    """Raise InputError where canaries of `length` words, as `setting` gives them, exceed a record of the layout."""
+    """Raise InputError if canaries of `length` words, as `setting` gives them, exceed a record of the layout."""
     if length > layout.record_words:
         raise InputError(
             f"canaries of {length:,} words would be cut: records of this corpus hold {layout.record_words}; "

@@ -45,9 +45,9 @@ class Population:
         split: the corpus' users.
         phrases: the words of each canary, of the layout's token type.
         overlay: the records that canaries replace, counted in the population's own order.
-        twin: the population's own order and users; None where they are the corpus' own.
-        windows: int64 [canaries, 2], the first and the last round in which each canary is planted, from 1; None where
-            all are planted in every round.
+        twin: the population's own order and users; None if they are the corpus' own.
+        windows: int64 [canaries, 2], the first and the last round in which each canary is planted, from 1; None if all
+            are planted in every round.
         extra: pseudo-users, who inject a canary each in one round.
         injected: int64 [records of pseudo-users], the canary that each of their records is.
     """
@@ -72,7 +72,7 @@ class Population:
         return cls(split, phrases, overlay, twin, bounds, *_pseudo_users(canaries))
 
     def at(self, round_: int) -> "Population":
-        """Return the users of a round, counted from 0; this object itself where no canary has a window.
+        """Return the users of a round, counted from 0; this object itself if no canary has a window.
 
         In the rounds of its window a canary's copies are in place, in others the records that they replace. Rounds in
         which the same canaries are planted have the same object.

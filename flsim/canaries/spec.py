@@ -49,7 +49,7 @@ def _injection(at: float) -> float:
 
 
 def window_label(window: Window) -> str:
-    """Return a window in words; empty where it holds all rounds."""
+    """Return a window in words; empty if it holds all rounds."""
     if window == ALWAYS:
         return ""
     start, end = window
@@ -63,7 +63,7 @@ def bounds_of(window: Window, rounds: int | None) -> Bounds:
 
     Args:
         window: the window.
-        rounds: number of rounds of the whole training; None where it is unknown.
+        rounds: number of rounds of the whole training; None if it is unknown.
 
     Raises:
         InputError: a fraction of an unknown number, or the window begins after the last round.
@@ -92,7 +92,7 @@ def injection_bounds(at: float, rounds: int | None) -> Bounds:
 
     Args:
         at: completed rounds, or a fraction of training where it is below 1.
-        rounds: number of rounds of the whole training; None where it is unknown.
+        rounds: number of rounds of the whole training; None if it is unknown.
 
     Raises:
         InputError: a fraction of an unknown number, or the round comes after the last one.
@@ -233,7 +233,7 @@ class CanaryHParams:
 
     @property
     def about_injections(self) -> str:
-        """Return a sentence on what an epsilon does not cover; empty where no pseudo-user takes part."""
+        """Return a sentence on what an epsilon does not cover; empty if no pseudo-user takes part."""
         if not self.injections or not self.count or self.arm == "out":
             return ""
         return ABOUT_INJECTIONS.format(", ".join(injection_label(at) for at in self.injections))
@@ -259,15 +259,15 @@ class Canary:
     Attributes:
         id: the canary's name in every table, e.g. ``"c07"``.
         tokens: the word ids of the phrase.
-        p_u: probability that a user is a sharer; NaN where it is unknown, or where `copies` is set.
-        p_e: probability that a record of a sharer is replaced; NaN where it is unknown, or where `copies` is set.
-        copies: exact number of records, of any users, that are replaced; None where probabilities decide.
+        p_u: probability that a user is a sharer; NaN if it is unknown, or where `copies` is set.
+        p_e: probability that a record of a sharer is replaced; NaN if it is unknown, or where `copies` is set.
+        copies: exact number of records, of any users, that are replaced; None if probabilities decide.
         is_planted: whether records are replaced; False for a control, which is only drawn and measured.
-        coin: the coin that decided whether it is planted; None where no coin did.
+        coin: the coin that decided whether it is planted; None if no coin did.
         first_round: the first round in which it is planted, from 1; None for no bound.
         last_round: the last round in which it is planted; None for no bound.
         pseudo_users: number of pseudo-users who hold its copies, equally many each, and inject it in `first_round`;
-            None where users of the population hold it.
+            None if users of the population hold it.
         template: the template that the phrase fills, with the space of its fillings; None for none.
         is_natural: whether the phrase is text of a held-out user, and not random words.
     """
@@ -304,7 +304,7 @@ class Configuration(NamedTuple):
         p_u, p_e: as of `Canary`.
         copies: as of `Canary`.
         window: the rounds in which it is planted, as in the settings; of an injection its time, twice.
-        users: number of pseudo-users who inject it; 0 where users hold it.
+        users: number of pseudo-users who inject it; 0 if users hold it.
     """
 
     p_u: float

@@ -97,7 +97,7 @@ for group in (app, data):
 def main() -> None:
     """Run the command that `sys.argv` names, and exit.
 
-    An error is one line on standard error. The exit code is 2 for bad input, 1 where a run or a disk failed.
+    An error is one line on standard error. The exit code is 2 for bad input, 1 if a run or a disk failed.
     """
     # SystemExit, unlike death by the signal, lets `finally` remove files that are half-written.
     signal.signal(signal.SIGTERM, _terminate)

@@ -274,7 +274,7 @@ def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[
     Args:
         rows: the rows of one evaluation.
         canaries: the measured canaries.
-        own: quantities that a user's own measures computed.
+        own: quantities that custom measures computed.
     """
     from flsim.results.tables import user_share
 
@@ -335,7 +335,7 @@ def _legend(values: "Mapping[tuple[str, str], float]", columns: "Sequence[Quanti
 
 
 def _utility(values: "Mapping[tuple[str, str], float]", own: "Sequence[Quantity]") -> list[str]:
-    """Return the line of utility, and a line for each quantity of the model by a user's own measures."""
+    """Return the line of utility, and a line for each quantity of the model by custom measures."""
     from flsim.measures.built_in import QUANTITIES
     from flsim.measures.quantity import of_model
     from flsim.results.rows import WHOLE_TEST_USERS

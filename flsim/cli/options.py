@@ -117,7 +117,7 @@ FormatOption = Annotated[
 
 
 def refuse_two_prints(format: Format, out: Path | None, as_json: bool = False) -> None:
-    """Raise InputError where --json and --format both say how to print, or where Parquet would be printed."""
+    """Raise InputError if --json and --format both say how to print, or where Parquet would be printed."""
     if as_json and format is not Format.md:
         raise InputError(f"--json and --format {format}: choose one of them")
     if format is Format.parquet and out is None:
@@ -125,7 +125,7 @@ def refuse_two_prints(format: Format, out: Path | None, as_json: bool = False) -
 
 
 def refuse_json_and_csv(as_json: bool, as_csv: bool) -> None:
-    """Raise InputError where both are set, as each says how to print."""
+    """Raise InputError if both are set, as each says how to print."""
     if as_json and as_csv:
         raise InputError("--json and --csv: choose one of them")
 
@@ -156,7 +156,7 @@ def print_or_write(text: str, out: Path | None) -> None:
 
 
 def check_device(device: str) -> None:
-    """Raise InputError where torch has no such device."""
+    """Raise InputError if torch has no such device."""
     refuse_missing_device(device, "--device")
 
 

@@ -63,7 +63,7 @@ def settings(
 
 
 def _selected(listed: "list[Section]", name: str | None) -> "list[Section]":
-    """Return the sections, or the one setting, of a name; InputError where there is none."""
+    """Return the sections, or the one setting, of a name; InputError if there is none."""
     from dataclasses import replace
 
     if name is None:

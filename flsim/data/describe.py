@@ -148,7 +148,7 @@ def _membership(membership: dict[str, Any]) -> list[str]:
 
 
 def _utility(summary: dict[str, Any]) -> list[str]:
-    """Return the lines on whole test authors; none where utility is measured on the test users above."""
+    """Return the lines on whole test authors; none if utility is measured on the test users above."""
     if summary["utility"] not in WHOLE.values():
         return []
     whole, balanced = (summary["membership"][f"{name}_authors"] for name in (summary["utility"], "test"))

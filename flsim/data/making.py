@@ -44,8 +44,8 @@ def make_corpus(
 ) -> Corpus:
     """Write a corpus that code generates, as a function of the code and these arguments.
 
-    The posts of a user's own maker are imported like any other source: users are cut if `words_per_user` is set, splits
-    are drawn if the maker names none, and the vocabulary is counted. An interrupted call continues when it is repeated.
+    The posts of a custom maker are imported like any other source: users are cut if `words_per_user` is set, splits are
+    drawn if the maker names none, and the vocabulary is counted. An interrupted call continues when it is repeated.
 
     Args:
         name: a key of `MAKERS`, or ``path/to/file.py:NAME``; see `flsim.data.formats.own`.

@@ -125,7 +125,7 @@ def description_of(layout: Layout) -> dict[str, Any]:
 
 
 def by_in(manifest: dict[str, Any]) -> By:
-    """Return whether the words of a corpus are words, as where its manifest does not say, or single characters."""
+    """Return whether the words of a corpus are words, which is the default, or single characters."""
     by: By = manifest["parameters"].get("by", "words")
     return by
 

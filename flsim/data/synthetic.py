@@ -324,7 +324,7 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
 
 
 def _refuse_too_large(hparams: SyntheticHParams, folder: Path) -> None:
-    """Raise InputError where a user's random numbers exceed the memory, or all tokens the disk."""
+    """Raise InputError if a user's random numbers exceed the memory, or all tokens the disk."""
     random_numbers = 3 * 8 * hparams.words_per_user  # three of 8 bytes for each word of the user that is drawn
     what = f"a user of {hparams.words_per_user:,} words"
     refuse_beyond_memory(random_numbers, what, "set fewer words per user, and more users")

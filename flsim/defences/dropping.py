@@ -14,7 +14,7 @@ from flsim.data.rewriting import rewrite_corpus
 
 
 def train_records(corpus: Corpus, out: Path, at_least: int = 1) -> Split:
-    """Return the train split; raise InputError where it has fewer than `at_least` records, or `out` exists."""
+    """Return the train split; raise InputError if it has fewer than `at_least` records, or `out` exists."""
     refuse_existing(out)
     train = corpus.split("train")
     if train.records < at_least:

@@ -234,7 +234,7 @@ def _shape(value: Any) -> str:
     return str(list(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-# The loading of a user's own model, which executes the code that makes it.
+# The loading of a custom model, which executes the code that makes it.
 
 
 def model_of_factory(spec: str, option: str = "") -> Any:

@@ -155,7 +155,7 @@ def _refuse_mismatch(
 
 
 def refuse_uncounted(template: str, also: Sequence[str]) -> None:
-    """Raise InputError where a measure cannot count fillings of a template: card and social security numbers."""
+    """Raise InputError if a measure cannot count fillings of a template: card and social security numbers."""
     counting = [name for name in also if name in ALSO and not ALSO[name].takes_any_secret]
     for hole in ("{card}", "{ssn}"):
         if hole in template and counting:
@@ -177,7 +177,7 @@ def count_references(canaries: Sequence[Canary], hparams: EvaluationHParams) -> 
 
 
 def refuse_short(canaries: Sequence[Canary], hparams: EvaluationHParams) -> None:
-    """Raise InputError where the prefix covers a whole canary."""
+    """Raise InputError if the prefix covers a whole canary."""
     for canary in canaries:
         if len(canary.tokens) <= known_words(canary, hparams):
             raise InputError(
@@ -187,7 +187,7 @@ def refuse_short(canaries: Sequence[Canary], hparams: EvaluationHParams) -> None
 
 
 def _refuse_non_finite(model: TrainableModel) -> None:
-    """Raise Diverged where a parameter is not finite."""
+    """Raise Diverged if a parameter is not finite."""
     # A NaN compares false with everything, so that every canary would come out as memorized.
     for name, parameter in model.named_parameters():
         bad = parameter.numel() - int(parameter.isfinite().sum())
@@ -316,13 +316,13 @@ def measures(also: Iterable[str]) -> dict[str, Measure]:
 
 
 def own_quantities(also: Iterable[str]) -> list[Quantity]:
-    """Return the quantities of a user's own measures among these names."""
+    """Return the quantities of custom measures among these names."""
     chosen = measures(also)
     return [quantity for name, measure in chosen.items() if is_custom(name) for quantity in measure.quantities]
 
 
 def refuse_own_of_model(also: Iterable[str]) -> None:
-    """Raise InputError where a user's own measure is of the model, which is measured only with test users."""
+    """Raise InputError if a custom measure is of the model, which is measured only with test users."""
     for name, measure in measures(also).items():
         if measure.subject == "model":
             raise InputError(f"{name}: measures the model, which takes test users; name a --corpus that has some")
@@ -332,7 +332,7 @@ def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[st
     """Compute a measure's values by the names of its quantities.
 
     Raises:
-        RunFailed: a user's own measure failed, and the message names its file and line; or it changed the model or the
+        RunFailed: a custom measure failed, and the message names its file and line; or it changed the model or the
             words that it read, or computed something else than finite numbers of its quantities.
         Diverged: a built-in measure met a value that is not finite.
     """
@@ -380,7 +380,7 @@ def _number(name: str, quantity: Quantity | None, key: object, value: object, wh
 
 
 def _fit(measure: object, name: str) -> Measure:
-    """Return a user's own measure; raise InputError where it is none, or its quantities cannot be stored or shown."""
+    """Return a custom measure; raise InputError if it is none, or its quantities cannot be stored or shown."""
     if not isinstance(measure, Measure):
         raise InputError(f"{name}: is a {type(measure).__name__}, not a flsim.measures.Measure; make it one")
     if not callable(measure.compute) or not isinstance(measure.quantities, tuple) or not measure.quantities:
@@ -399,7 +399,7 @@ def _fit(measure: object, name: str) -> Measure:
     return measure
 
 
-# The trial of a user's own measures before training: a measure that always fails would cost a whole run.
+# The trial of custom measures before training: a measure that always fails would cost a whole run.
 
 FEW = 20  # references, samples and nodes of the trial
 
@@ -407,7 +407,7 @@ FEW = 20  # references, samples and nodes of the trial
 def refuse_failing(
     model: ModelHParams, canaries: Sequence[Canary], test: Users, hparams: EvaluationHParams, seed: int
 ) -> None:
-    """Call each of a user's own measures once, of an untrained model, one canary and one test user.
+    """Call each of custom measures once, of an untrained model, one canary and one test user.
 
     Raises:
         InputError: a file failed, or has no fit `Measure`; or a measure failed, or computed something else than finite

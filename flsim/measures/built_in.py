@@ -330,7 +330,7 @@ PATH_NODES = Quantity(
 
 
 def path(probe: Probe) -> dict[str, float]:
-    """Return 1 where no continuation is likelier than the canary, 0 where another is as likely, none where unknown.
+    """Return 1 if no continuation is likelier than the canary, 0 if another is as likely, none if unknown.
 
     The search ends when the likeliest continuation is proven, or at the limit of nodes. A likelier answer is a proof
     that the canary is not the likeliest, even if the search ended early. A less likely one proves nothing. Proofs are
@@ -454,7 +454,7 @@ CALIBRATED_BITS = Quantity(
 
 
 def calibrated(probe: Probe) -> dict[str, float]:
-    """Rank the canary by calibrated scores; return nothing where there is no model without it."""
+    """Rank the canary by calibrated scores; return nothing if there is no model without it."""
     from flsim.measures.memorization.calibrated import calibrated_rank, mean_scores
 
     if not probe.without:

@@ -1,7 +1,7 @@
 """The description of a number of an evaluation: its unit, its direction, a sentence about it, and where it is shown.
 
 Tables, plots, reports, comparisons, traces and trackers read these descriptions, and know no measure by its name. A
-description is plain data: that of a user's own measure is stored with the rows, so that showing results runs no code.
+description is plain data: that of a custom measure is stored with the rows, so that showing results runs no code.
 """
 
 import re
@@ -29,9 +29,9 @@ class Quantity:
         name: name of its rows, in the metric column.
         description: a sentence about its meaning.
         unit: unit such as ``"bits"``; empty for a number without one, and for flags.
-        better: which values are better; None where neither are.
+        better: which values are better; None if neither are.
         subject: whether each canary has a value, or the model.
-        kind: a number, a count (an integer), or a flag (1 where a canary is memorized, else 0).
+        kind: a number, a count (an integer), or a flag (1 if a canary is memorized, else 0).
         title: a noun phrase for headings of plots; default the name.
         heading: heading of a column, as short as possible; default the title.
         format: format of a value, as `str.format` takes it.

@@ -94,7 +94,7 @@ def sinusoids(length: int, size: int) -> Tensor:
 class RecurrentLanguageModel(NextWordModel):
     """Torch's recurrent cells with tied embeddings.
 
-    r_t = h_t P of the last layer's h_t, and h_t itself where H = D.
+    r_t = h_t P of the last layer's h_t, and h_t itself if H = D.
 
     The state is (r [B, D], h, c), for a GRU (r, h), with h and c [B, layers x H]. The model is a
     `flsim.models.language_model.LogitModel`.
@@ -165,9 +165,9 @@ MOST = 2**16  # tokens of a reach; layers double it, and each pads a sequence by
 class ConvolutionalLanguageModel(NextWordModel):
     """One layer or more of causal dilated convolutions with ReLU, residual connections, and tied embeddings.
 
-    h_1 = relu(f_1 * x), and h_l = h_{l-1} + relu(f_l * h_{l-1}) for l > 1. Filters f_l read positions t, t - 2^(l-1),
-    t - 2 * 2^(l-1) and so on, `filter_width` of them; before a sequence are zeros. r_t = h_t P of the last layer, and
-    h_t itself where H = D. The state is the last (tokens,) that an output depends on, int64 [B, at most `reach_of`].
+    h_1 = relu(f_1 * x), and h_l = h_{l-1} + relu(f_l * h_{l-1}) for l > 1. Filters f_l read positions t, t - 2^(l-1), t
+    - 2 * 2^(l-1) and so on, `filter_width` of them; before a sequence are zeros. r_t = h_t P of the last layer, and h_t
+    itself if H = D. The state is the last (tokens,) that an output depends on, int64 [B, at most `reach_of`].
     """
 
     label = "CNN"

@@ -24,7 +24,7 @@ class CIFGLanguageModel(NextWordModel):
     (r_t [B, D], c_t [B, H]). The model is a `flsim.models.language_model.LogitModel`.
     """
 
-    label = ""  # tables name an architecture where it is not the paper's
+    label = ""  # tables name an architecture if it is not the paper's
     capabilities = Capabilities(written_out=True, stacked=True, low_precision=True, vectorized=True)
 
     def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
@@ -80,7 +80,7 @@ class CIFGLanguageModel(NextWordModel):
 
     @torch.no_grad()
     def stepper(self) -> Stepper:
-        """Return a stepper as `LogitModel` describes it, equal to `read` but for rounding.
+        """Return a stepper as `LogitModel` describes it, equal to `read` except for rounding.
 
         A token's part of the gates is tabulated, [V, 3H], and a state's part is shared by the tokens that continue it.
         On CPUs a sigmoid takes a tenth of a tanh's time, and tanh x = 2 sigmoid(2x) - 1.

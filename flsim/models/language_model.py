@@ -88,7 +88,7 @@ class LogitModel(LanguageModel, Protocol):
 class TrainableModel(nn.Module, ABC):
     """A next-word model that flsim trains, attacks and evaluates: any network from tokens to logits.
 
-    A user's own model is a subclass with a constructor of the same arguments and a `forward`:
+    A custom model is a subclass with a constructor of the same arguments and a `forward`:
 
         class MyModel(TrainableModel):
             def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None: ...
@@ -128,11 +128,11 @@ class TrainableModel(nn.Module, ABC):
 
     @classmethod
     def refuse_settings(cls, hparams: ModelSettings) -> None:
-        """Raise InputError where the architecture cannot have these settings."""
+        """Raise InputError if the architecture cannot have these settings."""
 
     @classmethod
     def label_of(cls, hparams: ModelSettings) -> str:
-        """Return the architecture's name in a table, with the number of its layers where there are several."""
+        """Return the architecture's name in a table, with the number of its layers if there are several."""
         return cls.label + (f" {hparams.layers} layers" if hparams.layers > 1 else "")
 
     @property
@@ -147,14 +147,14 @@ class TrainableModel(nn.Module, ABC):
 
     @property
     def frozen_digest(self) -> str:
-        """Return the sha256, in hexadecimal, of frozen parameters and buffers; empty where there are none."""
+        """Return the sha256, in hexadecimal, of frozen parameters and buffers; empty if there are none."""
         frozen = {name: value for name, value in self.named_parameters() if not value.requires_grad}
         stays = frozen | dict(self.named_buffers())
         return digest_of(stays) if stays else ""
 
     @torch.no_grad()
     def load(self, params: Params) -> Self:
-        """Give the trained parameters these values; raise InputError where names or shapes differ."""
+        """Give the trained parameters these values; raise InputError if names or shapes differ."""
         mine = self.trainable
         if {name: value.shape for name, value in mine.items()} != {name: v.shape for name, v in params.items()}:
             raise InputError("these parameters are of another model; give the settings that they were trained with")
@@ -166,7 +166,7 @@ class TrainableModel(nn.Module, ABC):
         """Draw the trained parameters as a function of the seed alone.
 
         Matrices are Glorot-uniform. In tensors of more dimensions, all dimensions but the first count as one. Vectors
-        are 0; they are 1 where their name ends in "weight", as that of a norm that scales.
+        are 0; they are 1 if their name ends in "weight", as that of a norm that scales.
         """
         with torch.no_grad():
             for name, parameter in self.trainable.items():
@@ -328,7 +328,7 @@ def predictions(model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int
     return targets[real], cross_entropy(logits, targets[real], reduction="none"), logits.argmax(-1)
 
 
-# The check that a user's own code left a model as it was, so that later results are of the model that was trained.
+# The check that custom code left a model as it was, so that later results are of the model that was trained.
 
 
 @contextmanager
@@ -361,7 +361,7 @@ def refusing_changes(name: str, models: Sequence[object], inputs: Mapping[str, T
 
 
 def _first_changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that is new, gone, or has other values; None where all are the same."""
+    """Return the name of the first tensor that is new, gone, or has other values; None if all are the same."""
     for key in {**before, **after}:
         if key not in before or key not in after or _differ(before[key], after[key]):
             return key

@@ -99,7 +99,7 @@ def disk_of(runs: Sequence[Planned], train: Split, at_once: int, corpus: int) ->
 
 
 def parameters_of(config: Config, vocabulary: int) -> int:
-    """Return the number of the model's trained weights; a user's own model code is executed."""
+    """Return the number of the model's trained weights; a custom model code is executed."""
     return sum(value.numel() for value in build(vocabulary, config.model).trainable.values())
 
 

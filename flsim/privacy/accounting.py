@@ -229,14 +229,14 @@ class RenyiDP:
     rdp: Floats
 
     def epsilon(self, delta: float) -> float:
-        """Return the least epsilon at a delta, with [CKS]; 0 where [BH] needs none."""
+        """Return the least epsilon at a delta, with [CKS]; 0 if [BH] needs none."""
         if (self.log_delta_without_epsilon <= math.log(delta)).any():
             return 0.0
         overhead = np.log1p(-1 / self.orders) - (math.log(delta) + np.log(self.orders)) / (self.orders - 1)
         return max(0.0, float((self.rdp + overhead).min()))
 
     def epsilon_of_mironov(self, delta: float) -> float:
-        """Return the least epsilon at a delta, with [M], Proposition 3; 0 where nothing was released."""
+        """Return the least epsilon at a delta, with [M], Proposition 3; 0 if nothing was released."""
         return float((self.rdp - math.log(delta) / (self.orders - 1)).min()) if self.rdp.any() else 0.0
 
     def delta(self, epsilon: float) -> float:
@@ -339,7 +339,7 @@ def _pld(event: DpEvent, delta: float, convention: Convention) -> float:
 def _opacus(event: DpEvent, delta: float, convention: Convention) -> float:
     """Return epsilon by Opacus, which knows Poisson-sampled Gaussian noise, and adding or removing one user.
 
-    Its PRV accountant gives an upper bound, at most `2 PRV_ERROR` too high, or an error where epsilon is large.
+    Its PRV accountant gives an upper bound, at most `2 PRV_ERROR` too high, or an error if epsilon is large.
     """
     from opacus.accountants import PRVAccountant, RDPAccountant  # two seconds
 
@@ -388,7 +388,7 @@ def _poisson_rounds(event: DpEvent, convention: Convention) -> Iterator[tuple[fl
 
 
 def _check_size(event: DpEvent, delta: float, convention: Convention) -> float:
-    """Return the epsilon of Renyi DP; raise InputError where it is so large that too many losses would be tabulated."""
+    """Return the epsilon of Renyi DP; raise InputError if it is so large that too many losses would be tabulated."""
     bound = rdp_of(event, convention).epsilon(delta)
     if TABULATED < bound < math.inf:
         raise InputError(

@@ -24,12 +24,12 @@ class Convention:
     """A convention by which an epsilon is computed.
 
     Attributes:
-        sampler: how cohorts are drawn; for a user's own sampler its NAME.
+        sampler: how cohorts are drawn; for a custom sampler its NAME.
         relation: what neighbours differ in: one user's data ("replace-one", the number of users is public), or the
             presence of one user ("add-or-remove-one").
         sensitivity: the largest difference of the sum of clipped updates between neighbours; S is the clip norm.
         accountant: Renyi DP or privacy loss distributions (dp_accounting), or Opacus's RDP or PRV.
-        conversion: from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]; None where the accountant has the
+        conversion: from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]; None if the accountant has the
             loss itself.
         name: short name.
     """
@@ -76,10 +76,10 @@ REFUSED = (  # asked of the accountants too, so that the reason comes from them
 
 
 def conventions_of(sampler: str) -> tuple[Convention, ...]:
-    """Return the conventions about a sampler; for a user's own sampler, those of the relation that it declares.
+    """Return the conventions about a sampler; for a custom sampler, those of the relation that it declares.
 
     Raises:
-        InputError: a user's own sampler failed.
+        InputError: a custom sampler failed.
     """
     if not is_custom(sampler):
         return tuple(convention for convention in (*CONVENTIONS, *REFUSED) if convention.sampler == sampler)
@@ -89,7 +89,7 @@ def conventions_of(sampler: str) -> tuple[Convention, ...]:
 def possible_conventions(sampler: str) -> tuple[Convention, ...]:
     """Return the conventions that may be about a sampler, without executing a user's own.
 
-    For a user's own sampler, these are the conventions of both relations, one of which it declares.
+    For a custom sampler, these are the conventions of both relations, one of which it declares.
     """
     if not is_custom(sampler):
         return conventions_of(sampler)

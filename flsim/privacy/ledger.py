@@ -233,7 +233,7 @@ def sound_convention(sampler: str) -> Convention:
 
 
 def delta_curve(ledger: Ledger, convention: Convention) -> NDArray[np.float64]:
-    """Return delta at each of `EPSILONS` that a ledger proves under a convention; 1 where it proves nothing.
+    """Return delta at each of `EPSILONS` that a ledger proves under a convention; 1 if it proves nothing.
 
     Raises:
         InputError: the convention cannot account for the ledger's rounds.

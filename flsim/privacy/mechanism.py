@@ -92,7 +92,7 @@ class PrivacyHParams:
         return 1 / (10 * population) if self.delta is None else self.delta
 
     def count_noise_for(self, cohort: int) -> float:
-        """Return sigma_b, for an expected cohort of that many users; 0 where there is no noise."""
+        """Return sigma_b, for an expected cohort of that many users; 0 if there is no noise."""
         if self.mechanism != "dp":
             return 0.0
         return cohort / 20 if self.count_noise is None else self.count_noise

@@ -53,7 +53,7 @@ class Noise(ABC):
         noise_multiplier: float,  # noqa: ARG004
         rounds: int,  # noqa: ARG004
     ) -> "DpEvent | None":
-        """Return the total cost of the first `rounds` rounds; None where it is unknown.
+        """Return the total cost of the first `rounds` rounds; None if it is unknown.
 
         Args:
             sampled: turns the cost of a mechanism on a cohort's sum into its cost on a sampled cohort's sum.
@@ -171,7 +171,7 @@ def step(
 
 
 def refuse_unrepeatable(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> None:
-    """Raise InputError where a user's own process fails, or gives other noise each time; arguments: `init`.
+    """Raise InputError if a user's own process fails, or gives other noise each time; arguments: `init`.
 
     A resumed run and `flsim verify` draw the noise of a run again.
     """

@@ -1,6 +1,6 @@
 """Samplers: each is one value, which draws the users of a round and states what the draw means for privacy.
 
-A draw is a pure function of (seed, round, population). A user's own sampler, ``path/to/file.py:NAME``, is a class like
+A draw is a pure function of (seed, round, population). A custom sampler, ``path/to/file.py:NAME``, is a class like
 those of this file; its options are further fields of the dataclass.
 """
 
@@ -41,7 +41,7 @@ class Sampler(ABC):
         relation: what neighbours differ in, for which `event` holds: one user's data ("replace-one"), or the presence
             of one user ("add-or-remove-one").
         has_repeats: whether a cohort may hold a user more than once. Each time counts as a user of its own in the sum.
-        unaccounted: of a built-in sampler, why no accountant supports it; empty where one does.
+        unaccounted: of a built-in sampler, why no accountant supports it; empty if one does.
     """
 
     cohort: int
@@ -62,7 +62,7 @@ class Sampler(ABC):
         return self.cohort, self.cohort
 
     def event(self, population: int, mechanism: "DpEvent") -> "DpEvent | None":  # noqa: ARG002 (for others)
-        """Return the cost of a round that applies a mechanism to the sum over its users; None where it is unknown."""
+        """Return the cost of a round that applies a mechanism to the sum over its users; None if it is unknown."""
         return None
 
 
@@ -189,7 +189,7 @@ def draw_cohort(
 
     Raises:
         InputError: the cohort is larger than the population, or empty; or there is no such sampler.
-        RunFailed: a user's own sampler failed, or drew no cohort of a size that it promises.
+        RunFailed: a custom sampler failed, or drew no cohort of a size that it promises.
     """
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
@@ -207,7 +207,7 @@ def draw_cohort(
 
 
 def refuse_unrepeatable(seed: int, population: int, size: int, sampler: str) -> None:
-    """Raise InputError where a user's own sampler fails, or draws other cohorts each time; arguments: `draw_cohort`.
+    """Raise InputError if a custom sampler fails, or draws other cohorts each time; arguments: `draw_cohort`.
 
     A resumed run, `flsim verify` and attacks draw the cohorts of a run again.
     """
@@ -231,7 +231,7 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
     """Return the cost of a round that applies `mechanism` to the sum over the users of `draw_cohort`.
 
     Raises:
-        InputError: see `draw_cohort`; or a user's own sampler failed, or states no event.
+        InputError: see `draw_cohort`; or a custom sampler failed, or states no event.
     """
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
@@ -247,7 +247,7 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
 
 
 def refuse_no_event(name: str, event: object) -> None:
-    """Raise InputError where what the `event` of a user's own returned is no event of dp_accounting."""
+    """Raise InputError if what the `event` of a user's own returned is no event of dp_accounting."""
     from dp_accounting import DpEvent
 
     if not isinstance(event, DpEvent):
@@ -264,7 +264,7 @@ def refuse_unaccounted(sampler: str) -> None:
 
 
 def check_cohort(population: int, size: int, sampler: str) -> None:
-    """Raise InputError where there is no such cohort or sampler, without executing a user's code."""
+    """Raise InputError if there is no such cohort or sampler, without executing a user's code."""
     refuse_unknown(sampler, SAMPLERS, "sampler")
     if not 1 <= size <= population:
         raise InputError(f"cohort must be between 1 and the {population:,} users, found {size:,}")

@@ -54,7 +54,7 @@ def calibrate(planned: Entry, target: float, delta: float, convention: Conventio
 
     low, high = _bracket(excess, math.log(guess), f"{convention}: no noise multiplier gives epsilon {target:g}")
     log_noise = scipy.optimize.brentq(excess, low, high, xtol=TOLERANCE / 8) + TOLERANCE / 4
-    while excess(log_noise) > 0:  # brentq may end above 0 where epsilon does not fall smoothly
+    while excess(log_noise) > 0:  # brentq may end above 0 if epsilon does not fall smoothly
         log_noise += TOLERANCE / 4
     return math.exp(log_noise)
 
@@ -86,8 +86,8 @@ class Line:
 
     Attributes:
         convention: the convention.
-        epsilon: epsilon spent, or the target; maybe infinite; None where it cannot be computed.
-        noise_multiplier: noise multiplier for the target; None where epsilon was asked for, or where it cannot be
+        epsilon: epsilon spent, or the target; maybe infinite; None if it cannot be computed.
+        noise_multiplier: noise multiplier for the target; None if epsilon was asked for, or where it cannot be
             computed.
         note: the reason why a value is missing or infinite.
     """

@@ -50,7 +50,7 @@ class AuditHParams:
             raise InputError("canary_coins needs canary users; set update_canaries, e.g. to 1000, or remove it")
 
     def refuse_without_clip(self, privacy: PrivacyHParams) -> None:
-        """Raise InputError where there are canary users, and no clip norm that their updates could have."""
+        """Raise InputError if there are canary users, and no clip norm that their updates could have."""
         if self.update_canaries and privacy.mechanism == "none":
             raise InputError(
                 f"audit.update_canaries {self.update_canaries:,}: canary users need a clip, and "

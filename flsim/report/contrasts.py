@@ -179,7 +179,7 @@ def measured(contrast: Contrast, quantities: Sequence[Quantity]) -> list[dict[st
 
 
 def _at_end(pairs: Pairs, seeds: Sequence[int], quantity: Quantity) -> dict[str, Any]:
-    """Return the difference of a quantity at each run's last evaluation; without seeds where it was not measured."""
+    """Return the difference of a quantity at each run's last evaluation; without seeds if it was not measured."""
 
     def value(run: RunView) -> float:
         return run.value(quantity) * (100 / (len(run.results.planted) or 1) if quantity.is_flag else 1)

@@ -7,7 +7,7 @@
     METRIC_twin     whether IID less Non-IID has the published sign: yes, no, or tie if our values are equal; blank
                     where the paper does not tell both apart by more than chance
 
-*Size* is compared only where both shares answer the same question: with as many references, known words and words of a
+*Size* is compared only if both shares answer the same question: with as many references, known words and words of a
 canary (`flsim.results.published`). Otherwise METRIC_size is blank. It is compared with Thakkar et al. (2020) alone, who
 count canaries as this platform does. The secrets, spaces and models of Carlini et al. (2019) are different, so bits and
 shares of extracted secrets are compared only in direction.

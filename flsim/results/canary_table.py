@@ -7,8 +7,8 @@
     first_round, last_round  rounds in which it is planted, blank for no bound; only where canaries have windows
     round                    completed rounds of the evaluated model; of central training, steps
 
-Then come a column for each quantity of canaries, under its name, blank where it is unknown, and, where it was asked
-for, ``written``: the phrase that ends in the likeliest continuation that a beam search finds after the known words.
+Then come a column for each quantity of canaries, under its name, blank if it is unknown, and, where it was asked for,
+``written``: the phrase that ends in the likeliest continuation that a beam search finds after the known words.
 """
 
 import math
@@ -87,11 +87,11 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
         canaries: ids of the canaries to show; all if empty.
 
     Returns:
-        Columns canary and round; exposure (bits), rs and bs (1 if memorized), and a user's own quantities of canaries,
-        NaN if the model had diverged; sharers, the number of different sharers that took part since the last
-        evaluation; participations, how often a sharer took part since the start; rounds_since_use, the rounds since a
-        sharer last took part, NaN if none has; sharer_rounds, a tuple of the rounds since the last evaluation in which
-        a sharer took part.
+        Columns canary and round; exposure (bits), rs and bs (1 if memorized), and custom quantities of canaries, NaN
+        if the model had diverged; sharers, the number of different sharers that took part since the last evaluation;
+        participations, how often a sharer took part since the start; rounds_since_use, the rounds since a sharer last
+        took part, NaN if none has; sharer_rounds, a tuple of the rounds since the last evaluation in which a sharer
+        took part.
 
     Raises:
         InputError: there is no such canary, or none, nothing was evaluated, or some canaries' results are missing.
@@ -102,7 +102,7 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
     for canary in canaries:
         if canary not in known:
             raise InputError(f"run {run.name}: has no canary {canary}; its canaries are {known[0]} to {known[-1]}")
-    run.evaluation()  # raises where there is none
+    run.evaluation()  # raises if there is none
     rounds = np.array(run.evaluated)
     quantities = traced(quantities_of([run]))
     measured = {

@@ -27,7 +27,7 @@ RECORD_PRIVACY = {
 }
 FALSE_POSITIVE = "false_positive_rate"
 OVER_SEEDS = ("seeds_low", "seeds_high", "canaries_low", "canaries_high")
-DESCRIBED = "quantities"  # of a table's attributes: the descriptions of a user's own measures in it
+DESCRIBED = "quantities"  # of a table's attributes: the descriptions of custom measures in it
 
 
 def columns_of(quantity: Quantity) -> dict[str, str]:
@@ -87,7 +87,7 @@ def names_of(quantity: Quantity) -> list[str]:
 
 
 def quantities_of(runs: Iterable[RunResults]) -> list[Quantity]:
-    """Return the quantities that runs may have: the built-in ones, then those of a user's own measures.
+    """Return the quantities that runs may have: the built-in ones, then those of custom measures.
 
     Of a built-in measure whose quantities depend on the canaries, these are the ones that some run has.
 
@@ -124,7 +124,7 @@ def is_in(table: pd.DataFrame, quantity: Quantity) -> bool:
 
 
 def described(table: pd.DataFrame, quantities: Iterable[Quantity]) -> pd.DataFrame:
-    """Return the table with the descriptions of a user's own measures, which are also stored in Parquet files."""
+    """Return the table with the descriptions of custom measures, which are also stored in Parquet files."""
     own = [to_json(quantity) for quantity in quantities if built_in.described(quantity.name) is None]
     if own:
         table.attrs[DESCRIBED] = own

@@ -422,5 +422,5 @@ def to_wide(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def column(wide: pd.DataFrame, name: str) -> "pd.Series[Any]":
-    """Return a column of `to_wide`; blank where no row has it."""
+    """Return a column of `to_wide`; blank if no row has it."""
     return wide[name] if name in wide else pd.Series(pd.NA, wide.index, "Float64")

@@ -26,7 +26,7 @@ A run that is not evaluated yet, or that diverged, has one row without measureme
     rank, exposure           rank among the references; bits
     rs, bs                   whether Random Sampling and Beam Search show it as memorized
 
-Then come the quantities of canaries that `evaluation.also` or a user's own measure computed, each under its name. All
+Then come the quantities of canaries that `evaluation.also` or a custom measure computed, each under its name. All
 columns are typed, and missing cells were not measured.
 """
 

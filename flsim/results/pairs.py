@@ -181,7 +181,7 @@ def of_mean(differences: ArrayLike) -> dict[str, Any]:
     """Return the mean of differences of independent units, its 95% interval and p by Student's t, and their number.
 
     Differences are first rounded, as scipy advises, so that rounding error breaks no tie. All but their number are NaN
-    where a number is not known.
+    if a number is not known.
     """
     rounded = np.round(np.asarray(differences, dtype="float64"), ROUNDING)
     low, high = t_interval(rounded)

@@ -1,6 +1,6 @@
 """Rows of measurements: one number per (run, round, metric, canary), stored in one Parquet file per round.
 
-A file is whole or absent. Its metadata describes the quantities of a user's own measures, so that results can be shown
+A file is whole or absent. Its metadata describes the quantities of custom measures, so that results can be shown
 without their code. `flsim.measures.built_in` describes those of built-in measures.
 """
 
@@ -85,7 +85,7 @@ def write_rows(run_folder: Path, round: int, rows: Sequence[Row], own: Iterable[
         run_folder: the run's folder.
         round: number of completed rounds of the evaluated model.
         rows: all measurements of the round, in any order.
-        own: descriptions of the quantities of a user's own measures.
+        own: descriptions of the quantities of custom measures.
 
     Raises:
         ValueError: there are no rows, rows are of another round or of several runs, or a key occurs twice.
@@ -120,7 +120,7 @@ def copy_rows(path: Path, run_folder: Path, identity: str) -> None:
 
 
 def read_rows(path: Path) -> tuple[pd.DataFrame, dict[str, Quantity]]:
-    """Read a file of rows, and return the rows and the quantities of a user's own measures by name.
+    """Read a file of rows, and return the rows and the quantities of custom measures by name.
 
     Raises:
         InputError: the file is damaged, has other columns, or describes a quantity that no measure computes.
@@ -240,7 +240,7 @@ def in_short(measured: "Mapping[Quantity, pd.Series[float]]", between: str = " "
 
 
 def round_in_short(run_folder: Path, round: int) -> str | None:
-    """Return the results of an evaluated round and the number of planted canaries; None where they cannot be read."""
+    """Return the results of an evaluated round and the number of planted canaries; None if they cannot be read."""
     try:
         rows, _ = read_rows(run_folder / "rows" / f"round-{round:06d}.parquet")
         roster = read_roster(run_folder / "planted" / "roster.parquet")

@@ -80,7 +80,7 @@ def read_settings(run_folder: Path) -> dict[str, Any]:
 
 
 def refuse_begun(path: Path) -> None:
-    """Raise InputError where the folder is of a run; of one that is not completed, it offers to go on with the run."""
+    """Raise InputError if the folder is of a run; of one that is not completed, it offers to go on with the run."""
     if not is_run(path):
         if (path / "config.toml").is_file():
             raise InputError(

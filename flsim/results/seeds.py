@@ -158,7 +158,7 @@ def has_means(runs: Sequence[RunResults], round: int | None = None, epoch: float
 
 
 def wants_means(runs: Sequence[RunResults], over_seeds: bool | None) -> bool:
-    """Return whether a figure averages over seeds: as asked for; by None where a setting has two and means exist."""
+    """Return whether a figure averages over seeds: as asked for; by None if a setting has two and means exist."""
     if over_seeds is not None:
         return over_seeds
     try:

@@ -45,7 +45,7 @@ class RunResults:
         identity: digest that is equal for copies of one run, see `flsim.results.rows.identity_of`; None for an older
             run.
         partition: the records of training: "iid", "non-iid", or None if records are drawn in the same way in both.
-        own: quantities of a user's own measures, by name.
+        own: quantities of custom measures, by name.
         settings: the settings of the run by name, such as ``training.cohort``; empty if the folder does not store them.
     """
 
@@ -135,7 +135,7 @@ class RunResults:
         Raises:
             InputError: no evaluated round is near enough, or an older run does not store its rounds per epoch.
         """
-        self.evaluation()  # raises where there is none
+        self.evaluation()  # raises if there is none
         if self.rounds_per_epoch is None:
             raise InputError(f"run {self.name}: an older run without stored epochs; choose a --round")
         target = epochs * self.rounds_per_epoch

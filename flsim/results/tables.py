@@ -17,7 +17,7 @@ A run is a row. Every format shows the same frame:
     status                   completed, running, failed, interrupted or diverged
 
 If they were measured (`also`), there are the columns of further measures. A flag has those of RS, a number of canaries
-its mean and interval like exposure, and a number of the model one column. The columns of a user's own measure have the
+its mean and interval like exposure, and a number of the model one column. The columns of a custom measure have the
 names of its quantities. Those of "space" are
 
     mean_space_exposure      mean over canaries of the exposure over the whole space, bits: beyond log2 |R|
@@ -134,7 +134,7 @@ GROUPS: dict[By, tuple[dict[str, str], ...]] = {
 
 
 def types(by: By, own: Sequence[Quantity] = ()) -> dict[str, str]:
-    """Return all columns that a table may have, with their types; `own` are quantities of a user's own measures."""
+    """Return all columns that a table may have, with their types; `own` are quantities of custom measures."""
     of_quantity = columns.columns_of if by == "run" else columns.columns_over_seeds
     always = COLUMNS if by == "run" else SERIES
     groups = (*map(of_quantity, (*OPTIONAL, *own)), *GROUPS[by], AGAINST, columns.columns_of_controls(flags(own)))
@@ -336,11 +336,11 @@ def user_share(p_u: float) -> str:
 
 
 def rounds_text(first: Any, last: Any) -> str:
-    """Return the rounds in which a canary is planted, in words; empty where it is planted in all.
+    """Return the rounds in which a canary is planted, in words; empty if it is planted in all.
 
     Args:
         first: the first round, from 1; missing for no bound.
-        last: the last round; missing for no bound, and before the first where there is no round.
+        last: the last round; missing for no bound, and before the first if there is no round.
     """
     if pd.isna(first) and pd.isna(last):
         return ""

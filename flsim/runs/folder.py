@@ -80,7 +80,7 @@ class Run:
         """Check the corpus, plant the canaries, and make the folder, whole or not at all.
 
         Raises:
-            InputError: a setting, the corpus or a user's own code is wrong, or the folder exists.
+            InputError: a setting, the corpus or custom code is wrong, or the folder exists.
         """
         refuse_missing(settings.system.tracking)
         refuse_begun(path)
@@ -310,7 +310,7 @@ class Run:
         return path
 
     def verify(self) -> None:
-        """Raise InputError if a file of the corpus, of the planted canaries or of the user's own code has changed."""
+        """Raise InputError if a file of the corpus, of the planted canaries or of the custom code has changed."""
         custom_code.refuse_changed_copies(self.config)
         corpus = self.config.data.corpus
         if Corpus.open(corpus, verify=True).digest != self.corpus.digest:

@@ -32,8 +32,8 @@ def refuse_impossible(
         settings: settings of a run.
         layout: the layout of its corpus.
         users: number of its training users.
-        records: number of the training records, or a number that is not exceeded where the corpus is yet to be made;
-            None where the corpus has its canaries in place.
+        records: number of the training records, or a number that is not exceeded if the corpus is yet to be made; None
+            if the corpus has its canaries in place.
         is_trained_here: whether the memory of this machine bounds the run.
 
     Raises:

@@ -80,13 +80,13 @@ def evaluate_where_writable(
 
 
 def announce_evaluation(config: Config) -> None:
-    """Print the files of a user's own code that evaluations with these settings are about to execute."""
+    """Print the files of custom code that evaluations with these settings are about to execute."""
     accounting = ("sampler", "noise") if config.privacy.mechanism == "dp" else ()
     announce(config, "architecture", "measure", *accounting)
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """Return the newest whole checkpoint of a run folder. Raises InputError where there is none."""
+    """Return the newest whole checkpoint of a run folder. Raises InputError if there is none."""
     path = checkpoint.latest(folder / "checkpoints")
     if path is None:
         raise InputError(f"{folder}: has no checkpoint yet; wait for its first one, or name another run")
@@ -108,7 +108,7 @@ def written_after(run: Run, round: int, device: str = "cpu") -> dict[str, tuple[
 
 
 def load_model(run: Run, path: Path, device: str) -> tuple[State, TrainableModel]:
-    """Return the state of a run's checkpoint and its model on a device; raise InputError where it is not of the run."""
+    """Return the state of a run's checkpoint and its model on a device; raise InputError if it is not of the run."""
     state = run.load(path)
     model = checkpoint.model_of(run.provenance)
     return state, model.load(state.params).to(torch.device(device))

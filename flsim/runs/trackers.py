@@ -292,7 +292,7 @@ def of_evaluation(rows: pd.DataFrame, own: Mapping[str, Quantity]) -> dict[str, 
 
     Args:
         rows: rows with the columns of `flsim.results.rows.SCHEMA`.
-        own: descriptions of the user's own measures, by name.
+        own: descriptions of the custom measures, by name.
     """
     known = {**QUANTITIES, **own}
     counted = {flag.name for flag in flags(known.values()) if not flag.is_partial}

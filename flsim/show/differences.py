@@ -165,7 +165,7 @@ def _published(wide: pd.DataFrame, quantities: Sequence[Quantity]) -> list[Colum
 
 
 def _at_ceiling(wide: pd.DataFrame, template: str) -> list[Column]:
-    """Return the column of canaries at the ceiling of exposure; none where they are few in every row."""
+    """Return the column of canaries at the ceiling of exposure; none if they are few in every row."""
     shares = [column(wide, f"at_ceiling_value_{side}") / column(wide, "canaries_value_a") for side in "ab"]
     if not any((share >= MANY).fillna(value=False).any() for share in shares):
         return []
@@ -188,7 +188,7 @@ def _utility(wide: pd.DataFrame, quantity: Quantity) -> Column:
 
 
 def _sentences(quantities: Sequence[Quantity]) -> str:
-    """Return a line about each of a user's own quantities."""
+    """Return a line about each of custom quantities."""
     own = [quantity for quantity in quantities if not quantity.is_standard]
     return "".join(note(f"{quantity.heading}: {quantity.sentence}") for quantity in own)
 
@@ -273,7 +273,7 @@ def partitions_of(runs: Sequence[RunResults]) -> tuple[list[Pair], list[str]]:
 
 
 def _told_apart(partitions: dict[str, list[list[RunResults]]]) -> dict[str, dict[str, list[list[RunResults]]]]:
-    """Return series of one label in parts to compare, by the words that tell them apart; "" where none are needed.
+    """Return series of one label in parts to compare, by the words that tell them apart; "" if none are needed.
 
     Pair IID and non-IID series that agree in every setting that varies. Where a search gave the partitions different
     rates, pair the rest by the settings whose values both partitions share.

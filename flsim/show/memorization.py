@@ -241,7 +241,7 @@ def text_of_count(count: float) -> str:
 
 
 def controls(table: pd.DataFrame) -> list[list[Column]]:
-    """Return the unit of canaries that were never planted, such as ``"1/0 of 12"``; empty where there are none."""
+    """Return the unit of canaries that were never planted, such as ``"1/0 of 12"``; empty if there are none."""
     if "controls" not in table:
         return []
     standard = [quantity for quantity in flags(QUANTITIES.values()) if quantity.is_standard]

@@ -148,7 +148,7 @@ def label_of(group: Sequence[RunResults], runs: Sequence[Any], means_over: int |
     Args:
         group: the runs of a line.
         runs: all runs of the figure.
-        means_over: number of runs of a series that the line is the mean of; None where the line is one run.
+        means_over: number of runs of a series that the line is the mean of; None if the line is one run.
     """
     run = group[0]
     if means_over is not None:
@@ -223,7 +223,7 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     """Return a figure of every run's or series' memorization and utility over epochs, independent of pyplot.
 
     The x axis has rounds if some run does not know its epochs. Four panels show canaries memorized by RS, by BS
-    (counts), mean exposure (bits) and perplexity. Each quantity of a user's own measures has one more. Bands are 95%
+    (counts), mean exposure (bits) and perplexity. Each quantity of custom measures has one more. Bands are 95%
     intervals, Student's t: of means over canaries, or, over seeds, of all panels over the seeds' means. An evaluation
     just before the last one is left out. A dotted line is the largest exposure that ranking among the references can
     show. A run that diverged ends at its last finite evaluation, and its label says so. A run without an evaluation is
@@ -383,7 +383,7 @@ def draw_utility(axes: Axes, paths: Mapping[int, Values]) -> None:
 
     Args:
         axes: the panel.
-        paths: float64 [evaluations, 4] each, as `exposure_by_utility` returns them; NaN where there is no interval.
+        paths: float64 [evaluations, 4] each, as `exposure_by_utility` returns them; NaN if there is no interval.
     """
     every = np.concatenate([np.zeros((0, 4)), *paths.values()])
     scale(axes.xaxis, *spanning(every[:, 0]), is_log=True)

@@ -82,7 +82,7 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
 
 
 def steps_to_text(steps: Sequence[float]) -> str:
-    """Return a line about the server's effective steps, one for each round; empty where none is known."""
+    """Return a line about the server's effective steps, one for each round; empty if none is known."""
     if not steps:
         return ""
     low, middle, high = (f"{value:.3g}" for value in (min(steps), float(np.median(steps)), max(steps)))

@@ -78,7 +78,7 @@ Milestones = tuple[Annotated[float, check(_milestone)], ...]
 
 
 def refuse_wrong_milestones(schedule: str, milestones: tuple[float, ...], prefix: str = "") -> None:
-    """Raise InputError where milestones are set with another schedule than "steps", or are missing with it.
+    """Raise InputError if milestones are set with another schedule than "steps", or are missing with it.
 
     Args:
         schedule: name of the schedule.
@@ -111,7 +111,7 @@ def rate_at(
         factor: of schedule "steps", what each milestone multiplies the rate by.
 
     Raises:
-        InputError: a user's own schedule failed, or returned a factor that is negative or not finite.
+        InputError: a custom schedule failed, or returned a factor that is negative or not finite.
     """
     if at < warmup:
         return rate * (at + 1) / warmup
@@ -204,7 +204,7 @@ class LocalHParams:
             rounds: number of rounds of the run; None is enough for a constant schedule.
 
         Raises:
-            InputError: a user's own schedule failed.
+            InputError: a custom schedule failed.
         """
         if self.schedule == "constant":
             return self.learning_rate

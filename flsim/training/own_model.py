@@ -1,4 +1,4 @@
-"""The check of a user's own network before training: what training, attacks and resuming need of it."""
+"""The check of a custom network before training: what training, attacks and resuming need of it."""
 
 import torch
 from torch import Tensor
@@ -21,7 +21,7 @@ NOT_DETERMINISTIC = (
 
 
 def refuse_unfit(model: ModelHParams, layout: Layout, seed: int, is_new: bool = True) -> None:
-    """Try a user's own network on a few tokens and on the longest record; of a built-in one check only the size.
+    """Try a custom network on a few tokens and on the longest record; of a built-in one check only the size.
 
     Args:
         model: settings of the network.
@@ -46,7 +46,7 @@ def refuse_unfit(model: ModelHParams, layout: Layout, seed: int, is_new: bool = 
 
 
 def refuse_too_large(model: ModelHParams, layout: Layout) -> None:
-    """Raise InputError where a built-in network does not fit this machine's memory; no code of a user is executed."""
+    """Raise InputError if a built-in network does not fit this machine's memory; no code of a user is executed."""
     if is_custom(model.architecture):
         return
     number = weights_of(layout.vocabulary_size, model)
@@ -74,7 +74,7 @@ def _try(model: ModelHParams, layout: Layout, seed: int, is_new: bool) -> None:
 
 
 def frozen_digest(vocabulary_size: int, model: ModelHParams) -> str:
-    """Return the digest of a user's own network's frozen values; empty for a built-in network."""
+    """Return the digest of a custom network's frozen values; empty for a built-in network."""
     return build(vocabulary_size, model).frozen_digest if is_custom(model.architecture) else ""
 
 

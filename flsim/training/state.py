@@ -38,7 +38,7 @@ class State:
 
     @property
     def clip(self) -> float | None:
-        """Return the bound on the norm of users' updates in the next round; None where nothing is clipped."""
+        """Return the bound on the norm of users' updates in the next round; None if nothing is clipped."""
         return self.values.get("clip")
 
 

@@ -147,7 +147,7 @@ class UpdateSum:
         return UpdateSum(delta, self.counts + other.counts)
 
     def refuse_divergence(self, when: str, vocabulary_size: int) -> None:
-        """Raise Diverged where a value is not finite or the loss is absurd; `when` names the round, for the message."""
+        """Raise Diverged if a value is not finite or the loss is absurd; `when` names the round, for the message."""
         counts = self.counts
         if not self.is_finite:
             of_users = f" with {counts.non_finite:,} of {counts.users:,} users" if counts.non_finite else ""

@@ -54,7 +54,7 @@ def reason_of(error: RayError) -> str:
 
 
 def named_in(*texts: str | Path) -> str | None:
-    """Return what stops processes, and what to do, as far as texts or the ends of logs tell; None where they do not."""
+    """Return what stops processes, and what to do, as far as texts or the ends of logs tell; None if they do not."""
     text = "\n".join(_tail(text) if isinstance(text, Path) else text for text in texts)
     if NO_PROCESS.search(text):
         return f"no further process or thread may be started ({limits()}); raise the limit, or {FEWER}"

@@ -141,7 +141,7 @@ def _connect(address: str | None, cpus: int | None) -> None:
 
 
 def _refuse_silence(address: str) -> None:
-    """Raise OSError or ValueError where nothing at the address answers in HTTP/2, on which gRPC is built.
+    """Raise OSError or ValueError if nothing at the address answers in HTTP/2, on which gRPC is built.
 
     Ray itself would try for minutes where a cluster has ended or hangs, also at a stale address that "auto" finds.
     """
@@ -205,7 +205,7 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
 
 
 def _place(text: str) -> tuple[str, int]:
-    """Return host and port on which a head can listen; raise InputError where it cannot, or where nobody could join."""
+    """Return host and port on which a head can listen; raise InputError if it cannot, or where nobody could join."""
     host, _, port = text.rpartition(":")
     try:
         host, number = socket.gethostbyname(host or " "), int(port)
@@ -278,7 +278,7 @@ def starting() -> Iterator[None]:
 
 
 def refuse_without_room(folder: Path) -> None:
-    """Raise RunFailed where Ray's temporary folder cannot be made, or its filesystem is full."""
+    """Raise RunFailed if Ray's temporary folder cannot be made, or its filesystem is full."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
@@ -299,7 +299,7 @@ def _refuse_without_files() -> None:
 
 
 def _refuse_without_threads() -> None:
-    """Raise RunFailed where Ray could not start its threads; they are tried, as limits are of many kinds."""
+    """Raise RunFailed if Ray could not start its threads; they are tried, as limits are of many kinds."""
     over, threads = threading.Event(), list[threading.Thread]()
     try:
         for _ in range(THREADS):
@@ -393,7 +393,7 @@ def _cause(name: str) -> str:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process lives, as far as can be seen; True where memory or descriptors do not suffice to see."""
+    """Return whether a process lives, as far as can be seen; True if memory or descriptors do not suffice to see."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

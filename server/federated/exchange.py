@@ -73,11 +73,11 @@ WORTH_SAYING = 60.0  # seconds without a client until a message says so
 
 
 class ShardFailed(RunFailed):
-    """A shard failed in all attempts, or in one by a user's own code, which would fail again.
+    """A shard failed in all attempts, or in one by custom code, which would fail again.
 
     Attributes:
         request: the request to the shard.
-        is_own_code: whether an error of a user's own code is the reason.
+        is_own_code: whether an error of custom code is the reason.
     """
 
     def __init__(self, request: RoundRequest, times: int, reason: str, is_own_code: bool = False) -> None:
@@ -114,11 +114,10 @@ class Exchange:
 
         A shard that answers with an error, or not within the attempt's deadline, is asked again, at most `retries`
         times, after 1, 2, 4, ... seconds. Requests wait until a client runs, and deadlines count from then on. Where
-        the sum of a branch fails, all its shards are asked again. An error of a user's own code ends the exchange at
-        once.
+        the sum of a branch fails, all its shards are asked again. An error of custom code ends the exchange at once.
 
         Raises:
-            ShardFailed: a shard failed in every attempt, or by a user's own code; the message has the last reason.
+            ShardFailed: a shard failed in every attempt, or by custom code; the message has the last reason.
             RunFailed: no client came back within two minutes or the longest deadline, whichever is longer.
             Interrupted: `stop` was set.
         """
@@ -227,7 +226,7 @@ class _RoundExchange:
     Attributes:
         branches: the requests' shards by branch.
         failures: the reason by shard where the last attempt failed.
-        is_own_code: whether the last failure is an error of a user's own code.
+        is_own_code: whether the last failure is an error of custom code.
     """
 
     def __init__(self, asked: Sequence[RoundRequest], branch: int) -> None:
@@ -249,7 +248,7 @@ class _RoundExchange:
         """Return the reply in a message; None for a shard's whose sum a client process holds.
 
         Raises:
-            ValueError: the message does not answer the request; KeyError or TypeError where it is no such message.
+            ValueError: the message does not answer the request; KeyError or TypeError if it is no such message.
         """
         if pending.branch is not None:
             counts = reduce(UpdateSum.merge, [self._held[shard].update for shard in pending.shards])
@@ -302,7 +301,7 @@ def explain(run: Run, failed: ShardFailed, ask: Callable[[RoundRequest], dict[in
         file, _, _ = str(error).partition(": ")
         return RunFailed(str(failed) if f"{file}: " in str(failed) else f"{failed}; {error}")
     if failed.is_own_code or any(f"{parts(name)[0]}:" in str(failed) for name in names_in(run.config)):
-        return RunFailed(str(failed))  # an error of the user's own code, which no single user of the population causes
+        return RunFailed(str(failed))  # an error of the custom code, which no single user of the population causes
     say(
         f"{run.name}: {failed}; searching for the user whose records cause it",
         round=failed.request.round + 1,
@@ -343,7 +342,7 @@ def others_than(user: int, cohort: Sequence[int], population: int) -> list[int]:
 
 
 def culprit(users: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> int | None:
-    """Return one of `users` that fails on its own, by halving; None where there is none, or where no user fails too.
+    """Return one of `users` that fails on its own, by halving; None if there is none, or where no user fails too.
 
     >>> culprit(range(8), lambda users: 5 in users)
     5

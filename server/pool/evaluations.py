@@ -67,7 +67,7 @@ def gpu_shares(training: float | None, evaluation: float | None, evaluators: int
     By default one training process and all evaluators fill a GPU.
 
     Args:
-        training: GPUs that a setting names for a training process; None where it does not.
+        training: GPUs that a setting names for a training process; None if it does not.
         evaluation: the same for an evaluator.
         evaluators: number of evaluators.
         has_gpu: whether there is a GPU to train on.
@@ -257,7 +257,7 @@ class EvaluationService:
         return self._pool.start(_Evaluator, self._work, gpus, num_cpus=0, num_gpus=gpus)
 
     def _late(self, actor: Actor[_Job], job: _Job) -> str | None:
-        """Return the reason that an attempt takes too long; None where it does not."""
+        """Return the reason that an attempt takes too long; None if it does not."""
         if actor.is_ready:
             limit, what, hint = self._hparams.deadline, "no result", ""
         else:

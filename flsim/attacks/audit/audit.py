@@ -311,7 +311,7 @@ def ceiling_of_coins(groups: Sequence[int], delta: float) -> float | None:
         delta: delta of one unit.
 
     Returns:
-        The bound; None where canaries are too few to be guessed.
+        The bound; None if canaries are too few to be guessed.
     """
     guessed = 2 * _of_each_kind(len(groups))
     return coins.epsilon_of_coins(len(groups), guessed, guessed, delta, users=max(groups)) if guessed else None
@@ -385,7 +385,7 @@ def pooled(subjects: Sequence[Subject], threshold: int | None = None) -> Pooled:
 
 
 def _of_each_kind(canaries: int) -> int:
-    """Return the number of coins that are guessed as planted, and as not; 0 where there are too few canaries."""
+    """Return the number of coins that are guessed as planted, and as not; 0 if there are too few canaries."""
     return round(OF_EACH_KIND * canaries) if canaries >= 1 / OF_EACH_KIND else 0
 
 
@@ -451,7 +451,7 @@ def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
 
 
 def of_coins(subject: Subject) -> Iterator[dict[str, Any]]:
-    """Yield rows with the bound of canaries that coins decided on; nothing where there are too few of them."""
+    """Yield rows with the bound of canaries that coins decided on; nothing if there are too few of them."""
     tossed, claim = subject.coins, subject.claim
     if tossed is None or not len(tossed.ranks):
         return

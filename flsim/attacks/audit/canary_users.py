@@ -54,7 +54,7 @@ class CanaryUsers:
 
     @property
     def estimate(self) -> float | None:
-        """Return the estimate of epsilon at `delta`; None where fewer than two took part, or see `is_too_small`."""
+        """Return the estimate of epsilon at `delta`; None if fewer than two took part, or see `is_too_small`."""
         return self._estimate_of(self.members)
 
     @property
@@ -77,7 +77,7 @@ class CanaryUsers:
 
 
 def canary_users_of(settings: AuditHParams, seed: int, first: Params, last: Params, delta: float) -> CanaryUsers | None:
-    """Return the canary users of a training; None where it has none.
+    """Return the canary users of a training; None if it has none.
 
     Args:
         settings: the settings of canary users.

@@ -49,7 +49,7 @@ def p_value(epsilon: float, delta: float, canaries: int, guesses: int, right: in
 def epsilon_of_coins(
     canaries: int, guesses: int, right: int, delta: float, significance: float = SIGNIFICANCE, users: int = 1
 ) -> float:
-    """Return the lower bound on epsilon at a delta that so many right guesses prove, by [S]; 0 where they prove none.
+    """Return the lower bound on epsilon at a delta that so many right guesses prove, by [S]; 0 if they prove none.
 
     Args:
         canaries: m, with those that were not guessed.
@@ -115,7 +115,7 @@ def is_refuted(
 
 
 def mu_refuted(refuted: Callable[[LeastProbability], bool]) -> float:
-    """Return the largest mu whose Gaussian trade-off function is refuted; 0 where none is.
+    """Return the largest mu whose Gaussian trade-off function is refuted; 0 if none is.
 
     `flsim.attacks.audit.trade_off.epsilon_of_gaussian` turns it into an epsilon, which is a bound for Gaussian
     mechanisms, and an estimate for all others.
@@ -124,7 +124,7 @@ def mu_refuted(refuted: Callable[[LeastProbability], bool]) -> float:
 
 
 def _largest_refuted(refuted: Callable[[float], bool], highest: float) -> float:
-    """Return the supremum of what is refuted, by bisection; 0 where nothing is."""
+    """Return the supremum of what is refuted, by bisection; 0 if nothing is."""
     if not refuted(0.0):
         return 0.0
     if refuted(highest):

@@ -55,7 +55,7 @@ def hit_probability(epsilon: float, share: float) -> float:
 
 
 def epsilon_of_hits(hits: int, share: float, groups: Sequence[int], significance: float = SIGNIFICANCE) -> float:
-    """Return the lower bound on epsilon of one user that so many hits prove under pure DP; 0 where they prove none.
+    """Return the lower bound on epsilon of one user that so many hits prove under pure DP; 0 if they prove none.
 
     Any training with a smaller epsilon has so many hits with probability at most `significance`.
 

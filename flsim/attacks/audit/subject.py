@@ -51,14 +51,14 @@ class Subject:
         ranks: float64 [canaries], ranks of the planted canaries among `references` random phrases.
         groups: int64 [canaries], number of units that share each, at least 1.
         is_exact: whether `groups` are exact; otherwise they are numbers of copies, which are at least as large.
-        references: R; 0 where no canary was ranked.
+        references: R; 0 if no canary was ranked.
         control_ranks: float64 [controls], ranks of canaries that were never planted.
-        coins: canaries that coins decided on; None where no coin did.
-        claim: what the ledger claims; None of a run without noise, and where it is not about those who hold canaries.
-        canary_users: canary users with random updates; None where there are none.
-        participation: the test of who took part in the rounds; None where there is none.
-        noise: the test of the noise of the rounds; None where there is none.
-        note: what an epsilon of the run is not about; empty where it is about all who trained.
+        coins: canaries that coins decided on; None if no coin did.
+        claim: what the ledger claims; None of a run without noise, and if it is not about those who hold canaries.
+        canary_users: canary users with random updates; None if there are none.
+        participation: the test of who took part in the rounds; None if there is none.
+        noise: the test of the noise of the rounds; None if there is none.
+        note: what an epsilon of the run is not about; empty if it is about all who trained.
     """
 
     results: RunResults
@@ -100,7 +100,7 @@ def subject_with(
     Args:
         results: results of the training.
         round_: the round to audit.
-        state: the state after that round; None where neither canary users nor a ledger needs it.
+        state: the state after that round; None if neither canary users nor a ledger needs it.
         delta: delta of the claim and of estimates; the reported one if not given.
         unit: what the ledger protects.
         sampler: the sampler of these units, as a ledger names it.
@@ -109,9 +109,9 @@ def subject_with(
         canary_users: settings of canary users.
         seed: the experiment's seed.
         canaries: the canaries, in the order in which an overlay numbers them.
-        users: returns the training users; it raises InputError where their corpus is not there.
+        users: returns the training users; it raises InputError if their corpus is not there.
         first: returns the model's parameters before training.
-        note: what an epsilon of the training is not about; empty where it is about all who trained.
+        note: what an epsilon of the training is not about; empty if it is about all who trained.
         executes_code: whether a custom sampler and noise may be executed to account for the ledger. Otherwise the claim
             is the one in the rows.
     """

@@ -25,8 +25,8 @@ def by_seed(observed: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A row for each seed with evaluations of both arms after the window's end: ``advantage``, nats, at the first
         evaluation at or after the window's end, and ``left``, the advantage at the last evaluation as a share of it.
-        ``left`` is NaN where nothing was gained, where the interval of the advantage over seeds holds 0, so that its
-        share says nothing, and where these evaluations are one.
+        ``left`` is NaN if nothing was gained, where the interval of the advantage over seeds holds 0, so that its share
+        says nothing, and where these evaluations are one.
     """
     known = _known(observed)
     ended = known[known["round"] >= known["last_round"].astype("float64")]

@@ -82,7 +82,7 @@ def observations(results: RunResults, twin: RunResults | None, took_part: pd.Dat
 
     Args:
         results: the run of arm IN.
-        twin: the run of arm OUT of the same seed; None where there is none, whose columns are then NaN.
+        twin: the run of arm OUT of the same seed; None if there is none, whose columns are then NaN.
         took_part: the rounds in which sharers took part, with columns ``round`` and ``canary``; see
             `flsim.runs.folder.participation`.
 
@@ -143,7 +143,7 @@ def _at(planted: pd.DataFrame, round_: int, results: RunResults, twin: RunResult
 
 
 def _measured(run: RunResults | None, name: str, round_: int, planted: pd.DataFrame) -> NDArray[np.float64]:
-    """Return a measure of the planted canaries, float64 [n]; NaN where it was not measured."""
+    """Return a measure of the planted canaries, float64 [n]; NaN if it was not measured."""
     values = None if run is None else run.of_canaries(name, round_)
     if values is None:
         return np.full(len(planted), np.nan)
@@ -160,7 +160,7 @@ class Arms:
     Attributes:
         run: the run of arm IN.
         results: its results.
-        twin: the results of arm OUT; None where no such run was named.
+        twin: the results of arm OUT; None if no such run was named.
     """
 
     run: Run
@@ -171,7 +171,7 @@ class Arms:
 def arms_of(paths: Sequence[Path]) -> tuple[list[Arms], list[str]]:
     """Return the pairs among runs, in the order of their runs of arm IN, and sentences on what is left out.
 
-    A twin has the settings of its run but for the arm. Runs that diverged or were not evaluated are left out.
+    A twin has the settings of its run except for the arm. Runs that diverged or were not evaluated are left out.
 
     Args:
         paths: run folders and folders of sweeps.
@@ -248,11 +248,10 @@ class Forgetting(Result):
         frame: the success of attacks, a row per group and k, with the columns of `SUCCESS`.
         observations: a row per planted canary and evaluated round; see `flsim.attacks.forgetting.measure`, with
         `group`.
-        times: a row per group, with the columns of `TIMES`: T(alpha) as ``time``, missing and ``is_censored`` where it
-            was not reached by ``k_max``, and both missing without arm OUT. ``advantage`` and what is ``left`` of it
-            are those of `flsim.attacks.forgetting.advantage`. ``median_time`` counts rounds since
-            the window's end. ``forgotten`` is the number of canaries with uncensored times; see
-            `flsim.attacks.forgetting.times`.
+        times: a row per group, with the columns of `TIMES`: T(alpha) as ``time``, missing and ``is_censored`` if it was
+            not reached by ``k_max``, and both missing without arm OUT. ``advantage`` and what is ``left`` of it are
+            those of `flsim.attacks.forgetting.advantage`. ``median_time`` counts rounds since the window's end.
+            ``forgotten`` is the number of canaries with uncensored times; see `flsim.attacks.forgetting.times`.
         tests: a row for each two groups that differ in one thing, with the log-rank test of their canaries' times, and
             what is left in a less what is left in b. Times are those of the evaluations that both groups have at equal
             numbers of rounds since the window's end; p is missing if there are none.
@@ -441,7 +440,7 @@ def exposure(table: pd.DataFrame, arm: str) -> dict[str, float]:
 
 
 def curve(table: pd.DataFrame, arm: str) -> list[tuple[float, float, float, float]]:
-    """Return k, exposure and the ends of its 95% interval for a figure; empty where the arm was not measured.
+    """Return k, exposure and the ends of its 95% interval for a figure; empty if the arm was not measured.
 
     Exposure is the mean over seeds of their medians, with its interval over seeds. Of one seed it is the median, with
     its interval over canaries, which is NaN below six canaries.

@@ -93,7 +93,7 @@ def _name(row: Mapping[Any, Any]) -> str:
 
 
 def _draw(axes: Axes, points: Sequence[tuple[float, float, float, float]], **style: object) -> None:
-    """Draw points with their intervals; nothing where there are none."""
+    """Draw points with their intervals; nothing if there are none."""
     x, y, lows, highs = np.array(points, dtype="float64").reshape(-1, 4).T
     if len(x):
         (line,) = axes.plot(x, y, **style)  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ def _draw(axes: Axes, points: Sequence[tuple[float, float, float, float]], **sty
 
 
 def _mark_window(axes: Axes, row: Mapping[Any, Any]) -> None:
-    """Shade the rounds in which canaries are planted, and draw where nothing was added."""
+    """Shade the rounds in which canaries are planted, and the line at which nothing was added."""
     first, last = row["first_round"], row["last_round"]
     if not pd.isna(last):
         axes.axvspan(0 if pd.isna(first) else float(first) - 1, float(last), color="#eeeeee", zorder=-2)

@@ -89,7 +89,7 @@ def group_text(row: Mapping[Any, Any]) -> str:
 
 
 def time_text(rounds: Any, is_censored: Any) -> str:
-    """Return a time in rounds, ``"> 50"`` where it is censored, and ``"-"`` where it is unknown."""
+    """Return a time in rounds, ``"> 50"`` where it is censored, and ``"-"`` if it is unknown."""
     if pd.isna(is_censored):
         return "-"
     return f"> {rounds:,}" if is_censored else f"{rounds:,}"

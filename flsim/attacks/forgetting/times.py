@@ -80,7 +80,7 @@ def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | N
 
     Args:
         ks: evaluated k, ascending.
-        bounds: one-sided 95% upper bound of the success at each; NaN where there were no trials.
+        bounds: one-sided 95% upper bound of the success at each; NaN if there were no trials.
         alpha: success that counts as forgotten.
 
     >>> forgetting_time([0, 1, 2, 5], [0.9, 0.58, 0.7, 0.55], 0.6)

@@ -66,7 +66,7 @@ def _guarded_score(name: str, score: Callable[["Candidates"], Any]) -> Callable[
 
 
 def _checked(name: str, values: Any, count: int) -> Floats:
-    """Return statistics as float64 [count, F]; raise RunFailed where they are something else."""
+    """Return statistics as float64 [count, F]; raise RunFailed if they are something else."""
     with suppress(TypeError, ValueError):
         statistics = np.asarray(values, np.float64)
         if statistics.ndim == 2 and len(statistics) == count:

@@ -61,7 +61,7 @@ class Candidates:
         unigram: float64 [V], log-probabilities of single tokens in the corpus.
         seed: the experiment's seed.
         layout: the corpus' token layout.
-        reference: a model that read none of the records; None where there is none.
+        reference: a model that read none of the records; None if there is none.
     """
 
     model: TrainableModel
@@ -115,7 +115,7 @@ class Candidates:
 
     @cached_property
     def reference_log_probs(self) -> Floats:
-        """Return log-probabilities by the reference, float64 [N, T]; by the unigram where there is no reference."""
+        """Return log-probabilities by the reference, float64 [N, T]; by the unigram if there is no reference."""
         if self.reference is None:
             return self.unigram_log_probs
         return _read_only(log_probabilities(self.reference, self.records, self.layout))

@@ -220,7 +220,7 @@ def _area(attack: Attack, candidates: Candidates, targets: Targets) -> float:
 
 
 def _checked(attack: Attack, scores: Any, count: int) -> Floats:
-    """Return scores as float64 [count]; raise RunFailed where they are something else, or not finite."""
+    """Return scores as float64 [count]; raise RunFailed if they are something else, or not finite."""
     with suppress(TypeError, ValueError):
         numbers = np.asarray(scores, np.float64)
         if numbers.shape == (count,) and np.isfinite(numbers).all():

@@ -49,7 +49,7 @@ def offline(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | N
 def _normal(shadows: Floats, side: Flags, fixed_variance: bool | None) -> tuple[Floats, Floats]:
     """Return the mean [N] and the standard deviation [N] of each point's scores by the models of one side.
 
-    A shared deviation is that of the differences of all scores from the means of their points. The mean, NaN where no
+    A shared deviation is that of the differences of all scores from the means of their points. The mean, NaN if no
     model is of the side, is a point's own in both cases.
     """
     counts = side.sum(axis=0)

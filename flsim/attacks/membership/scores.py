@@ -91,7 +91,7 @@ def standardized(log_probs: Floats, means: Floats, deviations: Floats) -> Floats
     """Return z_i = (log p(t_i | t_<i) - mu_i) / sigma_i [N, T], of which Min-K%++ takes the `lowest_share`.
 
     See Zhang et al., "Min-K%++: Improved Baseline for Detecting Pre-Training Data from Large Language Models" (2025),
-    equation 3. z is 0 where sigma is 0, as all tokens are equally likely there.
+    equation 3. z is 0 if sigma is 0, as all tokens are equally likely there.
 
     Args:
         log_probs: float64 [N, T].

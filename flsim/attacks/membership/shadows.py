@@ -191,7 +191,7 @@ def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None
 
 
 def leave_one_out(shadows: Shadows) -> dict[str, Floats]:
-    """Return the scores of each attack, float64 [S, N] by its name; NaN where other runs lack one side of a target."""
+    """Return the scores of each attack, float64 [S, N] by its name; NaN if other runs lack one side of a target."""
     attacks = (LOSS, "LiRA online", "LiRA offline", "RMIA online", "RMIA offline")
     scores = {name: np.full(shadows.phi.shape, np.nan) for name in attacks}
     for run in range(len(shadows.phi)):

@@ -32,7 +32,7 @@ class Proof:
     """The proofs about one run.
 
     Attributes:
-        subject: the audited run; None where it cannot be audited.
+        subject: the audited run; None if it cannot be audited.
         audited: the rows and notes of its audit.
         membership: stored rows of the newest round whose membership was attacked.
     """
@@ -81,7 +81,7 @@ class Proof:
 
 
 def to_markdown(a: Proof, b: Proof) -> str:
-    """Return a section with a row for each statement on either run; empty where there is none."""
+    """Return a section with a row for each statement on either run; empty if there is none."""
     first, second = a.statements(), b.statements()
     names = list(dict.fromkeys([*first, *second]))
     if not names:

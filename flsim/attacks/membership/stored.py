@@ -84,7 +84,7 @@ def read_rows(path: Path, identity: str) -> pd.DataFrame:
 
 
 def newest_rows(run_folder: Path, identity: str | None) -> pd.DataFrame:
-    """Return the rows of the last round that was attacked; without rows where none was, or the run has no identity."""
+    """Return the rows of the last round that was attacked; without rows if none was, or the run has no identity."""
     paths = [path for path in (run_folder / FOLDER).glob("*.parquet") if NAME.fullmatch(path.name)]
     newest = max(paths, key=lambda path: int(path.stem.removeprefix("round-")), default=None)
     return SCHEMA.empty_table().to_pandas() if newest is None or identity is None else read_rows(newest, identity)

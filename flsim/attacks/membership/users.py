@@ -237,8 +237,8 @@ def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -
 def _allows(run: Run, claim: Claim | None, side: FreshRecords) -> Callable[[float], float | None]:
     """Return the largest true-positive rate on a whole user or author, as a function of the false-positive rate.
 
-    It is None where the ledger claims nothing of these: the synthetic users of an IID twin hold records of many
-    authors, and a ledger of records says little of all of a user's.
+    It is None if the ledger claims nothing of these: the synthetic users of an IID twin hold records of many authors,
+    and a ledger of records says little of all of a user's.
     """
     if claim is None or run.config.unit != "user" or run.config.data.partition == "iid":
         return lambda _: None

@@ -30,7 +30,7 @@ _ERRORS = (OSError, RuntimeError, LookupError, ValueError, TypeError, Arithmetic
 
 
 def refuse_missing_h5py(file: Path) -> None:
-    """Raise InputError where h5py, which the extra `hdf5` installs, cannot be imported.
+    """Raise InputError if h5py, which the extra `hdf5` installs, cannot be imported.
 
     Args:
         file: the file that is to be read or written, for the message.

@@ -31,7 +31,7 @@ KNOWN = (
 
 
 def format_named(name: str) -> Format:
-    """Return a format by a key of `FORMATS`, or the format of a user's own reader ``path/to/file.py:NAME``.
+    """Return a format by a key of `FORMATS`, or the format of a custom reader ``path/to/file.py:NAME``.
 
     Raises:
         InputError: there is no such format, or the user's file failed.

@@ -1,4 +1,4 @@
-"""A user's own code that yields posts: a reader of files, or a maker of a corpus.
+"""Custom code that yields posts: a reader of files, or a maker of a corpus.
 
     def reader(path):                       # flsim data import FILE --format my_format.py:reader
         yield "user", "Plain text. It is cut into sentences as the text of other formats is."
@@ -29,7 +29,7 @@ YIELDS = "yield (user, text) or (user, text, split), where text is a string or a
 
 
 def reader_of(name: str) -> Format:
-    """Return the format of a user's own reader ``path/to/file.py:NAME``.
+    """Return the format of a custom reader ``path/to/file.py:NAME``.
 
     Raises:
         InputError: the file failed, or it has no such function or `Format`.
@@ -50,7 +50,7 @@ def reader_of(name: str) -> Format:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A user's own reader, kept by name, because other processes cannot import what a user's file defines.
+    """A custom reader, kept by name, because other processes cannot import what a user's file defines.
 
     Attributes:
         name: ``path/to/file.py:NAME``.
@@ -88,7 +88,7 @@ class _Reader:
 
 
 def maker_of(name: str, seed: int, options: Mapping[str, Any]) -> Format:
-    """Return a user's own maker ``path/to/file.py:NAME`` as the format of its own source file.
+    """Return a custom maker ``path/to/file.py:NAME`` as the format of its own source file.
 
     Args:
         name: name of a function that yields posts.
@@ -105,7 +105,7 @@ def maker_of(name: str, seed: int, options: Mapping[str, Any]) -> Format:
 
 @dataclass(frozen=True)
 class _Maker:
-    """A user's own maker, kept by name, with its arguments; an import refuses its file if the file changes."""
+    """A custom maker, kept by name, with its arguments; an import refuses its file if the file changes."""
 
     name: str
     seed: int
@@ -132,7 +132,7 @@ class _Maker:
 
 @contextmanager
 def _naming(source: Path) -> Iterator[None]:
-    """Name the source, the user's file and its line in errors of the user's own code."""
+    """Name the source, the user's file and its line in errors of the custom code."""
     try:
         with custom_code_errors(InputError):
             yield

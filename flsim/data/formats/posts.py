@@ -116,7 +116,7 @@ class Format:
         lost: what the format has lost of the text; shown once and kept in the manifest.
         fragile: whether the library that reads the format can crash or hang on a damaged file. Such files are read in a
             process of their own.
-        about: further entries of a source in the manifest, such as the digest of a user's own format.
+        about: further entries of a source in the manifest, such as the digest of a custom format.
     """
 
     name: str

@@ -66,8 +66,8 @@ def import_corpus(
         sources: files or pipes, read in this order; compressed ones are unpacked on the way.
         out: folder of the new corpus; it must not exist, and does not exist after an error.
         hparams: settings of the import.
-        format: format of all sources: a format, a key of `FORMATS`, or ``path/to/file.py:NAME`` of a user's own reader;
-            by default detected from each file's content.
+        format: format of all sources: a format, a key of `FORMATS`, or ``path/to/file.py:NAME`` of a custom reader; by
+            default detected from each file's content.
         vocabulary_from: a file of words with counts to take the vocabulary from, instead of counting.
         columns: names of the columns of user and text, for formats that name them.
         workers: number of processes; by default one for each core up to `MOST_WORKERS`, and only this process if there

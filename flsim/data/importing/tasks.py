@@ -221,7 +221,7 @@ class Removal:
 
     @property
     def reason(self) -> str:
-        """Return the end of an error about a text without words, with its reason; empty where nothing was removed."""
+        """Return the end of an error about a text without words, with its reason; empty if nothing was removed."""
         return f": {self}" if self.removed else ""
 
 

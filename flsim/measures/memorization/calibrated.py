@@ -22,8 +22,7 @@ class Calibrated:
     """The rank of a canary by its calibrated score.
 
     Attributes:
-        score: P(s|p) minus its mean over the models trained without the canary, nats; below 0 where s has become
-            likelier.
+        score: P(s|p) minus its mean over the models trained without the canary, nats; below 0 if s has become likelier.
         rank: 1 + the number of r' in R that score at most as much; from 1 to |R| + 1.
         references: |R|.
     """

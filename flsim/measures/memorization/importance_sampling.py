@@ -170,7 +170,7 @@ def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
 
     Args:
         pilot: samples that are not used for anything else, so that estimates stay unbiased.
-        events: [C, N], 1 where a sample is in the event of a canary, 0 elsewhere.
+        events: [C, N], 1 if a sample is in the event of a canary, 0 elsewhere.
         default: shares to use where the pilot met no event; a fifth of them is kept in any case.
     """
     weights, ratios = pilot.weights(), pilot.ratios()
@@ -241,7 +241,7 @@ def space_exposures(
 
 
 def _events(draws: Draws, continuations: Tensor, bounds: Tensor) -> Floats:
-    """Return [C, N], 1 where a sample is as likely as a canary, up to ties, and not the canary itself."""
+    """Return [C, N], 1 if a sample is as likely as a canary, up to ties, and not the canary itself."""
     same = [(draws.words == continuation).all(1) for continuation in continuations]
     events = (draws.scores <= bounds[:, None]) & ~torch.stack(same)
     return np.asarray(events.double().cpu().numpy())

@@ -287,7 +287,7 @@ def references(seed: int, count: int, length: int, layout: Layout) -> Tensor:
 
 
 def refuse_too_many(count: int, length: int) -> None:
-    """Raise InputError where R, `count` continuations of `length` words, does not fit the memory of this machine."""
+    """Raise InputError if R, `count` continuations of `length` words, does not fit the memory of this machine."""
     drawn_and_sorted = 2 * 8 * count * length
     refuse_beyond_memory(drawn_and_sorted, f"evaluation.references = {count:,}", "set fewer references")
 
@@ -312,7 +312,7 @@ class RandomSampler:
         without being scored. Others whose score is within 8 units of rounding of the canary's (relative; 1e-6 in
         float32, 2e-15 in float64) count as ties too, since the order of batched sums could not tell them apart:
         rounding can make a canary look less memorized, never more. With a `LogitModel`, references are scored in full
-        only where bounds leave their side open.
+        only if bounds leave their side open.
 
         Args:
             prefix: p, int64 [L], BOS first.

@@ -238,7 +238,7 @@ class Config(ABC):
 
     @property
     def partition(self) -> Partition | None:
-        """Return the partition of the users; None where records are drawn in the same way in both partitions."""
+        """Return the partition of the users; None if records are drawn in the same way in both partitions."""
         return self.data.partition
 
     @property
@@ -255,7 +255,7 @@ class Config(ABC):
     @property
     @abstractmethod
     def sampler(self) -> str:
-        """Return the sampler of the units of privacy, as a ledger names it: a user's own sampler by content."""
+        """Return the sampler of the units of privacy, as a ledger names it: a custom sampler by content."""
 
     @property
     @abstractmethod
@@ -277,7 +277,7 @@ class Config(ABC):
         return AuditHParams()
 
     def refuse_users(self, users: int) -> None:  # noqa: B027 (training without users takes any number of them)
-        """Raise InputError where so few training users have no cohort, or more shards than users."""
+        """Raise InputError if so few training users have no cohort, or more shards than users."""
 
     @abstractmethod
     def meetings(self, users: Population, rounds: int) -> Meetings:
@@ -306,7 +306,7 @@ class Config(ABC):
         For central training these are all steps. For federated training they are the local steps of a user in each
         round, at the local rate times the server's. A server optimizer that divides the update by its size, such as
         Adam, takes a step of the server's rate in each round, however far users go. Momentum is not counted. The sum is
-        None with a user's own server optimizer.
+        None with a custom server optimizer.
         """
 
     def trained_on(self, train: Split) -> Split:

@@ -1,4 +1,4 @@
-"""A user's own code in a configuration: the settings that name files, and the copies in a run folder.
+"""Custom code in a configuration: the settings that name files, and the copies in a run folder.
 
 A copy's name ends in the first digits of its digest, as in ``code/my_model.0a1b2c3d4e5f6a7b.py``, so that it can be
 checked wherever it lies.
@@ -73,7 +73,7 @@ def kinds_in(settings: Any) -> list[tuple[str, str]]:
 
 
 def announce(settings: Any, *kinds: str) -> None:
-    """Print the files of a user's own code that a command is about to execute, each with what it defines.
+    """Print the files of custom code that a command is about to execute, each with what it defines.
 
     Args:
         settings: the settings that name the files.
@@ -148,7 +148,7 @@ def _copy(name: str, folder: Path) -> str:
 
 
 def refuse_changed_copies(settings: Any) -> None:
-    """Raise InputError where a copy that settings name is not the file that it was copied from."""
+    """Raise InputError if a copy that settings name is not the file that it was copied from."""
     for name in names_in(settings):
         path, _ = parts(name)
         if path.parent.name == FOLDER and not path.stem.endswith(f".{source_digest(name)[:DIGITS]}"):
@@ -156,7 +156,7 @@ def refuse_changed_copies(settings: Any) -> None:
 
 
 def refuse_other_settings(started: Any, settings: Any, run: Path) -> None:
-    """Raise InputError where settings have another digest than those that a run was started with.
+    """Raise InputError if settings have another digest than those that a run was started with.
 
     The message names the file where the content of a file is the difference.
     """

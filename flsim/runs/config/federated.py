@@ -100,12 +100,12 @@ class SystemHParams(CommonSystemHParams):
 
     @property
     def known_shards(self) -> int:
-        """Return the number of shards; 2 where it is not decided yet."""
+        """Return the number of shards; 2 if it is not decided yet."""
         return SHARDS if self.shards is None else self.shards
 
     @property
     def known_branch(self) -> int:
-        """Return the number of shards in a branch; 0 where there are none, or where it is not decided yet."""
+        """Return the number of shards in a branch; 0 if there are none, or if it is not decided yet."""
         return self.branch or 0
 
 
@@ -135,7 +135,7 @@ class FederatedConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.privacy.update_noise_multiplier(self.training.cohort)  # raises where there is none
+        self.privacy.update_noise_multiplier(self.training.cohort)  # raises if there is none
         self.audit.refuse_without_clip(self.privacy)
         if self.privacy.mechanism == "dp":
             sampling.refuse_unaccounted(self.training.sampler)

@@ -55,7 +55,7 @@ def from_working_directory(key: str, value: Any) -> Any:
 def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config:
     """Return the configuration of values that were read from `source`.
 
-    ``training.kind`` decides the class. Files of a user's own code are relative to `base`.
+    ``training.kind`` decides the class. Files of custom code are relative to `base`.
     """
     training = values.get("training")
     name = training.get("kind", "federated") if isinstance(training, Mapping) else "federated"

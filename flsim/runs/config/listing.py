@@ -32,7 +32,7 @@ class Setting:
         name: key within its section.
         type: type of the value, in words.
         default: default value as TOML, ``required``, or ``not set``.
-        unit: unit of a number; empty where it has none.
+        unit: unit of a number; empty if it has none.
         description: sentences about the value, the last one of which lists the names that are allowed.
     """
 
@@ -49,7 +49,7 @@ class Section:
 
     Attributes:
         name: name of the section; empty for keys outside of sections.
-        kind: value of `training.kind` that the section belongs to; empty where all have the same section.
+        kind: value of `training.kind` that the section belongs to; empty if all have the same section.
         description: sentences about the section.
         settings: keys of the section, in the order of its dataclass.
     """
@@ -165,7 +165,7 @@ def _toml(value: Any) -> str:
 
 
 def _type(hint: Any) -> tuple[str, str]:
-    """Return a type in words, and a sentence that lists the names that it allows; empty where it allows any value."""
+    """Return a type in words, and a sentence that lists the names that it allows; empty if it allows any value."""
     if get_origin(hint) in (Union, UnionType):
         return _type(next(kind for kind in get_args(hint) if kind is not NoneType))
     if get_origin(hint) is Annotated:

@@ -222,7 +222,7 @@ def planned_runs(
         definition: the sweep.
         tier: one of its tiers.
         corpus: the training corpus.
-        source: the definition's file, for messages; paths of a user's own code are relative to its folder.
+        source: the definition's file, for messages; paths of custom code are relative to its folder.
         seeds: seeds in place of the tier's.
         only: names of the grids to take; all if empty.
         overrides: changes of the settings of all runs, as ``section.key=value``; paths in them are relative to the

@@ -189,7 +189,7 @@ class CentralTask:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return what engines may do with the model; the file of a user's own model is executed."""
+        """Return what engines may do with the model; the file of a custom model is executed."""
         return class_of(self.architecture).capabilities
 
     def model_with(self, params: Params) -> TrainableModel:
@@ -246,7 +246,7 @@ class CentralTask:
 
 
 def refuse_precision(training: CentralTask) -> None:
-    """Raise InputError where model, engine or device have only float32 and the settings ask for another precision."""
+    """Raise InputError if model, engine or device have only float32 and the settings ask for another precision."""
     precision = training.hparams.precision
     if precision == "float32":
         return

@@ -275,7 +275,7 @@ class CohortEngine:
         return trainer
 
     def _shrink(self, error: Exception) -> None:
-        """Halve how many users train at once from now on; raise RunFailed where it is one already."""
+        """Halve how many users train at once from now on; raise RunFailed if it is one already."""
         self._trainer = None
         if self._at_once == 1:
             raise self._too_little(error) from error

@@ -97,7 +97,7 @@ class Kernels(Protocol):
 
         Args:
             weight: [u, m, n], of any strides.
-            low: [u, m, n], becomes the weight in the dtype of products; None where the weight has that dtype.
+            low: [u, m, n], becomes the weight in the dtype of products; None if the weight has that dtype.
             left, right: [u, k, m] and [u, k, n].
             rate: learning rate.
             bias, low_bias: [u, n], the bias and its copy in the dtype of products, or None.

@@ -20,7 +20,7 @@ class Target(NamedTuple):
 
     Attributes:
         value: the weight in its own dtype, or the gradient.
-        low: copy of the weight in the dtype of products; None where the weight has that dtype, and for gradients.
+        low: copy of the weight in the dtype of products; None if the weight has that dtype, and for gradients.
     """
 
     value: Tensor

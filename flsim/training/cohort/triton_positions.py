@@ -34,7 +34,7 @@ LOG2E = tl.constexpr(1.4426950408889634)  # GPUs compute powers of 2: e^x = 2^(x
 
 @triton.jit
 def _rows(matrix, row, valid, D: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr):
-    """Return columns of some rows of a matrix of D columns, 0 where a row is not valid."""
+    """Return columns of some rows of a matrix of D columns, 0 if a row is not valid."""
     d = FIRST + tl.arange(0, BLOCK)
     at = matrix + row[:, None] * D + d[None, :]
     if FIRST + BLOCK <= D:
@@ -250,7 +250,7 @@ class OutputLayer:
 
 
 def columns(width: int) -> tuple[int, int, int]:
-    """Return a width, and its columns as blocks of two powers of two; the second is 0 where it would save nothing.
+    """Return a width, and its columns as blocks of two powers of two; the second is 0 if it would save nothing.
 
     Examples:
         >>> columns(96), columns(100), columns(18)
