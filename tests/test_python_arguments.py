@@ -126,7 +126,7 @@ def test_a_corpus_without_canaries_is_no_planted_one(experiment: Experiment, pla
 def test_a_state_of_another_model_is_neither_measured_nor_continued(planted: flsim.Planted) -> None:
     (state,) = flsim.simulate(planted, MODEL, ALGORITHM, 1)
     other = flsim.Model(4, 5)
-    expected = "these parameters are of another model; give the settings that they were trained with"
+    expected = "these parameters belong to another model; pass the settings that they were trained with"
     assert message_of(lambda: flsim.evaluate(state, planted, other, references=100)) == expected
     assert message_of(lambda: flsim.simulate(planted, other, ALGORITHM, 2, start=state)) == expected
 

@@ -17,11 +17,11 @@ COUNTS = [field.name for field in fields(Counts)]
 
 @dataclass(frozen=True)
 class Address:
-    """The run that a request belongs to.
+    """The run to which a request belongs.
 
     Attributes:
-        run: path of the run folder, as a node sees it.
-        config: digest of the run's configuration, which the node must find in that folder.
+        run: path of the run folder, as seen by a node.
+        config: digest of the run's configuration, which must match that folder.
     """
 
     run: str

@@ -198,7 +198,7 @@ def test_what_is_forgotten_is_refused_and_not_taken_for_nothing(tmp_path: Path) 
     for round_ in (1, 4, 6):
         states.write(7, round_, {"a": {"w": torch.zeros(1)}}, oldest_resumable_round=6)
     assert len(list(tmp_path.rglob("*.safetensors"))) == 2
-    with pytest.raises(InputError, match="what user 7 stored before round 4 is gone"):
+    with pytest.raises(InputError, match="the state of user 7 before round 4 was removed"):
         states.read(7, 3)
     (path,) = tmp_path.rglob("round-000006*")
     path.write_bytes(b"?")

@@ -119,7 +119,7 @@ def test_replies_that_are_missing_or_not_asked_for_are_refused() -> None:
     tree.add(reply)
     with pytest.raises(ValueError, match="part 1 already"):
         tree.add(reply)
-    with pytest.raises(ValueError, match="part 3 already, or never needed it"):
+    with pytest.raises(ValueError, match="part 3 is already in the sum, or does not belong to it"):
         TreeSum([1], 0).add(replace(reply, shard=3))
 
 

@@ -69,7 +69,7 @@ def test_noise_cannot_be_accounted_and_is_refused(experiment: Experiment, users:
             command, experiment.config, *(part for one in (SAMPLER, *PRIVATE) for part in ("--set", one)), check=False
         )
         assert refused.returncode == 2
-        assert "drawn several times in a round, which no accountant of dp_accounting supports" in refused.stderr
+        assert "drawn several times in a round, and no accountant of dp_accounting supports this" in refused.stderr
         assert refused.stderr.count("\n") == 1
     private = PrivacyHParams("dp", clip=0.5, noise_multiplier=1.0)
     with pytest.raises(InputError, match="no accountant of dp_accounting supports"):

@@ -207,7 +207,7 @@ def test_strange_names_are_passed_over_with_a_word_and_a_wrong_one_is_put_aside(
     said = " ".join(resume(experiment, "strange").split())
     for name in ("round-000020 (copy).safetensors", "round-000020 (copy).parquet"):
         assert f"{name}: flsim writes no file of this name; it is ignored" in said
-    assert "round-000240.safetensors: holds round 25, which is not the one in its name" in said
+    assert "round-000240.safetensors: the file has round 25, but its name has another round" in said
     assert (checkpoints / "round-000240.safetensors.damaged").exists()
     assert_equal_runs(run, undisturbed)
     assert [line["round"] for line in map(json.loads, _log(run))] == list(range(1, 31))

@@ -158,7 +158,7 @@ def test_a_round_that_nobody_came_to_counts_as_the_half() -> None:
             {"mechanism": "dp", "clip": 0.2, "noise_multiplier": math.nan},
             "noise_multiplier must be a finite number",
         ),
-        ({"mechanism": "dp", "clip": 0.2}, '"dp" needs noise_multiplier above 0, found 0; without noise it is "clip"'),
+        ({"mechanism": "dp", "clip": 0.2}, '"dp" needs noise_multiplier above 0, found 0; without noise, use "clip"'),
         ({"mechanism": "dp", "noise_multiplier": 1.0}, '"dp" needs a clip; set privacy.clip'),
         ({"mechanism": "clip"}, '"clip" needs a clip'),
         ({"mechanism": "clip", "clip": 0.0}, "clip must be above 0, found 0.0"),
@@ -169,7 +169,7 @@ def test_a_round_that_nobody_came_to_counts_as_the_half() -> None:
         ({"noise_multiplier": 1.0}, 'mechanism "none" adds no noise'),
         (
             {"mechanism": "dp", "clip": 0.2, "noise_multiplier": 1.0, "count_noise": 2.0},
-            "count_noise is for a clip that",
+            "count_noise is for an adaptive clip",
         ),
     ],
 )

@@ -132,7 +132,7 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
         (
             MINIMAL + '[training]\ncohort = 20\n[privacy]\nmechanism = "dp"\nclip = 1\nnoise_multiplier = 2\n'
             "target_quantile = 0.5\n",
-            "privacy.count_noise of 1 spends more than noise_multiplier 2 allows; raise it above 1, or enlarge",
+            "privacy.count_noise of 1 uses more privacy than noise_multiplier 2 allows; raise it above 1, or enlarge",
         ),
         (MINIMAL + "[model]\nlayers = 2\n", 'model: architecture "cifg" has one layer, found layers = 2'),
         (MINIMAL + '[model]\narchitecture = "gru"\n[local]\nprecision = "bf16"\n', "'bf16' needs \"cifg\""),

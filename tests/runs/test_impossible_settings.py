@@ -62,5 +62,5 @@ def test_weights_are_counted_without_memory_for_them(architecture: str) -> None:
 
 
 def test_sizes_beyond_64_bits_are_refused() -> None:
-    with pytest.raises(InputError, match=r"^model: no tensor can be that large .*; set smaller sizes$"):
+    with pytest.raises(InputError, match=r"^model: a tensor is too large .*; set smaller sizes$"):
         weights_of(50, ModelHParams(10**12, 16, architecture="transformer"))
