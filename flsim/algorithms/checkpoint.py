@@ -213,7 +213,7 @@ def _state_of(metadata: dict[str, str], params: Params, moments: dict[str, Param
     ledger = Ledger.from_json(metadata["ledger"])
     round_ = int(metadata["step"] if "step" in metadata else metadata["round"])
     if not 0 <= round_ < 2**63:
-        raise ValueError("its round is invalid:")
+        raise ValueError(f"its round {round_} is out of range")
     if "values" in metadata:
         values = from_json(metadata["values"])
     else:

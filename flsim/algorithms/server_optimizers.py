@@ -271,7 +271,7 @@ def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: M
     for slot, values in {"x": stepped, **after}.items():
         expected = dict.fromkeys(shapes, torch.Size()) if slot == "step" else shapes
         if {key: getattr(value, "shape", None) for key, value in values.items()} != expected or not slot.isidentifier():
-            raise InputError(f"{name}: {slot!r} names or shapes differ from those of the model's parameters")
+            raise InputError(f"{name}: {slot!r}: names or shapes differ from those of the model's parameters")
 
 
 def _optimizer_of(hparams: ServerOptimizerHParams) -> ServerOptimizer:

@@ -1,4 +1,4 @@
-"""A corpus on disk: flat files that are memory-mapped, so that opening takes no time and all processes share one copy.
+"""A corpus on disk: flat files that are memory-mapped, which opens instantly and is shared by all processes.
 
     manifest.json            schema, token layout, counts, drops by reason, digests of sources and of the files below
     vocabulary.tsv           word, count; most frequent first
@@ -52,7 +52,7 @@ def memory_map(path: Path, dtype: str) -> NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Split(Unchanging):
-    """The users of one split of a corpus, opened for reading.
+    """The users of one split of a corpus, open for reading.
 
     ``split[user]`` is the records of a user, and ``len(split)`` the number of users. A split implements `UsersByRound`
     and `RecordsByRound`.
@@ -60,8 +60,8 @@ class Split(Unchanging):
     Attributes:
         layout: the layout of its token ids.
         tokens: token ids of all records, uint16 or uint32 [words].
-        record_offsets: int64 [records + 1], where each record starts among the tokens, and the end of the last.
-        user_offsets: int64 [users + 1], where each user starts among the records, and the end of the last.
+        record_offsets: int64 [records + 1], where each record starts among the tokens, and the end of the last record.
+        user_offsets: int64 [users + 1], where each user starts among the records, and the end of the last user.
         folder: the split's folder.
     """
 
@@ -73,10 +73,10 @@ class Split(Unchanging):
 
     @classmethod
     def open(cls, folder: Path) -> "Split":
-        """Open a split's folder; its own `split.json` names the token layout of its ids.
+        """Open a split's folder; `split.json` in it names the layout of token ids.
 
         Raises:
-            InputError: the folder is no split of a corpus.
+            InputError: the folder is not a split of a corpus.
         """
         try:
             layout = layout_in(from_json((folder / "split.json").read_text(encoding="utf-8")))
@@ -105,7 +105,7 @@ class Split(Unchanging):
         index = positions.astype(np.int64)
         starts = record_offsets.take(index)
         lengths = record_offsets.take(index + 1) - starts
-        tokens.take(starts[lengths > 0])  # waits for memory once for all records, not for one after another
+        tokens.take(starts[lengths > 0])  # reads memory for all records at once, not one after another
         offsets = np.zeros(len(index) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         position = np.repeat(starts - offsets[:-1], lengths)
@@ -127,7 +127,7 @@ class Split(Unchanging):
         """Return the names of the users.
 
         Raises:
-            InputError: the file does not hold one name for each user.
+            InputError: the file does not have one name for each user.
         """
         try:
             names = from_json((self.folder / "names.json").read_text(encoding="utf-8"))
@@ -135,7 +135,7 @@ class Split(Unchanging):
                 return list(names)
         except (OSError, ValueError, TypeError):
             pass
-        raise InputError(f"{self.folder / 'names.json'}: not a name for each user; import the corpus again")
+        raise InputError(f"{self.folder / 'names.json'}: does not have one name for each user; import the corpus again")
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class Corpus:
     Attributes:
         path: the corpus' folder.
         manifest: the content of manifest.json.
-        digest: sha256 of the manifest, which stands for everything in the corpus.
+        digest: sha256 of the manifest, which identifies the content of the corpus.
 
     Examples:
         >>> corpus = flsim.open_corpus("corpora/demo")                         # doctest: +SKIP
@@ -166,7 +166,7 @@ class Corpus:
             verify: whether to read every file and compare its digest with the manifest's.
 
         Raises:
-            InputError: the folder is no corpus, has another schema, or its files differ from the manifest.
+            InputError: the folder is not a corpus, has another schema, or its files differ from the manifest.
         """
         again = "import the corpus again"
         if is_uri(path):
@@ -205,14 +205,14 @@ class Corpus:
 
     @property
     def test_users(self) -> Split:
-        """Open the users that utility is measured on: whole test authors if present, balanced test users otherwise."""
+        """Open the users that utility is measured on: complete test authors, or balanced test users without them."""
         return self.split(WHOLE["test"] if WHOLE["test"] in self.splits else "test")
 
     def split(self, name: str) -> Split:
         """Open one of the `splits`.
 
         Raises:
-            InputError: the split is missing, or its token ids have another layout than the manifest says.
+            InputError: the split is missing, or the layout of its token ids differs from the manifest.
         """
         split = Split.open(self.path / name)
         if split.layout != self.layout:
@@ -312,14 +312,14 @@ class CorpusWriter:
         warnings: Iterable[str] = (),
         notes: Iterable[str] = (),
     ) -> None:
-        """Complete the splits and write the manifest, which seals the corpus.
+        """Complete the splits and write the manifest, which completes the corpus.
 
         Args:
-            dropped: reason -> count of everything that was read and is not in the corpus.
+            dropped: reason -> count of everything that was read and dropped.
             sources: name, bytes, sha256 and format of each input file.
             parameters: how the corpus was made.
-            warnings: faults that the sources seem to have.
-            notes: what the sources' formats had lost before.
+            warnings: suspected faults of the sources.
+            notes: information that the formats of the sources do not contain.
         """
         written = {
             f"{name}/{file}": described

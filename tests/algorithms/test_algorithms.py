@@ -128,7 +128,7 @@ def test_fedprox_is_federated_averaging_with_its_term(bias: ModelHParams) -> Non
 
 def test_what_an_algorithm_cannot_do_is_refused(bias: ModelHParams, tmp_path: Path) -> None:
     for mechanism in (PrivacyHParams("clip", clip=0.1), PrivacyHParams("dp", clip=0.1, noise_multiplier=1.0)):
-        with pytest.raises(InputError, match="more than a clipped update leaves a user"):
+        with pytest.raises(InputError, match="sends more than a clipped update"):
             training_of(bias, "scaffold", LocalHParams(), privacy=mechanism)
     plain = LocalHParams()
     others = {

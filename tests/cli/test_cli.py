@@ -236,7 +236,7 @@ def test_a_corpus_changed_since_the_checkpoint_is_refused(
     tokens.write_bytes(bytes([original[0] ^ 1]) + original[1:])
     assert "changed since the import" in refuse("evaluate", checkpoint)
     tokens.write_bytes(original[:-2])
-    assert "missing or of another size" in refuse("evaluate", checkpoint)
+    assert "missing, or its size differs" in refuse("evaluate", checkpoint)
     shutil.rmtree(experiment.folder / "corpus")
     cli_made = experiment.call(
         "data", "synthetic", "--out", "corpus", "--users", "24", "--vocabulary", "40", "--words-per-user", "50"

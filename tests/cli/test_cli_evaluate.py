@@ -113,13 +113,13 @@ def test_tokens_instead_of_words_and_a_corpus_for_utility(flsim: Flsim, experime
         (["--model", "mine.py:NaN"], "mine.py:NaN: start returned log-probs that are NaN"),
         (["--model", "mine.py:Uniform", "--vocabulary", "41"], "the vocabulary asks for [2, 41]"),
         (["--model", "mine.py:Uniform", "--vocabulary", "nowhere"], "neither a number nor a readable file"),
-        (["--model", "mine.py:Uniform", "--prefix", "3"], "a prefix of 3 leaves nothing of canary"),
+        (["--model", "mine.py:Uniform", "--prefix", "3"], "a prefix of 3 covers all words of canary"),
         (["--model", "mine.py:Uniform", "--references", "0"], "references must be at least 1, found 0"),
         (["--model", "mine.py:Uniform", "--device", ""], "--device '': torch has none here"),
-        (["--model", "mine.py:Uniform", "--run", "run"], "--run: is of a checkpoint"),
+        (["--model", "mine.py:Uniform", "--run", "run"], "--run: this option is for a checkpoint"),
         (["--model", "mine.py:Uniform", "one.safetensors"], "one of them"),
         ([], "one of them"),
-        (["one.safetensors"], "--canaries, --vocabulary, --references: a run has its own"),
+        (["one.safetensors"], "--canaries, --vocabulary, --references: these options are for --model"),
     ],
 )
 def test_bad_input_is_one_line(flsim: Flsim, experiment: Experiment, arguments: list[str], message: str) -> None:

@@ -221,7 +221,7 @@ def test_a_damaged_corpus_is_refused_in_one_line(make_corpus: MakeCorpus, flsim:
     content = tokens.read_bytes()
     for damaged, message in (
         (bytes([content[0] ^ 1]) + content[1:], "tokens.u16: changed since the import"),
-        (content[:-2], "tokens.u16: missing or of another size"),
+        (content[:-2], "tokens.u16: missing, or its size differs"),
     ):
         tokens.write_bytes(damaged)
         code, out, err = flsim("data", "inspect", corpus.path)

@@ -241,7 +241,7 @@ def test_the_synthetic_corpus_comes_through_the_same_door(tmp_path: Path, flsim:
         (("{code}:letters", "--set", "user=9"), "{code}:letters(seed, users=12, words=40): got an unexpected keyword"),
         (
             ("{code}:letters", "--vocabulary", "10000"),
-            "{code}: vocabulary of 10,000 asked for, but the corpus has",
+            "{code}: a vocabulary of 10,000 was requested, but the corpus has",
         ),
         (("nowhere.py:letters",), "nowhere.py: no such file"),
         (("synthetic", "--set", "user=9"), "synthetic: unknown option user; did you mean users?"),

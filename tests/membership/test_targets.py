@@ -173,7 +173,7 @@ def test_authors_of_training_are_no_non_members(tmp_path: Path) -> None:
     others = {key for key, member in zip(targets.keys, targets.is_member, strict=True) if not member}
     assert others <= {"heldout:1", "heldout:3"}  # heldout:2 is a text of bob's
     assert others
-    assert targets.notes[0].startswith("Test users are left out")
+    assert targets.notes[0].startswith("Test users are excluded")
 
 
 def test_a_run_without_authors_held_out_says_in_one_line_what_cannot_be_said(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_a_round_that_nobody_came_to_counts_as_the_half() -> None:
         ({"mechanism": "clip", "clip": 0.2, "noise_multiplier": 1.0}, '"clip" adds no noise; remove noise_multiplier'),
         ({"mechanism": "clip", "clip": 0.2, "target_quantile": 0.5, "count_noise": 1.0}, '"clip" adds no noise'),
         ({"clip": 0.2}, 'mechanism "none" does not clip updates; remove clip'),
-        ({"target_quantile": 0.5}, 'mechanism "none" clips nothing'),
+        ({"target_quantile": 0.5}, 'mechanism "none" does not clip updates'),
         ({"noise_multiplier": 1.0}, 'mechanism "none" adds no noise'),
         (
             {"mechanism": "dp", "clip": 0.2, "noise_multiplier": 1.0, "count_noise": 2.0},

@@ -215,7 +215,11 @@ STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), roun
             UNSEEDED,
             rf"^{FOLDER}/my_privacy\.py:Turns: the cohort differs between two calls for round 1",
         ),
-        ("fresh = self.fresh(round_)", RANDOM, rf"^{FOLDER}/my_privacy\.py:TakenBack: gives other noise each time"),
+        (
+            "fresh = self.fresh(round_)",
+            RANDOM,
+            rf"^{FOLDER}/my_privacy\.py:TakenBack: the noise differs between two calls",
+        ),
         (
             "return {name: fresh[name] -",
             "return {name: math.nan * fresh[name] -",

@@ -59,7 +59,7 @@ def test_losses_of_gaussian_noise_are_tabulated_up_to_an_epsilon_of_100() -> Non
         if limit < 100:
             assert accounting._check_size(GaussianDpEvent(sigma), 1e-3, convention) == pytest.approx(limit)
         else:
-            with pytest.raises(InputError, match="losses are tabulated up to epsilon 100, RDP says 101 here"):
+            with pytest.raises(InputError, match="losses are tabulated up to epsilon 100, and RDP computes 101 here"):
                 accounting.epsilon_of(GaussianDpEvent(sigma), 1e-3, convention)
 
 

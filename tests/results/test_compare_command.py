@@ -116,7 +116,7 @@ def test_what_is_not_there_is_left_out_and_said(make_sweep: MakeSweep, flsim: Fl
     assert table["exposure_p_holm"].iloc[0] == table["exposure_p"].iloc[0]  # a row without a test does not count
     code, shown, _ = flsim("compare", "sweep")
     assert code == 0
-    assert "Left out of central cohort=40: central-non-iid-seed0 (not begun)" in shown
+    assert "Excluded from central cohort=40: central-non-iid-seed0 (not started)" in shown
 
 
 def test_unfinished_runs_wait_unless_a_round_is_named(make_sweep: MakeSweep) -> None:

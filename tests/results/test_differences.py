@@ -282,7 +282,7 @@ def test_a_seed_that_diverged_in_one_partition_is_dropped_from_both_and_counted(
     assert "b-2 (diverged" in row["left_out"]
     text = table_of_pairs(frame, pairs).markdown()
     assert "|0/1|" in text.replace(" ", "")
-    assert "dropped from both" in " ".join(text.split())
+    assert "exclude it on both sides" in " ".join(text.split())
     over = by_series([*iid, *wild])
     assert over["diverged"].tolist() == [0, 1]
     lines = to_markdown(over).splitlines()
@@ -431,7 +431,7 @@ def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Ca
     assert {*compared.left_out} == {3}
     assert left_out_text(compared.left_out).startswith(f"seed 3 excluded: {why}")
     two = left_out_text(like_utility([*a[:3], *late[3:]], b).left_out)
-    assert two.startswith(f"seeds 3, 4 left out: {why}, with a smaller evaluation.every; run late-4: its first")
+    assert two.startswith(f"seeds 3, 4 excluded: {why}, with a smaller evaluation.every; run late-4: its first")
     with pytest.raises(InputError, match="no seed can be compared; seed 3: run late-3: its first evaluation is below"):
         like_utility(late[3:], b)
 

@@ -49,7 +49,7 @@ def test_seeds_are_the_first_reading(flsim: Flsim, names: list[str]) -> None:
     assert flsim("table", *names, "--format", "csv")[1].count("\n") == 1 + len(names)
     text = flsim("table", *names, "--each-seed")[1]
     assert all(f"|{name}|" in text.replace(" ", "") for name in names)
-    assert "say nothing about other seeds" in " ".join(text.split())
+    assert "do not cover other seeds" in " ".join(text.split())
 
 
 def test_seeds_without_a_mean_are_shown_singly_with_the_reason(flsim: Flsim, make_series: MakeSeries) -> None:

@@ -97,7 +97,7 @@ def test_what_is_not_the_other_arm_is_refused(trained_here: Trained, tmp_path: P
     planting = trained_here(*WINDOWED)
     twin = Run.open(planting)
     for name, settings, message in (
-        ("same", WINDOWED, "is of arm IN as this run"),
+        ("same", WINDOWED, "is of arm IN and so is this run"),
         ("other", (*WINDOWED, OUT, "seed=1"), "differs from this run in more settings than canaries.arm"),
         ("longer", (*WINDOWED, OUT, "training.rounds=16"), "trains 8 rounds and this run 16"),
     ):

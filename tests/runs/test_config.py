@@ -99,8 +99,8 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
         ("sede = 1\n" + MINIMAL, "unknown key sede; did you mean seed?"),
         (MINIMAL + "[local]\nlearning_rte = 1\n", "unknown key local.learning_rte; did you mean local.learning_rate?"),
         (MINIMAL + "[trainig]\nrounds = 1\n", "unknown key trainig; did you mean training?"),
-        (MINIMAL + "[training]\nlearning_rate = 1\n", "belong to it, or did you mean local.learning_rate?"),
-        (MINIMAL + '[system]\ndevice = "meta"\n', "belong to it, or did you mean system.gpus_per_client?"),
+        (MINIMAL + "[training]\nlearning_rate = 1\n", "remove these settings, or did you mean local.learning_rate?"),
+        (MINIMAL + '[system]\ndevice = "meta"\n', "remove these settings, or did you mean system.gpus_per_client?"),
         (MINIMAL + "[training]\nbatch_size = 3\n", "training.batch_size: of central training, but training.kind is"),
         (CENTRAL + "batch_sise = 3\n", "unknown key training.batch_sise; did you mean training.batch_size?"),
         (MINIMAL + "[canaries]\np_e = 0.3\n", "canaries.p_e must be a list, such as [0.3], found 0.3"),
@@ -234,7 +234,7 @@ def test_a_federated_file_is_no_central_one(tmp_path: Path) -> None:
         read_any(tmp_path, TINY, "training.kind=central")
     assert str(caught.value).removeprefix(f"{tmp_path / 'run.toml'}: ") == (
         "training.rounds, training.cohort, local, system.shards: of federated training, but training.kind is "
-        '"central"; remove what does not belong to it'
+        '"central"; remove these settings'
     )
 
 

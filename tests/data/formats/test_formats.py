@@ -55,7 +55,9 @@ def test_content_goes_before_names(tmp_path: Path, name: str, content: bytes, fo
 
 def test_what_was_found_and_what_is_known(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("user text\n")
-    with pytest.raises(InputError, match=r"a\.log: begins with b'user text\\n', which no known format does; known are"):
+    with pytest.raises(
+        InputError, match=r"a\.log: begins with b'user text\\n', which is not a known format; known are"
+    ):
         format_of(tmp_path / "a.log", tmp_path / "a.log")
     with closing(sqlite3.connect(tmp_path / "b")) as connection, connection:
         connection.execute("CREATE TABLE images (x)")
