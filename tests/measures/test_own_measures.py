@@ -214,7 +214,7 @@ WRONG_BEFORE = {
     "{measure}(Quantity(name='rs', description='D.'),))": "flsim has rs already",
     "{measure}(Quantity(name='round', description='D.', subject='model'),))": "a table of results has round already",
     "{measure}(Quantity(name='own', description='D.', better='up'),))": "better must be one of None, 'higher', 'lower'",
-    "{measure}(Quantity(name='own', description='D.', is_percentage=True),))": "is_percentage needs a quantity of the model",
+    "{measure}(Quantity(name='own', description='D.', is_percentage=True),))": "is_percentage needs a quantity",
     "{measure}())": "at least one Quantity",
     "{measure}(Quantity(name='a', description='D.'), Quantity(name='a', description='D.')))": "has a already",
     "{measure}(Quantity(name='a', description='D'), Quantity(name='b', description='D', subject='model')))": "split it",
