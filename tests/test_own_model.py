@@ -182,7 +182,7 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
     f"mine.py:{line_of(BUFFER)}: AttributeError: 'ModelHParams' object": [("hparams.options", "hparams.choices")],
     f"mine.py:{LINE}: ValueError: not enough values to unpack": [(FORWARD, "        hidden, _, _")],
     "mine.py: defines no TwistedGRU; correct the name": [("class TwistedGRU", "class Other")],
-    "is no subclass of flsim.models.language_model.TrainableModel": [
+    "is not a subclass of flsim.models.language_model.TrainableModel": [
         ("class TwistedGRU(TrainableModel)", "class TwistedGRU")
     ],
     "TwistedGRU: TypeError: ": [("__init__(self, vocabulary_size: int, hparams: ModelSettings)", "__init__(self)")],

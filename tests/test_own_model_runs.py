@@ -89,12 +89,14 @@ def test_another_version_of_the_file_is_another_run(own: Experiment) -> None:
     write_model(own.folder, ("self.scale * ", "(1 + self.scale) * "))
     copy = copy_of(run)
     refused = own.call("run", own.config, "--out", "run", "--resume", check=False)
-    message = f"run: was started with another version of {own.folder}/mine.py, which is {copy}; resume it with that one"
+    message = f"run: this run was started with another version of {own.folder}/mine.py, which is {copy}; resume with this version"
     assert (refused.returncode, refused.stdout) == (2, "")
     assert message in refused.stderr
     assert config.load(own.config).digest != before
     copy.write_text(TWISTED + "\n")
-    with pytest.raises(InputError, match=re.escape(f"{copy}: changed since the run was started; restore it")):
+    with pytest.raises(
+        InputError, match=re.escape(f"{copy}: the file changed after the run was started; restore the file")
+    ):
         Run.open(run.path).verify()
 
 

@@ -62,9 +62,9 @@ def message_of(call: Callable[[], object]) -> str:
         (lambda: EvaluationHParams(also=anything([Thing()])), rf"also must be a name; {OWN}, found a Thing"),
         (lambda: flsim.infer_membership("runs/x", attacks="loss"), r"attacks must be a list, such as \['loss'\]"),
         (lambda: flsim.infer_membership("runs/x", records=anything(2.5)), "count must be an integer"),
-        (lambda: flsim.infer_users("runs/x", device="gpu"), "device gpu: torch has none here; use cpu"),
+        (lambda: flsim.infer_users("runs/x", device="gpu"), "device gpu: torch finds no such device; use cpu"),
         (lambda: flsim.extract("runs/x", prefixes=anything(3)), r"prefixes must be a list, such as \[3\]"),
-        (lambda: flsim.extract("runs/x", device="gpu"), "device gpu: torch has none here; use cpu"),
+        (lambda: flsim.extract("runs/x", device="gpu"), "device gpu: torch finds no such device; use cpu"),
         (
             lambda: flsim.run("x.toml", "runs/x", overrides="training.rounds=3"),
             r"overrides must be a list, such as \['training\.rounds=3'\]",
@@ -91,7 +91,7 @@ def test_numbers_of_numpy_and_lists_are_taken(planted: flsim.Planted) -> None:
         ({"seed": -1}, "seed must not be negative, found -1"),
         ({"every": 0}, "every must be at least 1, found 0"),
         ({"threads": 0}, "threads must be at least 1, found 0"),
-        ({"device": "gpu"}, "device gpu: torch has none here; use cpu"),
+        ({"device": "gpu"}, "device gpu: torch finds no such device; use cpu"),
         ({"model": "cifg"}, "model must be a flsim.Model, found 'cifg'"),
         ({"algorithm": "fedavg"}, "algorithm must be a flsim.FedAvg or flsim.Central, found 'fedavg'"),
         ({"start": 3}, "start must be a state of flsim.simulate, found 3"),
@@ -108,7 +108,7 @@ def test_wrong_arguments_of_simulate_are_refused_before_training(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")
 def test_a_device_that_is_not_there_is_refused(planted: flsim.Planted) -> None:
-    expected = "device cuda: torch has none here; use cpu"
+    expected = "device cuda: torch finds no such device; use cpu"
     assert message_of(lambda: flsim.simulate(planted, MODEL, ALGORITHM, 2, device="cuda")) == expected
     assert message_of(lambda: flsim.evaluate("x.safetensors", device="cuda")) == expected
 

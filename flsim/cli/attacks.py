@@ -1,4 +1,4 @@
-"""`flsim audit`, `membership`, `extract` and `forgetting`: attacks on runs, and what they prove."""
+"""`flsim audit`, `membership`, `extract` and `forgetting`: attacks on runs, and their evidence."""
 
 import json
 from enum import StrEnum
@@ -47,12 +47,12 @@ def audit(
     out: TableOut = None,
     as_json: Json = False,
 ) -> None:
-    """Compute what a run's canaries prove about its privacy.
+    """Audit the privacy of a run with its canaries.
 
-    Prints how many canaries an attacker finds at low false-positive rates, a lower bound on
-    epsilon, and, for a run with noise, whether its ledger is contradicted. For canary users, it
-    prints an estimate and a bound. It also tests the cohorts and the noise of the rounds against
-    the ledger. The last line names what is missing, and the settings for that.
+    Prints how many canaries an attacker finds at low false-positive rates, a lower bound on epsilon, and, for a run
+    with noise, whether its ledger is refuted. For canary users, prints an estimate and a bound of epsilon. Also tests
+    the cohorts and the noise of the rounds against the ledger. The last line names missing tests, and the settings that
+    they need.
 
     Example: flsim audit runs/demo/iid runs/demo/non-iid
 
@@ -68,7 +68,7 @@ def audit(
     from flsim.show.table import to_csv
 
     if format is Format.latex:
-        raise InputError("--format latex: audits are md, csv or parquet; choose one of them")
+        raise InputError("--format latex: audits have the formats md, csv and parquet; choose one of them")
     refuse_two_prints(format, out, as_json)
     refuse_two_points(round, epoch)
     subjects = over_runs(runs, lambda path: subject_of(path, round, epoch, delta)).values()
@@ -233,7 +233,9 @@ def extract(
     ] = 5,
     records: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="Largest number of training records, and of held-out ones, e.g. 5000."),
+        typer.Option(
+            min=1, metavar="N", help="Largest number of training records, and of held-out records, e.g. 5000."
+        ),
     ] = 1_000,
     temperature: Annotated[
         float,
@@ -252,7 +254,8 @@ def extract(
     top_p: Annotated[
         float,
         typer.Option(
-            help="Share of probability whose likeliest tokens are sampled from, e.g. 0.9.", rich_help_panel=SAMPLING
+            help="Sample from the most likely tokens with this share of the probability, e.g. 0.9.",
+            rich_help_panel=SAMPLING,
         ),
     ] = 1.0,
     by_setting: OneSetting = False,
@@ -266,8 +269,8 @@ def extract(
 
     Shows the model the first words of canaries and of training records, and prints how many it completes: greedily, or
     in one of n samples with probability p. Also prints the rates of held-out records of equal length, because frequent
-    phrases are "extracted" from any model. Also counts strings that one word elicits, that are nearly right, and that
-    few users hold.
+    phrases are "extracted" from any model. Also counts strings that a prompt of one word elicits, near-verbatim
+    completions, and strings that few users hold.
 
     Example: flsim extract runs/demo/iid runs/demo/non-iid
 
@@ -313,9 +316,9 @@ def forgetting(
         typer.Option(help="Accuracy up to which canaries count as forgotten, e.g. 0.6; chance is 0.5."),
     ] = 0.6,
     by_hardness: Annotated[
-        bool, typer.Option("--by-hardness", help="Split canaries into thirds by their log-perplexity in arm OUT.")
+        bool, typer.Option("--by-hardness", help="Divide canaries into thirds by their log-perplexity in arm OUT.")
     ] = False,
-    pool: Annotated[bool, typer.Option("--pool", help="Make one group of all numbers of copies.")] = False,
+    pool: Annotated[bool, typer.Option("--pool", help="Combine all numbers of copies in one group.")] = False,
     out: FigureOut = None,
     as_json: Json = False,
     as_csv: Annotated[
@@ -325,8 +328,8 @@ def forgetting(
     """Measure how fast canaries are forgotten.
 
     Compares runs that plant canaries (arm IN) with their twins that plant none (arm OUT, canaries.arm = "out"). For
-    each group of canaries it prints exposure, accuracy and precision against the rounds since last use, and T(alpha),
-    the time after which an attack succeeds at most at rate alpha. Without runs of arm OUT, prints exposure only.
+    each group of canaries, prints exposure, accuracy and precision against the rounds since last use, and T(alpha), the
+    time after which an attack succeeds at most at rate alpha. Without runs of arm OUT, prints exposure only.
 
     Example: flsim forgetting runs/in runs/out
 

@@ -22,10 +22,10 @@ Only = Annotated[
 
 
 def seeds_of(text: str) -> range:
-    """Return the seeds of "5", which are 0 to 4, or of "5-9", which are those five.
+    """Return the seeds of a text: "5" means 0 to 4, and "5-9" means 5 to 9.
 
     Raises:
-        typer.BadParameter: the text is neither, or names no seed.
+        typer.BadParameter: the text has another form, or contains no seed.
     """
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)", text)
     if match is None:
@@ -73,9 +73,9 @@ def sweep(
     If there is a published table, its values are printed next to the measured values.
 
     Repeat the command to continue an interrupted sweep: finished runs are skipped, and failed runs are tried again. A
-    run that fails stops no other run. SIGTERM and Ctrl-C let runs write a checkpoint first.
+    failed run does not stop other runs. SIGTERM and Ctrl-C let runs write a checkpoint first.
 
-    Writes a report as well: report.html in the sweep folder.
+    Also writes a report, report.html in the sweep folder.
 
     Example: flsim sweep experiments/table1.toml --tier smoke
 
@@ -90,14 +90,14 @@ def sweep(
 
     sweep_definition = definition.load(file)
     at = definition.tier_of(sweep_definition, tier, str(file))
-    # Absolute, because the processes of a running cluster have another working directory.
+    # The path is absolute, because processes of a running cluster have another working directory.
     sweep_folder = folder.SweepFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
     path = located(corpus) if corpus else folder.corpus_of(at, file, sweep_folder.path)
     planned = definition.planned_runs(sweep_definition, at, path, str(file), seeds, only or (), set_ or ())
     tuned = definition.tuned_of(sweep_definition, at, str(file))
     if tuned and path != sweep_folder.path / folder.CORPUS:
-        tuned.refuse_corpus(Corpus.open(path).digest, path)  # before anything is written
-    # Runs that have begun were checked then, maybe on a machine with more memory.
+        tuned.refuse_corpus(Corpus.open(path).digest, path)  # this check precedes all writes
+    # Runs that have started were checked before, possibly on a machine with more memory.
     new = [planned_run for planned_run in planned if not sweep_folder.run(planned_run.name).exists()]
     known = folder.corpus_or_its_settings(at, path, sweep_folder.path)
     folder.refuse_impossible_runs(new, known, is_trained_here=address is None)
@@ -121,7 +121,7 @@ def sweep(
 
 
 def _show(path: Path) -> None:
-    """Print the table beside the published one, and write the report."""
+    """Print the table next to the published table, and write the report."""
     from flsim.cli.results import Against, report, table
     from flsim.results.sweeps import published_of
 
@@ -160,7 +160,7 @@ def tune(
 
     folder = tuning.TuningFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
     search = tuning.load(file, tier, folder.path)
-    search.groups()  # refuses a file that does not fit the sweep
+    search.groups()  # raises an error if the file does not fit the sweep
     known = corpus_or_its_settings(search.tier, search.corpus, folder.path)
     refuse_impossible_runs(search.typical(), known, is_trained_here=address is None)
     with folder.hold_lock():
@@ -172,12 +172,15 @@ def tune(
 def demo(
     out: Annotated[
         Path | None,
-        typer.Option(help="New folder for everything, e.g. runs/demo.", show_default="runs/demo-DATE-TIME"),
+        typer.Option(
+            help="New folder for the corpus, the runs and the results, e.g. runs/demo.",
+            show_default="runs/demo-DATE-TIME",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the corpus, the canaries and the training.")] = 0,
     set_: Overrides = None,
 ) -> None:
-    """Train on a built-in corpus and show what was memorized.
+    """Train on a built-in corpus, and show what was memorized.
 
     Trains twice: on IID users and on non-IID users. Prints a table of both runs and a paired test on exposure. Plots
     perplexity, exposure, and how many canaries Random Sampling (RS) and Beam Search (BS) extract. Takes two to three

@@ -144,14 +144,18 @@ def test_copies_are_checked_by_their_names(tmp_path: Path) -> None:
     custom_code.refuse_changed_copies(copied)
     custom_code.refuse_other_settings(copied, settings, run)
     file.write_text("A = B = 2\n")
-    message = f"{run}: was started with another version of {file}, which is {copy}; resume it with that one, or"
+    message = (
+        f"{run}: this run was started with another version of {file}, which is {copy}; resume with this version, or"
+    )
     with pytest.raises(InputError, match=re.escape(message)):
         custom_code.refuse_other_settings(copied, settings, run)
     file.write_text("A = B = 1\n")
     with pytest.raises(InputError, match=re.escape(": thing was 'mine")):
         custom_code.refuse_other_settings(copied, Outer("two", inner=copied.inner), run)
     copy.write_text("A = B = 3\n")
-    with pytest.raises(InputError, match=re.escape(f"{copy}: changed since the run was started; restore it")):
+    with pytest.raises(
+        InputError, match=re.escape(f"{copy}: the file changed after the run was started; restore the file")
+    ):
         custom_code.refuse_changed_copies(copied)
     copy.unlink()
     with pytest.raises(InputError, match=re.escape(f"{copy}: cannot be read (No such file or directory)")):

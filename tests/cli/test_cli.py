@@ -200,7 +200,7 @@ TEMPLATE = "canaries.source='template'"
         (["data.corpus='missing'"], "missing: not a corpus"),
         (["canaries.length=30"], "canaries of 30 words"),
         (["evaluation.prefix=5"], "evaluation.prefix must be below canaries.length (5), found 5"),
-        (["canaries.template='w0 {w2}'"], 'template is of source "template", found "words"'),
+        (["canaries.template='w0 {w2}'"], 'template needs source "template", found "words"'),
         ([TEMPLATE, "canaries.template=''"], "no hole"),
         ([TEMPLATE, "canaries.template='w0 {x2}'"], "{x2}"),
         ([TEMPLATE, "canaries.template='w0 {w2}'", "canaries.length=4"], "length and template"),

@@ -205,7 +205,7 @@ STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), roun
         ("np.sort(order[places])", "np.sort(order[places]) + 24", "round 1 did not draw a cohort of 5 to 5 users"),
         ("draw(self, seed, round_, population)", "draw(self, seed)", r"it needs draw\(seed, round_, population\)"),
         ("def draw", "def drew", r"abstract method '?draw'?; it needs draw\("),
-        ("class Turns(Sampler)", "class Turns", r"is no subclass of flsim\.privacy\.sampling\.Sampler; make it one"),
+        ("class Turns(Sampler)", "class Turns", r"is not a subclass of flsim\.privacy\.sampling\.Sampler; derive it"),
         (EVENT, "    nothing = None", rf"^{FOLDER}/my_privacy\.py:Turns: "),
         ("return mechanism", "return 3", rf"^{FOLDER}/my_privacy\.py:Turns: event returned 3; return an event of"),
         (STATED, "return 3", rf"^{FOLDER}/my_privacy\.py:TakenBack: event returned 3; return an event of"),
@@ -235,7 +235,7 @@ STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), roun
         ('{"before": fresh}', '{"before": {}}', "'before' must hold tensors with the names and shapes"),
         ('return {"before": {name', 'return {"be/fore": {name', "'be/fore' must hold tensors"),
         ("next(self, state, round_)", "next(self, state)", r"it needs next\(state, round_\)"),
-        ("class TakenBack(Noise)", "class TakenBack", r"is no subclass of flsim\.privacy\.noise\.Noise; make it one"),
+        ("class TakenBack(Noise)", "class TakenBack", r"is not a subclass of flsim\.privacy\.noise\.Noise; derive it"),
     ],
 )
 def test_what_is_wrong_is_known_before_training(

@@ -121,7 +121,7 @@ def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_pa
         (["table", *names, "--out", "."], ".: is a folder; name a file in it"),
         (["table", *names, "--format", "parquet", "--out", "missing/t"], "no such folder as missing"),
         (["table", *names, "--format", "parquet"], "not for a terminal"),
-        (["table", *names, "--against", "paper"], "no run belongs to a published row; name the folder of a sweep"),
+        (["table", *names, "--against", "paper"], "no run has a published row; name the folder of a sweep"),
         (["plot", *names, "--out", "figure.jpg"], ".png, .svg or .pdf"),
         (["plot", *names, "iid-0", "--over-seeds", "--out", "figure.png"], "iid-0: named twice"),
         (["plot", "nowhere", "--out", "figure.png"], "nowhere: not a run folder"),
@@ -155,7 +155,7 @@ def test_what_a_pattern_matches_beside_runs_is_left_out_in_one_line(
         (["table", "corpus"], "corpus: not a run folder (it has no run.json); name the folder"),
         (["table", *matched, "missing"], "missing: not a run folder"),
         (["trace", "demo"], f"demo: not a run folder (it has no run.json); name one that is in it: demo/{names[0]}, "),
-        (["compare", "demo", "demo"], "demo: holds 2 runs; name the two to compare, e.g. demo"),
+        (["compare", "demo", "demo"], "demo: has 2 runs; name the two runs to compare, e.g. demo"),
     ):
         code, _, printed = flsim(*arguments)
         assert (code, message in printed) == (2, True), printed

@@ -99,7 +99,7 @@ def test_what_is_not_the_other_arm_is_refused(trained_here: Trained, tmp_path: P
     for name, settings, message in (
         ("same", WINDOWED, "is of arm IN and so is this run"),
         ("other", (*WINDOWED, OUT, "seed=1"), "differs from this run in more settings than canaries.arm"),
-        ("longer", (*WINDOWED, OUT, "training.rounds=16"), "trains 8 rounds and this run 16"),
+        ("longer", (*WINDOWED, OUT, "training.rounds=16"), "trains 8 rounds, and this run 16"),
     ):
         (tmp_path / name).mkdir()
         with pytest.raises(InputError, match=message):

@@ -25,7 +25,10 @@ from flsim.runs.folder import Run
             ["canaries.p_u=[0.5]", "canaries.p_e=[0.5, 1.0]", "canaries.count=4"],
             "8 canaries would replace about 576 records, and the training users have 192; set a smaller canaries.count",
         ),
-        (["canaries.p_u=[1e-9]", "canaries.p_e=[1.0]", "canaries.count=100000"], "100,000 canaries; a run has at most"),
+        (
+            ["canaries.p_u=[1e-9]", "canaries.p_e=[1.0]", "canaries.count=100000"],
+            "100,000 canaries, but a run can have at most",
+        ),
         (["evaluation.references=99999999999999"], "evaluation.references = 99,999,999,999,999 needs"),
         (["evaluation.beam_width=100000000000", "canaries.length=20"], "evaluation.beam_width = 100,000,000,000 needs"),
         (["canaries.length=1000000000"], "canaries of 1,000,000,000 words would be cut"),

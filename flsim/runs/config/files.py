@@ -16,11 +16,12 @@ from flsim.runs.config.federated import FederatedConfig
 
 KINDS: dict[str, type[Config]] = {"federated": FederatedConfig, "central": CentralConfig}
 
-# Removed settings: (kind of training, section, key) -> their default, which is still read, and what to do otherwise.
+# Removed settings: (kind of training, section, key) -> their default, which is still accepted, and the remedy for other
+# values.
 REMOVED: dict[tuple[str, str, str], tuple[object, str]] = {
     ("central", "system", "workers"): (1, "one process trains; remove the setting"),
 }
-# Settings that another kind of training has under another name: (kind, key of the other kind) -> key of this kind.
+# Settings with another name in another kind of training: (kind, key of the other kind) -> key of this kind.
 OTHERWISE = {("federated", "system.device"): "system.gpus_per_client"}
 
 
@@ -33,18 +34,18 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
             to the working directory, those in the file to its folder.
 
     Raises:
-        InputError: the file is missing, no TOML, or a sweep, a key is unknown (the closest known one is named), or a
-            value is not allowed.
+        InputError: the file is missing, is not TOML, or is a sweep; a key is unknown (the message names the closest
+            key); or a value is not allowed.
     """
     values = toml.read(path, overrides, from_working_directory)
     if "grids" in values:
-        raise InputError(f"{path}: a sweep, not a run's configuration; train it with `flsim sweep`")
+        raise InputError(f"{path}: this file is a sweep, not the configuration of a run; train it with `flsim sweep`")
     config = parse(values, str(path), path.parent)
     return replace(config, data=replace(config.data, corpus=located(config.data.corpus, path.parent)))
 
 
 def from_working_directory(key: str, value: Any) -> Any:
-    """Return the value of an override with absolute paths, of the corpus and of files of a user's own."""
+    """Return the value of an override with absolute paths, of the corpus and of custom files."""
     if key == "data" and isinstance(value, dict):
         return {name: from_working_directory(f"{key}.{name}", part) for name, part in value.items()}
     if key == "data.corpus" and isinstance(value, str):
@@ -69,7 +70,7 @@ def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config
 
 
 def dump(config: Config, path: Path) -> None:
-    """Write all settings, defaults included, as TOML that `load` reads back."""
+    """Write all settings, including defaults, as TOML for `load`."""
     settings = custom_code.renamed(type(config), asdict(config), lambda name: custom_code.relative(name, path.parent))
     values = {
         name: {key: value for key, value in section.items() if value not in (None, {})}
@@ -82,7 +83,7 @@ def dump(config: Config, path: Path) -> None:
 
 
 def _without_removed(name: str, values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the values without removed settings; raise InputError if one differs from what it was by default."""
+    """Return the values without removed settings; raise InputError if a value differs from the old default."""
     values = dict(values)
     for (kind, section, key), (default, remedy) in REMOVED.items():
         table = values.get(section)
@@ -95,7 +96,7 @@ def _without_removed(name: str, values: Mapping[str, Any], source: str) -> dict[
 
 
 def _refuse_unknown(name: str, values: Mapping[str, Any], source: str) -> None:
-    """Refuse a key of no kind of training, with the closest known one; then all keys of the other kind."""
+    """Raise InputError for an unknown key, with the closest known key, and for keys of the other kind of training."""
     other = next(kind for kind in KINDS if kind != name)
     unknown = dict(toml.unknown_keys(KINDS[name], values))
     unknown_there = tuple(f"{key}." for key, _ in toml.unknown_keys(KINDS[other], values))

@@ -1,4 +1,4 @@
-"""The list of all settings, made from the dataclasses of a configuration and from their docstrings.
+"""The list of all settings, from the dataclasses of a configuration and their docstrings.
 
 The `Attributes` section of a docstring describes each field; ``Unit: X.`` at its end is the unit of a number.
 """
@@ -19,7 +19,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.runs.config.files import KINDS
 
 FORM = "path/to/file.py:NAME"
-VOCABULARY = 10_000  # token ids, for which parameters of architectures are counted: the paper's
+VOCABULARY = 10_000  # token ids of the paper, for which parameters of architectures are counted
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "text"}
 
@@ -33,7 +33,7 @@ class Setting:
         type: type of the value, in words.
         default: default value as TOML, ``required``, or ``not set``.
         unit: unit of a number; empty if it has none.
-        description: sentences about the value, the last one of which lists the names that are allowed.
+        description: sentences about the value, the last of which lists the allowed names.
     """
 
     name: str
@@ -45,7 +45,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Section:
-    """One section of a configuration file, for one kind of training where the kinds differ.
+    """One section of a configuration file, for one kind of training if the kinds differ.
 
     Attributes:
         name: name of the section; empty for keys outside of sections.
@@ -141,7 +141,7 @@ def _setting(item: "Field[Any]", hint: Any, description: str) -> Setting:
 
 
 def _descriptions(kind: type) -> dict[str, str]:
-    """Return the text about each attribute, from the docstrings of a dataclass and of those it derives from."""
+    """Return the text about each attribute, from the docstrings of a dataclass and of its base classes."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         _, _, section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
@@ -185,7 +185,7 @@ def _type(hint: Any) -> tuple[str, str]:
 
 
 def _bounds(marks: Sequence[Any]) -> str:
-    """Return a sentence on the bounds of a number; empty without any."""
+    """Return a sentence on the bounds of a number; empty without bounds."""
     limits = [limit for mark in marks for limit in getattr(mark, "metadata", ())]
     values = [(item.name, getattr(limit, item.name)) for limit in limits for item in fields(limit)]
     text = " and ".join(f"{BOUNDS[name]} {value:g}" for name, value in values if name in BOUNDS)
