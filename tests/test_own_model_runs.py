@@ -89,7 +89,7 @@ def test_another_version_of_the_file_is_another_run(own: Experiment) -> None:
     write_model(own.folder, ("self.scale * ", "(1 + self.scale) * "))
     copy = copy_of(run)
     refused = own.call("run", own.config, "--out", "run", "--resume", check=False)
-    message = f"run: this run was started with another version of {own.folder}/mine.py, which is {copy}; resume with this version"
+    message = f"run: this run was started with another version of {own.folder}/mine.py, which is {copy};"
     assert (refused.returncode, refused.stdout) == (2, "")
     assert message in refused.stderr
     assert config.load(own.config).digest != before
