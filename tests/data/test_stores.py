@@ -132,7 +132,7 @@ def test_a_run_is_the_same_and_refuses_another_corpus(
     store.files().delete_dir_contents("bucket")
     push(tmp_path / "other", URI)
     with pytest.raises(
-        InputError, match=r"round-000002\.parquet: holds rows measured on another corpus than the run's"
+        InputError, match=r"round-000002\.parquet: the file has rows measured on another corpus than that"
     ):
         Run.reopen(load(experiment.config, [settings, "training.rounds=5"]), tmp_path / "far")
     run = Run.open(tmp_path / "far")

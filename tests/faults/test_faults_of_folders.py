@@ -121,7 +121,10 @@ def test_copies_of_a_run_are_one_row_of_a_table(
     _change_rows(whole, lambda rows: rows.assign(value=rows["value"].where(rows["metric"] != "accuracy", 0.5)))
     done = experiment.call("table", "behind", "whole", check=False)
     assert done.returncode == 2
-    assert "runs whole and behind: copies of one run, whose accuracy of round 10 differ; leave one out" in done.stderr
+    assert (
+        "runs whole and behind: copies of one run, whose accuracy of round 10 differ; exclude one of them"
+        in done.stderr
+    )
     done = experiment.call("compare", "behind", "whole", check=False)
     assert done.returncode == 2
     assert "copies of one run" in done.stderr

@@ -177,7 +177,7 @@ def test_rows_without_own_measures_are_described_nowhere(measured: Experiment) -
     ("change", "message"),
     [
         ({"kind": "flag"}, "the file has values that are invalid for their metrics"),
-        ({"name": "perplexity", "column": "perplexity"}, "describes a built-in measure as another one"),
+        ({"name": "perplexity", "column": "perplexity"}, "the description of a built-in measure is wrong"),
         ({"name": "../up"}, "its descriptions of measures are damaged"),
         ({"is_primary": True}, "its descriptions of measures are damaged"),
         ({"heading": ["a"]}, "its descriptions of measures are damaged"),
@@ -201,10 +201,10 @@ def test_two_measures_of_one_name_are_not_put_side_by_side(measured: Experiment)
     file.write_text(file.read_text().replace("nats per word", "bits per word"))
     other, checkpoint = measured.folder / "non-iid", "checkpoints/round-000004.safetensors"
     evaluate_checkpoint(folder, folder / checkpoint, also=(f"{file}:surprise",))
-    with pytest.raises(InputError, match="describes surprise otherwise than an earlier round does"):
+    with pytest.raises(InputError, match="the description of surprise differs from that of an earlier round"):
         read_run(folder)
     (folder / "rows" / "round-000002.parquet").unlink()
-    with pytest.raises(InputError, match=r"runs non-iid and iid: surprise is not the same in both \(kind, unit"):
+    with pytest.raises(InputError, match=r"runs non-iid and iid: surprise differs between the runs \(kind, unit"):
         tables.memorization_table([read_run(other), read_run(folder)])
 
 

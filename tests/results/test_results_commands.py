@@ -111,15 +111,18 @@ def test_a_sweep_against_the_paper_in_every_format(flsim: Flsim, sweep: str, mor
 
 def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_path: Path) -> None:
     for arguments, message in (
-        (["table", *names, "--epoch", "10", "--round", "10"], "--round and --epoch: each names a point in training"),
+        (["table", *names, "--epoch", "10", "--round", "10"], "--round and --epoch: both set a point in training"),
         (
             ["table", *names, "--over-seeds", "--epoch", "3"],
             "run iid-0: was not evaluated at 3 epochs; choose one of 10",
         ),
-        (["table", *names, "iid-0", "--over-seeds"], "iid-0: named twice, by itself or by its sweep; name it once"),
-        (["table", *names, "--out", "missing/table.md"], "missing/table.md: no such folder as missing; make it first"),
+        (["table", *names, "iid-0", "--over-seeds"], "iid-0: named twice, directly or through its sweep; name it once"),
+        (
+            ["table", *names, "--out", "missing/table.md"],
+            "missing/table.md: the folder missing does not exist; create it first",
+        ),
         (["table", *names, "--out", "."], ".: is a folder; name a file in it"),
-        (["table", *names, "--format", "parquet", "--out", "missing/t"], "no such folder as missing"),
+        (["table", *names, "--format", "parquet", "--out", "missing/t"], "the folder missing does not exist"),
         (["table", *names, "--format", "parquet"], "not for a terminal"),
         (["table", *names, "--against", "paper"], "no run has a published row; name the folder of a sweep"),
         (["plot", *names, "--out", "figure.jpg"], ".png, .svg or .pdf"),
@@ -154,7 +157,7 @@ def test_what_a_pattern_matches_beside_runs_is_left_out_in_one_line(
     for arguments, message in (
         (["table", "corpus"], "corpus: not a run folder (it has no run.json); name the folder"),
         (["table", *matched, "missing"], "missing: not a run folder"),
-        (["trace", "demo"], f"demo: not a run folder (it has no run.json); name one that is in it: demo/{names[0]}, "),
+        (["trace", "demo"], f"demo: not a run folder (it has no run.json); name a run in it: demo/{names[0]}, "),
         (["compare", "demo", "demo"], "demo: has 2 runs; name the two runs to compare, e.g. demo"),
     ):
         code, _, printed = flsim(*arguments)

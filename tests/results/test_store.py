@@ -195,7 +195,7 @@ def test_a_file_of_another_kind_is_named(make_run: MakeRun) -> None:
 
 def test_a_metric_of_some_canaries_only_is_no_result(make_run: MakeRun) -> None:
     run = read_run(make_run({10: {"rs": NINE[:8]}}))
-    with pytest.raises(InputError, match="rs of 1 canaries is missing, the first c08"):
+    with pytest.raises(InputError, match="rs of 1 canaries is missing, for example c08"):
         run.of_canaries("rs", 10)
     with pytest.raises(InputError, match="round 7 was not evaluated; choose one of 10"):
         run.evaluation(7)

@@ -324,7 +324,9 @@ def test_both_epsilons_are_shown_with_their_conventions_at_the_round_shown(make_
         ["18.8/153", "replace-one-rdp"],
         ["-/9.3", "poisson-rdp"],
     ]
-    legend = "Eps.: epsilon by the paper's convention / by one that holds (replace-one-rdp, poisson-rdp), delta 1e-07."
+    legend = (
+        "Eps.: epsilon by the paper's convention / by a sound convention (replace-one-rdp, poisson-rdp), delta 1e-07."
+    )
     assert legend in shown
     assert table["epsilon_paper"].tolist()[1] == 18.77
     assert pd.isna(table["epsilon_paper"][2])
