@@ -111,5 +111,5 @@ def test_a_checkpoint_knows_the_content_of_the_file_and_what_stays(own: Experime
     assert provenance.frozen == build(40, run.config.model).frozen_digest
     assert same(run.load(path), replace(state, round=4))
     other = save(run.path / "checkpoints", replace(state, round=6), replace(run.provenance, frozen="0" * 64))
-    with pytest.raises(InputError, match=r"a checkpoint of another model .* frozen 000000000000"):
+    with pytest.raises(InputError, match=r"this checkpoint has another model .* frozen 000000000000"):
         run.load(other)

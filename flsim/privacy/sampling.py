@@ -262,7 +262,7 @@ def refuse_unaccounted(sampler: str) -> None:
     """Raise InputError for a built-in sampler that no accountant supports, without executing custom code."""
     if not is_custom(sampler) and (reason := SAMPLERS[sampler].unaccounted):
         raise InputError(
-            f'training.sampler "{sampler}": {reason}, so there is no epsilon; use "fixed-size" or "poisson", '
+            f'training.sampler "{sampler}": {reason}, and there is no epsilon; use "fixed-size" or "poisson", '
             'or set privacy.mechanism to "clip"'
         )
 

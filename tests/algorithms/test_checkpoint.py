@@ -189,7 +189,7 @@ def test_metadata_other_than_those_written_are_refused(tmp_path: Path) -> None:
                 load(path)
     path.write_bytes(whole)
     rewrite(path, changed={"more": ""})
-    with pytest.raises(InputError, match="its metadata do not match the seal"):
+    with pytest.raises(InputError, match="its metadata do not match its seal"):
         load(path)
 
 

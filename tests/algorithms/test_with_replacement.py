@@ -96,5 +96,5 @@ def test_a_sampler_of_ones_own_may_repeat_users_if_it_says_so(experiment: Experi
     assert federated(method, users).cohort(0).tolist() == [0, 0, 1, 1, 2, 2]
     other = experiment.folder / "silent.py"
     other.write_text(text.replace("    has_repeats = True\n", ""))
-    with pytest.raises(InputError, match="return different numbers from 0 to 23 in ascending order"):
+    with pytest.raises(InputError, match="return distinct numbers from 0 to 23 in ascending order"):
         federated(flsim.FedAvg(cohort=6, sampler=f"{other}:Twice"), users)

@@ -223,7 +223,7 @@ def test_a_checkpoint_of_another_model_is_refused(experiment: Experiment, traine
     (experiment.folder / "elsewhere").mkdir()
     path = save(experiment.folder / "elsewhere", init(40, ModelHParams(4, 12), 0), other)
     printed = refuse("evaluate", path, "--run", trained)
-    assert "a checkpoint of another model (vocabulary_size 40, embedding 4, units 12)" in printed
+    assert "this checkpoint has another model (vocabulary_size 40, embedding 4, units 12)" in printed
 
 
 def test_a_corpus_changed_since_the_checkpoint_is_refused(

@@ -124,7 +124,7 @@ def _last_line(err: str, code: Path) -> str:
         ("truth", "{source}: {file}:45: yielded the user True, which must be a string or an integer; yield (user,"),
         ("where", "{source}: {file}:33: yielded the split 'dev'; a split is one of train, heldout, test"),
         ("pairs", "{source}: {file}:36: yielded the text [('b', 'c')]; yield (user, text)"),
-        ("constant", "{code}:constant: is int, not a function of a path or a Format of flsim"),
+        ("constant", "{code}:constant: found int, not a function of a path or a Format of flsim"),
         ("missing", "{code}: defines no missing; correct the name of the format"),
     ],
 )

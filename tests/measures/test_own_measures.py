@@ -264,8 +264,8 @@ def test_a_measure_that_fails_fails_the_evaluation_and_stores_nothing(experiment
 
 
 CHANGES = {
-    "next(probe.model.parameters()).data.zero_()": "changes the model's ",
-    "setattr(probe.model, 'extra', torch.nn.Parameter(torch.zeros(1)))": "changes the model's extra",
+    "next(probe.model.parameters()).data.zero_()": "the code changes the model's ",
+    "setattr(probe.model, 'extra', torch.nn.Parameter(torch.zeros(1)))": "the code changes the model's extra",
     "probe.references.clamp_(max=1)": "changes references",
     "probe.continuation.data.zero_()": "changes continuation",
 }

@@ -149,7 +149,7 @@ def test_refusals_are_one_line(copied: Path, flsim: Flsim, options: tuple[str, .
 def test_a_reference_on_the_same_corpus_is_refused(copied: Path, flsim: Flsim) -> None:
     code, _, err = flsim("membership", copied, "--reference", copied / "checkpoints" / "round-000004.safetensors")
     assert code == 2
-    assert "trained on the run's own corpus" in err
+    assert "trained on the corpus of the run" in err
 
 
 def test_a_write_that_is_killed_leaves_the_rows_of_before(copied: Path) -> None:

@@ -209,7 +209,7 @@ STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), roun
         (EVENT, "    nothing = None", rf"^{FOLDER}/my_privacy\.py:Turns: "),
         ("return mechanism", "return 3", rf"^{FOLDER}/my_privacy\.py:Turns: event returned 3; return an event of"),
         (STATED, "return 3", rf"^{FOLDER}/my_privacy\.py:TakenBack: event returned 3; return an event of"),
-        (STATED, "return None", rf"^{FOLDER}/my_privacy\.py:TakenBack: this sampler has no privacy event"),
+        (STATED, "return None", rf"^{FOLDER}/my_privacy\.py:TakenBack: this noise has no privacy event"),
         (
             'stream(seed, "turns")',
             UNSEEDED,
@@ -223,7 +223,7 @@ STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), roun
         (
             "return {name: fresh[name] -",
             "return {name: math.nan * fresh[name] -",
-            "TakenBack: 'noise' holds values that",
+            "TakenBack: 'noise' has values that",
         ),
         (
             '{"before": fresh}',

@@ -270,7 +270,7 @@ def test_epsilons_are_of_the_conventions_that_are_named() -> None:
     names = ["replace-one-rdp", "paper-tight"]
     found = epsilons(ledger, "fixed-size", 1e-3, names)
     assert [*found.items()] == [(name, epsilon(ledger, 1e-3, BY_NAME[name])) for name in names]
-    with pytest.raises(InputError, match="conventions: 'poisson-rdp' is not of fixed-size sampling"):
+    with pytest.raises(InputError, match="conventions: 'poisson-rdp' is not for fixed-size sampling"):
         epsilons(ledger, "fixed-size", 1e-3, ["poisson-rdp"])
     with pytest.raises(InputError, match="conventions"):
         epsilons(ledger, "fixed-size", 1e-3, "paper")

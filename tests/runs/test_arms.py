@@ -104,7 +104,7 @@ def test_what_is_not_the_other_arm_is_refused(trained_here: Trained, tmp_path: P
         (tmp_path / name).mkdir()
         with pytest.raises(InputError, match=message):
             begin_from(new_run(planting, tmp_path / name, *settings), twin)
-    with pytest.raises(InputError, match="has begun already"):
+    with pytest.raises(InputError, match="has already started"):
         begin_from(Run.open(trained_here(*WINDOWED, OUT)), twin)
 
 

@@ -24,9 +24,9 @@ MEANS = (
     "Student's t over seeds. All seeds share the corpus, so the interval does not cover other corpora."
 )
 ATTACKS = (
-    "Greedy: always the likeliest token. n, p: with probability p or more, one of n samples is the suffix. One-word "
-    "prompt: greedy decoding after some word of the vocabulary writes the suffix. Near-verbatim: a greedy or beam "
-    "search continuation has at most one other word."
+    "Greedy: always the most likely token. n, p: with probability p or more, one of n samples is the suffix. "
+    "One-word prompt: greedy decoding after a word of the vocabulary generates the suffix. Near-verbatim: a "
+    "greedy or beam search continuation differs in at most one word."
 )
 HELD = (
     "Users: number of extracted strings that at most this number of training users hold. In brackets: % of "
@@ -84,7 +84,7 @@ def _named(rates: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_users(eidetic: pd.DataFrame) -> Table:
-    """Return a table with a column for each number of users that hold a string."""
+    """Return a table with a column for each number of users of a string."""
     control = (100 * eidetic["control_rate"]).map("{:.1f}".format).where(eidetic["control_rate"].notna(), "-")
     cells = eidetic["extracted"].map("{:,}".format) + " (" + control + ")"
     wide = eidetic.assign(cell=cells).pivot_table("cell", ["prefix", "attack"], "k_users", "first", sort=False)

@@ -210,7 +210,7 @@ def test_two_sources_of_one_site_are_refused_unless_named(tmp_path: Path, flsim:
         (seven_zip({"Posts.xml": AI})[:-9], "truncated or damaged"),
         (seven_zip({"Posts.xml": AI})[:40] + b"xxxx" + seven_zip({"Posts.xml": AI})[44:], "truncated or damaged"),
         (seven_zip({"Posts.xml": AI}, password="secret"), "encrypted; unpack it first|truncated or damaged"),
-        (seven_zip({"a.xml": AI, "b.xml": AI}), "needs 1 file or Posts.xml, found 'a.xml, b.xml'"),
+        (seven_zip({"a.xml": AI, "b.xml": AI}), "the archive must have 1 file or Posts.xml, found 'a.xml, b.xml'"),
         (seven_zip({}), "found 'none'|truncated or damaged"),
     ],
 )
