@@ -37,7 +37,7 @@ def training(
 ) -> None:
     """Measure users per second of federated training.
 
-    Compares the engines, the whole system, pfl-research and Flower on the same users; the last two also with a plain
+    Compares the engines, the complete system, pfl-research and Flower on the same users; the last two also with a plain
     LSTM over padded records, as their own examples have it. Takes about five minutes on two cores.
     """
     from benchmarks.training import PEERS, bench_training, describe

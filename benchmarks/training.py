@@ -1,4 +1,4 @@
-"""Benchmark of users per second of local training: the engines, the whole system, and other platforms, in one run.
+"""Benchmark of users per second of local training: the engines, the complete system, and other platforms, in one run.
 
 All train the same users of the same synthetic corpus. The first round of each is left out: it starts processes and
 warms caches. These sides train from the same model, with the same batches in the same order, and must reach the same

@@ -143,7 +143,7 @@ def main(grid: Grid, context: Context) -> None:
             rounds.train(grid, run, stop, system.gpus_for_evaluation or 0.0)
     except (InputError, RunFailed) as error:
         say(f"flsim: {error}")
-        raise error.with_traceback(None) from None  # Flower prints a whole traceback, and only the line matters
+        raise error.with_traceback(None) from None  # Flower prints a complete traceback, and only the line matters
 
 
 def run_of(config_path: str, out: str, resume: bool) -> Run:

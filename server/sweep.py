@@ -180,7 +180,7 @@ def train_all(
         jobs: the jobs, with the twin of each before it.
         address: address of an existing Ray cluster; None starts a local one.
         at_once: the most jobs at once; None for no limit.
-        whole_cluster: whether each run takes the whole cluster, one after another.
+        whole_cluster: whether each run takes the complete cluster, one after another.
         look: function that is called about once a second.
 
     Yields:

@@ -1,4 +1,4 @@
-"""A bound held against a simulated truth, and how often it may be above that truth."""
+"""A bound compared with a simulated truth, and how often it may be above that truth."""
 
 import math
 from collections.abc import Callable
@@ -16,7 +16,7 @@ Simulate = Callable[[np.random.Generator, int], Flags]
 
 @dataclass(frozen=True)
 class Case:
-    """A bound, and a truth that it is held against.
+    """A bound, and a truth that it is compared with.
 
     Attributes:
         bound: the function of `flsim.attacks.audit`.

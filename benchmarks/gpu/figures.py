@@ -13,7 +13,7 @@ class Figure:
 
     Attributes:
         name: what was measured, unique within its part.
-        value: the value; a text if it is no number.
+        value: the value; a text if it is not a number.
         unit: the unit of a number.
     """
 

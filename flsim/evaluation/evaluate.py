@@ -177,7 +177,7 @@ def count_references(canaries: Sequence[Canary], hparams: EvaluationHParams) -> 
 
 
 def refuse_short(canaries: Sequence[Canary], hparams: EvaluationHParams) -> None:
-    """Raise InputError if the prefix covers a whole canary."""
+    """Raise InputError if the prefix covers a complete canary."""
     for canary in canaries:
         if len(canary.tokens) <= known_words(canary, hparams):
             raise InputError(
@@ -290,7 +290,7 @@ def _chosen(subject: Subject, hparams: EvaluationHParams) -> dict[str, Measure]:
     return {name: measure for name, measure in chosen.items() if measure.subject == subject}
 
 
-# The measures that `also` names, a user's own too, and their values.
+# The measures that `also` names, including custom measures, and their values.
 
 
 def measures(also: Iterable[str]) -> dict[str, Measure]:
@@ -399,7 +399,7 @@ def _fit(measure: object, name: str) -> Measure:
     return measure
 
 
-# The trial of custom measures before training: a measure that always fails would cost a whole run.
+# The trial of custom measures before training: a measure that always fails would cost a complete run.
 
 FEW = 20  # references, samples and nodes of the trial
 
@@ -432,7 +432,7 @@ def refuse_failing(
 def write_on(
     model: TrainableModel, canaries: Sequence[Canary], layout: Layout, hparams: EvaluationHParams
 ) -> dict[str, tuple[int, ...]]:
-    """Return, by the id of each canary, its known words and the likeliest continuation that a beam search finds.
+    """Return, by the id of each canary, its known words and the most likely continuation that a beam search finds.
 
     A canary is extracted where these are its own tokens.
 

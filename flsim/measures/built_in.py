@@ -106,7 +106,7 @@ EXTRACTED = Quantity(
 
 
 def search(probe: Probe) -> dict[str, float]:
-    """Search for the likeliest continuation, and compare it with the canary's."""
+    """Search for the most likely continuation, and compare it with the canary's."""
     import torch
 
     from flsim.measures.memorization.beam_search import beam_search
@@ -173,7 +173,7 @@ def utility(probe: ModelProbe) -> dict[str, float]:
 UTILITY = Measure("utility", utility, (ACCURACY, ACCURACY_ALL_TOKENS, PERPLEXITY), "accuracy and perplexity")
 
 
-# Exposure over the whole space of continuations, beyond log2 |R|: exact where few sequences can be as likely as the
+# Exposure over the complete space of continuations, beyond log2 |R|: exact where few sequences can be as likely as the
 # canary, and by importance sampling elsewhere.
 
 SPACE_BITS = Quantity(
@@ -311,14 +311,14 @@ EXTRAPOLATION = Measure(
 
 PATH_PROVEN = Quantity(
     name="path",
-    description="Whether the canary is the likeliest continuation, 1 or 0, if proven; missing if unknown.",
+    description="Whether the canary is the most likely continuation, 1 or 0, if proven; missing if unknown.",
     better="lower",
     kind="flag",
     title="Shortest path",
     short="path",
     is_partial=True,
     places=(),
-    about="whether it is the likeliest continuation, proven by shortest-path search; - if unknown",
+    about="whether it is the most likely continuation, proven by shortest-path search; - if unknown",
 )
 PATH_NODES = Quantity(
     name="path_nodes",
@@ -330,11 +330,12 @@ PATH_NODES = Quantity(
 
 
 def path(probe: Probe) -> dict[str, float]:
-    """Return 1 if no continuation is likelier than the canary, 0 if another is as likely, none if unknown.
+    """Return 1 if no continuation is more likely than the canary, 0 if another is as likely, none if unknown.
 
-    The search ends when the likeliest continuation is proven, or at the limit of nodes. A likelier answer is a proof
-    that the canary is not the likeliest, even if the search ended early. A less likely one proves nothing. Proofs are
-    of the model as computed: two continuations whose log-perplexities differ by less than rounding may change places.
+    The search ends when the most likely continuation is proven, or at the limit of nodes. A more likely answer is a
+    proof that the canary is not the most likely, even if the search ended early. A less likely one proves nothing.
+    Proofs are of the model as computed: two continuations whose log-perplexities differ by less than rounding may
+    change places.
     """
     from flsim.measures.memorization.shortest_path import shortest_path
 

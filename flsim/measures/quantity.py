@@ -198,7 +198,7 @@ def from_json(values: Mapping[str, Any]) -> Quantity:
 
 
 def refuse_unfit(quantity: Quantity) -> Quantity:
-    """Return a user's own description unchanged, after its checks.
+    """Return a custom description unchanged, after its checks.
 
     Raises:
         InputError: it cannot be stored or shown, or claims what only built-in ones may.

@@ -50,7 +50,7 @@ def steps(at: int, total: int, milestones: tuple[float, ...] = (), factor: float
 
     Args:
         at: the step or round, from 0.
-        total: number of steps or rounds of the whole training.
+        total: number of steps or rounds of the complete training.
         milestones: completed steps or rounds after which the factor applies; below 1, fractions of `total`.
         factor: the factor of each milestone.
     """
@@ -105,7 +105,7 @@ def rate_at(
         rate: the highest learning rate, which the schedule's factor multiplies.
         schedule: a key of `SCHEDULES`, or a user's own.
         at: the step or round, from 0.
-        total: number of steps or rounds of the whole training.
+        total: number of steps or rounds of the complete training.
         warmup: number of first steps in which the rate rises along a line; the schedule covers the other steps.
         milestones: of schedule "steps", when the rate changes; counted from the beginning, also with a warmup.
         factor: of schedule "steps", what each milestone multiplies the rate by.
@@ -143,7 +143,7 @@ class LocalHParams:
     (nats) over the batch's real positions. Then `proximal` adds its term, and `gradient_clip` bounds the sum.
 
     Attributes:
-        epochs: Passes of a user over the user's own records in a round. Unit: epochs.
+        epochs: Number of passes of a user over their records in a round. Unit: epochs.
         batch_size: Records in a step; the last batch of an epoch may be smaller. Unit: records.
         learning_rate: Learning rate of the optimizer at the highest value of `schedule`. Unit: none.
         optimizer: Optimizer of the user. "momentum" adds `momentum` times the last step's direction; "adam" and

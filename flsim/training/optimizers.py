@@ -44,8 +44,7 @@ class Optimizer:
         direction: (gradient, moments, corrections, momentum) -> (direction, new moments). Stacked users step along the
             direction: w <- w - rate * direction. `moments` are in the order of `slots`; `corrections` are Adam's 1 -
             beta^t for both of `BETAS`. None if only torch's optimizer exists.
-        triton: the optimizer's branch in `flsim.training.cohort.triton_kernels`; where None, PyTorch computes
-            `direction`.
+        triton: the optimizer's branch in `flsim.training.cohort.triton_kernels`; if None, PyTorch computes `direction`.
     """
 
     label: str
@@ -123,7 +122,7 @@ OPTIMIZERS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "rmsprop": RMSPROP
 
 
 def optimizer_named(name: str) -> Optimizer:
-    """Return an optimizer by a key of `OPTIMIZERS`, or a user's own by ``path/to/file.py:NAME``.
+    """Return an optimizer by a key of `OPTIMIZERS`, or a custom optimizer by ``path/to/file.py:NAME``.
 
     Raises:
         InputError: the user's file has nothing of that name, what it has is no optimizer, or the file failed.
@@ -175,7 +174,7 @@ def refuse_failing(name: str) -> None:
 
 
 def slots_of(name: str) -> tuple[str, ...]:
-    """Return the slots of an optimizer's state that have the weights' shape; a user's own is tried for one step.
+    """Return the slots of an optimizer's state that have the weights' shape; a custom optimizer is tried for one step.
 
     Raises:
         InputError: the step failed, or a checkpoint cannot hold all of the optimizer's state.

@@ -86,7 +86,7 @@ class Counts:
         Args:
             norm: norm of the user's update before the clip. Where it is not finite, the factor is 0.
             examples, loss, tokens, left_out: see the attributes.
-            clip: S, the bound on the norm of the whole update; None for no clip.
+            clip: S, the bound on the norm of the complete update; None for no clip.
             weight: the weight of an update without clip; None for `examples`.
         """
         counts = cls(users=1, loss=loss, tokens=tokens, examples=examples, left_out=left_out)

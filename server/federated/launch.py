@@ -97,7 +97,7 @@ def client_gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[flo
     """Return the GPUs of a client and of an evaluator, on nodes with these numbers of GPUs.
 
     Nodes are filled with clients by their totals, whatever else runs on them. So one client per GPU takes a little less
-    than the whole GPU, and the rest is for the evaluators, which need no CPU.
+    than the complete GPU, and the rest is for the evaluators, which need no CPU.
     """
     return gpu_shares(system.gpus_per_client, system.gpus_for_evaluation, system.evaluators, any(gpus))
 

@@ -187,7 +187,7 @@ class EvaluationService:
 
         Args:
             run: the folder of the run.
-            timeout: the most seconds to wait; pending evaluations then go on.
+            timeout: the most seconds to wait; pending evaluations then continue.
         """
         until = time.monotonic() + timeout
         ended = self.poll(run)
@@ -200,7 +200,7 @@ class EvaluationService:
         return ended
 
     def forget(self, run: Path) -> None:
-        """End a run's evaluations, and drop what is pending; other runs go on."""
+        """End a run's evaluations, and drop what is pending; other runs continue."""
         with self._lock:
             for actor, job in self._pool.busy():
                 if job.run == run:
@@ -334,7 +334,7 @@ class EvaluationInProcess:
             self._work(run, checkpoint)
         except Diverged as error:
             outcome, reason = "diverged", str(error)
-        except Exception as error:  # whatever it is, training goes on
+        except Exception as error:  # whatever it is, training continues
             outcome, reason = "failed", str(error) or repr(error)
         finally:
             torch.set_num_threads(threads)

@@ -82,7 +82,7 @@ class CentralHParams:
             raise InputError("steps and words both set how long to train; set only one of them")
 
     def steps_over(self, records: int, words: int | None = None) -> int:
-        """Return the number of steps of the whole training.
+        """Return the number of steps of the complete training.
 
         Args:
             records: number of records in an epoch.

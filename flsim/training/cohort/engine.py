@@ -103,7 +103,7 @@ class Trainer(Protocol):
         ...
 
     def train(self, start: Params, packed: Any, rate: float | None = None) -> tuple[Sequence[float], Sequence[int]]:
-        """Train at a learning rate, `LocalHParams.learning_rate` where None.
+        """Train at a learning rate, `LocalHParams.learning_rate` if None.
 
         Returns:
             Each user's cross-entropy (nats) before each of its steps, summed, and its number of positions.
@@ -130,7 +130,7 @@ class CohortEngine:
             out the number is halved, all users of the call train again, and a message says so.
         memory_share: the share of a GPU's memory that this process may take.
         rounds: number of rounds of the run, which a schedule of the learning rate needs.
-        by_position: the step of stacked users, as for `flsim.training.cohort.stacked_trainer.StackedTrainer`.
+        by_position: the step of stacked users, see `flsim.training.cohort.stacked_trainer.StackedTrainer`.
 
     Raises:
         InputError: the device cannot do what the settings ask for.

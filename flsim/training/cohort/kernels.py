@@ -57,8 +57,9 @@ class Kernels(Protocol):
 
         Args:
             gates: f, o, g as `recur` left them; becomes the gradient by the gates' sums.
-            recurrent, projection, cells: as for `recur`; the values of `cells` are lost.
-            d_outputs: [u, T + 1, B, D], the gradient by r where words are predicted; becomes the whole gradient by r.
+            recurrent, projection, cells: see `recur`; the values of `cells` are lost.
+            d_outputs: [u, T + 1, B, D], the gradient by r where words are predicted; becomes the complete gradient by
+                r.
         """
         ...
 

@@ -82,8 +82,8 @@ class PositionKernels(Kernels, Protocol):
 
         Args:
             gates: f, o, g as `recur_positions` left them; becomes the gradient by the gates' sums.
-            recurrent, projection, cells, starts, rows: as for `recur_positions`; the values of `cells` are lost.
-            d_outputs: [u, N, D], the gradient by r where words are predicted; becomes the whole gradient by r.
+            recurrent, projection, cells, starts, rows: see `recur_positions`; the values of `cells` are lost.
+            d_outputs: [u, N, D], the gradient by r where words are predicted; becomes the complete gradient by r.
         """
         ...
 

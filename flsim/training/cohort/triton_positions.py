@@ -95,7 +95,7 @@ def _predict(
     for first in range(0, words, BV):
         v = first + columns
         shift = next_shift.to(tl.float32) * LOG2E
-        # The biases of the next tile, which so have a whole tile's time to arrive.
+        # The biases of the next tile, which so have a complete tile's time to arrive.
         next_shift = tl.load(bias + v + BV, v + BV < V, other=float("-inf"))
         rows = _rows(embedding, v, v < V, D, 0, BD).to(low)
         scores = tl.dot(output, tl.trans(rows), input_precision=PRECISION)
@@ -170,7 +170,7 @@ def _descend_predictions(
             second_total = tl.zeros((BV, BE), tl.float32)
         shift = tl.load(bias + place, v < V, other=float("-inf")).to(tl.float32) * LOG2E
         sums = tl.zeros((BV,), tl.float32)
-        word = tl.where(v > 0, v, -1)  # as 0, which is no word, is the target beyond a user's positions
+        word = tl.where(v > 0, v, -1)  # as 0, which is not a word, is the target beyond a user's positions
         for first in range(0, count, BN):
             n = first + tl.arange(0, BN)
             at = user * N + n
