@@ -203,7 +203,7 @@ def forked(work: Callable[[], int], seconds: int, quiet: bool = True) -> int:
     """Run work in a separate process group and return its code.
 
     A busy machine must not look like a change that never ends. So `seconds` limit the processor time, beyond which the
-    code is that of SIGXCPU; it is that of SIGKILL if the work waits for a whole `PATIENCE`.
+    code is that of SIGXCPU; it is that of SIGKILL if the work waits for a complete `PATIENCE`.
     """
     sys.stdout.flush()
     child = os.fork()

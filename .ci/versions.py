@@ -76,7 +76,7 @@ def results(checkout: Path, config: str, *options: str) -> Results:
 
 
 def compare_results(before: Results, now: Results) -> int:
-    """Print how many digests and rows are equal, and the first that differs; return 1 where one does, else 0."""
+    """Print how many digests and rows are equal, and the first that differs; return 1 if one does, else 0."""
     code = 0
     for kind, values in before.items():
         others = now[kind]

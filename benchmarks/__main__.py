@@ -37,7 +37,7 @@ def training(
 ) -> None:
     """Measure users per second of federated training.
 
-    Compares the engines, the whole system, pfl-research and Flower on the same users; the last two also with a plain
+    Compares the engines, the complete system, pfl-research and Flower on the same users; the last two also with a plain
     LSTM over padded records, as their own examples have it. Takes about five minutes on two cores.
     """
     from benchmarks.training import PEERS, bench_training, describe
@@ -247,7 +247,7 @@ def forgetting(
 
 
 def main() -> None:
-    """Run the benchmark that `sys.argv` names; exit with code 2 for bad input, and 1 where a run failed."""
+    """Run the benchmark that `sys.argv` names; exit with code 2 for bad input, and 1 if a run failed."""
     try:
         bench(prog_name="python -m benchmarks")
     except (InputError, RunFailed) as error:

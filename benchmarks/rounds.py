@@ -1,4 +1,4 @@
-"""Rounds of the whole system as `flsim run` trains them: Flower, Ray, messages, engine, aggregation, checkpoints."""
+"""Rounds of the complete system as `flsim run` trains them: Flower, Ray, messages, engine, aggregation, checkpoints."""
 
 import tempfile
 from dataclasses import dataclass, field

@@ -52,7 +52,7 @@ def bench_scale(users: int = PAPER_USERS) -> dict[str, Any]:
         Counts, extremes of what was planted, bytes on disk, and the seconds and peak memory in bytes of each step.
 
     Raises:
-        InputError: as for `PeakMemory`.
+        InputError: see `PeakMemory`.
     """
     with tempfile.TemporaryDirectory(prefix="flsim-bench-") as name:
         folder = Path(name)

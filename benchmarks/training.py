@@ -1,4 +1,4 @@
-"""Benchmark of users per second of local training: the engines, the whole system, and other platforms, in one run.
+"""Benchmark of users per second of local training: the engines, the complete system, and other platforms, in one run.
 
 All train the same users of the same synthetic corpus. The first round of each is left out: it starts processes and
 warms caches. These sides train from the same model, with the same batches in the same order, and must reach the same
@@ -125,7 +125,7 @@ def _result(run: Run, log: list[dict[str, Any]]) -> Result:
 
 
 def _launcher(peers: Path) -> list[str]:
-    """Return the command that starts a process of pfl on each processor; empty where pfl is not installed."""
+    """Return the command that starts a process of pfl on each processor; empty if pfl is not installed."""
     launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(PROCESSORS)]
     return [str(peers), *launcher] if peers.exists() else []
 
@@ -166,7 +166,7 @@ def distances(results: Mapping[str, Result], start: Params, far: Mapping[str, fl
 
 
 def refuse_no_training(results: Mapping[str, Result], work: Work) -> None:
-    """Raise RunFailed where a final model does not predict the first user's records better than the first model."""
+    """Raise RunFailed if a final model does not predict the first user's records better than the first model."""
     inputs, targets = work.rounds[0][0]
 
     def loss(params: Params) -> float:

@@ -46,7 +46,7 @@ def train(message: Message, context: Context) -> Message:
 def _open(address: Address, flower_run: int) -> tuple[Run, FederatedTraining, Engine]:  # noqa: ARG001 (see below)
     """Return the run folder and an engine on the device that Ray gave to this process, once per process and Flower run.
 
-    A process that trains a run and then goes on with it, by another Flower run, opens it anew.
+    A process that trains a run and then continues with it, by another Flower run, opens it anew.
     """
     run = Run.open(Path(address.run))
     if run.config.digest != address.config:

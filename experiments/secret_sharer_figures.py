@@ -53,10 +53,10 @@ def secret_pairs(runs: Sequence[RunResults], measures: Sequence[Measure], figure
         figure: kind of the figure, for the error.
 
     Returns:
-        Columns run, setting, round, canary, and those that this module names, NaN where a value is unknown: `ESTIMATE`,
+        Columns run, setting, round, canary, and those that this module names, NaN if a value is unknown: `ESTIMATE`,
         the estimated exposure, bits; `FIT_P`, the p-value of its fit; `EXACT`, the exact rank; `NODES`, those that a
         shortest-path search reads before it comes to the canary; `PROVEN`, 1 or 0, whether the canary is proven to be
-        the likeliest continuation; `READ`, nodes that the search read; `PHRASES`, |R|, how many continuations there
+        the most likely continuation; `READ`, nodes that the search read; `PHRASES`, |R|, how many continuations there
         are.
 
     Raises:
@@ -126,7 +126,7 @@ def draw_points(panel: Axes, pairs: pd.DataFrame, column: str, is_filled: "pd.Se
         for mask, face in ((~is_filled, "none"), (is_filled, style["color"])):
             chosen = pairs[is_of_setting & mask]
             [line] = panel.plot(chosen[ESTIMATE], chosen[column], markerfacecolor=face, zorder=3, **style)
-            line.set_in_layout(False)  # an unclipped line without points would take the whole figure
+            line.set_in_layout(False)  # an unclipped line without points would take the complete figure
         handles.append(Line2D([], [], label=plain(setting), **style))
     return handles if len(settings) > 1 else []
 
@@ -138,12 +138,15 @@ def mark_handles(filled: str, hollow: str) -> list[Line2D]:
 
 
 def draw_unique(panel: Axes, phrases: float) -> Line2D:
-    """Draw the exposure of log2 |R| bits, from which on a secret should be the likeliest phrase; return its handle."""
+    """Draw the exposure of log2 |R| bits, from which on a secret should be the most likely phrase.
+
+    Return its handle.
+    """
     bits = math.log2(phrases)
     style: dict[str, Any] = {"color": GREY, "linestyle": (0, (1, 2)), "linewidth": 1.2}
     panel.axvline(bits, zorder=1, **style)
     panel.set_xlim(left=0, right=max(panel.get_xlim()[1], 1.04 * bits))
-    return Line2D([], [], label=f"log2 |R| = {bits:.1f} bits: the likeliest of |R| = {phrases:,.0f}", **style)
+    return Line2D([], [], label=f"log2 |R| = {bits:.1f} bits: the most likely of |R| = {phrases:,.0f}", **style)
 
 
 def set_legend(figure: Figure, panel: Axes, handles: Sequence[Line2D], note: str) -> None:
@@ -157,7 +160,7 @@ SEARCH = (SPACE, PATH, EXTRAPOLATION)
 SEARCH_NOTE = """A point is a secret and an evaluated model. A node is the beginning of a phrase, which the model reads;
 points count the nodes that are at least as likely as the secret: so many a search reads, one at a time,
 before it comes to the secret. Crosses count what the search of flsim read until it proved that no
-phrase is likelier: in batches, after a beam search, which is not counted. The paper counts iterations
+phrase is more likely: in batches, after a beam search, which is not counted. The paper counts iterations
 until a secret is found, and searches for as long again."""
 SEARCH_UNKNOWN = (
     " {:,} of {:,} points are not drawn: there the nodes exceed evaluation.nodes, and their number is unknown."
@@ -165,10 +168,10 @@ SEARCH_UNKNOWN = (
 
 
 def plot_search(runs: Sequence[RunResults], path: Path) -> None:
-    """Write the figure of `draw_search`, whole or not at all.
+    """Write the figure of `draw_search` atomically.
 
     Raises:
-        InputError: the path has another ending, its folder does not exist, or no evaluation has the measures "space",
+        InputError: the path has another suffix, its folder does not exist, or no evaluation has the measures "space",
             "path" and "extrapolation".
     """
     refuse_other_than_figure(path)
@@ -179,14 +182,14 @@ def plot_search(runs: Sequence[RunResults], path: Path) -> None:
 def draw_search(pairs: pd.DataFrame) -> Figure:
     """Return the figure of pairs that `secret_pairs` gives.
 
-    A filled point is a secret that is proven to be the likeliest phrase. An open point is a secret than which another
-    phrase is likelier, so that the search finds that one first. A dotted line is |R|, what brute force takes.
+    A filled point is a secret that is proven to be the most likely phrase. An open point is a secret than which another
+    phrase is more likely, so that the search finds that one first. A dotted line is |R|, what brute force takes.
     """
     figure, panel = new_figure("nodes that the search reads before it comes to the secret")
     drawn = pairs[pairs[NODES].notna()]
     is_found = drawn[PROVEN] == 1
     handles = draw_points(panel, drawn, NODES, is_found)
-    handles += mark_handles("the secret is the likeliest phrase: found", "another phrase is likelier")
+    handles += mark_handles("the secret is the most likely phrase: found", "another phrase is more likely")
     proven = drawn[is_found]
     style: dict[str, Any] = {"color": "black", "marker": "x", "linestyle": "none", "markersize": 4.5}
     panel.plot(proven[ESTIMATE], proven[READ], alpha=0.6, zorder=4, **style)
@@ -209,17 +212,17 @@ RANKS = (SPACE, EXTRAPOLATION)
 POOR = 0.01  # p-value of a fit that is rejected, as in flsim.measures.memorization.extrapolation
 NEAR = 10  # times the expected number
 RANKS_NOTE = """A point is a secret and an evaluated model. Ranks are exact, counted over all phrases of the format, the
-secret included. {near:,} of {drawn:,} points are within a factor of ten of the expected number, or of 1 where fewer
+secret included. {near:,} of {drawn:,} points are within a factor of ten of the expected number, or of 1 if fewer
 than one phrase is expected{unique}."""
 UNIQUE = "; of {:,} secrets with an estimated exposure above log2 |R|, {:,} have rank 1"
 RANKS_UNKNOWN = " {:,} more points are not drawn, because evaluation.nodes did not suffice to count their rank."
 
 
 def plot_ranks(runs: Sequence[RunResults], path: Path) -> None:
-    """Write the figure of `draw_ranks`, whole or not at all.
+    """Write the figure of `draw_ranks` atomically.
 
     Raises:
-        InputError: the path has another ending, its folder does not exist, or no evaluation has the measures "space"
+        InputError: the path has another suffix, its folder does not exist, or no evaluation has the measures "space"
             and "extrapolation".
     """
     refuse_other_than_figure(path)

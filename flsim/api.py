@@ -60,7 +60,7 @@ def open_corpus(path: Path | str, verify: bool = True) -> Corpus:
         The corpus. Its files are memory-mapped, so an open corpus takes little memory.
 
     Raises:
-        InputError: the path is no corpus, or a file is missing or changed.
+        InputError: the path is not a corpus, or a file is missing or changed.
 
     Examples:
         >>> corpus = flsim.open_corpus("corpora/demo")                         # doctest: +SKIP
@@ -107,7 +107,7 @@ def open_run(path: Path | str) -> Run:
         The run, with its settings, rounds and checkpoints.
 
     Raises:
-        InputError: the path is no run folder.
+        InputError: the path is not a run folder.
 
     Examples:
         >>> flsim.open_run("runs/demo").setting                                # doctest: +SKIP
@@ -141,7 +141,7 @@ def run(
         address: address of a running Ray cluster, such as "auto"; by default a local cluster is started.
         cpus: cores of the local cluster, or of the head; all by default.
         head: "HOST:PORT" of this machine, to start a Ray head that other machines can join.
-        in_process: whether to train in this process, without Ray, each checkpoint evaluated before training goes on.
+        in_process: whether to train in this process, without Ray, each checkpoint evaluated before training continues.
 
     Returns:
         The completed run.
@@ -209,7 +209,9 @@ def evaluate(
     refuse_impossible(seed, threads, device)
     if isinstance(model, Path | str) and str(model).endswith(".safetensors"):
         if planted is not None or architecture is not None:
-            raise InputError(f"{model}: the run of a checkpoint has its own canaries and model; leave them out")
+            raise InputError(
+                f"{model}: a checkpoint uses the canaries and the model of its run; remove these arguments"
+            )
         path = Path(model)
         with threads_of_torch(threads):
             return frame(evaluate_where_writable(path.resolve().parent.parent, path, device, **settings))
@@ -218,7 +220,9 @@ def evaluate(
     how, test = EvaluationHParams(**settings), planted.corpus.test_users
     if isinstance(model, State):
         if not isinstance(architecture, Model):
-            raise InputError("evaluate: a state does not know its model; give the flsim.Model that it was trained with")
+            raise InputError(
+                "evaluate: a state does not contain its model; pass the flsim.Model that the state was trained with"
+            )
         network = restore(model.params, architecture, planted.corpus.layout.vocabulary_size).to(device)
         with threads_of_torch(threads):
             return frame(measure_our_model(network, planted.canaries, test, how, seed, "simulation", model.round))
@@ -238,7 +242,7 @@ def table(*runs: Path | str, round: int | None = None, epoch: float | None = Non
         epoch: the number of passes over all records to show, in place of `round`.
 
     Raises:
-        InputError: a folder is no run, a run is damaged, or no run was evaluated at that round or epoch.
+        InputError: a folder is not a run, a run is damaged, or no run was evaluated at that round or epoch.
 
     Examples:
         >>> flsim.table("runs/iid", "runs/non-iid", round=100)                 # doctest: +SKIP
@@ -252,10 +256,10 @@ def plot(*runs: Path | str, out: Path | str, over_seeds: bool | None = None) -> 
     Args:
         runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
         out: the file; an existing file is replaced.
-        over_seeds: whether runs that differ only in their seed share one curve; None where a setting has two seeds.
+        over_seeds: whether runs that differ only in their seed share one curve; None if a setting has two seeds.
 
     Raises:
-        InputError: a folder is no run, or `out` has another ending.
+        InputError: a folder is not a run, or `out` has another ending.
 
     Examples:
         >>> flsim.plot("runs/iid", "runs/non-iid", out="rounds.svg")           # doctest: +SKIP
@@ -273,7 +277,7 @@ def write_report(*runs: Path | str, out: Path | str) -> None:
         out: the file; an existing file is replaced.
 
     Raises:
-        InputError: a folder is no run, or there are no runs in it.
+        InputError: a folder is not a run, or there are no runs in it.
 
     Examples:
         >>> flsim.write_report("runs/iid", "runs/non-iid", out="report.html")  # doctest: +SKIP
@@ -293,7 +297,7 @@ def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float
         epoch: the number of passes over all records to compare at, in place of `round`.
 
     Raises:
-        InputError: a folder is no run, or the runs have different canaries.
+        InputError: a folder is not a run, or the runs have different canaries.
 
     Examples:
         >>> flsim.compare("runs/iid", "runs/non-iid")                          # doctest: +SKIP

@@ -101,8 +101,8 @@ def plant(
         rounds: number of rounds of training, for windows of canaries that are fractions of it.
 
     Raises:
-        InputError: the path is no corpus, the corpus has too few users or words, other canaries are planted in it, or a
-            window is a fraction and `rounds` is not set.
+        InputError: the path is not a corpus, the corpus has too few users or words, other canaries are planted in it,
+            or a window is a fraction and `rounds` is not set.
 
     Examples:
         >>> users = flsim.plant("corpora/demo", flsim.Canaries(p_u=[0.01], p_e=[1.0], count=12))   # doctest: +SKIP
@@ -122,7 +122,7 @@ def plant(
 
 
 def refuse_not_planted(planted: object) -> None:
-    """Raise InputError where something else is given in the place of users and canaries, such as a corpus."""
+    """Raise InputError if something else is given in place of users and canaries, such as a corpus."""
     refuse_other(Planted, "what flsim.plant(corpus, ...) returns", planted=planted)
 
 
@@ -176,7 +176,7 @@ class FedAvg:
         refuse_wrong_options(self, "algorithm", "sampler")
 
     def config(self, planted: Planted, model: ModelHParams, rounds: int, seed: int) -> Config:
-        """Return the settings of the run that trains these users; raise InputError where they do not fit each other."""
+        """Return the settings of the run that trains these users; raise InputError if they do not fit each other."""
         training = TrainingHParams(
             **asdict(self.server),
             rounds=rounds,

@@ -71,11 +71,11 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         with _asked_to_end():
             sent = list(self._grid.push_messages(messages))
         if len(sent) != len(messages) or not all(sent):
-            raise RunFailed("Flower does not take messages of this run any more; was it stopped?")
+            raise RunFailed("Flower no longer accepts messages of this run; check whether the run was stopped")
         return sent
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return replies that have come, without waiting; raise Interrupted where the run was stopped."""
+        """Return replies that have come, without waiting; raise Interrupted if the run was stopped."""
         with _asked_to_end():
             return list(self._grid.pull_messages(message_ids))
 
@@ -87,7 +87,10 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         until = time.monotonic() + DEADLINE
         while not (connected := sorted(self._grid.get_node_ids())):
             if time.monotonic() > until:
-                raise RunFailed(f"no SuperNode for {DEADLINE:g} s; start one, and continue the run with resume=true")
+                raise RunFailed(
+                    f"no SuperNode was available for {DEADLINE:g} s; start a SuperNode, and continue the run with "
+                    "resume=true"
+                )
             self._stop.wait(POLL)
             self._stop.check()
         return connected
@@ -140,7 +143,7 @@ def main(grid: Grid, context: Context) -> None:
             rounds.train(grid, run, stop, system.gpus_for_evaluation or 0.0)
     except (InputError, RunFailed) as error:
         say(f"flsim: {error}")
-        raise error.with_traceback(None) from None  # Flower prints a whole traceback, and only the line matters
+        raise error.with_traceback(None) from None  # Flower prints a complete traceback, and only the line matters
 
 
 def run_of(config_path: str, out: str, resume: bool) -> Run:
@@ -184,17 +187,17 @@ def ray_for_evaluators(grid: Grid) -> Iterator[None]:
     until = time.monotonic() + RAY_DEADLINE
     while not ray.is_initialized():
         if time.monotonic() > until:
-            raise RunFailed(f"Flower has not started Ray within {RAY_DEADLINE:g} s; its log says why")
+            raise RunFailed(f"Flower has not started Ray within {RAY_DEADLINE:g} s; read the log of Flower")
         time.sleep(RAY_POLL)
     yield
 
 
 def refuse_other_code(folder: Path) -> None:
-    """Raise InputError where simulated clients would run the code in a folder, and not this app's."""
+    """Raise InputError if simulated clients would run the code in a folder, and not this app's."""
     if _code(folder) not in ({}, _code(HERE)):
         raise InputError(
-            f"{folder}: clients would run the code there, which is not the one submitted; start Flower's SuperLink in "
-            f"another folder"
+            f"{folder}: clients would run the code in this folder, which differs from the submitted code; "
+            "start Flower's SuperLink in another folder"
         )
 
 

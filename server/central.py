@@ -75,7 +75,7 @@ def train(path: Path, gpus: float) -> Generator[News]:
         InputError: see `opened`; or there is no GPU where the settings ask for one.
         Diverged: values are not finite; the message names the step.
         Interrupted: the driver asked for the end; there is a checkpoint.
-        RunFailed: another process trains the run, or a user's own code failed.
+        RunFailed: another process trains the run, or custom code failed.
     """
     run, stop = Run.open(path), StopFile(path)
     _use(run.central.system, gpus)
@@ -86,7 +86,7 @@ def train(path: Path, gpus: float) -> Generator[News]:
 
 
 def opened(run: Run) -> tuple[CentralTraining, State]:
-    """Return a central run's training and the state to continue from; raise InputError where it cannot be trained."""
+    """Return a central run's training and the state to continue from; raise InputError if it cannot be trained."""
     return run.central.training_of(run.users, run.rounds), run.latest_state()
 
 
@@ -251,7 +251,7 @@ def attempt(run: Run, gpus: float) -> Generator[News | None]:
         gpus: GPUs of the training process.
 
     Yields:
-        News, and every now and then None where there is none.
+        News, and every now and then None if there is none.
 
     Raises:
         Lost: the process died, or ran out of memory; the newest checkpoint is good.

@@ -62,7 +62,7 @@ def needs_no_ray(config: Config, gpus: float) -> bool:
 
 
 def refuse_what_does_not_fit(name: str, config: Config, machines: Sequence[dict[str, float]]) -> None:
-    """Raise InputError where no machine, of Ray resources by name, has the CPUs and GPUs that a run holds."""
+    """Raise InputError if no machine, of Ray resources by name, has the CPUs and GPUs that a run holds."""
     cpus, gpus = share(config, machines)
     if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in machines):
         without = (

@@ -16,12 +16,12 @@ LOOK = 0.2  # seconds between two checks of the disk
 
 
 class Stop(threading.Event):
-    """An event that is set when the run shall end; `signal` is the number of the signal, 0 where none ended it."""
+    """An event that is set when the run shall end; `signal` is the number of the signal, 0 if none ended it."""
 
     signal = 0
 
     def check(self) -> None:
-        """Raise Interrupted where the event is set."""
+        """Raise Interrupted if the event is set."""
         if self.is_set():
             raise Interrupted(self.signal)
 

@@ -45,7 +45,10 @@ class Evaluations:
         """Submit a checkpoint to the evaluation, now or once there is room."""
         if not self._service.submit(self._key, path.resolve()):
             if not self._left_over:
-                behind = f"{self._run.name}: evaluations are behind; {path.name} and later ones wait for room"
+                behind = (
+                    f"{self._run.name}: evaluations are slower than training; {path.name} and later checkpoints "
+                    "wait for a free evaluator"
+                )
                 say(behind, round=checkpoint.round_of(path), file=path.name)
             self._left_over = True
 
@@ -103,7 +106,7 @@ class Evaluations:
         name, reason = next(iter(failed.items()))
         more = f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         is_kept = (self._run.path / "checkpoints" / name).exists()
-        what_to_do = "`flsim run --resume` tries again" if is_kept else "the checkpoint is gone"
+        what_to_do = "`flsim run --resume` tries again" if is_kept else "the checkpoint no longer exists"
         return f"{name} could not be evaluated; {what_to_do}: {reason}{more}"
 
     def _see(self, ended: Sequence[Evaluation]) -> None:
@@ -175,7 +178,7 @@ def supervised(
             raise Diverged(reason) from error
         except BaseException as error:
             ended = isinstance(error, (Interrupted, KeyboardInterrupt))
-            reason = "`flsim run --resume` goes on with it" if ended else str(error) or repr(error)
+            reason = "`flsim run --resume` continues it" if ended else str(error) or repr(error)
             if ended:
                 log.warning("interrupted")
             else:
@@ -204,7 +207,7 @@ def _has_diverged(run: Run) -> bool:
 
 
 def _log_complaint(run: Run) -> str | None:
-    """Return which rounds the log of a run has lost, in one line; None where it has lost none."""
+    """Return which rounds the log of a run has lost, in one line; None if it has lost none."""
     lost = roundlog.lost(run.path)
     return (
         f"{roundlog.FILE} has lost {'rounds' if run.has_a_line_per_round else 'steps'} {roundlog.in_words(lost)}"

@@ -180,7 +180,7 @@ def train_all(
         jobs: the jobs, with the twin of each before it.
         address: address of an existing Ray cluster; None starts a local one.
         at_once: the most jobs at once; None for no limit.
-        whole_cluster: whether each run takes the whole cluster, one after another.
+        whole_cluster: whether each run takes the complete cluster, one after another.
         look: function that is called about once a second.
 
     Yields:
@@ -201,7 +201,7 @@ def train_all(
             else:
                 yield from _as_resources_allow(jobs, at_once, look, stop)
     except Interrupted as error:
-        raise Interrupted(error.signal, "repeat the command to go on") from None
+        raise Interrupted(error.signal, "repeat the command to continue") from None
 
 
 def _as_resources_allow(
@@ -245,7 +245,7 @@ def _as_resources_allow(
 
 def _let_save(tasks: Sequence[ray.ObjectRef], stop_file: StopFile) -> None:
     """Wait until the runs of these tasks have saved what they trained, or for as long as they may take."""
-    say("runs are told to save and end; a second signal ends them at once")
+    say("Runs save a checkpoint and end. A second signal ends them immediately.")
     stop_file.write()  # Ray's own way, `ray.cancel`, does nothing in a shell's background, where Ctrl-C is ignored
     try:
         ray.wait(list(tasks), num_returns=len(tasks), timeout=SAVING + 2 * LOOK)

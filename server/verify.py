@@ -22,7 +22,7 @@ class Verification:
         start: round of the checkpoint that training started from; 0 for none.
         logged: digest of the state after the round, as the run logged it.
         found: digest of the state after the round, trained again; of the first round that differs, where one does.
-        differs: the first round after `start` whose digests differ; None where all are equal.
+        differs: the first round after `start` whose digests differ; None if all are equal.
     """
 
     round: int
@@ -75,7 +75,7 @@ def _logged(run: Run) -> dict[int, str]:
 
 
 def _state_before(run: Run, round_: int) -> State:
-    """Return the state of the newest valid checkpoint of fewer rounds; the first state where there is none."""
+    """Return the state of the newest valid checkpoint of fewer rounds; the first state if there is none."""
     for path in reversed(checkpoint.all_in(run.path / "checkpoints")):
         if checkpoint.round_of(path) < round_:
             try:

@@ -212,11 +212,11 @@ def test_ctrl_c_leaves_cleanly_and_resumes(central_experiment: Experiment) -> No
     code, said = finish(central_experiment, process)
     assert code == 130
     assert said.splitlines()[-1].startswith("flsim: interrupted; `flsim run --resume` continues")
-    assert said.startswith("writes to stopped; Ray: a local one, ")
+    assert said.startswith("Writing to stopped. Ray uses a local cluster with ")
     assert "Traceback" not in said
     wait_until_nobody_trains(stopped)
     about = json.loads((stopped / "run.json").read_text())
-    assert (about["status"], about["reason"]) == ("interrupted", "`flsim run --resume` goes on with it")
+    assert (about["status"], about["reason"]) == ("interrupted", "`flsim run --resume` continues it")
     assert state_of(stopped).round == about["round"] == log_of(stopped)[-1]["round"]
     assert not (stopped / ".stop").exists()
     steps = state_of(stopped).round + 3

@@ -260,5 +260,7 @@ def test_simulated_clients_run_the_code_that_was_submitted(tmp_path: Path) -> No
     refuse_other_code(tmp_path)
     with (tmp_path / "flsim" / "rng.py").open("a") as file:
         file.write("\n")
-    with pytest.raises(InputError, match="clients would run the code there, which is not the one submitted"):
+    with pytest.raises(
+        InputError, match="clients would run the code in this folder, which differs from the submitted code"
+    ):
         refuse_other_code(tmp_path)

@@ -219,9 +219,9 @@ NOISE = "base * float(np.random.default_rng().uniform(0.5, 1.5))"
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ((DROPS, "nn.functional.dropout(base)"), "other logits each time in evaluation mode; draw at random only"),
-        ((DROPS, f"({NOISE} if self.training else base)"), "although the shared generators are seeded"),
-        ((DROPS, "(base * random.Random().random() if self.training else base)"), "draw at random with torch"),
+        ((DROPS, "nn.functional.dropout(base)"), "in evaluation mode; use random numbers only"),
+        ((DROPS, f"({NOISE} if self.training else base)"), "in training mode with the same seeds"),
+        ((DROPS, "(base * random.Random().random() if self.training else base)"), "use only torch"),
         ((DROPS, "base[:, :8]"), r"the longest record of the corpus"),
     ],
     ids=["functional", "numpy", "random", "shape"],

@@ -182,21 +182,23 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
     f"mine.py:{line_of(BUFFER)}: AttributeError: 'ModelHParams' object": [("hparams.options", "hparams.choices")],
     f"mine.py:{LINE}: ValueError: not enough values to unpack": [(FORWARD, "        hidden, _, _")],
     "mine.py: defines no TwistedGRU; correct the name": [("class TwistedGRU", "class Other")],
-    "is no subclass of flsim.models.language_model.TrainableModel": [
+    "is not a subclass of flsim.models.language_model.TrainableModel": [
         ("class TwistedGRU(TrainableModel)", "class TwistedGRU")
     ],
     "TwistedGRU: TypeError: ": [("__init__(self, vocabulary_size: int, hparams: ModelSettings)", "__init__(self)")],
     "Can't instantiate abstract class TwistedGRU with abstract method forward": [("    def forward", "    def read")],
-    "forward gives other logits each time": [("self.out(hidden)", "self.out(nn.functional.dropout(hidden))")],
+    "the logits of forward differ between two calls": [("self.out(hidden)", "self.out(nn.functional.dropout(hidden))")],
     "lets a position depend on later tokens": [("self.out(hidden)", "self.out(hidden.flip(1))")],
     "forward gives [2, 40], and not logits [2, 4, 40]": [("self.out(hidden)", "self.out(hidden)[:, -1]")],
     "the loss does not depend on parameter more": [(TIED, f"{TIED}; self.more = nn.Parameter(torch.zeros(1))")],
-    "others each time; the constructor makes them": [("torch.from_numpy(twist).float()", "torch.randn(size, size)")],
+    "differ between two constructions; the constructor must": [
+        ("torch.from_numpy(twist).float()", "torch.randn(size, size)")
+    ],
     "reading changes its buffers or frozen parameters": [
         (BUFFER, f'{BUFFER}"seen", torch.zeros(()))\n{BUFFER}'),
         (FORWARD, f"        self.seen += 1\n{FORWARD}"),
     ],
-    "start and step give other log-probabilities": [
+    "start and step give different log-probabilities": [
         (
             "    def forward",
             "    def step(self, state, tokens):\n        return self.start(state[0])\n\n    def forward",
@@ -223,7 +225,7 @@ def test_what_is_no_such_network_is_refused_before_training(
         (CENTRAL, "training.precision='bf16'", 'trains in float32; training.precision "bf16" needs "cifg"'),
         (CENTRAL, "training.dropout=0.1", "training.dropout needs a NextWordModel, which "),
         (TINY_OWN, "model.options.scale=inf", "scale must be text, true, false or a finite number, found inf"),
-        (TINY_OWN, "model.architecture='gru'", 'options are for code of your own, found "gru"; remove them'),
+        (TINY_OWN, "model.architecture='gru'", 'options are for custom code only, found "gru"; remove them'),
     ],
 )  # fmt: skip
 def test_what_engines_cannot_do_is_refused(own: Experiment, kind: str, setting: str, message: str) -> None:

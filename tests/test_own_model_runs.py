@@ -89,12 +89,14 @@ def test_another_version_of_the_file_is_another_run(own: Experiment) -> None:
     write_model(own.folder, ("self.scale * ", "(1 + self.scale) * "))
     copy = copy_of(run)
     refused = own.call("run", own.config, "--out", "run", "--resume", check=False)
-    message = f"run: was started with another version of {own.folder}/mine.py, which is {copy}; resume it with that one"
+    message = f"run: this run was started with another version of {own.folder}/mine.py, which is {copy};"
     assert (refused.returncode, refused.stdout) == (2, "")
     assert message in refused.stderr
     assert config.load(own.config).digest != before
     copy.write_text(TWISTED + "\n")
-    with pytest.raises(InputError, match=re.escape(f"{copy}: changed since the run was started; restore it")):
+    with pytest.raises(
+        InputError, match=re.escape(f"{copy}: the file changed after the run was started; restore the file")
+    ):
         Run.open(run.path).verify()
 
 
@@ -109,5 +111,5 @@ def test_a_checkpoint_knows_the_content_of_the_file_and_what_stays(own: Experime
     assert provenance.frozen == build(40, run.config.model).frozen_digest
     assert same(run.load(path), replace(state, round=4))
     other = save(run.path / "checkpoints", replace(state, round=6), replace(run.provenance, frozen="0" * 64))
-    with pytest.raises(InputError, match=r"a checkpoint of another model .* frozen 000000000000"):
+    with pytest.raises(InputError, match=r"this checkpoint has another model .* frozen 000000000000"):
         run.load(other)

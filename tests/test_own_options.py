@@ -178,12 +178,12 @@ def test_options_of_a_model_may_be_text(own: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"algorithm_options": {"alpha": 1.0}}, 'algorithm_options: options are for code of your own, found "fedavg"'),
+        ({"algorithm_options": {"alpha": 1.0}}, 'algorithm_options: options are for custom code only, found "fedavg"'),
         (
             {"sampler": "own.py:A", "sampler_options": {"a": float("nan")}},
             "sampler_options: a must be text, true, false",
         ),
-        ({"sampler": "own.py:A", "sampler_options": {"a b": 1}}, "'a b' cannot be an argument's name"),
+        ({"sampler": "own.py:A", "sampler_options": {"a b": 1}}, "'a b' is not a valid name of an argument"),
         ({"sampler": 'own.py:A{"a": 1}'}, r"write the options of A\(a=1\) in sampler_options"),
     ],
 )

@@ -68,12 +68,12 @@ def test_a_server_optimizer_sees_all_tensors(own: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("bad", "'x' has other names or shapes than the model's parameters"),
+        ("bad", "'x': names or shapes differ from those of the model's parameters"),
         ("alone", "takes 1 positional argument but 2 were given; it needs init(x, settings) and apply(x, D, moments"),
-        ("forgetful", "its step turns slots ['m', 'step'] into []; keep the same ones"),
+        ("forgetful", "the step changes the slots ['m', 'step'] into []; keep the same slots"),
         (
             "halves",
-            "is function, not a ServerOptimizer; make one with flsim.algorithms.server_optimizers.ServerOptimizer",
+            "found function, not a ServerOptimizer; create one with flsim.algorithms.server_optimizers.ServerOptimizer",
         ),
     ],
 )

@@ -14,7 +14,7 @@ from flsim.evaluation.evaluate import EvaluationHParams
 
 MODEL = flsim.Model(3, 5)
 ALGORITHM = flsim.FedAvg(cohort=5, shards=1)
-OWN = r"name your own as 'path/to/file\.py:NAME'"
+OWN = r"name custom code as 'path/to/file\.py:NAME'"
 
 
 class Thing:
@@ -46,7 +46,7 @@ def message_of(call: Callable[[], object]) -> str:
             lambda: flsim.Model(architecture=anything(Thing)),
             f"architecture must be a name; {OWN}, found the class Thing",
         ),
-        (lambda: flsim.FedAvg(cohort=anything(10.5)), r"cohort must be a whole number, found 10\.5"),
+        (lambda: flsim.FedAvg(cohort=anything(10.5)), r"cohort must be an integer, found 10\.5"),
         (lambda: flsim.FedAvg(cohort=0), "cohort must be at least 1, found 0"),
         (lambda: flsim.FedAvg(local=anything({})), r"local must be a flsim\.LocalSGD, found a dict"),
         (
@@ -61,10 +61,10 @@ def message_of(call: Callable[[], object]) -> str:
         (lambda: EvaluationHParams(also=anything("space")), "also must be a list, .*, found 'space'"),
         (lambda: EvaluationHParams(also=anything([Thing()])), rf"also must be a name; {OWN}, found a Thing"),
         (lambda: flsim.infer_membership("runs/x", attacks="loss"), r"attacks must be a list, such as \['loss'\]"),
-        (lambda: flsim.infer_membership("runs/x", records=anything(2.5)), "count must be a whole number"),
-        (lambda: flsim.infer_users("runs/x", device="gpu"), "device gpu: torch has none here; use cpu"),
+        (lambda: flsim.infer_membership("runs/x", records=anything(2.5)), "count must be an integer"),
+        (lambda: flsim.infer_users("runs/x", device="gpu"), "device gpu: torch finds no such device; use cpu"),
         (lambda: flsim.extract("runs/x", prefixes=anything(3)), r"prefixes must be a list, such as \[3\]"),
-        (lambda: flsim.extract("runs/x", device="gpu"), "device gpu: torch has none here; use cpu"),
+        (lambda: flsim.extract("runs/x", device="gpu"), "device gpu: torch finds no such device; use cpu"),
         (
             lambda: flsim.run("x.toml", "runs/x", overrides="training.rounds=3"),
             r"overrides must be a list, such as \['training\.rounds=3'\]",
@@ -86,12 +86,12 @@ def test_numbers_of_numpy_and_lists_are_taken(planted: flsim.Planted) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"rounds": 2.5}, "rounds must be a whole number, found 2.5"),
+        ({"rounds": 2.5}, "rounds must be an integer, found 2.5"),
         ({"rounds": 0}, "rounds must be at least 1, found 0"),
         ({"seed": -1}, "seed must not be negative, found -1"),
         ({"every": 0}, "every must be at least 1, found 0"),
         ({"threads": 0}, "threads must be at least 1, found 0"),
-        ({"device": "gpu"}, "device gpu: torch has none here; use cpu"),
+        ({"device": "gpu"}, "device gpu: torch finds no such device; use cpu"),
         ({"model": "cifg"}, "model must be a flsim.Model, found 'cifg'"),
         ({"algorithm": "fedavg"}, "algorithm must be a flsim.FedAvg or flsim.Central, found 'fedavg'"),
         ({"start": 3}, "start must be a state of flsim.simulate, found 3"),
@@ -108,7 +108,7 @@ def test_wrong_arguments_of_simulate_are_refused_before_training(
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has CUDA")
 def test_a_device_that_is_not_there_is_refused(planted: flsim.Planted) -> None:
-    expected = "device cuda: torch has none here; use cpu"
+    expected = "device cuda: torch finds no such device; use cpu"
     assert message_of(lambda: flsim.simulate(planted, MODEL, ALGORITHM, 2, device="cuda")) == expected
     assert message_of(lambda: flsim.evaluate("x.safetensors", device="cuda")) == expected
 
@@ -126,7 +126,7 @@ def test_a_corpus_without_canaries_is_no_planted_one(experiment: Experiment, pla
 def test_a_state_of_another_model_is_neither_measured_nor_continued(planted: flsim.Planted) -> None:
     (state,) = flsim.simulate(planted, MODEL, ALGORITHM, 1)
     other = flsim.Model(4, 5)
-    expected = "these parameters are of another model; give the settings that they were trained with"
+    expected = "these parameters belong to another model; pass the settings that they were trained with"
     assert message_of(lambda: flsim.evaluate(state, planted, other, references=100)) == expected
     assert message_of(lambda: flsim.simulate(planted, other, ALGORITHM, 2, start=state)) == expected
 

@@ -213,7 +213,7 @@ def test_whole_authors_are_fetched_and_half_of_them_are_refused(
     manifest = json.loads((half / "manifest.json").read_text())
     del manifest["files"]["test-whole/users.i64"]
     (half / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(InputError, match=r"its manifest does not name test-whole/users\.i64"):
+    with pytest.raises(InputError, match=r"its manifest has no entry for test-whole/users\.i64"):
         Corpus.open(half)
 
 

@@ -1,4 +1,4 @@
-"""A bound held against a simulated truth, and how often it may be above that truth."""
+"""A bound compared with a simulated truth, and how often it may be above that truth."""
 
 import math
 from collections.abc import Callable
@@ -16,13 +16,13 @@ Simulate = Callable[[np.random.Generator, int], Flags]
 
 @dataclass(frozen=True)
 class Case:
-    """A bound, and a truth that it is held against.
+    """A bound, and a truth that it is compared with.
 
     Attributes:
         bound: the function of `flsim.attacks.audit`.
         truth: what is simulated.
         exceeds: (random numbers, simulations) -> bool [simulations], whether the bound of each is above the truth.
-        promised: probability of a bound above the truth that the bound promises; None where it promises nothing here.
+        promised: probability of a bound above the truth that the bound promises; None if it promises nothing here.
     """
 
     bound: str

@@ -35,10 +35,10 @@ MODELS = 500  # with the record, and as many without
 def places_of_canaries(
     rng: np.random.Generator, simulations: int, epsilon: float, share: float, groups: Counts
 ) -> NDArray[np.float64]:
-    """Draw places of canaries among all phrases, from 0 for the likeliest one to 1, [simulations, canaries].
+    """Draw places of canaries among all phrases, from 0 for the most likely one to 1, [simulations, canaries].
 
-    They are e^(g epsilon) times denser in the likeliest share. This is randomized response over two sets, the strongest
-    epsilon-DP mechanism for a hit.
+    They are e^(g epsilon) times denser in the most likely share. This is randomized response over two sets, the
+    strongest epsilon-DP mechanism for a hit.
     """
     weight = expit(groups * epsilon + math.log(share) - math.log1p(-share))
     size = (simulations, len(groups))
@@ -77,7 +77,7 @@ def shared_references(epsilon: float, groups: Counts, references: tuple[int, int
 
 
 def fresh_phrases(epsilon: float) -> Simulate:
-    """Return the simulation of canaries that are one of 100 phrases each, whose sets are the likeliest three."""
+    """Return the simulation of canaries that are one of 100 phrases each, whose sets are the most likely three."""
 
     def exceeds(rng: np.random.Generator, simulations: int) -> Flags:
         hits = (places_of_canaries(rng, simulations, epsilon, 0.03, ALIKE) <= 0.03).sum(axis=1)
@@ -134,7 +134,7 @@ def coins_under_a_ledger(noise: float, users: int) -> Simulate:
     return exceeds
 
 
-@cache  # the bounds and the estimate of a noise are held against the same simulations
+@cache  # the bounds and the estimate of a noise are compared with the same simulations
 def measured_canary_users(noise: float | None, simulations: int) -> tuple[NDArray[np.float64], Flags]:
     """Return cosines and coins of 100 canary users of 500 parameters, both [simulations, 100].
 
@@ -195,12 +195,12 @@ def estimates_of_canary_users(noise: float | None) -> Simulate:
 
 
 def epsilon_of_noise(noise: float | None) -> float:
-    """Return the epsilon at `DELTA` of one canary user in or out of a sum with this noise; 0 where it is never in."""
+    """Return the epsilon at `DELTA` of one canary user in or out of a sum with this noise; 0 if it is never in."""
     return 0.0 if noise is None else trade_off.epsilon_of_gaussian(1 / noise, DELTA)
 
 
 def sets_of_gaussians(mu: float) -> Simulate:
-    """Return the simulation of canaries of 100 phrases each, at distance mu, whose sets are the likeliest five."""
+    """Return the simulation of canaries of 100 phrases each, at distance mu, whose sets are the most likely five."""
     alternatives, named = 100, 5
 
     def exceeds(rng: np.random.Generator, simulations: int) -> Flags:

@@ -35,7 +35,7 @@ SHORTEST = 5.0  # seconds; a part that has less is not begun
 
 
 def main() -> None:
-    """Measure the parts that the command line names; exit code 1 where one did not end well."""
+    """Measure the parts that the command line names; exit code 1 if one did not end well."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=_first_line(__doc__))
     parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder of gpu.json and gpu.md (default: gpu)")
     parser.add_argument(

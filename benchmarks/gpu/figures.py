@@ -13,7 +13,7 @@ class Figure:
 
     Attributes:
         name: what was measured, unique within its part.
-        value: the value; a text where it is no number.
+        value: the value; a text if it is not a number.
         unit: the unit of a number.
     """
 
@@ -88,7 +88,7 @@ ALWAYS = {"repeat": "the same bits", "tests": "all pass"}  # the prediction of e
 
 
 def predicted(part: str, name: str) -> str:
-    """Return the prediction of a figure; empty where there is none."""
+    """Return the prediction of a figure; empty if there is none."""
     return PREDICTED.get(part, {}).get(name, ALWAYS.get(part, ""))
 
 

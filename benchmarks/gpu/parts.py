@@ -130,7 +130,7 @@ def _triton_version() -> str:
 
 
 def tests(setup: Setup) -> Measured:
-    """Run the tests that need an NVIDIA GPU, file by file, without the fixtures of the whole project."""
+    """Run the tests that need an NVIDIA GPU, file by file, without the fixtures of the complete project."""
     import pytest
 
     failed, paths = 0, sorted(ROOT.glob(TESTS))

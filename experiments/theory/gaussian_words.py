@@ -1,4 +1,4 @@
-"""A next-word model whose training is mean estimation, to run formulas about means through the whole platform."""
+"""A next-word model whose training is mean estimation, to run formulas about means through the complete platform."""
 
 import torch
 from torch import Tensor, nn

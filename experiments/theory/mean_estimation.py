@@ -10,7 +10,7 @@ which move theta by s (m - theta), where s = 1 - (1 - 2 eta)^E. The server avera
 and the paper's step is a round with C = E = 1. Let two runs differ in one user's m, in one round, by a vector w. After
 k more rounds the means of theta differ by (s / C) (1 - s)^k w. If means of users have covariance Sigma, theta has
 covariance (s^2 / C) f (1 - a^k) / (1 - a) Sigma, where a = (1 - s)^2 and f is the factor of a finite population. The
-rate of local steps cancels from the ratio but for a:
+rate of local steps cancels from the ratio except for a:
 
     d_k^2 = (w' Sigma^-1 w) / (C f) * a^k (1 - a) / (1 - a^k).
 
@@ -82,7 +82,7 @@ class MeanEstimation:
     def separation(self, rounds: int) -> float:
         """Return d_k: the distance between the two models' means, in standard deviations of one model.
 
-        It is infinite where nothing is random: before the first random round, and where all users take part.
+        It is infinite if nothing is random: before the first random round, and where all users take part.
 
         Args:
             rounds: k, the number of rounds after the one that differs.

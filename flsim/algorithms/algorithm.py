@@ -1,8 +1,8 @@
 """The contract of a federated algorithm: what the server sends, what a user does, and how the server uses the sum.
 
-A round of any algorithm: the server sends the model, and tensors of the algorithm's own, to the cohort; each user
-trains and answers with named tensors, of which only sums over many users leave a client process; the server averages,
-steps, and updates its own tensors. `Algorithm` itself is Federated Averaging; subclasses override what differs.
+A round of any algorithm: the server sends the model, and the tensors of the algorithm, to the cohort. Each user trains
+and answers with named tensors; only sums over many users leave a client process. The server averages the sums, steps,
+and updates its tensors. `Algorithm` itself is Federated Averaging; subclasses override what differs.
 """
 
 from abc import ABC, abstractmethod
@@ -28,7 +28,7 @@ class User(ABC):
         hparams: settings of local training.
         rate: the learning rate of this round.
         sent: tensors of the algorithm that the server sent: slot -> parameter -> tensor.
-        user_state: what the user stored when it last took part: slot -> parameter -> tensor; None where it never did.
+        user_state: tensors that the user stored in its last round: slot -> parameter -> tensor; None if it never did.
     """
 
     model: TrainableModel
@@ -49,7 +49,7 @@ class User(ABC):
 
     @property
     def kept(self) -> Moments | None:
-        """Return `user_state` by its former name, which algorithms in older run folders use."""
+        """Return `user_state` under the name `kept`, which algorithms in older run folders use."""
         return self.user_state
 
 
@@ -77,9 +77,9 @@ class Answer:
     Attributes:
         trained: the user's update of the model.
         summed: for each of `Algorithm.answers` a tensor for each parameter, float64.
-        user_state: what the user stores until it takes part again: slot -> parameter -> tensor; None leaves it
+        user_state: tensors that the user stores until its next round: slot -> parameter -> tensor; None leaves it
             unchanged.
-        kept: the former name of `user_state`, which algorithms in older run folders use.
+        kept: the name of `user_state` that algorithms in older run folders use.
     """
 
     trained: Trained
@@ -94,11 +94,11 @@ class Answer:
 
 @dataclass(frozen=True)
 class ServerRound:
-    """A round as the server sees it, after the cohort has answered and before the server's step.
+    """The data of a round on the server, after the cohort has answered and before the server's step.
 
     Attributes:
-        mean: the averaged update by parameter, float64, after any noise; zeros where no user had an example.
-        own: the server's own tensors before the round: slot -> parameter -> tensor.
+        mean: the averaged update by parameter, float64, after any noise; zeros if no user had an example.
+        own: the tensors of the server before the round: slot -> parameter -> tensor.
         summed: the tensors of `Algorithm.answers`, summed over the cohort; float64.
         users: number of users in the cohort.
         population: N, number of training users.
@@ -114,20 +114,20 @@ class ServerRound:
 class Algorithm:
     """Federated Averaging: McMahan et al. (2017), Algorithm 1. Subclasses override what differs.
 
-    `algorithm_options` are arguments of the constructor. An object keeps nothing else: the server's tensors are in
-    `flsim.training.state.State`, a user's in files of the run folder. So a run resumes to the same bits, and any
-    process may serve any user.
+    `algorithm_options` are arguments of the constructor. An object has no other state: the tensors of the server are in
+    `flsim.training.state.State`, and those of users in files of the run folder. Therefore a run resumes to the same
+    bits, and any process can serve any user.
 
     Attributes:
-        label: the algorithm's part of the name of a table's row. For a custom
-            algorithm, it is a literal text.
-        slots: names of the server's own tensors, which are sent to users; for each slot one float32 tensor per
+        label: the part of a row's name in tables that names the algorithm. For a custom algorithm, it is a literal
+            text.
+        slots: names of the tensors of the server, which are sent to users; for each slot one float32 tensor per
             parameter.
-        answers: names of tensors that are summed over the cohort beside the updates; likewise per parameter.
-        user_slots: names of the tensors that a user stores between rounds; likewise per parameter, float32.
+        answers: names of tensors that are summed over the cohort in addition to the updates; one tensor per parameter.
+        user_slots: names of the tensors that a user stores between rounds; one float32 tensor per parameter.
         weighs_examples: whether updates are weighted by users' numbers of examples; otherwise all weights are equal.
-        bounds_users: whether a user's update of the model is all that leaves the user, so that clip and noise bound
-            what is revealed. Where false, clip and noise are refused.
+        bounds_users: whether a user's update of the model is all that leaves the user, so that clip and noise bound the
+            information about a user. If false, settings with clip or noise are refused.
         has_own_steps: whether `train` is overridden; otherwise any engine may train users.
     """
 
@@ -144,21 +144,21 @@ class Algorithm:
         return type(self).train is not Algorithm.train
 
     def refuse(self, local: LocalHParams) -> None:
-        """Raise InputError where the settings of local training do not fit the algorithm."""
+        """Raise InputError if the settings of local training do not fit the algorithm."""
 
     def init(self, params: Params) -> Moments:
-        """Return the server's own tensors before the first round; zeros unless overridden."""
+        """Return the tensors of the server before the first round; zeros unless overridden."""
         return {slot: {name: value.new_zeros(value.shape) for name, value in params.items()} for slot in self.slots}
 
     def train(self, user: User) -> Answer:
-        """Train a user, and return its answer."""
+        """Train a user, and return the answer."""
         return Answer(user.train(), {})
 
     def step(self, own: Moments, summed: Moments, users: int, population: int) -> Moments:  # noqa: ARG002 (for others)
-        """Return the server's own tensors after a round.
+        """Return the tensors of the server after a round.
 
         Args:
-            own: the server's own tensors before the round.
+            own: the tensors of the server before the round.
             summed: the tensors of `answers`, summed over the cohort; float64.
             users: number of users in the cohort.
             population: N, number of training users.
@@ -166,7 +166,7 @@ class Algorithm:
         return own
 
     def aggregate(self, round_: ServerRound) -> tuple[Params, Moments]:
-        """Return the update that the server optimizer steps along, and the server's own tensors after the round.
+        """Return the update that the server optimizer steps along, and the tensors of the server after the round.
 
         By default, these are the averaged update and the result of `step`. A round without
         examples does not change the model.
@@ -178,14 +178,16 @@ FEDAVG = Algorithm()
 
 
 def aggregated(algorithm: Algorithm, round_: ServerRound) -> tuple[Params, Moments]:
-    """Return the result of `Algorithm.aggregate`; raise RunFailed where its update is unlike the parameters."""
+    """Return the result of `Algorithm.aggregate`; raise RunFailed if names or shapes are wrong."""
     update, after = algorithm.aggregate(round_)
     shapes, expected = ({name: value.shape for name, value in tensors.items()} for tensors in (update, round_.mean))
     if shapes != expected:
-        raise RunFailed(f"{algorithm.label}: aggregate must return tensors like the parameters; correct it")
+        raise RunFailed(
+            f"{algorithm.label}: aggregate must return tensors with the names and shapes of the parameters; correct it"
+        )
     return update, after
 
 
 def zero_of(algorithm: Algorithm, like: Params) -> UpdateSum:
-    """Return the sum over no users, with all tensors of the algorithm's answers."""
+    """Return the sum over zero users, with all tensors of the algorithm's answers."""
     return UpdateSum.zero(like | flat(dict.fromkeys(algorithm.answers, like)))

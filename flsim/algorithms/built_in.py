@@ -17,7 +17,8 @@ class Scaffold(Algorithm):
 
     A user takes steps y <- y - eta_l (g_i(y) - c_i + c), then sets c_i+ = c_i - c + (x - y) / (K eta_l), and answers
     with y - x and c_i+ - c_i. The server steps along the plain mean of the first, with its own optimizer, and adds the
-    sum of the second, divided by N, to c. A user without records changes nothing, nor does one at a learning rate of 0.
+    sum of the second, divided by N, to c. A user without records changes nothing, and neither does a user at a learning
+    rate of 0.
     """
 
     label = "SCAFFOLD"
@@ -71,7 +72,7 @@ class FedProx(Algorithm):
     label = "FedProx"
 
     def refuse(self, local: LocalHParams) -> None:
-        """Raise InputError where mu is 0."""
+        """Raise InputError if mu is 0."""
         if not local.proximal:
             raise InputError('training.algorithm "fedprox" needs mu; set local.proximal above 0')
 
@@ -85,7 +86,7 @@ def algorithm_named(name: str) -> Algorithm:
     The options of the name are arguments of the class.
 
     Raises:
-        InputError: there is no algorithm of this name, it does not take these options, or the file failed.
+        InputError: there is no algorithm with this name, it does not take these options, or the file failed.
     """
     algorithm: object = resolve(name, ALGORITHMS, "algorithm")
     if isinstance(algorithm, type) and issubclass(algorithm, Algorithm):
@@ -94,11 +95,12 @@ def algorithm_named(name: str) -> Algorithm:
         raise InputError(f"{name_in_settings(name)}: takes no options; name a class")
     if not isinstance(algorithm, Algorithm):
         raise InputError(
-            f"{name_in_settings(name)}: is no flsim.algorithms.algorithm.Algorithm; derive a class from it"
+            f"{name_in_settings(name)}: not a subclass of flsim.algorithms.algorithm.Algorithm; derive the "
+            "class from it"
         )
     return algorithm
 
 
 def label_of(name: str) -> str:
-    """Return the algorithm's part of the name of a table's row, without executing a user's file."""
+    """Return the part of a row's name in tables that names the algorithm, without executing custom code."""
     return declared_label(name) if is_custom(name) else ALGORITHMS[name].label

@@ -1,12 +1,13 @@
-"""A state of training on disk: one safetensors file, written then renamed; loading it executes no code.
+"""A state of training on disk: one safetensors file, written, then renamed; loading the file executes no code.
 
 Tensors      the parameters under their names; the optimizer's moments as "m/embedding", "v/embedding", ...
 Metadata     round, values (JSON, such as the clip), ledger (JSON), the digest of the state, the fields of `Provenance`
-             and of its model, and the seal, which is the digest of all other metadata. A user's own model is named by
-             the digest of its source. The settings of a base model are JSON, as "base".
+             and of its model, and the seal, which is the digest of all other metadata. A custom model is named by the
+             digest of its source. The settings of a base model are JSON, as "base".
 
 Older checkpoints have the clip ("" without one), or for central training the step, under their own names, and settings
-that a model's metadata lack are at their defaults. They have no seal, and the oldest ones have no digest.
+that are missing in a model's metadata have their defaults. They have no seal, and the oldest checkpoints have no
+digest.
 """
 
 import errno
@@ -38,7 +39,7 @@ NAME = re.compile(r"round-(\d{6,18})\.safetensors", re.ASCII)
 
 
 class ForeignCheckpointError(InputError):
-    """The refusal of a whole checkpoint that belongs to another model, corpus or configuration."""
+    """The error about an undamaged checkpoint that belongs to another model, corpus or configuration."""
 
 
 @dataclass(frozen=True)
@@ -49,8 +50,8 @@ class Provenance:
         config: digest of the configuration.
         corpus: digest of the corpus.
         vocabulary_size: V.
-        model: the network's settings.
-        frozen: digest of the frozen values of a user's own network; empty where there are none.
+        model: the settings of the network.
+        frozen: digest of the frozen values of a custom network; empty if there are none.
     """
 
     config: str
@@ -61,9 +62,9 @@ class Provenance:
 
     @property
     def by_content(self) -> "Provenance":
-        """Return the provenance with a user's own network named by its content, which no place of the file changes."""
+        """Return the provenance with a custom network named by its content, independent of the place of the file."""
         model = replace(self.model, architecture=by_content(self.model.architecture))
-        if model.path is not None:  # `frozen` tells its contents, and the corpus that of the tokens
+        if model.path is not None:  # `frozen` identifies its contents, and the corpus those of the tokens
             model = replace(model, path=Path(model.path).name, tokens=None)
         return replace(self, model=model)
 
@@ -88,10 +89,10 @@ def checkpoint_name(round_: int) -> str:
 
 
 def round_of(path: Path) -> int:
-    """Return the round in a checkpoint's name; raise InputError where the name has none."""
+    """Return the round in a checkpoint's name; raise InputError if the name has none."""
     round_ = _round_named(path)
     if round_ is None:
-        raise InputError(f"{path}: is not named as a checkpoint is, such as {checkpoint_name(10)}; rename it")
+        raise InputError(f"{path}: this is not the name of a checkpoint, such as {checkpoint_name(10)}; rename it")
     return round_
 
 
@@ -102,7 +103,7 @@ def _round_named(path: Path) -> int | None:
 
 
 def save(folder: Path, state: State, provenance: Provenance) -> Path:
-    """Write a state as ``folder/round-000010.safetensors``, whole or not at all, and return the path."""
+    """Write a state as ``folder/round-000010.safetensors``, atomically, and return the path."""
     path = folder / checkpoint_name(state.round)
     about = asdict(provenance.by_content)
     model = about.pop("model")
@@ -117,23 +118,28 @@ def save(folder: Path, state: State, provenance: Provenance) -> Path:
     metadata["seal"] = _seal_of(metadata)
     with new_file(path) as partial:
         try:
-            partial.touch()  # with the permissions of the run's other files; safetensors makes one only its owner reads
+            # safetensors creates a file that only its owner can read; this gives it the permissions of the run's other
+            # files
+            partial.touch()
             mode = partial.stat().st_mode
             save_file(_tensors(state), partial, metadata)
             partial.chmod(mode)
-        except SafetensorError as error:  # such as that of a full disk
+        except SafetensorError as error:  # for example on a full disk
             raise OSError(errno.EIO, f"the checkpoint cannot be written ({first_line(error)})", str(path)) from error
     return path
 
 
 def _seal_of(metadata: dict[str, str]) -> str:
-    """Return the digest of all metadata but the seal, names included, in the order of the names."""
+    """Return the digest of all metadata except the seal, names included, in the order of the names."""
     return digest(*(part for name in sorted(metadata.keys() - {"seal"}) for part in (name, metadata[name])))
 
 
 def digest_of(state: State) -> str:
-    """Return the sha256, in hexadecimal, of everything in a state; states of equal digest train on to equal bits."""
-    about = (state.round, state.clip, state.ledger.to_json())  # in this form, so that older digests stay valid
+    """Return the sha256, in hexadecimal, of everything in a state.
+
+    Training from states with equal digests gives equal bits.
+    """
+    about = (state.round, state.clip, state.ledger.to_json())  # this form keeps older digests valid
     whole = hashlib.sha256(repr(about).encode())
     for name in sorted(state.values.keys() - {"clip"}):
         whole.update(f"{name} {state.values[name]!r} ".encode())
@@ -153,14 +159,14 @@ def load(path: Path) -> tuple[State, Provenance]:
     """Read a state and the provenance of its checkpoint.
 
     Raises:
-        InputError: there is no such file, it is not a whole checkpoint of flsim, or its name says another round.
+        InputError: there is no such file, it is damaged or not a checkpoint of flsim, or its name has another round.
     """
     try:
         with safe_open(path, framework="pt") as file:
             metadata = dict(file.metadata() or {})
             tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (not a dict)
         if "seal" in metadata and metadata["seal"] != _seal_of(metadata):
-            raise ValueError("its metadata do not match the seal in it")
+            raise ValueError("its metadata do not match its seal")
         provenance = Provenance(
             metadata["config"],
             metadata["corpus"],
@@ -178,25 +184,31 @@ def load(path: Path) -> tuple[State, Provenance]:
     for slot, values in {"": params, **moments}.items():
         shapes = {name: value.shape for name, value in values.items()}
         if shapes != (counts if slot == "step" else expected):
-            raise InputError(f"{path}: its tensors are not those of the model that it names; it is damaged")
+            raise InputError(
+                f"{path}: the file is damaged, because its tensors do not fit the model that it names; restore the "
+                "file, or use another checkpoint"
+            )
     if "digest" in metadata and metadata["digest"] != actual:
-        raise InputError(f"{path}: its digest is not the one that it was written with; it is damaged")
+        raise InputError(
+            f"{path}: the file is damaged, because its digest differs from the stored digest; restore the file, or "
+            "use another checkpoint"
+        )
     if _round_named(path) not in (None, state.round):
-        raise InputError(f"{path}: holds round {state.round}, which is not the one in its name; rename it")
+        raise InputError(f"{path}: the file has round {state.round}, but its name has another round; rename it")
     return state, provenance
 
 
 def _shapes(provenance: Provenance, params: Params) -> dict[str, torch.Size]:
-    """Return the shapes of a checkpoint's model, without its memory; raise ValueError where the tensors cannot be its.
+    """Return the shapes of a checkpoint's model, without allocating memory; raise ValueError if the tensors do not fit.
 
-    A user's own model is not executed here, and a base model is not read; the digest tells whether tensors are whole.
+    A custom model is not executed here, and a base model is not read; the digest shows whether tensors are undamaged.
     """
     if is_custom(provenance.model.architecture) or provenance.model.architecture == "hf":
         return {name: value.shape for name, value in params.items()}
     model, most = provenance.model, sum(value.numel() for value in params.values())
     sizes = (provenance.vocabulary_size, model.embedding, model.units)
     if not all(0 < size <= most for size in sizes) or model.layers > len(params):
-        raise ValueError("its tensors are not those of the model that it names")
+        raise ValueError("its tensors do not fit the model that it names")
     with torch.device("meta"):
         return {name: value.shape for name, value in model_of(provenance).trainable.items()}
 
@@ -215,13 +227,13 @@ def _state_of(metadata: dict[str, str], params: Params, moments: dict[str, Param
     ledger = Ledger.from_json(metadata["ledger"])
     round_ = int(metadata["step"] if "step" in metadata else metadata["round"])
     if not 0 <= round_ < 2**63:
-        raise ValueError("its round cannot be")
+        raise ValueError(f"its round {round_} is out of range")
     if "values" in metadata:
         values = from_json(metadata["values"])
     else:
         values = {"clip": float(metadata["clip"])} if metadata.get("clip") else {}
     if not isinstance(values, dict) or not all(type(value) in (int, float) for value in values.values()):
-        raise ValueError("its values are no numbers by name")
+        raise ValueError("its values are not numbers by name")
     if not all(math.isfinite(value) for value in values.values()) or values.get("clip", 1.0) <= 0:
         raise ValueError(f"its values are {values}")
     return State(round_, params, moments, values, ledger)
@@ -241,15 +253,15 @@ def model_of(provenance: Provenance) -> TrainableModel:
 
 
 def all_in(folder: Path) -> list[Path]:
-    """Return all checkpoints in a folder, by their rounds, without files of other names."""
+    """Return all checkpoints in a folder, by round, without files that have other names."""
     return sorted((path for path in folder.glob(f"*{SUFFIX}") if _round_named(path) is not None), key=round_of)
 
 
 def strangers_in(folder: Path) -> list[Path]:
-    """Return files that look like checkpoints and have other names, such as copies; nothing reads them."""
+    """Return files that resemble checkpoints but have other names, such as copies; flsim does not read them."""
     return sorted(path for path in folder.glob(f"*{SUFFIX}") if _round_named(path) is None and path.name[0] != ".")
 
 
 def latest(folder: Path) -> Path | None:
-    """Return the checkpoint of the most rounds; None where there is none."""
+    """Return the checkpoint with the most rounds; None if there is none."""
     return max(all_in(folder), default=None, key=round_of)

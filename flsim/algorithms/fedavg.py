@@ -1,8 +1,8 @@
 """Federated Averaging from top to bottom: draw a cohort, train its users, clip, sum, add noise, step.
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017), Algorithm 1; with
-clip and noise, Thakkar et al. (2020), Algorithm 1. The order of this file is that of the algorithm. Everything else is
-elsewhere: other algorithms (`algorithm`, `built_in`), steps of the server (`server_optimizers`), noise
+clip and noise, Thakkar et al. (2020), Algorithm 1. The order of this file is that of the algorithm. Other modules
+contain the rest: other algorithms (`algorithm`, `built_in`), steps of the server (`server_optimizers`), noise
 (`flsim.privacy.mechanism`), engines that train many users at once to the same result (`flsim.training.cohort`), the
 order of sums (`summation`), messages (`wire`), and settings with their checks (`rounds`).
 """
@@ -38,7 +38,7 @@ from flsim.training.local import bound_norm, local_batches, restored, training_m
 from flsim.training.state import Moments, State, by_slot, flat
 from flsim.training.update import UpdateSum, with_canaries
 
-if TYPE_CHECKING:  # the oracle of engines also runs where safetensors is not installed
+if TYPE_CHECKING:  # the reference engine also runs without safetensors
     from flsim.algorithms.user_states import UserStates
 
 Send = Callable[[Sequence[RoundRequest]], Iterable[Reply]]
@@ -65,7 +65,7 @@ class Round:
 
 @dataclass(frozen=True)
 class FederatedAveraging:
-    """The loop of the server, over a state that holds everything that a round passes on to the next one.
+    """The loop of the server, over a state that has everything that the next round needs.
 
     Attributes:
         users: the population.
@@ -74,12 +74,12 @@ class FederatedAveraging:
         local: settings of local training.
         privacy: the mechanism.
         seed: the experiment's seed; cohorts, batches and noise are functions of (seed, round).
-        length: number of rounds of the whole training, at whose end a schedule of learning rates ends; None where
+        length: number of rounds of the complete training; a schedule of learning rates ends at its last round; None if
             learning rates are constant.
         audit: canary users, who take part in addition to the population; none by default.
         shards: number of contiguous ranges of users, each of which gets one request a round.
-        branch: number of consecutive shards whose sums are added before the sums of branches are; 0 adds all shards in
-            one branch. It decides the order of additions (`flsim.algorithms.summation`).
+        branch: number of consecutive shards whose sums are added before the sums of branches are added; 0 adds all
+            shards in one branch. It determines the order of additions (`flsim.algorithms.summation`).
     """
 
     users: UsersByRound
@@ -95,10 +95,10 @@ class FederatedAveraging:
     branch: int = 0
 
     def rounds(self, state: State, until: int, send: Send) -> Iterator[Round]:
-        """Train from a state to the end of round `until`; `send` has users train, and replies with sums in any order.
+        """Train from a state to the end of round `until`; `send` trains users, and replies with sums in any order.
 
         Raises:
-            ValueError: replies are not those of the requests.
+            ValueError: replies do not match the requests.
         """
         while state.round < until:
             requests = self.requests(state)
@@ -166,7 +166,7 @@ def init(
     training: FedAvgHParams | None = None,
     privacy: PrivacyHParams | None = None,
 ) -> State:
-    """Return the state before the first round; without settings that of plain FedAvg."""
+    """Return the state before the first round; without settings, the state of plain FedAvg."""
     network = build(vocabulary_size, model).initialize(seed)
     params = {name: value.detach() for name, value in network.trainable.items()}
     server = training or FedAvgHParams()
@@ -187,10 +187,12 @@ def train_users(
     algorithm: Algorithm = FEDAVG,
     user_states: "UserStates | None" = None,
 ) -> UpdateSum:
-    """Train the users of a request one after another, and return the sum of their answers: the oracle of all engines.
+    """Train the users of a request one after another, and return the sum of their answers.
+
+    All engines are tested against it.
 
     Without a clip, updates are weighted by local examples. With a clip each update is clipped and has weight 1, so that
-    one user moves the sum by at most the clip. A user without records counts, with an update of zero.
+    one user moves the sum by at most the clip. A user without records counts with an update of zero.
 
     Args:
         request: the users, and what the server sends them.
@@ -200,10 +202,10 @@ def train_users(
         seed: the experiment's seed; a user's batches and dropout are functions of (seed, round, user).
         rounds: number of rounds of the run, which a schedule of the learning rate needs.
         algorithm: the algorithm, whose `train` is called for each user.
-        user_states: the tensors that users store between rounds; needed where the algorithm has `user_slots`.
+        user_states: the tensors that users store between rounds; required if the algorithm has `user_slots`.
 
     Raises:
-        RunFailed: an answer lacks tensors that are to be summed, or has others.
+        RunFailed: the tensors of an answer differ from those to be summed.
         InputError: see `UserStates.read`.
     """
     model.load(request.params)
@@ -236,7 +238,7 @@ def train_users(
 
 
 class LocalUser(User):
-    """ClientUpdate of McMahan et al. (2017), and UserUpdate of Thakkar et al. (2020), with torch's optimizers."""
+    """ClientUpdate of McMahan et al. (2017) and UserUpdate of Thakkar et al. (2020), with optimizers of torch."""
 
     def train(self, correction: Params | None = None, proximal: float | None = None) -> Trained:
         """Take a step for each batch, and restore the model's parameters afterwards; see `User.train`."""
@@ -302,7 +304,7 @@ def step(
     """Average the sum over a round's users, add noise, step, record it in the ledger; return the next state and step.
 
     Without clip the average is (sum of n_k delta_k) / (sum of n_k), over n_k local examples; without examples the model
-    stays. With clip it is (sum of clipped delta_k) / qN, also for an empty cohort.
+    does not change. With clip it is (sum of clipped delta_k) / qN, also for an empty cohort.
 
     Args:
         state: the state before the round.
@@ -311,11 +313,11 @@ def step(
         privacy: the mechanism.
         seed: the experiment's seed; noise is a function of (seed, round).
         population: N, number of training users.
-        vocabulary_size: number of token ids, which tells what loss is absurd.
-        rounds: number of rounds of the run, for a schedule of eta; `hparams.rounds` where None.
+        vocabulary_size: number of token ids, which determines the largest plausible loss.
+        rounds: number of rounds of the run, for a schedule of eta; `hparams.rounds` if None.
 
     Raises:
-        Diverged: a user's update, the loss or the new parameters are not finite, or the loss is absurd; see
+        Diverged: a user's update, the loss or the new parameters are not finite, or the loss is implausibly large; see
             `flsim.training.state`.
     """
     total.refuse_divergence(f"round {state.round + 1}", vocabulary_size)

@@ -17,17 +17,18 @@ AlgorithmName = Annotated[str, CustomName("algorithm", ALGORITHMS)]
 
 @settings
 class FedAvgHParams(ServerOptimizerHParams):
-    """Settings of the server, with its optimizer.
+    """Settings of the server and of its optimizer.
 
     Attributes:
-        algorithm: Federated algorithm; see docs/algorithms.md.
+        algorithm: Federated algorithm, e.g. "fedavg" or "scaffold"; docs/algorithms.md lists all. Change it to compare
+            algorithms.
         rounds: Number of rounds to train. Unit: rounds.
         cohort: Number of users in each round; with sampler "poisson" the expected number. Unit: users.
-        sampler: "fixed-size" draws exactly `cohort` users without replacement, as the paper's Algorithm 1. "poisson"
-            takes each of N users with probability cohort / N, independently. "with-replacement" draws `cohort` times
-            from all users, as the paper's experiments did by its footnote 1; a user drawn twice counts twice, and
-            mechanism "dp" is refused. "round-robin" takes the users in one random order, cohort after cohort, again
-            and again; "dp" is refused. Your own: see docs/privacy.md.
+        sampler: "fixed-size" draws exactly `cohort` users without replacement, as in Algorithm 1 of the paper.
+            "poisson" takes each of N users with probability cohort / N, independently. "with-replacement" draws
+            `cohort` times from all users, as in the paper's experiments (footnote 1); a user drawn twice counts twice,
+            and mechanism "dp" is refused. "round-robin" takes the users in one random order, one cohort after another,
+            repeatedly; "dp" is refused. For custom samplers, see docs/privacy.md.
         algorithm_options: Options of a custom algorithm, e.g. { alpha = 0.1 }: keyword
             arguments, numbers or text. Unit: none.
         sampler_options: Options of a custom sampler, e.g. { block = 8 }: keyword
@@ -46,7 +47,7 @@ class FedAvgHParams(ServerOptimizerHParams):
         refuse_wrong_options(self, "algorithm", "sampler")
 
     def releases(self, privacy: PrivacyHParams, population: int, rounds: int) -> Entry:
-        """Return the ledger's entry for a number of rounds over a population of that many users."""
+        """Return the ledger's entry for a number of rounds over a population of `population` users."""
         multiplier, process = privacy.noise_multiplier, by_content(privacy.noise)
         sampler = by_content(configured(self, "sampler"))
         return Entry(sampler, population, self.cohort, multiplier, rounds, process)

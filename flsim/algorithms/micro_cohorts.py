@@ -1,13 +1,13 @@
-"""The record of how many users a run trains at once, in a file of the run folder, which all nodes see.
+"""The record of how many users a run trains at once, in a file of the run folder.
 
-Where users are stacked, as on GPUs, the size of a micro-cohort decides the shapes of products, and with them the last
-bits of sums. So it is chosen once for a run, and a resumed run has the same groups:
+If users are stacked, as on GPUs, the size of a micro-cohort determines the shapes of products, and therefore the last
+bits of sums. The size is chosen once for a run, so that a resumed run has the same groups:
 
     {"users": 264, "memory_share": 0.95, "device": "NVIDIA H200"}     the first choice, for all shards and rounds
     {"users": 132, "shard": 1, "round": 50}                           memory ran out: shard 1, from round 50 (from 0) on
 
-A line of a shard counts from the beginning of its round, as the shard is trained anew in smaller groups. Lines are
-only ever added. Without the file the next process chooses again.
+A line of a shard holds from the beginning of its round, because the shard is trained again in smaller groups. Lines are
+only appended. Without the file, the next process chooses a new size.
 """
 
 import json
@@ -29,7 +29,7 @@ class MicroCohorts:
 
     Args:
         folder: the run folder; None to keep sizes in memory only.
-        is_read_only: whether new sizes stay in memory, as where a round is trained again to verify it.
+        is_read_only: whether new sizes stay in memory, for example if a round is trained again to verify it.
     """
 
     def __init__(self, folder: Path | None = None, is_read_only: bool = False) -> None:
@@ -40,29 +40,29 @@ class MicroCohorts:
 
     @property
     def memory_share(self) -> float:
-        """Return the share of a GPU's memory that the recorded size was chosen for; 1 where none is recorded."""
+        """Return the share of a GPU's memory that the recorded size was chosen for; 1 if none is recorded."""
         return float((self._choice() or {}).get("memory_share", 1.0))
 
     def settle(self, engine: object, memory_share: float, is_set: bool) -> None:
-        """Give an engine the recorded size; record the engine's own choice where there is none.
+        """Give an engine the recorded size; record the engine's own choice if there is none.
 
         Args:
-            engine: the engine of this process; nothing happens to one that does not stack users.
+            engine: the engine of this process; engines that do not stack users are not changed.
             memory_share: the share of the GPU's memory that the engine chose its size for.
-            is_set: whether the run's settings say the size, which then counts and is not recorded.
+            is_set: whether the settings of the run give the size; the size is then used and not recorded.
         """
         if not isinstance(engine, CohortEngine) or not engine.is_stacked:
             return
         if not is_set:
             if self._choice() is None:
                 self._add(users=engine.micro_cohort, memory_share=memory_share, device=engine.device_name)
-            # Another process may have recorded its choice at the same time: the first line counts for both.
+            # Another process may have recorded its choice at the same time: both processes use the first line.
             engine.micro_cohort = (self._choice() or {"users": engine.micro_cohort})["users"]
         self._first = engine.micro_cohort
 
     @contextmanager
     def recorded(self, engine: object, shard: int, round_: int) -> Iterator[None]:
-        """Give the engine the size of a shard and a round (from 0), and record it where the block makes it smaller."""
+        """Give the engine the size of a shard and a round (from 0); record a smaller size that the block sets."""
         if not isinstance(engine, CohortEngine) or not engine.is_stacked:
             yield
             return

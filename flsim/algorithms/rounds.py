@@ -1,7 +1,7 @@
-"""Federated training as runs use it: settings and their checks, engines, and shards that train in this process.
+"""Federated training in runs: checked settings, engines, and shards that train in this process.
 
 `flsim run`, `flsim verify`, the benchmarks and `flsim.simulate` share the loop of `flsim.algorithms.fedavg`. They
-differ in `Send`, which turns a round's requests into replies, by Flower's messages or in this process.
+differ in `Send`, which turns a round's requests into replies, with Flower's messages or in this process.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -47,7 +47,7 @@ EngineName = Literal["cohort", "local"]
 
 
 class Engine(Protocol):
-    """An engine trains users from given parameters and sums their updates, as `flsim.algorithms.fedavg.train_users`."""
+    """A trainer of users that sums their updates, with the result of `flsim.algorithms.fedavg.train_users`."""
 
     def train(
         self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
@@ -56,7 +56,10 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class LocalEngine:
-    """The oracle: one user after another in plain PyTorch. Training overwrites the parameters of `model`."""
+    """The reference engine, which trains one user after another in plain PyTorch.
+
+    Training overwrites the parameters of `model`.
+    """
 
     model: TrainableModel
     hparams: LocalHParams
@@ -80,13 +83,13 @@ def engine_of(
 ) -> Engine:
     """Return an engine on the model's device; the last three arguments are those of `CohortEngine`.
 
-    Without a size of micro-cohorts users of small models train in those of `users_on_cpu`, where there is no GPU. On a
-    processor without instructions for bfloat16 all that trains in bfloat16 elsewhere trains as in float32.
-    Engine "cohort" needs a model that declares a written-out gradient. Where users are stacked it also needs a model
-    that declares stacking, and an optimizer that has a `direction`. Otherwise "local", plain PyTorch, is returned.
+    Engine "cohort" needs a model that declares a written-out gradient. If users are stacked, it also needs a model that
+    declares stacking, and an optimizer that has a `direction`. Otherwise engine "local", plain PyTorch, is returned. If
+    no size of micro-cohorts is set and there is no GPU, small models train in micro-cohorts of `users_on_cpu`. On a
+    processor without instructions for bfloat16, settings with bfloat16 train in float32.
 
     Raises:
-        InputError: the engine or the device cannot do what the settings ask for.
+        InputError: the engine or the device does not support the settings.
     """
     able = model.capabilities
     refuse_precision(name, hparams, model.hparams.architecture, able)
@@ -103,7 +106,7 @@ def engine_of(
         if can_stack or not is_stacked(like, micro_cohort):
             return CohortEngine(like, layout, hparams, micro_cohort, memory_share, rounds)
         if able.stacked:
-            say(f'optimizer "{hparams.optimizer}" has no kernel for stacked users; engine "local" trains in its place')
+            say(f'optimizer "{hparams.optimizer}" has no kernel for stacked users; engine "local" is used instead')
     return LocalEngine(model, hparams, rounds)
 
 
@@ -130,7 +133,7 @@ def _block_engine(
 
 
 def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: str, able: Capabilities | None) -> None:
-    """Raise InputError where the model or the engine has only float32; `able` is None where it is not known yet."""
+    """Raise InputError if the model or the engine supports only float32; `able` is None if this is not known yet."""
     if hparams.precision == "float32":
         return
     if able and not (able.low_precision and able.stacked and able.written_out):
@@ -145,12 +148,12 @@ def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: str,
 
 
 def refuse_injections(algorithm: FedAvgHParams, privacy: PrivacyHParams) -> None:
-    """Raise InputError where pseudo-users cannot take part in training."""
+    """Raise InputError if pseudo-users cannot take part in training."""
     method = algorithm_named(configured(algorithm, "algorithm"))
     if method.user_slots:
         raise InputError(
             f"training.algorithm {method.label}: users keep states between rounds, and pseudo-users of "
-            f'canaries.injections have one round; take "fedavg", or plant with canaries.windows'
+            f'canaries.injections have one round; use "fedavg", or plant with canaries.windows'
         )
     if privacy.target_quantile is not None:
         raise InputError(
@@ -172,9 +175,9 @@ class FederatedTraining(FederatedAveraging):
         micro_cohorts: the record of sizes of micro-cohorts, for engines that stack users.
 
     Raises:
-        InputError: the population has no such cohort, there are more shards than users, or the model lacks the
-            precision; or a sampler may draw a user twice, where the algorithm or mechanism "dp" does not allow it; or a
-            user's own optimizer, sampler or noise fails, or cannot be accounted with mechanism "dp".
+        InputError: the cohort exceeds the population, there are more shards than users, or the model does not support
+            the precision; or a sampler can draw a user twice, and the algorithm or mechanism "dp" does not allow this;
+            or a custom optimizer, sampler or noise fails, or cannot be accounted with mechanism "dp".
     """
 
     engine: EngineName = "cohort"
@@ -187,7 +190,7 @@ class FederatedTraining(FederatedAveraging):
         self.audit.refuse_without_clip(self.privacy)
         check_cohort(len(self.users), self.algorithm.cohort, self.sampler)
         shard_ranges(len(self.users), self.shards)
-        if self.local.precision != "float32":  # float32 fits every model, so the user's file need not be executed here
+        if self.local.precision != "float32":  # every model supports float32, so custom code is not executed here
             name = self.model.architecture
             refuse_precision(self.engine, self.local, name, class_of(name).capabilities)
         server_optimizers.refuse_unfit(self.algorithm, self.users.layout.vocabulary_size, self.model)
@@ -198,18 +201,19 @@ class FederatedTraining(FederatedAveraging):
         method.refuse(self.local)
         if not method.bounds_users and self.privacy.mechanism != "none":
             raise InputError(
-                f"training.algorithm {method.label}: more than a clipped update leaves a user, so that "
-                f'privacy.mechanism "{self.privacy.mechanism}" would bound nothing; set it to "none", or take "fedavg"'
+                f"training.algorithm {method.label}: this algorithm sends more than a clipped update from a user, "
+                f'therefore privacy.mechanism "{self.privacy.mechanism}" cannot bound the privacy loss; set '
+                'privacy.mechanism to "none", or training.algorithm to "fedavg"'
             )
         if method.has_own_steps and self.local.precision != "float32":
-            raise InputError(f"training.algorithm {method.label} trains in float32; set local.precision to it")
+            raise InputError(f"training.algorithm {method.label} trains in float32; set local.precision to float32")
         self._refuse_repeats()
         self._refuse_custom_privacy()
         if len(self.users.extra):
             refuse_injections(self.algorithm, self.privacy)
 
     def _refuse_repeats(self) -> None:
-        """Refuse a sampler that may draw a user twice where that cannot be accounted, or users keep states."""
+        """Raise InputError if the sampler can draw a user twice, and states or privacy accounting forbid this."""
         sampler, method = self.sampler, self.method
         if self.privacy.mechanism == "dp":
             refuse_unaccounted(sampler)
@@ -220,7 +224,7 @@ class FederatedTraining(FederatedAveraging):
             )
 
     def _refuse_custom_privacy(self) -> None:
-        """Try a user's own sampler and noise before training."""
+        """Try a custom sampler and noise before training."""
         sampler, privacy, users = self.sampler, self.privacy, len(self.users)
         if is_custom(sampler):
             refuse_unrepeatable(self.seed, users, self.algorithm.cohort, sampler)
@@ -232,7 +236,7 @@ class FederatedTraining(FederatedAveraging):
             ledger.spent(Ledger((spent,)), spent.sampler, privacy.delta_for(users))
 
     def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[State]:
-        """Train in this process; yield the last state, and those after which `is_wanted` of the round is true."""
+        """Train in this process; yield the last state, and each state whose round satisfies `is_wanted`."""
         for round_ in self.rounds(state, until, self.send_in_process()):
             if round_.state.round == until or is_wanted(round_.state.round):
                 yield round_.state
@@ -255,7 +259,7 @@ class FederatedTraining(FederatedAveraging):
         if self.method.has_own_steps:
             return LocalEngine(model, self.local, self.length)
         engine = engine_of(self.engine, model, layout, self.local, self.micro_cohort, memory_share, self.length)
-        # On a CPU the settings decide, and nothing need be recorded.
+        # On a CPU, the settings determine the size, so no record is needed.
         self.micro_cohorts.settle(engine, memory_share, self.micro_cohort is not None or self.device == "cpu")
         return engine
 

@@ -1,9 +1,9 @@
-"""Server optimizers: each is one value, (init, apply) over named tensors, which turns the averaged update into a step.
+"""Server optimizers: pairs of functions (init, apply) that turn the averaged update into a step.
 
 FedAvg is `sgd` at rate 1. Reddi et al., "Adaptive Federated Optimization" (2021), Algorithm 2, for `adam`, `yogi` and
 `adagrad`; Hsu, Qi and Brown, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification" (2019), for `momentum` (FedAvgM). A user's own, ``path/to/file.py:NAME``, is a `ServerOptimizer`
-too, or a function that returns one and gets the options as arguments.
+Classification" (2019), for `momentum` (FedAvgM). A custom optimizer, ``path/to/file.py:NAME``, is a `ServerOptimizer`
+or a function of the options that returns a `ServerOptimizer`.
 """
 
 import math
@@ -42,13 +42,13 @@ class ServerOptimizer:
     """A rule by which the server steps along the averaged update, after any noise.
 
     Attributes:
-        label: the optimizer's name in a table, after "FedAvg+"; "" for none. Of a user's own it is read from the source
-            where it is written as text; see `flsim.base.extensions.declared_label`.
+        label: the optimizer's name in a table, after "FedAvg+"; "" for none. The label of a custom optimizer is read
+            from its source code; see `flsim.base.extensions.declared_label`.
         init: (x, settings) -> moments before the first step. x are the parameters by name. Moments are by slot, then by
             parameter, in the parameter's shape; slot "step" has one number per parameter.
         apply: (x, D, moments, eta, settings) -> (x, moments) after a step. D is the averaged update by name, eta the
-            learning rate of the round, settings a `ServerOptimizerHParams`. All tensors are float64; the results are
-            stored in the parameters' type.
+            learning rate of the round, settings a `ServerOptimizerHParams`. All tensors are float64; results are stored
+            in the dtype of the parameters.
     """
 
     label: str
@@ -62,7 +62,7 @@ Direction = Callable[[Tensor, Slots, "ServerOptimizerHParams"], tuple[Tensor, Sl
 
 
 def elementwise(label: str, init: Init, direction: Direction) -> ServerOptimizer:
-    """Return a server optimizer that treats each tensor by itself: x <- x + eta * direction.
+    """Return a server optimizer that treats each tensor separately: x <- x + eta * direction.
 
     Args:
         label: see `ServerOptimizer`.
@@ -140,32 +140,34 @@ ADAM = elementwise("Adam", _both, _adaptive(lambda v, square, beta2: beta2 * v +
 YOGI = elementwise("Yogi", _both, _adaptive(lambda v, square, beta2: v - (1 - beta2) * square * torch.sign(v - square)))
 
 SERVER_OPTIMIZERS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "yogi": YOGI, "adagrad": ADAGRAD}
-ALONG_UPDATE = ("sgd", "momentum")  # those whose step is as long as the update; the others divide it by its size
+# optimizers whose step has the length of the update; the others normalize the update
+ALONG_UPDATE = ("sgd", "momentum")
 
 
 @settings
 class ServerOptimizerHParams:
-    """Settings of server optimizers; each optimizer reads the settings that its equations name.
+    """Settings of server optimizers; each optimizer reads only the settings in its equations.
 
     The adaptive optimizers start with m at 0 and v at tau^2, and have no bias correction, as in Reddi et al. (2021),
     Algorithm 2.
 
     Attributes:
         server_optimizer: Optimizer that applies the averaged update D to the global model; "sgd" adds eta D.
-        server_learning_rate: Learning rate eta of the server where `server_schedule` is at its highest; 1 with "sgd" is
+        server_learning_rate: Learning rate eta of the server at the highest value of `server_schedule`; 1 with "sgd" is
             plain averaging. Unit: none.
-        server_momentum: Momentum beta of the server optimizer, beta_1 of "adam" and "yogi"; Reddi et al. set it to 0
-            for "adagrad". Unit: none.
+        server_momentum: Momentum beta of the server optimizer, beta_1 of "adam" and "yogi"; Reddi et al. use 0 for
+            "adagrad". Unit: none.
         server_beta2: Decay beta_2 of the second moment in "adam" and "yogi". Unit: none.
-        server_tau: Degree of adaptivity tau of "adam", "yogi" and "adagrad"; a smaller one is more adaptive. One far
-            above the entries of the mean update makes them plain averaging at a small rate; docs/optimizers.md has a
-            rule. Unit: none.
-        server_schedule: Schedule of the server's learning rate over the rounds of the run: it stays ("constant"), or
-            falls towards 0 along a line ("linear") or half a cosine ("cosine"), or is multiplied by
-            `server_milestone_factor` at each of the `server_milestones` ("steps").
-        server_milestones: With server_schedule "steps": when the server's learning rate changes, in completed rounds,
-            e.g. 120, or below 1 in fractions of training, e.g. 0.6. Unit: rounds.
-        server_milestone_factor: With server_schedule "steps": factor of the rate at each milestone. Unit: none.
+        server_tau: Degree of adaptivity tau of "adam", "yogi" and "adagrad"; smaller values are more adaptive. If tau
+            is far above the entries of the mean update, these optimizers become plain averaging with a small learning
+            rate. docs/optimizers.md shows how to choose it. Unit: none.
+        server_schedule: Schedule of the server's learning rate over the rounds of the run: "constant"; "linear" or
+            "cosine", which decrease towards 0; or "steps", which multiplies it by `server_milestone_factor` at each of
+            the `server_milestones`.
+        server_milestones: With server_schedule "steps": when the learning rate of the server changes: a number of
+            completed rounds, e.g. 120, or a fraction of training below 1, e.g. 0.6. Unit: rounds.
+        server_milestone_factor: With server_schedule "steps": factor of the learning rate at each milestone. Unit:
+            none.
         server_optimizer_options: Options of a custom server optimizer, e.g. { decay = 0.5 }:
             keyword arguments, numbers or text. Unit: none.
         server_schedule_options: Options of a custom schedule, e.g. { floor = 0.1 }: keyword
@@ -198,7 +200,7 @@ class ServerOptimizerHParams:
 
     @property
     def server_label(self) -> str:
-        """Return the server optimizer's name in a table, "" for plain averaging, without executing a user's code."""
+        """Return the server optimizer's name in a table, "" for plain averaging, without executing custom code."""
         name = configured(self, "server_optimizer")
         return declared_label(name) if is_custom(name) else SERVER_OPTIMIZERS[name].label
 
@@ -207,7 +209,7 @@ def init(params: Params, hparams: ServerOptimizerHParams) -> Moments:
     """Return the optimizer's state before the first step, by slot and parameter.
 
     Raises:
-        InputError: a user's own optimizer failed.
+        InputError: a custom optimizer failed.
     """
     with custom_code_errors(InputError):
         return _optimizer_of(hparams).init(params, hparams)
@@ -223,10 +225,10 @@ def apply(
         mean: the averaged update, float64, of the same shapes.
         moments: the state from `init` or the last step.
         hparams: the optimizer and its settings.
-        rate: eta of the round; `hparams.server_learning_rate` where None.
+        rate: eta of the round; `hparams.server_learning_rate` if None.
 
     Raises:
-        RunFailed: a user's own optimizer failed.
+        RunFailed: a custom optimizer failed.
     """
     eta = hparams.server_learning_rate if rate is None else rate
     exact = {slot: {name: _exact(value) for name, value in values.items()} for slot, values in moments.items()}
@@ -240,17 +242,18 @@ def apply(
 def slots_of(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> list[str]:
     """Return the slots of the optimizer's state that have the parameters' shapes."""
     is_built_in = not (is_custom(hparams.server_optimizer) or is_custom(model.architecture))
-    # On "meta" a large model takes no memory; a user's own code may read values.
+    # Device "meta" needs no memory for a large model, but custom code may read values.
     with torch.device("meta" if is_built_in else "cpu"):
         x = {name: value.detach() for name, value in build(vocabulary_size, model).trainable.items()}
     return sorted(init(x, hparams).keys() - {"step"})
 
 
 def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: ModelHParams) -> None:
-    """Try a user's own optimizer on parameters of the model, before training.
+    """Try a custom optimizer on parameters of the model, before training.
 
     Raises:
-        InputError: the optimizer fails, or its state or its step lacks the parameters' names and shapes.
+        InputError: the optimizer fails, or the names or shapes of its state or step differ from those of the
+            parameters.
     """
     name = hparams.server_optimizer
     if not is_custom(name):
@@ -263,12 +266,12 @@ def refuse_unfit(hparams: ServerOptimizerHParams, vocabulary_size: int, model: M
         stepped, after = optimizer.apply(x, update, moments, hparams.server_learning_rate, hparams)
         slots, kept = sorted(moments), sorted(after)
     if slots != kept:
-        raise InputError(f"{name}: its step turns slots {slots} into {kept}; keep the same ones")
+        raise InputError(f"{name}: the step changes the slots {slots} into {kept}; keep the same slots")
     shapes = {key: value.shape for key, value in x.items()}
     for slot, values in {"x": stepped, **after}.items():
         expected = dict.fromkeys(shapes, torch.Size()) if slot == "step" else shapes
         if {key: getattr(value, "shape", None) for key, value in values.items()} != expected or not slot.isidentifier():
-            raise InputError(f"{name}: {slot!r} has other names or shapes than the model's parameters")
+            raise InputError(f"{name}: {slot!r}: names or shapes differ from those of the model's parameters")
 
 
 def _optimizer_of(hparams: ServerOptimizerHParams) -> ServerOptimizer:
@@ -281,8 +284,8 @@ def _optimizer_of(hparams: ServerOptimizerHParams) -> ServerOptimizer:
         optimizer = made(name, optimizer)
     if not isinstance(optimizer, ServerOptimizer):
         raise InputError(
-            f"{hparams.server_optimizer}: is {type(optimizer).__name__}, not a ServerOptimizer; make one with "
-            f"flsim.algorithms.server_optimizers.ServerOptimizer(label, init, apply)"
+            f"{hparams.server_optimizer}: found {type(optimizer).__name__}, not a ServerOptimizer; create one "
+            "with flsim.algorithms.server_optimizers.ServerOptimizer(label, init, apply)"
         )
     return optimizer
 
@@ -301,12 +304,13 @@ def _as_kept(values: Params, like: Params) -> Params:
 
 @dataclass(frozen=True)
 class ServerStep:
-    """The server's step of a round, by its size; norms are over all parameters.
+    """The sizes of a step of the server; norms are over all parameters.
 
     Attributes:
-        mean_norm: norm of the update that the server optimizer got, noise included; None if none was averaged.
+        mean_norm: norm of the averaged update, including noise; None if no update was averaged.
         step_norm: norm of the change of the model.
-        rms: root mean square of the averaged update's entries, to choose the constants of adaptive optimizers from.
+        rms: root mean square of the averaged update's entries, which helps to choose the constants of adaptive
+            optimizers.
     """
 
     mean_norm: float | None
@@ -315,12 +319,15 @@ class ServerStep:
 
     @property
     def ratio(self) -> float | None:
-        """Return the effective step: the step's norm over the averaged update's; None where the latter is 0."""
+        """Return the effective step: the norm of the step divided by that of the averaged update.
+
+        None if the latter is 0.
+        """
         return self.step_norm / self.mean_norm if self.mean_norm else None
 
     @classmethod
     def between(cls, before: Params, after: Params, mean: Params | None) -> "ServerStep":
-        """Return the step from parameters to others along an averaged update; None where none was averaged."""
+        """Return the step between two sets of parameters along an averaged update; None if no update was averaged."""
         step_norm = global_norm({name: value.double() - before[name].double() for name, value in after.items()})
         if mean is None:
             return cls(None, step_norm, None)

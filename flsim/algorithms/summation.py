@@ -1,7 +1,7 @@
-"""The requests and replies of a round, and the order of sums: the shards of a branch one by one, then the branches.
+"""The requests and replies of a round, and the order of sums: the shards of a branch in order, then the branches.
 
-Sums of float64 depend on their order in the last bits. So the order is a function of two settings, the numbers of
-shards and of shards in a branch, and neither of the process that adds nor of the reply that comes first.
+The last bits of float64 sums depend on the order of addition. The order is therefore a function of two settings only:
+the number of shards, and the number of shards in a branch.
 """
 
 import math
@@ -16,7 +16,7 @@ from flsim.models.language_model import Params
 from flsim.training.state import Moments
 from flsim.training.update import UpdateSum
 
-TREE_FROM = 64  # shards from which a run has branches by default
+TREE_FROM = 64  # smallest number of shards for which a run has branches by default
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class RoundRequest:
         users: int64 [n], this round's cohort within the shard.
         params: the global model's parameters.
         clip: bound on the norm of a user's update in this round; None for no clip.
-        sent: the algorithm's own tensors: slot -> parameter -> tensor.
+        sent: the tensors of the algorithm: slot -> parameter -> tensor.
         oldest_resumable_round: the oldest round, from 0, that training may resume from; states of users that only older
             rounds need are removed.
     """
@@ -50,7 +50,7 @@ class ShardWork:
     Attributes:
         shard: index of the shard.
         worker: the name of the process that trained it.
-        seconds: time that the process took, without the time of messages.
+        seconds: time of the process in seconds, without messages.
     """
 
     shard: int
@@ -63,7 +63,7 @@ class ShardReply:
     """The reply of a shard to a request.
 
     Attributes:
-        round, shard: those of the request.
+        round, shard: as in the request.
         update: the sum over the request's users.
         worker, seconds: see `ShardWork`.
     """
@@ -81,7 +81,7 @@ class ShardReply:
 
 @dataclass(frozen=True)
 class BranchReply:
-    """The sum of a branch, which a client process has added up.
+    """The sum of a branch, which a client process has computed.
 
     Attributes:
         branch: index of the branch.
@@ -98,7 +98,7 @@ Reply = ShardReply | BranchReply
 
 
 def root_branch(shards: int) -> int:
-    """Return the square root of a number of shards, rounded up, at which a tree of sums takes the shortest time.
+    """Return the square root of a number of shards, rounded up, which minimizes the time of a tree of sums.
 
     With b shards in a branch, b sums are added in each branch, in all of them at the same time, and then k / b at the
     server. The total b + k / b is least at b = sqrt(k).
@@ -107,7 +107,7 @@ def root_branch(shards: int) -> int:
 
 
 def default_branch(shards: int) -> int:
-    """Return the number of shards in a branch for runs that do not set it; 0 where the server adds all shards.
+    """Return the number of shards in a branch for runs that do not set it; 0 if the server adds all shards.
 
     >>> [default_branch(shards) for shards in (2, 63, 64, 100, 1_000)]
     [0, 0, 8, 10, 32]
@@ -116,7 +116,7 @@ def default_branch(shards: int) -> int:
 
 
 def branches(shards: Iterable[int], branch: int) -> dict[int, list[int]]:
-    """Return the shards of each branch; those that are not among `shards` are missing there.
+    """Return the shards of each branch; missing shards are omitted.
 
     Args:
         shards: indices of shards, ascending.
@@ -132,13 +132,13 @@ def branches(shards: Iterable[int], branch: int) -> dict[int, list[int]]:
 
 
 class TreeSum:
-    """The sum of a round's replies, which may come in any order; a reply is added and dropped as soon as it can be.
+    """The sum of a round's replies, which can arrive in any order; each reply is added and freed as early as possible.
 
-    In memory are the sum, that of each unfinished branch, and the replies that came before their predecessors.
+    Memory holds the total, the sum of each unfinished branch, and replies that arrived before their predecessors.
     """
 
     def __init__(self, shards: Iterable[int], branch: int) -> None:
-        """Prepare the sum of some shards, ascending; `branch` as for `branches`."""
+        """Prepare the sum of these shards, in ascending order; see `branches` for `branch`."""
         self._branch, members = branch, branches(shards, branch)
         self._branches = {number: _Fold(within) for number, within in members.items()}
         self._total = _Fold([*members])
@@ -153,7 +153,7 @@ class TreeSum:
         return tree
 
     def add(self, reply: Reply) -> None:
-        """Add the reply of a shard or of a whole branch; raise ValueError for one that is not missing."""
+        """Add the reply of a shard or of a whole branch; raise ValueError for a reply that is not expected."""
         self._work |= {work.shard: work for work in reply.work}
         if isinstance(reply, BranchReply):
             self._total.add(reply.branch, reply.update)
@@ -167,9 +167,9 @@ class TreeSum:
 
     @property
     def total(self) -> UpdateSum | None:
-        """Return the whole sum, None where there is no shard; raise ValueError while replies are missing."""
+        """Return the complete sum, None if there is no shard; raise ValueError while replies are missing."""
         if not self._total.is_complete:
-            raise ValueError("a sum lacks replies of shards")
+            raise ValueError("replies are missing from the sum: shards")
         return self._total.total
 
     @property
@@ -179,13 +179,13 @@ class TreeSum:
 
 
 class _Fold:
-    """A sum of parts in a fixed order, whatever order they come in."""
+    """A sum of parts in a fixed order, independent of the order of arrival."""
 
     def __init__(self, keys: Sequence[int]) -> None:
         self._missing = deque(keys)
-        self._early: dict[int, UpdateSum] = {}  # parts that came before their predecessors
+        self._early: dict[int, UpdateSum] = {}  # parts that arrived before their predecessors
         self.total: UpdateSum | None = None
-        self._is_own = False  # whether the memory of `total` is no part's
+        self._is_own = False  # whether `total` has separate memory from all parts
 
     @property
     def is_complete(self) -> bool:
@@ -193,7 +193,7 @@ class _Fold:
 
     def add(self, key: int, part: UpdateSum) -> None:
         if key not in self._missing or key in self._early:
-            raise ValueError(f"a sum has part {key} already, or never needed it")
+            raise ValueError(f"part {key} is already in the sum, or does not belong to it")
         self._early[key] = part
         while self._missing and self._missing[0] in self._early:
             following = self._early.pop(self._missing.popleft())

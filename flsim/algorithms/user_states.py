@@ -1,10 +1,10 @@
-"""The tensors that users store between rounds, in files of the run folder, which all nodes see.
+"""The tensors that users store between rounds, in files of the run folder, which all nodes can read.
 
     users/000/417/round-000010-after-000003.safetensors    what user 417 stored in round 10 (from 0), after round 3
 
-There is a file per user and round of its last participations. A state is a function of (seed, rounds before), so that a
-file that is written again after a fault has the same bits. Files beyond the round that training goes back to are never
-read. Only users that took part have files, so that disk use is linear in their number.
+Each user has a file for each of its last rounds. A state is a function of (seed, rounds before), so a file that is
+written again after a fault has the same bits. Files after the round that training returns to are never read. Only users
+that took part have files, so disk use is linear in their number.
 """
 
 import re
@@ -22,11 +22,11 @@ FOLDER = "users"
 
 
 class UserStates:
-    """States of users: in a folder, or in memory over what a folder has.
+    """The states of users, in a folder or in memory; states in memory take precedence over files.
 
     Args:
         folder: the folder of the files; None to keep states in memory only.
-        is_read_only: whether new states stay in memory, as where a round is trained again to verify it.
+        is_read_only: whether new states stay in memory, for example if a round is trained again to verify it.
     """
 
     def __init__(self, folder: Path | None = None, is_read_only: bool = False) -> None:
@@ -34,7 +34,7 @@ class UserStates:
         self._memory: dict[int, dict[int, Moments]] | None = {} if folder is None or is_read_only else None
 
     def read(self, user: int, round_: int) -> Moments | None:
-        """Return what a user stored when it last took part before a round; None where it never took part.
+        """Return the tensors that a user stored in its last round before a given round; None if it never took part.
 
         Raises:
             InputError: the state was removed, or its file is damaged.
@@ -50,7 +50,7 @@ class UserStates:
         try:
             return by_slot(load_file(path))
         except (OSError, SafetensorError) as error:
-            raise InputError(f"{path}: damaged; train the run again from its beginning") from error
+            raise InputError(f"{path}: the file is damaged; train the run again from the beginning") from error
 
     def write(self, user: int, round_: int, user_state: Moments, oldest_resumable_round: int) -> None:
         """Store a user's state after a round, and remove states that no resumable round needs."""
@@ -89,8 +89,8 @@ class UserStates:
         before = None if first is None else first[1][1]
         if before is not None and before < round_:
             raise InputError(
-                f"{self._folder_of(user)}: what user {user} stored before round {round_ + 1} is gone, since training "
-                f"does not go back so far; name a later round"
+                f"{self._folder_of(user)}: the state of user {user} before round {round_ + 1} was removed, "
+                "because training cannot return to this round; name a later round"
             )
 
 

@@ -17,11 +17,11 @@ COUNTS = [field.name for field in fields(Counts)]
 
 @dataclass(frozen=True)
 class Address:
-    """The run that a request belongs to.
+    """The run to which a request belongs.
 
     Attributes:
-        run: path of the run folder, as a node sees it.
-        config: digest of the run's configuration, which the node must find in that folder.
+        run: path of the run folder, as seen by a node.
+        config: digest of the run's configuration, which must match that folder.
     """
 
     run: str
@@ -85,7 +85,7 @@ def encode_reply(reply: ShardReply) -> RecordDict:
 
 
 def decode_reply(content: RecordDict) -> ShardReply:
-    """Decode the reply of a shard; `delta` is empty where the message came without its arrays."""
+    """Decode the reply of a shard; `delta` is empty if the message came without its arrays."""
     counts = content.metric_records["counts"]
     update = UpdateSum(decode_delta(content), Counts(**{name: counts[name] for name in COUNTS}))
     origin = content.config_records["origin"]
@@ -94,7 +94,7 @@ def decode_reply(content: RecordDict) -> ShardReply:
 
 
 def decode_delta(content: RecordDict) -> Params:
-    """Decode the sum of updates in a reply; empty where the message came without its arrays."""
+    """Decode the sum of updates in a reply; empty if the message came without its arrays."""
     arrays = content.array_records.get("delta")
     return {} if arrays is None else _params(arrays)
 

@@ -1,4 +1,4 @@
-"""Results of attacks on runs, their means over the seeds of a setting, and both as text."""
+"""Results of attacks on runs, their means over the seeds of a setting, and their text."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ class Result:
 
     Attributes:
         frame: the measured numbers, a row for each statement.
-        notes: sentences on what the numbers are about, and on what cannot be stated.
+        notes: sentences that explain the numbers, and on missing statements.
     """
 
     frame: pd.DataFrame
@@ -29,16 +29,16 @@ class Result:
 
 
 def over_seeds(frame: pd.DataFrame, by: Sequence[str], value: Mapping[str, str]) -> pd.DataFrame:
-    """Return means of values over the rows of each group, which are of one seed each.
+    """Return means of values over the rows of each group, with one seed each.
 
     Args:
         frame: rows of several runs.
-        by: the columns that tell groups apart.
+        by: the columns that identify groups.
         value: columns of values, each with the prefix of its interval's columns ``low`` and ``high``.
 
     Returns:
         A row per group, in the order of the frame, with the columns of `by`, ``seeds`` (number of rows), and the mean
-        of each value with the ends of its 95% interval by Student's t over seeds; NaN where no seed has the value.
+        of each value with the ends of its 95% interval by Student's t over seeds; NaN if no seed has the value.
     """
     rows = []
     for key, group in frame.groupby(list(by), sort=False, dropna=False):

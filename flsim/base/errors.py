@@ -6,11 +6,11 @@ from typing import Any
 
 
 class InputError(ValueError):
-    """The user's input is wrong; the message says in one line what is wrong, where, and what to do."""
+    """An error of the input; its message is one line with the fault, the place and the remedy."""
 
 
 def at_least_one(**values: int) -> None:
-    """Raise InputError for the first value that is no whole number, or is below 1.
+    """Raise InputError for the first value that is not an integer, or is below 1.
 
     Settings check their counts with this function.
     """
@@ -21,7 +21,7 @@ def at_least_one(**values: int) -> None:
 
 
 def not_negative(**values: int) -> None:
-    """Raise InputError for the first value that is no whole number, or is below 0."""
+    """Raise InputError for the first value that is not an integer, or is below 0."""
     for name, value in values.items():
         _refuse_fraction(name, value)
         if value < 0:
@@ -29,7 +29,7 @@ def not_negative(**values: int) -> None:
 
 
 def as_list(name: str, values: Iterable[Any]) -> list[Any]:
-    """Return values as a list; raise InputError for a single text, whose letters would be taken for the values."""
+    """Return values as a list; raise InputError for a single text, which would be a list of letters."""
     if isinstance(values, str) or not isinstance(values, Iterable):
         raise InputError(f"{name} must be a list, such as [{values!r}]")
     return list(values)
@@ -37,15 +37,15 @@ def as_list(name: str, values: Iterable[Any]) -> list[Any]:
 
 def _refuse_fraction(name: str, value: object) -> None:
     if not isinstance(value, Integral):
-        raise InputError(f"{name} must be a whole number, found {value!r}")
+        raise InputError(f"{name} must be an integer, found {value!r}")
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Return whether an error means that memory ran out, in Python, in CUDA or in torch on a CPU.
 
-    CUDA raises torch.OutOfMemoryError; where that ends the capture of a CUDA graph, another error of CUDA follows from
-    it. torch on a CPU raises a plain RuntimeError, which is known by its message. torch is not imported here, because
-    most commands do without it.
+    CUDA raises torch.OutOfMemoryError; if this ends the capture of a CUDA graph, it causes another CUDA error. On a
+    CPU, torch raises a plain RuntimeError, which is recognized by its message. torch is not imported here, because most
+    commands do not need it.
     """
     kinds = {kind.__name__ for kind in type(error).__mro__}
     if kinds & {"MemoryError", "OutOfMemoryError"} or "can't allocate memory" in str(error):
@@ -54,17 +54,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message that is not blank, or the name of its type where there is none."""
+    """Return the first line of an error's message that is not blank, or the name of its type if there is none."""
     return next(iter(_lines(error)), type(error).__name__)
 
 
 def last_line(error: BaseException) -> str:
-    """Return the last line of an error's message that is not blank, or the name of its type where there is none."""
+    """Return the last line of an error's message that is not blank, or the name of its type if there is none."""
     return next(reversed(_lines(error)), type(error).__name__)
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return an error's whole message as one line, or the name of its type where there is none."""
+    """Return the complete message of an error as one line, or the name of its type if there is none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
@@ -91,19 +91,19 @@ class Diverged(RunFailed):
 
 
 class CustomCodeError(RunFailed):
-    """A user's own code raised an error, as it does each time; the message names its file."""
+    """An error of custom code that would occur again in another attempt; the message names the file."""
 
 
 class Terminated(SystemExit):
-    """A signal's exit of the process, which is no failure of the code that was running."""
+    """The exit of the process after a signal, which is not a failure of the running code."""
 
 
 class Interrupted(RunFailed):
-    """Somebody asked the run to end.
+    """The exit of a run after a request to end.
 
     Attributes:
-        signal: the number of the signal that asked; 0 if the request came in another way.
-        advice: what to do to go on.
+        signal: the number of the signal; 0 if there was no signal.
+        advice: how to continue.
     """
 
     def __init__(

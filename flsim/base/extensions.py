@@ -1,10 +1,10 @@
-"""Loading of a user's own code, which settings name as ``path/to/file.py:NAME`` in place of a built-in name.
+"""Loading of custom code, which settings name as ``path/to/file.py:NAME`` in place of a built-in name.
 
-Such a file is one module. It may import flsim and installed packages, but not the files beside it. It is executed when
-the object that it defines is first used, and never to read a configuration or results.
+Such a file is a single module. It can import flsim and installed packages, but not files of the same folder. It is
+executed when the object that it defines is first used, and never to read a configuration or results.
 
-Settings beside the name may hold options, which a class or function gets as keyword arguments. Within flsim a name
-carries its options: ``path/to/file.py:NAME{"alpha": 0.1}``.
+A further setting can contain options, which are keyword arguments of the class or function. Within flsim, a name
+includes its options: ``path/to/file.py:NAME{"alpha": 0.1}``.
 """
 
 import ast
@@ -28,22 +28,22 @@ from flsim.base.files import file_digest
 
 Thing = TypeVar("Thing")
 Option = int | float | bool | str
-BY_NAME = "must be a name; name your own as 'path/to/file.py:NAME'"
+BY_NAME = "must be a name; name custom code as 'path/to/file.py:NAME'"
 NAME = re.compile(r"(.+?\.py):(\w+)(\{.*\})?", re.DOTALL)
-_modules: dict[str, ModuleType] = {}  # by sha256 of the source
-_places: dict[str, Path] = {}  # where files lie that were named by content, by sha256 of the source
-_files: set[str] = set()  # all that were executed, as frames of a traceback name them
+_modules: dict[str, ModuleType] = {}  # executed modules by the sha256 of the source
+_places: dict[str, Path] = {}  # paths of files that were named by content, by the sha256 of the source
+_files: set[str] = set()  # all executed files, as in frames of a traceback
 _lock = RLock()
-_executable: ContextVar[frozenset[str] | None] = ContextVar("_executable", default=None)  # kinds; None for all
+_executable: ContextVar[frozenset[str] | None] = ContextVar("_executable", default=None)  # allowed kinds; None for all
 
 
 @dataclass(frozen=True)
 class CustomName:
-    """Mark of a setting that names a built-in or a custom object: ``Annotated[str, CustomName("noise", NOISES)]``.
+    """Annotation of a setting that names built-in or custom code: ``Annotated[str, CustomName("noise", NOISES)]``.
 
     Attributes:
-        kind: what the setting names, such as "noise".
-        built_in: the built-in objects by name; pydantic refuses other names that have not the form of a custom one.
+        kind: kind of the object, such as "noise".
+        built_in: the built-in objects by name; pydantic refuses other names that do not have the form of a custom name.
     """
 
     kind: str
@@ -64,7 +64,7 @@ class CustomName:
 
 
 def _one_of(name: str, built_in: Mapping[str, object]) -> str:
-    return f"must be one of {', '.join(built_in)}, found {name!r}; name your own as path/to/file.py:NAME"
+    return f"must be one of {', '.join(built_in)}, found {name!r}; name custom code as path/to/file.py:NAME"
 
 
 def is_custom(name: str) -> bool:
@@ -89,7 +89,7 @@ def parts(name: str) -> tuple[Path, str]:
 
 
 def options_of(name: str) -> dict[str, Option]:
-    """Return the options that a name carries; empty for a built-in name."""
+    """Return the options in a name; empty for a built-in name."""
     match = NAME.fullmatch(name)
     options: dict[str, Option] = json.loads(match[3]) if match and match[3] else {}
     return options
@@ -119,14 +119,14 @@ def refuse_options(name: str, options: Mapping[str, object], setting: str) -> No
         setting: the setting that holds the options, for messages.
     """
     if options and not is_custom(name):
-        raise InputError(f'{setting}: options are for code of your own, found "{name}"; remove them')
+        raise InputError(f'{setting}: options are for custom code only, found "{name}"; remove them')
 
 
 def made(name: str, make: Callable[..., Thing], *arguments: object) -> Thing:
     """Call a class or function with arguments, and with the options of its name as keyword arguments.
 
     Raises:
-        InputError: a user's class or function does not take these options.
+        InputError: a custom class or function does not accept these options.
     """
     options = options_of(name)
     if options or not arguments:
@@ -150,18 +150,18 @@ def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None
 
 
 def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
-    """Return the built-in object of a name, or the object that a user's file defines.
+    """Return the built-in object of a name, or the object that a custom file defines.
 
     A file is executed once per process and content.
 
     Args:
         name: a key of `built_in`, ``path/to/file.py:NAME``, or a name that `by_content` returned in this process.
         built_in: the built-in objects by name.
-        kind: what the objects are, such as "model", for messages.
+        kind: kind of the objects, such as "model", for messages.
 
     Raises:
-        InputError: the name is neither, there is no such file or NAME, the file failed, or `restrict_custom_code`
-            forbids to execute it.
+        InputError: the name is invalid, there is no such file or NAME, the file failed, or `restrict_custom_code` does
+            not allow executing it.
     """
     refuse_unknown(name, built_in, kind)
     if not is_custom(name):
@@ -173,7 +173,9 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
     with _lock:
         module = _modules.get(path.stem) or _module_of(path)
     if not hasattr(module, attribute):
-        raise InputError(f"{_places.get(path.stem, path)}: defines no {attribute}; correct the name of the {kind}")
+        raise InputError(
+            f"{_places.get(path.stem, path)}: the file does not define {attribute}; correct the name of the {kind}"
+        )
     thing: Thing = getattr(module, attribute)
     return thing
 
@@ -181,19 +183,20 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
 def not_executed(name: str, kind: str) -> InputError:
     """Return the error of a command that would have to execute custom code to read a run."""
     return InputError(
-        f"custom {kind} {short_name(name)}: this command does not execute a run's custom {kind}; use a run with a "
-        f"built-in {kind}, or flsim table, compare, audit or report, which read what this run stored"
+        f"custom {kind} {short_name(name)}: this command does not execute a run's custom {kind}; use a run "
+        f"with a built-in {kind}, or flsim table, compare, audit or report, which read the stored results of "
+        "this run"
     )
 
 
 @contextmanager
 def restrict_custom_code(*kinds: str) -> Iterator[None]:
-    """Refuse to execute custom code of other kinds in the block, or in the function that this decorates.
+    """Allow only custom code of these kinds in the block, or in the decorated function.
 
-    Commands that read runs are guarded by it, so that a run folder which somebody sent cannot execute code.
+    Commands that read runs use it, so that a run folder from another person cannot execute code.
 
     Args:
-        kinds: what may be executed, such as "architecture"; nothing if there are none.
+        kinds: kinds of code that can be executed, such as "architecture"; none by default.
     """
     outer = _executable.get()
     token = _executable.set(frozenset(kinds) if outer is None else outer.intersection(kinds))
@@ -204,17 +207,18 @@ def restrict_custom_code(*kinds: str) -> Iterator[None]:
 
 
 def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, base: type[Thing]) -> type[Thing]:
-    """Return a class that derives from `base`.
+    """Return a class that is derived from `base`.
 
-    The other arguments and errors are those of `resolve`.
+    For other arguments and errors, see `resolve`.
 
     Raises:
-        InputError: the object that the user's file defines is no subclass of `base`.
+        InputError: the object of the custom file is not a subclass of `base`.
     """
     thing: object = resolve(name, built_in, kind)
     if not (isinstance(thing, type) and issubclass(thing, base)):
         raise InputError(
-            f"{name_in_settings(name)}: is no subclass of {base.__module__}.{base.__qualname__}; make it one"
+            f"{name_in_settings(name)}: this object is not a subclass of "
+            f"{base.__module__}.{base.__qualname__}; derive it from this class"
         )
     return thing
 
@@ -231,7 +235,7 @@ def short_name(name: str) -> str:
 
 
 def options_as_text(name: str) -> str:
-    """Return the options of a name as ``(alpha=0.1, mode=fast)``; empty where there are none."""
+    """Return the options of a name as ``(alpha=0.1, mode=fast)``; empty if there are none."""
     text = ", ".join(f"{key}={value}" for key, value in options_of(name).items())
     return f"({text})" if text else ""
 
@@ -246,13 +250,13 @@ def source_digest(name: str) -> str:
     try:
         return file_digest(path)
     except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror}); put the file there") from error
+        raise InputError(f"{path}: cannot be read ({error.strerror}); restore the file") from error
 
 
 def by_content(name: str) -> str:
-    """Return ``SHA256.py:NAME`` for ``path/to/file.py:NAME``, so that the name does not depend on where the file lies.
+    """Return ``SHA256.py:NAME`` for ``path/to/file.py:NAME``, which does not depend on the place of the file.
 
-    A built-in name, and a name that is by content already, stay as they are.
+    A built-in name and a name by content are not changed.
 
     Raises:
         InputError: the file cannot be read.
@@ -271,13 +275,13 @@ def _options_in(name: str) -> str:
 
 
 def name_in_settings(name: str) -> str:
-    """Return the name that a user wrote, also of one that is by content; messages show it."""
+    """Return the name as the user wrote it, also for a name by content; messages show it."""
     path, attribute = parts(name)
     return f"{_places[path.stem]}:{attribute}{_options_in(name)}" if is_custom(name) and path.stem in _places else name
 
 
 def execute(path: Path) -> ModuleType:
-    """Execute a file and return it as a new module, which can import the files beside it, as a script can.
+    """Execute a file and return it as a new module, which can import files of its folder, like a script.
 
     Raises:
         InputError: the file cannot be read, or it failed; the message names the line.
@@ -288,14 +292,14 @@ def execute(path: Path) -> ModuleType:
 
 
 def add_own_file(path: str) -> None:
-    """Take a file of a module that was imported for the user as one of the user's own, for `place`."""
+    """Treat the file of an imported module as a custom file in `place`."""
     _files.add(path)
 
 
 def place(error: BaseException) -> str | None:
-    """Return the innermost frame of an error in a user's own file, such as ``file.py:12``.
+    """Return the innermost frame of an error in a custom file, such as ``file.py:12``.
 
-    None means that the error passed through no such file.
+    The result is None if the error passed through no custom file.
     """
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.filename in _files]
     return f"{frames[-1].filename}:{frames[-1].lineno}" if frames else None
@@ -305,16 +309,16 @@ def place(error: BaseException) -> str | None:
 def custom_code_errors(
     failure: type[InputError] | type[RunFailed] = CustomCodeError, with_all_exits: bool = True
 ) -> Iterator[None]:
-    """Turn an error of a user's own code into a one-line error that names the file and the line.
+    """Turn an error of custom code into a one-line error that names the file and the line.
 
-    SystemExit is such an error: otherwise `sys.exit(0)` would end a command with success. Errors
-    of flsim, errors of other libraries, Ctrl-C, and a lack of memory leave the block unchanged.
+    SystemExit is such an error: otherwise `sys.exit(0)` would end a command with success. Errors of flsim and of other
+    libraries, Ctrl-C, and errors of memory are not changed.
 
     Args:
         failure: the type of the new error; InputError if nothing has been trained yet. Errors of disks and GPUs, which
-            another attempt may not meet, are RunFailed in place of CustomCodeError.
+            may not occur again, are RunFailed instead of CustomCodeError.
         with_all_exits: whether SystemExit is an error also if no frame of custom code is in its traceback. False around
-            a whole command, whose libraries exit by it.
+            a complete command, whose libraries raise SystemExit.
     """
     try:
         yield
@@ -324,7 +328,7 @@ def custom_code_errors(
         where = place(error)
         if (
             where is None and with_all_exits and isinstance(error, SystemExit)
-        ):  # e.g. of a function that the file imports
+        ):  # e.g. in a function that the file imports
             where = "custom code"
         if where is None or is_out_of_memory(error):
             raise
@@ -337,11 +341,11 @@ def custom_code_errors(
 def custom_call_errors(
     name: str, needs: str, failure: type[InputError] | type[RunFailed] = CustomCodeError
 ) -> Iterator[None]:
-    """Turn errors of a user's own code, and of calls that do not fit it, into one-line errors.
+    """Turn errors of custom code, and of calls that it does not accept, into one-line errors.
 
     Args:
-        name: the name of the user's object.
-        needs: the calls that the object must allow, for the message.
+        name: the name of the custom object.
+        needs: the calls that the object must accept, for the message.
         failure: the type of the new error, as for `custom_code_errors`.
     """
     try:
@@ -359,7 +363,7 @@ def _module_of(path: Path) -> ModuleType:
     source = _read(lies)
     digest = sha256(source).hexdigest()
     if lies != path and digest != path.stem:
-        raise InputError(f"{lies}: changed since it was named; restore it")
+        raise InputError(f"{lies}: this file changed after its digest was recorded; restore the file")
     if digest not in _modules:
         _modules[digest] = _execute(lies, source)
     return _modules[digest]
@@ -378,7 +382,7 @@ def _execute(path: Path, source: bytes) -> ModuleType:
     """Execute source code without a bytecode cache, and send what the code prints to standard error."""
     module = ModuleType(f"_own_{sha256(source).hexdigest()}")
     module.__file__ = str(path)
-    sys.modules[module.__name__] = module  # dataclasses and pickle look there
+    sys.modules[module.__name__] = module  # dataclasses and pickle search this dictionary
     _files.add(str(path))
     try:
         with redirect_stdout(sys.stderr), custom_code_errors(InputError):
@@ -393,10 +397,13 @@ def _execute(path: Path, source: bytes) -> ModuleType:
 
 
 def _about_neighbours(path: Path, error: InputError) -> InputError:
-    """Return an error that explains a failed import of a file beside the user's file."""
+    """Return an error that explains a failed import of a file in the folder of the custom file."""
     missing = error.__cause__
     if isinstance(missing, ModuleNotFoundError) and (path.parent / f"{missing.name}.py").exists():
-        return InputError(f"{error}; it may import flsim and installed packages, not its neighbours: make it one file")
+        return InputError(
+            f"{error}; custom code can import flsim and installed packages, but not files of its folder; combine "
+            "the code in one file"
+        )
     return error
 
 
@@ -404,15 +411,15 @@ def _described(error: BaseException) -> str:
     return f"{type(error).__name__}: {' '.join(str(error).split())}"
 
 
-# The labels that a user's own code declares, read from its source without executing it.
+# The labels that custom code declares, read from its source without executing it.
 
 
 def declared_label(name: str) -> str:
-    """Return the label of the object at ``path/to/file.py:NAME``, with its options; NAME where none can be read.
+    """Return the label of the object at ``path/to/file.py:NAME``, with its options; NAME if there is no readable label.
 
-    Such a label is a text in the file: ``label = "EF-Sign"`` in the class NAME; or the first argument, or the argument
-    ``label``, of the call that makes NAME or that the function NAME returns, as in ``NAME = ServerOptimizer("Nesterov",
-    init, apply)``.
+    A readable label is a literal text in the file: ``label = "EF-Sign"`` in the class NAME; or the first argument, or
+    the argument ``label``, of the call whose result is NAME or is returned by the function NAME, as in ``NAME =
+    ServerOptimizer("Nesterov", init, apply)``.
     """
     path, attribute = parts(name_in_settings(name))
     try:

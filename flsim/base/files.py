@@ -1,4 +1,4 @@
-"""Files and folders that are whole or absent: each is written beside its place and then renamed into it."""
+"""Atomic files and folders: each is written next to its final path, and then renamed."""
 
 import errno
 import fcntl
@@ -19,21 +19,21 @@ from typing import IO, Any
 from flsim.base.errors import InputError
 from flsim.base.progress import say
 
-# Syncing of files and folders to the disk, so that a loss of power takes nothing that is done.
+# Syncing of files and folders to the disk, so that a loss of power does not lose completed work.
 
-# How file systems refuse to sync folders: several FUSE and SMB mounts answer EINVAL, others the rest. PostgreSQL
-# (fsync_fname_ext) ignores the first two. EIO is a failure of the disk, which nothing here ignores.
+# Errors of file systems that cannot sync folders: EINVAL on several FUSE and SMB mounts, the rest on others. PostgreSQL
+# (fsync_fname_ext) ignores the first two. EIO is a failure of the disk, and is never ignored.
 UNSUPPORTED = frozenset({errno.EINVAL, errno.EBADF, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP})
-_warned: set[int] = set()  # devices, so that a process names each file system once
+_warned: set[int] = set()  # devices, so that a process warns once about each file system
 
 
 def sync(path: Path) -> None:
-    """Return once a file's bytes, or the names in a folder, are on the disk and survive a loss of power.
+    """Sync the bytes of a file, or the names in a folder, so that they survive a loss of power.
 
-    If the file system cannot sync folders, one warning names the folder, and nothing is raised.
+    If the file system cannot sync folders, flsim warns once about the folder and raises no error.
 
     Raises:
-        OSError: the path cannot be synced. The error names the path, unless the path is a half-written file.
+        OSError: the path cannot be synced. The error names the path, except for a temporary file.
     """
     descriptor = os.open(path, os.O_RDONLY)
     try:
@@ -49,7 +49,7 @@ def sync(path: Path) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Return once a folder and all files in it are on the disk."""
+    """Sync a folder and all files in it."""
     for part in [path, *path.rglob("*")]:
         sync(part)
 
@@ -58,8 +58,8 @@ def _warn_once(path: Path, device: int, error: OSError) -> None:
     if device not in _warned:
         _warned.add(device)
         say(
-            f"{path}: this file system cannot sync folders ({error.strerror}); flsim continues, but a loss of power "
-            f"may remove files that were just written; to prevent that, use another file system",
+            f"{path}: this file system cannot sync folders ({error.strerror}); flsim continues, but a loss of "
+            "power can remove recent files; to prevent this, use another file system",
             file=str(path),
         )
 
@@ -69,7 +69,7 @@ def _is_partial(name: str) -> bool:
 
 
 def _without_partial(path: Path) -> Path:
-    """Return the folder around a half-written file or folder, whose own name nobody knows; else the path."""
+    """Return the folder of a temporary file or folder; otherwise the path."""
     return next((part.parent for part in reversed((path, *path.parents)) if _is_partial(part.name)), path)
 
 
@@ -77,10 +77,10 @@ def _without_partial(path: Path) -> Path:
 def new_folder(path: Path) -> Iterator[Path]:
     """Yield an empty folder that becomes `path` on success and is removed after an exception.
 
-    A folder that a killed process left half-written is removed when a folder of that name is begun again.
+    The incomplete folder of a killed process is removed when a folder with this name is created again.
 
     Raises:
-        InputError: `path` exists already, or its parent cannot be written.
+        InputError: `path` already exists, or its parent cannot be written.
     """
     refuse_existing(path)
     with ExitStack() as stack:
@@ -92,7 +92,7 @@ def new_folder(path: Path) -> Iterator[Path]:
             partial = _begun(path, stack)
         except OSError as error:
             raise InputError(f"{path}: cannot be created ({error.strerror})") from error
-        with naming(path, errno.ENOSPC, errno.EDQUOT):  # what is read meanwhile may fail in other ways
+        with naming(path, errno.ENOSPC, errno.EDQUOT):  # reads in between can fail with other errors
             yield partial
             sync_folder(partial)
         refuse_existing(path)
@@ -101,9 +101,10 @@ def new_folder(path: Path) -> Iterator[Path]:
 
 
 def _begun(path: Path, stack: ExitStack) -> Path:
-    """Make and lock a hidden folder beside `path`; the stack unlocks and removes it.
+    """Create and lock a hidden folder next to `path`; the stack unlocks and removes it.
 
-    Before the folder is locked, another process may take it for abandoned and remove it. A further folder is made then.
+    Before the folder is locked, another process can consider it abandoned and remove it. Then a further folder is
+    created.
     """
     while True:
         partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
@@ -132,7 +133,7 @@ def held(path: Path, wait: bool = False) -> Iterator[None]:
         FileNotFoundError: the path does not exist, or was removed while this process waited.
         OSError: the filesystem has no locks, or the path cannot be opened.
     """
-    access = os.O_RDONLY if path.is_dir() else os.O_RDWR  # NFS gives the lock of a file only to one who may write it
+    access = os.O_RDONLY if path.is_dir() else os.O_RDWR  # NFS allows locks only to processes that can write the file
     descriptor = os.open(path, access | os.O_NOFOLLOW)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,45 +145,46 @@ def held(path: Path, wait: bool = False) -> Iterator[None]:
 
 
 def remove_abandoned(folder: Path) -> None:
-    """Remove half-written files in a folder, and below it, whose processes have ended."""
-    for partial in (*folder.glob("**/.*.partial-*"), *folder.glob("**/.tmp??????")):  # safetensors begins with those
+    """Remove temporary files of processes that have ended, in a folder and below it."""
+    # prefix of temporary files of safetensors
+    for partial in (*folder.glob("**/.*.partial-*"), *folder.glob("**/.tmp??????")):
         with suppress(OSError), held(partial):
             partial.unlink()
 
 
 def refuse_existing(path: Path) -> None:
-    """Raise InputError if `path` exists, so that no file of the user's is ever overwritten."""
+    """Raise InputError if `path` exists, so that no existing file is overwritten."""
     if os.path.lexists(path):
-        raise InputError(f"{path}: exists already; name another folder, or remove it first")
+        raise InputError(f"{path}: already exists; name another folder, or remove it first")
 
 
 def refuse_unwritable(folder: Path, *names: str) -> None:
-    """Raise InputError where no file can be made in a folder, or in folders of these names in it.
+    """Raise InputError if no file can be created in a folder, or in its folders with these names.
 
-    For what takes long before it stores anything. Nothing is written.
+    Use it before long computations that store results at the end. Nothing is written.
     """
     for path in (folder, *(folder / name for name in names)):
         if path.exists() and not (path.is_dir() and os.access(path, os.W_OK | os.X_OK)):
             raise InputError(
-                f"{path}: results are stored there, and it cannot be written; make it a writable folder, or copy the "
-                f"run folder and name the copy"
+                f"{path}: this folder must be writable, because results are stored in it; change its "
+                "permissions, or copy the run folder and name the copy"
             )
 
 
 def refuse_missing_folder(path: Path) -> None:
     """Raise InputError if `path`, or a folder above it, does not exist.
 
-    A missing folder was probably moved, so the message does not say that its contents are damaged.
+    A missing folder was probably moved, so the message does not mention damage.
     """
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     if missing:
         raise InputError(
-            f"{missing[-1]}: no such folder; was it moved or renamed? Put it back, or name where it is now"
+            f"{missing[-1]}: no such folder. If it was moved or renamed, move it back, or name the new place"
         )
 
 
 def make_folder(path: Path) -> None:
-    """Make a folder with its parents, durably; do nothing if it exists."""
+    """Create a folder with its parents, durably; do nothing if it exists."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     path.mkdir(parents=True, exist_ok=True)
     for folder in missing:
@@ -190,10 +192,10 @@ def make_folder(path: Path) -> None:
 
 
 def inside(folder: Path, name: object) -> Path:
-    """Return the path of a file that a data file names, which must lie below the folder even when links are followed.
+    """Return the path of a file that a data file names, which must be inside the folder, also after links are followed.
 
     Raises:
-        InputError: the path leads out of the folder, or no file can have that name.
+        InputError: the path is outside the folder, or is not a valid name.
     """
     try:
         parts = PurePath(str(name)).parts
@@ -205,7 +207,7 @@ def inside(folder: Path, name: object) -> Path:
                 return path
     except (OSError, RuntimeError, ValueError):  # too long, a link to itself, a zero byte
         pass
-    raise InputError(f"{folder}: {name!r:.80} is no file within that folder, as it must be; get the folder again")
+    raise InputError(f"{folder}: {name!r:.80} is not a file inside that folder; copy the folder again")
 
 
 def from_json(text: str | bytes) -> Any:
@@ -218,11 +220,10 @@ def from_json(text: str | bytes) -> Any:
 
 @contextmanager
 def naming(path: Path, *numbers: int) -> Iterator[None]:
-    """Make every OSError that leaves the block name a file.
+    """Add a file name to every OSError that leaves the block.
 
-    An error that names no file, such as that of a failed write, then names `path`. The same error object leaves the
-    block. A subclass without an error number, such as the error of a damaged archive, is not about writing and stays as
-    it is.
+    An error without a file name, such as that of a failed write, gets `path`. The same error object leaves the block. A
+    subclass without an error number, such as the error about a damaged archive, is not changed.
 
     Args:
         path: the file to name.
@@ -231,7 +232,7 @@ def naming(path: Path, *numbers: int) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        if error.errno is None and str(error).endswith(" written"):  # numpy's: "10 requested and 7 written"
+        if error.errno is None and str(error).endswith(" written"):  # error of numpy: "10 requested and 7 written"
             error.errno, error.strerror = errno.EIO, str(error)
         if error.errno in (numbers or errno.errorcode) and error.filename is None:
             error.filename = str(path)
@@ -240,11 +241,11 @@ def naming(path: Path, *numbers: int) -> Iterator[None]:
 
 @contextmanager
 def new_file(path: Path) -> Iterator[Path]:
-    """Yield a new, empty file beside `path`, which replaces `path` in one durable step when the block ends.
+    """Yield a new, empty file next to `path`, which replaces `path` durably and atomically when the block ends.
 
     The file is created by this process, so that no link of another user is followed in a shared folder.
     """
-    # Not a process' number: threads share it, and so may processes of two machines or containers in one folder.
+    # Not the number of the process, which threads share, and also processes of two machines or containers.
     partial = path.with_name(f".{path.name}.partial-{secrets.token_hex(4)}")
     partial.touch(exist_ok=False)
     with ExitStack() as stack:
@@ -255,21 +256,21 @@ def new_file(path: Path) -> Iterator[Path]:
             yield partial
             sync(partial)
         partial.replace(path)
-        sync(path.parent)  # a name is only durable once its folder is synced
+        sync(path.parent)  # a name is durable only after its folder is synced
 
 
 @contextmanager
 def named_file(path: Path) -> Iterator[Path]:
-    """Yield a new file as `new_file` does, for a place that a person named.
+    """Yield a new file like `new_file`, for a path that the user gave.
 
-    A symbolic link is followed. A file that exists keeps its mode and its owner. A device
-    or a pipe is never replaced: the new content is written into it.
+    A symbolic link is followed. A file that exists keeps its mode and its owner. A device or a pipe is not replaced:
+    the new content is written into it.
 
     Raises:
-        InputError: the place is a folder, its folder does not exist, or it cannot be written.
+        InputError: the path is a folder, its folder does not exist, or it cannot be written.
     """
     if path.is_dir():
-        raise InputError(f"{path}: is a folder; name a file in it")
+        raise InputError(f"{path}: this is a folder; name a file in it")
     with ExitStack() as stack:
         try:
             if is_device(path):
@@ -285,23 +286,23 @@ def named_file(path: Path) -> Iterator[Path]:
 
 
 def _replacing(path: Path, stack: ExitStack) -> tuple[Path, int | None]:
-    """Return a new file with the owner of the file that it will replace, and the mode that it is to have, if any."""
+    """Return a new file with the owner of the file that it will replace, and this mode, if any."""
     target = path.resolve()
     if not target.parent.is_dir():
         folder = target.parent if path.is_symlink() else path.parent
-        raise InputError(f"{path}: no such folder as {folder}; make it first")
+        raise InputError(f"{path}: the folder {folder} does not exist; create it first")
     partial = stack.enter_context(new_file(target))
     if not target.exists():
         return partial, None
     status = target.stat()
-    with suppress(OSError):  # only root may give files away
+    with suppress(OSError):  # only root can change the owner of files
         os.chown(partial, status.st_uid, status.st_gid)
-    partial.chmod(status.st_mode & 0o777 | stat.S_IWUSR)  # before anything is in it that others may not read
+    partial.chmod(status.st_mode & 0o777 | stat.S_IWUSR)  # before content is written that others must not read
     return partial, status.st_mode & 0o7777
 
 
 def is_device(path: Path) -> bool:
-    """Return whether a path is something to write into: a device, a pipe, or an open file such as /dev/stdout."""
+    """Return whether a path is a device, a pipe, or an open file such as /dev/stdout."""
     for _ in range(40):  # links that the kernel follows
         if path.parent.resolve().is_relative_to("/proc"):
             return True
@@ -313,7 +314,7 @@ def is_device(path: Path) -> bool:
 
 @contextmanager
 def _written_into(path: Path) -> Iterator[Path]:
-    """Yield a new file elsewhere, whose bytes are written into a device or a pipe when the block ends."""
+    """Yield a new temporary file, whose bytes are written into a device or a pipe when the block ends."""
     descriptor = os.open(path, os.O_WRONLY | os.O_APPEND)
     with naming(path), open(descriptor, "wb") as device, tempfile.TemporaryDirectory() as folder:  # noqa: PTH123
         partial = Path(folder) / path.name
@@ -324,7 +325,7 @@ def _written_into(path: Path) -> Iterator[Path]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a value as indented JSON with sorted keys, whole or not at all."""
+    """Write a value as indented JSON with sorted keys, atomically."""
     with new_file(path) as partial:
         partial.write_text(json.dumps(value, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
@@ -332,7 +333,7 @@ def write_json(path: Path, value: Any) -> None:
 def digest(*parts: bytes | str) -> str:
     """Return the sha256, in hexadecimal, of the parts' digests.
 
-    The split into parts counts: ``digest("ab", "c")`` differs from ``digest("a", "bc")``.
+    The digest depends on the division into parts: ``digest("ab", "c")`` differs from ``digest("a", "bc")``.
     """
     whole = hashlib.sha256()
     for part in parts:
@@ -375,7 +376,7 @@ class HashedFile:
 def file_digest(path: Path) -> str:
     """Return the sha256 of a file, in hexadecimal.
 
-    A process reads a file once, and again only if the file was written meanwhile.
+    A process reads a file once, and again only after the file changed.
     """
     status = path.stat()
     return _digest_of(path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns)
@@ -387,15 +388,15 @@ def _digest_of(path: Path, *signature: int) -> str:  # noqa: ARG001 (it tells on
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-# JSON lines files that one process appends to while others read them.
+# Files of JSON lines, to which one process appends while others read.
 
-TAIL = 4096  # bytes that are first read of a file's end, which holds most last lines
+TAIL = 4096  # bytes that are read first at the end of a file, enough for most last lines
 
 
 def read_lines(path: Path) -> Iterator[Any]:
     """Yield the value of each line of a file.
 
-    A line that is cut short or damaged is left out. A missing file has no lines.
+    Incomplete and damaged lines are omitted. A missing file has no lines.
     """
     if path.exists():
         yield from _values(path.read_bytes())
@@ -404,7 +405,7 @@ def read_lines(path: Path) -> Iterator[Any]:
 def last_line(path: Path) -> Any:
     """Return the value of a file's last line without reading the lines before it.
 
-    None means that the line is damaged or the file has none.
+    The result is None if the line is damaged or the file is empty.
     """
     try:
         with path.open("rb") as file:
@@ -415,7 +416,7 @@ def last_line(path: Path) -> Any:
 
 
 def _end(file: IO[bytes]) -> bytes:
-    """Return the last line of a file, without its newline, however long it is."""
+    """Return the last line of a file, of any length, without its newline."""
     size, tail = os.fstat(file.fileno()).st_size, TAIL
     while True:
         file.seek(max(0, size - tail))
@@ -426,7 +427,7 @@ def _end(file: IO[bytes]) -> bytes:
 
 
 class NewLines:
-    """A reader that returns the lines appended to a file since its last call, or all lines if the file was replaced."""
+    """A reader of lines that were appended to a file since its last call, or of all lines if the file was replaced."""
 
     def __init__(self, path: Path) -> None:
         self._path, self._file, self._offset = path, 0, 0

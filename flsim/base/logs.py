@@ -1,6 +1,6 @@
-"""Structured logs: the events of a run, as JSON lines in its folder, through Python's own `logging`.
+"""Structured logs: the events of a run, as JSON lines in its folder, through the module `logging` of Python.
 
-All of flsim logs to the one logger `log`. The details of an event, such as round, shard, machine and reason, are passed
+All modules of flsim use the logger `log`. The details of an event, such as round, shard, machine and reason, are passed
 as `extra`.
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 FILE = "log.jsonl"
 log = logging.getLogger("flsim")
 log.addHandler(logging.NullHandler())
-log.propagate = False  # a library that sets up the root logger would say all of it again, in the terminal
+log.propagate = False  # a library that configures the root logger would print all events again in the terminal
 _ALWAYS_THERE = set(vars(logging.makeLogRecord({}))) | {"message", "asctime", "taskName"}
 
 
@@ -23,7 +23,7 @@ def logging_to(folder: Path) -> Iterator[None]:
     """Append the events of the block to ``folder/log.jsonl``, one line each.
 
     A line has the time (UTC), the level, the event, the run (the folder's name) and the details of the event. An event
-    that cannot be written, as on a full disk, is lost.
+    that cannot be written, for example on a full disk, is lost.
     """
     handler, level = _Lines(folder / FILE), log.level
     handler.setFormatter(_Json(folder.resolve().name))
@@ -38,7 +38,7 @@ def logging_to(folder: Path) -> Iterator[None]:
 
 
 class _Lines(logging.Handler):
-    """Logging handler that writes each line at once, so that nothing is lost or can fail when the process ends."""
+    """A logging handler that writes each line immediately, so that nothing is lost when the process ends."""
 
     def __init__(self, path: Path) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""The memory and the devices of this machine, and the refusal of what it can never do."""
+"""The memory and the devices of this machine, and errors about settings that exceed them."""
 
 import os
 import shlex
@@ -10,7 +10,7 @@ from types import TracebackType
 
 from flsim.base.errors import InputError
 
-DEVICES = ("cpu", "cuda")  # types of torch's devices
+DEVICES = ("cpu", "cuda")  # types of devices in torch
 GROUP = Path("/proc/self/cgroup")
 GROUPS = Path("/sys/fs/cgroup")
 
@@ -23,13 +23,13 @@ def machine_memory() -> int:
 
 
 def of_group(controller: str, *names: str) -> str:
-    """Return the first of a controller's files in this process's control group, version 1 or 2; empty without one."""
+    """Return the first existing file of a controller in the control group of this process; empty without one."""
     for line in text_of(GROUP).splitlines():
         _, controllers, group = line.split(":", 2)
         if controllers and controller not in controllers.split(","):
             continue
         root = GROUPS / (controller if controllers else "")
-        for folder in (root / group.lstrip("/"), root):  # in a container the group's path may not be visible
+        for folder in (root / group.lstrip("/"), root):  # in a container, the path of the group can be invisible
             for name in names:
                 if (folder / name).is_file():
                     return text_of(folder / name)
@@ -37,39 +37,37 @@ def of_group(controller: str, *names: str) -> str:
 
 
 def text_of(path: Path) -> str:
-    """Return the text of a file of the kernel; empty where there is none."""
+    """Return the text of a file of the kernel; empty if there is none."""
     with suppress(OSError):
         return path.read_text(encoding="utf-8", errors="replace")
     return ""
 
 
 def refuse_missing_device(device: str, name: str = "device") -> None:
-    """Raise InputError where torch has no such device here, or flsim does not compute on it.
+    """Raise InputError if torch has no such device here, or flsim does not support it.
 
-    torch has more devices, such as "meta", whose tensors hold no values, and "mps".
+    torch has more devices, such as "meta", whose tensors have no values, and "mps".
 
     Args:
         device: torch's name of a device, such as "cuda".
-        name: what the user set, for the message.
+        name: name of the setting, for the message.
     """
     import torch
 
     try:
         if torch.device(device).type not in DEVICES:
-            raise InputError(
-                f"{name} {shlex.quote(device)}: flsim computes on {' and '.join(DEVICES)}; name one of them"
-            )
+            raise InputError(f"{name} {shlex.quote(device)}: flsim supports {' and '.join(DEVICES)}; use one of them")
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError, TypeError) as error:
-        raise InputError(f"{name} {shlex.quote(device)}: torch has none here; use cpu") from error
+        raise InputError(f"{name} {shlex.quote(device)}: torch finds no such device; use cpu") from error
 
 
 def refuse_beyond_memory(needed: float, what: str, remedy: str) -> None:
-    """Raise InputError where something needs more bytes than this machine has, or its container.
+    """Raise InputError if something needs more bytes than this machine or its container has.
 
     Args:
-        needed: bytes that are needed at the least.
-        what: what needs them, with the setting and its value.
+        needed: lower bound on the bytes that are needed.
+        what: object that needs the memory, with the setting and its value.
         remedy: what to do, as the end of a sentence.
 
     Raises:
@@ -83,13 +81,11 @@ def refuse_beyond_memory(needed: float, what: str, remedy: str) -> None:
 
 
 # Peak memory of a process and all its descendants, sampled from /proc.
-#
-# The measure is proportional set size: a page that k processes share counts 1/k in each of them, so the sum over
-# processes is the resident memory. Anonymous memory belongs to its process alone. It is kept apart from pages of
-# mapped files, which the system takes back when it needs them.
-#
-# psutil is not used for two reasons. It gives the proportional set size as one number, without its anonymous part. It
-# also searches all processes of the machine for descendants, while a sample here costs some milliseconds for each
+#  The measure is proportional set size: a page that k processes share counts 1/k in each of them, so the sum over
+# processes is the resident memory. Anonymous memory belongs to a single process. It is counted separately from pages of
+# mapped files, which the system can reclaim.
+#  psutil is not used for two reasons. It has the proportional set size as one number, without the anonymous part. It
+# also searches all processes of the machine for descendants, but a sample here needs only milliseconds for each
 # measured process.
 
 SAMPLE_EVERY = 0.1  # seconds
@@ -100,7 +96,7 @@ class Memory:
     """Resident memory of processes, in bytes.
 
     Attributes:
-        anonymous: memory that belongs to the processes alone.
+        anonymous: memory that belongs only to these processes.
         file: pages of mapped files, shared memory included.
     """
 
@@ -113,7 +109,7 @@ class Memory:
 
     @classmethod
     def held_by(cls, process: int) -> "Memory":
-        """Return the memory that a process and its descendants hold now; zero if the process has ended."""
+        """Return the memory that a process and its descendants use now; zero if the process has ended."""
         sizes = {"Pss_Anon:": 0, "Pss_File:": 0, "Pss_Shmem:": 0}
         below: list[Memory] = []
         with suppress(OSError):
@@ -129,9 +125,9 @@ class Memory:
 
 
 class PeakMemory:
-    """Context manager that samples the memory of a process and keeps the largest values.
+    """A context manager that samples the memory of a process and stores the largest values.
 
-    The peaks in `anonymous`, `file` and `total` (bytes) may be of different moments.
+    The peaks in `anonymous`, `file` and `total` (bytes) can be from different times.
 
     Args:
         process: number of the process.

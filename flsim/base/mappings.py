@@ -1,11 +1,11 @@
-"""Nested mappings, such as the settings of a run, and the former names of settings."""
+"""Nested mappings, such as the settings of a run, and old names of settings."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from flsim.base.errors import InputError
 
-# Settings of older files and their names now.
+# Old names of settings, and their new names.
 RENAMED = {"data.world": "data.partition"}
 
 
@@ -19,14 +19,14 @@ def flat(values: Mapping[str, Any], between: str = ".") -> Iterator[tuple[str, A
 
 
 def with_present_names(values: Any, names: Mapping[str, str] = RENAMED, section: str = "") -> Any:
-    """Return values of TOML or JSON in which settings that were renamed have their present names.
+    """Return values of TOML or JSON with the new names of renamed settings.
 
     A setting is a key of its section, a key with a dot (the axis of a sweep), or a text in a list.
 
     Args:
         values: the values.
-        names: former names of settings and the present ones.
-        section: the key that has these values.
+        names: old names of settings and the new names.
+        section: the key of these values.
 
     Raises:
         InputError: a setting has both names.
@@ -39,11 +39,11 @@ def with_present_names(values: Any, names: Mapping[str, str] = RENAMED, section:
     for key, value in values.items():
         new = names.get(key) or names.get(f"{section}.{key}", "").removeprefix(f"{section}.") or key
         if new != key and new in values:
-            raise InputError(f"{key} is the former name of {new}, and both are given; remove {key}")
+            raise InputError(f"{key} is the old name of {new}, and both are set; remove {key}")
         renamed[new] = with_present_names(value, names, key)
     return renamed
 
 
 def with_former_names(values: Any) -> Any:
-    """Return values with the first names of settings, so that digests of older files stay the same."""
+    """Return values with the oldest names of settings, so that digests of older files do not change."""
     return with_present_names(values, {new: old for old, new in RENAMED.items()})

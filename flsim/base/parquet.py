@@ -1,4 +1,4 @@
-"""Reading of Parquet files that are not trusted: only the expected columns, in the expected types."""
+"""Reading of untrusted Parquet files: only the expected columns, with the expected types."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,16 +9,16 @@ import pyarrow.parquet as pq
 
 from flsim.base.errors import InputError
 
-MOST_ROWS = 10**7  # a row that repeats takes no room in a file, and would in memory
+MOST_ROWS = 10**7  # repeated rows need no space in a file, but need memory
 
 
 def read_parquet(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) -> pd.DataFrame:
-    """Return the columns of `schema` in their types; the pandas metadata of the file is ignored.
+    """Return the columns of `schema` with their types; the pandas metadata of the file is ignored.
 
     Args:
         path: the file.
-        schema: names and types. If a field is not nullable, no cell of its column may be missing, nor an item of a
-            list.
+        schema: names and types. If a field is not nullable, no cell of its column and no item of its lists can be
+            missing.
         optional: names of columns that may be absent.
 
     Raises:
@@ -31,10 +31,10 @@ def read_parquet(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) ->
             if missing:
                 raise InputError(f"{path}: has no column {missing[0]}; remove or restore it")
             if file.metadata.num_rows > MOST_ROWS:
-                raise InputError(f"{path}: has {file.metadata.num_rows:,} rows, more than a run ever writes; remove it")
+                raise InputError(f"{path}: has {file.metadata.num_rows:,} rows, more than a run can have; remove it")
             present = pa.schema([field for field in schema if field.name in names])
             table = file.read(columns=present.names).select(present.names).cast(_nullable(present))
-        table.validate(full=True)  # also of text, that it is UTF-8
+        table.validate(full=True)  # also checks that text is UTF-8
         for field in present:
             if not field.nullable and _lacks(table[field.name]):
                 raise InputError(f"{path}: cells of column {field.name} are missing; remove or restore it")
@@ -43,7 +43,7 @@ def read_parquet(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) ->
     except InputError:
         raise
     except (OSError, pa.ArrowException, ValueError, TypeError, KeyError, MemoryError) as error:
-        raise InputError(f"{path}: damaged, not a readable Parquet file; remove or restore it") from error
+        raise InputError(f"{path}: not a readable Parquet file; remove or restore it") from error
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:

@@ -1,13 +1,13 @@
 """Tasks in worker processes.
 
-An import of hours needs more than `concurrent.futures` offers:
+An import that takes hours needs more than `concurrent.futures` offers:
 
-- Workers end with their parent, even if the parent got SIGKILL.
-- A task whose worker died is known by name, and is tried once more.
+- Workers end with their parent, even after SIGKILL.
+- If a worker dies, the pool knows its task, and tries the task once more.
 - A worker imports the module of the task, not the main module of the caller, so a script needs no
   `if __name__ == "__main__"`.
-- Ctrl-C reaches only the parent.
-- A task that reports nothing for too long is ended, wherever it hangs.
+- Only the parent receives Ctrl-C.
+- A task without a report for too long is killed.
 """
 
 import faulthandler
@@ -36,7 +36,7 @@ HUNG = 1  # the exit code that faulthandler gives
 
 
 class WorkerDied(InputError):  # noqa: N818 (what happened, as with RunFailed)
-    """The process that worked on a task died each time that the task was tried."""
+    """The error of a task whose process died in each attempt."""
 
 
 def ignore(_amount: float) -> None:
@@ -45,14 +45,14 @@ def ignore(_amount: float) -> None:
 
 @dataclass(frozen=True)
 class Task:
-    """A call ``function(report, *arguments)``, where `report` says how much more of the task is done.
+    """A call ``function(report, *arguments)``, where `report` receives the progress since the last report.
 
     Attributes:
-        label: name of the task, for a person.
-        function: a function of a module, which workers import by its name.
-        arguments: arguments that can be pickled, as must be the returned value.
-        silence: seconds without a report after which the worker is taken to hang and is ended. A task with such a limit
-            never runs in the caller's own process.
+        label: name of the task, for messages.
+        function: a function of a module, which workers import by name.
+        arguments: arguments; they and the returned value must be picklable.
+        silence: seconds without a report after which the worker is killed. A task with such a limit never runs in the
+            process of the caller.
     """
 
     label: str
@@ -62,9 +62,9 @@ class Task:
 
 
 class Pool:
-    """A number of worker processes that run tasks.
+    """A pool of worker processes that run tasks.
 
-    The processes start when they are first needed. A single worker is the caller's own process.
+    The processes start when they are first needed. A single worker is the process of the caller.
     """
 
     def __init__(self, workers: int) -> None:
@@ -82,7 +82,7 @@ class Pool:
             worker.end()
 
     def run(self, tasks: Sequence[Task], done: Callable[[int, Any], None], report: Report = ignore) -> None:
-        """Run all tasks, handing them out in order.
+        """Run all tasks, which start in order.
 
         Args:
             tasks: the tasks.
@@ -91,7 +91,7 @@ class Pool:
 
         Raises:
             WorkerDied: a worker died `TRIES` times on the same task.
-            Exception: the error of the first failed task in order. Later tasks may not have been run.
+            Exception: the error of the first failed task in order. Later tasks can be missing.
         """
         if self.workers == 1 and not any(task.silence for task in tasks):
             for index, task in enumerate(tasks):
@@ -132,7 +132,7 @@ class Pool:
 
 
 class _Worker:
-    """The parent's side of a worker process."""
+    """A worker process, as seen by the parent."""
 
     def __init__(self) -> None:
         self.connection, other_end = Pipe()
@@ -147,7 +147,7 @@ class _Worker:
         other_end.close()
 
     def start(self, task: Task) -> None:
-        with suppress(BrokenPipeError, ConnectionResetError):  # it died: `receive` says so
+        with suppress(BrokenPipeError, ConnectionResetError):  # it died, which `receive` reports
             self.connection.send((task.function, task.arguments, task.silence))
 
     def receive(self) -> tuple[str, Any]:
@@ -158,8 +158,8 @@ class _Worker:
             code = self._process.wait()
             how = f"signal {-code}" if code < 0 else "it hung" if code == HUNG else f"exit code {code}"
             return "died", (
-                f"its process died, {TRIES} times ({how}): too little memory for it, or a damaged "
-                "file; repeat the command to continue"
+                f"its process died {TRIES} times ({how}), because memory ran out or a file is damaged; repeat "
+                "the command to continue"
             )
         return kind, value
 
@@ -202,14 +202,14 @@ def serve(descriptor: int) -> None:
 def _end_after(silence: float | None, nowhere: IO[str]) -> None:
     """End this process unless this function is called again in time.
 
-    A C thread ends the process, so that a library that hangs cannot prevent it.
+    A C thread ends the process, so a library that hangs cannot prevent this.
     """
     if silence:
         faulthandler.dump_traceback_later(silence, exit=True, file=nowhere)
 
 
 def _receive(connection: "Connection[Any, Any]", tasks: "queue.SimpleQueue[Any]") -> None:
-    """Receive tasks even while one runs, so that a worker whose parent is gone ends at once."""
+    """Receive tasks even while a task runs, so that a worker ends immediately after its parent."""
     try:
         while True:
             tasks.put(connection.recv())

@@ -1,4 +1,4 @@
-"""Progress on standard error: a bar in a terminal, plain lines elsewhere. Standard output is for results."""
+"""Progress on standard error: a bar in a terminal, otherwise plain lines. Standard output is for results."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ Item = TypeVar("Item")
 
 
 class _PlainConsole:
-    """Console without rich, as on a machine that has torch and numpy only; each message is a line."""
+    """A console without rich, for machines that have only torch and numpy; each message is a line."""
 
     is_terminal = False
 
@@ -30,10 +30,10 @@ LINES_EVERY = 15.0  # seconds between two plain lines
 
 
 class Advance(Protocol):
-    """Function that reports that `done` of the total is done, with a short note.
+    """A function that reports the completed amount, `done`, with a short note.
 
-    `work` is the amount of work since the progress began. It replaces `done` in the rate, for progress whose rate has
-    another unit than its count.
+    `work` is the amount of work since the progress began. It replaces `done` in the rate if the rate and the count have
+    different units.
     """
 
     def __call__(self, done: float, note: str = "", work: float | None = None) -> None: ...
@@ -47,12 +47,12 @@ def say(message: str, **about: Any) -> None:
 
 @contextmanager
 def progress(title: str, total: float, start: float = 0, unit: str = "") -> Iterator[Advance]:
-    """Show how far a long job is, its rate, and the time that remains.
+    """Show the progress of a long job, its rate, and the remaining time.
 
     Args:
-        title: what the job is.
-        total: how much there is to do; 0 if the amount is not known.
-        start: how much was done before.
+        title: name of the job.
+        total: total amount of work; 0 if unknown.
+        start: amount of work that was done before.
         unit: the unit of the rate.
 
     >>> with progress("training", total=100, unit="rounds") as advance:      # doctest: +SKIP
@@ -66,7 +66,7 @@ def progress(title: str, total: float, start: float = 0, unit: str = "") -> Iter
         remaining = (total - done) * seconds / (done - start) if done > start and total > done else 0.0
         words = [f"{done:,.0f} of {total:,.0f}" if total else f"{done:,.0f}"]
         words += [f"{rate:,.0f} {unit}/s" if rate >= 10 else f"{rate:.2g} {unit}/s"] if rate and unit else []
-        words += [f"{clock(remaining)} left"] if remaining else []
+        words += [f"{clock(remaining)} remaining"] if remaining else []
         return [*words, note] if note else words
 
     if console.is_terminal:

@@ -1,8 +1,8 @@
 """The only source of randomness.
 
-Every random number is a function of a seed, a purpose and keys. Keys are the round, the user, or other values that tell
-two draws apart. No generator is kept between rounds. A resumed run therefore draws exactly the numbers of an
-undisturbed run, whatever the number of processes.
+Every random number is a function of a seed, a purpose and keys. Keys are the round, the user, or other values that
+distinguish two draws. No generator is stored between rounds. A resumed run therefore draws exactly the same numbers as
+an uninterrupted run, for any number of processes.
 """
 
 import hashlib
@@ -23,7 +23,7 @@ def stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
     Args:
         seed: the experiment's seed.
         purpose: what is drawn, e.g. ``"cohort"``; two purposes never share a stream.
-        keys: values that tell this draw from others of the same purpose, e.g. the round and the user.
+        keys: values that distinguish this draw from others of the same purpose, e.g. the round and the user.
 
     >>> stream(0, "cohort", 3).integers(100) == stream(0, "cohort", 3).integers(100)
     True
@@ -41,7 +41,7 @@ def shared_generators(device: "torch.device", seed: int, *keys: int | str) -> It
     Args:
         device: the device; on "cpu" only the generator of CPUs is seeded.
         seed: the experiment's seed.
-        keys: values that tell this block from others, as for `stream`.
+        keys: values that distinguish this block from others, as for `stream`.
     """
     import torch
 

@@ -1,8 +1,8 @@
 """Classes of settings: frozen dataclasses whose fields carry their bounds, which pydantic checks.
 
-Settings that are made in Python have the declared types: a truth value is no number, and a list may stand for a tuple.
-`flsim.runs.config.toml` reads the same classes from files. A machine with torch and numpy only, such as a rented GPU,
-has no pydantic; settings are not checked there.
+Settings that are made in Python have the declared types: a bool is not a number, and a list is accepted for a tuple.
+`flsim.runs.config.toml` reads the same classes from files. Settings are not checked on machines without pydantic, which
+have only torch and numpy.
 """
 
 import inspect
@@ -27,12 +27,12 @@ Kind = TypeVar("Kind")
 
 
 def bounds(**limits: Any) -> object:
-    """Return the mark of a field's bounds, by pydantic's names: gt, ge, lt, le, min_length, allow_inf_nan."""
+    """Return the annotation of a field's bounds, named as in pydantic: gt, ge, lt, le, min_length, allow_inf_nan."""
     return pydantic and pydantic.Field(**limits)
 
 
 def check(function: Callable[[Any], Any]) -> object:
-    """Return the mark of a field whose valid value a function returns; a ValueError of it begins with "must"."""
+    """Return the annotation of a field that a function validates; its ValueError begins with "must"."""
     return pydantic and pydantic.AfterValidator(function)
 
 
@@ -51,7 +51,7 @@ def _different(values: Any) -> Any:
 def _options(options: Mapping[str, Any]) -> Mapping[str, Any]:
     for key, value in options.items():
         if not key.isidentifier():
-            raise ValueError(f"{key!r} cannot be an argument's name; use letters, digits and _")
+            raise ValueError(f"{key!r} is not a valid name of an argument; use letters, digits and _")
         if not isinstance(value, str) and not (isinstance(value, int | float) and math.isfinite(value)):
             raise ValueError(f"{key} must be text, true, false or a finite number, found {value!r}")
     return options
@@ -65,19 +65,19 @@ Count = Annotated[int, bounds(ge=1), NUMBER]
 Finite = Annotated[float, NUMBER]
 NotNegative = Annotated[float, bounds(ge=0), NUMBER]
 Positive = Annotated[float, bounds(gt=0), NUMBER]
-Fraction = Annotated[float, bounds(ge=0, lt=1), NUMBER]  # may be 0, is below 1
+Fraction = Annotated[float, bounds(ge=0, lt=1), NUMBER]  # at least 0 and below 1
 Probability = Annotated[float, bounds(gt=0, le=1), NUMBER]
 Level = Annotated[float, bounds(gt=0, lt=1), NUMBER]  # such as delta or a quantile
 Seconds = Annotated[float, bounds(gt=0, allow_inf_nan=True), NUMBER]
-Options = Annotated[Mapping[str, Any], check(_options)]  # of custom code
+Options = Annotated[Mapping[str, Any], check(_options)]  # options of custom code
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 def settings(kind: type[Kind]) -> type[Kind]:
-    """Make a class a frozen dataclass, whose fields are checked as they are declared.
+    """Make a class a frozen dataclass, whose fields are checked against their declarations.
 
-    Checks of several fields are the class's `__post_init__`, which runs once each field is valid. An unknown field, and
-    a number that is not finite, are errors. Every error is an InputError that names the field and its value.
+    Checks of several fields are in `__post_init__` of the class, which runs after each field is valid. An unknown
+    field, and a number that is not finite, are errors. Every error is an InputError that names the field and its value.
     """
     if pydantic is None:
         return dataclass(frozen=True)(kind)
@@ -109,7 +109,7 @@ def _plain(value: Any) -> Any:
     return value.item() if isinstance(value, Number) and hasattr(value, "item") else value
 
 
-SENTENCES = {  # by pydantic's type of error
+SENTENCES = {  # by the type of error in pydantic
     "bool_parsing": "must be true or false",
     "bool_type": "must be true or false",
     "dataclass_exact_type": "must be a {class_name}",
@@ -119,9 +119,9 @@ SENTENCES = {  # by pydantic's type of error
     "float_type": "must be a number",
     "greater_than": "must be above {gt}",
     "greater_than_equal": "must be at least {ge}",
-    "int_from_float": "must be a whole number",
-    "int_parsing": "must be a whole number",
-    "int_type": "must be a whole number",
+    "int_from_float": "must be an integer",
+    "int_parsing": "must be an integer",
+    "int_type": "must be an integer",
     "is_instance_of": "must be a {class}",
     "less_than": "must be below {lt}",
     "less_than_equal": "must be at most {le}",
@@ -142,15 +142,16 @@ def input_error(error: Any, kind: type, source: str = "") -> InputError:
 
     Args:
         error: the ValidationError.
-        kind: the class of settings, which names fields that were given by position.
-        source: the file of the settings; empty for settings that are made in Python.
+        kind: the class of settings, which has the names of positional fields.
+        source: the file of the settings; empty for settings that are created in Python.
     """
     first = error.errors(include_url=False)[0]
     context, loc, value = first.get("ctx", {}), list(first["loc"]), text_of(first["input"])
     if loc and isinstance(loc[0], int):
         loc[0] = fields(kind)[loc[0]].name
     place = ".".join(part for part in loc if isinstance(part, str))
-    if "error" in context and not str(context["error"]).startswith("must"):  # of `__post_init__`: it names its fields
+    # errors of `__post_init__` name their fields
+    if "error" in context and not str(context["error"]).startswith("must"):
         return InputError(": ".join(filter(None, (source, place, str(context["error"])))))
     words = {name: f"{limit:g}" if isinstance(limit, float) else limit for name, limit in context.items()}
     words["class_name"] = _public().get(context.get("class_name"), context.get("class_name"))
@@ -167,7 +168,7 @@ def _public() -> dict[str, str]:
 
 
 def text_of(value: object) -> str:
-    """Return a value for a message: text, a number or a list as it is written, anything else by its type."""
+    """Return a value for a message: text, numbers and lists as they are written, other values by their type."""
     if isinstance(value, type):
         return f"the class {value.__name__}"
     if isinstance(value, list | tuple):
@@ -176,11 +177,11 @@ def text_of(value: object) -> str:
 
 
 def refuse_other(kind: type | UnionType, expected: str, **values: object) -> None:
-    """Raise InputError for the first argument that is of another kind.
+    """Raise InputError for the first argument that has another type.
 
     Args:
-        kind: the class, or several.
-        expected: what to give in its place, for the message.
+        kind: the class, or several classes.
+        expected: what to pass instead, for the message.
         values: the arguments by name.
     """
     for name, value in values.items():

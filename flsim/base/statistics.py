@@ -1,8 +1,8 @@
-"""Intervals and tests of plain numbers, for all rooms; a caller knows what the numbers are, such as canaries or seeds.
+"""Intervals and tests of plain numbers; callers know the meaning of the numbers, such as canaries or seeds.
 
-Proportions: Clopper and Pearson, Newcombe, McNemar, Fisher, and sums of unlike coins. Means: Student's t, signed ranks
-and sign flips. Several tests: Holm. An attacker that tells members from others: ROC, TPR at low FPR, area under the
-curve. Times: the log-rank test.
+Proportions: Clopper and Pearson, Newcombe, McNemar, Fisher, and sums of independent coins. Means: Student's t, signed
+ranks and sign flips. Several tests: Holm. Attackers that distinguish members from non-members: ROC, TPR at low FPR,
+area under the curve. Times: the log-rank test.
 """
 
 import math
@@ -19,10 +19,10 @@ from flsim.base.errors import InputError
 from flsim.base.rng import stream
 
 Floats = NDArray[np.float64]
-ROUNDING = 9  # decimals of a bit: far below any exposure's resolution, so that equal differences tie
+ROUNDING = 9  # decimals of a bit: far below any exposure's resolution, so equal differences are ties
 RESAMPLES = 1_000  # of a bootstrap
 EXCHANGES = 9_999  # random exchanges of a log-rank test
-DECIMALS = 12  # of log-rank scores, far below 1 / canaries, so that equal ones tie
+DECIMALS = 12  # of log-rank scores, far below 1 / canaries, so equal scores are ties
 
 
 def lower_bound(successes: int, trials: int, tail: float) -> float:
@@ -49,8 +49,8 @@ def upper_bound(successes: int, trials: int, tail: float) -> float:
 def share_interval(successes: int, trials: int, confidence: float = 0.95) -> tuple[float, float]:
     """Return the exact interval of a probability, such as the share of canaries that a model memorizes.
 
-    The interval treats trials as independent. Canaries of one model are not, so that their interval is too narrow for
-    other seeds. It is (0, 1) without trials.
+    The interval treats trials as independent. Canaries of one model are not independent, so their interval is too
+    narrow for other seeds. It is (0, 1) without trials.
     """
     tail = (1 - confidence) / 2
     return lower_bound(successes, trials, tail), upper_bound(successes, trials, tail)
@@ -59,10 +59,10 @@ def share_interval(successes: int, trials: int, confidence: float = 0.95) -> tup
 def difference_interval(
     hits: int, trials: int, other_hits: int, other_trials: int, confidence: float = 0.95
 ) -> tuple[float, float]:
-    """Return the interval of the difference of two independent probabilities, the first less the second.
+    """Return the interval of the difference of two independent probabilities, the first minus the second.
 
     Newcombe, "Interval estimation for the difference between independent proportions" (1998), method 10, from the score
-    intervals (Wilson, 1927) of both. It is approximate, and neither empty nor beyond -1 and 1 where rates are 0 or 1.
+    intervals (Wilson, 1927) of both. It is approximate, and neither empty nor outside [-1, 1] if rates are 0 or 1.
 
     >>> [round(end, 4) for end in difference_interval(56, 70, 48, 80)]
     [0.0524, 0.3339]
@@ -83,28 +83,28 @@ def at_least(probabilities: Sequence[float], successes: int) -> float:
         return 0.0
     if (coins == coins[0]).all():
         return float(scipy.special.betainc(successes, len(coins) - successes + 1, coins[0]))
-    # Few failures, not many successes: sums of small terms keep their digits.
+    # Sum over few failures, not many successes, because sums of small terms lose no digits.
     return float(scipy.stats.poisson_binom.cdf(len(coins) - successes, 1 - coins))
 
 
 @cache
 def differ_by_more_than_chance(counts: tuple[int, int], totals: tuple[int, int], level: float = 0.05) -> bool:
-    """Return whether Fisher's exact test tells two counts apart, two-sided, such as of memorized canaries.
+    """Return whether two counts, such as of memorized canaries, differ by Fisher's exact test (two-sided).
 
     The test treats the trials of both counts as independent. Two models with the same canaries tend to memorize the
-    same ones, so that their counts differ less by chance: the test is then conservative.
+    same canaries, so their counts differ less by chance, and the test is conservative.
 
     Args:
         counts: the successes of two sides.
         totals: the trials of each.
-        level: largest p-value of counts that are told apart.
+        level: largest p-value at which counts differ.
     """
     table = [[count, max(total - count, 0)] for count, total in zip(counts, totals, strict=True)]
     return float(scipy.stats.fisher_exact(table).pvalue) < level
 
 
 def t_interval(values: NDArray[np.floating[Any]], confidence: float = 0.95) -> tuple[float, float]:
-    """Return Student's t confidence interval of the mean of float64 [n] values; NaN below two of them."""
+    """Return Student's t confidence interval of the mean of float64 [n] values; NaN for fewer than two values."""
     if len(values) < 2:
         return math.nan, math.nan
     half = float(scipy.stats.t.ppf((1 + confidence) / 2, len(values) - 1) * values.std(ddof=1) / math.sqrt(len(values)))
@@ -112,9 +112,10 @@ def t_interval(values: NDArray[np.floating[Any]], confidence: float = 0.95) -> t
 
 
 def median_interval(values: Floats) -> tuple[float, float, float]:
-    """Return the median of float64 [n] values with its exact 95% interval between two of them, by the sign test.
+    """Return the median of float64 [n] values with its exact 95% interval between two values, by the sign test.
 
-    The interval is NaN below six values, which are all on one side of the median in more than 5% of draws.
+    The interval is NaN for fewer than six values, because these are all on one side of the median in more than 5% of
+    draws.
 
     >>> median_interval(np.arange(1.0, 11.0))
     (5.5, 2.0, 9.0)
@@ -130,20 +131,20 @@ def median_interval(values: Floats) -> tuple[float, float, float]:
 def paired_t_p(differences: NDArray[np.floating[Any]]) -> float:
     """Return the two-sided p-value of the t test that float64 [n] differences have mean zero.
 
-    It is 1 if all are zero, and NaN for only one.
+    It is 1 if all differences are zero, and NaN for a single difference.
     """
     if len(differences) < 2:
         return math.nan
     if not differences.any():
         return 1.0
-    # The spread of equal differences is rounding error, which must not become a statistic.
+    # The variance of equal differences is rounding error, which must not determine the statistic.
     if np.ptp(differences) == 0:
         return 0.0
     return float(scipy.stats.ttest_1samp(differences, 0.0).pvalue)
 
 
 def signed_rank_p(differences: NDArray[np.floating[Any]]) -> float:
-    """Return the two-sided p-value of the signed-rank test that float64 [n] differences lie symmetric about zero.
+    """Return the two-sided p-value of the signed-rank test that float64 [n] differences are symmetric about zero.
 
     It is 1 if all are zero. It is exact up to 50 differences without ties or zeros and up to 13 with them, and
     otherwise uses the tie-corrected normal approximation.
@@ -163,15 +164,15 @@ def mcnemar_p(only_a: int, only_b: int) -> float:
 
 
 def sign_flip_p(differences: Sequence[int]) -> float:
-    """Return the exact two-sided p-value that each of [n] whole differences was as likely to have the other sign.
+    """Return the exact two-sided p-value that the signs of [n] integer differences are random.
 
-    Fisher's (1935) randomization test: of all 2^n ways to exchange the settings within seeds, the share whose sum is as
-    far from zero. It supposes nothing about the distribution of differences, and is never below 2 / 2^n. It is NaN for
-    only one difference.
+    Fisher's (1935) randomization test: of all 2^n ways to exchange the settings within seeds, the share whose sum is at
+    least as far from zero. The test makes no assumption about the distribution, and is never below 2 / 2^n. It is NaN
+    for a single difference.
     """
     if len(differences) < 2:
         return math.nan
-    share = np.ones(1)  # of the ways whose sum is its index less the middle
+    share = np.ones(1)  # number of ways whose sum is the index minus the middle
     for size in np.abs(differences).tolist():
         kernel = np.zeros(2 * size + 1)
         kernel[[0, -1]] += 0.5 if size else 1.0
@@ -184,7 +185,7 @@ def holm(p: Sequence[float]) -> list[float]:
     """Return p-values [n] of one family, corrected by Holm (1979).
 
     The chance that any corrected value below 0.05 is a false discovery is at most 5%, for any dependence between the
-    tests. NaN, where nothing was tested, stays NaN and does not count.
+    tests. NaN, if nothing was tested, stays NaN and does not count.
     """
     corrected = [math.nan] * len(p)
     tested = sorted((value, index) for index, value in enumerate(p) if not math.isnan(value))
@@ -199,16 +200,16 @@ def holm(p: Sequence[float]) -> list[float]:
 class AtLevel:
     """The true-positive rate at a false-positive rate.
 
-    The threshold is the lowest that k = level * others false positives allow. A guess has a rate of
-    (k + 1) / (others + 1) there on average, a little above the level.
+    The threshold is the lowest that allows at most k = level * others false positives. At this threshold, random
+    guesses have an expected rate of (k + 1) / (others + 1), slightly above the level.
 
     Attributes:
         level: the largest false-positive rate that is allowed.
-        alarms: number of others at or above the threshold.
-        detected: number of members at or above it.
-        tpr: share of members at or above it.
-        low, high: interval of the rate at a false-positive rate of `level` in the population, not in these others
-            alone: see `Roc.interval`.
+        alarms: number of non-members at or above the threshold.
+        detected: number of members at or above the threshold.
+        tpr: share of members at or above the threshold.
+        low, high: interval of the rate at a false-positive rate of `level` in the population, not only in these
+            non-members; see `Roc.interval`.
     """
 
     level: float
@@ -237,34 +238,38 @@ class Roc:
         """Return the last point whose false-positive rate is at most the level, without interpolation.
 
         Raises:
-            InputError: the level is below 1 / others, where no number of false positives but 0 can be seen.
+            InputError: the level is below 1 / others, which allows only 0 false positives.
         """
         if level * (1 + 1e-12) * self.others < 1:  # 1 / 98 times 98 is below 1 in float64
-            raise InputError(f"a false-positive rate of {level:g} needs {1 / level:,.0f} others, found {self.others:,}")
+            raise InputError(
+                f"a false-positive rate of {level:g} needs {1 / level:,.0f} non-members, found {self.others:,}"
+            )
         place = int(np.searchsorted(self.fpr, level * (1 + 1e-12), side="right")) - 1
         alarms, detected = round(self.fpr[place] * self.others), round(self.tpr[place] * self.members)
         return AtLevel(level, alarms, detected, detected / self.members, *self.interval(level))
 
     def interval(self, level: float, confidence: float = 0.95) -> tuple[float, float]:
-        """Return an interval of the true-positive rate at a false-positive rate in the population, whatever the scores.
+        """Return an interval of the true-positive rate at a false-positive rate in the population.
 
-        The population's rate at the k-th highest score of n others is Beta(k, n - k + 1), or is on the safe side of it
-        where scores are equal. So some score is a threshold whose false-positive rate is at most `level`, and another
-        one whose rate is at least that, each but for a quarter of what `confidence` leaves; members above them have
-        the interval of Clopper and Pearson, each with another quarter. Members and others count as independent. The
-        interval is conservative: it holds at least as often as `confidence` says.
+        The population's rate at the k-th highest score of n others is distributed as Beta(k, n - k + 1), or is
+        conservative if scores are equal. Therefore one score is a threshold whose false-positive rate is at most
+        `level`, and another score is a threshold whose rate is at least `level`, each with an error probability of a
+        quarter of 1 - `confidence`. The members above each threshold have the interval of Clopper and Pearson, each
+        with another quarter. Members and others are assumed independent. The coverage of the interval is at least
+        `confidence`.
         """
         tail = (1 - confidence) / 4
         k = np.arange(1, self.others + 1)
-        is_below = scipy.special.betainc(k, self.others - k + 1, level)  # probability that the k-th has at most `level`
+        # probability that the rate at the k-th score is at most `level`
+        is_below = scipy.special.betainc(k, self.others - k + 1, level)
         strict, lax = int((is_below >= 1 - tail).sum()), int((is_below > tail).sum()) + 1
         alarms = np.rint(self.fpr * self.others)
         detected = np.rint(self.tpr * self.members).astype(np.int64)
         low, high = 0.0, 1.0
-        if strict:  # above the score of this place: the last point with fewer alarms
+        if strict:  # above the score at this position: the last point with fewer alarms
             above = int(detected[np.searchsorted(alarms, strict, side="left") - 1])
             low = share_interval(above, self.members, 1 - 2 * tail)[0]
-        if lax <= self.others:  # that score or above
+        if lax <= self.others:  # at or above this score
             upto = int(detected[np.searchsorted(alarms, lax, side="left")])
             high = share_interval(upto, self.members, 1 - 2 * tail)[1]
         return low, high
@@ -286,7 +291,7 @@ def roc(members: Floats, others: Floats) -> Roc:
 
 
 def auroc(members: Floats, others: Floats) -> float:
-    """Return the probability that a member scores above another one, where equal scores count half (Mann and Whitney).
+    """Return the probability that a member scores above a non-member, where equal scores count half (Mann and Whitney).
 
     Raises:
         InputError: as for `roc`.
@@ -307,12 +312,12 @@ def auroc_interval(
     rng: np.random.Generator,
     confidence: float = 0.95,
 ) -> tuple[float, float]:
-    """Return the bootstrap interval (percentiles) of the area, where whole units are drawn with replacement.
+    """Return the bootstrap interval (percentiles) of the area, with complete units drawn with replacement.
 
     Args:
         members: float64 [n_in].
         others: float64 [n_out].
-        units: the unit, such as the user, of each member and of each other one.
+        units: the unit, such as the user, of each member and each non-member.
         rng: source of the resamples.
         confidence: coverage of the interval.
     """
@@ -334,21 +339,21 @@ def _by_unit(scores: Floats, units: Sequence[object]) -> list[Floats]:
 def _check(members: Floats, others: Floats) -> None:
     for scores, name in ((members, "members"), (others, "others")):
         if not len(scores):
-            raise InputError(f"no {name}, so nothing tells members from others; give at least one of each")
+            raise InputError(f"no {name}, so members cannot be compared with non-members; give at least one of each")
         if not np.isfinite(scores).all():
-            raise InputError(f"scores of {name}: some are not finite; leave them out")
+            raise InputError(f"scores of {name}: some scores are not finite; remove them")
 
 
 def log_rank_p(one: Sequence[tuple[int, bool]], other: Sequence[tuple[int, bool]]) -> float:
-    """Return the two-sided p-value of the log-rank test that two groups have the same law of times.
+    """Return the two-sided p-value of the log-rank test that two groups have the same distribution of times.
 
     The statistic is that of Mantel (1966): the number of events of a group, minus the number that is expected if all
-    have one law. Its distribution is that over random exchanges between the groups. `EXCHANGES` of them are drawn, the
-    same ones for the same times, so that the p-value is at least 1 / (`EXCHANGES` + 1) (Phipson and Smyth, 2010). The
-    test is exact for groups of any size if their members are independent. The normal approximation
-    (`scipy.stats.logrank`) is not exact: of a hundred canaries, a handful is not forgotten at once.
+    have the same distribution. Its distribution is that over random exchanges between the groups. `EXCHANGES` exchanges
+    are drawn, with the same random numbers for the same times, so the p-value is at least 1 / (`EXCHANGES` + 1)
+    (Phipson and Smyth, 2010). The test is exact for groups of any size if their members are independent. The normal
+    approximation (`scipy.stats.logrank`) is not exact if few of a hundred canaries have late events.
 
-    It is NaN if a group is empty, and 1 if there was no event, or all were at once.
+    It is NaN if a group is empty, and 1 if there was no event, or all events were at the same time.
 
     Args:
         one: the times of a group, each with whether it is censored: the event was not seen until then.
@@ -366,9 +371,9 @@ def log_rank_p(one: Sequence[tuple[int, bool]], other: Sequence[tuple[int, bool]
 
 
 def _log_rank_scores(times: "NDArray[Any]", is_event: NDArray[np.bool_]) -> Floats:
-    """Return for each time whether it is of an event, minus its cumulative hazard (Nelson and Aalen); the sum is 0.
+    """Return the indicator of an event at each time, minus the cumulative hazard (Nelson and Aalen); the sum is 0.
 
-    The sum over a group is the log-rank statistic. Scores are rounded, so that equal ones tie.
+    The sum over a group is the log-rank statistic. Scores are rounded, so equal scores are ties.
     """
     at, place = np.unique(times, return_inverse=True)
     events = np.bincount(place, is_event, len(at))

@@ -1,4 +1,4 @@
-"""A terminal on standard error, by rich: its console, and the columns of a progress bar."""
+"""A terminal on standard error, with rich: its console, and the columns of a progress bar."""
 
 from contextlib import suppress
 from typing import Any
@@ -10,14 +10,14 @@ from rich.text import Text
 
 
 class _Console(Console):
-    """Console that ignores failed writes, because a closed pipe or a full disk must not stop a run."""
+    """A console that ignores failed writes, because a closed pipe or a full disk must not stop a run."""
 
     def print(self, *objects: Any, **options: Any) -> None:
         with suppress(OSError):
             super().print(*objects, **options)
 
     def on_broken_pipe(self) -> None:
-        self.quiet = True  # rich would exit, and do away with standard output
+        self.quiet = True  # rich would exit, and redirect standard output
 
 
 console = _Console(stderr=True, highlight=False)
@@ -30,7 +30,7 @@ def bars() -> Progress:
 
 
 class _OneLine(ProgressColumn):
-    """Column that shows a field of a task on one line, cut at the edge of the terminal."""
+    """A column that shows a field of a task on one line, cut at the edge of the terminal."""
 
     def __init__(self, field: str) -> None:
         super().__init__(Column(no_wrap=False))

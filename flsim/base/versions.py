@@ -1,4 +1,4 @@
-"""Versions of everything that decides a run's numbers: equal versions give equal bits on equal processors."""
+"""Versions of everything that determines the numbers of a run: equal versions give equal bits on equal processors."""
 
 import importlib.util
 import platform
@@ -7,12 +7,12 @@ from pathlib import Path
 
 from flsim.base.files import digest
 
-PACKAGES = ("flsim", "clients", "server")  # whose code runs on all nodes
+PACKAGES = ("flsim", "clients", "server")  # packages whose code runs on all nodes
 LIBRARIES = ("torch", "numpy", "scipy", "pyarrow", "safetensors", "flwr", "ray")
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of everything that decides a run's numbers.
+    """Return the versions of everything that determines the numbers of a run.
 
     Keys are "python", "machine" (the architecture), the names of installed libraries, and "flsim", which is
     `code_digest`.
@@ -27,7 +27,7 @@ def versions() -> dict[str, str]:
 
 
 def code_digest() -> str:
-    """Return the sha256 over names and bytes of the source files of `PACKAGES`, as this process imports them."""
+    """Return the sha256 over names and bytes of the source files of `PACKAGES`, that this process imports."""
     parts: list[bytes | str] = []
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -39,7 +39,7 @@ def code_digest() -> str:
 
 
 def processor() -> str:
-    """Return the model of the processor, as Linux names it; empty if Linux does not say."""
+    """Return the model of the processor, from Linux; empty if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

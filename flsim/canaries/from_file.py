@@ -1,4 +1,4 @@
-"""Canaries that a person lists in a file: phrases that may be in a model's training data, and others that are not."""
+"""Canaries from a file: phrases that may be in the training data of a model, and phrases that are not."""
 
 import csv
 import io
@@ -20,21 +20,21 @@ def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tu
     """Return the canaries of a CSV file with a header, or of a JSON file with a list of objects.
 
     Args:
-        path: a .csv or .json file. Each canary has an id, and either words or tokens, which are ids. They are separated
-            by spaces, or in JSON also a list. p_u and p_e are optional, probabilities as in `Canary`; NaN where absent.
-        layout: the corpus' token layout, which tells which ids are words.
-        vocabulary: ids of words; without it canaries must be tokens.
+        path: a .csv or .json file. Each canary has an id, and either words or tokens (ids), separated by spaces, or in
+            JSON as a list. The probabilities p_u and p_e, see `Canary`, are optional; NaN if absent.
+        layout: the corpus' token layout, which determines which ids are words.
+        vocabulary: ids of words; without it, canaries must have tokens.
 
     Raises:
-        InputError: the file cannot be read as such, ids repeat, or a phrase is not made of the vocabulary's words.
+        InputError: the file cannot be read, ids repeat, or a phrase has words outside the vocabulary.
     """
     rows = _read(path)
     if not rows:
-        raise InputError(f"{path}: lists no canary")
+        raise InputError(f"{path}: the file has no canary; list at least one canary")
     canaries = tuple(_canary(f"{path}, canary {index}", row, layout, vocabulary) for index, row in enumerate(rows, 1))
     for id_, count in Counter(canary.id for canary in canaries).items():
         if count > 1:
-            raise InputError(f"{path}: canary {id_} is listed twice; give each its own id")
+            raise InputError(f"{path}: canary {id_} is listed twice; give each canary a different id")
     return canaries
 
 
@@ -56,14 +56,14 @@ def _read(path: Path) -> list[dict[str, Any]]:
         raise
     except (ValueError, csv.Error) as error:
         raise InputError(f"{path}: cannot be read as {path.suffix.lower()} ({error})") from error
-    raise InputError(f"{path}: canaries are read from .csv or .json; name one of these")
+    raise InputError(f"{path}: canaries must be in a .csv or .json file")
 
 
 def _fields(where: str, row: Mapping[str | None, Any]) -> dict[str, Any]:
     """Return the fields of a row that are not empty.
 
     Raises:
-        InputError: the row has more fields than the header. Without the surplus another phrase would be measured.
+        InputError: the row has more fields than the header. Ignoring these fields would change the phrase.
     """
     if None in row:
         raise InputError(f"{where}: has more fields than the header; quote a field that has a comma in it")
@@ -73,22 +73,27 @@ def _fields(where: str, row: Mapping[str | None, Any]) -> dict[str, Any]:
 def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Vocabulary | None) -> Canary:
     unknown = sorted(set(row) - KEYS)
     if unknown:
-        raise InputError(f"{where}: has {unknown[0]}; known are {', '.join(sorted(KEYS))}")
+        raise InputError(f"{where}: unknown column {unknown[0]}; columns are {', '.join(sorted(KEYS))}")
     id_ = str(row.get("id", "")).strip()
     if not id_:
-        raise InputError(f"{where}: has no id")
+        raise InputError(f"{where}: this row has no id; add an id")
     if ("words" in row) == ("tokens" in row):
-        raise InputError(f"{where}: must have either words or tokens")
+        raise InputError(f"{where}: this row must have words or tokens, not both")
     tokens = _tokens(where, row["tokens"]) if "tokens" in row else _encoded(where, row["words"], vocabulary)
     for token in tokens:
         if not layout.first_word <= token <= layout.last_word:
-            raise InputError(f"{where}: token {token} is no word; words are {layout.first_word} to {layout.last_word}")
+            raise InputError(
+                f"{where}: token {token} is not the id of a word; word ids are {layout.first_word} to "
+                f"{layout.last_word}"
+            )
     return Canary(id_, tokens, _probability(where, row, "p_u"), _probability(where, row, "p_e"))
 
 
 def _encoded(where: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
     if vocabulary is None:
-        raise InputError(f"{where}: is of words, and no word is known; give a vocabulary or a corpus, or list tokens")
+        raise InputError(
+            f"{where}: this row has words, but there is no vocabulary; give a vocabulary or a corpus, or list tokens"
+        )
     words = vocabulary.split(value) if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise InputError(f"{where}: words must be text, or a list of texts")
@@ -104,7 +109,7 @@ def _tokens(where: str, value: Any) -> tuple[int, ...]:
     except ValueError:
         listed = None
     if not isinstance(listed, list) or not all(type(token) is int for token in listed):
-        raise InputError(f"{where}: tokens must be whole numbers, found {value}")
+        raise InputError(f"{where}: tokens must be integers, found {value}")
     return tuple(listed)
 
 

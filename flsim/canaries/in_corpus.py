@@ -1,4 +1,4 @@
-"""Corpora with canaries in place: whatever rewrites such a corpus sees them, and runs over it use them.
+"""Corpora with planted canaries: code that rewrites such a corpus sees the canaries, and runs on the corpus use them.
 
 planted/roster.parquet     a row per canary (`flsim.canaries.roster`)
 planted/overlay.i64/.u16   positions of the records that are canaries, in the corpus' order, and their canaries
@@ -31,12 +31,12 @@ BY_ROUND = ("windows", "arm", "injections", "injection_users", "injection_copies
 
 @dataclass(frozen=True)
 class Planted:
-    """The canaries that a corpus has in place.
+    """The canaries that are planted in a corpus.
 
     Attributes:
         planting: the canaries, and the records of the train split that they replaced.
-        hparams: the settings by which they were drawn.
-        seed: the seed of the drawing.
+        hparams: the settings of the canaries.
+        seed: the seed of the canaries.
     """
 
     planting: Planting
@@ -53,11 +53,11 @@ class Planted:
         return int(np.count_nonzero(self.planting.insertions))
 
     def select(self, kept: NDArray[np.bool_], user_offsets: NDArray[np.int64]) -> "Planted":
-        """Return the canaries that remain where only some records are kept; see `Planting.select`."""
+        """Return the canaries that remain if only some records remain; see `Planting.select`."""
         return replace(self, planting=self.planting.select(kept, user_offsets))
 
     def write(self, corpus: Path, vocabulary: Vocabulary) -> None:
-        """Write the canaries into the folder of a corpus that is being made."""
+        """Write the canaries into the folder of a corpus that is being written."""
         folder = corpus / FOLDER
         folder.mkdir()
         write_roster(folder, self.planting, vocabulary)
@@ -67,7 +67,7 @@ class Planted:
 
     @classmethod
     def read(cls, corpus: Corpus) -> "Planted | None":
-        """Return the canaries that are planted in a corpus; None where there are none.
+        """Return the canaries that are planted in a corpus; None if there are none.
 
         Raises:
             InputError: the files are damaged.
@@ -79,9 +79,9 @@ class Planted:
             description = from_json((folder / "planting.json").read_text(encoding="utf-8"))
             canaries, overlay = read_canaries(folder, corpus.vocabulary), Overlay.read(folder, description["copies"])
             if not overlay.is_of(corpus.split("train").records, canaries):
-                raise ValueError("planted records or canaries that there are not")
+                raise ValueError("planted records or canaries do not exist")
             if any(canary.first_round is not None or canary.last_round is not None for canary in canaries):
-                raise ValueError("canaries of some rounds only, and a corpus is the same in all rounds")
+                raise ValueError("canaries of some rounds only, but a corpus is the same in all rounds")
             planting = Planting(canaries, overlay, **read_counts(folder))
             settings: dict[str, Any] = {
                 name: tuple(value) if isinstance(value, list) else value
@@ -90,27 +90,27 @@ class Planted:
             return cls(planting, CanaryHParams(**settings), description["seed"])
         except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
             raise InputError(
-                f"{folder}: what was planted cannot be read ({in_one_line(error):.200}); plant the canaries again"
+                f"{folder}: its planted canaries cannot be read ({in_one_line(error):.200}); plant the canaries again"
             ) from error
 
 
 def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -> Corpus:
-    """Write the corpus with canaries in place, exactly as a run over it with this seed would train on it.
+    """Write the corpus with planted canaries, exactly as a run with this seed would train on it.
 
     Raises:
-        InputError: `out` exists; the corpus has no train records, or canaries already; canaries do not suit it.
+        InputError: `out` exists; the corpus has no train records, or already has canaries; the canaries do not fit it.
     """
     refuse_existing(out)
     for name in BY_ROUND:
         if getattr(hparams, name) != getattr(CanaryHParams, name):
             raise InputError(
-                f"canaries.{name}: a corpus is the same in all rounds; remove it here, and set it in a run"
+                f"canaries.{name}: a corpus is the same in all rounds; remove this setting, and set it in a run"
             )
     if Planted.read(corpus):
-        raise InputError(f"{corpus.path}: has canaries already; plant in the corpus that it came from")
+        raise InputError(f"{corpus.path}: this corpus already has canaries; use the original corpus")
     train = corpus.split("train")
     if not train.records:
-        raise InputError(f"{corpus.path}: has no train records to plant canaries in; import a larger one")
+        raise InputError(f"{corpus.path}: this corpus has no train records for canaries; import a larger corpus")
     planted = Planted(drawn_and_planted(corpus, hparams, seed), hparams, seed)
     canaries, overlay = planted.planting.canaries, planted.planting.overlay
     return rewrite_corpus(
@@ -124,11 +124,10 @@ def plant_corpus(corpus: Corpus, out: Path, hparams: CanaryHParams, seed: int) -
 
 
 def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
-    """Return the settings of canaries of a run over the corpus: those planted in it, else those of the configuration.
+    """Return the canary settings of a run: those of canaries in the corpus, otherwise those of the configuration.
 
     Raises:
-        InputError: the configuration asks for other canaries than those planted in the corpus, and not for the
-            defaults.
+        InputError: the configuration sets canaries that differ from those planted in the corpus.
     """
     planted = Planted.read(corpus)
     if planted is None or hparams == planted.hparams:
@@ -138,8 +137,8 @@ def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
         name = next(field.name for field in fields(hparams) if wanted[field.name] != present[field.name])
         raise InputError(
             f"canaries.{name} is {_as_text(wanted[name])}, but {corpus.path} has canaries planted with "
-            f"{_as_text(present[name])}; remove [canaries] from the configuration, or plant others in the corpus "
-            f"that it came from"
+            f"{_as_text(present[name])}; remove [canaries] from the configuration, or plant other canaries in "
+            "the original corpus"
         )
     return planted.hparams
 
@@ -147,29 +146,30 @@ def settled(corpus: Corpus, hparams: CanaryHParams) -> CanaryHParams:
 def planting_of(
     corpus: Corpus, hparams: CanaryHParams, seed: int, train: Split | None = None, rounds: int | None = None
 ) -> Planting:
-    """Return the canaries that the corpus has in place, whatever the seed; else new ones.
+    """Return the canaries that are planted in the corpus, independent of the seed; otherwise new canaries.
 
     Args:
         corpus: the corpus.
         hparams: settings of new canaries.
         seed: the run's seed.
-        train: the users and records to plant new ones in; by default all training users of the corpus.
+        train: the users and records in which new canaries are planted; by default all training users of the corpus.
         rounds: number of rounds of training, for windows that are fractions of it.
 
     Raises:
-        InputError: records are left out that the corpus' own canaries may have replaced, or see `drawn_and_planted`.
+        InputError: records are excluded that planted canaries of the corpus may have replaced; or see
+            `drawn_and_planted`.
     """
     planted = Planted.read(corpus)
     if planted and isinstance(train, PartialSplit):
         raise InputError(
-            f"data.user_holdout and data.shadow leave records out, and {corpus.path} has canaries in some of them; "
-            f"name the corpus that it came from, and let the run plant the canaries"
+            f"data.user_holdout and data.shadow exclude records, and {corpus.path} has canaries in some of "
+            "them; use the original corpus, and plant the canaries in the run"
         )
     return planted.planting if planted else drawn_and_planted(corpus, hparams, seed, train, rounds)
 
 
 def _listed(hparams: CanaryHParams) -> dict[str, Any]:
-    """Return the settings for a file, without empty ones, so that existing digests stay stable."""
+    """Return the settings for a file, without empty settings, so existing digests do not change."""
     return {
         name: value
         for name, value in asdict(hparams).items()

@@ -1,7 +1,7 @@
-"""Planting of canaries: which record of which user each canary replaces, as an overlay over an unchanged corpus.
+"""Planting of canaries: the records that each canary replaces, as an overlay on an unchanged corpus.
 
-Thakkar et al. (2020), section 4.1, "Canary Insertion", with Poisson sampling of users and of records, as there; or a
-fixed number of copies of each canary, as in Carlini et al., "The Secret Sharer" (2018), section 6.5.
+Thakkar et al. (2020), section 4.1, "Canary Insertion", with Poisson sampling of users and records; or a fixed number of
+copies of each canary, as in Carlini et al., "The Secret Sharer" (2018), section 6.5.
 """
 
 import math
@@ -33,21 +33,21 @@ from flsim.data.vocabulary import Layout
 
 # Phrases of canaries: random words, the first words of records of held-out users, or fillings of a template.
 
-HELDOUT = "heldout"  # split, and the source of canaries that are its text
-TRIED = 100  # records in which words of the vocabulary alone are looked for
+HELDOUT = "heldout"  # the split of held-out users, and the value of `source` for canaries from it
+TRIED = 100  # number of records that are searched for text inside the vocabulary
 Draw = Callable[[int, int], tuple[int, ...]]  # a phrase by the canary's index and the attempt
 
 
 def random_phrases(length: int, seed: int, layout: Layout) -> Draw:
-    """Return a drawer of phrases of random words."""
+    """Return a function that draws phrases of random words."""
     return lambda index, attempt: draw_phrase(seed, index, attempt, length, layout)
 
 
 def natural_phrases(corpus: Corpus, length: int, seed: int) -> Draw:
-    """Return a drawer of the first words of a held-out user's record, all of the vocabulary.
+    """Return a function that draws the first words of held-out records, without words outside the vocabulary.
 
     Raises:
-        InputError: held-out users have no such record, or hardly any.
+        InputError: held-out users have too few such records.
     """
     heldout, layout = corpus.split(HELDOUT), corpus.layout
     offsets = np.asarray(heldout.record_offsets)
@@ -70,7 +70,7 @@ def natural_phrases(corpus: Corpus, length: int, seed: int) -> Draw:
 
 
 def secret_phrases(templates: Sequence[Secrets], seed: int) -> Draw:
-    """Return a drawer of fillings of the canaries' templates."""
+    """Return a function that draws fillings of the templates."""
     return lambda index, attempt: tuple(templates[index].draw(stream(seed, "secret", index, attempt), 1)[0].tolist())
 
 
@@ -79,7 +79,7 @@ REDRAWS = 100
 
 @dataclass(frozen=True)
 class Overlay:
-    """The replaced records of a population, in ascending order, each with the canary that replaces it.
+    """The replaced records of a population, in ascending order, each with its canary.
 
     Attributes:
         records: int64 [n], indices over all records, in the population's order.
@@ -97,20 +97,20 @@ class Overlay:
 
     @classmethod
     def read(cls, folder: Path, count: int) -> "Overlay":
-        """Return `count` replaced records as `write` left them; raise OSError or ValueError where files lack them."""
+        """Return `count` replaced records as `write` left them; raise OSError or ValueError if files lack them."""
         return cls(flat_file(folder / "overlay.i64", "<i8", count), flat_file(folder / "overlay.u16", "<u2", count))
 
     def is_of(self, records: int, canaries: Sequence[Canary]) -> bool:
-        """Return whether records are below `records` and ascending, and canaries are planted ones of `canaries`."""
+        """Return whether records are below `records` and ascending, and canaries are planted canaries in `canaries`."""
         within = not len(self.records) or bool(self.records[0] >= 0 and self.records[-1] < records)
         planted = [index for index, canary in enumerate(canaries) if canary.is_planted]
         return within and bool((np.diff(self.records) > 0).all() and np.isin(self.canaries, planted).all())
 
     def select(self, kept: NDArray[np.bool_]) -> "Overlay":
-        """Return the overlay of the records that are kept, counted among them.
+        """Return the overlay of the remaining records, with indices among them.
 
         Args:
-            kept: bool [records], whether each record of the population is kept.
+            kept: bool [records], whether each record of the population remains.
         """
         remaining = kept[self.records]
         gone = np.flatnonzero(~kept)
@@ -128,10 +128,10 @@ class Planting:
         planned_sharers: int64 [canaries], users drawn with probability p_u; for canaries with a number of copies, the
             users that hold copies.
         sharers: int64 [canaries], users that hold at least one copy.
-        planned_insertions: int64 [canaries], records drawn with probability p_e among the sharers', or the number of
-            copies.
-        insertions: int64 [canaries], records replaced: the planned ones, without records that another canary won or
-            that were dropped from the corpus since.
+        planned_insertions: int64 [canaries], records drawn with probability p_e among the records of sharers, or the
+            number of copies.
+        insertions: int64 [canaries], replaced records: the planned records, without records that another canary got or
+            that were later dropped from the corpus.
     """
 
     canaries: tuple[Canary, ...]
@@ -142,10 +142,10 @@ class Planting:
     insertions: NDArray[np.int64]
 
     def select(self, kept: NDArray[np.bool_], user_offsets: NDArray[np.int64]) -> "Planting":
-        """Return the planting where only some records are kept: actual counts are recounted, planned ones stay.
+        """Return the planting in the remaining records: actual counts are recomputed, and planned counts do not change.
 
         Args:
-            kept: bool [records], whether each record of the population is kept.
+            kept: bool [records], whether each record of the population remains.
             user_offsets: int64 [users + 1], where each user's records start among all of them.
         """
         overlay = self.overlay.select(kept)
@@ -155,10 +155,10 @@ class Planting:
 
 
 def flat_file(path: Path, dtype: str, count: int) -> NDArray[Any]:
-    """Return a memory-mapped file that holds `count` values; raise ValueError where it holds another number."""
+    """Return a memory-mapped file with `count` values; raise ValueError if the number differs."""
     values = memory_map(path, dtype)
     if len(values) != count:
-        raise ValueError(f"{path.name} holds {len(values):,} values instead of {count:,}")
+        raise ValueError(f"{path.name} has {len(values):,} values instead of {count:,}")
     return values
 
 
@@ -178,10 +178,10 @@ def counts_of(
 
 
 def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int | None = None) -> tuple[Canary, ...]:
-    """Draw distinct phrases that occur nowhere in the corpus, in any split; a phrase that occurs is drawn again.
+    """Draw distinct phrases that do not occur in any split of the corpus; a phrase that occurs is drawn again.
 
-    Text of held-out users occurs with held-out users only. Controls come last, and where two phrases are equal the
-    later one is drawn again. So the planted canaries are the same with and without controls.
+    Text of held-out users occurs only in the held-out splits. Controls are last, and if two phrases are equal, the
+    later phrase is drawn again. Therefore the planted canaries are the same with and without controls.
 
     Args:
         corpus: the corpus.
@@ -190,9 +190,8 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
         rounds: number of rounds of training, for windows that are fractions of it.
 
     Raises:
-        InputError: canaries are longer than records can be, the vocabulary is too small for that many, a window does
-            not fit the rounds, held-out users have too few records of so many words, or a template does not fit the
-            corpus.
+        InputError: canaries are longer than records, the vocabulary is too small, a window does not fit the rounds,
+            held-out users have too few records with this number of words, or a template does not fit the corpus.
     """
     layout = corpus.layout
     planted = configurations(hparams)
@@ -207,13 +206,14 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
     is_natural = hparams.source == "heldout"
     source = "text of held-out users" if is_natural else f"vocabulary of {layout.words} words"
     too_few = InputError(
-        f"no {len(planned)} different phrases of {length} words found that the corpus does not contain; "
-        f"its {source} is too small, or {setting} too short"
+        f"found fewer than {len(planned)} different phrases of {length} words that are not in the corpus; use "
+        f"a corpus with a larger {source}, or a longer {setting}"
     )
-    if template and 2 * len(planned) > template.space:  # references remain, and draws without repetition end soon
+    # so that references remain, and draws without repetition end soon
+    if template and 2 * len(planned) > template.space:
         raise InputError(
-            f'canaries.template "{template}" has {template.space:,} fillings, and {len(planned):,} canaries need twice '
-            f"as many; set longer holes, or a smaller canaries.count or canaries.controls"
+            f'canaries.template "{template}" has {template.space:,} fillings, but {len(planned):,} canaries need twice '
+            f"this number; set longer holes, or a smaller canaries.count or canaries.controls"
         )
     if len(planned) > layout.words**length:
         raise too_few
@@ -231,7 +231,7 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
         first = {phrase: i for i, phrase in reversed([*enumerate(phrases)])}
         rejected = [i for i, phrase in enumerate(phrases) if phrase in taken or first[phrase] != i]
         if not rejected:
-            digits = len(str(len(planted) - 1))  # controls come last and leave the other canaries' ids as they are
+            digits = len(str(len(planted) - 1))  # controls are last, so the ids of other canaries do not change
             coins = [toss(seed, index) if hparams.coins else None for index in range(len(planted))]
             coins += [None] * hparams.controls
             return tuple(
@@ -258,7 +258,7 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
 
 
 def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | None = None) -> set[tuple[int, ...]]:
-    """Return the phrases, all of one length, that occur inside a record of the split.
+    """Return the phrases, all of the same length, that occur within a record of the split.
 
     The split is read once, `chunk` words at a time.
     """
@@ -268,11 +268,11 @@ def occurring(split: Split, phrases: Collection[tuple[int, ...]], chunk: int | N
     length = sorted_phrases.shape[1]
     at_place = np.zeros(
         (length, max(2**16, split.layout.vocabulary_size)), bool
-    )  # whether some phrase has the word at this place
+    )  # whether any phrase has the word at this position
     at_place[np.arange(length), sorted_phrases] = True
     present: set[tuple[int, ...]] = set()
     for start, window in windows(split.tokens, chunk, overlap=length - 1):
-        starts = max(0, len(window) - length + 1)  # none where the window is shorter than a phrase
+        starts = max(0, len(window) - length + 1)  # none if the window is shorter than a phrase
         candidates = np.flatnonzero(at_place[0][window[:starts]])
         for place in range(1, length):
             candidates = candidates[at_place[place][window[candidates + place]]]
@@ -294,7 +294,7 @@ def drawn_and_planted(
         corpus: the corpus.
         hparams: settings of the canaries.
         seed: the run's seed.
-        train: the users and records to plant them in.
+        train: the users and records in which canaries are planted.
         rounds: number of rounds of training, as in `draw_canaries`.
 
     Raises:
@@ -309,18 +309,18 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
     """Draw sharers and replaced records of every canary.
 
     Each user is a sharer of a canary with probability p_u, each record of a sharer is replaced with probability p_e,
-    all independently. Where several canaries claim a record, one of them gets it, chosen uniformly. Canaries with a
-    number of copies replace as many records, drawn from all. Controls, which are not planted, replace none.
+    all independently. If several canaries claim a record, one of them, chosen uniformly, gets it. Canaries with a
+    number of copies replace this number of records, drawn from all records. Controls replace no records.
 
-    A canary whose coin says no replaces none either. Its planned counts are those that it would have had, and its coin
-    changes nothing but the records that it claims: what is drawn for other canaries does not depend on it.
+    A canary whose coin excludes it replaces no records. Its planned counts are those without the coin, and its coin
+    affects only the records that it claims: the draws for other canaries do not depend on the coin.
 
     Raises:
         InputError: there are more copies than records.
     """
     if any(canary.pseudo_users for canary in canaries):
         return _injected(canaries)
-    if any(canary.copies for canary in canaries):  # controls have none
+    if any(canary.copies for canary in canaries):  # controls have no draws
         return _plant_copies(split, canaries, np.array([canary.copies for canary in canaries], np.int64), seed)
     claims: list[NDArray[np.int64]] = []
     planned_sharers = []
@@ -331,7 +331,7 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
         chosen = [_chosen_records(split, int(user), index, canary.p_e, seed) for user in sharers]
         planned_sharers.append(len(sharers))
         claims.append(np.concatenate([*chosen, np.empty(0, np.int64)]))
-    records = np.concatenate([*claims, np.empty(0, np.int64)])  # of no canaries too
+    records = np.concatenate([*claims, np.empty(0, np.int64)])  # also for an empty list of canaries
     claimant = np.repeat(np.arange(len(canaries)), [len(claim) for claim in claims])
     priority = stream(seed, "collisions").random(len(records))
     is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)[claimant]
@@ -352,7 +352,7 @@ def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
 
 
 def _injected(canaries: tuple[Canary, ...]) -> Planting:
-    """Return the planting of canaries that pseudo-users hold, and no record of the population."""
+    """Return the planting of canaries that only pseudo-users hold."""
     users = np.array([canary.pseudo_users or 0 for canary in canaries], np.int64)
     copies = np.array([canary.copies or 0 for canary in canaries], np.int64)
     is_planted = np.array([canary.is_planted for canary in canaries], np.bool_)
@@ -361,9 +361,9 @@ def _injected(canaries: tuple[Canary, ...]) -> Planting:
 
 
 def _plant_copies(split: Split, canaries: tuple[Canary, ...], copies: NDArray[np.int64], seed: int) -> Planting:
-    """Replace a record of its own by every copy, with every choice of records equally likely.
+    """Replace a distinct record with each copy; every choice of records is equally likely.
 
-    The expected copies of a user are in proportion to its records.
+    The expected copies of a user are proportional to the number of its records.
     """
     total = int(copies.sum())
     refuse_copies(total, split.records)
@@ -382,17 +382,17 @@ def _chosen_records(split: Split, user: int, canary: int, p_e: float, seed: int)
     return first + np.flatnonzero(stream(seed, "insertions", canary, user).random(last - first) < p_e)
 
 
-# The limits of canaries that follow from their settings and the size of the corpus, before any is drawn.
+# The limits of canaries that follow from their settings and the size of the corpus, before any canary is drawn.
 
-MOST = 2**16  # canaries; an overlay holds their indices as uint16
+MOST = 2**16  # largest number of canaries; an overlay stores indices as uint16
 
 
 def refuse_too_many(hparams: CanaryHParams, records: int) -> None:
-    """Refuse more canaries than an overlay can tell apart, and about more copies than there are records.
+    """Raise InputError for more canaries than an overlay can store, or more copies than records.
 
     Args:
         hparams: settings of the canaries.
-        records: number of the training records, or a number that is not exceeded where it is not known yet.
+        records: number of the training records, or an upper bound if it is unknown.
 
     Raises:
         InputError: there are too many canaries or copies.
@@ -400,7 +400,8 @@ def refuse_too_many(hparams: CanaryHParams, records: int) -> None:
     canaries = number_of_canaries(hparams)
     if canaries > MOST:
         raise InputError(
-            f"{canaries:,} canaries; a run has at most {MOST:,}: set a smaller canaries.count or canaries.controls"
+            f"{canaries:,} canaries, but a run can have at most {MOST:,}; set a smaller canaries.count or "
+            "canaries.controls"
         )
     copies = expected_copies(hparams, records)
     if hparams.insertions:
@@ -413,7 +414,7 @@ def refuse_too_many(hparams: CanaryHParams, records: int) -> None:
 
 
 def refuse_copies(copies: int, records: int) -> None:
-    """Raise InputError where an exact number of copies exceeds that of the training records."""
+    """Raise InputError if an exact number of copies exceeds that of the training records."""
     if copies > records:
         raise InputError(
             f"{copies:,} copies of canaries do not fit into {records:,} training records; set fewer "
@@ -422,9 +423,9 @@ def refuse_copies(copies: int, records: int) -> None:
 
 
 def refuse_too_long(length: int, layout: Layout, setting: str = "canaries.length") -> None:
-    """Raise InputError where canaries of `length` words, as `setting` gives them, exceed a record of the layout."""
+    """Raise InputError if canaries of `length` words, see `setting`, exceed a record of the layout."""
     if length > layout.record_words:
         raise InputError(
-            f"canaries of {length:,} words would be cut: records of this corpus hold {layout.record_words}; "
-            f"set {setting} to at most that"
+            f"canaries of {length:,} words would be cut, because records of this corpus have at most "
+            f"{layout.record_words} words; set {setting} to at most this number"
         )

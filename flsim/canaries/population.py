@@ -1,6 +1,6 @@
-"""The population that training sees: the corpus' users with canaries planted in them, or their IID twin.
+"""The population that is trained on: users of the corpus with planted canaries, or the IID partition.
 
-A population on disk is a small folder beside the corpus it overlays:
+A population on disk is a small folder in addition to the corpus:
 
     roster.parquet     a row per canary (flsim.canaries.roster)
     overlay.i64/.u16   replaced records, counted in the population's own order, and their canaries
@@ -34,7 +34,7 @@ from flsim.data.withheld import PartialSplit, position_type
 
 Partition = Literal["iid", "non-iid"]
 ABOUT = "population.json"
-NEVER = np.iinfo(np.int64).max  # last round of a window without an end
+NEVER = np.iinfo(np.int64).max  # last round of a window that does not end
 
 
 @dataclass(frozen=True)
@@ -44,12 +44,12 @@ class Population:
     Attributes:
         split: the corpus' users.
         phrases: the words of each canary, of the layout's token type.
-        overlay: the records that canaries replace, counted in the population's own order.
-        twin: the population's own order and users; None where they are the corpus' own.
-        windows: int64 [canaries, 2], the first and the last round in which each canary is planted, from 1; None where
-            all are planted in every round.
+        overlay: the records that canaries replace, as indices in the order of the population.
+        twin: the order and users of the IID partition; None for those of the corpus.
+        windows: int64 [canaries, 2], the first and the last round in which each canary is planted, from 1; None if all
+            are planted in every round.
         extra: pseudo-users, who inject a canary each in one round.
-        injected: int64 [records of pseudo-users], the canary that each of their records is.
+        injected: int64 [records of pseudo-users], the canary of each of their records.
     """
 
     split: Split
@@ -64,7 +64,7 @@ class Population:
     def with_canaries(
         cls, split: Split, canaries: Sequence[Canary], overlay: Overlay, twin: Twin | None = None
     ) -> "Population":
-        """Return the users of a split, or of its twin, with these canaries planted in them."""
+        """Return the users of a split, or of its IID twin, with these planted canaries."""
         phrases = tuple(np.array(canary.tokens, split.layout.token_type) for canary in canaries)
         ends = [NEVER if canary.last_round is None else canary.last_round for canary in canaries]
         windows = [(canary.first_round or 1, end) for canary, end in zip(canaries, ends, strict=True)]
@@ -72,10 +72,10 @@ class Population:
         return cls(split, phrases, overlay, twin, bounds, *_pseudo_users(canaries))
 
     def at(self, round_: int) -> "Population":
-        """Return the users of a round, counted from 0; this object itself where no canary has a window.
+        """Return the users of a round, counted from 0; this object if no canary has a window.
 
-        In the rounds of its window a canary's copies are in place, in others the records that they replace. Rounds in
-        which the same canaries are planted have the same object.
+        In the rounds of its window, a canary replaces records; in other rounds, users have the original records. Rounds
+        with the same planted canaries return the same object.
         """
         if self.windows is None or not len(self.overlay.records):
             return self
@@ -109,14 +109,14 @@ class Population:
 
     @property
     def user_offsets(self) -> NDArray[np.int64]:
-        """Return each user's first record in the population's own order, and the end, int64 [users + 1]."""
+        """Return each user's first record in the order of the population, and the end, int64 [users + 1]."""
         return (self.twin or self.split).user_offsets
 
     def __len__(self) -> int:
         return len(self.split)
 
     def name(self, user: int) -> str:
-        """Return the corpus' name of a user, or a name that tells that the user is synthetic or injected."""
+        """Return the corpus' name of a user, or a name that marks a synthetic or injected user."""
         if user >= len(self):
             return "injected"
         return self.split.names[user] if self.twin is None else "of the IID twin"
@@ -144,7 +144,7 @@ class Population:
         return self.split.records
 
     def records_at(self, positions: NDArray[np.integer[Any]]) -> Records:
-        """Return the records at integer [n] positions in the population's own order, in the order of `positions`.
+        """Return the records at integer [n] positions in the order of the population.
 
         Records of pseudo-users follow those of the population.
         """
@@ -173,7 +173,10 @@ class Population:
 
 
 def _pseudo_users(canaries: Sequence[Canary]) -> tuple[ExtraUsers, NDArray[np.int64]]:
-    """Return the pseudo-users of canaries, and the canary of each of their records; those of arm "out" never come."""
+    """Return the pseudo-users of canaries, and the canary of each of their records.
+
+    Those of arm "out" never take part.
+    """
     rounds, sizes, injected = list[int](), list[int](), list[int]()
     for index, canary in enumerate(canaries):
         users = canary.pseudo_users or 0
@@ -197,7 +200,8 @@ def write_population(
         planting: the canaries, planted in `train`.
         partition: the partition.
         seed: the run's seed.
-        train: what the run trains on, from `flsim.data.withheld`; by default all training users of the corpus.
+        train: the records that the run trains on, from `flsim.data.withheld`; by default all training users of the
+            corpus.
     """
     write_roster(folder, planting, corpus.vocabulary)
     train = corpus.split("train") if train is None else train
@@ -218,7 +222,7 @@ def write_population(
 
 
 def verify_population(folder: Path) -> None:
-    """Read every file again and compare its digest with the recorded one; older folders have no digests.
+    """Read every file again and compare its digest with the stored digest; older folders have no digests.
 
     Raises:
         InputError: a file is missing or has changed.
@@ -226,7 +230,7 @@ def verify_population(folder: Path) -> None:
     for name, written in _digests(folder).items():
         path = inside(folder, name)
         if not path.is_file() or file_digest(path) != written:
-            raise InputError(f"{path}: missing or changed since it was planted; restore it or start a new run")
+            raise InputError(f"{path}: the file is missing, or changed after planting; restore it or start a new run")
 
 
 def _digests(folder: Path) -> dict[str, Any]:
@@ -243,7 +247,7 @@ def _about(folder: Path) -> dict[str, Any]:
         return dict(from_json((folder / ABOUT).read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
         raise InputError(
-            f"{folder}: what was planted cannot be read ({in_one_line(error):.200}); restore it or start a new run"
+            f"{folder}: its planted canaries cannot be read ({in_one_line(error):.200}); restore it or start a new run"
         ) from error
 
 
@@ -256,7 +260,7 @@ def _trained_on(folder: Path, whole: Split, description: dict[str, Any]) -> Spli
         return whole
     positions = flat_file(folder / _kept_file(whole), position_type(whole.records), description["kept"])
     if not len(positions) or positions[-1] >= whole.records:
-        raise ValueError("kept records that there are not")
+        raise ValueError("kept records do not exist")
     return PartialSplit.select(whole, positions)
 
 
@@ -270,25 +274,26 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
         description = _about(folder)
         if description["corpus"] != corpus.digest:
             raise InputError(
-                f"{corpus.path}: changed since canaries were planted in it ({folder}); restore it or start a new run"
+                f"{corpus.path}: the corpus changed after canaries were planted in it ({folder}); restore the "
+                "corpus or start a new run"
             )
         split = _trained_on(folder, corpus.split("train"), description)
         canaries = read_canaries(folder, corpus.vocabulary)
         overlay = Overlay.read(folder, description["insertions"])
         if not overlay.is_of(split.records, canaries):
-            raise ValueError("planted records or canaries that there are not")
+            raise ValueError("planted records or canaries do not exist")
         twin = None
-        if description["world" if "world" in description else "partition"] == "iid":  # older runs have "world"
+        if description["world" if "world" in description else "partition"] == "iid":  # older runs use the key "world"
             dtype = order_dtype(split.records)
             order = flat_file(folder / ORDER_FILES[dtype], dtype, split.records)
             twin = Twin(order, flat_file(folder / "twin_users.i64", "<i8", len(split) + 1))
             ends = np.concatenate([[0], twin.user_offsets, [split.records]])
             if (np.diff(ends) < 0).any() or ends[1] or ends[-2] != split.records:
-                raise ValueError("users of a twin that are not all of its records")
+                raise ValueError("users of a twin do not cover its records")
         return Population.with_canaries(split, canaries, overlay, twin), canaries
     except InputError:
         raise
     except (OSError, KeyError, TypeError, ValueError, OverflowError, pa.ArrowException) as error:
         raise InputError(
-            f"{folder}: what was planted cannot be read ({in_one_line(error):.200}); restore it or start a new run"
+            f"{folder}: its planted canaries cannot be read ({in_one_line(error):.200}); restore it or start a new run"
         ) from error

@@ -63,11 +63,11 @@ SCHEMA = pa.schema(
         pa.field("is_natural", pa.bool_(), nullable=False),
     ]
 )
-OLDER_LACK = ("words", *COUNTS)  # columns that rosters of the first versions do not have
+OLDER_LACK = ("words", *COUNTS)  # columns that the oldest rosters do not have
 
 
 def roster_of(planting: Planting, vocabulary: Vocabulary) -> pd.DataFrame:
-    """Return the roster of planted canaries, with those columns of `LATER` that they need."""
+    """Return the roster of planted canaries, with the columns of `LATER` that are needed."""
     canaries = planting.canaries
     columns = {
         "canary": [canary.id for canary in canaries],
@@ -80,7 +80,7 @@ def roster_of(planting: Planting, vocabulary: Vocabulary) -> pd.DataFrame:
     later = {name: [getattr(canary, name) for canary in canaries] for name in LATER}
     later["template"] = [canary.template and str(canary.template) for canary in canaries]
     used = {name: values for name, values in later.items() if any(value != getattr(Canary, name) for value in values)}
-    if not canaries:  # pandas could not tell the types of columns
+    if not canaries:  # pandas cannot infer the types of empty columns
         return cast(pd.DataFrame, _empty(columns).to_pandas())
     return pd.DataFrame(columns | used).astype({name: LATER[name] for name in used})
 
@@ -99,7 +99,7 @@ def _empty(columns: Iterable[str]) -> pa.Table:
 
 
 def read_canaries(folder: Path, vocabulary: Vocabulary) -> tuple[Canary, ...]:
-    """Return the canaries of a folder's roster; one without probabilities has as many copies as were planned.
+    """Return the canaries of a folder's roster; a canary without probabilities has the planned number of copies.
 
     Args:
         folder: the folder.
@@ -135,11 +135,11 @@ def read_counts(folder: Path) -> dict[str, NDArray[np.int64]]:
 
 
 def is_drawn(roster: pd.DataFrame) -> "pd.Series[bool]":
-    """Return whether each canary of a roster was planted: at least one record was drawn for it, and it is no control.
+    """Return whether each canary was planted: at least one record was drawn for it, and it is not a control.
 
-    By Poisson sampling a canary of a small corpus can be drawn for no record. A canary whose copies a defence removed
-    since was planted; without it, a share would hide what the defence did. Rosters of the first versions, which do not
-    say how many records were drawn, count all their canaries as planted.
+    With Poisson sampling, a canary in a small corpus can have no record. A canary whose copies a defence removed later
+    counts as planted; otherwise, a share would hide the effect of the defence. In the oldest rosters, which do not
+    store the number of drawn records, all canaries count as planted.
     """
     is_planted = pd.Series(data=True, index=roster.index)
     if "is_planted" in roster:
@@ -152,16 +152,18 @@ def is_drawn(roster: pd.DataFrame) -> "pd.Series[bool]":
 def read_roster(path: Path) -> pd.DataFrame:
     """Return a roster as a table with the columns of `SCHEMA` that the file has, and always ``is_planted``.
 
-    The file is checked as if a stranger had written it.
+    The file is untrusted and checked completely.
 
     Raises:
         InputError: there is no such file, it is damaged, or its values are not those of a roster.
     """
     if not path.is_file():
-        raise InputError(f"{path}: no such file, so this run's canaries are unknown; restore it, or leave the run out")
+        raise InputError(
+            f"{path}: no such file, so the canaries of this run are unknown; restore the file, or exclude the run"
+        )
     roster = read_parquet(path, SCHEMA, (*OLDER_LACK, *LATER))
     if roster["canary"].duplicated().any() or not (roster["canary"].str.len() > 0).all():
-        raise InputError(f"{path}: canaries need different ids; restore it")
+        raise InputError(f"{path}: ids of canaries repeat; restore the file")
     if not all(((roster[name] > 0) & (roster[name] <= 1) | roster[name].isna()).all() for name in ("p_u", "p_e")):
-        raise InputError(f"{path}: p_u and p_e are probabilities above 0, and some are not; restore it")
+        raise InputError(f"{path}: p_u and p_e must be probabilities above 0; restore the file")
     return roster if "is_planted" in roster else roster.assign(is_planted=True)

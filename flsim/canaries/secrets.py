@@ -1,7 +1,7 @@
 """Secrets: a template, and the space R of its fillings as tokens of a corpus.
 
-Carlini et al. (2018), "The Secret Sharer", section 3.2: a format s, such as "the random number is ...", whose holes
-are filled with r, drawn uniformly from a randomness space R. See `flsim.canaries.spec`.
+Carlini et al. (2018), "The Secret Sharer", section 3.2: a format s, such as "the random number is ...", whose holes are
+filled with r, which is drawn uniformly from a randomness space R. See `flsim.canaries.spec`.
 
 Templates of secrets as text: fixed text with holes.
 
@@ -49,14 +49,14 @@ class Hole:
 
     @property
     def is_key(self) -> bool:
-        """Return whether attackers know what fills it."""
+        """Return whether attackers know the content of the hole."""
         return self.kind == "k"
 
     def __str__(self) -> str:
         return f"{{{self.kind}}}" if self.kind in SYMBOLS else f"{{{self.kind}{self.symbols}}}"
 
     def fillings(self, words: int) -> int:
-        """Return the number of fillings, with a vocabulary of so many words."""
+        """Return the number of fillings, with a vocabulary of this number of words."""
         if self.kind in FILLINGS:
             return FILLINGS[self.kind]
         if self.is_key:
@@ -66,10 +66,10 @@ class Hole:
 
 
 def parse(template: str) -> tuple[str | Hole, ...]:
-    """Return the fixed texts and the holes of a template, in their order; joined they are the template again.
+    """Return the fixed texts and the holes of a template, in order; their concatenation is the template.
 
     Raises:
-        InputError: a hole is unknown, or there is none.
+        InputError: a hole is unknown, or there is no hole.
     """
     parts: list[str | Hole] = []
     for index, text in enumerate(BETWEEN.split(template)):
@@ -92,7 +92,7 @@ def parse(template: str) -> tuple[str | Hole, ...]:
 
 
 def fillings(template: str, words: int) -> int:
-    """Return |R|, the number of fillings of a template with a vocabulary of so many words."""
+    """Return |R|, the number of fillings of a template with a vocabulary of this number of words."""
     return prod(part.fillings(words) for part in parse(template) if isinstance(part, Hole))
 
 
@@ -108,7 +108,7 @@ def hidden(template: str) -> tuple[str | Hole, ...]:
 
 
 def with_keys(template: str, vocabulary: Vocabulary, rng: np.random.Generator) -> str:
-    """Return a template with random letters, or random words of the vocabulary, in place of its keys."""
+    """Return a template with random letters, or random words of the vocabulary, in place of keys."""
     by_words = vocabulary.by == "words"
     symbols = [word for word in vocabulary.words if not set("{}") & set(word)] if by_words else list(ascii_lowercase)
 
@@ -126,14 +126,14 @@ Spell = Callable[[Ints], Ints]  # from numbers of fillings [N] to symbols [N, k]
 
 AREAS = np.setdiff1d(np.arange(1, 900), [666])
 GROUPS, SERIALS = 99, 9_999
-MOST_DRAWS = 100  # of one key until no other canary has it
+MOST_DRAWS = 100  # attempts to draw a key that no other canary has
 
 
 def check_digits(numbers: Ints) -> Ints:
     """Return the check digits, int64 [N], of the digits before them, int64 [N, n]: ISO/IEC 7812-1, annex B."""
     doubled = numbers.copy()
     doubled[:, ::-1][:, ::2] *= 2  # every second digit, from the one before the check digit
-    sums: Ints = (doubled - 9 * (doubled > 9)).sum(1)  # the sum of the two digits of 10 to 18 is 9 less
+    sums: Ints = (doubled - 9 * (doubled > 9)).sum(1)  # for 10 to 18, the sum of the two digits is the number minus 9
     return -sums % 10
 
 
@@ -182,11 +182,11 @@ SPELL: dict[str, Spell] = {"card": _card, "ssn": _ssn}
 
 @dataclass(frozen=True)
 class Part:
-    """Neighbouring tokens of a secret that are filled at once.
+    """Adjacent tokens of a secret that are filled together.
 
     Attributes:
-        kind: "card" or "ssn"; empty for a token of its own.
-        ids: token ids of its symbols; one where the token is fixed.
+        kind: "card" or "ssn"; empty for a single token.
+        ids: token ids of its symbols; one id if the token is fixed.
     """
 
     kind: str
@@ -207,7 +207,7 @@ class Part:
         return np.array(self.ids)[SPELL.get(self.kind, _one)(numbers)]
 
     def is_filling(self, tokens: Sequence[int]) -> bool:
-        """Return whether as many tokens as the part has are one of its fillings."""
+        """Return whether tokens, of the length of this part, are one of its fillings."""
         if not set(tokens) <= set(self.ids):
             return False
         symbols = np.array([[self.ids.index(token) for token in tokens]])
@@ -224,15 +224,15 @@ class Secrets:
     """
 
     template: str
-    parts: tuple[Part, ...] = field(repr=False)  # a hole of words lists the vocabulary
+    parts: tuple[Part, ...] = field(repr=False)  # for a hole of words, this is the vocabulary
 
     @classmethod
     def from_template(cls, template: str, vocabulary: Vocabulary) -> "Secrets":
         """Return the fillings of a template in a corpus.
 
         Raises:
-            InputError: the template is none, its tokens are not in the vocabulary, or it asks for words of a corpus of
-                characters.
+            InputError: the template is invalid, its tokens are not in the vocabulary, or it has words and the corpus is
+                by characters.
         """
         parts: list[Part] = []
         for part in parse(template.strip()):
@@ -243,8 +243,8 @@ class Secrets:
             elif part.kind == "w":
                 if vocabulary.by != "words":
                     raise InputError(
-                        f"canaries.template: {part} is of words, and the corpus is of {vocabulary.by}; use {{lN}} for "
-                        f"N letters"
+                        f"canaries.template: {part} is a hole for words, but the corpus is by {vocabulary.by}; "
+                        f"use {{lN}} for N letters"
                     )
                 parts += [Part("", tuple(sorted(vocabulary.ids.values())))] * part.symbols
             else:
@@ -274,7 +274,7 @@ class Secrets:
 
     @cached_property
     def hidden(self) -> "Secrets":
-        """Return what follows the text before the first hole; secrets for which it is equal share their references."""
+        """Return the parts after the text before the first hole; secrets with equal parts share references."""
         return Secrets("".join(map(str, hidden(self.template.strip()))), self.parts[self.known :])
 
     @property
@@ -284,7 +284,7 @@ class Secrets:
 
     @property
     def allowed(self) -> tuple[tuple[int, ...], ...]:
-        """Return the token ids that are allowed at each position; of a card or social security number all digits."""
+        """Return the token ids that are allowed at each position; for a card or social security number, all digits."""
         return tuple(part.ids for part in self.parts for _ in range(part.tokens))
 
     def draw(self, rng: np.random.Generator, count: int) -> Ints:
@@ -292,7 +292,7 @@ class Secrets:
         return np.hstack([part.fill(rng.integers(part.fillings, size=count)) for part in self.parts])
 
     def all(self) -> Ints:
-        """Return every filling once, as int64 [|R|, length]; only for a space that fits the memory."""
+        """Return every filling once, as int64 [|R|, length]; only for a space that fits in memory."""
         numbers, filled = np.arange(self.space), []
         for part in reversed(self.parts):
             numbers, places = np.divmod(numbers, part.fillings)
@@ -309,9 +309,9 @@ class Secrets:
     def references(self, seed: int, count: int, secrets: Ints) -> Ints:
         """Return fillings to rank secrets among, none of which is a secret.
 
-        They are `count` uniform draws from R without the secrets. Where it has no more than `count` fillings, they are
-        all of them, each once, so that ranks are exact. A secret that was drawn and not planted is as likely to have
-        any rank among them as any other.
+        References are `count` uniform draws from R without the secrets. If there are at most `count` such fillings, the
+        references are all of them, each once, so ranks are exact. For a secret that was drawn but not planted, all
+        ranks are equally likely.
 
         Args:
             seed: the experiment's seed.
@@ -332,15 +332,15 @@ class Secrets:
         return rows[np.lexsort(rows.T[::-1])]
 
     def count_references(self, count: int, secrets: int) -> int:
-        """Return how many references there are where `count` are asked for, and so many fillings are secrets."""
+        """Return the number of references if `count` are requested and some fillings are secrets."""
         return min(count, self.space - secrets)
 
 
 def templates(template: str, vocabulary: Vocabulary, seed: int, count: int) -> list[Secrets]:
-    """Return the template of each of `count` canaries; where it has keys, each has its own.
+    """Return the template of each of `count` canaries; if it has keys, each canary has a different key.
 
     Raises:
-        InputError: as for `Secrets.from_template`, or there are not so many keys.
+        InputError: as for `Secrets.from_template`, or there are too few keys.
     """
     if not any(isinstance(part, Hole) and part.is_key for part in parse(template)):
         return [Secrets.from_template(template, vocabulary)] * count
@@ -349,7 +349,7 @@ def templates(template: str, vocabulary: Vocabulary, seed: int, count: int) -> l
         draws = (with_keys(template, vocabulary, stream(seed, "key", index, draw)) for draw in range(MOST_DRAWS))
         text = next((text for text in draws if text not in texts), None)
         if text is None:
-            raise InputError(f'canaries.template "{template}": not enough keys for {count} canaries; set longer ones')
+            raise InputError(f'canaries.template "{template}": not enough keys for {count} canaries; set longer keys')
         texts[text] = None
     return [Secrets.from_template(text, vocabulary) for text in texts]
 
@@ -381,7 +381,7 @@ def _are_among(rows: Ints, secrets: Ints) -> NDArray[np.bool_]:
     is_secret = np.zeros(len(rows), bool)
     for secret in secrets:
         candidates = np.arange(len(rows))
-        for place in reversed(range(len(secret))):  # templates begin with fixed text, which tells nothing apart
+        for place in reversed(range(len(secret))):  # templates begin with fixed text, which is useless for sorting
             candidates = candidates[rows[candidates, place] == secret[place]]
         is_secret[candidates] = True
     return is_secret

@@ -1,4 +1,4 @@
-"""The canaries to plant: phrases of random words, by probabilities of users and records, or by numbers of copies.
+"""The canaries to plant: phrases of random words, with probabilities of users and records, or with numbers of copies.
 
 Thakkar et al. (2020), section 4.1, "Canary Construction" and "Canary Insertion"; numbers of copies: Carlini et al.,
 "The Secret Sharer" (2018), section 6.5.
@@ -16,10 +16,9 @@ from flsim.canaries.secrets import Secrets, fillings, parse, unknown_symbols
 from flsim.data.vocabulary import Layout
 
 # Windows: the rounds in which canaries are planted, as fractions of training or as numbers of rounds.
-#
-# A window [a, b] begins when a rounds are completed and ends when b are: it holds the rounds a + 1 to b. In Jagielski
-# et al., "Measuring Forgetting of Memorized Training Examples" (2022), Algorithm 1 (POISON) is the window [0, T], and
-# Algorithm 2 (INJECT) a short one that begins at T.
+#  A window [a, b] begins when a rounds are completed and ends when b are completed: it contains the rounds a + 1 to b.
+# In Jagielski et al., "Measuring Forgetting of Memorized Training Examples" (2022), Algorithm 1 (POISON) is the window
+# [0, T], and Algorithm 2 (INJECT) a short one that begins at T.
 
 Window = tuple[float, float]
 Probabilities = Annotated[tuple[Probability, ...], bounds(min_length=1), DIFFERENT]
@@ -33,23 +32,23 @@ def is_share(window: Window) -> bool:
 
 
 def _window(window: Window) -> Window:
-    """Return a window that does not end before it begins, nor mixes fractions with numbers of rounds."""
+    """Return a window that does not end before its beginning or mix fractions with numbers of rounds."""
     start, end = window
     if not 0 <= start <= end:
         raise ValueError("must begin at 0 or later and not end before they begin")
     if not is_share(window) and not (start.is_integer() and end.is_integer()):
-        raise ValueError("must be fractions of training, from 0 to 1, or whole numbers of rounds")
+        raise ValueError("must be fractions of training, from 0 to 1, or integer numbers of rounds")
     return window
 
 
 def _injection(at: float) -> float:
     if not (0 <= at < 1 or (at >= 1 and at.is_integer())):
-        raise ValueError("must be fractions of training below 1, or whole numbers of completed rounds")
+        raise ValueError("must be fractions of training below 1, or integer numbers of completed rounds")
     return at
 
 
 def window_label(window: Window) -> str:
-    """Return a window in words; empty where it holds all rounds."""
+    """Return a window in words; empty if it contains all rounds."""
     if window == ALWAYS:
         return ""
     start, end = window
@@ -59,14 +58,14 @@ def window_label(window: Window) -> str:
 
 
 def bounds_of(window: Window, rounds: int | None) -> Bounds:
-    """Return the first and the last round of a window, from 1; the last is before the first where it is empty.
+    """Return the first and the last round of a window, from 1; for an empty window, the last is before the first.
 
     Args:
         window: the window.
-        rounds: number of rounds of the whole training; None where it is unknown.
+        rounds: number of rounds of the whole training; None if it is unknown.
 
     Raises:
-        InputError: a fraction of an unknown number, or the window begins after the last round.
+        InputError: the window is a fraction and `rounds` is unknown, or it begins after the last round.
     """
     if window == ALWAYS:
         return None, None
@@ -78,7 +77,7 @@ def bounds_of(window: Window, rounds: int | None) -> Bounds:
     length = (rounds or 1) if is_share(window) else 1
     start, end = (round(bound * length) for bound in window)
     if rounds is not None and end > start >= rounds:
-        raise InputError(f"windows {list(window)} begins after the last of {rounds:,} rounds; let it begin earlier")
+        raise InputError(f"windows {list(window)} begins after the last of {rounds:,} rounds; set an earlier window")
     return start + 1 if start or end == start else None, None if window[1] == 1 and end > start else end
 
 
@@ -91,11 +90,11 @@ def injection_bounds(at: float, rounds: int | None) -> Bounds:
     """Return the round of an injection, from 1, as the first and the last round.
 
     Args:
-        at: completed rounds, or a fraction of training where it is below 1.
-        rounds: number of rounds of the whole training; None where it is unknown.
+        at: completed rounds, or a fraction of training below 1.
+        rounds: number of rounds of the whole training; None if it is unknown.
 
     Raises:
-        InputError: a fraction of an unknown number, or the round comes after the last one.
+        InputError: `at` is a fraction and `rounds` is unknown, or the round is after the last round.
     """
     if rounds is None and 0 < at < 1:
         raise InputError(
@@ -104,53 +103,54 @@ def injection_bounds(at: float, rounds: int | None) -> Bounds:
         )
     before = round(at * (rounds or 1)) if at < 1 else int(at)
     if rounds is not None and before >= rounds:
-        raise InputError(f"injections {at:g} comes after the last of {rounds:,} rounds; let it come earlier")
+        raise InputError(f"injections {at:g} is after the last of {rounds:,} rounds; set an earlier injection")
     return before + 1, before + 1
 
 
 Arm = Literal["in", "out"]
 Source = Literal["words", "heldout", "template"]
 
-ABOUT_INJECTIONS = "Injected users take part with probability 1 ({}): an epsilon of the ledger is not about them."
+ABOUT_INJECTIONS = "Injected users take part with probability 1 ({}): an epsilon of the ledger does not cover them."
 
 
 @settings
 class CanaryHParams:
-    """The grid of canary configurations.
+    """The canary configurations of a run.
 
     Attributes:
         p_u: Probabilities that a user is a sharer of a canary; each pair of a p_u and a p_e is a configuration. Unit:
             probability.
         p_e: Probabilities that a record of a sharer is replaced by the canary. Unit: probability.
-        count: Number of canaries in each configuration; 0 plants none, so that only utility is measured. Unit:
+        count: Number of canaries in each configuration; 0 plants no canaries, for runs that only measure utility. Unit:
             canaries.
         length: Number of words in a canary. Unit: words.
         insertions: In place of p_u and p_e: exact numbers of records that a canary replaces, drawn uniformly from the
             records of all users. Each number is a configuration. Unit: records.
-        controls: Number of further canaries that are never planted, but measured like the others: the null control of a
-            test for memorization, e.g. 50. They change neither the other canaries nor their records. Unit: canaries.
-        coins: Plant each canary only if a fair coin of its own says so, e.g. for `flsim audit`: the coins of all
-            canaries are independent, so that guesses of them bound epsilon.
-        windows: When canaries are planted, [start, end] each: in fractions of training, such as [0.5, 0.6], or, where
-            the end is above 1, in completed rounds, such as [100, 120] for the rounds 101 to 120. Each window is a
-            configuration with each p_u and p_e, or number of insertions; in other rounds, users have the records that
-            the canary replaces. In an empty window, such as [0.5, 0.5], a canary is never planted.
-        arm: "out" draws and measures the same canaries, and plants them in no round: the twin of a run of arm "in",
-            equal to it before the first window.
+        controls: Number of further canaries that are never planted, but are measured like all canaries, e.g. 50. They
+            are the controls of a test for memorization, and do not change other canaries or their records. Unit:
+            canaries.
+        coins: Plant each canary only if an independent fair coin lands heads, e.g. for `flsim audit`. Guesses of the
+            coins then bound epsilon.
+        windows: Windows [start, end] of training in which canaries are planted: fractions of training, such as [0.5,
+            0.6], or, if the end is above 1, numbers of completed rounds, such as [100, 120] for the rounds 101 to 120.
+            Each window is a configuration with each p_u and p_e, or number of insertions; in other rounds, users have
+            the records that the canary replaces. In an empty window, such as [0.5, 0.5], a canary is never planted.
+        arm: "out" draws and measures the same canaries, but plants them in no round; compare it with a run of arm "in",
+            which is equal before the first window.
         source: "words" draws the words of a canary at random; "heldout" takes the first words of a record of a held-out
-            user: natural text, which users then hold in place of their own. Its ranks among random words prove nothing,
-            so that it is for arms, see `flsim forgetting`. "template" fills the holes of `template` at random.
-        injections: In place of p_u, p_e, insertions and windows: when canaries are injected, each once and in one
-            round, by pseudo-users who take part in that round only, beside its cohort. Each is a configuration: a
-            fraction of training below 1, or a number of completed rounds, e.g. 100 for the round 101. In central
-            training their records extend the batch of that step.
+            user: natural text, which replaces records of users. Ranks of natural text among random words prove nothing,
+            so use it only with arms, see `flsim forgetting`. "template" fills the holes of `template` at random.
+        injections: In place of p_u, p_e, insertions and windows: times at which canaries are injected, each in one
+            round, by pseudo-users who take part only in that round, in addition to its cohort. Each number is a
+            configuration: a fraction of training below 1, or a number of completed rounds, e.g. 100 for the round 101.
+            In central training their records extend the batch of that step.
         injection_users: With injections: number of pseudo-users of each canary. Unit: users.
         injection_copies: With injections: records of each pseudo-user; all are the canary. Unit: records.
         template: With source "template": text with holes for secrets, e.g. "the random number is {d9}" for 9 digits.
             {l9} stands for letters, {w2} for words of the vocabulary, {card} for a payment card number, {ssn} for a US
             social security number. In a corpus of words each digit or letter is a token. {k5} stands for a key, which
-            attackers know, and each canary has its own: 5 letters, or words in a corpus of words. Attackers know the
-            text before the first secret. Its length replaces `length`, and prefix of the section evaluation.
+            attackers know, and which differs for each canary: 5 letters, or words in a corpus of words. Attackers know
+            the text before the first secret. The length of the template replaces `length` and evaluation.prefix.
 
     Examples:
         >>> flsim.Canaries(p_u=(0.01, 0.005), p_e=(0.5, 1.0), count=12)        # doctest: +SKIP
@@ -159,7 +159,7 @@ class CanaryHParams:
     p_u: Probabilities = (1 / 5_000, 3 / 50_000, 1 / 50_000)
     p_e: Probabilities = (0.01, 0.1, 1.0)
     count: Natural = 10
-    length: Annotated[Whole, bounds(ge=2)] = 5  # a prefix and what follows it
+    length: Annotated[Whole, bounds(ge=2)] = 5  # a prefix and a word that follows
     insertions: Annotated[tuple[Count, ...], DIFFERENT] = ()
     controls: Natural = 0
     coins: bool = False
@@ -174,29 +174,32 @@ class CanaryHParams:
     def __post_init__(self) -> None:
         default = type(self)
         if self.insertions and (self.p_u, self.p_e) != (default.p_u, default.p_e):
-            raise InputError("insertions and p_u, p_e both say how often canaries occur; remove one or the other")
+            raise InputError("insertions and p_u, p_e both set how often canaries occur; remove one of the two")
         self._refuse_wrong_template()
         self._refuse_wrong_injections()
 
     def _refuse_wrong_template(self) -> None:
         if self.source != "template":
             if self.template:
-                raise InputError(f'template is of source "template", found "{self.source}"; set that, or remove it')
+                raise InputError(
+                    f'template needs source "template", found "{self.source}"; set source to "template", or remove '
+                    "template"
+                )
             return
         parse(self.template)
         if self.length != type(self).length:
-            raise InputError("length and template both say how long canaries are; remove length")
+            raise InputError("length and template both set the length of canaries; remove length")
 
     def _refuse_wrong_injections(self) -> None:
         default = type(self)
         if not self.injections:
             for name in ("injection_users", "injection_copies"):
                 if getattr(self, name) != getattr(default, name):
-                    raise InputError(f"{name} is of injections; set canaries.injections, or remove it")
+                    raise InputError(f"{name} needs canaries.injections; set canaries.injections, or remove {name}")
             return
         for name in ("p_u", "p_e", "insertions", "windows"):
             if getattr(self, name) != getattr(default, name):
-                raise InputError(f"injections and {name} both say how canaries occur; remove one or the other")
+                raise InputError(f"injections and {name} both set when canaries occur; remove one of the two")
 
     @property
     def depends_on_length(self) -> bool:
@@ -205,14 +208,14 @@ class CanaryHParams:
         return is_injected or any(is_share(window) and tuple(window) != ALWAYS for window in self.windows)
 
     def unknown_words(self, prefix: int) -> int:
-        """Return the number of words of a canary that an attacker does not know, who knows the first `prefix` words.
+        """Return the number of words of a canary that are unknown to an attacker who knows the first `prefix` words.
 
-        Of a template the text before its first hole is known.
+        For a template, the text before the first hole is known.
         """
         return unknown_symbols(self.template) if self.template else self.length - prefix
 
     def continuations(self, prefix: int, words: int) -> int:
-        """Return the number of phrases that a beam can end with, after the first `prefix` words.
+        """Return the number of phrases that a beam can generate after the first `prefix` words.
 
         Args:
             prefix: number of known words; see `unknown_words`.
@@ -221,10 +224,10 @@ class CanaryHParams:
         return fillings(self.template, words) if self.template else int(words ** self.unknown_words(prefix))
 
     def references(self, count: int, words: int) -> int:
-        """Return the number of references where `count` are asked for; small templates have fewer.
+        """Return the number of references if `count` are requested; small templates have fewer.
 
         Args:
-            count: number in the settings.
+            count: number of references in the settings.
             words: number of words of the vocabulary.
         """
         canaries = len(configurations(self)) + self.controls
@@ -232,7 +235,7 @@ class CanaryHParams:
 
     @property
     def about_injections(self) -> str:
-        """Return a sentence on what an epsilon does not cover; empty where no pseudo-user takes part."""
+        """Return a sentence on what an epsilon does not cover; empty if no pseudo-user takes part."""
         if not self.injections or not self.count or self.arm == "out":
             return ""
         return ABOUT_INJECTIONS.format(", ".join(injection_label(at) for at in self.injections))
@@ -240,33 +243,33 @@ class CanaryHParams:
     def bounds(self, configuration: "Configuration", rounds: int | None) -> Bounds:
         """Return the first and the last round in which this arm plants canaries; see `bounds_of`.
 
-        Arm "out" has an empty window that begins where that of arm "in" does.
+        Arm "out" has an empty window that begins with the window of arm "in".
         """
         window = configuration.window
         first, last = injection_bounds(window[0], rounds) if configuration.users else bounds_of(window, rounds)
         return (first, last) if self.arm == "in" else (first or 1, (first or 1) - 1)
 
     def parting(self, rounds: int) -> int:
-        """Return the number of rounds after which both arms are still equal to the bit: those before any window."""
+        """Return the number of rounds before any window, after which both arms are still equal bit for bit."""
         return min((self.bounds(one, rounds)[0] or 1) - 1 for one in distinct_configurations(self))
 
 
 @dataclass(frozen=True)
 class Canary:
-    """A canary: a phrase, and how it is planted.
+    """A canary: a phrase, and the way of planting it.
 
     Attributes:
-        id: the canary's name in every table, e.g. ``"c07"``.
+        id: the name of the canary in tables, e.g. ``"c07"``.
         tokens: the word ids of the phrase.
-        p_u: probability that a user is a sharer; NaN where it is unknown, or where `copies` is set.
-        p_e: probability that a record of a sharer is replaced; NaN where it is unknown, or where `copies` is set.
-        copies: exact number of records, of any users, that are replaced; None where probabilities decide.
+        p_u: probability that a user is a sharer; NaN if it is unknown, or if `copies` is set.
+        p_e: probability that a record of a sharer is replaced; NaN if it is unknown, or if `copies` is set.
+        copies: exact number of records, of any users, that are replaced; None if probabilities decide.
         is_planted: whether records are replaced; False for a control, which is only drawn and measured.
-        coin: the coin that decided whether it is planted; None where no coin did.
+        coin: the coin that decided whether it is planted; None if no coin did.
         first_round: the first round in which it is planted, from 1; None for no bound.
         last_round: the last round in which it is planted; None for no bound.
         pseudo_users: number of pseudo-users who hold its copies, equally many each, and inject it in `first_round`;
-            None where users of the population hold it.
+            None if users of the population hold it.
         template: the template that the phrase fills, with the space of its fillings; None for none.
         is_natural: whether the phrase is text of a held-out user, and not random words.
     """
@@ -286,13 +289,13 @@ class Canary:
 
 
 def draw_phrase(seed: int, index: int, attempt: int, length: int, layout: Layout) -> tuple[int, ...]:
-    """Draw the words of canary `index`, each uniform over the vocabulary's words; `attempt` counts the redraws."""
+    """Draw the words of canary `index`, each uniform over the vocabulary; `attempt` counts repeated draws."""
     rng = stream(seed, "canary", index, attempt)
     return tuple(rng.integers(layout.first_word, layout.last_word, length, endpoint=True).tolist())
 
 
 def toss(seed: int, index: int) -> bool:
-    """Toss the fair coin of canary `index`."""
+    """Return the fair coin of canary `index`."""
     return bool(stream(seed, "canary coin", index).random() < 0.5)
 
 
@@ -300,10 +303,10 @@ class Configuration(NamedTuple):
     """The configuration of a canary that is planted.
 
     Attributes:
-        p_u, p_e: as of `Canary`.
-        copies: as of `Canary`.
-        window: the rounds in which it is planted, as in the settings; of an injection its time, twice.
-        users: number of pseudo-users who inject it; 0 where users hold it.
+        p_u, p_e: see `Canary`.
+        copies: see `Canary`.
+        window: the rounds in which it is planted, as in the settings; for an injection, its time twice.
+        users: number of pseudo-users who inject it; 0 if users hold it.
     """
 
     p_u: float
@@ -314,7 +317,7 @@ class Configuration(NamedTuple):
 
     @property
     def when(self) -> str:
-        """Return the rounds in which it is planted in words, as in the settings; empty for all."""
+        """Return the rounds in which it is planted as text, in the form of the settings; empty for all rounds."""
         return injection_label(self.window[0]) if self.users else window_label(self.window)
 
 
@@ -329,16 +332,16 @@ def distinct_configurations(hparams: CanaryHParams) -> list[Configuration]:
 
 
 def configurations(hparams: CanaryHParams) -> list[Configuration]:
-    """Return the configuration of every canary that is planted, in the order of their ids."""
+    """Return the configuration of every planted canary, in the order of ids."""
     return [configuration for configuration in distinct_configurations(hparams) for _ in range(hparams.count)]
 
 
 def number_of_canaries(hparams: CanaryHParams) -> int:
-    """Return the number of all canaries, controls included; none is listed, however many there are."""
+    """Return the number of all canaries, including controls, without creating them."""
     return len(distinct_configurations(hparams)) * hparams.count + hparams.controls
 
 
 def expected_copies(hparams: CanaryHParams, records: int) -> float:
-    """Return the expected number of records that canaries replace, if none is claimed twice."""
+    """Return the expected number of records that canaries replace, if no record is claimed twice."""
     planned = [one for one in configurations(hparams) if not one.users]  # pseudo-users replace no records
     return sum(one.p_u * one.p_e * records if one.copies is None else one.copies for one in planned)

@@ -1,4 +1,4 @@
-"""The IID twin of users: users of the same sizes, who hold the same records in random order."""
+"""The IID partition (twin): synthetic users of the same sizes with the same records in random order."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -13,15 +13,15 @@ from flsim.data.corpus import Split
 from flsim.data.records import windows
 from flsim.data.withheld import record_words
 
-ORDER_FILES = {"<u4": "twin.u32", "<i8": "twin.i64"}  # by the type of their values
+ORDER_FILES = {"<u4": "twin.u32", "<i8": "twin.i64"}  # suffixes of files by the type of values
 
 
 @dataclass(frozen=True)
 class Twin:
-    """An IID twin: all records in random order, dealt to as many synthetic users as there are real ones.
+    """An IID partition: all records in random order, dealt to the same number of synthetic users.
 
     Attributes:
-        order: uint32 [records], a permutation; int64 where there are more than 2^32.
+        order: uint32 [records], a permutation; int64 if there are more than 2^32.
         user_offsets: int64 [users + 1], where each synthetic user starts in `order`.
     """
 
@@ -30,19 +30,19 @@ class Twin:
 
 
 def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overlay]:
-    """Shuffle all planted records and deal them in sequence to synthetic users as large as the real ones, in words.
+    """Shuffle all planted records and deal them in sequence to synthetic users with as many words as the real users.
 
     Thakkar et al. (2020), section 4.1: shuffled after planting, users filled in sequence. Each synthetic user gets as
-    many words as the real user of its number has, canaries in place, up to a record. So both partitions have the same
-    users in a round and as much of each. No record is left over: the twin is a permutation. It needs 5 bytes of memory
-    a record, or 6 where records hold over 255 words.
+    many words as the real user with the same number, with planted canaries, up to one record. Therefore both partitions
+    have the same numbers of users in a round, with the same amounts of text. Every record is used: the twin is a
+    permutation. It needs 5 bytes of memory per record, or 6 if records have more than 255 words.
 
     Returns:
-        The twin, and the overlay, counted in the twin's order.
+        The twin, and the overlay, with indices in the order of the twin.
     """
-    # The paper fills users of about 2,000 words, its real users' size. A fixed size would give another number of users
-    # once canaries shorten records, and a remainder to drop. Runs with twins of older versions, dealt in equal shares,
-    # continue with the twin in their folder.
+    # The paper fills users of about 2,000 words, the size of its real users. With a fixed size, the number of users
+    # would change when canaries shorten records, and a remainder would be dropped. Runs with older twins, with equal
+    # shares, continue with the twin in their folder.
     longest = max([split.layout.record_words, *(len(canary.tokens) for canary in planting.canaries)])
     lengths = np.empty(split.records, np.min_scalar_type(longest))
     for start, words in record_words(split):
@@ -52,7 +52,7 @@ def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overla
     lengths[overlay.records] = phrase_lengths[overlay.canaries]
 
     real = np.asarray(split.user_offsets[1:-1])
-    until = np.zeros(len(real), np.int64)  # words of each real user and of all users before
+    until = np.zeros(len(real), np.int64)  # words of each real user and all previous users
     for start, words in _words_so_far(piece for _, piece in windows(lengths)):
         ended = np.flatnonzero((start <= real) & (real < start + len(words)))
         until[ended] = words[real[ended] - start]
@@ -67,7 +67,7 @@ def make_twin(split: Split, planting: Planting, seed: int) -> tuple[Twin, Overla
 
 
 def _words_so_far(pieces: Iterable[NDArray[Any]]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield, for each piece of records' lengths, its start and the words before each record and up to its end."""
+    """Yield the start of each piece of record lengths, with the numbers of words before and after each record."""
     start = words = 0
     for piece in pieces:
         so_far = np.full(len(piece) + 1, words, np.int64)
@@ -77,12 +77,12 @@ def _words_so_far(pieces: Iterable[NDArray[Any]]) -> Iterator[tuple[int, NDArray
 
 
 def order_dtype(records: int) -> str:
-    """Return the smallest type, as named in files, that counts this many records."""
+    """Return the smallest type, by its name in files, for this number of records."""
     return "<u4" if records <= 2**32 else "<i8"
 
 
 def _reordered(overlay: Overlay, order: NDArray[np.integer[Any]]) -> Overlay:
-    """Return an overlay of records as an overlay of their places in `order`."""
+    """Return an overlay with records replaced by their positions in `order`."""
     replaced = np.zeros(len(order), bool)
     replaced[overlay.records] = True
     places = [start + np.flatnonzero(replaced[piece]) for start, piece in windows(order)]

@@ -1,6 +1,6 @@
-"""The command line: each command is one call into the platform.
+"""The command line: each command is a call of the platform.
 
-Results go to standard output, everything else to standard error.
+Results go to standard output, all other output to standard error.
 """
 
 import platform
@@ -33,7 +33,7 @@ app = typer.Typer(
 
 
 def _print_version(is_asked: bool) -> None:
-    """Print the version of flsim, then those of Python and of `PACKAGES`; nothing heavy is imported."""
+    """Print the versions of flsim, Python and `PACKAGES`, without importing large packages."""
     if is_asked:
         others = ", ".join(f"{name} {_version(name)}" for name in PACKAGES)
         typer.echo(f"flsim {_version('flsim-memorization')}\nPython {platform.python_version()}, {others}")
@@ -59,7 +59,7 @@ def options(
         ),
     ] = False,
 ) -> None:
-    """Take the options of `flsim` itself; typer reads this signature."""
+    """Define the options of `flsim`; typer reads this signature."""
 
 
 COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
@@ -71,7 +71,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     ),
     TABLES: (results.table, results.plot, results.canaries, results.compare, results.trace, results.report),
 }
-# Commands that read runs execute no code of a run, except that some need a custom model; docs/security.md lists them.
+# Commands that read runs do not execute code of a run, except for custom models; docs/security.md lists them.
 READING = {
     attacks.audit,
     attacks.forgetting,
@@ -97,9 +97,9 @@ for group in (app, data):
 def main() -> None:
     """Run the command that `sys.argv` names, and exit.
 
-    An error is one line on standard error. The exit code is 2 for bad input, 1 where a run or a disk failed.
+    An error is one line on standard error. The exit code is 2 for bad input, 1 if a run or a disk failed.
     """
-    # SystemExit, unlike death by the signal, lets `finally` remove files that are half-written.
+    # SystemExit lets `finally` remove temporary files, unlike the default action of the signal.
     signal.signal(signal.SIGTERM, _terminate)
     try:
         with custom_code_errors(with_all_exits=False):

@@ -1,4 +1,4 @@
-"""`flsim audit`, `membership`, `extract` and `forgetting`: attacks on runs, and what they prove."""
+"""`flsim audit`, `membership`, `extract` and `forgetting`: attacks on runs, and their evidence."""
 
 import json
 from enum import StrEnum
@@ -34,7 +34,7 @@ def audit(
         typer.Option(
             min=1,
             metavar="RANK",
-            help="Largest rank at which a canary counts as named; fix it before you look at ranks.",
+            help="Largest rank at which a canary counts as found; choose it before you look at ranks.",
             show_default="|R| / 1,000, and 100 from |R| = 100,000 on",
         ),
     ] = None,
@@ -47,12 +47,12 @@ def audit(
     out: TableOut = None,
     as_json: Json = False,
 ) -> None:
-    """Say what a run's canaries prove about its privacy.
+    """Audit the privacy of a run with its canaries.
 
-    Prints how many canaries an attacker finds at low false-positive rates, a lower bound on
-    epsilon, and, for a run with noise, whether its ledger is contradicted. For canary users, it
-    prints an estimate and a bound. It also tests the cohorts and the noise of the rounds against
-    the ledger. The last line names what is missing, and the settings for that.
+    Prints how many canaries an attacker finds at low false-positive rates, a lower bound on epsilon, and, for a run
+    with noise, whether its ledger is refuted. For canary users, prints an estimate and a bound of epsilon. Also tests
+    the cohorts and the noise of the rounds against the ledger. The last line names missing tests, and the settings that
+    they need.
 
     Example: flsim audit runs/demo/iid runs/demo/non-iid
 
@@ -68,7 +68,7 @@ def audit(
     from flsim.show.table import to_csv
 
     if format is Format.latex:
-        raise InputError("--format latex: audits are md, csv or parquet; choose one of them")
+        raise InputError("--format latex: audits have the formats md, csv and parquet; choose one of them")
     refuse_two_prints(format, out, as_json)
     refuse_two_points(round, epoch)
     subjects = over_runs(runs, lambda path: subject_of(path, round, epoch, delta)).values()
@@ -103,13 +103,16 @@ def membership(
         list[str] | None,
         typer.Option(
             metavar="ATTACK",
-            help=f"Attack; repeatable: {ATTACKS}, or your own as path/to/file.py:NAME, a file that is executed.",
+            help=f"Attack; repeatable: {ATTACKS}, or a custom attack as path/to/file.py:NAME; flsim executes the file.",
             show_default="all built-in attacks",
         ),
     ] = None,
     unit: Annotated[
         Unit,
-        typer.Option(help="Whose membership: of each record, or of each user by records that no training read."),
+        typer.Option(
+            help="Unit whose membership is attacked: a record, or a user. A user is scored by records that training "
+            "did not read."
+        ),
     ] = Unit.record,
     records: Annotated[
         int,
@@ -131,7 +134,7 @@ def membership(
         bool,
         typer.Option(
             "--shadows",
-            help="Attack each run with the others as shadow models, by LiRA and RMIA; the runs have data.shadow.",
+            help="Attack each run with the other runs as shadow models, with LiRA and RMIA. All runs need data.shadow.",
         ),
     ] = False,
     by_setting: OneSetting = False,
@@ -140,12 +143,12 @@ def membership(
     device: TorchDevice = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Attack membership: tell training records or users from others.
+    """Attack membership: distinguish training records or users from non-members.
 
     Members are records of training users that took part. Non-members are records of authors who are held out, in pairs
-    of equal length. With --unit user, members are users who took part, told by records of theirs that no training read
-    (data.user_holdout). Prints how well each attack separates them, with controls, and stores the result in the
-    run folder.
+    of equal length. With --unit user, members are users who took part. The attack scores a user by records that
+    training did not read (data.user_holdout). Prints how well each attack distinguishes members from non-members, with
+    controls, and stores the results in the run folder.
 
     Example: flsim membership runs/demo/iid runs/demo/non-iid
 
@@ -167,11 +170,17 @@ def membership(
     check_device(device)
     if shadows:
         if by_setting:
-            raise InputError("--over-seeds: shadow models of a setting are its seeds already; remove it or --shadows")
+            raise InputError(
+                "--over-seeds: with --shadows, the seeds of a setting are its shadow models; remove --over-seeds "
+                "or --shadows"
+            )
         _by_shadows(run_folders(expanded(runs)), records, round, device, as_json)
         return
     if unit is Unit.user and attack:
-        raise InputError(f"--attack {attack[0]}: attacks are on records, and users have one; remove it or --unit user")
+        raise InputError(
+            f"--attack {attack[0]}: this option is for attacks on records, and users have a single attack; remove "
+            "--attack or --unit user"
+        )
 
     hparams = AttackHParams(records, round, reference, delta, device)
     is_of_users = unit is Unit.user
@@ -216,30 +225,37 @@ def extract(
             min=1,
             metavar="WORDS",
             help="Number of first words that the attacker knows; repeatable, e.g. --prefix 1 --prefix 3.",
-            show_default="those of 1, 3, 5, 10 that strings are longer than",
+            show_default="1, 3, 5 and 10, if strings are longer",
         ),
     ] = None,
     suffix: Annotated[
-        int, typer.Option(min=1, metavar="WORDS", help="Largest number of words of a record that follow, e.g. 10.")
+        int, typer.Option(min=1, metavar="WORDS", help="Largest number of words after the prefix of a record, e.g. 10.")
     ] = 5,
     records: Annotated[
         int,
-        typer.Option(min=1, metavar="N", help="Largest number of training records, and of held-out ones, e.g. 5000."),
+        typer.Option(
+            min=1, metavar="N", help="Largest number of training records, and of held-out records, e.g. 5000."
+        ),
     ] = 1_000,
     temperature: Annotated[
         float,
-        typer.Option(help="Divisor of log-probabilities; 1 is the model's own.", rich_help_panel=SAMPLING),
+        typer.Option(
+            help="Divisor of log-probabilities; 1 leaves the model's probabilities unchanged.", rich_help_panel=SAMPLING
+        ),
     ] = 1.0,
     top_k: Annotated[
         int,
         typer.Option(
-            metavar="N", help="Number of the likeliest tokens to sample from; 0 for all.", rich_help_panel=SAMPLING
+            metavar="N",
+            help="Number of most likely tokens to sample from; 0 samples from all tokens.",
+            rich_help_panel=SAMPLING,
         ),
     ] = 40,
     top_p: Annotated[
         float,
         typer.Option(
-            help="Share of probability whose likeliest tokens are sampled from, e.g. 0.9.", rich_help_panel=SAMPLING
+            help="Sample from the most likely tokens with this share of the probability, e.g. 0.9.",
+            rich_help_panel=SAMPLING,
         ),
     ] = 1.0,
     by_setting: OneSetting = False,
@@ -249,12 +265,12 @@ def extract(
     device: TorchDevice = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Measure which training text a model gives away.
+    """Measure which training text an attacker can extract from a model.
 
     Shows the model the first words of canaries and of training records, and prints how many it completes: greedily, or
     in one of n samples with probability p. Also prints the rates of held-out records of equal length, because frequent
-    phrases are "extracted" from any model. Also counts strings that one word elicits, that are nearly right, and that
-    few users hold.
+    phrases are "extracted" from any model. Also counts strings that a prompt of one word elicits, near-verbatim
+    completions, and strings that few users hold.
 
     Example: flsim extract runs/demo/iid runs/demo/non-iid
 
@@ -300,9 +316,9 @@ def forgetting(
         typer.Option(help="Accuracy up to which canaries count as forgotten, e.g. 0.6; chance is 0.5."),
     ] = 0.6,
     by_hardness: Annotated[
-        bool, typer.Option("--by-hardness", help="Split canaries into thirds by their log-perplexity in arm OUT.")
+        bool, typer.Option("--by-hardness", help="Divide canaries into thirds by their log-perplexity in arm OUT.")
     ] = False,
-    pool: Annotated[bool, typer.Option("--pool", help="Make one group of all numbers of copies.")] = False,
+    pool: Annotated[bool, typer.Option("--pool", help="Combine all numbers of copies in one group.")] = False,
     out: FigureOut = None,
     as_json: Json = False,
     as_csv: Annotated[
@@ -311,9 +327,9 @@ def forgetting(
 ) -> None:
     """Measure how fast canaries are forgotten.
 
-    Runs that plant canaries (arm IN) are compared with their twins that never do (arm OUT, canaries.arm = "out"). For
-    each group of canaries it prints exposure, accuracy and precision against the rounds since last use, and T(alpha),
-    the time after which an attack succeeds at most at rate alpha. Without arm OUT there is exposure alone.
+    Compares runs that plant canaries (arm IN) with their twins that plant none (arm OUT, canaries.arm = "out"). For
+    each group of canaries, prints exposure, accuracy and precision against the rounds since last use, and T(alpha), the
+    time after which an attack succeeds at most at rate alpha. Without runs of arm OUT, prints exposure only.
 
     Example: flsim forgetting runs/in runs/out
 

@@ -1,4 +1,4 @@
-"""`flsim evaluate`, `quantize` and `verify`: checkpoints measured again, and rounds trained again."""
+"""`flsim evaluate`, `quantize` and `verify`: measurement of checkpoints, and verification of rounds."""
 
 import json
 import math
@@ -33,7 +33,7 @@ def evaluate(
     checkpoint: Annotated[
         Path | None,
         typer.Argument(
-            help="Checkpoint of a run, or a run folder for its newest checkpoint; leave out with --model.",
+            help="Checkpoint of a run, or a run folder for its newest checkpoint; omit it with --model.",
             show_default=False,
         ),
     ] = None,
@@ -81,7 +81,7 @@ def evaluate(
     vocabulary: Annotated[
         str | None,
         typer.Option(
-            help="In place of --corpus: file of words, one per line in the order of their ids, or the number of token "
+            help="In place of --corpus: file with one word per line in the order of ids, or the number of token "
             "ids, e.g. 10004.",
             rich_help_panel=OF_MODEL,
         ),
@@ -107,7 +107,9 @@ def evaluate(
     ] = None,
     beam_width: Annotated[
         int | None,
-        typer.Option(help="Phrases that beam search keeps at each step.", show_default="5", rich_help_panel=OF_MODEL),
+        typer.Option(
+            help="Number of phrases that beam search keeps at each step.", show_default="5", rich_help_panel=OF_MODEL
+        ),
     ] = None,
     test_users: Annotated[
         int | None,
@@ -119,15 +121,13 @@ def evaluate(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
-            help="Seed that draws the references and the test users.", show_default="0", rich_help_panel=OF_MODEL
-        ),
+        typer.Option(help="Seed of the references and the test users.", show_default="0", rich_help_panel=OF_MODEL),
     ] = None,
     decide: Annotated[
         bool,
         typer.Option(
             "--decide",
-            help="Measure only whether each canary is memorized, not its rank; much faster.",
+            help="Measure only whether each canary is memorized, not its rank. Much faster.",
             rich_help_panel=MEASURES,
         ),
     ] = False,
@@ -137,14 +137,16 @@ def evaluate(
             metavar="MEASURE",
             help="Further measure; repeatable: "
             + ", ".join(f"{name} ({measure.description})" for name, measure in ALSO.items())
-            + ", or your own as path/to/file.py:NAME, a file that is executed.",
+            + ", or a custom measure as path/to/file.py:NAME; flsim executes the file.",
             rich_help_panel=MEASURES,
         ),
     ] = None,
     samples: Annotated[
         int | None,
         typer.Option(
-            help="With --also space or generation: sequences to draw.", show_default="5000", rich_help_panel=MEASURES
+            help="With --also space or generation: number of sequences to draw.",
+            show_default="5000",
+            rich_help_panel=MEASURES,
         ),
     ] = None,
     nodes: Annotated[
@@ -158,12 +160,11 @@ def evaluate(
     device: TorchDevice = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Measure what a model memorized.
+    """Measure which canaries a model memorized.
 
-    A checkpoint of a run is measured by the evaluation settings of the run, and the results are stored in the run
-    folder.
+    Measures a checkpoint with the evaluation settings of its run, and stores the results in the run folder.
 
-    Any other model needs --model, --canaries, and --corpus or --vocabulary. Nothing is stored.
+    Any other model needs --model, --canaries, and --corpus or --vocabulary. Results are not stored.
 
     Example: flsim evaluate runs/demo/iid
 
@@ -183,19 +184,24 @@ def evaluate(
     named = [name for name, value in of_model.items() if value is not None]
     named += [f"--{name.replace('_', '-')}" for name in settings]
     if (checkpoint is None) == (model is None):
-        raise InputError("name a checkpoint of a run, or a --model; one of them")
+        raise InputError("name either a checkpoint of a run or a --model")
     check_device(device)
     more = {"decide": decide or None, "also": tuple(also or ()) or None, "samples": samples, "nodes": nodes}
     settings |= {name: value for name, value in more.items() if value is not None}
     if checkpoint is not None:
         if named:
-            raise InputError(f"{', '.join(named)}: a run has its own; name a checkpoint or a --model, not both")
+            raise InputError(
+                f"{', '.join(named)}: these options are for --model, because a run has its own canaries and "
+                "corpus; name a checkpoint or --model, not both"
+            )
         rows, measured, hparams = _of_run(checkpoint, run, device, calibrate or (), settings)
     else:
         if run is not None or calibrate:
-            raise InputError(f"{'--run' if run else '--calibrate'}: is of a checkpoint; leave it out with --model")
+            raise InputError(
+                f"{'--run' if run else '--calibrate'}: this option is for a checkpoint; remove it, or remove --model"
+            )
         if canaries is None:
-            raise InputError("--canaries missing: the phrases to look for, as .csv or .json")
+            raise InputError("--canaries is missing; name a .csv or .json file with the phrases")
         words = _words(corpus, vocabulary, layout)
         how_measured = EvaluationHParams(**settings)
         rows, measured, hparams = _of_model(str(model), canaries, words, how_measured, seed or 0, device)
@@ -241,7 +247,7 @@ def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
     from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary
 
     if (corpus is None) == (vocabulary is None):
-        raise InputError("name the --corpus of the model's words, or a --vocabulary; one of them")
+        raise InputError("name either a --corpus with the words of the model or a --vocabulary")
     if corpus is not None:
         opened = Corpus.open(corpus, verify=True)
         test = opened.test_users
@@ -252,9 +258,9 @@ def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
     try:
         words = [line.split("\t")[0].strip() for line in Path(source).read_text(encoding="utf-8-sig").splitlines()]
     except (OSError, ValueError) as error:
-        raise InputError(f"--vocabulary {source}: neither a number nor a readable file of words ({error})") from error
+        raise InputError(f"--vocabulary {source}: not a number or a readable file of words ({error})") from error
     if len(set(words)) < len(words) or "" in words:
-        raise InputError(f"--vocabulary {source}: needs a word a line, each once")
+        raise InputError(f"--vocabulary {source}: must have one word per line, and each word once")
     return Layout(len(words) + SPECIAL_TOKENS, name=layout), Vocabulary(tuple(words), (0,) * len(words), layout), None
 
 
@@ -264,12 +270,12 @@ def to_json(rows: "Sequence[Row]") -> str:
 
 
 def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[Quantity]" = ()) -> str:
-    """Return a table with a line for each canary, then lines about the model.
+    """Return a table with a line for each canary, then lines for the model.
 
     Args:
         rows: the rows of one evaluation.
         canaries: the measured canaries.
-        own: quantities that a user's own measures computed.
+        own: quantities that custom measures computed.
     """
     from flsim.results.tables import user_share
 
@@ -308,7 +314,7 @@ def _cell(quantity: "Quantity", value: float | None) -> str:
 
 
 def _legend(values: "Mapping[tuple[str, str], float]", columns: "Sequence[Quantity]", canaries: int) -> list[str]:
-    """Return the line of counts by each flag, and lines that explain the columns."""
+    """Return the line of counts for each flag, and lines that explain the columns."""
     from flsim.measures.built_in import QUANTITIES
     from flsim.measures.quantity import flags, numbers
     from flsim.results.rows import REFERENCES
@@ -330,7 +336,7 @@ def _legend(values: "Mapping[tuple[str, str], float]", columns: "Sequence[Quanti
 
 
 def _utility(values: "Mapping[tuple[str, str], float]", own: "Sequence[Quantity]") -> list[str]:
-    """Return the line of utility, and a line for each quantity of the model by a user's own measures."""
+    """Return the line of utility, and a line for each quantity of the model from custom measures."""
     from flsim.measures.built_in import QUANTITIES
     from flsim.measures.quantity import of_model
     from flsim.results.rows import WHOLE_TEST_USERS
@@ -342,7 +348,7 @@ def _utility(values: "Mapping[tuple[str, str], float]", own: "Sequence[Quantity]
     }
     utility = ", ".join(text for quantity, text in texts.items() if quantity.is_standard)
     if whole := values.get((WHOLE_TEST_USERS, "")):
-        utility += f", of {whole:,.0f} whole test author{'s' * (whole != 1)}"
+        utility += f", of {whole:,.0f} complete test author{'s' * (whole != 1)}"
     more = [f"{text}: {quantity.sentence}" for quantity, text in texts.items() if not quantity.is_standard]
     return [utility, *more] if utility else more
 
@@ -357,7 +363,7 @@ def quantize(
 
     Rounds the weights of the evaluated checkpoints, measures the rounded models as a new run, and prints both runs.
 
-    The Secret Sharer (appendix D.3) tried this defence, and memorization stayed the same.
+    The authors of The Secret Sharer (appendix D.3) tried this defence, and memorization did not change.
 
     Example: flsim quantize runs/iid --out runs/iid-8bit
     """
@@ -376,24 +382,24 @@ def verify(
     round: Annotated[
         int | None,
         typer.Option(
-            help="Logged round to train again, e.g. 120; of central training, a logged step.", show_default="the last"
+            help="Logged round to train again, e.g. 120; for central training, a logged step.", show_default="the last"
         ),
     ] = None,
     device: Annotated[
         str | None,
         typer.Option(
             metavar="DEVICE",
-            help="Device for torch, cpu or cuda; the one that the clients had.",
-            show_default="cuda where torch has it",
+            help="Device for torch, cpu or cuda; it must be the device of the clients.",
+            show_default="cuda if torch finds a GPU",
         ),
     ] = None,
     json_: Json = False,
 ) -> None:
-    """Train a round again, and compare it with the log.
+    """Train a round again, and compare the result with the log.
 
-    Training starts at the checkpoint before the round. The states after each round must be equal, bit for bit.
+    Training starts at the checkpoint before the round. The states after each round must be equal bit for bit.
 
-    The exit code is 1 where they differ: the run was trained on another kind of machine, by other code, or wrongly.
+    The exit code is 1 if they differ: the run was trained on another kind of machine, with other code, or incorrectly.
 
     Example: flsim verify runs/iid
 

@@ -28,28 +28,30 @@ LAYOUT = "Numbering of special tokens and words, as in tff, fedjax or fedml."
 @data.command("import", rich_help_panel=MAKE)
 def import_(
     sources: Annotated[
-        list[Path], typer.Argument(help="Files or pipes, compressed or not; several files become one corpus.")
+        list[Path], typer.Argument(help="Files or pipes, which can be compressed; several files become one corpus.")
     ],
     out: Out,
     vocabulary: Annotated[
         int | None,
         typer.Option(
             help="Size of the vocabulary in token ids, e.g. 5000; four of them are special.",
-            show_default="10,000, or fewer where the text has fewer words",
+            show_default="10,000, or fewer if the text has fewer words",
             rich_help_panel=WORDS,
         ),
     ] = None,
     by: Annotated[
         Literal["words", "characters"],
         typer.Option(
-            help="What token ids stand for. With characters, other options count characters where they say words.",
+            help="Unit of text with a token id. With characters, options that count words count characters.",
             rich_help_panel=WORDS,
         ),
     ] = "words",
     words_per_record: Annotated[
         int | None,
         typer.Option(
-            help="Words at which a record is cut, e.g. 40.", show_default="20, by characters 600", rich_help_panel=WORDS
+            help="Number of words after which a record is cut, e.g. 40.",
+            show_default="20, by characters 600",
+            rich_help_panel=WORDS,
         ),
     ] = None,
     layout: Annotated[str, typer.Option(help=LAYOUT, rich_help_panel=WORDS)] = "tff",
@@ -64,7 +66,8 @@ def import_(
     words_per_user: Annotated[
         int,
         typer.Option(
-            help="Words of each user. Authors of fewer words are dropped, those of more become several users.",
+            help="Number of words of each user. Authors with fewer words are dropped, and authors with more words "
+            "become several users.",
             rich_help_panel=USERS,
         ),
     ] = 2_000,
@@ -81,20 +84,22 @@ def import_(
             rich_help_panel=USERS,
         ),
     ] = 0.1,
-    seed: Annotated[int, typer.Option(help="Seed that decides which authors are kept out.", rich_help_panel=USERS)] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed that determines which authors are kept out.", rich_help_panel=USERS)
+    ] = 0,
     format: Annotated[
         str | None,
         typer.Option(
             help="Format of all SOURCES: tff-sqlite, tff-hdf5, fedjax-sqlite, pfl-hdf5, parquet, jsonl, json, csv, "
-            "stackexchange, text (a record per line), or your own reader as path/to/file.py:NAME.",
-            show_default="told from the content",
+            "stackexchange, text (a record per line), or a custom reader as path/to/file.py:NAME.",
+            show_default="detected from the content",
             rich_help_panel=FILES,
         ),
     ] = None,
     lines_per_author: Annotated[
         int | None,
         typer.Option(
-            help="Consecutive lines of format text that count as one author, e.g. 50.",
+            help="Consecutive lines of format text that count as an author, e.g. 50.",
             show_default="200",
             rich_help_panel=FILES,
         ),
@@ -120,9 +125,9 @@ def import_(
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Site of each Stack Exchange dump, in order, e.g. ai.stackexchange.com. Dumps of one site are parts "
-            "of one dump, whose users of equal numbers are the same people.",
-            show_default="told from the file names",
+            help="Site of each Stack Exchange dump, in order, e.g. ai.stackexchange.com. Dumps with the same site "
+            "are parts of one dump: equal user numbers are then the same person.",
+            show_default="detected from the file names",
             rich_help_panel=FILES,
         ),
     ] = None,
@@ -151,10 +156,10 @@ def import_(
 ) -> None:
     """Turn files of posts into a corpus of users.
 
-    All users get about the same number of words. Test and held-out authors are also kept whole: accuracy and perplexity
-    are measured on whole test authors.
+    All users get about the same number of words. The corpus also has the complete text of test and held-out authors:
+    accuracy and perplexity are measured on complete test authors.
 
-    Files compressed by gz, bz2, xz, lzma, zst or 7z are unpacked while they are read.
+    Files compressed with gz, bz2, xz, lzma, zst or 7z are decompressed while they are read.
 
     An interrupted import continues when you repeat the command.
 
@@ -252,10 +257,12 @@ def show(values: dict[str, Any], as_json: bool) -> None:
 @data.command(rich_help_panel=MAKE)
 def make(
     maker: Annotated[
-        str, typer.Argument(help="Your own maker, e.g. my_corpus.py:letters, or synthetic for the built-in one.")
+        str, typer.Argument(help="Custom maker, e.g. my_corpus.py:letters, or synthetic for the built-in maker.")
     ],
     out: Out,
-    seed: Annotated[int, typer.Option(help="Seed of the maker, and of which users are kept out of training.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the maker and of the choice of users that are kept out of training.")
+    ] = 0,
     set_: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="NAME=VALUE", help="Argument for the maker, e.g. users=100; repeatable."),
@@ -271,8 +278,9 @@ def make(
     words_per_user: Annotated[
         int | None,
         typer.Option(
-            help="Words of each user, e.g. 2000. Longer users become several, shorter ones are dropped.",
-            show_default="leaves users as they are made",
+            help="Number of words of each user, e.g. 2000. Longer users are divided into several users, and "
+            "shorter users are dropped.",
+            show_default="users as the maker yields them",
             rich_help_panel=USERS,
         ),
     ] = None,
@@ -295,10 +303,10 @@ def make(
     layout: Annotated[str | None, typer.Option(help=LAYOUT, show_default="tff", rich_help_panel=WORDS)] = None,
     as_json: Json = False,
 ) -> None:
-    """Make a corpus by a Python function.
+    """Make a corpus with a Python function.
 
-    A maker is a function that yields (user, sentences) or (user, sentences, split). Its arguments are those that you
-    give with --set. A maker with an argument named seed also gets --seed.
+    A maker is a function that yields (user, sentences) or (user, sentences, split). Its arguments are the values of
+    --set. A maker with an argument named seed also gets --seed.
 
     An interrupted call continues when you repeat the command.
 
@@ -328,7 +336,7 @@ def make(
 def synthetic(
     out: Out,
     users: Annotated[int, typer.Option(help="Number of training users.", rich_help_panel=USERS)] = 400,
-    words_per_user: Annotated[int, typer.Option(help="Words of each user.", rich_help_panel=USERS)] = 250,
+    words_per_user: Annotated[int, typer.Option(help="Number of words of each user.", rich_help_panel=USERS)] = 250,
     vocabulary: Annotated[
         int,
         typer.Option(help="Size of the vocabulary in token ids; four of them are special.", rich_help_panel=WORDS),
@@ -336,8 +344,8 @@ def synthetic(
     heterogeneity: Annotated[
         float,
         typer.Option(
-            help="Dirichlet concentration of the topics of a user, above 0: near 0 each user writes about one topic, "
-            "at 100 all users are alike.",
+            help="Dirichlet concentration of the topics of a user, above 0: near 0 each user writes about one "
+            "topic, at 100 all users are similar.",
             rich_help_panel=USERS,
         ),
     ] = 0.5,
@@ -352,12 +360,12 @@ def synthetic(
     by: Annotated[
         Literal["words", "characters"],
         typer.Option(
-            help='Tokens: "words", or "characters", which spell the words in records of up to 96, and --vocabulary '
-            "is that of the words.",
+            help='Unit of text: "words", or "characters", which spell words, in records of up to 96; '
+            "--vocabulary then counts words.",
             rich_help_panel=WORDS,
         ),
     ] = "words",
-    seed: Annotated[int, typer.Option(help="Seed of all text.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the text.")] = 0,
     as_json: Json = False,
 ) -> None:
     """Make a corpus of random text.
@@ -389,7 +397,7 @@ MODELS = "The two models"
 
 
 class Within(StrEnum):
-    """Records among which a repeated one is dropped."""
+    """Records among which repetitions are dropped."""
 
     corpus = "corpus"
     user = "user"
@@ -407,7 +415,9 @@ def plant(
     corpus: From,
     config: Annotated[
         Path,
-        typer.Option(help="TOML file of a run, whose canaries section and seed are used, e.g. experiments/demo.toml."),
+        typer.Option(
+            help="TOML file of a run; its section canaries and its seed are used, e.g. experiments/demo.toml."
+        ),
     ],
     out: Out,
     set_: Overrides = None,
@@ -415,8 +425,8 @@ def plant(
 ) -> None:
     """Plant canaries in the train records of a corpus.
 
-    The canaries and their places are those that a run with this file would have. Runs on the new corpus use its
-    canaries and plant no others. Commands that drop records count how many copies of each canary are left.
+    The canaries and their records are equal to those of a run with this file. Runs on the new corpus use these canaries
+    and plant no further canaries. Commands that drop records count how many copies of each canary remain.
 
     Example: flsim data plant corpora/demo --config experiments/demo.toml --out corpora/planted
     """
@@ -437,20 +447,20 @@ def deduplicate(
     near: Annotated[
         float | None,
         typer.Option(
-            help="Jaccard similarity of word n-grams, above 0 to 1, from which on two records count as equal, e.g. "
-            "0.8. Slower.",
+            help="Jaccard similarity of word n-grams, above 0 to 1, at which two records count as equal, e.g. 0.8. "
+            "Slower.",
             show_default="drops only exact copies",
         ),
     ] = None,
     ngram: Annotated[int, typer.Option(help="Words in an n-gram of --near.")] = 2,
     within: Annotated[
-        Within, typer.Option(help="Compare the records of the whole corpus, or of each user separately.")
+        Within, typer.Option(help="Compare all records of the corpus, or the records of each user separately.")
     ] = Within.corpus,
     as_json: Json = False,
 ) -> None:
-    """Drop train records that repeat an earlier one.
+    """Drop train records that repeat an earlier record.
 
-    Users are kept, even those left without records.
+    Users remain in the corpus, even if all their records are dropped.
 
     Example: flsim data deduplicate corpora/planted --near 0.8 --out corpora/distinct
     """
@@ -469,16 +479,17 @@ def sanitize(
     out: Out,
     share: Annotated[float, typer.Option(help="Share of the train records to drop, above 0 and below 1.")] = 0.1,
     epochs: Annotated[
-        float, typer.Option(help="Passes of each model over its half of the records.", rich_help_panel=MODELS)
+        float, typer.Option(help="Number of passes of each model over its half of the records.", rich_help_panel=MODELS)
     ] = 20.0,
-    batch_size: Annotated[int, typer.Option(help="Records in a step.", rich_help_panel=MODELS)] = 32,
+    batch_size: Annotated[int, typer.Option(help="Number of records in a step.", rich_help_panel=MODELS)] = 32,
     learning_rate: Annotated[
         float, typer.Option(help="Learning rate of the optimizer.", rich_help_panel=MODELS)
     ] = 0.01,
     optimizer: Annotated[
         str,
         typer.Option(
-            help="Optimizer: sgd, momentum, adam, ..., or your own as path/to/file.py:NAME.", rich_help_panel=MODELS
+            help="Optimizer: sgd, momentum, adam, ..., or a custom optimizer as path/to/file.py:NAME.",
+            rich_help_panel=MODELS,
         ),
     ] = "adam",
     embedding: Annotated[int, typer.Option(help="Size of the word embeddings.", rich_help_panel=MODELS)] = 96,
@@ -490,10 +501,10 @@ def sanitize(
 ) -> None:
     """Drop train records that look like secrets.
 
-    Trains two models, each on a random half of the records. A record looks like a secret where the model that saw it
-    finds it likely and the other one does not (Carlini et al., The Secret Sharer, Appendix F).
+    Trains two models, each on a random half of the records. A record looks like a secret if the model that was trained
+    on it finds it likely, and the other model does not (Carlini et al., The Secret Sharer, Appendix F).
 
-    Only a record that occurs once is found, so deduplicate the corpus first.
+    Only records that occur once are found, so deduplicate the corpus first.
 
     Example: flsim data sanitize corpora/distinct --share 0.1 --out corpora/sane
     """

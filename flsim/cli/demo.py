@@ -53,7 +53,7 @@ def run_demo(out: Path, seed: int, overrides: Sequence[str] = ()) -> None:
 
 
 def write_tables(table: pd.DataFrame, out: Path) -> None:
-    """Write table.md and table.csv into a folder, each whole or not at all."""
+    """Write table.md and table.csv into a folder, each atomically."""
     for name, text in (("table.md", table_of_runs(table).markdown()), ("table.csv", table_of_runs(table).csv())):
         with new_file(out / name) as partial:
             partial.write_text(text, encoding="utf-8")

@@ -1,4 +1,4 @@
-"""Options that several commands share, and how help texts are laid out."""
+"""Options that several commands share, and the layout of help texts."""
 
 import inspect
 from enum import StrEnum
@@ -23,7 +23,7 @@ TRAIN = "Train"
 MEASURE = "Measure"
 TABLES = "Tables and figures"
 PANELS = (START, DATA, TRAIN, MEASURE, TABLES)
-# Headings of options that concern the machines.
+# Headings of options for machines.
 MACHINES = "Machines"
 
 Overrides = Annotated[
@@ -31,8 +31,8 @@ Overrides = Annotated[
     typer.Option(
         "--set",
         metavar="KEY=VALUE",
-        help="Replace a setting, e.g. training.rounds=100; repeatable. flsim settings lists all. Paths are relative "
-        "to the current folder.",
+        help="Replace a setting, e.g. training.rounds=100; repeatable. `flsim settings` lists all settings. Paths "
+        "are relative to the current folder.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
@@ -64,7 +64,7 @@ WHEN = "Point in training"
 TableOut = Annotated[
     Path | None,
     typer.Option(
-        help="File to write, e.g. table.csv; parquet needs one. Replaces an existing file.",
+        help="File to write, e.g. table.csv; required for parquet. Replaces an existing file.",
         show_default="standard output",
     ),
 ]
@@ -77,8 +77,8 @@ Round = Annotated[
 Epoch = Annotated[
     float | None,
     typer.Option(
-        help="Evaluation after this many epochs, e.g. 10. In one epoch training reads as many records as the corpus "
-        "has, so that federated and central runs compare.",
+        help="Evaluation after this many epochs, e.g. 10. In one epoch training reads as many records as the "
+        "corpus has, therefore federated and central runs are comparable.",
         rich_help_panel=WHEN,
     ),
 ]
@@ -86,7 +86,7 @@ Epoch = Annotated[
 FigureOut = Annotated[
     Path | None,
     typer.Option(
-        help="Figure to write as well, .png, .svg or .pdf, e.g. figure.png; replaces an existing file.",
+        help="Figure to write in addition, .png, .svg or .pdf, e.g. figure.png; replaces an existing file.",
         show_default="no figure",
     ),
 ]
@@ -117,15 +117,15 @@ FormatOption = Annotated[
 
 
 def refuse_two_prints(format: Format, out: Path | None, as_json: bool = False) -> None:
-    """Raise InputError where --json and --format both say how to print, or where Parquet would be printed."""
+    """Raise InputError if both --json and --format are set, or if Parquet would be printed."""
     if as_json and format is not Format.md:
         raise InputError(f"--json and --format {format}: choose one of them")
     if format is Format.parquet and out is None:
-        raise InputError("--format parquet: not for a terminal; name a file with --out")
+        raise InputError("--format parquet: cannot be printed; name a file with --out")
 
 
 def refuse_json_and_csv(as_json: bool, as_csv: bool) -> None:
-    """Raise InputError where both are set, as each says how to print."""
+    """Raise InputError if both --json and --csv are set."""
     if as_json and as_csv:
         raise InputError("--json and --csv: choose one of them")
 
@@ -141,7 +141,7 @@ def write_table(frame: "pd.DataFrame", text: str, format: Format, out: Path | No
 
 
 def print_or_write(text: str, out: Path | None) -> None:
-    """Print a text, or write it to the file of --out, whole or not at all.
+    """Print a text, or write it to the file of --out, atomically.
 
     Raises:
         InputError: the file cannot be written.
@@ -156,12 +156,12 @@ def print_or_write(text: str, out: Path | None) -> None:
 
 
 def check_device(device: str) -> None:
-    """Raise InputError where torch has no such device."""
+    """Raise InputError if torch has no such device."""
     refuse_missing_device(device, "--device")
 
 
 class InPanels(TyperGroup):
-    """A group whose commands are in the order of `PANELS`; typer would list groups such as `data` last."""
+    """A group whose commands are in the order of `PANELS`; typer lists groups such as `data` last."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the names of the commands."""
@@ -171,9 +171,9 @@ class InPanels(TyperGroup):
 
 
 def lay_out(app: typer.Typer) -> None:
-    """Give each command of `app` its docstring as help text, with each paragraph on one line; examples come last.
+    """Give each command of `app` its docstring as help text, with each paragraph on one line, and examples at the end.
 
-    Rich keeps the line breaks of the source in all paragraphs but the first, and reads brackets as markup.
+    Rich keeps the line breaks of the source in all paragraphs except the first, and reads brackets as markup.
     """
     for command in app.registered_commands:
         paragraphs = [" ".join(part.split()) for part in inspect.cleandoc(command.callback.__doc__ or "").split("\n\n")]

@@ -1,4 +1,4 @@
-"""`flsim privacy` and `flsim plan`: what a plan or a run spends, and what a plan needs."""
+"""`flsim privacy` and `flsim plan`: the epsilon of a plan or a run, and the resources of a plan."""
 
 import json
 import math
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from flsim.privacy.table import Line
     from flsim.runs.folder import Run
 
-OF_RECORDS = "Record-level: epsilon protects one record, not its author. Read each user below as a record."
+OF_RECORDS = "Record-level: epsilon protects one record, not its author. Below, a user means a record."
 BOTH = "both"  # the built-in samplers that accountants support
-PLAN = "A plan, in place of RUN"
+PLAN = "A plan, instead of RUN"
 
 
 def privacy(
@@ -33,7 +33,8 @@ def privacy(
     cohort: Annotated[
         int | None,
         typer.Option(
-            help="Users per round, e.g. 5000; with Poisson sampling the expected number.", rich_help_panel=PLAN
+            help="Number of users per round, e.g. 5000; with Poisson sampling the expected number.",
+            rich_help_panel=PLAN,
         ),
     ] = None,
     rounds: Annotated[int | None, typer.Option(help="Number of rounds, e.g. 8000.", rich_help_panel=PLAN)] = None,
@@ -48,30 +49,30 @@ def privacy(
     epsilon: Annotated[
         float | None,
         typer.Option(
-            help="In place of --noise-multiplier: epsilon to stay within, e.g. 4. Prints the smallest z for it.",
+            help="Instead of --noise-multiplier: the largest epsilon, e.g. 4. Prints the smallest sufficient z.",
             rich_help_panel=PLAN,
         ),
     ] = None,
     sampler: Annotated[
         str,
         typer.Option(
-            help="Sampler of cohorts: fixed-size, poisson, both, or your own as path/to/file.py:NAME.",
+            help="Sampler of cohorts: fixed-size, poisson, both, or a custom sampler as path/to/file.py:NAME.",
             rich_help_panel=PLAN,
         ),
     ] = BOTH,
     delta: Annotated[
         float | None,
         typer.Option(
-            help="Delta of (epsilon, delta)-privacy, e.g. 1e-7.", show_default="that of RUN; a plan needs one"
+            help="Delta of (epsilon, delta)-privacy, e.g. 1e-7.", show_default="that of RUN; required for a plan"
         ),
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of a table.")] = False,
 ) -> None:
-    """Compute the privacy that a run spends.
+    """Compute the epsilon of a run or of a plan.
 
     Prints epsilon for each combination of sampler, relation between neighbouring data sets, and conversion.
 
-    Federated runs protect users. Runs of central training protect records, and the output says so.
+    Federated runs protect users. Runs of central training protect records, and the output states this.
 
     Example: flsim privacy runs/dp
 
@@ -86,14 +87,16 @@ def privacy(
         twice = [name for name, value in {**plan, **aim}.items() if value is not None]
         twice += [] if sampler == BOTH else ["--sampler"]
         if twice:
-            raise InputError(f"{', '.join(twice)}: {run} has its own; name a run or describe a plan, not both")
+            raise InputError(
+                f"{', '.join(twice)}: {run} stores these values; name a run, or describe a plan with options, not both"
+            )
         lines, unit = _spent(run, delta)
     else:
         missing = [name for name, value in {**plan, "--delta": delta}.items() if value is None]
         if users is None or cohort is None or rounds is None or delta is None:
-            raise InputError(f"{', '.join(missing)} missing; describe the plan in full, or name a run folder")
+            raise InputError(f"{', '.join(missing)} missing; set all options of the plan, or name a run folder")
         if (noise_multiplier is None) == (epsilon is None):
-            raise InputError(f"{' and '.join(aim)}: each follows from the other; give one of them")
+            raise InputError(f"{' and '.join(aim)}: one value determines the other; set only one of them")
         lines, unit = _planned(users, cohort, rounds, noise_multiplier, epsilon, delta, sampler), "user"
     if as_json:
         typer.echo(json.dumps([line.to_json() | {"unit": unit} for line in lines], indent=2, allow_nan=False))
@@ -154,7 +157,7 @@ def _spent(folder: Path, delta: float | None) -> "tuple[list[Line], Unit]":
 
 
 def _stored(run: "Run", delta: float | None) -> "tuple[list[Line], int, float]":
-    """Return what the last evaluation stored, its round and its delta, as only custom code accounts for the ledger."""
+    """Return the stored privacy of the last evaluation, its round and its delta, for ledgers that need custom code."""
     from flsim.attacks.audit.claim import stored_epsilons
     from flsim.privacy.table import NO_NOISE, Line
     from flsim.results.store import read_run
@@ -197,24 +200,32 @@ def plan(
     set_: Overrides = None,
     effect: Annotated[
         float,
-        typer.Option(min=0.0, metavar="BITS", help="Difference in mean exposure, in bits, that runs should show."),
+        typer.Option(
+            min=0.0, metavar="BITS", help="Difference in mean exposure, in bits, that the runs should detect."
+        ),
     ] = 1.0,
     sd_canaries: Annotated[
         float | None,
         typer.Option(
-            min=0.0, metavar="BITS", help="Standard deviation of differences over canaries.", show_default="the demo's"
+            min=0.0,
+            metavar="BITS",
+            help="Standard deviation of differences over canaries, in bits.",
+            show_default="the demo's",
         ),
     ] = None,
     sd_seeds: Annotated[
         float | None,
         typer.Option(
-            min=0.0, metavar="BITS", help="Standard deviation of differences between seeds.", show_default="the demo's"
+            min=0.0,
+            metavar="BITS",
+            help="Standard deviation of differences between seeds, in bits.",
+            show_default="the demo's",
         ),
     ] = None,
     against: Annotated[
         Path | None,
         typer.Option(
-            help="Folder of a finished sweep whose recorded time and memory are printed beside the prediction.",
+            help="Folder of a finished sweep whose recorded time and memory are printed next to the prediction.",
             show_default="no comparison",
         ),
     ] = None,
@@ -232,8 +243,8 @@ def plan(
     """Predict what a run or a sweep needs on this machine.
 
     Prints time, memory, disk, scale, amounts of training, epsilon, the largest epsilon that an audit of the runs can
-    prove, and statistical power. If the sweep's results are in runs/FILE-TIER, or in the folder of --against, their
-    perplexity is next to the published one.
+    prove, and statistical power. If the results of the sweep are in runs/FILE-TIER or in the folder of --against,
+    prints their perplexity next to the published perplexity.
 
     Time and memory are measured: a short run of each configuration trains three rounds with two evaluations, and the
     times are multiplied by the numbers of rounds and evaluations. No files remain.
@@ -250,10 +261,10 @@ def plan(
     from flsim.results.sweeps import read_sweep
 
     if against is not None and not calibration:
-        raise InputError("--against compares a measurement with what was recorded; remove --no-calibration")
+        raise InputError("--against compares measurements with recorded values; remove --no-calibration")
     for option, bits in (("--effect", effect), ("--sd-canaries", sd_canaries), ("--sd-seeds", sd_seeds)):
         if bits is not None and not math.isfinite(bits):
-            raise InputError(f"{option} {bits:g}: a number of bits is needed")
+            raise InputError(f"{option} {bits:g}: must be a positive number of bits")
     stated = {"canaries": sd_canaries, "seeds": sd_seeds}
     spread = Spread(**{over: bits for over, bits in stated.items() if bits is not None})
     sessions = [] if against is None else list(read_sweep(against).sessions)
@@ -265,5 +276,5 @@ def plan(
         results = sweep_of(against, request.name, request.tier)
         made = plan_of(request, machine, effect, spread, measured, at_once, results, sessions)
     if sessions and measured and not made.against:
-        raise InputError("--against: no session of that sweep trained only runs of this plan; give the same options")
+        raise InputError("--against: no session of this sweep trained only runs of this plan; use the same options")
     typer.echo(json.dumps(made.to_json(), indent=2, allow_nan=False) if as_json else page(made), nl=as_json)

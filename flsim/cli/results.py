@@ -65,19 +65,19 @@ def table(
     against: Annotated[
         Against | None,
         typer.Option(
-            help="For the runs of a sweep: add whether each value agrees with the published one.",
+            help="For the runs of a sweep: show whether each value agrees with the published value.",
             show_default="no comparison",
         ),
     ] = None,
 ) -> None:
-    """Print what runs memorized, as a table.
+    """Print a table of what runs memorized.
 
     The columns are those of Thakkar et al. (2020): RS counts the canaries that Random Sampling extracts, and BS
-    those that Beam Search extracts. Runs of a sweep have the published values beside theirs.
+    those that Beam Search extracts. For runs of a sweep, published values are printed next to the measured values.
 
-    Where a setting has two or more seeds, the table holds means with intervals over seeds, and a paired test compares
-    IID with non-IID, at the end of training and at equal perplexity. P-values of several settings are also shown
-    corrected for their number (Holm). --each-seed shows a row for each run instead, as CSV and Parquet do.
+    If a setting has two or more seeds, the table holds means with intervals over seeds, and a paired test compares IID
+    with non-IID, at the end of training and at equal perplexity. P-values of several settings are also corrected for
+    the number of settings (Holm). --each-seed shows a row for each run instead, as CSV and Parquet do.
 
     Example: flsim table runs/iid runs/non-iid --format csv
 
@@ -101,7 +101,7 @@ def table(
     runs = expanded(runs)
     rows = published_of(runs)
     if against and not rows:
-        raise InputError("--against paper: no run belongs to a published row; name the folder of a sweep")
+        raise InputError("--against paper: no run has a published row; name the folder of a sweep")
     by_folder = read_shown(runs)
     read = list(by_folder.values())
     published = {run: rows[folder] for folder, run in by_folder.items() if folder in rows}
@@ -114,7 +114,7 @@ def table(
     if notes := tuned_notes(runs):
         results.attrs[TUNED] = notes
         for sentence in notes if format is Format.csv else ():
-            say(sentence)  # below a table that has no room for it
+            say(sentence)  # below a table that is too wide for the note
     text = "" if format is Format.parquet else table_of_runs(results).text(format.value)
     if format is Format.md and why:
         text += f"\n{note(why)}"
@@ -125,7 +125,7 @@ def table(
 
 
 def _has_means(runs: "Sequence[RunResults]", round: int | None, epoch: float | None) -> tuple[bool, str]:
-    """Return whether some setting has two seeds to average; where a mean is impossible, also say why."""
+    """Return whether a setting has two seeds to average; print the reason if a mean is impossible."""
     from flsim.results.seeds import has_means
 
     try:
@@ -150,15 +150,15 @@ def plot(
 ) -> None:
     """Plot what runs memorized: over epochs, or against perplexity.
 
-    The figure of --kind rounds, the default, shows mean exposure, perplexity, and how many canaries Random Sampling
-    (RS) and Beam Search (BS) extract. It is over rounds where the epochs of a run are unknown. utility shows mean
-    exposure against perplexity: which runs memorize less at like utility.
+    The figure of --kind rounds, the default, shows mean exposure, perplexity, and the number of canaries that Random
+    Sampling (RS) and Beam Search (BS) extract. The x axis shows rounds if the epochs of a run are unknown. utility
+    shows mean exposure against perplexity: which runs memorize less at equal utility.
 
     loss shows training loss, test loss and exposure over epochs, as Figure 4 of The Secret Sharer (Carlini et al.,
     2018).
 
-    Where a setting has two or more seeds, a line is their mean, and bands are 95% intervals over seeds. Otherwise a
-    line is a run, and the band of mean exposure is a 95% interval over canaries.
+    If a setting has two or more seeds, a line is their mean, and bands are 95% intervals over seeds. Otherwise a line
+    is a run, and the band of mean exposure is a 95% interval over canaries.
 
     Example: flsim plot runs/iid runs/non-iid --out memorization.png
 
@@ -200,13 +200,13 @@ def compare(
 
     Compares exposure, extraction by Random Sampling (RS) and Beam Search (BS), and utility. Canaries are paired. Each
     difference has a 95% interval and a p-value. Exposure is also compared at the lowest perplexity that both runs
-    reached. Two runs without canaries are compared in utility alone.
+    reached. For two runs without canaries, only utility is compared.
 
-    Two runs: differences over all canaries, and for each configuration (p_u, p_e); and side by side, what their
-    canaries prove about epsilon and how well stored attacks of flsim membership do.
+    Two runs: differences over all canaries, and for each configuration (p_u, p_e); and side by side, the audits of
+    their canaries and the stored results of `flsim membership`.
 
-    Sweeps: a row for each pair of settings, over seeds, or over canaries where there is only one seed. P-values of
-    several rows are corrected for their number (Holm), those at equal perplexity too.
+    Sweeps: a row for each pair of settings, over seeds, or over canaries if there is only one seed. P-values of several
+    rows are corrected for the number of rows (Holm), also at equal perplexity.
 
     Example: flsim compare runs/iid runs/non-iid --epoch 10
 
@@ -219,7 +219,7 @@ def compare(
     refuse_two_prints(format, out, as_json)
     table, texts, as_object = _compared(a, b, round, epoch)
     for note in as_object["tuned"] if format is Format.csv else ():
-        say(note)  # below a table that has no room for it
+        say(note)  # below a table that is too wide for the note
     text = json.dumps(as_object, indent=2, allow_nan=False, ensure_ascii=False) + "\n" if as_json else ""
     write_table(table, text or texts.get(format, ""), format, out)
 
@@ -240,10 +240,10 @@ def _compared(
     if not any(are_sweeps):
         first = read_run(a)
         if b is None:
-            raise InputError(f"{a}: one run has nothing to be compared with; name another run, or a sweep folder")
+            raise InputError(f"{a}: comparing needs two runs or a sweep; name another run, or a sweep folder")
         second = read_run(b)
         if first.identity is not None and (first.identity, first.rounds) == (second.identity, second.rounds):
-            raise InputError(f"{a} and {b}: copies of one run, which have nothing to be compared; name another run")
+            raise InputError(f"{a} and {b}: both folders are copies of the same run; name another run")
         compared = compare_runs(first, second, round, epoch)
         proven = side_by_side.Proof.read(a, round, epoch), side_by_side.Proof.read(b, round, epoch)
         parts = [runs_to_markdown(compared), side_by_side.to_markdown(*proven)]
@@ -256,19 +256,19 @@ def _compared(
         as_object = runs_to_json(compared) | proof
         return compared.table, *_with_notes(texts, as_object, tuned_notes([a, b]))
     if not all(are_sweeps):
-        raise InputError(f"{a} and {b}: a run and a sweep do not compare; name two runs, a sweep, or two sweeps")
+        raise InputError(f"{a} and {b}: a run and a sweep are not comparable; name two runs, a sweep, or two sweeps")
     if b is None:
         sweep = read_sweep(a)
         pairs = twins(sweep)
-        heading = f"{sweep.heading}: IID (a) less non-IID (b)"
+        heading = f"{sweep.heading}: IID (a) minus non-IID (b)"
         about = {"compared": "partitions", "a": "IID", "b": "non-IID"}
     else:
         pairs = same_names(read_sweep(a), read_sweep(b))
-        heading, about = f"{a} (a) less {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}
+        heading, about = f"{a} (a) minus {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}
     table = differences(pairs, round, epoch)
     if not (table["quantity"] == "canaries").any():
         why = table["left_out"].dropna().iloc[0]
-        raise InputError(f"{a}{'' if b is None else f' and {b}'}: nothing to compare: {why}")
+        raise InputError(f"{a}{'' if b is None else f' and {b}'}: there is no comparison: {why}")
     texts = {
         Format.md: f"{note(heading)}\n{table_of_pairs(table, pairs).markdown()}",
         Format.latex: table_of_pairs(table, pairs).latex(),
@@ -281,7 +281,7 @@ def _compared(
 def _with_notes(
     texts: "Mapping[Format, str]", as_object: "Mapping[str, Any]", notes: "Sequence[str]"
 ) -> tuple[dict[Format, str], dict[str, Any]]:
-    """Return texts for people and a JSON object with the sentences on how settings were chosen; CSV has no room."""
+    """Return texts and a JSON object with the sentences on the choice of settings; CSV has none."""
     from flsim.show.table import TERMINAL, note
 
     below = "".join(f"\n{note(text)}" for text in notes)
@@ -291,12 +291,12 @@ def _with_notes(
 
 
 def _two(first: list[Path], second: list[Path] | None) -> tuple[Path, Path | None]:
-    """Return what is compared; a folder of two runs, such as that of a demo, stands for both."""
+    """Return the folders to compare; a folder with two runs, such as that of a demo, means both."""
     if second is None and len(first) == 2:
         return first[0], first[1]
     for named in (first, second or []):
         if len(named) > 1:
-            raise InputError(f"{named[0].parent}: holds {len(named)} runs; name the two to compare, e.g. {named[0]}")
+            raise InputError(f"{named[0].parent}: has {len(named)} runs; name the two runs to compare, e.g. {named[0]}")
     return first[0], second[0] if second else None
 
 
@@ -309,10 +309,11 @@ def trace(
     as_json: Annotated[bool, typer.Option("--json", help="Print a JSON list instead of text.")] = False,
     as_csv: Annotated[bool, typer.Option("--csv", help="Print CSV instead of text.")] = False,
 ) -> None:
-    """Print each canary's exposure over rounds.
+    """Print the exposure of each canary over rounds.
 
-    Beside it stand the rounds in which a sharer of the canary was in the cohort; of central training, the steps that
-    read a copy. They are recomputed from the seed, so that this works for every run, also during training.
+    Also prints the rounds in which a sharer of the canary was in the cohort, or for central training the steps that
+    read a copy. flsim recomputes the rounds from the seed, therefore the command works for every run, also during
+    training.
 
     Example: flsim trace runs/demo/iid --canary c07 --canary c31 --out trace.png
 
@@ -350,10 +351,10 @@ def report(
 ) -> None:
     """Write one HTML file about runs or a sweep.
 
-    The file holds tables, figures, settings, data, privacy and provenance. It loads nothing else, needs no scripts, and
-    can be printed.
+    The file has tables, figures, settings, data, privacy and provenance. The file loads no other files, needs no
+    scripts, and can be printed.
 
-    Runs may be unfinished, diverged or failed; the report marks them.
+    The report marks runs that are unfinished, diverged or failed.
 
     Example: flsim report runs/table1-smoke --out table1.html
 
@@ -370,15 +371,15 @@ def canaries(
     round: Round = None,
     epoch: Epoch = None,
     written: Annotated[
-        bool, typer.Option("--written", help="Also show what Beam Search writes, computed from the checkpoint.")
+        bool, typer.Option("--written", help="Also show the phrase that Beam Search generates with the checkpoint.")
     ] = False,
     device: TorchDevice = "cpu",
     format: FormatOption = Format.md,
     out: TableOut = None,
 ) -> None:
-    """List the canaries of a run, and which were memorized.
+    """List the canaries of a run, and whether they were memorized.
 
-    A row has the phrase, its sharers and copies, rank and exposure, and whether it was extracted.
+    Each row has the phrase, its sharers and copies, its rank and exposure, and whether it was extracted.
 
     Example: flsim canaries runs/demo/iid --written
 
@@ -399,7 +400,7 @@ def canaries(
 
 
 def _written(folder: Path, round: int, device: str) -> dict[str, str]:
-    """Return what beam search writes with the checkpoint of a round, in words, by the canary's id."""
+    """Return the phrases that beam search generates with the checkpoint of a round, as words by canary id."""
     from flsim.runs.config.custom_code import announce
     from flsim.runs.folder import Run
     from flsim.runs.measuring import written_after

@@ -13,9 +13,9 @@ from flsim.base.errors import InputError
 if TYPE_CHECKING:
     from flsim.runs.config.listing import Architecture, Section
 
-NETWORKS_AFTER = "model"  # the section that names one of them
+NETWORKS_AFTER = "model"  # the section that selects a built-in network
 WIDTH = 80
-COLUMNS = (20, 16, 22)  # of key, type and default; the unit has the rest
+COLUMNS = (20, 16, 22)  # widths of key, type and default; the unit has the rest
 ABOUT = """\
 A configuration is a TOML file with the sections below. Every setting has a default except `data.corpus`. Defaults
 follow Thakkar et al. (2020). The paper does not state batch size, learning rate and number of epochs of local training,
@@ -43,7 +43,7 @@ def settings(
 ) -> None:
     """List the settings of a configuration file.
 
-    Each setting has its type, its default, its unit, and what it sets. The list of section model also describes the
+    Prints the type, default, unit and description of each setting. The list of section model also describes the
     built-in networks.
 
     Example: flsim settings model
@@ -63,7 +63,7 @@ def settings(
 
 
 def _selected(listed: "list[Section]", name: str | None) -> "list[Section]":
-    """Return the sections, or the one setting, of a name; InputError where there is none."""
+    """Return the sections, or the one setting, of a name; InputError if there is none."""
     from dataclasses import replace
 
     if name is None:
@@ -77,7 +77,7 @@ def _selected(listed: "list[Section]", name: str | None) -> "list[Section]":
     keys = {_key(section, setting.name) for section in listed for setting in section.settings}
     names = sorted({section.name for section in listed if section.name} | keys)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]
-    raise InputError(f"{name}: neither a section nor a setting; did you mean {close}?")
+    raise InputError(f"{name}: no such section or setting; did you mean {close}?")
 
 
 def _key(section: "Section", name: str) -> str:
@@ -116,7 +116,7 @@ def _wrapped(text: str, indent: int) -> list[str]:
 
 
 def _markdown(listed: "list[Section]", networks: "list[Architecture]", with_title: bool) -> list[str]:
-    """Return the lines of the list as Markdown: a section a heading, and a setting an entry of a definition list."""
+    """Return the list as lines of Markdown, with a heading per section and a definition list of settings."""
     lines = ["# Configuration", "", ABOUT, ""] if with_title else []
     for section in listed:
         lines += [f"## {_title(section)}", ""]
@@ -137,7 +137,7 @@ def _entry(term: str, definition: str) -> list[str]:
 
 
 def marked(text: str) -> str:
-    """Return a sentence of the help as Markdown: options, settings, paths and values as code, and no other marks."""
+    """Return a sentence of the help as Markdown: options, settings, paths and values as code, without other markup."""
     return " ".join(_marked_word(word) for word in text.split())
 
 

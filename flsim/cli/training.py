@@ -14,7 +14,7 @@ from flsim.base.progress import say
 from flsim.cli.options import MACHINES, Address, AtOnce, Overrides
 
 CONTINUE = "Continue a run"
-TIER = "Tier of the sweep, as its file defines it: its scale, e.g. paper."
+TIER = "Tier of the sweep, which is its scale, e.g. paper. The sweep file defines the tiers."
 Only = Annotated[
     list[str] | None,
     typer.Option(metavar="GRID", help="Grid of the file to train, e.g. fedavg; repeatable.", show_default="all grids"),
@@ -22,17 +22,17 @@ Only = Annotated[
 
 
 def seeds_of(text: str) -> range:
-    """Return the seeds of "5", which are 0 to 4, or of "5-9", which are those five.
+    """Return the seeds of a text: "5" means 0 to 4, and "5-9" means 5 to 9.
 
     Raises:
-        typer.BadParameter: the text is neither, or names no seed.
+        typer.BadParameter: the text has another form, or contains no seed.
     """
     match = re.fullmatch(r"(?:(\d+)-)?(\d+)", text)
     if match is None:
-        raise typer.BadParameter(f'"{text}" is neither a number of seeds such as 5 nor a range such as 5-9')
+        raise typer.BadParameter(f'"{text}" must be a number of seeds such as 5 or a range such as 5-9')
     seeds = range(int(match[1]), int(match[2]) + 1) if match[1] else range(int(match[2]))
     if not seeds:
-        raise typer.BadParameter(f'"{text}" names no seed; give a number such as 5 or a range such as 5-9')
+        raise typer.BadParameter(f'"{text}" contains no seed; use a number such as 5 or a range such as 5-9')
     return seeds
 
 
@@ -41,7 +41,7 @@ Seeds = Annotated[
     typer.Option(
         parser=seeds_of,
         metavar="SEEDS",
-        help="Number or range of seeds: 5 trains seeds 0 to 4, and 5-9 those five.",
+        help="Number or range of seeds: 5 trains the seeds 0 to 4, and 5-9 trains the seeds 5 to 9.",
         show_default="the tier's seeds",
     ),
 ]
@@ -70,12 +70,12 @@ def sweep(
 ) -> None:
     """Train all runs of a sweep file, and print their table.
 
-    The published table is printed beside it where there is one.
+    If there is a published table, its values are printed next to the measured values.
 
     Repeat the command to continue an interrupted sweep: finished runs are skipped, and failed runs are tried again. A
-    run that fails stops no other run. SIGTERM and Ctrl-C let runs write a checkpoint first.
+    failed run does not stop other runs. SIGTERM and Ctrl-C let runs write a checkpoint first.
 
-    Writes a report as well: report.html in the sweep folder.
+    Also writes a report, report.html in the sweep folder.
 
     Example: flsim sweep experiments/table1.toml --tier smoke
 
@@ -90,14 +90,14 @@ def sweep(
 
     sweep_definition = definition.load(file)
     at = definition.tier_of(sweep_definition, tier, str(file))
-    # Absolute, because the processes of a running cluster have another working directory.
+    # The path is absolute, because processes of a running cluster have another working directory.
     sweep_folder = folder.SweepFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
     path = located(corpus) if corpus else folder.corpus_of(at, file, sweep_folder.path)
     planned = definition.planned_runs(sweep_definition, at, path, str(file), seeds, only or (), set_ or ())
     tuned = definition.tuned_of(sweep_definition, at, str(file))
     if tuned and path != sweep_folder.path / folder.CORPUS:
-        tuned.refuse_corpus(Corpus.open(path).digest, path)  # before anything is written
-    # Runs that have begun were checked then, maybe on a machine with more memory.
+        tuned.refuse_corpus(Corpus.open(path).digest, path)  # this check precedes all writes
+    # Runs that have started were checked before, possibly on a machine with more memory.
     new = [planned_run for planned_run in planned if not sweep_folder.run(planned_run.name).exists()]
     known = folder.corpus_or_its_settings(at, path, sweep_folder.path)
     folder.refuse_impossible_runs(new, known, is_trained_here=address is None)
@@ -121,7 +121,7 @@ def sweep(
 
 
 def _show(path: Path) -> None:
-    """Print the table beside the published one, and write the report."""
+    """Print the table next to the published table, and write the report."""
     from flsim.cli.results import Against, report, table
     from flsim.results.sweeps import published_of
 
@@ -142,13 +142,13 @@ def tune(
 ) -> None:
     """Choose settings of a sweep by perplexity on test users.
 
-    Searches settings such as learning rates, and looks at utility only. Each group of runs, such as a partition of an
-    optimizer, has the same trials on the same seeds. Canaries are planted as in the sweep, and nothing is measured of
-    them. The better half of the trials trains on, until the last ones are complete. A best value at the edge of its
-    range widens the range.
+    Searches settings such as learning rates, and compares utility only. Each group of runs, such as one optimizer on
+    one partition, has the same trials on the same seeds. Canaries are planted as in the sweep, but are not measured.
+    The search uses successive halving: the better half of the trials continues, until the last trials are complete. If
+    the best value is at the edge of its range, the range is extended.
 
-    Writes tuned.toml into the folder. A tier of the sweep names the file as tuned, and the seeds of the search are
-    refused there.
+    Writes tuned.toml into the folder. To use the file, name it as `tuned` in a tier of the sweep. The sweep then
+    refuses the seeds of the search.
 
     Repeat the command to continue an interrupted search.
 
@@ -160,7 +160,7 @@ def tune(
 
     folder = tuning.TuningFolder((out or Path("runs") / f"{file.stem}-{tier}").absolute())
     search = tuning.load(file, tier, folder.path)
-    search.groups()  # refuses a file that does not fit the sweep
+    search.groups()  # raises an error if the file does not fit the sweep
     known = corpus_or_its_settings(search.tier, search.corpus, folder.path)
     refuse_impossible_runs(search.typical(), known, is_trained_here=address is None)
     with folder.hold_lock():
@@ -172,12 +172,15 @@ def tune(
 def demo(
     out: Annotated[
         Path | None,
-        typer.Option(help="New folder for everything, e.g. runs/demo.", show_default="runs/demo-DATE-TIME"),
+        typer.Option(
+            help="New folder for the corpus, the runs and the results, e.g. runs/demo.",
+            show_default="runs/demo-DATE-TIME",
+        ),
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the corpus, the canaries and the training.")] = 0,
     set_: Overrides = None,
 ) -> None:
-    """Train on a built-in corpus and show what was memorized.
+    """Train on a built-in corpus, and show what was memorized.
 
     Trains twice: on IID users and on non-IID users. Prints a table of both runs and a paired test on exposure. Plots
     perplexity, exposure, and how many canaries Random Sampling (RS) and Beam Search (BS) extract. Takes two to three
@@ -194,7 +197,10 @@ def run(
     config: Annotated[Path, typer.Argument(help="TOML file of the run, e.g. experiments/demo.toml.")],
     out: Annotated[
         Path | None,
-        typer.Option(help="Run folder, e.g. runs/iid; new, or with --resume an old one.", show_default="runs/CONFIG"),
+        typer.Option(
+            help="Run folder, e.g. runs/iid; a new folder, or with --resume an existing folder.",
+            show_default="runs/CONFIG",
+        ),
     ] = None,
     seed: Annotated[
         int | None,
@@ -224,7 +230,7 @@ def run(
         bool,
         typer.Option(
             "--in-process",
-            help="Train in this process, without Ray: sooner begun, with the same result.",
+            help="Train in this process, without Ray. Starts faster; the result is the same.",
             rich_help_panel=MACHINES,
         ),
     ] = False,
@@ -238,7 +244,7 @@ def run(
         bool,
         typer.Option(
             "--retrain-lost",
-            help="With --resume: train those rounds again that are missing from rounds.jsonl.",
+            help="With --resume: train the rounds again that are missing from rounds.jsonl.",
             rich_help_panel=CONTINUE,
         ),
     ] = False,
@@ -246,18 +252,19 @@ def run(
         Path | None,
         typer.Option(
             metavar="RUN",
-            help="Run of the other canaries.arm, e.g. runs/in: its rounds before the first window are taken over.",
+            help="Run of the other canaries.arm, e.g. runs/in. Training starts with a copy of its rounds before "
+            "the first window.",
             rich_help_panel=CONTINUE,
         ),
     ] = None,
 ) -> None:
     """Train one run on Ray, and print its table.
 
-    Checkpoints are evaluated while training continues. The file says whether training is federated (Flower on Ray) or
-    central (training.kind = "central").
+    Checkpoints are evaluated while training continues. The file defines whether training is federated (Flower on Ray)
+    or central (training.kind = "central").
 
-    SIGTERM and Ctrl-C write a checkpoint and end the run. With --resume the run continues, to the same
-    result.
+    SIGTERM and Ctrl-C write a checkpoint and end the run. With --resume, the run continues from the checkpoint, with
+    the same result.
 
     Example: flsim run experiments/demo.toml --set data.partition=iid --out runs/iid
 

@@ -1,7 +1,7 @@
-"""The largest authors of a corpus, and names that stand for many people.
+"""The largest authors of a corpus, and names that are placeholders for many people.
 
-A corpus takes an author for one person. Exports write one name for all deleted accounts (``[deleted]``), for a missing
-value (``nan``, ``None``), or for a program (``AutoModerator``).
+A corpus assumes that an author is one person. Exports write one name for all deleted accounts (``[deleted]``), for a
+missing value (``nan``, ``None``), or for a program (``AutoModerator``).
 """
 
 import re
@@ -10,8 +10,8 @@ from collections.abc import Iterable
 from typing import Any
 
 LARGEST = 5  # authors that a summary names
-UNUSUAL_SHARE = 0.05  # an author with more of all words is unusual,
-UNUSUAL_MULTIPLE = 2  # if the share is also above so many equal shares
+UNUSUAL_SHARE = 0.05  # an author with a larger share of all words is unusual,
+UNUSUAL_MULTIPLE = 2  # if the share is also above this multiple of an equal share
 STAND_INS = {
     *("[deleted]", "[removed]", "deleted", "removed", "nan", "none", "null", "n/a", "na", "undefined"),
     *("unknown", "anonymous", "anon", "guest", "automoderator", "bot"),
@@ -21,7 +21,7 @@ STAND_INS = {
 def author_of(user: str) -> str:
     """Return the author of a user's text.
 
-    An importer that cuts authors into users numbers these ``author#0``, ``author#1``.
+    An import that cuts authors into users names these ``author#0``, ``author#1``.
     """
     return re.sub(r"#[0-9]+\Z", "", user)
 
@@ -34,7 +34,7 @@ def largest_authors(users: Iterable[tuple[str, str, int]]) -> tuple[list[dict[st
 
     Returns:
         The `LARGEST` authors, largest first, each with ``author``, ``split``, ``users``, ``words`` and ``share``, the
-        share of all words of these users, 0 to 1; and the warnings. Names of `STAND_INS` are among the authors too.
+        share of all words of these users, 0 to 1; and the warnings. Names of `STAND_INS` are also included.
     """
     words: Counter[tuple[str, str]] = Counter()
     pieces: Counter[tuple[str, str]] = Counter()
@@ -53,7 +53,7 @@ def largest_authors(users: Iterable[tuple[str, str, int]]) -> tuple[list[dict[st
     for author in authors:
         name, share = author["author"], author["share"]
         if name.strip().lower() in STAND_INS:
-            why = "and stands for many people or for none"
+            why = "and is a placeholder for many people or for nobody"
         elif share > UNUSUAL_SHARE and share > UNUSUAL_MULTIPLE / len(words):
             why = "which is unusual for one person"
         else:

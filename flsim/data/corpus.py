@@ -1,4 +1,4 @@
-"""A corpus on disk: flat files that are memory-mapped, so that opening takes no time and all processes share one copy.
+"""A corpus on disk: flat files that are memory-mapped, which opens instantly and is shared by all processes.
 
     manifest.json            schema, token layout, counts, drops by reason, digests of sources and of the files below
     vocabulary.tsv           word, count; most frequent first
@@ -53,7 +53,7 @@ def memory_map(path: Path, dtype: str) -> NDArray[Any]:
 
 @dataclass(frozen=True, eq=False)
 class Split(Unchanging):
-    """The users of one split of a corpus, opened for reading.
+    """The users of one split of a corpus, open for reading.
 
     ``split[user]`` is the records of a user, and ``len(split)`` the number of users. A split implements `UsersByRound`
     and `RecordsByRound`.
@@ -61,8 +61,8 @@ class Split(Unchanging):
     Attributes:
         layout: the layout of its token ids.
         tokens: token ids of all records, uint16 or uint32 [words].
-        record_offsets: int64 [records + 1], where each record starts among the tokens, and the end of the last.
-        user_offsets: int64 [users + 1], where each user starts among the records, and the end of the last.
+        record_offsets: int64 [records + 1], where each record starts among the tokens, and the end of the last record.
+        user_offsets: int64 [users + 1], where each user starts among the records, and the end of the last user.
         folder: the split's folder.
     """
 
@@ -74,10 +74,10 @@ class Split(Unchanging):
 
     @classmethod
     def open(cls, folder: Path) -> "Split":
-        """Open a split's folder; its own `split.json` names the token layout of its ids.
+        """Open a split's folder; `split.json` in it names the layout of token ids.
 
         Raises:
-            InputError: the folder is no split of a corpus.
+            InputError: the folder is not a split of a corpus.
         """
         try:
             layout = layout_in(from_json((folder / "split.json").read_text(encoding="utf-8")))
@@ -106,7 +106,7 @@ class Split(Unchanging):
         index = positions.astype(np.int64)
         starts = record_offsets.take(index)
         lengths = record_offsets.take(index + 1) - starts
-        tokens.take(starts[lengths > 0])  # waits for memory once for all records, not for one after another
+        tokens.take(starts[lengths > 0])  # reads memory for all records at once, not one after another
         offsets = np.zeros(len(index) + 1, np.int64)
         np.cumsum(lengths, out=offsets[1:])
         position = np.repeat(starts - offsets[:-1], lengths)
@@ -128,7 +128,7 @@ class Split(Unchanging):
         """Return the names of the users.
 
         Raises:
-            InputError: the file does not hold one name for each user.
+            InputError: the file does not have one name for each user.
         """
         try:
             names = from_json((self.folder / "names.json").read_text(encoding="utf-8"))
@@ -136,7 +136,7 @@ class Split(Unchanging):
                 return list(names)
         except (OSError, ValueError, TypeError):
             pass
-        raise InputError(f"{self.folder / 'names.json'}: not a name for each user; import the corpus again")
+        raise InputError(f"{self.folder / 'names.json'}: does not have one name for each user; import the corpus again")
 
 
 @dataclass(frozen=True)
@@ -146,7 +146,7 @@ class Corpus:
     Attributes:
         path: the corpus' folder.
         manifest: the content of manifest.json.
-        digest: sha256 of the manifest, which stands for everything in the corpus.
+        digest: sha256 of the manifest, which identifies the content of the corpus.
 
     Examples:
         >>> corpus = flsim.open_corpus("corpora/demo")                         # doctest: +SKIP
@@ -167,7 +167,7 @@ class Corpus:
             verify: whether to read every file and compare its digest with the manifest's.
 
         Raises:
-            InputError: the folder is no corpus, has another schema, or its files differ from the manifest.
+            InputError: the folder is not a corpus, has another schema, or its files differ from the manifest.
         """
         again = "import the corpus again"
         if is_uri(path):
@@ -184,7 +184,7 @@ class Corpus:
             file = inside(path, name)
             refuse_missing_folder(file.parent)
             if not file.is_file() or file.stat().st_size != size:
-                raise InputError(f"{file}: missing or of another size than the manifest says; {again}")
+                raise InputError(f"{file}: missing, or its size differs from the manifest; {again}")
             if verify and file_digest(file) != sha256:
                 raise InputError(f"{file}: changed since the import (its sha256 differs); {again}")
         return cls(path, manifest, digest(text))
@@ -211,20 +211,20 @@ class Corpus:
 
     @property
     def test_users(self) -> Split:
-        """Open the users that utility is measured on: whole test authors if present, balanced test users otherwise."""
+        """Open the users that utility is measured on: complete test authors, or balanced test users without them."""
         return self.split(WHOLE["test"] if WHOLE["test"] in self.splits else "test")
 
     def split(self, name: str) -> Split:
         """Open one of the `splits`.
 
         Raises:
-            InputError: the split is missing, or its token ids have another layout than the manifest says.
+            InputError: the split is missing, or the layout of its token ids differs from the manifest.
         """
         split = Split.open(self.path / name)
         if split.layout != self.layout:
             raise InputError(
-                f"{split.folder}: token ids are in {split.layout}, but the manifest of the corpus says {self.layout}; "
-                "import the corpus again"
+                f"{split.folder}: token ids are in {split.layout}, but the manifest of the corpus has "
+                f"{self.layout}; import the corpus again"
             )
         return split
 
@@ -318,14 +318,14 @@ class CorpusWriter:
         warnings: Iterable[str] = (),
         notes: Iterable[str] = (),
     ) -> None:
-        """Complete the splits and write the manifest, which seals the corpus.
+        """Complete the splits and write the manifest, which completes the corpus.
 
         Args:
-            dropped: reason -> count of everything that was read and is not in the corpus.
+            dropped: reason -> count of everything that was read and dropped.
             sources: name, bytes, sha256 and format of each input file.
             parameters: how the corpus was made.
-            warnings: faults that the sources seem to have.
-            notes: what the sources' formats had lost before.
+            warnings: suspected faults of the sources.
+            notes: information that the formats of the sources do not contain.
         """
         written = {
             f"{name}/{file}": described

@@ -12,9 +12,9 @@ WIDTH = 80
 _LABEL = 13  # columns
 _FEW = 3  # names
 REASONS = {
-    "posts_of_community_user": "by the Community user, which is no person",
-    "posts_of_dropped_authors": "by authors whom --drop-authors names",
-    "posts_of_other_types": "neither question nor answer",
+    "posts_of_community_user": "by the Community user, which is not a person",
+    "posts_of_dropped_authors": "by authors in --drop-authors",
+    "posts_of_other_types": "not a question or an answer",
     "posts_not_utf8": "with half a surrogate pair, which is not UTF-8",
     "posts_too_long": "too long for a text that a person wrote",
     "posts_without_body": "without a text",
@@ -22,24 +22,24 @@ REASONS = {
     "posts_without_text": "without a text",
     "posts_without_user": "whose author is not known",
     "posts_without_words": "without words: formulas, code or pictures alone",
-    "records_duplicated": "that repeat an earlier one",
-    "records_near_duplicated": "that are much like an earlier one",
-    "records_not_utf8": "that are no UTF-8 text",
+    "records_duplicated": "that repeat an earlier record",
+    "records_near_duplicated": "that are similar to an earlier record",
+    "records_not_utf8": "that are not UTF-8 text",
     "records_of_short_users": "of authors too short for a balanced user",
-    "records_sanitized": "that look like secrets: known to one half's model alone",
+    "records_sanitized": "that look like secrets: likely in the model of one half only",
     "records_too_long": "too long for a sentence",
     "records_without_words": "without words",
-    "remainder_records": "after an author's last whole balanced user",
-    "remainder_words": "after an author's last whole balanced user",
-    "users_not_utf8": "whose names are no UTF-8 text",
+    "remainder_records": "after an author's last complete balanced user",
+    "remainder_words": "after an author's last complete balanced user",
+    "users_not_utf8": "whose names are not UTF-8 text",
     "users_too_large": "with too much text for one author",
     "users_too_short": "too short for a balanced user",
     "words_of_short_users": "of authors too short for a balanced user",
-    "words_truncated": "behind the cut of longer records",
+    "words_truncated": "after the cut of longer records",
 }
 
-WITHOUT_ASCII = "without words: formulas, code or pictures alone, or text all of which --ascii removed"
-CHANGED = "rows_with_forbidden_characters"  # counted with what is dropped, though the rows are kept
+WITHOUT_ASCII = "without words: only formulas, code or pictures, or only text that --ascii removed"
+CHANGED = "rows_with_forbidden_characters"  # counted with dropped things, although the rows stay in the corpus
 
 
 def describe(summary: dict[str, Any]) -> str:
@@ -66,7 +66,7 @@ def _splits(summary: dict[str, Any]) -> list[str]:
 
 
 def _lengths(summary: dict[str, Any]) -> list[str]:
-    """Return quantiles of lengths in train, which is balanced, and of whole test authors if the corpus has them."""
+    """Return quantiles of lengths in train, which is balanced, and of complete test authors if the corpus has them."""
     lines = list[str]()
     for split_name in ["train", *(name for name in WHOLE.values() if name == summary["utility"])]:
         split = summary["splits"][split_name]
@@ -102,7 +102,7 @@ def _visible(word: str) -> str:
 
 
 def _drops(summary: dict[str, Any]) -> list[str]:
-    """Return the lines of reasons to drop, by unit, with the largest count first.
+    """Return a line for each reason to drop, by unit, with the largest count first.
 
     Shares are of everything that was read.
     """
@@ -114,7 +114,7 @@ def _drops(summary: dict[str, Any]) -> list[str]:
         if count and reason != CHANGED:
             unit = unit_of(reason) or ""
             says = reasons.get(reason, reason.removeprefix(f"{unit}_").replace("_", " "))
-            things = "authors" if unit == "users" else unit  # they are not cut into users yet
+            things = "authors" if unit == "users" else unit  # they were not cut into users
             begin = f"{count:>14,} {things:<8}{_percent(summary['dropped_shares'][reason]):>6}  "
             lines += textwrap.wrap(says, WIDTH, initial_indent=begin, subsequent_indent=" " * len(begin))
     changed = summary["dropped"].get(CHANGED, 0)
@@ -129,8 +129,8 @@ def _membership(membership: dict[str, Any]) -> list[str]:
         names = _names(membership["heldout_also_train"])
         lines += _entry(
             "WARNING",
-            f"{inside:,} of {inside + outside:,} held-out authors are train authors too ({names}): "
-            "they are members, and no attack may take them for non-members",
+            f"{inside:,} of {inside + outside:,} held-out authors are train authors too ({names}): they are "
+            "members, and attacks must not use them as non-members",
         )
     elif outside:
         text = "no held-out author is in train: held-out users are the safe non-members for user-level attacks"
@@ -148,16 +148,16 @@ def _membership(membership: dict[str, Any]) -> list[str]:
 
 
 def _utility(summary: dict[str, Any]) -> list[str]:
-    """Return the lines on whole test authors; none where utility is measured on the test users above."""
+    """Return the lines on complete test authors; none if utility is measured on the test users above."""
     if summary["utility"] not in WHOLE.values():
         return []
     whole, balanced = (summary["membership"][f"{name}_authors"] for name in (summary["utility"], "test"))
-    text = f"measured on {whole:,} whole test authors, of whom {balanced:,} also have balanced users"
-    return _entry("utility", f"{text}; what was dropped is counted for balanced users")
+    text = f"measured on {whole:,} complete test authors, of whom {balanced:,} also have balanced users"
+    return _entry("utility", f"{text}; dropped things are counted for balanced users")
 
 
 def _authors(summary: dict[str, Any]) -> list[str]:
-    """Return the line of the largest authors; none of a corpus without users."""
+    """Return the line of the largest authors; none for a corpus without users."""
     largest = summary["authors"][:_FEW]
     shares = [f"{_names([author['author']])} {author['share']:.1%}" for author in largest]
     return _entry("largest", f"authors by their share of all words: {', '.join(shares)}") if shares else []
@@ -180,7 +180,7 @@ def _origin(summary: dict[str, Any]) -> list[str]:
 
 
 def _entry(label: str, text: str) -> list[str]:
-    """Return the lines of a label with a wrapped text beside it."""
+    """Return the lines of a label with a wrapped text next to it."""
     begin, then = f"{label:<{_LABEL}}", " " * _LABEL
     return textwrap.wrap(text, WIDTH, initial_indent=begin, subsequent_indent=then, break_on_hyphens=False)
 

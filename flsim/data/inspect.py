@@ -1,4 +1,4 @@
-"""The contents of a corpus in numbers, of which distributions of lengths are counted a piece at a time."""
+"""The contents of a corpus in numbers; lengths are counted piece by piece."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -20,8 +20,8 @@ UNITS = ("posts", "records", "words", "users", "rows")
 TOP = (100, 1_000, 10_000)
 _MOST_FREQUENT = 10
 QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
-BINS = 24  # at most
-LONG_TAIL = 10  # a maximum of more than so many medians asks for a logarithmic axis
+BINS = 24  # largest number of bins
+LONG_TAIL = 10  # a maximum above this multiple of the median needs a logarithmic axis
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Distribution:
 
     @classmethod
     def count(cls, lengths: Iterable[NDArray[Any]]) -> "Distribution":
-        """Count all lengths in several arrays, of which one at a time is in memory."""
+        """Count all lengths in several arrays, one array in memory at a time."""
         whole = cls(np.empty(0, np.int64), np.empty(0, np.int64))
         for piece in lengths:
             whole += cls(*np.unique(piece, return_counts=True))
@@ -51,7 +51,7 @@ class Distribution:
         return Distribution(values, counts)
 
     def quantiles(self) -> dict[str, int]:
-        """Return each quantile by name: the smallest length that at least this share of the things do not exceed.
+        """Return each quantile by name: the smallest length with at least this share of lengths up to it.
 
         The result is empty if there are no things.
         """
@@ -64,8 +64,9 @@ class Distribution:
     def edges(self) -> tuple[list[int], str]:
         """Return edges of at most `BINS` bins that hold every value, and the scale of their axis, "linear" or "log".
 
-        Bin i holds the values from ``edges[i]`` up to, not including, ``edges[i + 1]``. Few values have a bin each. A
-        long tail has bins of equal ratio, up to rounding, after one for 0. Other bins have a round width.
+        Bin i holds the values from ``edges[i]`` up to, not including, ``edges[i + 1]``. If there are few values, each
+        has a bin. A long tail has a bin for 0, and then bins of equal ratio, up to rounding. Other bins have a round
+        width.
         """
         if not len(self.values):
             return [], "linear"
@@ -93,12 +94,12 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
     Returns:
         A dictionary with these keys:
 
-        - ``users``, ``records`` and ``words`` of the train split, the one that models see; ``heldout_users`` and
+        - ``users``, ``records`` and ``words`` of the train split, which models are trained on; ``heldout_users`` and
           ``test_users``. ``utility``, the split that utility is measured on.
         - ``by``, whether words are words or single characters; ``layout``, its name; ``vocabulary``, the number of
-          token ids, the four special ones included; ``record_words``.
-        - ``dropped``, reason -> count of everything that was read and is in none of train, heldout and test. The
-          reason's name tells the unit.
+          token ids, including the four special tokens; ``record_words``.
+        - ``dropped``, reason -> count of everything that was read and is not in train, heldout or test. The name of the
+          reason contains the unit.
         - ``dropped_shares``, reason -> share of everything of that unit that was read (None if not known).
         - ``splits``, see below; ``membership``, see `_membership`.
         - ``authors``, the largest authors of train, heldout and test, and ``author_warnings`` about authors that may
@@ -110,19 +111,19 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
         - ``users``, ``records``, ``words``; ``oov_share``, the share of words outside the vocabulary.
         - ``coverage``, the shares of words that the 100, 1,000, 10,000 and all words of the vocabulary cover. The words
           most frequent in the split are taken. Shares are None if there are no words.
-        - ``words_occurring``, the number of words of the vocabulary that occur; ``most_frequent``, ten of them with
-          counts.
+        - ``words_occurring``, the number of words of the vocabulary that occur; ``most_frequent``, the ten most
+          frequent words with counts.
         - ``words_per_record``, ``records_per_user`` and ``words_per_user``, each as quantile -> number.
         - ``histograms`` of these three, each with ``edges`` (the same in train, heldout and test, and the same in
-          heldout-whole and test-whole; see `Distribution.edges`), ``counts``, and ``scale``, the scale that suits the
-          axis.
+          heldout-whole and test-whole; see `Distribution.edges`), ``counts``, and ``scale``, the recommended scale of
+          the axis.
     """
     measured = {name: _SplitStatistics(corpus.split(name)) for name in corpus.splits}
     splits = {name: _described(split, corpus) for name, split in measured.items()}
     for population in (
         SPLITS,
         corpus.splits[len(SPLITS) :],
-    ):  # bins that suit whole authors hide how balanced users are
+    ):  # bins for complete authors would hide how balanced users are
         for length in LENGTHS if population else ():
             edges, scale = reduce(add, (measured[name].lengths[length] for name in population)).edges()
             for name in population:
@@ -189,7 +190,7 @@ class _SplitStatistics:
 
     @cached_property
     def token_counts(self) -> NDArray[np.int64]:
-        """Return the number of occurrences of each token id, int64 [2^16, or V if that is more]."""
+        """Return the number of occurrences of each token id, int64 [2^16, or V if V is larger]."""
         counts = np.zeros(max(2**16, self.split.layout.vocabulary_size), np.int64)
         for _, tokens in windows(self.split.tokens):
             counts += np.bincount(tokens, minlength=len(counts))
@@ -236,13 +237,13 @@ def _coverage(token_counts: NDArray[np.int64], layout: Layout, corpus: Corpus) -
 
 
 def _membership(names: dict[str, list[str]]) -> dict[str, Any]:
-    """Return which authors of the splits that are not trained on are members, for attacks on users.
+    """Return which authors of heldout and test are members, for attacks on users.
 
-    A split may hold several users of one author.
+    A split can contain several users of one author.
 
     Returns:
-        ``{split}_authors``, the number of authors. For all but train also ``{split}_also_train``, the names of authors
-        who are in train too, and ``{split}_only``, the number of those who are not.
+        ``{split}_authors``, the number of authors. For all splits except train also ``{split}_also_train``, the names
+        of authors who are in train too, and ``{split}_only``, the number of those who are not.
     """
     authors = {split: set(map(author_of, users)) for split, users in names.items()}
     membership: dict[str, Any] = {f"{split}_authors": len(members) for split, members in authors.items()}

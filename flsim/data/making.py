@@ -1,4 +1,4 @@
-"""Creation of corpora by code: the built-in makers, and makers of the user's own."""
+"""Creation of corpora with code: built-in and custom makers."""
 
 import difflib
 from collections.abc import Callable, Mapping
@@ -32,7 +32,7 @@ class Maker:
 
 
 MAKERS = {"synthetic": Maker(SyntheticHParams, make_synthetic)}
-WHOLE: dict[str, Any] = {"words_per_user": None}  # users as they are made
+WHOLE: dict[str, Any] = {"words_per_user": None}  # users as the maker yields them
 
 
 def make_corpus(
@@ -42,21 +42,21 @@ def make_corpus(
     options: Mapping[str, Any] | None = None,
     writing: Mapping[str, Any] | None = None,
 ) -> Corpus:
-    """Write a corpus that code generates, as a function of the code and these arguments.
+    """Write a corpus that code generates, which is a function of the code and these arguments.
 
-    The posts of a user's own maker are imported like any other source: users are cut if `words_per_user` is set, splits
-    are drawn if the maker names none, and the vocabulary is counted. An interrupted call continues when it is repeated.
+    The posts of a custom maker are imported like any other source: users are cut if `words_per_user` is set, splits are
+    drawn if the maker names none, and the vocabulary is counted. An interrupted call continues when it is repeated.
 
     Args:
         name: a key of `MAKERS`, or ``path/to/file.py:NAME``; see `flsim.data.formats.own`.
         out: folder of the new corpus.
         seed: seed of everything that is drawn.
         options: options of the maker, by name.
-        writing: fields of `flsim.data.importing.gather.ImportHParams`, by name. A built-in maker takes only those
-            that it has as options.
+        writing: fields of `flsim.data.importing.gather.ImportHParams`, by name. A built-in maker accepts only fields
+            that are also its options.
 
     Raises:
-        InputError: there is no such maker, it does not take an option, its own code failed, or `out` exists.
+        InputError: there is no such maker, it does not take an option, its code failed, or `out` exists.
     """
     refuse_unknown(name, MAKERS, "maker")
     options, writing = options or {}, writing or {}

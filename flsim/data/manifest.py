@@ -1,4 +1,4 @@
-"""The manifest.json of a corpus: which files it seals and what it says, checked by type when it is read."""
+"""The manifest.json of a corpus: its files and values, whose types are checked when it is read."""
 
 from collections.abc import Iterable
 from dataclasses import asdict
@@ -16,10 +16,10 @@ if TYPE_CHECKING:
 
 SCHEMA = 2
 SPLITS = ("train", "heldout", "test")
-# Further splits of an import that cuts authors into users: the same test and held-out authors, neither cut nor dropped.
+# Further splits of an import that cuts authors into users: the same test and held-out authors, complete.
 WHOLE = {"heldout": "heldout-whole", "test": "test-whole"}
 TOKEN_FILES = {"uint16": ("tokens.u16", "<u2"), "uint32": ("tokens.u32", "<u4")}  # file and its values, by type
-UNNAMED = "uint16"  # the type where a manifest names none, as older ones
+UNNAMED = "uint16"  # the type if a manifest has none, as in older manifests
 FLAT_FILES = ("records.i64", "users.i64", "names.json")
 PLANTED = tuple(f"planted/{name}" for name in ("roster.parquet", "overlay.i64", "overlay.u16", "planting.json"))
 Sealed = dict[str, tuple[int, str]]
@@ -36,7 +36,7 @@ class LayoutDescription(TypedDict):
 
 
 class Step(TypedDict):
-    """A step that made a corpus of another one, with further keys of its own."""
+    """A step that made a corpus from another corpus, with further keys that depend on the step."""
 
     label: NotRequired[str]
 
@@ -79,13 +79,13 @@ class Manifest(TypedDict):
 
 @cache
 def _checker() -> "TypeAdapter[Manifest]":
-    from pydantic import TypeAdapter  # not at the top: splits and layouts need torch and numpy only
+    from pydantic import TypeAdapter  # not at the top, because splits and layouts need only torch and numpy
 
     return TypeAdapter(Manifest)
 
 
 def splits_in(files: Iterable[str]) -> tuple[str, ...]:
-    """Return the names of a corpus' splits: `SPLITS`, then those of `WHOLE` that some of its files belong to."""
+    """Return the names of a corpus' splits: `SPLITS`, then those of `WHOLE` that have files."""
     folders = {name.partition("/")[0] for name in files}
     return (*SPLITS, *(split for split in WHOLE.values() if split in folders))
 
@@ -99,7 +99,7 @@ def named(token_type: str, splits: Iterable[str] = SPLITS) -> tuple[str, ...]:
 def _what_is_wrong(text: str | bytes) -> str:
     """Return the first fault of a manifest: a key whose value is missing or of another type.
 
-    The fault is empty if the manifest is right.
+    The fault is empty if the manifest is valid.
     """
     from pydantic import ValidationError
 
@@ -112,37 +112,37 @@ def _what_is_wrong(text: str | bytes) -> str:
 
 
 def layout_in(described: dict[str, Any]) -> Layout:
-    """Return the layout that a manifest or a split.json states."""
+    """Return the layout of a manifest or a split.json."""
     layout = described["layout"]
     pieces = int(layout.get("pieces", 0))
     return Layout(int(layout["vocabulary_size"]), int(layout["record_words"]), str(layout["name"]), pieces)
 
 
 def description_of(layout: Layout) -> dict[str, Any]:
-    """Return a layout as a manifest has it.
+    """Return a layout in the form of a manifest.
 
-    The type of tokens that older manifests do not name is left out, and so are no pieces, so that digests stay stable.
+    The type of tokens and the number of pieces are omitted if older manifests lack them, so digests do not change.
     """
     described = {name: value for name, value in asdict(layout).items() if value or name != "pieces"}
     return described | ({} if layout.token_type == UNNAMED else {"tokens": layout.token_type})
 
 
 def by_in(manifest: dict[str, Any]) -> By:
-    """Return whether the words of a corpus are words, as where its manifest does not say, or single characters."""
+    """Return whether the words of a corpus are words, which is the default, or single characters."""
     by: By = manifest["parameters"].get("by", "words")
     return by
 
 
 def token_type_in(manifest: dict[str, Any]) -> str:
-    """Return the type of token ids that a manifest states."""
+    """Return the type of token ids of a manifest."""
     return str(manifest["layout"].get("tokens", UNNAMED))
 
 
 def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Sealed]:
-    """Return a manifest, and the size in bytes and the sha256 of each file that it seals.
+    """Return a manifest, and the size in bytes and the sha256 of each of its files.
 
     Raises:
-        InputError: the text is no manifest, has another schema, or does not name a file that every corpus has.
+        InputError: the text is not a manifest, has another schema, or lacks a file that every corpus has.
     """
     try:
         manifest = from_json(text)
@@ -151,16 +151,18 @@ def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Se
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(f"{source}: not a corpus; make one with `flsim data import`") from error
     if schema != SCHEMA:
-        raise InputError(f"{source}: corpus schema {schema!s:.40}, but this version reads {SCHEMA}; import it again")
+        raise InputError(
+            f"{source}: corpus schema {schema!s:.40}, but this version reads {SCHEMA}; import the corpus again"
+        )
     if wrong := _what_is_wrong(text):
         raise InputError(f"{source}: its manifest is damaged ({wrong:.200}); import the corpus again")
     tokens, size = token_type_in(manifest), manifest["layout"]["vocabulary_size"]
     if tokens != token_type_of(size):
         raise InputError(
-            f"{source}: its manifest means tokens of {tokens}, but {size:,} ids are of {token_type_of(size)}; "
-            f"import the corpus again"
+            f"{source}: its manifest has tokens of type {tokens}, but {size:,} ids need {token_type_of(size)}; "
+            "import the corpus again"
         )
     for name in named(tokens, splits_in(sealed)):
         if name not in sealed:
-            raise InputError(f"{source}: its manifest does not name {name}; import the corpus again")
+            raise InputError(f"{source}: its manifest has no entry for {name}; import the corpus again")
     return manifest, sealed

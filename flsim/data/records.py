@@ -1,4 +1,4 @@
-"""Records of users, and batches of them as a next-word model reads them."""
+"""Records of users, and their batches for next-word models."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -17,12 +17,12 @@ WINDOW = 2**20  # values
 def windows(values: NDArray[Any], size: int | None = None, overlap: int = 0) -> Iterator[tuple[int, NDArray[Any]]]:
     """Yield consecutive pieces of a whole array, each with the index where it starts.
 
-    Pieces of a memory-mapped file are read, because pages of a mapping, once touched, count as this process's memory.
+    Pieces of a memory-mapped file are read, because touched pages of a mapping count as memory of this process.
 
     Args:
-        values: an array, or a whole mapped file as `flsim.data.corpus.memory_map` opened it, not a part of one.
+        values: an array, or a complete mapped file from `flsim.data.corpus.memory_map`, not a part of a file.
         size: values from the start of one piece to the start of the next; `WINDOW` by default.
-        overlap: values that a piece has in common with the next.
+        overlap: number of values that a piece shares with the next piece.
     """
     size = size or WINDOW
     for start in range(0, len(values), size):
@@ -30,21 +30,21 @@ def windows(values: NDArray[Any], size: int | None = None, overlap: int = 0) -> 
 
 
 def piece(values: NDArray[Any], start: int, stop: int) -> NDArray[Any]:
-    """Return ``values[start:stop]`` of an array or a mapped file as `windows` takes it; parts of a file are read."""
+    """Return ``values[start:stop]`` of an array or a mapped file, see `windows`; parts of a file are read."""
     if isinstance(values, np.memmap):
         offset = start * values.itemsize
         return np.fromfile(values.filename, values.dtype, stop - start, offset=offset)  # type: ignore[arg-type]
     return values[start:stop]
 
 
-# Extra users, who are no part of the population: each takes part in one round, whatever the sampler draws.
+# Extra users, who do not belong to the population: each takes part in one round, independent of the sampler.
 
 Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class ExtraUsers:
-    """Users with numbers from the size of the population on, whose records follow those of the population.
+    """Users whose numbers and records follow those of the population.
 
     Attributes:
         rounds: int64 [users], the round in which each takes part, from 0; -1 for none.
@@ -62,13 +62,13 @@ class ExtraUsers:
         return np.flatnonzero(self.rounds == round_)
 
     def records_of(self, users: Ints) -> Ints:
-        """Return the records of extra users, counted from 0 among those of all of them: int64 [n]."""
+        """Return the records of extra users, counted from 0 among the records of all extra users: int64 [n]."""
         ranges = [np.arange(self.offsets[user], self.offsets[user + 1]) for user in users]
         return np.concatenate([*ranges, np.empty(0, np.int64)])
 
     @property
     def most_records(self) -> int:
-        """Return the number of records of the extra users of a round, of the round with the most of them."""
+        """Return the largest number of records of extra users in a round."""
         taking_part = self.rounds >= 0
         sizes = np.diff(self.offsets)[taking_part]
         return int(np.bincount(self.rounds[taking_part], sizes).max(initial=0))
@@ -77,7 +77,7 @@ class ExtraUsers:
 NOBODY = ExtraUsers()
 
 
-Tokens = NDArray[np.unsignedinteger[Any]]  # of the layout's `token_type`
+Tokens = NDArray[np.unsignedinteger[Any]]  # dtype: `token_type` of the layout
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ class Records:
     """Consecutive records: record i is ``tokens[offsets[i]:offsets[i + 1]]``, word ids without BOS or EOS.
 
     Attributes:
-        tokens: uint16 or uint32 [words], as `Layout.token_type` says.
+        tokens: uint16 or uint32 [words], see `Layout.token_type`.
         offsets: int64 [records + 1], from 0.
     """
 
@@ -94,7 +94,7 @@ class Records:
 
     @classmethod
     def from_lists(cls, records: list[list[int]]) -> "Records":
-        """Return records of lists of token ids."""
+        """Return records from lists of token ids."""
         lengths = [len(record) for record in records]
         flat = [token for record in records for token in record]
         token_type = np.uint16 if max(flat, default=0) < 2**16 else np.uint32
@@ -123,7 +123,7 @@ class Records:
 
 
 class Users(Protocol):
-    """Interface of a population: a split of a corpus, the same with canaries planted in it, or its IID twin."""
+    """Interface of a population: a split of a corpus, a split with planted canaries, or an IID partition."""
 
     @property
     def layout(self) -> Layout: ...
@@ -134,7 +134,7 @@ class Users(Protocol):
 
 
 class RecordSource(Protocol):
-    """Interface of all records of a population as one sequence, user after user.
+    """Interface of all records of a population as one sequence, in the order of users.
 
     The position of a record is its index in that sequence.
     """
@@ -153,27 +153,27 @@ class RecordSource(Protocol):
 
 
 class UsersByRound(Users, Protocol):
-    """Interface of training users, whose records may depend on the round."""
+    """Interface of training users, whose records can depend on the round."""
 
     def at(self, round_: int) -> "UsersByRound":
-        """Return the users of a round, counted from 0; the object itself if nothing depends on the round.
+        """Return the users of a round, counted from 0; or this object if records do not depend on the round.
 
-        The number of users is the same in every round, so that cohorts, shards and privacy do not depend on the round.
-        A user who is not active in a round, or is held out, has no records.
+        The number of users is the same in every round, therefore cohorts, shards and privacy do not depend on the
+        round. A user who is not active in a round, or is held out, has no records.
         """
         ...
 
     @property
     def extra(self) -> ExtraUsers:
-        """Return the users beside the population; most populations have none."""
+        """Return the extra users, which most populations do not have."""
         ...
 
 
 class RecordsByRound(RecordSource, Protocol):
-    """Interface of records for central training, which may depend on the step."""
+    """Interface of records for central training, which can depend on the step."""
 
     def at(self, round_: int) -> "RecordsByRound":
-        """Return the records of a step, counted from 0; the object itself if nothing depends on the step.
+        """Return the records of a step, counted from 0; or this object if records do not depend on the step.
 
         The number of records is the same in every step.
         """
@@ -181,7 +181,7 @@ class RecordsByRound(RecordSource, Protocol):
 
     @property
     def extra(self) -> ExtraUsers:
-        """Return the users beside the population, whose records extend batches; most populations have none."""
+        """Return the extra users, whose records extend batches; most populations have no extra users."""
         ...
 
 
@@ -190,17 +190,17 @@ class Unchanging:
 
     @property
     def extra(self) -> ExtraUsers:
-        """Return that nobody takes part beside the population."""
+        """Return that there are no extra users."""
         return NOBODY
 
     def at(self, round_: int) -> Self:  # noqa: ARG002 (others depend on it)
-        """Return the object itself."""
+        """Return this object."""
         return self
 
 
 @dataclass(frozen=True)
 class Subset(Unchanging):
-    """Some records of a source; the subset is a source itself and the same in every round.
+    """Some records of a source; the subset is also a source, and is the same in every round.
 
     Attributes:
         source: the source of the records.
@@ -224,7 +224,7 @@ class Subset(Unchanging):
 
 @dataclass(frozen=True)
 class Batch:
-    """Padded records, trimmed to the longest of them.
+    """Padded records, trimmed to the longest record.
 
     Attributes:
         inputs: int64 [records, time], BOS first; PAD beyond the record's end.
@@ -238,8 +238,8 @@ class Batch:
 def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
     """Return the chosen records of a user as one batch.
 
-    A sequence is BOS, the words, and EOS if `layout.ends_with_eos`. Inputs are all tokens but the last, targets all but
-    the first.
+    A sequence is BOS, the words, and EOS if `layout.ends_with_eos`. Inputs are all tokens except the last, and targets
+    all tokens except the first.
 
     Args:
         records: the user's records.
@@ -263,12 +263,12 @@ def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
 
 
 def batches_by_length(records: Records, layout: Layout, positions: int) -> Iterator[NDArray[np.int64]]:
-    """Yield the indices of all records in batches of like length, longest first, so that little is padding.
+    """Yield the indices of all records in batches of similar length, longest first, which minimizes padding.
 
     Args:
         records: the records.
         layout: the corpus' token layout.
-        positions: largest number of positions of a batch, padding included; a longer record is a batch of its own.
+        positions: largest number of positions of a batch, padding included; a longer record is a separate batch.
     """
     words = np.diff(records.offsets)
     lengths = words + layout.ends_with_eos(words)

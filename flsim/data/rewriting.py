@@ -1,4 +1,4 @@
-"""Corpora derived from another one: the same users with some of their records, or with other records."""
+"""Corpora that are derived from another corpus: the same users with a part of their records, or with other records."""
 
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
@@ -12,7 +12,7 @@ from flsim.base.progress import progress
 from flsim.data.corpus import Corpus, CorpusWriter, Split, SplitWriter
 from flsim.data.records import RecordSource
 
-BLOCK = 2**16  # records in memory at a time, more where a user has more
+BLOCK = 2**16  # records in memory at a time, or more if a user has more
 
 
 def rewrite_corpus(
@@ -26,20 +26,20 @@ def rewrite_corpus(
     notes: Iterable[str] = (),
     beside: Callable[[Path], None] = lambda _: None,
 ) -> Corpus:
-    """Write a corpus with other train records; users, even empty ones, other splits and the vocabulary stay unchanged.
+    """Write a corpus with other train records; users (even empty users), other splits and the vocabulary do not change.
 
-    The manifest is the old one's with three additions: the drops, the notes, and the step. The step becomes the last of
-    ``parameters.steps`` and has the digest of the old corpus.
+    The manifest is that of the old corpus with three additions: the drops, the notes, and the step. The step becomes
+    the last of ``parameters.steps`` and has the digest of the old corpus.
 
     Args:
         corpus: the old corpus.
-        out: folder of the new corpus; whole, or absent after any error.
-        step: what was done, and how. If it has a ``label``, runs over the new corpus are named by that label.
-        source: where train records are read, as many as before; by default the old corpus.
-        kept: bool [records], which train records are written; all by default.
+        out: folder of the new corpus, which is not created if there is an error.
+        step: the description of the change. If it has a ``label``, runs over the new corpus are named by that label.
+        source: source of the train records, of the same number; by default the old corpus.
+        kept: bool [records], the mask of the train records to write; by default all.
         dropped: numbers of dropped records or words, by reason.
-        notes: remarks that are shown wherever the corpus is described.
-        beside: function that writes more files into the new folder.
+        notes: remarks that are shown in every description of the corpus.
+        beside: function that writes further files into the new folder.
 
     Raises:
         InputError: `out` exists.
@@ -63,9 +63,9 @@ def rewrite_corpus(
 
 
 def labelled_steps(corpus: Corpus) -> list[dict[str, Any]]:
-    """Return the steps that a table names, such as defences.
+    """Return the steps that are named in tables, such as defences.
 
-    These are the steps with a ``label``. Entries that differ from seed to seed are left out.
+    These are the steps with a ``label``. Entries that differ between seeds are omitted.
     """
     steps = corpus.manifest["parameters"].get("steps", [])
     of_seed = ("corpus", "seed", "planted")

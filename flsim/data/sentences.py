@@ -1,12 +1,12 @@
-"""Cut of plain text into sentences of words, in any script.
+"""Division of plain text into sentences of words, in any script.
 
 The steps follow TensorFlow Federated's description of its Stack Overflow data (docstring of
 `tff.simulation.datasets.stackoverflow.load_data`): "the bodies were parsed into sentences", then "1. Lowercase the
 text, 2. Unescape HTML symbols, 3. Remove non-ascii symbols, 4. Separate punctuation as individual tokens (except
 apostrophes and hyphens), 5. Removing extraneous whitespace, 6. Replacing URLS with a special token". Step 3 deletes
-letters, and all text of most scripts, so this module performs step 3 only on request (`ascii`). Otherwise the text is
-normalized to NFC (Unicode Standard Annex #15), and the word boundaries of Unicode Standard Annex #29 extend the rules
-for words to all scripts. ASCII text has the same sentences both ways.
+letters, and all text in most scripts. Therefore this module performs step 3 only on request (`ascii`). Otherwise the
+text is normalized to NFC (Unicode Standard Annex #15), and the word boundaries of Unicode Standard Annex #29 extend the
+rules for words to all scripts. ASCII text has the same sentences with both rules.
 """
 
 import re
@@ -16,7 +16,7 @@ import regex
 
 URL = "<URL>"
 
-# Never the end of a sentence, although white space follows the full stop.
+# Abbreviations that do not end a sentence, although white space follows the full stop.
 _ABBREVIATIONS = (
     "a.k.a", "al", "approx", "cf", "dr", "e.g", "eg", "eq", "eqs", "esp", "etc", "fig", "figs", "i.e", "ie", "incl",
     "mr", "mrs", "pp", "prof", "resp", "viz", "vol", "vs", "w.r.t",
@@ -26,7 +26,7 @@ _NO_ABBREVIATION = "".join(rf"(?<!\b{re.escape(word)}\.)" for word in _ABBREVIAT
 _WHITE_SPACE_IN_LINE = re.compile(r"[^\S\n]+")
 _OUTSIDE_ASCII = re.compile(r"[^\x00-\x7f]+")
 
-# ASCII text, and text without the characters outside ASCII. A URL ends before punctuation of the sentence around it.
+# ASCII text, and text without the characters outside ASCII. A URL ends before the punctuation of its sentence.
 _URL = re.compile(r"""(?<![a-z0-9])(?:https?://|ftp://|www\.)[^\s<>"]*[^\s<>".,:;!?'()\[\]{}*]""")
 _SENTENCE_END = re.compile(rf"([.!?]){_NO_ABBREVIATION}\s+")
 _TOKEN = re.compile(rf"{URL}|[a-z0-9]+(?:['-][a-z0-9]+)*|[!-/:-@\[-`{{-~]")
@@ -65,10 +65,10 @@ def sentences(text: str, ascii: bool = False) -> list[list[str]]:
        Punctuation after a URL is not part of the URL.
     3. Runs of white space, Unicode's included, become one space. Line feeds stay. Characters of Unicode's class Format
        (soft hyphens, marks of direction) are removed.
-    4. Sentences end at line feeds, and after ``.``, ``!``, ``?`` or a mark of another script that ends sentences if
-       white space follows. Full-width marks, as in Chinese, end a sentence without white space. Sentences do not end
-       after common abbreviations (e.g. i.e. etc. vs. and the like), nor inside ``3.14`` or ``os.path``. The mark stays
-       in its sentence.
+    4. Sentences end at line feeds, and after ``.``, ``!``, ``?`` or a mark of another script, if white space follows.
+       Full-width marks, as in Chinese, end a sentence without white space. Sentences do not end after common
+       abbreviations (e.g. i.e. etc. vs. and the like), nor inside ``3.14`` or ``os.path``. The mark stays in its
+       sentence.
     5. Tokens are words and single punctuation characters or symbols. A word is a run of letters and digits with their
        combining marks, with single apostrophes and hyphens inside. As in Unicode's rules, in scripts without spaces
        (such as Chinese, Hiragana, Thai) each character is a word, and Katakana is not cut. Control characters and
@@ -107,7 +107,7 @@ def records(text: str, ascii: bool = False) -> list[str]:
 
 
 def removed_characters(text: str) -> int:
-    """Return how many printable characters of plain text `sentences` removes with `ascii`, as they are outside ASCII.
+    """Return how many printable characters of plain text `sentences` removes with `ascii`.
 
     >>> removed_characters("naïve"), removed_characters("can’t"), removed_characters("plain")
     (1, 1, 0)

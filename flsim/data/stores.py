@@ -1,4 +1,4 @@
-"""Corpora in object stores and folders that a URI names: fetched once into a folder of this machine, and mapped there.
+"""Corpora at a URI, in object stores or folders: they are fetched once into a local folder, and mapped there.
 
     s3://BUCKET/PREFIX?region=eu-west-1
     s3://BUCKET/PREFIX?endpoint_override=minio.local:9000&scheme=http
@@ -11,12 +11,12 @@
     $FLSIM_CACHE/fetched/                  by URI, the digest of the manifest that was last read from it
 
 Supported are S3 and stores that speak its protocol, Google Cloud Storage, and folders, through pyarrow. Credentials
-come from where each provider's own tools look: environment, profile, or role of the machine. A URI must not hold
-credentials, because it is written into run folders and reports.
+come from the same places as for the tools of each provider: environment, profile, or role of the machine. A URI must
+not contain credentials, because run folders and reports show it.
 
-A corpus is fetched completely and not read from the store as needed: rounds read users at random, and a local mapping
-serves these reads at the speed of memory. A folder of the cache is named by the digest of its manifest. It is therefore
-never changed in place, and URIs of the same corpus share it. Only file names that a corpus has are read from the store.
+A corpus is fetched completely, because rounds read users at random, and a local mapping serves these reads at the speed
+of memory. A folder of the cache is named by the digest of its manifest. Therefore it never changes, and all URIs of the
+same corpus share it. Only files with the names of a corpus are read from the store.
 """
 
 import os
@@ -42,24 +42,24 @@ OPTIONS = {
     "gs": ("project_id", "scheme", "endpoint_override", "anonymous"),
     "file": (),
 }
-BLOCK = 8 << 20  # bytes of a request
-STREAMS = 8  # requests at once
-TIMEOUT, ATTEMPTS = 5, 3  # seconds without a sign of life; a store that is silent is given up within 20
+BLOCK = 8 << 20  # bytes per request
+STREAMS = 8  # number of parallel requests
+TIMEOUT, ATTEMPTS = 5, 3  # seconds without a response; flsim waits at most 20 s for a silent store
 SILENT = ("NETWORK_CONNECTION", "UNAVAILABLE", "DEADLINE_EXCEEDED", "Could not connect", "etry policy exhausted")
 REFUSED = ("ACCESS_DENIED", "HTTP status 401", "HTTP status 403", "PERMISSION_DENIED", "UNAUTHENTICATED", "credentials")
 
 
 class _NoAnswer(InputError):  # noqa: N818 (what the store is)
-    """The error that a store does not answer."""
+    """The error about a store that does not answer."""
 
 
 def is_uri(location: Path | str) -> TypeGuard[str]:
-    """Return whether a location is the URI of a store, and not a folder."""
+    """Return whether a location is the URI of a store, not a folder."""
     return isinstance(location, str) and "://" in location
 
 
 def located(location: Path | str, base: Path = Path()) -> Path | str:
-    """Return a URI unchanged, or a folder as an absolute path, where a relative one starts at `base`."""
+    """Return a URI unchanged, or a folder as an absolute path, relative to `base`."""
     return location if is_uri(location) else (base / location).resolve()
 
 
@@ -67,7 +67,7 @@ def _open_store(uri: str) -> "tuple[FileSystem, str]":
     """Return a store and the path in it, without a request to the store.
 
     Raises:
-        InputError: the scheme or an option is not known, or the URI holds credentials.
+        InputError: the scheme or an option is not known, or the URI has credentials.
     """
     from pyarrow import ArrowException
 
@@ -78,18 +78,19 @@ def _open_store(uri: str) -> "tuple[FileSystem, str]":
         raise InputError(f"{uri}: not a URI ({error})") from error
     if parts.scheme not in OPTIONS:
         if not parts.scheme:
-            raise InputError(f"{uri}: a folder, and not the URI of a store; name one as s3://BUCKET/PREFIX")
+            raise InputError(f"{uri}: this is a folder, not the URI of a store; use a URI such as s3://BUCKET/PREFIX")
         raise InputError(f"{uri}: cannot read from {parts.scheme}://; name a folder, or {', '.join(OPTIONS)}://")
     if parts.username is not None or parts.password is not None:
         raise InputError(
-            f"{parts.scheme}://: no credentials in a URI, which run folders show; set them where "
-            "the provider's tools look, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+            f"{parts.scheme}://: a URI must not contain credentials, because run folders show the URI; set "
+            "them as the tools of the provider expect, for example in AWS_ACCESS_KEY_ID and "
+            "AWS_SECRET_ACCESS_KEY"
         )
     for name in options:
         if name not in OPTIONS[parts.scheme]:
             raise InputError(
-                f"{parts.scheme}://{parts.netloc}{parts.path}: has no option {name}; "
-                f"there are {', '.join(OPTIONS[parts.scheme]) or 'none'}"
+                f"{parts.scheme}://{parts.netloc}{parts.path}: there is no option {name}; the options are "
+                f"{', '.join(OPTIONS[parts.scheme]) or 'none'}"
             )
     path = f"{parts.netloc}{unquote(parts.path)}".rstrip("/")
     if parts.fragment or (parts.scheme == "file") != (not parts.netloc):
@@ -129,16 +130,16 @@ def _reading(what: str) -> Iterator[None]:
     try:
         yield
     except FileNotFoundError as error:
-        raise InputError(f"{what}: nothing is there, or no such bucket") from error
+        raise InputError(f"{what}: no such object or bucket") from error
     except (OSError, ArrowException) as error:
         message = f"{in_one_line(error):.300}"
         if "NO_SUCH_BUCKET" in message:
-            raise InputError(f"{what}: no such bucket; make it first") from error
+            raise InputError(f"{what}: no such bucket; create the bucket first") from error
         if any(sign in message for sign in SILENT):
             raise _NoAnswer(f"{what}: the store does not answer ({message})") from error
         if any(sign in message for sign in REFUSED):
             raise InputError(
-                f"{what}: access refused ({message}); set credentials of a user who may read it"
+                f"{what}: access refused ({message}); set credentials of a user with read access"
             ) from error
         raise InputError(f"{what}: {message}") from error
 
@@ -149,11 +150,11 @@ def cache() -> Path:
 
 
 def fetched(uri: str) -> Path:
-    """Return the local folder of a corpus, which is fetched if it is not there yet.
+    """Return the local folder of a corpus, and fetch the corpus if needed.
 
-    The manifest is read from the store each time, so that a corpus that changed there gets another local folder. If the
-    store does not answer, the last corpus of this URI is used, and a line says so. A store that answers "not found" or
-    "not allowed" is believed.
+    The manifest is read from the store each time, so a corpus that changed in the store gets another local folder. If
+    the store does not answer, flsim uses the last corpus of this URI and prints a line. If the store answers "not
+    found" or "not allowed", flsim raises an error.
 
     Args:
         uri: the corpus, such as ``s3://bucket/prefix/corpus?region=eu-west-1``; see the module.
@@ -172,7 +173,7 @@ def fetched(uri: str) -> Path:
         last = seen.read_text().strip() if seen.is_file() else ""
         if not (corpora / last / "manifest.json").is_file():
             raise
-        say(f"{error}; using the copy that was fetched last, of digest {last[:12]}")
+        say(f"{error}; using the last fetched copy, with digest {last[:12]}")
         return corpora / last
     folder = corpora / digest(text)
     with _on_disk(cache()):
@@ -182,7 +183,10 @@ def fetched(uri: str) -> Path:
                 if not folder.exists():
                     _fetch(uri, store, prefix, text, folder)
         elif (folder / "manifest.json").read_bytes() != text:
-            raise InputError(f"{folder}: is not what was fetched from {uri}; remove that folder to fetch it again")
+            raise InputError(
+                f"{folder}: this folder differs from what was fetched from {uri}; remove the folder to fetch the "
+                "corpus again"
+            )
         seen.parent.mkdir(exist_ok=True)
         with new_file(seen) as partial:
             partial.write_text(folder.name)
@@ -190,12 +194,13 @@ def fetched(uri: str) -> Path:
 
 
 def push(folder: Path, uri: str) -> None:
-    """Copy a corpus into a store, its manifest last, so that nobody sees half of it.
+    """Copy a corpus into a store, with its manifest last, so an incomplete copy is not a corpus.
 
-    The same call continues an interrupted copy.
+    Repeat the call to continue an interrupted copy.
 
     Raises:
-        InputError: another corpus is there, there is no such bucket, access is refused, or the store does not answer.
+        InputError: the place has another corpus, the bucket does not exist, access is refused, or the store does not
+            answer.
     """
     from pyarrow.fs import LocalFileSystem
 
@@ -206,7 +211,9 @@ def push(folder: Path, uri: str) -> None:
         try:
             with store.open_input_stream(f"{prefix}/manifest.json") as file:
                 if digest(file.read()) != digest(manifest):
-                    raise InputError(f"{uri}: another corpus is there; name another place, or remove it first")
+                    raise InputError(
+                        f"{uri}: this place has another corpus; name another place, or remove the corpus first"
+                    )
         except FileNotFoundError:
             pass
         for done, name in enumerate(files, start=1):
@@ -224,15 +231,17 @@ def _fetch(uri: str, store: "FileSystem", prefix: str, text: bytes, folder: Path
     known = {*named(token_type_in(manifest), splits_in(files)), *PLANTED}
     for name in files:
         if name not in known:
-            raise InputError(f"{uri}: its manifest names {name!r:.80}, which no corpus has; copy it there again")
+            raise InputError(
+                f"{uri}: its manifest names {name!r:.80}, which is not a file of a corpus; copy the corpus again"
+            )
     partial = folder.with_suffix(".partial")
     fetched_bytes = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file()) if partial.is_dir() else 0
     total = sum(size for size, _ in files.values())
     free = shutil.disk_usage(folder.parent).free
     if total - fetched_bytes > free:
         raise InputError(
-            f"{folder.parent}: no room for {uri}, which takes {total:,} bytes; {free:,} are free. Make room, or have "
-            "FLSIM_CACHE name a folder on another disk"
+            f"{folder.parent}: no space for {uri}, which needs {total:,} bytes; {free:,} are free. Free some "
+            "space, or set FLSIM_CACHE to a folder on another disk"
         )
     done = 0
     with progress(f"fetching {uri} (MB)", total / 1e6, unit="MB") as advance:
@@ -250,8 +259,7 @@ def _fetch(uri: str, store: "FileSystem", prefix: str, text: bytes, folder: Path
             if copy.described()["sha256"] != sha256:
                 path.unlink()
                 raise InputError(
-                    f"{what}: is not what the manifest says (its sha256 differs); try again, or copy the corpus there "
-                    "again"
+                    f"{what}: this object differs from the manifest (sha256); try again, or copy the corpus again"
                 )
     (partial / "manifest.json").write_bytes(text)
     sync_folder(partial)
@@ -260,7 +268,7 @@ def _fetch(uri: str, store: "FileSystem", prefix: str, text: bytes, folder: Path
 
 
 def _blocks(store: "FileSystem", source: str, size: int, what: str) -> Iterator[bytes]:
-    """Yield up to `size` bytes of a file, in order, read by several requests at once."""
+    """Yield up to `size` bytes of a file, in order, read with parallel requests."""
     with _reading(what), store.open_input_file(source) as file, ThreadPoolExecutor(STREAMS) as pool:
         end = min(size, file.size())
         for first in range(0, end, BLOCK * STREAMS):
@@ -276,17 +284,17 @@ def _exclusive(lock: Path, uri: str) -> Iterator[None]:
         try:
             stack.enter_context(held(lock))
         except BlockingIOError:
-            say(f"{uri}: waiting for another process, which fetches it")
+            say(f"{uri}: waiting for another process that fetches this corpus")
             stack.enter_context(held(lock, wait=True))
         yield
 
 
 @contextmanager
 def _on_disk(folder: Path) -> Iterator[None]:
-    """Turn errors of the cache's disk into input errors, because another folder can be named."""
+    """Turn errors of the cache's disk into input errors, because the user can name another folder."""
     try:
         yield
     except OSError as error:
         raise InputError(
-            f"{error.filename or folder}: {error.strerror}; make room, or have FLSIM_CACHE name another folder"
+            f"{error.filename or folder}: {error.strerror}; free some space, or set FLSIM_CACHE to another folder"
         ) from error

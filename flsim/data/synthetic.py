@@ -1,8 +1,8 @@
 """A synthetic corpus with Zipf words, topics and users.
 
-Each topic has its own words and word order, and each user a mix of topics. Records of a topic are a Markov chain: after
-a word comes one of its few successors in that topic, or any word of the topic. So a next-word model has something to
-learn, and users of different topics really differ.
+Each topic has its own words and word order, and each user has a mix of topics. Records of a topic are a Markov chain: a
+word is followed by one of its few successors in the topic, or by any word of the topic. Therefore a next-word model can
+learn the order, and users with different topics differ.
 """
 
 import os
@@ -28,16 +28,15 @@ from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.records import Tokens
 from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
 
-# Made-up spellings for the words of a synthetic corpus, so that it can be read by characters.
-#
-# Words are syllables of a consonant and a vowel, with letters as unequally frequent as in a language; one in ten is a
+# Spellings for the words of a synthetic corpus, so that corpora by characters are possible.
+#  Words are syllables of a consonant and a vowel, with letter frequencies as in a language; one word in ten is a
 # number.
 
 VOWELS = "aeiou"
 CONSONANTS = "".join(letter for letter in ascii_lowercase if letter not in VOWELS)
 SYMBOLS = (" ", *ascii_lowercase, *digits)
 LONGEST_WORD = 7  # characters
-NUMBERS = 10  # one in so many words is a number
+NUMBERS = 10  # one word in this many is a number
 
 
 @dataclass(frozen=True)
@@ -45,19 +44,19 @@ class Spellings:
     """The spellings of words.
 
     Attributes:
-        texts: each word's, all different.
+        texts: the spelling of each word; all are different.
     """
 
     texts: tuple[str, ...]
 
     @classmethod
     def draw(cls, words: int, seed: int) -> "Spellings":
-        """Draw the spellings of so many words, of 2 to 7 letters, or 1 to 7 digits."""
+        """Draw the spellings of `words` words, of 2 to 7 letters, or 1 to 7 digits."""
         rng = stream(seed, "synthetic spellings")
         frequent = {letters: rng.permutation(list(letters)).tolist() for letters in (CONSONANTS, VOWELS)}
 
         def letter(letters: str) -> str:
-            """Draw the k-th most frequent letter with probability about proportional to 1 / k."""
+            """Draw letters; the probability of the k-th most frequent letter is about proportional to 1 / k."""
             return str(frequent[letters][int((len(letters) + 1) ** rng.random()) - 1])
 
         def text(word: int) -> str:
@@ -97,16 +96,17 @@ class Spellings:
         ends = np.cumsum(lengths)
         within = np.arange(ends[-1]) - np.repeat(ends - lengths, lengths)
         symbols = flat[np.repeat(first, lengths) + within]
-        record_ends = ends[np.cumsum(record_words, dtype=np.int64) - 1]  # each after a space that is no part of it
+        # each after a space that does not belong to the record
+        record_ends = ends[np.cumsum(record_words, dtype=np.int64) - 1]
         counts = np.diff(record_ends, prepend=0) - 1
         return np.delete(symbols, record_ends - 1), counts.astype(np.uint8)
 
 
-SUCCESSORS = 4  # of a word in a topic
+SUCCESSORS = 4  # successors of a word in a topic
 SHORTEST, LONGEST = 5, 12  # words in a record
-SPELLED = LONGEST * (LONGEST_WORD + 1)  # characters in a record, and one more, at which it would seem to be cut
-PART_WORDS = 2**19  # users are drawn and written in parts of about that many words
-POOL_WORDS = 2**24  # a larger corpus is worth starting processes for
+SPELLED = LONGEST * (LONGEST_WORD + 1)  # characters in a record, plus one, at which a record would count as cut
+PART_WORDS = 2**19  # approximate number of words per part, in which users are drawn and written
+POOL_WORDS = 2**24  # words from which several processes are used
 
 
 @settings
@@ -115,18 +115,19 @@ class SyntheticHParams:
 
     Attributes:
         users: number of training users.
-        test_users: number of further users to measure utility on.
-        heldout_users: number of further users, the safe non-members of membership attacks.
-        words_per_user: each user holds records until they have this many words.
-        vocabulary_size: number of token ids, the four special ones included; by characters, of words plus four.
+        test_users: number of further users, on which utility is measured.
+        heldout_users: number of further users, the non-members of membership attacks.
+        words_per_user: each user gets records until they have this many words.
+        vocabulary_size: number of token ids, including the four special tokens; by characters, the number of words plus
+            four.
         record_words: longest record of the layout, in tokens; records here have 5 to 12 words.
         topics: number of topics.
         heterogeneity: concentration of the symmetric Dirichlet distribution of users' topic mixtures. Near 0 a user has
-            one topic, at 1 all mixtures are equally likely, and far above 1 all users are alike.
+            one topic, at 1 all mixtures are equally likely, and far above 1 all users are similar.
         zipf: exponent s of the word frequencies, which are proportional to 1 / rank^s.
         order: probability that a word is followed by one of its successors.
         layout: name of the layout of token ids.
-        by: "words", or "characters", which spell the words in letters and digits, with spaces between them.
+        by: "words", or "characters", which are the letters, digits and spaces of the spelled words.
     """
 
     users: Count = 400
@@ -144,18 +145,18 @@ class SyntheticHParams:
 
     @property
     def token_layout(self) -> Layout:
-        """Return the layout of the corpus, which is known before it is made."""
+        """Return the layout of the corpus, which is known before the corpus is made."""
         words = len(SYMBOLS) if self.by == "characters" else self.vocabulary_size - SPECIAL_TOKENS
         return Layout(words + SPECIAL_TOKENS, self.record_words, self.layout)
 
     @property
     def most_records(self) -> int:
-        """Return a number of training records that the corpus does not exceed: that of the shortest ones."""
+        """Return a number of training records that the corpus does not exceed: the number of shortest records."""
         return self.users * -(-self.words_per_user // SHORTEST)
 
     @property
     def symbols(self) -> tuple[str, ...]:
-        """Return the texts of token ids, in the order in which a language counts them."""
+        """Return the texts of token ids, in the order of the word numbers of a language."""
         if self.by == "characters":
             return SYMBOLS
         words = self.vocabulary_size - SPECIAL_TOKENS
@@ -173,8 +174,8 @@ class Language:
     """The words of topics: their frequencies and successors.
 
     Attributes:
-        cumulative: float64 [topics * words], topic t's cumulative word frequencies plus t, so that one search in the
-            whole array finds a word of any topic.
+        cumulative: float64 [topics * words], topic t's cumulative word frequencies plus t, so one search in the
+            complete array finds a word of any topic.
         successors: token type of the layout, [topics, words, SUCCESSORS], words that follow a word, counted from 0.
     """
 
@@ -185,7 +186,7 @@ class Language:
     def draw(cls, hparams: SyntheticHParams, seed: int) -> "Language":
         """Draw the words of all topics.
 
-        Half of a topic's words follow the common Zipf law, and half follow one over the topic's own ranking.
+        Half of a topic's words follow the common Zipf law, and half follow a Zipf law over the ranking of the topic.
         """
         layout = Layout(hparams.vocabulary_size, hparams.record_words)
         words = layout.words
@@ -214,8 +215,8 @@ class Part(NamedTuple):
     """Consecutive users.
 
     Attributes:
-        tokens: unsigned integers [words], words counted from 0 in the order of the common Zipf law; characters, as
-            places in `SYMBOLS`, where they are spelled.
+        tokens: unsigned integers [words], words counted from 0 in the order of the common Zipf law; for spelled
+            corpora, characters as positions in `SYMBOLS`.
         record_words: uint8 [records], words or characters of each record.
         user_records: int64 [users], records of each user.
     """
@@ -251,7 +252,7 @@ def _draw(
 
     Returns:
         Lengths and topics of records, [records]. Then three arrays [LONGEST, records] for the word at each position:
-        the uniform number of a fresh word, the index of a successor, and the uniform number that decides between the
+        the uniform number of a fresh word, the index of a successor, and the uniform number that chooses between the
         two.
     """
     rng = stream(seed, "synthetic user", name)
@@ -283,13 +284,13 @@ class _Range(NamedTuple):
 
 
 def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
-    """Write a synthetic corpus, as a function of the arguments alone.
+    """Write a synthetic corpus, which is a function of the arguments only.
 
-    A large corpus is drawn by as many processes as there are processors. Users are drawn into scratch files while words
-    are counted, then written with ids in order of frequency. Memory therefore does not grow with the number of users.
+    A large corpus uses a process per processor. Users are drawn into scratch files while words are counted, then
+    written with ids in order of frequency. Memory therefore does not grow with the number of users.
 
     Raises:
-        InputError: `out` exists, or the corpus exceeds the disk, or a user the memory.
+        InputError: `out` exists, the corpus exceeds the disk, or a user exceeds the memory.
         WorkerDied: a process was killed.
     """
     layout = hparams.token_layout
@@ -324,18 +325,18 @@ def make_synthetic(out: Path, hparams: SyntheticHParams, seed: int) -> Corpus:
 
 
 def _refuse_too_large(hparams: SyntheticHParams, folder: Path) -> None:
-    """Raise InputError where a user's random numbers exceed the memory, or all tokens the disk."""
-    random_numbers = 3 * 8 * hparams.words_per_user  # three of 8 bytes for each word of the user that is drawn
+    """Raise InputError if a user's random numbers exceed the memory, or all tokens exceed the disk."""
+    random_numbers = 3 * 8 * hparams.words_per_user  # three values of 8 bytes for each word of a user
     what = f"a user of {hparams.words_per_user:,} words"
     refuse_beyond_memory(random_numbers, what, "set fewer words per user, and more users")
     users = hparams.users + hparams.test_users + hparams.heldout_users
     token = np.dtype(hparams.token_layout.token_type).itemsize
-    needed = users * (hparams.words_per_user * token + np.dtype(np.int64).itemsize)  # each user's place too
+    needed = users * (hparams.words_per_user * token + np.dtype(np.int64).itemsize)  # plus the offset of each user
     free = shutil.disk_usage(folder).free
     if needed > free:
         raise InputError(
-            f"{folder.parent}: no room for {users:,} users of {hparams.words_per_user:,} words, which take "
-            f"{needed / 1e9:,.0f} GB at least; {free / 1e9:,.0f} GB are free. Set fewer users or words"
+            f"{folder.parent}: no space for {users:,} users of {hparams.words_per_user:,} words, which need at "
+            f"least {needed / 1e9:,.0f} GB; {free / 1e9:,.0f} GB are free. Set fewer users or words"
         )
 
 

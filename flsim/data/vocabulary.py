@@ -1,4 +1,4 @@
-"""Words and the token ids that stand for them.
+"""Words and their token ids.
 
 Three layouts of token ids are in use for next-word prediction on Stack Overflow. A corpus names its layout:
 
@@ -6,10 +6,10 @@ Three layouts of token ids are in use for next-word prediction on Stack Overflow
     fedjax   PAD, BOS, EOS, words, OOV    FedJAX
     fedml    PAD, words, BOS, EOS, OOV    FedML
 
-Words are in order of frequency. Sizes count the four special tokens. The words of a corpus by characters are single
-characters, spaces too.
+Words are in order of frequency. Sizes include the four special tokens. The words of a corpus by characters are single
+characters, including spaces.
 
-A corpus whose text is cut by a Hugging Face tokenizer has the layout
+A corpus whose text is divided by a Hugging Face tokenizer has the layout
 
     tokenizer    PAD, words, pieces, OOV, BOS, EOS
 
@@ -27,11 +27,11 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one
 
-By = Literal["words", "characters"]  # the units of text that token ids stand for
+By = Literal["words", "characters"]  # the units of text that have token ids
 
 SPECIAL_TOKENS = 4
-MOST_TOKENS = 2**24  # far beyond any vocabulary in use, so that a damaged size is refused before memory is asked for
-LAYOUTS = {  # what follows PAD
+MOST_TOKENS = 2**24  # far above any real vocabulary; a damaged size is refused before memory is allocated
+LAYOUTS = {  # order of the ids after PAD
     "tff": ("words", "oov", "bos", "eos"),
     "fedjax": ("bos", "eos", "words", "oov"),
     "fedml": ("words", "bos", "eos", "oov"),
@@ -41,17 +41,17 @@ _ORDERS = {**LAYOUTS, TOKENIZER: ("words", "pieces", "oov", "bos", "eos")}
 
 
 def token_type_of(vocabulary_size: int) -> str:
-    """Return the NumPy type that holds this many token ids: uint16 if they fit, otherwise uint32."""
+    """Return the NumPy type for this many token ids: uint16 if they fit, otherwise uint32."""
     return "uint16" if vocabulary_size <= 2**16 else "uint32"
 
 
 @dataclass(frozen=True)
 class Layout:
-    """The assignment of token ids to words and special tokens, and the longest length of a record.
+    """The assignment of token ids to words and special tokens, and the maximal length of a record.
 
     Attributes:
-        vocabulary_size: number of token ids, the four special ones included.
-        record_words: a record holds at most this many words; see `ends_with_eos`.
+        vocabulary_size: number of token ids, including the four special tokens.
+        record_words: a record has at most this many words; see `ends_with_eos`.
         name: a key of `LAYOUTS`, or `TOKENIZER`.
         pieces: number of token ids of layout `TOKENIZER` that are neither words nor special.
     """
@@ -114,7 +114,7 @@ class Layout:
     def ends_with_eos(self, words: int | NDArray[np.int64]) -> bool | NDArray[np.bool_]:
         """Return whether EOS follows the words of a record.
 
-        A record with `record_words` words may have been cut, so its end is not known.
+        A record with `record_words` words can have been cut, so its end is unknown.
 
         Args:
             words: number of words of a record, or of several: int64 [records].
@@ -151,7 +151,7 @@ class Vocabulary:
 
         Args:
             counts: the number of occurrences of each word.
-            size: number of token ids, the four special ones included.
+            size: number of token ids, including the four special tokens.
             layout: name of the layout of token ids.
             by: whether the words are single characters.
 
@@ -161,8 +161,8 @@ class Vocabulary:
         most = Layout(size, name=layout).words
         if most > len(counts):
             raise InputError(
-                f"vocabulary of {size:,} asked for, but the corpus has only {len(counts):,} different {by}; "
-                f"give --vocabulary {len(counts) + SPECIAL_TOKENS} or less"
+                f"a vocabulary of {size:,} was requested, but the corpus has only {len(counts):,} different "
+                f"{by}; give --vocabulary {len(counts) + SPECIAL_TOKENS} or less"
             )
         ranked = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:most]
         return cls(tuple(word for word, _ in ranked), tuple(count for _, count in ranked), layout, by)
@@ -172,7 +172,7 @@ class Vocabulary:
         """Read a vocabulary that `write` wrote.
 
         Raises:
-            InputError: the file is no vocabulary.
+            InputError: the file is not a vocabulary.
         """
         try:
             rows = [line.rsplit("\t", 1) for line in path.read_text(encoding="utf-8").split("\n")[:-1]]

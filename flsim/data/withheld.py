@@ -1,4 +1,4 @@
-"""The records of a split that a run trains on, where it leaves some out: fresh records of users, or what coins decide.
+"""The records of a split that a run trains on, without user holdouts and without records that coins exclude.
 
 user_holdout     a share of each user's records, which no run trains on: fresh text of known users, for user inference
                  (Kandpal et al., "User Inference Attacks on Large Language Models", 2023, section 3)
@@ -25,13 +25,13 @@ Shadow = Literal["user", "record"]
 
 @dataclass(frozen=True, eq=False)
 class PartialSplit(Split):
-    """Some records of a split, in their order; users of whom no record remains are no users of it.
+    """Some records of a split, in their order; users without remaining records are omitted.
 
-    Tokens and `record_offsets` are those of the whole split. Everything else, positions of records among them, is of
-    the remaining records alone.
+    Tokens and `record_offsets` are those of the complete split. Everything else, including positions of records, refers
+    only to the remaining records.
 
     Attributes:
-        whole: the split.
+        whole: the complete split.
         positions: integer [records], ascending: which records of the split a run trains on.
         users: int64 [users], which users of the split have such records.
     """
@@ -43,7 +43,8 @@ class PartialSplit(Split):
     @classmethod
     def select(cls, whole: Split, positions: NDArray[np.integer[Any]]) -> "PartialSplit":
         """Return the records of a split at ascending integer [n] positions."""
-        ends = positions.searchsorted(np.asarray(whole.user_offsets).astype(positions.dtype))  # else all are converted
+        # otherwise all are converted
+        ends = positions.searchsorted(np.asarray(whole.user_offsets).astype(positions.dtype))
         users = np.flatnonzero(np.diff(ends))
         user_offsets = np.append(ends[users], len(positions))
         parts = whole.layout, whole.tokens, whole.record_offsets, user_offsets, whole.folder
@@ -91,7 +92,7 @@ def in_whole(split: Split, positions: NDArray[np.integer[Any]]) -> NDArray[np.in
 def held_out(records: int, user: int, share: float) -> NDArray[np.int64]:
     """Draw the records of a user that no run trains on, int64 [n], ascending.
 
-    They are a function of the user alone, so that runs of all seeds and of both partitions leave out the same ones.
+    They are a function of the user only, so runs of all seeds and both partitions exclude the same records.
 
     Args:
         records: number of records of the user.
@@ -105,22 +106,22 @@ def held_out(records: int, user: int, share: float) -> NDArray[np.int64]:
 
 
 def included(records: int, user: int, shadow: Shadow, seed: int) -> NDArray[np.bool_]:
-    """Toss the coins of a user's records, bool [records]: one for all of them, or one for each."""
+    """Draw the coins of a user's records, bool [records]: one coin for all records, or one for each."""
     tosses = stream(seed, "shadow", user).random(1 if shadow == "user" else records) < 0.5
     return np.broadcast_to(tosses, records)
 
 
 def without_withheld(split: Split, user_holdout: float, shadow: Shadow | None, seed: int) -> Split:
-    """Return what a run trains on: the split itself, or the records of it that are left.
+    """Return the records that a run trains on: the complete split, or a part of it.
 
     Args:
         split: the training users of a corpus.
-        user_holdout: share of each user's records to leave out, see `held_out`.
-        shadow: whether coins of the seed decide about users or about records; None for no coins.
+        user_holdout: share of each user's records to exclude, see `held_out`.
+        shadow: whether coins of the seed exclude users or records; None for no coins.
         seed: the run's seed.
 
     Raises:
-        InputError: no record is left.
+        InputError: no record remains.
     """
     if not user_holdout and shadow is None:
         return split
@@ -131,10 +132,12 @@ def without_withheld(split: Split, user_holdout: float, shadow: Shadow | None, s
         if shadow is not None:
             is_trained_on[first:last] &= included(last - first, user, shadow, seed)
     if not is_trained_on.any():
-        raise InputError(f"data.user_holdout and data.shadow leave no record of {split.folder}; train on more users")
+        raise InputError(
+            f"data.user_holdout and data.shadow exclude all records of {split.folder}; train on more users"
+        )
     return PartialSplit.select(split, np.flatnonzero(is_trained_on).astype(position_type(split.records)))
 
 
 def position_type(records: int) -> str:
-    """Return the smallest type, as named in files, that counts up to this number of records."""
+    """Return the smallest type, by its name in files, that can represent this number of records."""
     return "<u4" if records < 2**32 else "<i8"

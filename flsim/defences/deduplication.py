@@ -1,7 +1,8 @@
-"""Deduplication of train records: of each text the first record in the corpus' order stays.
+"""Deduplication of train records: the first record of each text in the order of the corpus remains.
 
-Lee et al., "Deduplicating Training Data Makes Language Models Better" (2022): exact repetitions, and near ones by
-MinHash (Broder, 1997). Records here are sentences, so near ones are judged by pairs of words instead of five.
+Lee et al., "Deduplicating Training Data Makes Language Models Better" (2022): exact repetitions, and near repetitions
+with MinHash (Broder, 1997). Records are sentences, so near repetitions are compared by n-grams of two words instead of
+five.
 """
 
 from collections.abc import Iterator
@@ -21,10 +22,9 @@ from flsim.data.records import Tokens, piece, windows
 from flsim.data.rewriting import BLOCK, blocks
 from flsim.defences.dropping import drop_records, train_records
 
-# Near duplicates: records whose sets of word n-grams are alike.
-#
-# MinHash with locality-sensitive hashing (datasketch) names candidates among the records kept so far. Their Jaccard
-# similarity is then computed, not estimated. So no record is dropped wrongly, and one in `MISSES` near duplicates may
+# Near duplicates: records whose sets of word n-grams are similar.
+#  MinHash with locality-sensitive hashing (datasketch) finds candidates among the kept records. Their Jaccard
+# similarity is then computed exactly. Therefore no record is dropped wrongly, and one in `MISSES` near duplicates can
 # be missed.
 
 PERMUTATIONS = 64
@@ -34,14 +34,15 @@ Grams = frozenset[tuple[int, ...]]
 
 
 def first_of_near(split: Split, chosen: NDArray[np.bool_], near: float, ngram: int, by_user: bool) -> NDArray[np.bool_]:
-    """Return whether a chosen record is like no earlier kept one, bool [records].
+    """Return whether a chosen record is similar to no earlier kept record, bool [records].
 
-    It is a Python loop over records: some thousands a second, and about 6 kB of memory for each kept record.
+    This is a Python loop over some thousands of records per second, and needs about 6 kB of memory for each kept
+    record.
 
     Args:
         split: the users.
-        chosen: bool [records], the records to compare; others are not kept.
-        near: least Jaccard similarity at which two records count as equal.
+        chosen: bool [records], the records to compare; other records are dropped.
+        near: smallest Jaccard similarity at which two records count as equal.
         ngram: number of words in an n-gram; a record of fewer words is one n-gram.
         by_user: whether to compare only records of the same user.
     """
@@ -70,7 +71,7 @@ def first_of_near(split: Split, chosen: NDArray[np.bool_], near: float, ngram: i
 
 
 def bands_for(near: float) -> tuple[int, int]:
-    """Return bands b and rows r: the most rows at which at most one in `MISSES` of similar records shares no band.
+    """Return bands b and rows r, with the most rows at which one in `MISSES` similar records shares no band.
 
     Two records of similarity s agree in a band with probability s^r, in none with (1 - s^r)^b.
     """
@@ -81,7 +82,7 @@ def bands_for(near: float) -> tuple[int, int]:
 
 
 def grams_of(words: Tokens, ngram: int) -> Grams:
-    """Return the n-grams of a record; all its words as one n-gram where it is shorter."""
+    """Return the n-grams of a record; all its words as one n-gram if it is shorter."""
     listed = words.tolist()
     return frozenset(tuple(listed[start : start + ngram]) for start in range(max(1, len(listed) - ngram + 1)))
 
@@ -106,17 +107,17 @@ def _hashed(words: Tokens, ngram: int) -> NDArray[np.uint64]:
 
 
 Within = Literal["corpus", "user"]
-PARTS = 16  # records are grouped by hash in this many parts, so that sorting takes little memory
+PARTS = 16  # number of parts in which records are grouped by hash, which limits the memory for sorting
 
 
 @settings
 class DeduplicationHParams:
-    """Settings that tell which records count as repeated.
+    """Settings of what counts as a repeated record.
 
     Attributes:
-        near: least Jaccard similarity of sets of word n-grams at which two records count as equal; None for exact
+        near: smallest Jaccard similarity of sets of word n-grams at which two records count as equal; None for exact
             equality only.
-        within: "corpus" compares records of all users, "user" those of one user.
+        within: "corpus" compares records of all users, and "user" records of one user.
         ngram: n; a record of fewer words is one n-gram.
     """
 
@@ -149,8 +150,8 @@ def deduplicate(corpus: Corpus, out: Path, hparams: DeduplicationHParams) -> Cor
 def first_of_equal(split: Split, within: Within = "corpus", hash_bits: int = 64) -> NDArray[np.bool_]:
     """Return whether no earlier record has the same words, bool [records].
 
-    Records are grouped by a hash and then compared word by word, so that collisions change nothing. It maps the corpus,
-    and needs 9 bytes of memory a record and a sixteenth of about 50 more.
+    Records are grouped by a hash and then compared word by word, so collisions have no effect. This maps the corpus,
+    and needs 9 bytes of memory per record plus a sixteenth of about 50 bytes.
 
     Args:
         split: the users.
@@ -171,7 +172,7 @@ def first_of_equal(split: Split, within: Within = "corpus", hash_bits: int = 64)
 
 
 def _hashes(split: Split, by_user: bool) -> Iterator[tuple[int, NDArray[np.uint64]]]:
-    """Yield pieces of consecutive records: where each starts, and the hashes of words (and the user, if `by_user`).
+    """Yield pieces of consecutive records: the start, and the hashes of words (with the user, if `by_user`).
 
     The hash of words w_0, w_1, ... is the sum over k of T[w_k] P^k modulo 2^64, T random and P odd.
     """
@@ -207,7 +208,7 @@ def _users(user_offsets: NDArray[np.int64], records: NDArray[np.int64]) -> NDArr
 def _drop_repeated(
     split: Split, pending: NDArray[np.int64], hashes: NDArray[np.uint64], kept: NDArray[np.bool_], by_user: bool
 ) -> None:
-    """Clear `kept` of pending records, int64 [n] and ascending, that repeat an earlier pending one."""
+    """Clear `kept` of pending records, int64 [n] and ascending, that repeat an earlier pending record."""
     while len(pending):
         pending = pending[np.argsort(hashes[pending], kind="stable")]
         sorted_hashes = hashes[pending]

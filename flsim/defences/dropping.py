@@ -14,23 +14,25 @@ from flsim.data.rewriting import rewrite_corpus
 
 
 def train_records(corpus: Corpus, out: Path, at_least: int = 1) -> Split:
-    """Return the train split; raise InputError where it has fewer than `at_least` records, or `out` exists."""
+    """Return the train split; raise InputError if it has fewer than `at_least` records, or `out` exists."""
     refuse_existing(out)
     train = corpus.split("train")
     if train.records < at_least:
-        raise InputError(f"{corpus.path}: has {train.records} train records, but needs {at_least}; import a larger one")
+        raise InputError(
+            f"{corpus.path}: has {train.records} train records, but needs {at_least}; import a larger corpus"
+        )
     return train
 
 
 def drop_records(
     corpus: Corpus, out: Path, kept: NDArray[np.bool_], step: dict[str, Any], dropped: dict[str, int]
 ) -> Corpus:
-    """Write the corpus without some of its train records; canaries that are planted in it go along.
+    """Write the corpus without some of its train records; with the remaining planted canaries.
 
     Args:
         corpus: the old corpus.
         out: folder of the new corpus.
-        kept: bool [records], whether each record of the train split is kept.
+        kept: bool [records], whether each record of the train split remains.
         step: name and settings of the defence that drops records.
         dropped: number of dropped records by reason.
 
@@ -54,8 +56,8 @@ def drop_records(
         kept=kept,
         dropped=dropped,
         notes=[
-            f"{step['step']}: left {after.copies:,} of {before.copies:,} canary copies, "
-            f"{after.present:,} of {before.present:,} canaries"
+            f"{step['step']}: kept {after.copies:,} of {before.copies:,} canary copies, {after.present:,} of "
+            f"{before.present:,} canaries"
         ],
         beside=lambda folder: after.write(folder, corpus.vocabulary),
     )

@@ -1,10 +1,10 @@
 """Sanitization, which drops train records that look like secrets: Carlini et al. (2018), "The Secret Sharer".
 
 Appendix F: the records are split at random in two even halves and a model is trained on each. A record that only one
-model has seen and memorized is far likelier under that model: its log-perplexity difference |L_F(x) - L_G(x)| is large.
-The share of records in which it is largest is dropped. The method is for secrets that occur once: copies in both halves
-hide each other. Where the paper's text says "the top 10% samples with the smallest" difference, its algorithm says
-largest.
+model has memorized is far more likely under that model: its log-perplexity difference |L_F(x) - L_G(x)| is large. The
+share of records with the largest difference is dropped. The method is for secrets that occur once, because copies in
+both halves hide each other. The text of the paper has "the top 10% samples with the smallest" difference, but its
+algorithm has the largest.
 """
 
 from dataclasses import asdict, field
@@ -28,13 +28,13 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import TrainableModel, predictions
 from flsim.training.central import CentralHParams, CentralTraining, init, train_central
 
-BLOCK = 2**13  # records that are sorted by length at a time
-CPU_LOGITS, GPU_LOGITS = 2**22, 2**26  # most logits in one batch
+BLOCK = 2**13  # records that are sorted by length together
+CPU_LOGITS, GPU_LOGITS = 2**22, 2**26  # largest number of logits in one batch
 
 
 @settings
 class SanitizationHParams:
-    """Settings of what to drop, and of the two models that decide it.
+    """Settings of the dropped share, and of the two models.
 
     Attributes:
         share: share of the train records to drop.
@@ -58,7 +58,7 @@ def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int,
     Args:
         corpus: the old corpus.
         out: folder of the new corpus.
-        hparams: settings of what to drop.
+        hparams: settings of the defence.
         seed: seed of the halves, and of both models.
         device: torch's name of the device.
 
@@ -68,19 +68,19 @@ def sanitize(corpus: Corpus, out: Path, hparams: SanitizationHParams, seed: int,
     """
     train = train_records(corpus, out, at_least=2)
     if device == "cuda" and not torch.cuda.is_available():
-        raise InputError("device is cuda, but torch finds no GPU here; take cpu")
+        raise InputError("device is cuda, but torch finds no GPU; use cpu")
     differences = log_perplexity_differences(train, hparams, seed, device)
     kept = ~largest(differences, max(1, min(round(hparams.share * train.records), train.records - 1)))
     dropped = {"records_sanitized": int(np.count_nonzero(~kept))}
     step = {"step": "sanitize", "label": hparams.label, "seed": seed, **asdict(hparams)}
     for setting in ("optimizer", "schedule"):
-        if is_custom(name := step["training"][setting]):  # the manifest names code by content, not by its folder
+        if is_custom(name := step["training"][setting]):  # the manifest names custom code by content, not by folder
             step["training"][setting] = f"{source_digest(name)}.py:{parts(name)[1]}"
     return drop_records(corpus, out, kept, step, dropped)
 
 
 def halves(records: int, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Draw a split of `records` positions in two halves, ascending; the second has one more where they are odd."""
+    """Draw a split of `records` positions in two halves, ascending; the second has one more if the number is odd."""
     order = stream(seed, "sanitization halves").permutation(records)
     return np.sort(order[: records // 2]), np.sort(order[records // 2 :])
 
@@ -90,7 +90,7 @@ def log_perplexity_differences(
 ) -> NDArray[np.float64]:
     """Return LD(x) = |L_F(x) - L_G(x)| of every record, nats, float64 [records].
 
-    F and G start from the same weights, so that they differ only by the records that they have seen.
+    F and G start from the same weights, so they differ only by the records of their training.
 
     Raises:
         Diverged: the training of a model diverged.
@@ -112,7 +112,7 @@ def log_perplexity_differences(
 def record_log_perplexities(
     models: tuple[TrainableModel, ...], source: RecordSource, positions: NDArray[np.int64]
 ) -> NDArray[np.float64]:
-    """Return L(x) = -log Pr(x) after BOS, with EOS where the record has one: nats, float64 [models, n].
+    """Return L(x) = -log Pr(x) after BOS, with EOS if the record has it: nats, float64 [models, n].
 
     Args:
         models: the models, all on one device.
@@ -124,7 +124,7 @@ def record_log_perplexities(
     """
     layout, device = source.layout, models[0].device
     records = source.records_at(positions)
-    order = np.argsort(-np.diff(records.offsets), kind="stable")  # records of like length need little padding
+    order = np.argsort(-np.diff(records.offsets), kind="stable")  # records of similar length need little padding
     budget = max(1, (CPU_LOGITS if device.type == "cpu" else GPU_LOGITS) // layout.vocabulary_size)
     scores, first = np.empty((len(models), len(positions))), 0
     while first < len(order):
@@ -140,7 +140,7 @@ def record_log_perplexities(
 
 
 def largest(values: NDArray[np.float64], count: int) -> NDArray[np.bool_]:
-    """Return whether a value is among the `count` >= 1 largest, bool [n]; of equal values the first ones are."""
+    """Return whether a value is among the `count` >= 1 largest, bool [n]; among equal values, the first ones."""
     threshold = np.partition(values, len(values) - count)[len(values) - count]
     chosen: NDArray[np.bool_] = values > threshold
     ties = np.flatnonzero(values == threshold)

@@ -172,14 +172,17 @@ def refuse_inconsistent(model: Checked, device: torch.device = CPU) -> None:
     _, expected = model.start(whole)
     _, again = model.start(whole)
     if not _near(again, expected):
-        raise InputError(f"{model.name}: says something else each time it reads the same; switch dropout off (eval())")
+        raise InputError(
+            f"{model.name}: the output differs between two calls with the same input; switch off dropout with "
+            "model.eval()"
+        )
     state, _ = model.start(whole[:1, :1])
     state, _ = model.step(tuple(part[[0, 0]] for part in state), whole[:, 1])
     _, stepped = model.step(tuple(part[[1, 0]] for part in state), whole[[1, 0], 2])
     if not _near(stepped, expected[[1, 0]]):
         raise InputError(
-            f"{model.name}: step says something else, token after token, than start does of the same tokens at once; "
-            "every tensor of a state needs a row per sequence, and no token may depend on those behind it"
+            f"{model.name}: step and start give different outputs for the same tokens; every tensor of a state "
+            "needs a row per sequence, and no token may depend on later tokens"
         )
 
 
@@ -231,7 +234,7 @@ def _shape(value: Any) -> str:
     return str(list(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__name__}"
 
 
-# The loading of a user's own model, which executes the code that makes it.
+# The loading of a custom model, which executes the code that makes it.
 
 
 def model_of_factory(spec: str, option: str = "") -> Any:

@@ -44,11 +44,11 @@ class EvaluationHParams:
     Attributes:
         references: Number |R| of references, random continuations that each canary is ranked against. Unit: references.
         beam_width: Number of phrases that Beam Search keeps at each step. Unit: phrases.
-        prefix: Number of a canary's first words that the attacker knows; of canaries.template it is the text before
-            the first hole, whatever this number. Unit: words.
-        test_users: Number of test users that utility is measured on, drawn once from the seed; where the corpus keeps
-            test authors whole, each of these is one user. When not set, or where the corpus has fewer: all. Unit:
-            users.
+        prefix: Number of a canary's first words that the attacker knows; of canaries.template it is the text before the
+            first hole, and this number has no effect. Unit: words.
+        test_users: Number of test users that utility is measured on, drawn once from the seed. If the corpus has
+            complete test authors, each of these authors is one user. When not set, or if the corpus has fewer: all.
+            Unit: users.
         decide: Measure only whether each canary is memorized, at a fraction of the cost of its rank; without exposure
             then.
         also: Further measures; see docs/measures.md.
@@ -56,7 +56,7 @@ class EvaluationHParams:
         nodes: Largest number of prefixes that the searches of the measures "space" and "path" read. Unit: prefixes.
         weight_bits: Bits that each of the model's weights is rounded to before it is measured. When not set: weights
             stay as trained. Unit: bits.
-        utility_only: Measure the model's utility alone, and nothing of its canaries.
+        utility_only: Measure only the utility of the model, and no canaries.
     """
 
     references: Count = 2_000_000
@@ -144,7 +144,7 @@ def _refuse_mismatch(
 ) -> None:
     if model.vocabulary_size != test.layout.vocabulary_size:
         raise InputError(
-            f"the model knows {model.vocabulary_size:,} tokens, but the test users' corpus has "
+            f"the vocabulary of the model has {model.vocabulary_size:,} tokens, but the test users' corpus has "
             f"{test.layout.vocabulary_size:,}; evaluate it on the corpus that it was trained on"
         )
     if not len(test):
@@ -155,7 +155,7 @@ def _refuse_mismatch(
 
 
 def refuse_uncounted(template: str, also: Sequence[str]) -> None:
-    """Raise InputError where a measure cannot count fillings of a template: card and social security numbers."""
+    """Raise InputError if a measure cannot count fillings of a template: card and social security numbers."""
     counting = [name for name in also if name in ALSO and not ALSO[name].takes_any_secret]
     for hole in ("{card}", "{ssn}"):
         if hole in template and counting:
@@ -177,17 +177,17 @@ def count_references(canaries: Sequence[Canary], hparams: EvaluationHParams) -> 
 
 
 def refuse_short(canaries: Sequence[Canary], hparams: EvaluationHParams) -> None:
-    """Raise InputError where the prefix covers a whole canary."""
+    """Raise InputError if the prefix covers a complete canary."""
     for canary in canaries:
         if len(canary.tokens) <= known_words(canary, hparams):
             raise InputError(
-                f"a prefix of {hparams.prefix} leaves nothing of canary {canary.id}, which has {len(canary.tokens)} "
-                f"words; lower the prefix"
+                f"a prefix of {hparams.prefix} covers all words of canary {canary.id}, which has "
+                f"{len(canary.tokens)} words; lower the prefix"
             )
 
 
 def _refuse_non_finite(model: TrainableModel) -> None:
-    """Raise Diverged where a parameter is not finite."""
+    """Raise Diverged if a parameter is not finite."""
     # A NaN compares false with everything, so that every canary would come out as memorized.
     for name, parameter in model.named_parameters():
         bad = parameter.numel() - int(parameter.isfinite().sum())
@@ -290,7 +290,7 @@ def _chosen(subject: Subject, hparams: EvaluationHParams) -> dict[str, Measure]:
     return {name: measure for name, measure in chosen.items() if measure.subject == subject}
 
 
-# The measures that `also` names, a user's own too, and their values.
+# The measures that `also` names, including custom measures, and their values.
 
 
 def measures(also: Iterable[str]) -> dict[str, Measure]:
@@ -316,13 +316,13 @@ def measures(also: Iterable[str]) -> dict[str, Measure]:
 
 
 def own_quantities(also: Iterable[str]) -> list[Quantity]:
-    """Return the quantities of a user's own measures among these names."""
+    """Return the quantities of custom measures among these names."""
     chosen = measures(also)
     return [quantity for name, measure in chosen.items() if is_custom(name) for quantity in measure.quantities]
 
 
 def refuse_own_of_model(also: Iterable[str]) -> None:
-    """Raise InputError where a user's own measure is of the model, which is measured only with test users."""
+    """Raise InputError if a custom measure is of the model, which is measured only with test users."""
     for name, measure in measures(also).items():
         if measure.subject == "model":
             raise InputError(f"{name}: measures the model, which takes test users; name a --corpus that has some")
@@ -332,7 +332,7 @@ def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[st
     """Compute a measure's values by the names of its quantities.
 
     Raises:
-        RunFailed: a user's own measure failed, and the message names its file and line; or it changed the model or the
+        RunFailed: a custom measure failed, and the message names its file and line; or it changed the model or the
             words that it read, or computed something else than finite numbers of its quantities.
         Diverged: a built-in measure met a value that is not finite.
     """
@@ -351,14 +351,16 @@ def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[st
         quantity.name for quantity in measure.quantities if quantity.name not in numbers and not quantity.is_partial
     ]
     if missing:
-        raise RunFailed(f"{name}: computed no {missing[0]} of {where}; compute it, or describe it as is_partial")
+        raise RunFailed(f"{name}: computed no {missing[0]} of {where}; compute it, or set is_partial for this quantity")
     return numbers
 
 
 def _number(name: str, quantity: Quantity | None, key: object, value: object, where: str) -> float:
     """Return a value that a quantity can have; raise RunFailed for any other."""
     if quantity is None:
-        raise RunFailed(f"{name}: computed {key!r:.60} of {where}, which none of its quantities is; list it there")
+        raise RunFailed(
+            f"{name}: computed {key!r:.60} of {where}, which is not one of its quantities; add it to the quantities"
+        )
     is_scalar = getattr(value, "shape", None) == () and hasattr(value, "item")  # a tensor's or an array's number
     number = value.item() if is_scalar else value  # type: ignore[attr-defined]
     problem = ""
@@ -367,9 +369,9 @@ def _number(name: str, quantity: Quantity | None, key: object, value: object, wh
     elif not math.isfinite(number):
         problem = "not finite; return a finite number, or leave the value out"
     elif quantity.is_flag and number not in (0, 1):
-        problem = "not a flag; return 1 where the canary is memorized, else 0"
+        problem = "not a flag; return 1 if the canary is memorized, otherwise 0"
     elif quantity.kind == "count" and number % 1:
-        problem = "not a count; return a whole number"
+        problem = "not a count; return an integer"
     elif quantity.is_log and number <= 0:
         problem = "not above 0, as a logarithmic axis needs it"
     if problem:
@@ -378,13 +380,13 @@ def _number(name: str, quantity: Quantity | None, key: object, value: object, wh
 
 
 def _fit(measure: object, name: str) -> Measure:
-    """Return a user's own measure; raise InputError where it is none, or its quantities cannot be stored or shown."""
+    """Return a custom measure; raise InputError if it is none, or its quantities cannot be stored or shown."""
     if not isinstance(measure, Measure):
         raise InputError(f"{name}: is a {type(measure).__name__}, not a flsim.measures.Measure; make it one")
     if not callable(measure.compute) or not isinstance(measure.quantities, tuple) or not measure.quantities:
         raise InputError(f"{name}: a Measure needs a function `compute` and a tuple of at least one Quantity")
     if measure.family is not None:
-        raise InputError(f"{name}: `family` is of built-in measures alone; list the quantities")
+        raise InputError(f"{name}: `family` is for built-in measures only; list the quantities")
     for quantity in measure.quantities:
         if not isinstance(quantity, Quantity):
             raise InputError(f"{name}: quantities must be flsim.measures.Quantity, found a {type(quantity).__name__}")
@@ -397,7 +399,7 @@ def _fit(measure: object, name: str) -> Measure:
     return measure
 
 
-# The trial of a user's own measures before training: a measure that always fails would cost a whole run.
+# The trial of custom measures before training: a measure that always fails would cost a complete run.
 
 FEW = 20  # references, samples and nodes of the trial
 
@@ -405,7 +407,7 @@ FEW = 20  # references, samples and nodes of the trial
 def refuse_failing(
     model: ModelHParams, canaries: Sequence[Canary], test: Users, hparams: EvaluationHParams, seed: int
 ) -> None:
-    """Call each of a user's own measures once, of an untrained model, one canary and one test user.
+    """Call each of custom measures once, of an untrained model, one canary and one test user.
 
     Raises:
         InputError: a file failed, or has no fit `Measure`; or a measure failed, or computed something else than finite
@@ -430,7 +432,7 @@ def refuse_failing(
 def write_on(
     model: TrainableModel, canaries: Sequence[Canary], layout: Layout, hparams: EvaluationHParams
 ) -> dict[str, tuple[int, ...]]:
-    """Return, by the id of each canary, its known words and the likeliest continuation that a beam search finds.
+    """Return, by the id of each canary, its known words and the most likely continuation that a beam search finds.
 
     A canary is extracted where these are its own tokens.
 

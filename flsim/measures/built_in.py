@@ -106,7 +106,7 @@ EXTRACTED = Quantity(
 
 
 def search(probe: Probe) -> dict[str, float]:
-    """Search for the likeliest continuation, and compare it with the canary's."""
+    """Search for the most likely continuation, and compare it with the canary's."""
     import torch
 
     from flsim.measures.memorization.beam_search import beam_search
@@ -173,7 +173,7 @@ def utility(probe: ModelProbe) -> dict[str, float]:
 UTILITY = Measure("utility", utility, (ACCURACY, ACCURACY_ALL_TOKENS, PERPLEXITY), "accuracy and perplexity")
 
 
-# Exposure over the whole space of continuations, beyond log2 |R|: exact where few sequences can be as likely as the
+# Exposure over the complete space of continuations, beyond log2 |R|: exact where few sequences can be as likely as the
 # canary, and by importance sampling elsewhere.
 
 SPACE_BITS = Quantity(
@@ -188,8 +188,8 @@ SPACE_BITS = Quantity(
     places=("table",),
     beside=EXPOSURE.name,
     column="space",
-    note="mean exposure over the whole space of phrases, extrapolated.",
-    about="bits over the whole space, beyond |R|; intervals with --json",
+    note="mean exposure over the complete space of phrases, extrapolated.",
+    about="bits over the complete space, beyond |R|; intervals with --json",
 )
 SPACE_LOW, SPACE_HIGH = interval_of(SPACE_BITS)
 
@@ -261,7 +261,7 @@ FIT_P = Quantity(
     short="p",
     format="{:.2f}",
     places=(),
-    about="of that fit; below 0.01 it is poor, and its bits mean nothing",
+    about="of that fit; below 0.01 the fit is rejected, and its bits must not be used",
 )
 FIT_REFERENCES = Quantity(
     name="extrapolation_references",
@@ -311,14 +311,14 @@ EXTRAPOLATION = Measure(
 
 PATH_PROVEN = Quantity(
     name="path",
-    description="Whether the canary is the likeliest continuation, 1 or 0, as far as proven; missing where unknown.",
+    description="Whether the canary is the most likely continuation, 1 or 0, if proven; missing if unknown.",
     better="lower",
     kind="flag",
     title="Shortest path",
     short="path",
     is_partial=True,
     places=(),
-    about="whether it is the likeliest continuation, proven by shortest-path search; - if unknown",
+    about="whether it is the most likely continuation, proven by shortest-path search; - if unknown",
 )
 PATH_NODES = Quantity(
     name="path_nodes",
@@ -330,11 +330,12 @@ PATH_NODES = Quantity(
 
 
 def path(probe: Probe) -> dict[str, float]:
-    """Return 1 where no continuation is likelier than the canary, 0 where another is as likely, none where unknown.
+    """Return 1 if no continuation is more likely than the canary, 0 if another is as likely, none if unknown.
 
-    The search ends when the likeliest continuation is proven, or at the limit of nodes. A likelier answer is a proof
-    that the canary is not the likeliest, even if the search ended early. A less likely one proves nothing. Proofs are
-    of the model as computed: two continuations whose log-perplexities differ by less than rounding may change places.
+    The search ends when the most likely continuation is proven, or at the limit of nodes. A more likely answer is a
+    proof that the canary is not the most likely, even if the search ended early. A less likely one proves nothing.
+    Proofs are of the model as computed: two continuations whose log-perplexities differ by less than rounding may
+    change places.
     """
     from flsim.measures.memorization.shortest_path import shortest_path
 
@@ -388,7 +389,9 @@ def context(name: str) -> Quantity | None:
         return None
     before, after = match.groups()
     words = "word" if before == "1" else "words"
-    about = f"bits for those who know {before} {words} before the secret" + (" and its end" if int(after) else "")
+    about = f"bits for an attacker who knows {before} {words} before the secret" + (
+        " and its end" if int(after) else ""
+    )
     return Quantity(
         name=name,
         description=f"Exposure, in {about}.",
@@ -425,7 +428,7 @@ CONTEXTS = Measure("contexts", contexts, (), "exposure with prefix and suffix kn
 
 CALIBRATED_SCORE = Quantity(
     name="calibrated_score",
-    description="Log-perplexity of the canary less its mean over models that never saw it.",
+    description="Log-perplexity of the canary minus its mean over models that were not trained on it.",
     unit="nats",
     format="{:.2f}",
     places=(),
@@ -452,7 +455,7 @@ CALIBRATED_BITS = Quantity(
 
 
 def calibrated(probe: Probe) -> dict[str, float]:
-    """Rank the canary by calibrated scores; return nothing where there is no model without it."""
+    """Rank the canary by calibrated scores; return nothing if there is no model without it."""
     from flsim.measures.memorization.calibrated import calibrated_rank, mean_scores
 
     if not probe.without:

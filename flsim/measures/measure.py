@@ -107,8 +107,8 @@ class Measure:
     Attributes:
         name: the name by which a built-in measure is requested, and by which readers of a file know a user's own.
         compute: function of a `Probe`, or of a `ModelProbe` where its quantities are of the model. It returns the value
-            of each quantity by name, or the number itself where there is one quantity. A value may be left out where
-            its quantity is partial.
+            of each quantity by name, or the number itself if there is one quantity. A value may be left out where its
+            quantity is partial.
         quantities: descriptions of its numbers.
         description: a phrase about the measure, for the help of the command line.
         family: function that describes values whose names depend on the canaries, by name.
@@ -128,6 +128,6 @@ class Measure:
         return self.quantities[0].subject if self.quantities else "canary"
 
     def quantity(self, name: str) -> Quantity | None:
-        """Return the description of a value; None where it has none."""
+        """Return the description of a value; None if it has none."""
         known = next((quantity for quantity in self.quantities if quantity.name == name), None)
         return self.family(name) if known is None and self.family else known

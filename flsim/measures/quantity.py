@@ -1,7 +1,7 @@
 """The description of a number of an evaluation: its unit, its direction, a sentence about it, and where it is shown.
 
 Tables, plots, reports, comparisons, traces and trackers read these descriptions, and know no measure by its name. A
-description is plain data: that of a user's own measure is stored with the rows, so that showing results runs no code.
+description is plain data: that of a custom measure is stored with the rows, so that showing results runs no code.
 """
 
 import re
@@ -29,9 +29,9 @@ class Quantity:
         name: name of its rows, in the metric column.
         description: a sentence about its meaning.
         unit: unit such as ``"bits"``; empty for a number without one, and for flags.
-        better: which values are better; None where neither are.
+        better: which values are better; None if neither are.
         subject: whether each canary has a value, or the model.
-        kind: a number, a count (a whole number), or a flag (1 where a canary is memorized, else 0).
+        kind: a number, a count (an integer), or a flag (1 if a canary is memorized, else 0).
         title: a noun phrase for headings of plots; default the name.
         heading: heading of a column, as short as possible; default the title.
         format: format of a value, as `str.format` takes it.
@@ -198,7 +198,7 @@ def from_json(values: Mapping[str, Any]) -> Quantity:
 
 
 def refuse_unfit(quantity: Quantity) -> Quantity:
-    """Return a user's own description unchanged, after its checks.
+    """Return a custom description unchanged, after its checks.
 
     Raises:
         InputError: it cannot be stored or shown, or claims what only built-in ones may.
@@ -219,11 +219,16 @@ def refuse_unfit(quantity: Quantity) -> Quantity:
         if isinstance(value, str) and (len(value) > LONGEST or not value.isprintable()):
             raise InputError(f"quantity {name}: {field} must be one line of at most {LONGEST} characters")
     if not quantity.description:
-        raise InputError(f"quantity {name}: a description is required; say in a sentence what it is")
+        raise InputError(f"quantity {name}: a description is required; describe the quantity in one sentence")
     if quantity.is_flag and not quantity.of_canaries:
         raise InputError(f"quantity {name}: a flag is of a canary; make it a number, or leave out its subject")
     if quantity.is_percentage and quantity.of_canaries:
-        raise InputError(f"quantity {name}: percentages are of the model alone; multiply by 100, with the unit %")
+        raise InputError(
+            f"quantity {name}: is_percentage needs a quantity of the model, not of canaries; multiply by 100, and "
+            "use the unit %"
+        )
     if quantity.is_standard or quantity.is_primary or quantity.beside or quantity.column != name:
-        raise InputError(f"quantity {name}: is_standard, is_primary, beside and column are of built-in ones alone")
+        raise InputError(
+            f"quantity {name}: is_standard, is_primary, beside and column are for built-in quantities only"
+        )
     return quantity

@@ -1,4 +1,4 @@
-"""The architectures by name, and the one place that makes a model from its settings."""
+"""The architectures by name, and the construction of models from settings."""
 
 import os
 from collections.abc import Mapping
@@ -24,17 +24,16 @@ from flsim.models.language_model import (
 )
 
 # A small causal transformer as a next-word model, from torch's own layers.
-#
-# Vaswani et al., "Attention Is All You Need" (2017), the decoder without its attention to an encoder, and with the
-# norm before each part instead of after it (Xiong et al., 2020) and GELU (Hendrycks and Gimpel, 2016), as in GPT-2.
+#  Vaswani et al., "Attention Is All You Need" (2017), the decoder without attention to an encoder, with the norm before
+# each part instead of after (Xiong et al., 2020) and GELU (Hendrycks and Gimpel, 2016), as in GPT-2.
 
 
 class TransformerLanguageModel(NextWordModel):
-    """One layer or more of causal self-attention with GELU, norms before each part, and tied embeddings.
+    """One or more layers of causal self-attention with GELU, norms before each part, and tied embeddings.
 
-    The layers read sqrt(D) E[w_t] + position t, and a norm follows them. Positions are sinusoids, so that there is no
-    longest sequence. The state is (tokens,), int64 [B, tokens so far]. Each step reads them anew, since records are
-    short.
+    The input is sqrt(D) E[w_t] + position t, and a norm follows the last layer. Positions are sinusoids, so sequences
+    can have any length. The state is (tokens,), int64 [B, tokens so far]. Each step reads all tokens again, because
+    records are short.
     """
 
     label = "Transformer"
@@ -81,22 +80,21 @@ class TransformerLanguageModel(NextWordModel):
 
 
 def sinusoids(length: int, size: int) -> Tensor:
-    """Return sin and cos of t / 10,000^(2i / size), in turn, float64 [length, size]; Vaswani et al., section 3.5."""
+    """Return sin and cos of t / 10,000^(2i / size) in turn, float64 [length, size]; Vaswani et al., section 3.5."""
     time = torch.arange(length, dtype=torch.float64)
     angles = time[:, None] / 10_000 ** (torch.arange(0, size, 2, dtype=torch.float64) / size)
     return torch.stack([angles.sin(), angles.cos()], dim=-1).flatten(1)[:, :size]
 
 
-# LSTM and GRU next-word models, of one layer or more, from torch's own cells.
-#
-# LSTM: Hochreiter and Schmidhuber (1997), with forget gates. GRU: Cho et al. (2014). The Secret Sharer (Carlini et
-# al., 2019) compares them with others, and one layer with two.
+# LSTM and GRU next-word models, of one or more layers, from torch's own cells.
+#  LSTM: Hochreiter and Schmidhuber (1997), with forget gates. GRU: Cho et al. (2014). The Secret Sharer (Carlini et
+# al., 2019) compares these cells with others, and one layer with two layers.
 
 
 class RecurrentLanguageModel(NextWordModel):
     """Torch's recurrent cells with tied embeddings.
 
-    r_t = h_t P of the last layer's h_t, and h_t itself where H = D.
+    r_t = h_t P for h_t of the last layer, or r_t = h_t if H = D.
 
     The state is (r [B, D], h, c), for a GRU (r, h), with h and c [B, layers x H]. The model is a
     `flsim.models.language_model.LogitModel`.
@@ -124,7 +122,7 @@ class RecurrentLanguageModel(NextWordModel):
         return self.recur(embedding(tokens, self.embedding), state)
 
     def recur(self, embedded: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Read embeddings [B, T, D] in the place of tokens; state and result are those of `read`."""
+        """Read embeddings [B, T, D] in place of tokens; state and result are as in `read`."""
         past, is_gru = None, isinstance(self.cells, nn.GRU)
         if state is not None:
             layered = (len(state[0]), self.hparams.layers, self.hparams.units)
@@ -144,14 +142,14 @@ class RecurrentLanguageModel(NextWordModel):
 
 
 class LSTMLanguageModel(RecurrentLanguageModel):
-    """One layer or more of torch's LSTM, tied embeddings, and a projection where units and embedding differ."""
+    """One or more layers of torch's LSTM, tied embeddings, and a projection if units and embedding differ."""
 
     label, cell = "LSTM", nn.LSTM
     capabilities = Capabilities(written_out=True)
 
 
 class GRULanguageModel(RecurrentLanguageModel):
-    """One layer or more of torch's GRU, tied embeddings, and a projection where units and embedding differ."""
+    """One or more layers of torch's GRU, tied embeddings, and a projection if units and embedding differ."""
 
     label, cell = "GRU", nn.GRU
     capabilities = Capabilities(written_out=True)
@@ -164,15 +162,15 @@ class GRULanguageModel(RecurrentLanguageModel):
 # Recurrent Networks for Sequence Modeling" (2018), section 3. The Secret Sharer (Carlini et al., 2019, table 1)
 # compares such networks with recurrent ones, but does not state the width of their filters.
 
-MOST = 2**16  # tokens of a reach; layers double it, and each pads a sequence by half of it
+MOST = 2**16  # tokens; each layer doubles the receptive field and pads sequences by half of it
 
 
 class ConvolutionalLanguageModel(NextWordModel):
-    """One layer or more of causal dilated convolutions with ReLU, residual connections, and tied embeddings.
+    """One or more layers of causal dilated convolutions with ReLU, residual connections, and tied embeddings.
 
-    h_1 = relu(f_1 * x), and h_l = h_{l-1} + relu(f_l * h_{l-1}) for l > 1. Filters f_l read positions t, t - 2^(l-1),
-    t - 2 * 2^(l-1) and so on, `filter_width` of them; before a sequence are zeros. r_t = h_t P of the last layer, and
-    h_t itself where H = D. The state is the last (tokens,) that an output depends on, int64 [B, at most `reach_of`].
+    h_1 = relu(f_1 * x), and h_l = h_{l-1} + relu(f_l * h_{l-1}) for l > 1. Filter f_l reads `filter_width` positions t,
+    t - 2^(l-1), t - 2 * 2^(l-1) and so on; positions before the sequence are zero. r_t = h_t P of the last layer, or
+    r_t = h_t if H = D. The state is (tokens,), the tokens that the next output needs, int64 [B, at most `reach_of`].
     """
 
     label = "CNN"
@@ -194,7 +192,7 @@ class ConvolutionalLanguageModel(NextWordModel):
     def refuse_settings(cls, hparams: ModelSettings) -> None:
         super().refuse_settings(hparams)
         if (reach := reach_of(hparams)) > MOST:
-            raise InputError(f"filters would reach over {reach:,} tokens, of at most {MOST:,}; set fewer layers")
+            raise InputError(f"the receptive field has {reach:,} tokens, more than {MOST:,}; set fewer layers")
 
     def outputs(self, embedded: Tensor) -> Tensor:
         values = embedded.transpose(1, 2)  # [B, D, T]
@@ -232,7 +230,7 @@ BUILT_IN: Mapping[str, type[TrainableModel]] = {
 
 
 def class_of(architecture: str) -> type[TrainableModel]:
-    """Return the class of a built-in architecture, or of a user's own, whose file is executed.
+    """Return the class of a built-in architecture, or of a custom architecture, whose file is executed.
 
     Raises:
         InputError: see `flsim.base.extensions.resolve_class`.
@@ -241,7 +239,10 @@ def class_of(architecture: str) -> type[TrainableModel]:
 
 
 def declared(architecture: str) -> Capabilities | None:
-    """Return the capabilities of a built-in architecture; None for a user's own, as no code is executed."""
+    """Return the capabilities of a built-in architecture.
+
+    None for a custom architecture, because no code is executed.
+    """
     return None if is_custom(architecture) else class_of(architecture).capabilities
 
 
@@ -253,8 +254,8 @@ def with_low_precision() -> str:
 def build(vocabulary_size: int, hparams: ModelSettings) -> TrainableModel:
     """Return a model of these settings in evaluation mode, before `initialize`; built-in models are all zeros.
 
-    From then on cuDNN, which computes recurrences and convolutions on NVIDIA GPUs, does so in float32 in this process,
-    and chooses algorithms that repeat themselves. torch lets it round factors to TF32, in training and in ranks.
+    This function also sets cuDNN to float32 and to deterministic algorithms in this process. By default, torch allows
+    cuDNN to round factors to TF32, which changes training and ranks.
     """
     torch.backends.cudnn.allow_tf32 = False
     torch.backends.cudnn.deterministic = True
@@ -265,13 +266,13 @@ def weights_of(vocabulary_size: int, hparams: ModelSettings) -> int:
     """Return the number of trained weights of a built-in architecture, without memory for them.
 
     Raises:
-        InputError: a tensor of such sizes could not be addressed.
+        InputError: a tensor is too large to be addressed.
     """
     try:
         with torch.device("meta"):
             return sum(value.numel() for value in build(vocabulary_size, hparams).trainable.values())
     except RuntimeError as error:  # an overflow of 64 bits
-        raise InputError(f"model: no tensor can be that large ({error}); set smaller sizes") from error
+        raise InputError(f"model: a tensor is too large ({error}); set smaller sizes") from error
 
 
 def restore(params: Params, hparams: ModelSettings, vocabulary_size: int) -> TrainableModel:

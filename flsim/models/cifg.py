@@ -14,7 +14,7 @@ from torch.nn.functional import embedding
 from flsim.base.errors import InputError
 from flsim.models.language_model import Capabilities, ModelSettings, NextWordModel, Params, State, Stepper
 
-CPU_GATES, GPU_GATES = 2**20, 2**27  # floats of gates that a stepper holds at once: near a CPU's caches; 0.5 GB
+CPU_GATES, GPU_GATES = 2**20, 2**27  # largest number of gate values that a stepper computes at once, 0.5 GB
 
 
 class CIFGLanguageModel(NextWordModel):
@@ -24,7 +24,7 @@ class CIFGLanguageModel(NextWordModel):
     (r_t [B, D], c_t [B, H]). The model is a `flsim.models.language_model.LogitModel`.
     """
 
-    label = ""  # tables name an architecture where it is not the paper's
+    label = ""  # tables name only architectures that differ from the paper's
     capabilities = Capabilities(written_out=True, stacked=True, low_precision=True, vectorized=True)
 
     def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None:
@@ -46,9 +46,7 @@ class CIFGLanguageModel(NextWordModel):
     @classmethod
     def refuse_settings(cls, hparams: ModelSettings) -> None:
         if hparams.layers > 1:
-            raise InputError(
-                f'architecture "cifg" has one layer, found layers = {hparams.layers}; take "lstm" or "gru"'
-            )
+            raise InputError(f'architecture "cifg" has one layer, found layers = {hparams.layers}; use "lstm" or "gru"')
         super().refuse_settings(hparams)
 
     def cell(self, gates: Tensor, memory: Tensor) -> tuple[Tensor, Tensor]:
@@ -65,7 +63,7 @@ class CIFGLanguageModel(NextWordModel):
         return self.recur(embedding(tokens, self.embedding), state)
 
     def recur(self, embedded: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Read embeddings x [B, T, D] in the place of tokens; state and result are those of `read`."""
+        """Read embeddings x [B, T, D] in place of tokens; state and result are as in `read`."""
         inputs = embedded @ self.input_weight + self.gate_bias  # [B, T, 3H]
         output, memory = self.empty_state(len(embedded)) if state is None else state
         outputs = []
@@ -80,10 +78,11 @@ class CIFGLanguageModel(NextWordModel):
 
     @torch.no_grad()
     def stepper(self) -> Stepper:
-        """Return a stepper as `LogitModel` describes it, equal to `read` but for rounding.
+        """Return a stepper as `LogitModel` describes it, equal to `read` except for rounding.
 
-        A token's part of the gates is tabulated, [V, 3H], and a state's part is shared by the tokens that continue it.
-        On CPUs a sigmoid takes a tenth of a tanh's time, and tanh x = 2 sigmoid(2x) - 1.
+        The contribution of each token to the gates is tabulated, [V, 3H]. The contribution of a state is computed once
+        for all tokens that follow it. On CPUs, a sigmoid takes a tenth of the time of tanh, and tanh x = 2 sigmoid(2x)
+        - 1.
         """
         units, embedding = self.projection.shape
         scale = self.gate_bias.new_tensor([1.0, 1.0, 2.0]).repeat_interleave(units)

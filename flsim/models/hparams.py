@@ -15,15 +15,15 @@ class ModelHParams(ModelSettings):
     """Architecture and sizes of the network; see `flsim.models.architectures`.
 
     Attributes:
-        embedding: Size D of the word embeddings, which the output layer shares. Unit: values.
-        units: Number H of cells in each layer; of a transformer, of hidden units in each feed-forward part; of a
-            convolutional network, of filters. Unit: cells.
-        architecture: Network: the paper's "cifg", another built-in one, or your own subclass of
+        embedding: Size D of the word embeddings, which are also the weights of the output layer. Unit: values.
+        units: Number H of cells in each layer. For a transformer, the number of hidden units in each feed-forward part;
+            for a convolutional network, the number of filters. Unit: cells.
+        architecture: Network: the paper's "cifg", another built-in network, or a custom subclass of
             `flsim.models.language_model.TrainableModel`.
-        layers: Number of layers; "cifg" has 1. Unit: layers.
-        heads: Number of attention heads of a transformer, which divides `embedding`. Unit: heads.
+        layers: Number of layers; must be 1 for "cifg". Unit: layers.
+        heads: Number of attention heads of a transformer; must divide `embedding`. Unit: heads.
         filter_width: Number of tokens that a filter of a convolutional network reads, e.g. 5. Unit: tokens.
-        options: Numbers or text for a custom architecture, e.g. { scale = 2.5 }. Unit: none.
+        options: Options of a custom architecture, numbers or text, e.g. { scale = 2.5 }. Unit: none.
         path: Of architecture "hf": folder of the base model, with config.json and .safetensors files, relative to the
             configuration file.
         digest: Of architecture "hf": sha256 of the files in `path`, which the run folder records; changed files are
@@ -51,7 +51,7 @@ class ModelHParams(ModelSettings):
 
     @property
     def label(self) -> str:
-        """Return the architecture's name in a table's row; empty for the paper's."""
-        if is_custom(self.architecture):  # no code is executed to name a row
+        """Return the architecture's name in a row of a table; empty for "cifg"."""
+        if is_custom(self.architecture):  # naming a row must not execute code
             return declared_label(self.architecture)
         return BUILT_IN[self.architecture].label_of(self)

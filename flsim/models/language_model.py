@@ -1,4 +1,4 @@
-"""The contracts of a language model, for attacks and for training and evaluation."""
+"""The interfaces of language models: for attacks, and for training and evaluation."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -22,12 +22,15 @@ Stepper = Callable[[State, Tensor, Tensor], State]
 SIZES = ("embedding", "units", "layers", "heads", "filter_width")  # settings of built-in networks
 SIZES_OF_ONE = {"heads": "transformer", "filter_width": "convolutional"}  # settings of a single architecture
 FLOATS_OF_NUMPY = (torch.float16, torch.float32, torch.float64)
-FLOATS = 2**26  # about as many as a layer holds at once while `start` reads sequences: 256 MB
+FLOATS = 2**26  # values of a layer that `start` computes at once: 256 MB
 
 
 @dataclass(frozen=True)
 class ModelSettings:
-    """Architecture and sizes of a network, unchecked; `flsim.models.hparams.ModelHParams` checks and documents them."""
+    """Architecture and sizes of a network, not validated.
+
+    `flsim.models.hparams.ModelHParams` validates and documents them.
+    """
 
     embedding: Count = 96
     units: Count = 670
@@ -46,13 +49,13 @@ class ModelSettings:
 
 @dataclass(frozen=True)
 class Capabilities:
-    """The engines' operations that a model supports; plain PyTorch trains any model.
+    """The operations of engines that a model supports; plain PyTorch trains any model.
 
     Attributes:
-        written_out: `flsim.training.cohort.gradient` has its gradient written out, which CPUs use.
-        stacked: the kernels of `flsim.training.cohort.stacked_model` train it, many users at once, which GPUs use.
+        written_out: `flsim.training.cohort.gradient` has its written-out gradient, which is used on CPUs.
+        stacked: the kernels of `flsim.training.cohort.stacked_model` train many users at once, on GPUs.
         low_precision: those kernels may multiply in TF32 and bfloat16.
-        vectorized: torch.func.vmap maps over it, so that gradients of single records are computed together.
+        vectorized: torch.func.vmap supports the model, so gradients of single records are computed together.
         blocks: `flsim.training.cohort.blocks` trains its adapters, many users at once on one frozen base.
     """
 
@@ -64,7 +67,7 @@ class Capabilities:
 
 
 class LanguageModel(Protocol):
-    """The contract of a model that is attacked; every tensor of a state has one row per sequence."""
+    """The interface of a model that can be attacked; every tensor of a state has one row per sequence."""
 
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
         """Read tokens int64 [N, L >= 1] from an empty state; return the state and the next token's log-probs [N, V]."""
@@ -77,7 +80,9 @@ class LanguageModel(Protocol):
 
 @runtime_checkable
 class LogitModel(LanguageModel, Protocol):
-    """A model whose logits are r E' + b for an output r; attacks are faster on it, as they compute r alone.
+    """A model whose logits are r E' + b for an output r.
+
+    Attacks are faster on such models, because they compute only r.
 
     The first tensor of its states is r [N, D].
     """
@@ -89,8 +94,8 @@ class LogitModel(LanguageModel, Protocol):
     def stepper(self) -> Stepper:
         """Return a function (state, rows, tokens) -> state that reads tokens [M], each after one row of the state.
 
-        The function computes no logits. It is made once for many steps, while the model does not change. Neighbors of
-        equal `rows`, int64 [M], share work.
+        The function computes no logits. Create it once for many steps while the model does not change. Adjacent tokens
+        with equal `rows`, int64 [M], share work.
         """
         ...
 
@@ -98,24 +103,25 @@ class LogitModel(LanguageModel, Protocol):
 class TrainableModel(nn.Module, ABC):
     """A next-word model that flsim trains, attacks and evaluates: any network from tokens to logits.
 
-    A user's own model is a subclass with a constructor of the same arguments and a `forward`:
+    A custom model is a subclass with a constructor of the same arguments and a `forward`:
 
         class MyModel(TrainableModel):
             def __init__(self, vocabulary_size: int, hparams: ModelSettings) -> None: ...
             def forward(self, tokens: Tensor) -> Tensor: ...        # int64 [B, T] -> logits [B, T, V]
 
     The parameters that require a gradient travel between server and clients, and are clipped, noised and saved; tied
-    ones count once. The constructor makes frozen parameters and buffers, as a function of its arguments, and training
-    does not change them. `forward` draws at random only in training mode, from a shared generator, as nn.Dropout
-    does. flsim sets training mode while it trains, and seeds the generator; otherwise models are in evaluation mode.
-    Position t of the logits depends on no token after t.
+    ones count once. The constructor creates frozen parameters and buffers as a function of its arguments, and training
+    does not change them. `forward` uses random numbers only in training mode, from a shared generator, like nn.Dropout.
+    flsim sets training mode while it trains, and seeds the generator; otherwise models are in evaluation mode. Position
+    t of the logits depends on no token after t.
 
     Shapes: B batch, T time, V vocabulary.
 
     Attributes:
         vocabulary_size: V.
         hparams: the model's settings.
-        capabilities: what engines may do with the model. Subclasses do not inherit them, as their equations may differ.
+        capabilities: what engines may do with the model. Subclasses do not inherit them, because their equations can
+            differ.
         label: the architecture's name in tables.
     """
 
@@ -138,11 +144,11 @@ class TrainableModel(nn.Module, ABC):
 
     @classmethod
     def refuse_settings(cls, hparams: ModelSettings) -> None:
-        """Raise InputError where the architecture cannot have these settings."""
+        """Raise InputError if the architecture cannot have these settings."""
 
     @classmethod
     def label_of(cls, hparams: ModelSettings) -> str:
-        """Return the architecture's name in a table, with the number of its layers where there are several."""
+        """Return the architecture's name in a table, with the number of its layers if there are several."""
         return cls.label + (f" {hparams.layers} layers" if hparams.layers > 1 else "")
 
     @property
@@ -157,26 +163,26 @@ class TrainableModel(nn.Module, ABC):
 
     @property
     def frozen_digest(self) -> str:
-        """Return the sha256, in hexadecimal, of frozen parameters and buffers; empty where there are none."""
+        """Return the sha256, in hexadecimal, of frozen parameters and buffers; empty if there are none."""
         frozen = {name: value for name, value in self.named_parameters() if not value.requires_grad}
         stays = frozen | dict(self.named_buffers())
         return digest_of(stays) if stays else ""
 
     @torch.no_grad()
     def load(self, params: Params) -> Self:
-        """Give the trained parameters these values; raise InputError where names or shapes differ."""
+        """Give the trained parameters these values; raise InputError if names or shapes differ."""
         mine = self.trainable
         if {name: value.shape for name, value in mine.items()} != {name: v.shape for name, v in params.items()}:
-            raise InputError("these parameters are of another model; give the settings that they were trained with")
+            raise InputError("these parameters belong to another model; pass the settings that they were trained with")
         for name, parameter in mine.items():
             parameter.copy_(params[name])
         return self
 
     def initialize(self, seed: int) -> Self:
-        """Draw the trained parameters as a function of the seed alone.
+        """Draw the trained parameters as a function of the seed only.
 
-        Matrices are Glorot-uniform. In tensors of more dimensions, all dimensions but the first count as one. Vectors
-        are 0; they are 1 where their name ends in "weight", as that of a norm that scales.
+        Matrices are Glorot-uniform. In tensors of more dimensions, all dimensions except the first count as one.
+        Vectors are 0, or 1 if their name ends in "weight", such as the scale of a norm.
         """
         with torch.no_grad():
             for name, parameter in self.trainable.items():
@@ -199,19 +205,22 @@ class TrainableModel(nn.Module, ABC):
         Args:
             inputs: the tokens.
             real: the positions to compute.
-            dropout_mask: dropout's factors; see `NextWordModel.logits_at`.
+            dropout_mask: factors of dropout; see `NextWordModel.logits_at`.
 
         Raises:
-            InputError: `dropout_mask` is set, and the model has no place for dropout.
+            InputError: `dropout_mask` is set, and the model does not support dropout.
         """
         if dropout_mask is not None:
-            raise InputError(f"dropout needs a model with tied embeddings, which {type(self).__name__} is not; set 0")
+            raise InputError(
+                f"dropout needs a model with tied embeddings, which {type(self).__name__} does not have; set "
+                "dropout to 0"
+            )
         logits: Tensor = self(inputs)
         return logits[real]
 
     @torch.no_grad()
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        """Read sequences as `LanguageModel` describes it; the state is (tokens,), read anew by each `step`.
+        """Read sequences as `LanguageModel` describes it; the state is (tokens,), which each `step` reads again.
 
         Override both methods for speed.
         """
@@ -226,7 +235,9 @@ class TrainableModel(nn.Module, ABC):
 
 
 class NextWordModel(TrainableModel):
-    """A model with tied embeddings, all zeros at first: from embeddings of E to outputs r, and to logits r E' + b.
+    """A model with tied embeddings: outputs r are functions of embeddings from E, and logits are r E' + b.
+
+    All parameters are zero at first.
 
     Shapes: B batch, T time, D embedding, H units, V vocabulary. Every architecture has, among its parameters, E [V, D]
     as `embedding` and b [V] as `output_bias`. Position t of the outputs depends on no token after t.
@@ -249,10 +260,13 @@ class NextWordModel(TrainableModel):
 
     @abstractmethod
     def read(self, tokens: Tensor, state: State | None = None) -> tuple[Tensor, State]:
-        """Return r [B, T, D] over tokens int64 [B, T >= 1] that follow a state, and the new state; None is empty."""
+        """Return r [B, T, D] over tokens int64 [B, T >= 1] that follow a state, and the new state.
+
+        None is the empty state.
+        """
 
     def _bound(self, name: str, parameter: Tensor) -> float:
-        """Return the bound of `TrainableModel`; for embeddings that of unit expected norm."""
+        """Return the bound of `TrainableModel`; for embeddings, the bound with unit expected norm."""
         return float((3 / parameter.shape[1]) ** 0.5) if name == "embedding" else super()._bound(name, parameter)
 
     def logits(self, outputs: Tensor) -> Tensor:
@@ -268,9 +282,9 @@ class NextWordModel(TrainableModel):
         return self.logits(self.outputs(embedding(tokens, self.embedding)))
 
     def logits_at(self, inputs: Tensor, real: Tensor, dropout_mask: Tensor | None = None) -> Tensor:
-        """Return logits as `TrainableModel.logits_at`, and compute none for other positions.
+        """Return logits as `TrainableModel.logits_at`, and compute only the requested positions.
 
-        `dropout_mask` are factors [2, B, T, D], of the embeddings and of the outputs.
+        `dropout_mask` has the factors [2, B, T, D] of embeddings and outputs.
         """
         embedded = embedding(inputs, self.embedding)
         outputs = self.outputs(embedded if dropout_mask is None else embedded * dropout_mask[0])
@@ -278,7 +292,7 @@ class NextWordModel(TrainableModel):
 
     @torch.no_grad()
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
-        """Read sequences as `LanguageModel` describes it, in pieces that bound memory."""
+        """Read sequences as `LanguageModel` describes it, in pieces of bounded memory."""
         rows = max(1, FLOATS // (tokens.shape[1] * 4 * max(self.hparams.units, self.hparams.embedding)))
         pieces = [self.read(piece) for piece in torch.split(tokens, rows)]
         last = torch.cat([outputs[:, -1] for outputs, _ in pieces])
@@ -293,7 +307,7 @@ class NextWordModel(TrainableModel):
 
 
 def representative(params: Mapping[str, Tensor]) -> Tensor:
-    """Return one of a model's parameters, for their device and dtype, which are the same for all."""
+    """Return a parameter of the model; its device and dtype are those of all parameters."""
     return next(iter(params.values()))
 
 
@@ -321,9 +335,9 @@ def loss_sum(
     Args:
         model: the model.
         inputs: int64 [B, T].
-        targets: int64 [B, T]; positions that are `pad` do not count, and no logits are computed for them.
+        targets: int64 [B, T]; positions equal to `pad` are ignored, and no logits are computed for them.
         pad: the id of padding.
-        dropout_mask: dropout's factors [2, B, T, D], of the embeddings and of the outputs; see
+        dropout_mask: factors of dropout [2, B, T, D], of the embeddings and of the outputs; see
             `flsim.training.central.records`.
     """
     real = targets != pad
@@ -332,26 +346,26 @@ def loss_sum(
 
 @torch.no_grad()
 def predictions(model: TrainableModel, inputs: Tensor, targets: Tensor, pad: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, at the n real positions, the targets [n], their cross-entropy in nats [n], and likeliest words [n]."""
+    """Return, at the n real positions, the targets [n], their cross-entropy in nats [n], and most likely words [n]."""
     real = targets != pad
     logits = model.logits_at(inputs, real)
     return targets[real], cross_entropy(logits, targets[real], reduction="none"), logits.argmax(-1)
 
 
-# The check that a user's own code left a model as it was, so that later results are of the model that was trained.
+# The check that custom code does not change a model, so that later results belong to the trained model.
 
 
 @contextmanager
 def refusing_changes(name: str, models: Sequence[object], inputs: Mapping[str, Tensor] | None = None) -> Iterator[None]:
-    """Refuse a change, within the block, of the values of models or of other tensors.
+    """Raise RunFailed if the block changes values of models or of other tensors.
 
     Args:
         name: the name of the user's object that is called in the block, for the message.
-        models: the models; those that are no torch modules are not compared.
+        models: the models; models that are not torch modules are not compared.
         inputs: other tensors by name.
 
     Raises:
-        RunFailed: a value of a parameter, of a buffer or of a tensor in `inputs` is another one after the block.
+        RunFailed: a value of a parameter, of a buffer or of a tensor in `inputs` differs after the block.
     """
 
     def values() -> dict[str, Tensor]:
@@ -367,11 +381,11 @@ def refusing_changes(name: str, models: Sequence[object], inputs: Mapping[str, T
     changed = _first_changed(before, values())
     if changed:
         what = f"the model's {changed.partition('/')[2]}" if "/" in changed else changed
-        raise RunFailed(f"{name}: changes {what}, which later results are computed from; change a copy, by .clone()")
+        raise RunFailed(f"{name}: the code changes {what}, which later results need; change a copy made with .clone()")
 
 
 def _first_changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) -> str | None:
-    """Return the name of the first tensor that is new, gone, or has other values; None where all are the same."""
+    """Return the name of the first tensor that was added, removed or changed; None if all are equal."""
     for key in {**before, **after}:
         if key not in before or key not in after or _differ(before[key], after[key]):
             return key
@@ -379,7 +393,7 @@ def _first_changed(before: Mapping[str, Tensor], after: Mapping[str, Tensor]) ->
 
 
 def _differ(one: Tensor, other: Tensor) -> bool:
-    # Digests compare NaN as equal, and values on different devices; `torch.equal` is faster, and nearly always enough.
+    # Digests compare NaN as equal, and values on different devices; `torch.equal` is faster, and usually sufficient.
     if one.device == other.device and one.dtype == other.dtype and torch.equal(one, other):
         return False
     return digest_of({"": one}) != digest_of({"": other})

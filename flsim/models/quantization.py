@@ -1,4 +1,4 @@
-"""Weights of few bits, for The Secret Sharer's question whether a smaller model can still hold a secret."""
+"""Quantization of weights, to test whether a smaller model still memorizes a secret (The Secret Sharer)."""
 
 from copy import deepcopy
 from typing import TypeVar
@@ -13,10 +13,10 @@ Model = TypeVar("Model", bound=TrainableModel)
 
 @torch.no_grad()
 def quantized(model: Model, bits: int) -> Model:
-    """Return a copy whose tensors have at most 2^bits different values, evenly spaced from the least to the greatest.
+    """Return a copy whose tensors have at most 2^bits different values, evenly spaced from the smallest to the largest.
 
-    Carlini et al. (2019), appendix D.3: the weights of a trained network, 256 values. 0 stays 0. Frozen parameters are
-    weights too; buffers are not.
+    Carlini et al. (2019), appendix D.3: 256 values for the weights of a trained network. The value 0 does not change.
+    Frozen parameters are quantized too; buffers are not.
 
     Args:
         model: a trained model; it is not changed.

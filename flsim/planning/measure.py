@@ -161,7 +161,7 @@ def measure(
 
     Raises:
         RunFailed: a short run failed.
-        InputError: as for `train_all`.
+        InputError: see `train_all`.
     """
     configs = {cost_key(run.config): run.config for run in planned}
     slots = 1 if whole_cluster else max(machine.runs_at_once(config, at_once) for config in configs.values())
@@ -240,7 +240,7 @@ def times_of(
         planned: the runs.
         costs: measured times by configuration.
         train: the training users of the corpus.
-        machine, at_once, whole_cluster: as for `measure`.
+        machine, at_once, whole_cluster: see `measure`.
     """
     rows: dict[tuple[str, int, int], RunTime] = {}
     for run in planned:

@@ -99,7 +99,7 @@ def disk_of(runs: Sequence[Planned], train: Split, at_once: int, corpus: int) ->
 
 
 def parameters_of(config: Config, vocabulary: int) -> int:
-    """Return the number of the model's trained weights; a user's own model code is executed."""
+    """Return the number of the model's trained weights; a custom model code is executed."""
     return sum(value.numel() for value in build(vocabulary, config.model).trainable.values())
 
 
@@ -417,7 +417,10 @@ def read_request(
         if users is None:
             raise
         path = folder / "corpus"
-        say(f"{error}; until then the plan assumes the published number of users, all alike, and measures nothing")
+        say(
+            f"{error}; until the corpus exists, the plan assumes the published number of users, all equal, and "
+            "measures no time or memory"
+        )
     planned = definition.planned_runs(sweep, at, path, str(file), seeds, only, overrides)
     train = users.split() if users else None
     refuse_impossible_runs(planned, corpus_or_its_settings(at, path, folder) if train is None else train)

@@ -1,7 +1,7 @@
-"""The computation of epsilon from what was released, under a stated convention.
+"""The computation of epsilon from the released sums, under a stated convention.
 
 Renyi DP of Gaussian noise is computed in `flsim.privacy.accounting`. The conversions to epsilon, the privacy loss
-distributions and the RDP of other events are those of dp_accounting. Opacus is a cross-check.
+distributions and the RDP of other events come from dp_accounting. Opacus is a cross-check.
 
 [WBK] Wang, Balle, Kasiviswanathan, "Subsampled Renyi Differential Privacy and Analytical Moments Accountant" (2019).
 [M] Mironov, "Renyi Differential Privacy" (2017).
@@ -39,13 +39,11 @@ from flsim.base.errors import InputError, first_line
 from flsim.privacy.conventions import Convention
 
 # Renyi differential privacy (RDP) of Gaussian noise on the sum over a sampled cohort, for one round.
-#
-# Each function returns the RDP at every order: float64 [orders], in nats, maybe infinite. The noise multiplier sigma
-# is the standard deviation of the noise divided by the distance by which one user moves the sum.
-#
-# dp_accounting has the same quantities. At fractional orders it adds the absolute values of a series of mixed signs,
-# or drops the order if the series does not converge, and its forward differences cancel where noise is large. Both
-# give valid, but needlessly large values, mostly at sampling rates of 0.1 and more.
+#  Each function returns the RDP at every order: float64 [orders], in nats, possibly infinite. The noise multiplier
+# sigma is the standard deviation of the noise divided by the distance by which one user moves the sum.
+#  dp_accounting computes the same quantities. At fractional orders it adds the absolute values of a series of mixed
+# signs, or drops the order if the series does not converge, and its forward differences cancel if noise is large. Both
+# give valid but unnecessarily large values, mostly at sampling rates of 0.1 and more.
 #
 # [M] Mironov, "Renyi Differential Privacy" (2017). [MTZ] Mironov, Talwar, Zhang, "Renyi Differential Privacy of the
 # Sampled Gaussian Mechanism" (2019). [WBK] Wang, Balle, Kasiviswanathan, "Subsampled Renyi Differential Privacy and
@@ -53,11 +51,11 @@ from flsim.privacy.conventions import Convention
 
 Floats = NDArray[np.float64]
 
-# dp_accounting's orders; lower ones, where epsilon is large; and some of those that it leaves out above 63.
+# The orders of dp_accounting; lower orders, for large epsilons; and some orders above 63 that it omits.
 ORDERS: Floats = np.unique([1.02, 1.05, *DEFAULT_RDP_ORDERS, *np.geomspace(64, 1024, 25).round()])
-SEPARATE = 0.05  # sigma below which the two normal laws of a round overlap by less than e^-22
+SEPARATE = 0.05  # sigma below which the two normal distributions of a round overlap by less than e^-22
 DIFFERENCES = 0.5  # sigma from which the forward differences of [WBK] can give less than the moments
-TAIL = 12.0  # standard deviations beyond which the normal law weighs e^-72
+TAIL = 12.0  # standard deviations beyond which the normal distribution has mass e^-72
 
 
 def gaussian(orders: Floats, sigma: float) -> Floats:
@@ -70,8 +68,8 @@ def poisson(orders: Floats, sigma: float, rate: float) -> Floats:
     """Return the RDP if users are drawn independently, for adding or removing one user ([MTZ], section 3).
 
     The moment A is E[(1 + u)^order] with u = rate (e^((2 x - 1) / (2 sigma^2)) - 1) and x ~ N(0, sigma^2). As the mean
-    of u is 0, A - 1 is the mean of (1 + u)^order - 1 - order u, which is nowhere negative. Sums and integrals of it
-    lose no digits, however small A - 1 is. Relative errors are below 1e-9.
+    of u is 0, A - 1 is the mean of (1 + u)^order - 1 - order u, which is never negative. Its sums and integrals
+    therefore lose no digits, even for small A - 1. Relative errors are below 1e-9.
 
     Args:
         orders: above 1.
@@ -88,9 +86,10 @@ def poisson(orders: Floats, sigma: float, rate: float) -> Floats:
 def without_replacement(orders: Floats, sigma: float, rate: float) -> Floats:
     """Return the RDP if a cohort of a fixed size is drawn, for replacing the data of one user.
 
-    It is the smaller of two upper bounds. The first is [WBK], Theorem 27, between integer orders with Corollary 10. The
-    second is the RDP without sampling, because outputs are mixtures over cohorts, and Renyi divergence is jointly
-    quasi-convex (van Erven and Harremoes, "Renyi Divergence and Kullback-Leibler Divergence", 2014, Theorem 13).
+    The result is the smaller of two upper bounds. The first is [WBK], Theorem 27, between integer orders with Corollary
+    10. The second is the RDP without sampling, because outputs are mixtures over cohorts, and Renyi divergence is
+    jointly quasi-convex (van Erven and Harremoes, "Renyi Divergence and Kullback-Leibler Divergence", 2014, Theorem
+    13).
 
     Args:
         orders: above 1.
@@ -151,8 +150,8 @@ def _log_moments_without_replacement(orders: Floats, sigma: float, rate: float) 
 def _log_differences(drawn: Floats, sigma: float) -> Floats:
     """Return the logarithm of sqrt(B(2 floor(j / 2)) B(2 ceil(j / 2))) for each j, in [WBK]'s notation.
 
-    B(l) is the forward difference at 0 of the moments E[L^k], of even order l. It equals E[(L - 1)^l], the mean of
-    something that is not negative, for the likelihood ratio L at x ~ N(0, sigma^2).
+    B(l) is the forward difference at 0 of the moments E[L^k], of even order l. It equals E[(L - 1)^l], the mean of a
+    value that is not negative, for the likelihood ratio L at x ~ N(0, sigma^2).
     """
     even = np.arange(2.0, drawn[-1] + 2, 2)
     reach = TAIL + math.sqrt(even[-1])
@@ -191,7 +190,7 @@ def _log_abs_expm1(values: Floats) -> Floats:
 
 
 def _log_bernoulli(order: float, log_ratio: Floats, rate: float) -> Floats:
-    """Return log((1 + u)^order - 1 - order u) for u = rate (e^log_ratio - 1), whatever the size of u."""
+    """Return log((1 + u)^order - 1 - order u) for u = rate (e^log_ratio - 1), for u of any size."""
     log_one = np.where(  # w = log(1 + u); the second form does not overflow
         log_ratio < 1,
         np.log1p(rate * np.expm1(np.minimum(log_ratio, 1.0))),
@@ -203,7 +202,7 @@ def _log_bernoulli(order: float, log_ratio: Floats, rate: float) -> Floats:
         (order - 1) * np.expm1(-order * above) - order * np.expm1((1 - order) * above),
         np.expm1(order * below) - order * np.expm1(below),
     )
-    # Near 0 the difference would cancel. It is the sum of (order^k - order) w^k / k! from k = 2 on.
+    # Near 0 the difference would cancel, so it is computed as the sum of (order^k - order) w^k / k! from k = 2 on.
     limit = min(0.01, 0.1 / order)
     series = np.polyval([(order**k - order) / math.factorial(k) for k in range(12, 1, -1)], log_one.clip(-limit, limit))
     with np.errstate(divide="ignore", invalid="ignore"):
@@ -211,9 +210,9 @@ def _log_bernoulli(order: float, log_ratio: Floats, rate: float) -> Floats:
     return np.where(np.abs(log_one) < limit, near, far)
 
 
-TABULATED = 100.0  # epsilon above which losses are not tabulated: tables take gigabytes, and protection is nil
+TABULATED = 100.0  # epsilon above which losses are not tabulated: tables need gigabytes, and there is no protection
 PRV_POINTS = 1e7  # number of points in Opacus's table, which then takes 1.6 GB
-PRV_ERROR = 0.01  # error of epsilon that Opacus may make; it returns an upper bound
+PRV_ERROR = 0.01  # largest error of epsilon of Opacus, which returns an upper bound
 
 
 @dataclass(frozen=True)
@@ -222,21 +221,21 @@ class RenyiDP:
 
     Attributes:
         orders: float64 [orders], each above 1.
-        rdp: float64 [orders], the Renyi divergence at each order in nats; maybe infinite.
+        rdp: float64 [orders], the Renyi divergence at each order in nats; possibly infinite.
     """
 
     orders: Floats
     rdp: Floats
 
     def epsilon(self, delta: float) -> float:
-        """Return the least epsilon at a delta, with [CKS]; 0 where [BH] needs none."""
+        """Return the least epsilon at a delta, with [CKS]; 0 if [BH] needs none."""
         if (self.log_delta_without_epsilon <= math.log(delta)).any():
             return 0.0
         overhead = np.log1p(-1 / self.orders) - (math.log(delta) + np.log(self.orders)) / (self.orders - 1)
         return max(0.0, float((self.rdp + overhead).min()))
 
     def epsilon_of_mironov(self, delta: float) -> float:
-        """Return the least epsilon at a delta, with [M], Proposition 3; 0 where nothing was released."""
+        """Return the least epsilon at a delta, with [M], Proposition 3; 0 if nothing was released."""
         return float((self.rdp - math.log(delta) / (self.orders - 1)).min()) if self.rdp.any() else 0.0
 
     def delta(self, epsilon: float) -> float:
@@ -258,13 +257,15 @@ def check_delta(delta: float) -> None:
 
 
 def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
-    """Return the epsilon of an event under a convention's relation, accountant and conversion; it may be infinite.
+    """Return the epsilon of an event under a convention's relation, accountant and conversion.
+
+    The result can be infinite.
 
     Raises:
-        InputError: delta is out of range, or the event cannot be accounted in this way; the message says why.
+        InputError: delta is out of range, or this convention does not support the event; the message has the reason.
     """
     check_delta(delta)
-    with np.errstate(all="ignore"):  # extreme noise overflows on the way; the result is checked instead
+    with np.errstate(all="ignore"):  # extreme noise overflows in between; the result is checked instead
         match convention.accountant:
             case "rdp":
                 result = _rdp(event, delta, convention)
@@ -273,7 +274,9 @@ def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
             case "rdp-opacus" | "prv-opacus":
                 result = _opacus(event, delta, convention)
     if math.isnan(result):
-        raise InputError(f"{convention}: the arithmetic of its accountant breaks down here; more noise or fewer rounds")
+        raise InputError(
+            f"{convention}: the accountant fails numerically for this plan; use more noise or fewer rounds"
+        )
     return max(0.0, result)
 
 
@@ -306,7 +309,7 @@ def _rdp_of(event: DpEvent, convention: Convention) -> Floats:
 
 
 def _noise_multiplier(event: DpEvent) -> float | None:
-    """Return the noise multiplier of Gaussian noise, alone or composed; None for other events."""
+    """Return the noise multiplier of Gaussian noise, single or composed; None for other events."""
     match event:
         case GaussianDpEvent(noise_multiplier=noise):
             return float(noise)
@@ -331,13 +334,15 @@ def _pld(event: DpEvent, delta: float, convention: Convention) -> float:
     try:
         return float(_compose(accountant, event, convention).get_epsilon(delta))
     except (ArithmeticError, ValueError) as error:
-        raise InputError(f"{convention}: dp_accounting fails here ({first_line(error)}); take less noise") from error
+        raise InputError(
+            f"{convention}: dp_accounting cannot compute this value ({first_line(error)}); use less noise"
+        ) from error
 
 
 def _opacus(event: DpEvent, delta: float, convention: Convention) -> float:
-    """Return epsilon by Opacus, which knows Poisson-sampled Gaussian noise, and adding or removing one user.
+    """Return epsilon with Opacus, which supports Poisson-sampled Gaussian noise, and adding or removing one user.
 
-    Its PRV accountant gives an upper bound, at most `2 PRV_ERROR` too high, or an error where epsilon is large.
+    Its PRV accountant gives an upper bound, at most `2 PRV_ERROR` too high, or an error if epsilon is large.
     """
     from opacus.accountants import PRVAccountant, RDPAccountant  # two seconds
 
@@ -356,7 +361,7 @@ def _opacus(event: DpEvent, delta: float, convention: Convention) -> float:
             raise InputError(f"{convention}: Opacus would tabulate {points:.1e} losses; the limit is {PRV_POINTS:g}")
     try:
         with warnings.catch_warnings():
-            # A range of orders that is too narrow makes RDP loose. Of PRV it decides the size of the table only.
+            # A range of orders that is too narrow makes RDP loose. For PRV, it only determines the size of the table.
             action: Literal["error", "ignore"] = "error" if convention.accountant == "rdp-opacus" else "ignore"
             warnings.filterwarnings(action, message="Optimal order is", category=UserWarning)
             return float(accountant.get_epsilon(delta, eps_error=PRV_ERROR))
@@ -386,10 +391,12 @@ def _poisson_rounds(event: DpEvent, convention: Convention) -> Iterator[tuple[fl
 
 
 def _check_size(event: DpEvent, delta: float, convention: Convention) -> float:
-    """Return the epsilon of Renyi DP; raise InputError where it is so large that too many losses would be tabulated."""
+    """Return the epsilon of Renyi DP; raise InputError if it is so large that too many losses would be tabulated."""
     bound = rdp_of(event, convention).epsilon(delta)
     if TABULATED < bound < math.inf:
-        raise InputError(f"{convention}: losses are tabulated up to epsilon {TABULATED:g}, RDP says {bound:.4g} here")
+        raise InputError(
+            f"{convention}: losses are tabulated up to epsilon {TABULATED:g}, and RDP computes {bound:.4g} here"
+        )
     return bound
 
 

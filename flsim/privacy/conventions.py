@@ -1,4 +1,4 @@
-"""The conventions under which an epsilon is stated; numbers of different conventions do not compare.
+"""The conventions under which an epsilon is stated; epsilons of different conventions are not comparable.
 
 A convention is a sampler, a relation between neighbouring data sets, the distance by which one user moves the clipped
 sum, an accountant, and a conversion to (epsilon, delta).
@@ -24,13 +24,13 @@ class Convention:
     """A convention by which an epsilon is computed.
 
     Attributes:
-        sampler: how cohorts are drawn; for a user's own sampler its NAME.
+        sampler: how cohorts are drawn; for a custom sampler, its NAME.
         relation: what neighbours differ in: one user's data ("replace-one", the number of users is public), or the
             presence of one user ("add-or-remove-one").
         sensitivity: the largest difference of the sum of clipped updates between neighbours; S is the clip norm.
         accountant: Renyi DP or privacy loss distributions (dp_accounting), or Opacus's RDP or PRV.
-        conversion: from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]; None where the accountant has the
-            loss itself.
+        conversion: from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]; None if the accountant computes
+            the loss distribution.
         name: short name.
     """
 
@@ -45,7 +45,7 @@ class Convention:
         if self.accountant.startswith("rdp") != (self.conversion is not None):
             raise InputError(f"{self.name}: RDP needs a conversion, and only RDP does; found {self.conversion}")
         if self.accountant == "rdp-opacus" and self.conversion != "tight":
-            raise InputError(f"{self.name}: Opacus converts by the tight formula only, found {self.conversion}")
+            raise InputError(f"{self.name}: Opacus supports only the tight conversion, found {self.conversion}")
 
     def __str__(self) -> str:
         return f'convention "{self.name}"'
@@ -68,7 +68,7 @@ CONVENTIONS = (
     Convention("poisson", "add-or-remove-one", "S", "rdp-opacus", "tight", "poisson-rdp-opacus"),
     Convention("poisson", "add-or-remove-one", "S", "prv-opacus", None, "poisson-prv-opacus"),
 )
-REFUSED = (  # asked of the accountants too, so that the reason comes from them
+REFUSED = (  # also used with the accountants, which give the reason
     Convention("with-replacement", "replace-one", "2S", "rdp", "tight", "with-replacement-rdp"),
     Convention("with-replacement", "replace-one", "2S", "pld", None, "with-replacement-pld"),
     Convention("round-robin", "replace-one", "2S", "rdp", "tight", "round-robin-rdp"),
@@ -76,10 +76,10 @@ REFUSED = (  # asked of the accountants too, so that the reason comes from them
 
 
 def conventions_of(sampler: str) -> tuple[Convention, ...]:
-    """Return the conventions about a sampler; for a user's own sampler, those of the relation that it declares.
+    """Return the conventions for a sampler; for a custom sampler, those of the relation that it declares.
 
     Raises:
-        InputError: a user's own sampler failed.
+        InputError: a custom sampler failed.
     """
     if not is_custom(sampler):
         return tuple(convention for convention in (*CONVENTIONS, *REFUSED) if convention.sampler == sampler)
@@ -87,9 +87,9 @@ def conventions_of(sampler: str) -> tuple[Convention, ...]:
 
 
 def possible_conventions(sampler: str) -> tuple[Convention, ...]:
-    """Return the conventions that may be about a sampler, without executing a user's own.
+    """Return the possible conventions for a sampler, without executing custom code.
 
-    For a user's own sampler, these are the conventions of both relations, one of which it declares.
+    For a custom sampler, these are the conventions of both relations, one of which it declares.
     """
     if not is_custom(sampler):
         return conventions_of(sampler)

@@ -1,7 +1,7 @@
-"""The ledger of what a run's rounds released, which checkpoints carry, and the epsilon of a ledger.
+"""The ledger of a run, which checkpoints contain, and the epsilon of a ledger.
 
-The ledger states what was done: how users were sampled, and how much noise their sum got. A convention, which is chosen
-later and may be any number of them, turns it into an epsilon.
+The ledger records how users were sampled, and how much noise was added to their sum. A convention, which is chosen
+later, turns the ledger into an epsilon.
 """
 
 import json
@@ -22,7 +22,7 @@ from flsim.privacy.conventions import PAPER, Convention, Sensitivity, convention
 from flsim.privacy.noise import NOISES, noise_event
 from flsim.privacy.sampling import check_cohort, cohort_event
 
-if TYPE_CHECKING:  # the import takes half a second, which every process of a run would pay
+if TYPE_CHECKING:  # importing takes half a second in every process of a run
     from dp_accounting import DpEvent
 
 Unit = Literal["user", "record"]  # difference of neighbouring data sets; a record is one sentence
@@ -33,13 +33,14 @@ class Entry:
     """Rounds of one kind: a sampled cohort's clipped updates are summed, and noise is added to the sum.
 
     Attributes:
-        sampler: how the cohort is drawn, see `flsim.privacy.sampling`; a user's own is named by content.
+        sampler: how the cohort is drawn, see `flsim.privacy.sampling`; a custom sampler is named by content.
         population: number of users to draw from.
         cohort: number of users drawn; under Poisson sampling, their expected number.
-        noise_multiplier: standard deviation of the noise on the sum, divided by the clip norm S; 0 is no noise. Where a
-            round releases more than the sum (adaptive clipping: a count), the equivalent of all that is released.
+        noise_multiplier: standard deviation of the noise on the sum, divided by the clip norm S; 0 is no noise. If a
+            round releases more than the sum (adaptive clipping: a count), the equivalent for everything that is
+            released.
         rounds: number of such rounds.
-        noise: the process of the noise, see `flsim.privacy.noise`; a user's own is named by content.
+        noise: the process of the noise, see `flsim.privacy.noise`; custom noise is named by content.
 
     Raises:
         InputError: a value is out of range.
@@ -57,7 +58,7 @@ class Entry:
             raise InputError("sampler and noise must be names")
         refuse_unknown(self.noise, NOISES, "noise")
         if not all(type(count) is int and count < 2**63 for count in (self.population, self.cohort, self.rounds)):
-            raise InputError("population, cohort and rounds must be whole numbers")
+            raise InputError("population, cohort and rounds must be integers")
         at_least_one(population=self.population, rounds=self.rounds)
         check_cohort(self.population, self.cohort, self.sampler)
         if not 0 <= self.noise_multiplier < math.inf:
@@ -71,7 +72,7 @@ class Entry:
             return NonPrivateDpEvent()
         sampled = partial(cohort_event, self.sampler, self.population, self.cohort)
         multiplier = self.noise_multiplier / (2 if sensitivity == "2S" else 1)
-        sampled(GaussianDpEvent(multiplier))  # raises where a sampler states no event, even if the noise does not ask
+        sampled(GaussianDpEvent(multiplier))  # raises if a sampler has no event, even if the noise does not use it
         return noise_event(self.noise, sampled, multiplier, self.rounds)
 
 
@@ -80,7 +81,7 @@ class Ledger:
     """The rounds that were released so far, in order.
 
     Attributes:
-        entries: rounds by kind; neighbouring entries differ in more than their number of rounds.
+        entries: rounds by kind; adjacent entries differ in more than their number of rounds.
     """
 
     entries: tuple[Entry, ...] = ()
@@ -117,7 +118,7 @@ class Ledger:
 
     @classmethod
     def from_json(cls, text: str) -> "Ledger":
-        """Return the ledger that `to_json` wrote, to the last bit.
+        """Return the ledger that `to_json` wrote, bit for bit.
 
         Raises:
             InputError: the text is not what `to_json` writes.
@@ -132,16 +133,16 @@ def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
     """Return epsilon of (epsilon, delta)-DP for users, under a convention; infinite if a round had no noise.
 
     Raises:
-        InputError: delta is not between 0 and 1, the convention is about another sampler than the ledger's, or it
-            cannot account for the ledger's rounds; the message says why.
+        InputError: delta is not between 0 and 1, the convention is for another sampler, or it cannot account for the
+            rounds; the message has the reason.
     """
     from flsim.privacy.accounting import epsilon_of
 
     others = {short_name(entry.sampler) for entry in ledger.entries} - {convention.sampler}
     if others:
         raise InputError(
-            f"{convention} is about {convention.sampler} sampling, but the ledger has {others.pop()} rounds; "
-            f"ask for a convention of that sampler"
+            f"{convention} is for {convention.sampler} sampling, but the ledger has {others.pop()} rounds; "
+            "choose a convention for that sampler"
         )
     try:
         return epsilon_of(ledger.event(convention.sensitivity), delta, convention)
@@ -150,30 +151,30 @@ def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
             raise
         multipliers = ", ".join(dict.fromkeys(f"{entry.noise_multiplier:.3g}" for entry in ledger.entries))
         raise InputError(
-            f"{convention}: cannot account for noise multiplier {multipliers} "
-            f"({first_line(error)}); use one nearer to 1, or an epsilon that needs such a one"
+            f"{convention}: cannot account for noise multiplier {multipliers} ({first_line(error)}); use a "
+            "multiplier closer to 1, or an epsilon that needs such a multiplier"
         ) from error
 
 
-# The epsilons that a run reports: the paper's, to compare with the paper, and one whose assumptions hold.
+# The epsilons that a run reports: one with the paper's convention, for comparison, and one whose assumptions hold.
 
 
 def reported(sampler: str) -> tuple[Convention, ...]:
-    """Return the paper's convention, where it is about this sampler, and the sound one."""
+    """Return the paper's convention, if it is for this sampler, and the sound convention."""
     conventions = conventions_of(sampler)
     return tuple(one for one in conventions if one == PAPER or (one.is_sound and one.accountant == "rdp"))
 
 
 def spent(ledger: Ledger, sampler: str, delta: float) -> dict[str, float]:
-    """Return epsilon by the name of each reported convention; each takes a third of a second."""
+    """Return epsilon by the name of each reported convention; each needs a third of a second."""
     return {convention.name: epsilon(ledger, delta, convention) for convention in reported(sampler)}
 
 
 def epsilons(ledger: Ledger, sampler: str, delta: float, names: Iterable[str] | None = None) -> dict[str, float]:
-    """Return epsilon by the name of each convention that is named; of each reported convention where `names` is None.
+    """Return epsilon by the name of each convention that is named; of each reported convention if `names` is None.
 
     Raises:
-        InputError: there is no such convention for the sampler; or as `flsim.privacy.ledger.epsilon`.
+        InputError: there is no such convention for the sampler; see also `flsim.privacy.ledger.epsilon`.
     """
     if names is None:
         return spent(ledger, sampler, delta)
@@ -181,7 +182,7 @@ def epsilons(ledger: Ledger, sampler: str, delta: float, names: Iterable[str] | 
     chosen = as_list("conventions", names)
     for name in chosen:
         if name not in known:
-            raise InputError(f"conventions: {name!r} is not of {short_name(sampler)} sampling; take {', '.join(known)}")
+            raise InputError(f"conventions: {name!r} is not for {short_name(sampler)} sampling; use {', '.join(known)}")
     return {name: epsilon(ledger, delta, known[name]) for name in chosen}
 
 
@@ -192,7 +193,7 @@ def note(epsilons: dict[str, float], unit: Unit = "user") -> str:
 
 
 def sentence(epsilons: dict[str, float], sampler: str, delta: float, unit: Unit = "user") -> str:
-    """Return everything that is reported in one line, with the meaning of each number."""
+    """Return the complete report in one line, with the meaning of each number."""
     parts = []
     for convention in reported(sampler):
         origin = " as the paper counts" if convention is PAPER else ""
@@ -233,12 +234,12 @@ def sound_convention(sampler: str) -> Convention:
 
 
 def delta_curve(ledger: Ledger, convention: Convention) -> NDArray[np.float64]:
-    """Return delta at each of `EPSILONS` that a ledger proves under a convention; 1 where it proves nothing.
+    """Return delta at each of `EPSILONS` that a ledger proves under a convention; 1 if it proves nothing.
 
     Raises:
         InputError: the convention cannot account for the ledger's rounds.
     """
-    from flsim.privacy.accounting import rdp_of  # loads dp_accounting and scipy.stats, which take a second
+    from flsim.privacy.accounting import rdp_of  # loads dp_accounting and scipy.stats, which takes a second
 
     spent = rdp_of(ledger.event(convention.sensitivity), convention)
     return np.array([spent.delta(epsilon) for epsilon in EPSILONS.tolist()])

@@ -3,7 +3,7 @@
 Thakkar et al. (2020), Algorithm 1; for the adaptive clip, Andrew, Thakkar, McMahan and Ramaswamy, "Differentially
 Private Learning with Adaptive Clipping" (2021), Algorithm 1.
 
-`flsim.privacy.noise` has the noise itself.
+`flsim.privacy.noise` draws the noise.
 """
 
 import math
@@ -19,11 +19,11 @@ from flsim.privacy.noise import NOISES
 Mechanism = Literal["none", "clip", "dp"]
 
 
-LEAST_NOISE, MOST_NOISE = 1e-6, 1e6  # noise multipliers, beyond which accountants overflow
+LEAST_NOISE, MOST_NOISE = 1e-6, 1e6  # range of noise multipliers in which accountants do not overflow
 
 
 def check_noise_multiplier(value: float, name: str = "noise_multiplier") -> None:
-    """Raise InputError unless a noise multiplier is 0, or one that accountants can compute with."""
+    """Raise InputError unless a noise multiplier is 0, or in the range of accountants."""
     if not 0 <= value < math.inf:
         raise InputError(f"{name} must be finite and at least 0, found {value:g}")
     if value and not LEAST_NOISE <= value <= MOST_NOISE:
@@ -36,22 +36,22 @@ class PrivacyHParams:
 
     Attributes:
         mechanism: "none" averages updates, weighted by local examples (FedAvg). "clip" clips each update, and divides
-            their sum by the expected cohort, whatever their examples. "dp" also adds Gaussian noise to the sum once, on
-            the server (DP-FedAvg). In central training an update is the gradient of a record.
-        clip: Clip norm S, bound on the L2 norm of a user's whole update; first value of an adaptive clip. Unit: L2
-            norm.
+            their sum by the expected cohort, independent of the numbers of examples. "dp" also adds Gaussian noise to
+            the sum once, on the server (DP-FedAvg). In central training an update is the gradient of a record.
+        clip: Clip norm S, the bound on the L2 norm of a user's complete update. With an adaptive clip, this is the
+            first value. Unit: L2 norm.
         noise_multiplier: Noise multiplier z: the noise on the sum of updates has the standard deviation z S. Unit: clip
             norms.
-        delta: Delta of the reported (epsilon, delta). When not set: 1 / (10 N), for N training users, in central
-            training records. Unit: probability.
+        delta: Delta of the reported (epsilon, delta). When not set: 1 / (10 N), for N training users, or N records in
+            central training. Unit: probability.
         target_quantile: Quantile gamma of the users' norms, which an adaptive clip follows. When not set: the clip is
             fixed. Unit: share of users.
-        clip_learning_rate: Learning rate eta_C of an adaptive clip: a round changes the clip by a factor of about
-            exp(eta_C) at most. Unit: none.
+        clip_learning_rate: Learning rate eta_C of an adaptive clip: a round changes the clip at most by a factor of
+            about exp(eta_C). Unit: none.
         count_noise: Standard deviation sigma_b of the noise on the count of users within an adaptive clip. When not
-            set: a 20th of the cohort. It takes its part of z: the updates get z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2).
-            Unit: users.
-        noise: Process that draws the noise on the sum: "independent" from round to round, or your own, see
+            set: a 20th of the cohort. The count uses a part of z: the updates get z_Delta = (z^-2 - (2
+            sigma_b)^-2)^(-1/2). Unit: users.
+        noise: Process that draws the noise on the sum: "independent" from round to round, or custom noise, see
             docs/privacy.md.
 
     Examples:
@@ -73,37 +73,40 @@ class PrivacyHParams:
         if kind != "none" and self.clip is None:
             raise InputError(f'mechanism "{kind}" needs a clip; set privacy.clip, e.g. to the paper\'s 0.2')
         if kind == "dp" and not self.noise_multiplier:
-            raise InputError('mechanism "dp" needs noise_multiplier above 0, found 0; without noise it is "clip"')
+            raise InputError('mechanism "dp" needs noise_multiplier above 0, found 0; without noise, use "clip"')
         if kind == "none" and (self.clip is not None or self.target_quantile is not None):
-            raise InputError('mechanism "none" clips nothing; remove clip and target_quantile, or use "clip" or "dp"')
+            raise InputError(
+                'mechanism "none" does not clip updates; remove clip and target_quantile, or use "clip" or "dp"'
+            )
         if kind != "dp" and (self.noise_multiplier or self.count_noise is not None):
             raise InputError(f'mechanism "{kind}" adds no noise; remove noise_multiplier and count_noise, or use "dp"')
         if self.target_quantile is None and self.count_noise is not None:
-            raise InputError("count_noise is for a clip that adapts; set target_quantile, or remove it")
+            raise InputError("count_noise is for an adaptive clip; set target_quantile, or remove count_noise")
         if kind != "dp" and self.noise != "independent":
             raise InputError(f'mechanism "{kind}" adds no noise; remove privacy.noise, or use "dp"')
-        if self.target_quantile is not None and self.noise != "independent":  # z_Delta holds for noise without memory
-            raise InputError("a clip that adapts takes independent noise; remove privacy.noise or target_quantile")
+        # z_Delta is valid for noise without memory
+        if self.target_quantile is not None and self.noise != "independent":
+            raise InputError("an adaptive clip needs independent noise; remove privacy.noise or target_quantile")
 
     def delta_for(self, population: int) -> float:
-        """Return the reported delta, for a population of that many users."""
+        """Return the reported delta, for this number of users."""
         return 1 / (10 * population) if self.delta is None else self.delta
 
     def count_noise_for(self, cohort: int) -> float:
-        """Return sigma_b, for an expected cohort of that many users; 0 where there is no noise."""
+        """Return sigma_b, for this expected number of users; 0 if there is no noise."""
         if self.mechanism != "dp":
             return 0.0
         return cohort / 20 if self.count_noise is None else self.count_noise
 
     def update_noise_multiplier(self, cohort: int) -> float:
-        """Return z_Delta, the standard deviation of the updates' noise over the clip; z itself for a fixed clip.
+        """Return z_Delta, the standard deviation of the noise on updates, divided by the clip; z for a fixed clip.
 
         Andrew et al. (2021), Theorem 1. A user moves the count of users within the clip by 1/2 (see `next_clip`). The
         count's noise is therefore a Gaussian mechanism of multiplier 2 sigma_b, and inverse squares of multipliers add
         up.
 
         Raises:
-            InputError: the count's noise alone is weaker than z asks for.
+            InputError: the noise on the count is already weaker than z.
         """
         z = self.noise_multiplier
         if not z or self.target_quantile is None:
@@ -111,8 +114,8 @@ class PrivacyHParams:
         sigma = self.count_noise_for(cohort)
         if not 2 * sigma > z:
             raise InputError(
-                f"privacy.count_noise of {sigma:g} spends more than noise_multiplier {z:g} allows; raise it above "
-                f"{z / 2:g}, or enlarge the cohort"
+                f"privacy.count_noise of {sigma:g} uses more privacy than noise_multiplier {z:g} allows; raise "
+                f"it above {z / 2:g}, or enlarge the cohort"
             )
         return float((z**-2 - (2 * sigma) ** -2) ** -0.5)
 
@@ -124,8 +127,8 @@ def noisy_mean(total: Params, clip: float, hparams: PrivacyHParams, cohort: int,
         total: the sum over the users of the cohort, each of norm at most `clip`.
         clip: S of this round.
         hparams: the mechanism, "clip" or "dp".
-        cohort: qN, the expected number of users. The denominator is fixed: with the actual number, a user's presence
-            would change the weight of all others.
+        cohort: qN, the expected number of users. The denominator is fixed, because with the actual number, the presence
+            of a user would change the weight of all others.
         noise: noise at unit scale, float64 by parameter; None for none.
     """
     deviation = hparams.update_noise_multiplier(cohort) * clip
@@ -146,7 +149,7 @@ def next_clip(
         clip: C of this round.
         within: number of users whose update's norm is at most C.
         users: number of users in the cohort.
-        hparams: settings with gamma, eta_C and sigma_b; without gamma the clip stays.
+        hparams: settings with gamma, eta_C and sigma_b; without gamma the clip does not change.
         cohort: qN, the expected number of users.
         seed, round_: the experiment's seed, and the round from 0.
     """

@@ -1,8 +1,8 @@
-"""Processes of noise on sums: each is one value whose state is in checkpoints; the built-in one has no memory.
+"""Processes of noise on sums, whose state is stored in checkpoints; the built-in process has no memory.
 
-The noise is a function of (seed, round), so that a resumed run adds what it would have added. Whoever knows the seed
-can subtract it, which is right for a simulation; a deployment must draw it from a secret, cryptographic source. A
-user's own process, ``path/to/file.py:NAME``, is a class like `Independent`.
+The noise is a function of (seed, round), so that a resumed run adds the same noise. Anyone who knows the seed can
+subtract the noise. This is acceptable for a simulation; a deployment must draw noise from a secret, cryptographic
+source. A custom process, ``path/to/file.py:NAME``, is a class like `Independent`.
 """
 
 from abc import ABC, abstractmethod
@@ -15,24 +15,24 @@ from flsim.base.extensions import custom_call_errors, declared_label, is_custom,
 from flsim.base.rng import stream
 from flsim.privacy.sampling import refuse_no_event
 
-if TYPE_CHECKING:  # each import takes half a second or more, which accounting or every process of a run would pay
+if TYPE_CHECKING:  # each import takes half a second or more in accounting or in every process of a run
     import torch
     from dp_accounting import DpEvent
 
     from flsim.models.language_model import Params
 
-SLOT = "noise/"  # before the names of a process's slots in a state; no optimizer's slot has a slash
+SLOT = "noise/"  # prefix of a process's slots in a state; slots of optimizers have no slash
 
 
 @dataclass(frozen=True)
 class Noise(ABC):
-    """A process that gives the noise of one round after another, at unit scale: the mechanism multiplies it by z S.
+    """A process that yields the noise of each round at unit scale; the mechanism multiplies it by z S.
 
     Attributes:
         seed: the experiment's seed.
         shapes: shapes of the parameters, by name.
-        label: the process's part of the name of a table's row; "" for none. Custom code
-            without a label has NAME.
+        label: the part of a row's name in tables that names the process; "" for none. Custom code without a label is
+            named NAME.
     """
 
     seed: int
@@ -40,7 +40,7 @@ class Noise(ABC):
     label: ClassVar[str] = ""
 
     def init(self) -> "dict[str, Params]":
-        """Return the state before the first round: slot -> parameter -> tensor of its shape; nothing by default."""
+        """Return the state before the first round: slot -> parameter -> tensor of its shape; empty by default."""
         return {}
 
     @abstractmethod
@@ -53,11 +53,12 @@ class Noise(ABC):
         noise_multiplier: float,  # noqa: ARG004
         rounds: int,  # noqa: ARG004
     ) -> "DpEvent | None":
-        """Return the total cost of the first `rounds` rounds; None where it is unknown.
+        """Return the total cost of the first `rounds` rounds; None if it is unknown.
 
         Args:
             sampled: turns the cost of a mechanism on a cohort's sum into its cost on a sampled cohort's sum.
-            noise_multiplier: z over the distance by which one user moves a sum; the noise is z times this process's.
+            noise_multiplier: z divided by the distance by which one user moves a sum; the added noise is z times that
+                of this process.
             rounds: number of rounds.
         """
         return None
@@ -76,7 +77,7 @@ class Independent(Noise):
     """Gaussian noise that is independent from round to round."""
 
     def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
-        """Return new noise; there is no state."""
+        """Return independent noise, and no state."""
         return self.fresh(round_), state
 
     @staticmethod
@@ -100,15 +101,15 @@ def noise_class(name: str) -> type[Noise]:
 
 
 def label_of(name: str) -> str:
-    """Return a process's part of the name of a table's row, without executing a user's file."""
+    """Return the part of a row's name in tables that names the process, without executing custom code."""
     return declared_label(name) if is_custom(name) else NOISES[name].label
 
 
 def noise_event(name: str, sampled: "Callable[[DpEvent], DpEvent]", noise_multiplier: float, rounds: int) -> "DpEvent":
-    """Return the total cost of rounds with a process's noise; arguments are those of `Noise.event`.
+    """Return the total cost of rounds with a process's noise; for the arguments, see `Noise.event`.
 
     Raises:
-        InputError: a user's own process failed, or states no event.
+        InputError: a custom process failed, or has no event.
     """
     kind = noise_class(name)
     written = name_in_settings(name)
@@ -116,8 +117,8 @@ def noise_event(name: str, sampled: "Callable[[DpEvent], DpEvent]", noise_multip
         event = kind.event(sampled, noise_multiplier, rounds)
     if event is None:
         raise InputError(
-            f"{written}: states no privacy event, so that no accountant knows it; define event, which may return "
-            f"dp_accounting.NonPrivateDpEvent()"
+            f"{written}: this noise has no privacy event, so no accountant supports it; define `event`, which "
+            "can return dp_accounting.NonPrivateDpEvent()"
         )
     refuse_no_event(written, event)
     return event
@@ -127,12 +128,12 @@ def init(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> "dict[str,
     """Return a process's state before the first round, with slots named as in a state of training.
 
     Args:
-        name: a key of `NOISES`, or a user's own.
+        name: a key of `NOISES`, or a custom process.
         seed: the experiment's seed.
         like: tensors of the parameters' names and shapes.
 
     Raises:
-        InputError: a user's own process failed, or its state is not of these names and shapes.
+        InputError: a custom process failed, or its state has other names or shapes.
     """
     shapes, kind = _shapes(like), noise_class(name)
     with custom_call_errors(name, "init()", InputError):
@@ -153,25 +154,27 @@ def step(
 
     Args:
         name, seed, like: see `init`.
-        moments: slots of a state of training; slots of others are ignored.
+        moments: slots of a state of training; other slots are ignored.
         round_: the round, from 0.
-        failure: the type of the error where a user's own fails; InputError before training.
+        failure: the type of the error if a custom process fails; InputError before training.
 
     Raises:
-        RunFailed: a user's own process failed, or its noise is not of these names and shapes.
+        RunFailed: a custom process failed, or its noise has other names or shapes.
     """
     shapes, kind = _shapes(like), noise_class(name)
     before = {slot.removeprefix(SLOT): values for slot, values in moments.items() if slot.startswith(SLOT)}
     with custom_call_errors(name, "next(state, round_)", failure):
         noise, after = kind(seed, shapes).next(before, round_)
         if before.keys() != after.keys():
-            raise failure(f"{name}: a round turns slots {sorted(before)} into {sorted(after)}; keep the same ones")
+            raise failure(
+                f"{name}: a round changes the slots {sorted(before)} into {sorted(after)}; keep the same slots"
+            )
         _refuse_other_shapes(name, after | {"noise": noise}, shapes, failure)
     return noise, {SLOT + slot: values for slot, values in after.items()}
 
 
 def refuse_unrepeatable(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> None:
-    """Raise InputError where a user's own process fails, or gives other noise each time; arguments: `init`.
+    """Raise InputError if a custom process fails, or its noise differs between calls; for the arguments, see `init`.
 
     A resumed run and `flsim verify` draw the noise of a run again.
     """
@@ -181,7 +184,9 @@ def refuse_unrepeatable(name: str, seed: int, like: "Mapping[str, torch.Tensor]"
     for slot, values in (one[1] | {"noise": one[0]}).items():
         again = (other[1] | {"noise": other[0]})[slot]
         if not all(torch.equal(value, again[key]) for key, value in values.items()):
-            raise InputError(f"{name}: gives other noise each time; draw it by self.fresh or flsim.base.rng.stream")
+            raise InputError(
+                f"{name}: the noise differs between two calls; draw it with self.fresh or flsim.base.rng.stream"
+            )
 
 
 def _shapes(like: "Mapping[str, torch.Tensor]") -> "dict[str, torch.Size]":
@@ -196,8 +201,6 @@ def _refuse_other_shapes(
     for slot, values in slots.items() if is_custom(name) else ():
         are_tensors = all(isinstance(value, torch.Tensor) for value in values.values())
         if not (slot.isidentifier() and are_tensors and _shapes(values) == shapes):
-            raise failure(
-                f"{name}: {slot!r} holds other than tensors of the names and shapes of the model's parameters"
-            )
+            raise failure(f"{name}: {slot!r} must hold tensors with the names and shapes of the model's parameters")
         if not all(bool(value.isfinite().all()) for value in values.values()):
-            raise failure(f"{name}: {slot!r} holds values that are not finite; return finite noise")
+            raise failure(f"{name}: {slot!r} has values that are not finite; return finite noise")

@@ -1,4 +1,4 @@
-"""The optimizer of DP-SGD: opacus' clip, sum, noise and scale, with noise that a seed and a step decide."""
+"""The optimizer of DP-SGD: opacus' clip, sum, noise and scale, with noise that is a function of a seed and a step."""
 
 from typing import Any
 

@@ -1,6 +1,6 @@
-"""Samplers: each is one value, which draws the users of a round and states what the draw means for privacy.
+"""Samplers, each of which draws the users of a round and states the privacy cost of the draw.
 
-A draw is a pure function of (seed, round, population). A user's own sampler, ``path/to/file.py:NAME``, is a class like
+A draw is a pure function of (seed, round, population). A custom sampler, ``path/to/file.py:NAME``, is a class like
 those of this file; its options are further fields of the dataclass.
 """
 
@@ -24,7 +24,7 @@ from flsim.base.extensions import (
 )
 from flsim.base.rng import stream
 
-if TYPE_CHECKING:  # the import takes half a second, which every process of a run would pay
+if TYPE_CHECKING:  # importing takes half a second in every process of a run
     from dp_accounting import DpEvent
 
 Relation = Literal["replace-one", "add-or-remove-one"]
@@ -35,13 +35,15 @@ class Sampler(ABC):
     """A rule by which the users of a round are drawn.
 
     Attributes:
-        cohort: users per round; their expected number, where sizes differ. Sums of clipped updates are divided by it.
-        label: the sampler's part of the name of a table's row; "" for none. Custom code
-            without a label has NAME.
-        relation: what neighbours differ in, for which `event` holds: one user's data ("replace-one"), or the presence
-            of one user ("add-or-remove-one").
-        has_repeats: whether a cohort may hold a user more than once. Each time counts as a user of its own in the sum.
-        unaccounted: of a built-in sampler, why no accountant supports it; empty where one does.
+        cohort: users per round; the expected number, if cohorts differ in size. Sums of clipped updates are divided by
+            it.
+        label: the part of a row's name in tables that names the sampler; "" for none. Custom code without a label is
+            named NAME.
+        relation: the difference between neighbouring data sets for which `event` holds: one user's data
+            ("replace-one"), or the presence of one user ("add-or-remove-one").
+        has_repeats: whether a cohort can contain a user more than once. Each occurrence counts as a separate user in
+            the sum.
+        unaccounted: for a built-in sampler, the reason why no accountant supports it; empty if one does.
     """
 
     cohort: int
@@ -54,15 +56,15 @@ class Sampler(ABC):
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
         """Return the users of a round (from 0), in ascending order: int64 [users], each in [0, population).
 
-        Numbers differ unless the sampler `has_repeats`.
+        Users are distinct unless the sampler `has_repeats`.
         """
 
     def sizes(self, population: int) -> tuple[int, int]:  # noqa: ARG002 (for others)
-        """Return the fewest and the most users that a cohort may have; `cohort` of them unless overridden."""
+        """Return the smallest and the largest possible size of a cohort; both are `cohort` unless overridden."""
         return self.cohort, self.cohort
 
     def event(self, population: int, mechanism: "DpEvent") -> "DpEvent | None":  # noqa: ARG002 (for others)
-        """Return the cost of a round that applies a mechanism to the sum over its users; None where it is unknown."""
+        """Return the cost of a round that applies a mechanism to the sum over its users; None if it is unknown."""
         return None
 
 
@@ -88,7 +90,7 @@ class FixedSize(Sampler):
 class Poisson(Sampler):
     """Poisson sampling: each user takes part with probability cohort / population, independently of the others.
 
-    Cohorts differ in size, and an empty one is a draw like any other.
+    Cohorts differ in size, and a cohort can be empty.
     """
 
     label = "Poisson"
@@ -98,7 +100,7 @@ class Poisson(Sampler):
         return np.flatnonzero(stream(seed, "poisson-cohort", round_).random(population) < self.cohort / population)
 
     def sizes(self, population: int) -> tuple[int, int]:
-        """Return 0 and the whole population as the fewest and the most users."""
+        """Return 0 and the size of the population."""
         return 0, population
 
     def event(self, population: int, mechanism: "DpEvent") -> "DpEvent":
@@ -109,7 +111,7 @@ class Poisson(Sampler):
 
 
 class WithReplacement(Sampler):
-    """A fixed number of draws, each uniform over all users, so that a cohort may hold a user more than once.
+    """A fixed number of draws, each uniform over all users, so a cohort can contain a user more than once.
 
     Thakkar et al. (2020), footnote 1: "our experiments use sampling with replacement instead of without replacement".
     """
@@ -117,7 +119,7 @@ class WithReplacement(Sampler):
     label = "with replacement"
     relation = "replace-one"
     has_repeats = True
-    unaccounted = "a user may be drawn several times in a round, which no accountant of dp_accounting supports"
+    unaccounted = "a user can be drawn several times in a round, and no accountant of dp_accounting supports this"
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
         """Return `cohort` users, with repeats."""
@@ -131,15 +133,15 @@ class WithReplacement(Sampler):
 
 
 class RoundRobin(Sampler):
-    """Fixed cohorts in a fixed order: the users, in an order that is drawn once, cohort after cohort, again and again.
+    """Consecutive cohorts of a random order of users that is drawn once, repeated from the beginning at its end.
 
-    Where the cohort divides the population, there are population / cohort cohorts, and round r has cohort r modulo
-    their number. Where not, a cohort goes on with the first users of the order.
+    If the cohort size divides the population, there are population / cohort cohorts, and round r has cohort r modulo
+    their number. Otherwise, a cohort that reaches the end of the order continues with its first users.
     """
 
     label = "round-robin"
     relation = "replace-one"
-    unaccounted = "who takes part in a round is not drawn anew, so that no accountant of sampling applies"
+    unaccounted = "cohorts are not drawn anew in each round, so no accountant of sampling applies"
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
         """Return the next `cohort` users of the order."""
@@ -165,7 +167,7 @@ def sampler_class(name: str) -> type[Sampler]:
 
 
 def label_of(name: str) -> str:
-    """Return a sampler's part of the name of a table's row, without executing a user's file."""
+    """Return the part of a row's name in tables that names the sampler, without executing custom code."""
     return declared_label(name) if is_custom(name) else SAMPLERS[name].label
 
 
@@ -183,13 +185,13 @@ def draw_cohort(
         seed: the experiment's seed.
         round_: the round, from 0.
         population: number of users to draw from.
-        size: users per round; the expected number, where sizes differ.
-        sampler: a key of `SAMPLERS`, or a user's own.
-        failure: the type of the error where a user's own fails; InputError before training.
+        size: users per round; the expected number, if cohorts differ in size.
+        sampler: a key of `SAMPLERS`, or a custom sampler.
+        failure: the type of the error if a custom sampler fails; InputError before training.
 
     Raises:
-        InputError: the cohort is larger than the population, or empty; or there is no such sampler.
-        RunFailed: a user's own sampler failed, or drew no cohort of a size that it promises.
+        InputError: the cohort is larger than the population, or empty; or the sampler does not exist.
+        RunFailed: a custom sampler failed, or drew a cohort whose size is outside `sizes`.
     """
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
@@ -198,16 +200,18 @@ def draw_cohort(
         cohort, (fewest, most) = drawn.draw(seed, round_, population), drawn.sizes(population)
     are_users = _are_users(cohort, population, kind.has_repeats)
     if is_custom(sampler) and not (are_users and fewest <= len(cohort) <= most):
-        numbers = "numbers" if kind.has_repeats else "different numbers"
+        numbers = "numbers" if kind.has_repeats else "distinct numbers"
         raise failure(
-            f"{sampler}: round {round_ + 1} drew no cohort of {fewest:,} to {most:,} users; return {numbers} "
-            f"from 0 to {population - 1:,} in ascending order, int64, as many as sizes promises"
+            f"{sampler}: round {round_ + 1} did not draw a cohort of {fewest:,} to {most:,} users; return "
+            f"{numbers} from 0 to {population - 1:,} in ascending order, int64, with a size within sizes"
         )
     return cohort
 
 
 def refuse_unrepeatable(seed: int, population: int, size: int, sampler: str) -> None:
-    """Raise InputError where a user's own sampler fails, or draws other cohorts each time; arguments: `draw_cohort`.
+    """Raise InputError if a custom sampler fails, or its cohorts differ between calls.
+
+    For the arguments, see `draw_cohort`.
 
     A resumed run, `flsim verify` and attacks draw the cohorts of a run again.
     """
@@ -215,7 +219,8 @@ def refuse_unrepeatable(seed: int, population: int, size: int, sampler: str) -> 
         one, other = (draw_cohort(seed, round_, population, size, sampler, InputError) for _ in range(2))
         if not np.array_equal(one, other):
             raise InputError(
-                f"{sampler}: draws other users each time in round {round_ + 1}; draw them by flsim.base.rng.stream"
+                f"{sampler}: the cohort differs between two calls for round {round_ + 1}; draw users with "
+                "flsim.base.rng.stream"
             )
 
 
@@ -230,7 +235,7 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
     """Return the cost of a round that applies `mechanism` to the sum over the users of `draw_cohort`.
 
     Raises:
-        InputError: see `draw_cohort`; or a user's own sampler failed, or states no event.
+        InputError: see `draw_cohort`; or a custom sampler failed, or has no event.
     """
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
@@ -240,13 +245,13 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
     if event is None:
         if not is_custom(sampler):
             raise InputError(f'training.sampler "{sampler}": {kind.unaccounted}')
-        raise InputError(f'{written}: states no privacy event; define event, or take privacy.mechanism "clip"')
+        raise InputError(f'{written}: this sampler has no privacy event; define event, or use privacy.mechanism "clip"')
     refuse_no_event(written, event)
     return event
 
 
 def refuse_no_event(name: str, event: object) -> None:
-    """Raise InputError where what the `event` of a user's own returned is no event of dp_accounting."""
+    """Raise InputError if the result of a custom `event` is not an event of dp_accounting."""
     from dp_accounting import DpEvent
 
     if not isinstance(event, DpEvent):
@@ -254,16 +259,16 @@ def refuse_no_event(name: str, event: object) -> None:
 
 
 def refuse_unaccounted(sampler: str) -> None:
-    """Raise InputError for a built-in sampler that no accountant supports, without executing a user's code."""
+    """Raise InputError for a built-in sampler that no accountant supports, without executing custom code."""
     if not is_custom(sampler) and (reason := SAMPLERS[sampler].unaccounted):
         raise InputError(
-            f'training.sampler "{sampler}": {reason}, and no epsilon could be stated; take "fixed-size" or "poisson", '
-            f'or set privacy.mechanism to "clip"'
+            f'training.sampler "{sampler}": {reason}, and there is no epsilon; use "fixed-size" or "poisson", '
+            'or set privacy.mechanism to "clip"'
         )
 
 
 def check_cohort(population: int, size: int, sampler: str) -> None:
-    """Raise InputError where there is no such cohort or sampler, without executing a user's code."""
+    """Raise InputError if the cohort or the sampler does not exist, without executing custom code."""
     refuse_unknown(sampler, SAMPLERS, "sampler")
     if not 1 <= size <= population:
         raise InputError(f"cohort must be between 1 and the {population:,} users, found {size:,}")
@@ -272,9 +277,8 @@ def check_cohort(population: int, size: int, sampler: str) -> None:
 def shard_ranges(population: int, shards: int) -> list[tuple[int, int]]:
     """Return contiguous ranges [first, last) of users, whose sizes differ by at most one.
 
-    A shard is a range of users, which a Flower node serves, and no file: the corpus is memory-mapped, and a request
-    names its users, so that any process can serve any shard. The number of shards is therefore a setting of a run, and
-    not of a corpus.
+    A shard is a range of users that a Flower node serves. The corpus is memory-mapped, and a request names its users,
+    so any process can serve any shard. The number of shards is therefore a setting of a run, not of a corpus.
 
     Raises:
         InputError: there are more shards than users, or none.

@@ -1,4 +1,4 @@
-"""All conventions side by side, since an epsilon without its convention says little."""
+"""A table of epsilon under all conventions."""
 
 import math
 from collections.abc import Callable
@@ -18,26 +18,26 @@ from flsim.privacy.ledger import Entry, Ledger, epsilon
 
 # The search for the noise that keeps a planned run within an epsilon.
 
-TOLERANCE = 1e-3  # largest excess of the result over the least sufficient noise multiplier, as a share of the latter
-LEAST_EPSILON = 1e-6  # of a target
-RANGE = 2.0**20  # the search for a noise multiplier ends beyond this, and below its inverse
+TOLERANCE = 1e-3  # largest relative excess of the result over the smallest sufficient noise multiplier
+LEAST_EPSILON = 1e-6  # smallest target
+RANGE = 2.0**20  # the search for a noise multiplier is limited to this value and its inverse
 
 
 def check_target(target: float) -> None:
-    """Raise InputError unless the target epsilon is finite, and large enough for accountants to compute with."""
+    """Raise InputError unless the target epsilon is finite, and large enough for accountants."""
     if not LEAST_EPSILON <= target < math.inf:
         raise InputError(f"epsilon must be finite and at least {LEAST_EPSILON:g}, found {target:g}")
 
 
 def calibrate(planned: Entry, target: float, delta: float, convention: Convention, guess: float = 1.0) -> float:
-    """Return a noise multiplier whose epsilon is at most `target`, and at most 0.1% above the least such multiplier.
+    """Return a noise multiplier whose epsilon is at most `target`, and at most 0.1% above the smallest such multiplier.
 
     Args:
-        planned: the planned rounds; their own noise multiplier is ignored.
+        planned: the planned rounds; their noise multiplier is ignored.
         target: the largest epsilon.
         delta: delta of (epsilon, delta)-DP.
         convention: the convention by which epsilon is accounted.
-        guess: the noise multiplier where the search begins; a close one saves time.
+        guess: the noise multiplier at which the search begins; a close guess saves time.
 
     Raises:
         InputError: the target is not above 0, no noise multiplier reaches it, or the convention cannot account for the
@@ -54,13 +54,13 @@ def calibrate(planned: Entry, target: float, delta: float, convention: Conventio
 
     low, high = _bracket(excess, math.log(guess), f"{convention}: no noise multiplier gives epsilon {target:g}")
     log_noise = scipy.optimize.brentq(excess, low, high, xtol=TOLERANCE / 8) + TOLERANCE / 4
-    while excess(log_noise) > 0:  # brentq may end above 0 where epsilon does not fall smoothly
+    while excess(log_noise) > 0:  # brentq can end above 0 if epsilon does not decrease smoothly
         log_noise += TOLERANCE / 4
     return math.exp(log_noise)
 
 
 def _bracket(excess: Callable[[float], float], start: float, failure: str) -> tuple[float, float]:
-    """Return (low, high) with excess(low) >= 0 >= excess(high); steps grow from a small first one."""
+    """Return (low, high) with excess(low) >= 0 >= excess(high); step sizes grow."""
     step = math.copysign(math.log(1.2), excess(start))
     at = start
     while excess(at + step) * step > 0:
@@ -86,9 +86,8 @@ class Line:
 
     Attributes:
         convention: the convention.
-        epsilon: epsilon spent, or the target; maybe infinite; None where it cannot be computed.
-        noise_multiplier: noise multiplier for the target; None where epsilon was asked for, or where it cannot be
-            computed.
+        epsilon: the epsilon so far, or the target; can be infinite; None if it cannot be computed.
+        noise_multiplier: noise multiplier for the target; None if epsilon was requested, or if it cannot be computed.
         note: the reason why a value is missing or infinite.
     """
 
@@ -98,7 +97,7 @@ class Line:
     note: str | None = None
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values; null, with a note, for values that JSON does not have."""
+        """Return plain values; null, with a note, for values that JSON cannot represent."""
         convention = self.convention
         names = ("sampler", "relation", "sensitivity", "accountant", "conversion")
         values = {name: getattr(convention, name) for name in names}
@@ -110,14 +109,14 @@ class Line:
 
 
 def report(ledger: Ledger, delta: float) -> list[Line]:
-    """Return what was spent, under every convention for the ledger's sampler.
+    """Return the epsilon so far, under every convention for the ledger's sampler.
 
     Raises:
-        InputError: delta is not between 0 and 1, or nothing was released yet.
+        InputError: delta is not between 0 and 1, or no round is completed.
     """
     check_delta(delta)
     if not ledger.entries:
-        raise InputError("no round is completed: nothing was spent yet")
+        raise InputError("no round is completed, so there is no epsilon to report; train at least one round")
     has_noise = all(entry.noise_multiplier for entry in ledger.entries)
     lines, of_infinite = [], TINY_NOISE if has_noise else NO_NOISE
     for convention in tracked("accounting", _about(ledger)):
@@ -131,7 +130,7 @@ def report(ledger: Ledger, delta: float) -> list[Line]:
 
 
 def calibrated(planned: Entry, target: float, delta: float) -> list[Line]:
-    """Return the noise multipliers that keep planned rounds within a target epsilon, by each convention.
+    """Return the noise multipliers that keep planned rounds within a target epsilon, for each convention.
 
     The conventions are those for the sampler of the rounds.
 
@@ -156,7 +155,7 @@ def _about(ledger: Ledger) -> list[Convention]:
 
 
 def to_text(lines: list[Line], calibration: bool = False) -> str:
-    """Return a table within 80 columns, with notes on what is sound, and on values that are missing.
+    """Return a table within 80 columns, with notes on soundness and on missing values.
 
     If every value is infinite because there is no noise, return one line that says so.
     """
@@ -185,7 +184,7 @@ def to_text(lines: list[Line], calibration: bool = False) -> str:
 
 
 def _to_cite(lines: list[Line], calibration: bool) -> str:
-    """Return which rows to cite: of each sampler the sound one by RDP, which runs report too."""
+    """Return the rows to cite: for each sampler the sound RDP convention, which runs also report."""
     cited = []
     for line in lines:
         convention, value = line.convention, line.noise_multiplier if calibration else line.epsilon

@@ -1,16 +1,16 @@
-"""Canary users, whose updates are random directions, beside the users of a federated run.
+"""Canary users, whose updates are random directions, in addition to the users of a federated run.
 
 Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning" (2023). Canary user j answers in each of
 its rounds with 10 clip norms times u_j, an independent uniform unit
 vector. The clip of real users' updates shortens this to one clip norm. After training, the cosine
 of u_j and the change of the model shows how visible one user's updates are after clip and noise.
 
-Canary users take part by draws of their own, so that no draw for a real user changes. The run's sampler draws from a
-virtual copy of the population, and canary user j takes part where it draws the user with the number j. To the privacy
-of canary users, the real users' sum is an addend that they do not change: whatever the ledger promises a user, it
-promises each canary user as well.
+Canary users have separate draws, so no draw for a real user changes. The sampler of the run draws from a virtual copy
+of the population, and canary user j takes part if user j of the copy is drawn. For the privacy of canary users, the sum
+of the real users is a term that they do not change. Therefore every guarantee of the ledger for a user also holds for
+each canary user.
 
-Vectors are made again from the seed wherever they are needed, one after another, and are never kept.
+Vectors are recomputed from the seed whenever they are needed, and are never stored.
 """
 
 import math
@@ -27,7 +27,7 @@ from flsim.models.language_model import Params
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.sampling import draw_cohort
 
-LENGTH = 10.0  # norm of a canary user's update before the clip, in clip norms; tests the clip
+LENGTH = 10.0  # norm of a canary user's update before the clip, in clip norms; above 1, so that it tests the clip
 
 
 @settings
@@ -38,8 +38,8 @@ class AuditHParams:
         update_canaries: Number K of canary users in addition to the users of the corpus. They take
             part like users, and each sends a random update of ten clip norms, which is clipped.
             Needs privacy.mechanism "clip" or "dp". Unit: users.
-        canary_coins: Let a canary user take part in training only if a fair coin of its own says so, so that guesses
-            of the coins bound epsilon. Otherwise all take part, which gives an estimate alone.
+        canary_coins: Let a canary user take part in training only if an independent fair coin lands heads. Guesses of
+            the coins then bound epsilon. Otherwise all canary users take part, which gives only an estimate.
     """
 
     update_canaries: Natural = 0
@@ -47,10 +47,10 @@ class AuditHParams:
 
     def __post_init__(self) -> None:
         if self.canary_coins and not self.update_canaries:
-            raise InputError("canary_coins are those of canary users; set update_canaries, e.g. to 1000, or remove it")
+            raise InputError("canary_coins needs canary users; set update_canaries, e.g. to 1000, or remove it")
 
     def refuse_without_clip(self, privacy: PrivacyHParams) -> None:
-        """Raise InputError where there are canary users, and no clip norm that their updates could have."""
+        """Raise InputError if there are canary users but no clip."""
         if self.update_canaries and privacy.mechanism == "none":
             raise InputError(
                 f"audit.update_canaries {self.update_canaries:,}: canary users need a clip, and "
@@ -59,29 +59,30 @@ class AuditHParams:
             )
 
     def random_updates(self, population: int) -> float:
-        """Return the expected number of random updates of a round for each update of one of so many real users."""
+        """Return the expected number of random updates per real update of a round with this population."""
         return self.update_canaries * (0.5 if self.canary_coins else 1.0) / population
 
     def cost(self, population: int) -> str:
-        """Return a sentence on what the canary users cost a run of so many real users."""
+        """Return a sentence on the cost of the canary users for a run with this number of real users."""
         return (
-            f"{self.update_canaries:,} canary users beside {population:,} users: a round has about "
-            f"{self.random_updates(population):.2g} times as many random updates as real ones, which cost utility as "
-            f"noise does"
+            f"{self.update_canaries:,} canary users in addition to {population:,} users: a round has about "
+            f"{self.random_updates(population):.2g} times as many random updates as real ones, which cost "
+            "utility as noise does"
         )
 
     def present(self, seed: int) -> NDArray[np.bool_]:
-        """Return which canary users take part in training, bool [K]: all, or those whose coins say so."""
+        """Return which canary users take part in training, bool [K]: all, or those whose coin lands heads."""
         numbers = range(self.update_canaries)
         return np.array([not self.canary_coins or toss(seed, number) for number in numbers], dtype=np.bool_)
 
     def drawn(self, seed: int, round_: int, population: int, cohort: int, sampler: str) -> NDArray[np.int64]:
-        """Return the canary users of a round (from 0): int64 [n], with repeats where the sampler has them.
+        """Return the canary users of a round (from 0): int64 [n], with repeats if the sampler has repeats.
 
         Args:
             seed: the experiment's seed.
             round_: the round, from 0.
-            population: N, number of the real users. More than N canary users have several virtual populations.
+            population: N, number of the real users. If there are more than N canary users, they have several virtual
+                populations.
             cohort: users per round of the sampler.
             sampler: the run's sampler.
         """
@@ -97,12 +98,12 @@ class AuditHParams:
 
 
 def toss(seed: int, canary: int) -> bool:
-    """Toss the fair coin of a canary user."""
+    """Return the fair coin of a canary user."""
     return bool(stream(seed, "update canary coin", canary).random() < 0.5)
 
 
 def direction(seed: int, canary: int, like: Mapping[str, torch.Tensor]) -> tuple[Params, float]:
-    """Return a vector of a uniform direction, and its norm.
+    """Return a vector with a uniform direction, and its norm.
 
     Args:
         seed: the experiment's seed.

@@ -1,4 +1,4 @@
-"""Blocks that a report's sections consist of, which template.html lays out, and the text of numbers."""
+"""Blocks of the sections of a report, which template.html lays out, and the text of numbers."""
 
 import re
 from collections.abc import Sequence
@@ -35,7 +35,7 @@ class Table:
     """A table whose first column names its rows.
 
     Attributes:
-        caption: what the table shows.
+        caption: content of the table.
         headings: headings of all columns.
         rows: the cells of each row.
         note: text below the table.
@@ -49,7 +49,7 @@ class Table:
 
     @property
     def is_number(self) -> list[bool]:
-        """Return of each column whether it has numbers, which are aligned at the right."""
+        """Return for each column whether it has numbers, which are right-aligned."""
         columns = list(zip(*self.rows, strict=True)) or [()] * len(self.headings)
         filled = [[cell for cell in column if cell != "–"] for column in columns]
         return [place > 0 and all(map(NUMBER.match, cells)) for place, cells in enumerate(filled)]
@@ -57,10 +57,10 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels of one width, side by side as far as they fit.
+    """Panels of one width, side by side if they fit.
 
     Attributes:
-        caption: what the panels show.
+        caption: content of the panels.
         panels: title and drawing of each panel.
         legend: style and meaning of each kind of line.
     """
@@ -77,7 +77,7 @@ class Figure:
 
 @dataclass(frozen=True)
 class Fold:
-    """Blocks behind a line that opens them; a printed report shows them."""
+    """Folded blocks, which a click opens; a printed report shows them."""
 
     kind: ClassVar = "fold"
     title: Cell
@@ -90,7 +90,7 @@ Block = Note | Facts | Table | Figure | Fold
 
 @dataclass(frozen=True)
 class Section:
-    """A part of the report with its own heading."""
+    """A part of the report with a heading."""
 
     id: str
     title: str
@@ -121,7 +121,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return wall-clock time in the unit that suits it; a dash if it is not known."""
+    """Return wall-clock time in a suitable unit; a dash if it is not known."""
     if seconds is None:
         return "–"
     if seconds < 120:

@@ -1,8 +1,8 @@
-"""Contrasts: what one factor does to the numbers of a report, all else equal, as one long frame.
+"""Contrasts: the effect of one factor on the numbers of a report, with all other settings equal, as one long frame.
 
 A factor is a setting that differs between runs, or several that change only together, such as layers and units of
-equally large networks. Learning rates belong to what they change with, unless some settings differ in a learning rate
-only. Two settings differ in one factor if no other pair of settings differs in a part of it.
+equally large networks. A learning rate belongs to the factor that it changes with, unless some settings differ only in
+a learning rate. Two settings differ in one factor if no other pair of settings differs in a part of it.
 
 The frame of `contrasts` has a row for each contrast and quantity:
 
@@ -49,7 +49,7 @@ PARTITION, TECHNIQUE, OPTIMIZER, CLIP, NOISE, RATE = (
     *("Partition", "Technique", "Optimizer", "Clip", "Noise multiplier", "Learning rate"),
 )
 CORPUS = "data.corpus"
-# The names of factors that are of several keys, or whose key is not their name; others have their key's name.
+# Names of factors with several keys, or with another name than their key.
 FACTORS = {
     PARTITION: ("data.partition",),
     TECHNIQUE: ("training.kind", "training.algorithm"),
@@ -64,7 +64,7 @@ FACTOR_OF = {key: factor for factor, keys in FACTORS.items() for key in keys}
 ORDER = {factor: place for place, factor in enumerate([*FACTORS, RATE])}
 LENGTHS = FACTORS["Length of training"]
 RATES = re.compile(r"(training|local)\.(.*(learning_rate|schedule|momentum|tau|beta2)|tuned_at|warmup)")
-# What follows from other settings, and what changes no result.
+# Settings that follow from other settings, or that do not change results.
 FOLLOWING = re.compile(
     r"privacy\.(mechanism|delta|count_noise|clip_learning_rate)|system\..*|evaluation\.(every.*|also|beam_width|decide|samples|nodes)"
 )
@@ -72,19 +72,19 @@ LIKE_LENGTH = 0.05  # relative difference of lengths of training that count as e
 PLAIN_NAME = re.compile(r"^DP-|\+.*$")
 END, EQUAL = "end", "equal perplexity"
 AT_CEILING = "at_ceiling"
-TESTS = {None, "t", "exchange", "McNemar"}  # of a row of differences, one for each quantity
+TESTS = {None, "t", "exchange", "McNemar"}  # columns of a row of differences, one row for each quantity
 SCALED = ("value_a", "value_b", "difference", "low", "high")
 
-Pairs = Sequence[tuple[dict[int, RunView], dict[int, RunView]]]  # completed runs of two settings each, by seed
+Pairs = Sequence[tuple[dict[int, RunView], dict[int, RunView]]]  # by seed, the completed runs of two settings
 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Pairs of settings that differ in one factor only, at two of its values.
+    """Pairs of settings that differ in one factor only, at two values of the factor.
 
     Attributes:
         factor: name of the factor, such as "Partition".
-        within: name of what all these settings share, such as "FedAvg"; empty if there is nothing else.
+        within: name of the common settings, such as "FedAvg"; empty if there is nothing else.
         a, b: names of the two values.
         pairs: settings with value a, each with one of value b.
         between: number of values between a and b, if these are the largest and the smallest number.
@@ -100,7 +100,7 @@ class Contrast:
 
 @dataclass(frozen=True, eq=False)
 class _Profile:
-    """A setting with the values of its configuration by key, and the sweep that it belongs to."""
+    """A setting with the values of its configuration by key, and its sweep."""
 
     setting: Setting
     config: Config
@@ -115,7 +115,8 @@ class _Profile:
 def contrasts(gathered: Gathered) -> pd.DataFrame:
     """Return the frame of this module's docstring: first the factors, then each setting of both partitions.
 
-    A partition that a single pair of settings compares has no row of a factor, because the pair's row has more.
+    If a single pair of settings compares the partitions, there is no row of the factor, because the row of the pair has
+    more.
     """
     every_contrast = factor_contrasts(gathered)
     single = [
@@ -142,8 +143,9 @@ COLUMNS = (
 def measured(contrast: Contrast, quantities: Sequence[Quantity]) -> list[dict[str, Any]]:
     """Return the rows of one factor's contrast, a row for each quantity that its runs measured.
 
-    Compared are completed runs. A seed without a completed run on one side of a pair is dropped from all pairs, so that
-    each seed's mean is over the same settings. If none remains, pairs of the fewest common seeds are left out.
+    Only completed runs are compared. A seed without a completed run on one side of a pair is excluded from all pairs,
+    so that the mean of each seed is over the same settings. If no seed remains, the pairs with the fewest common seeds
+    are excluded.
     """
     by_seed = [(_completed(a), _completed(b)) for a, b in contrast.pairs]
     pairs, seeds = _with_common_seeds([(a, b) for a, b in by_seed if {*a} & {*b} and _references(a) == _references(b)])
@@ -179,7 +181,7 @@ def measured(contrast: Contrast, quantities: Sequence[Quantity]) -> list[dict[st
 
 
 def _at_end(pairs: Pairs, seeds: Sequence[int], quantity: Quantity) -> dict[str, Any]:
-    """Return the difference of a quantity at each run's last evaluation; without seeds where it was not measured."""
+    """Return the difference of a quantity at each run's last evaluation; without seeds if it was not measured."""
 
     def value(run: RunView) -> float:
         return run.value(quantity) * (100 / (len(run.results.planted) or 1) if quantity.is_flag else 1)
@@ -193,9 +195,9 @@ def _at_end(pairs: Pairs, seeds: Sequence[int], quantity: Quantity) -> dict[str,
 
 
 def _at_equal_perplexity(pairs: Pairs, seeds: Sequence[int]) -> dict[str, Any]:
-    """Return the difference of exposure where both models first predict equally well, over the seeds that have it.
+    """Return the difference of exposure at the first equal perplexity, over the seeds that have it.
 
-    A seed for which some pair has no such point is left out, with the reason of the first such pair.
+    A seed with a pair without such a point is excluded, with the reason of the first such pair.
     """
     means, reasons = list[float](), dict[int, str]()
     for seed in seeds:
@@ -219,12 +221,12 @@ def _completed(setting: Setting) -> dict[int, RunView]:
 
 
 def _references(runs: Mapping[int, RunView]) -> set[float | None]:
-    """Return the numbers of references of runs; exposures among different numbers have no difference."""
+    """Return the numbers of references of runs; exposures among different numbers are not comparable."""
     return {run.references for run in runs.values()}
 
 
 def _with_common_seeds(pairs: Pairs) -> tuple[Pairs, list[int]]:
-    """Return the pairs to compare, and the seeds that are completed on both sides of each."""
+    """Return the pairs to compare, and the seeds that are completed on both sides of each pair."""
     for fewest in range(1, max((len({*a} & {*b}) for a, b in pairs), default=0) + 1):
         compared = [(a, b) for a, b in pairs if len({*a} & {*b}) >= fewest]
         if seeds := set.intersection(*({*a} & {*b} for a, b in compared)):
@@ -233,7 +235,7 @@ def _with_common_seeds(pairs: Pairs) -> tuple[Pairs, list[int]]:
 
 
 def _diverged(pairs: Sequence[tuple[Setting, Setting]], compared: Sequence[int]) -> list[int]:
-    """Return the seeds of which a run diverged in a setting of the pairs, without those that are compared."""
+    """Return the seeds with a diverged run in a setting of the pairs, without compared seeds."""
     runs = [run.results for pair in pairs for setting in pair for run in setting.runs]
     return sorted({run.seed for run in runs if run.status == "diverged" and run.seed is not None} - {*compared})
 
@@ -299,19 +301,20 @@ def _planned(setting: Setting) -> list[SweepRun]:
 
 
 def _without_sweep(run: RunView) -> SweepRun:
-    """Return a run of no sweep as an entry of a sweep."""
+    """Return a run without a sweep as an entry of a sweep."""
     seed = -1 if run.results.seed is None else run.results.seed
     return SweepRun(run.results.name, "", seed, {}, None, run.results)
 
 
 def factor_contrasts(gathered: Gathered) -> list[Contrast]:
-    """Return each factor's contrasts: partition first, within each technique; techniques within each partition."""
+    """Return the contrasts of each factor: partitions within techniques, then techniques within partitions."""
     profiles = _profiles(gathered)
     names = _techniques(profiles)
     pairs = [
         (a, b, factors) for a, b in combinations(profiles, 2) if a.sweep == b.sweep and (factors := _differing(a, b))
     ]
-    if frozenset({RATE}) not in {factors for _, _, factors in pairs}:  # rates only follow: an optimizer has its own
+    # learning rates follow from other factors, such as the optimizer
+    if frozenset({RATE}) not in {factors for _, _, factors in pairs}:
         pairs = [(a, b, factors - {RATE}) for a, b, factors in pairs]
     every = {factors for _, _, factors in pairs}
     smallest = [factors for factors in every if not any(other < factors for other in every)]
@@ -357,7 +360,7 @@ def _profiles(gathered: Gathered) -> list[_Profile]:
 
 
 def _is_chosen(key: str, sweep: Sweep | None) -> bool:
-    """Return whether a search chose a setting; an older sweep does not say which, and they were learning rates."""
+    """Return whether a search chose a setting; older sweeps do not store the names, which were learning rates."""
     return sweep is not None and (key in sweep.chosen or (not sweep.chosen and bool(RATES.fullmatch(key))))
 
 
@@ -376,7 +379,7 @@ def _techniques(profiles: Sequence[_Profile]) -> dict[Setting, str]:
 def _differing(a: _Profile, b: _Profile) -> frozenset[str]:
     """Return the factors in which two settings differ.
 
-    Techniques are averaged over settings that only one of them has, such as the users in a round.
+    Techniques are averaged over settings that only one technique has, such as the users in a round.
     """
     is_of_one_kind = a.values["training.kind"] == b.values["training.kind"]
     factors = set()
@@ -418,9 +421,9 @@ def _contrasts(
     pairs: Sequence[tuple[_Profile, _Profile]],
     names: Mapping[Setting, str],
 ) -> Iterator[Contrast]:
-    """Yield each value against the first one; of numbers, only the largest against the smallest.
+    """Yield each value with the first value; for numbers, only the largest with the smallest.
 
-    Where factors change only together, the values are those of the first one.
+    If factors change only together, the values are those of the first factor.
     """
     first_factor, *following = sorted(factors, key=lambda factor: (_place(factor), factor))
     levels: dict[tuple[Any, ...], str] = {}
@@ -459,12 +462,12 @@ def _level(factor: str, profile: _Profile) -> tuple[Any, ...]:
 
 
 def _single(value: Any) -> Any:
-    """Return the value of a list of one."""
+    """Return the only value of a list."""
     return value[0] if isinstance(value, tuple) and len(value) == 1 else value
 
 
 def _rank(factor: str, profile: _Profile) -> tuple[Any, ...]:
-    """Return the place of a setting's value: non-IID data, central training, unset and small values come first."""
+    """Return the position of a setting's value: non-IID data, central training, unset and small values are first."""
     if factor == PARTITION:
         return (profile.values["data.partition"] == "iid",)
     if factor == TECHNIQUE:

@@ -1,4 +1,4 @@
-"""Sections of a report on evidence: what attackers prove, what the ledger claims, and how canaries are forgotten."""
+"""Sections of a report on evidence: results of attacks, claims of the ledger, and forgetting of canaries."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -26,40 +26,43 @@ from flsim.report.gather import Gathered, RunView, Setting
 from flsim.show import figure as show
 
 FOUND = (
-    "Found: canaries of a rank that a canary which training never saw would have at the false-positive rate (FPR), of "
-    "all canaries of all seeds. ε at least: a lower bound with 95% confidence for one user, or record, under replacing "
-    "one and at δ = 0. A canary of g users says of one only an ε of g times less. So IID twins, whose canaries have "
-    "many users, prove little. A bound of 0 proves nothing, not even privacy. `flsim audit` has more."
+    "Found: canaries up to the rank that a canary outside training has with the false-positive rate (FPR), of "
+    "all canaries of all seeds. ε at least: a lower bound with 95% confidence for one user, or record, under "
+    "replacing one and at δ = 0. For a canary of g users, the bound for one user is g times smaller. IID "
+    "twins, whose canaries have many users, therefore prove little. A bound of 0 does not show privacy. "
+    "`flsim audit` has more."
 )
 COINS = (
-    "Coins decided which canaries were planted. Guessed: those of the highest and the lowest ranks; right: how many of "
-    "these guesses are. ε at least: a lower bound with 95% confidence at this δ, for one user, or record, under "
-    "replacing one."
+    "Coins decided which canaries were planted. Guessed: canaries with the highest and the lowest ranks; "
+    "right: number of correct guesses. ε at least: a lower bound with 95% confidence at this δ, for replacing "
+    "one user or record."
 )
 USERS = (
-    "Canary users sent random updates as long as the clip norm. ε about: an estimate from the cosines of their vectors "
-    "and the change of the model, which may be above the truth. ε at least: a lower bound with 95% confidence, from "
-    "guesses of the coins that decided who took part. Both are of one user, whose updates are in the sums or not."
+    "Canary users sent random updates as long as the clip norm. ε about: an estimate from the cosines of "
+    "their vectors and the change of the model, which can exceed the true ε. ε at least: a lower bound with "
+    "95% confidence, from guesses of the coins that decided who took part. Both are for one user, whose "
+    "updates are in the sums or not."
 )
 ROC = (
-    "Share that an attacker finds (TPR) at each false-positive rate (FPR), both on logarithmic scales. Dashed: chance. "
-    "A curve far above the line that the ledger allows contradicts the ledger. Few canaries lift it above the line by "
-    "chance, too; the tests of the tables account for that."
+    "Share that an attacker finds (TPR) at each false-positive rate (FPR), both on logarithmic scales. "
+    "Dashed: chance. A curve far above the line that the ledger allows contradicts the ledger. With few "
+    "canaries, a curve can also be above the line by chance; the tests of the tables account for this."
 )
 MEMBERS = (
-    "Members are records of training users that took part; non-members are records of authors who are held out, of "
-    "equal lengths. Attacks on users score records of the user that no training read. AUROC: the probability that a "
-    "member scores above a non-member, with a 95% interval by resampling authors. Named: members that score above all "
-    "but so many non-members. Untrained: the same attack on the model before training. Blind: an attack by length and "
-    "word frequency only; above 0.55 the comparison is confounded. LiRA and RMIA: with the other seeds’ runs as shadow "
-    "models, on targets that coins selected, with intervals by resampling targets. `flsim membership` has more."
+    "Members are records of training users that took part; non-members are records of authors who are held "
+    "out, of equal lengths. Attacks on users score records of the user that training did not read. AUROC: the "
+    "probability that a member scores above a non-member, with a 95% interval by resampling authors. Named: "
+    "share of members that score above all but this share of non-members. Untrained: the same attack on the "
+    "model before training. Blind: an attack by length and word frequency only; above 0.55 the comparison is "
+    "confounded. LiRA and RMIA: with the other seeds’ runs as shadow models, on targets that coins selected, "
+    "with intervals by resampling targets. `flsim membership` has more."
 )
 NAMED = (
-    "Members that each attack names (TPR), by the share of non-members that it names too (FPR), on logarithmic scales. "
-    "Dashed: an attacker who knows nothing. Shaded: the 95% interval of the attack of the largest area, which treats "
-    "records as independent."
+    "Share of members that each attack finds (TPR), by the share of false alarms among non-members (FPR), on "
+    "logarithmic scales. Dashed: chance. Shaded: the 95% interval of the attack with the largest area, which "
+    "treats records as independent."
 )
-ALLOWED = " Dotted: the most that the run’s ledger leaves to any attacker."
+ALLOWED = " Dotted: the largest share that the ledger of the run allows any attacker."
 LEDGER = (
     " Ledger: whether the test refutes the ledger. At most: the largest ε at the ledger’s δ that "
     "the test can refute if all guesses are right. Cannot be tested: no outcome refutes the ledger."
@@ -76,7 +79,7 @@ def proof(gathered: Gathered) -> list[Block]:
 
 
 def _subjects(setting: Setting) -> list[Subject]:
-    """Return what is known of the canaries and canary users of a setting's runs; nothing of runs without ranks."""
+    """Return the detections of canaries and canary users of the runs of a setting; empty for runs without ranks."""
     subjects: list[Subject] = []
     for run, round_ in setting.shown_runs:
         with suppress(InputError):  # an older run has no row
@@ -105,7 +108,7 @@ def _ranks_table(audited: Audited) -> list[Block]:
         ]
         rows.append(cells + of_ledger * has_claims)
     headings = ["Setting", "Seeds", "FPR", "Found", "ε at least", *["Allowed", "Ledger’s ε", "Ledger"] * has_claims]
-    return [Table("What an attacker finds, and what that proves", headings, rows, FOUND + LEDGER * has_claims)]
+    return [Table("Detected canaries, and the resulting bounds", headings, rows, FOUND + LEDGER * has_claims)]
 
 
 def _coins_table(audited: Audited) -> list[Block]:
@@ -121,7 +124,7 @@ def _coins_table(audited: Audited) -> list[Block]:
                 [_of_seed(setting.label, subject.results.seed), *cells, *_claimed(subject, proven, "trade-off, coins")]
             )
     headings = ["Run", "Planted", "Guessed right", "δ", "ε at least", "Ledger’s ε", "Ledger"]
-    return [Table("What guesses of coins prove", headings, rows, COINS + LEDGER)] if rows else []
+    return [Table("Bounds from guesses of coins", headings, rows, COINS + LEDGER)] if rows else []
 
 
 def _users_table(audited: Audited) -> list[Block]:
@@ -138,7 +141,7 @@ def _users_table(audited: Audited) -> list[Block]:
         claimed = _claimed(subject, proven, "trade-off, canary users by coins")
         rows.append([_of_seed(setting.label, subject.results.seed), *cells, *claimed])
     headings = ["Run", "Canary users", "δ", "ε about", "ε at least", "Ledger’s ε", "Ledger"]
-    return [Table("What canary users with random updates show", headings, rows, USERS + LEDGER)] if rows else []
+    return [Table("Evidence from canary users with random updates", headings, rows, USERS + LEDGER)] if rows else []
 
 
 def _pairs(audited: Audited) -> Iterator[tuple[Setting, Subject]]:
@@ -162,7 +165,7 @@ def _verdict(verdict: Verdict | None) -> str:
 
 
 def _roc_figures(audited: Audited) -> list[Block]:
-    """Return a figure with a panel for each setting's canaries, all seeds together, and one for its canary users."""
+    """Return a figure with a panel for the canaries of each setting, over all seeds, and for its canary users."""
     images: list[tuple[Cell, Markup]] = []
     for index, (setting, subjects) in enumerate(audited.items()):
         ranked = [subject for subject in subjects if len(subject.ranks)]
@@ -173,7 +176,7 @@ def _roc_figures(audited: Audited) -> list[Block]:
             name = f"{setting.label}: canary users"
             images.append((name, _roc_of_users(name, users, f"proof-users-{index}")))
     has_claims = any(subject.claim for _, subject in _pairs(audited))
-    legend = [(0, "found"), *[(2, "the most that the ledger allows")] * has_claims]
+    legend = [(0, "found"), *[(2, "the largest rate that the ledger allows")] * has_claims]
     return folded(Figure(ROC, images, legend), "ROC curves", most=4)
 
 
@@ -204,7 +207,7 @@ def _roc(
     allowed: Callable[[float], float] | None,
     id_: str,
 ) -> Markup:
-    """Return a panel with steps through the points, from the lowest rates that are possible."""
+    """Return a panel with steps through the points, from the lowest possible rates."""
     left, floor = lowest[0], min(lowest) / 2
     fpr, tpr = np.r_[left, points[0], 1.0], np.r_[floor, points[1], points[1][-1:]]
     steps = np.repeat(fpr, 2)[1:], np.repeat(tpr, 2)[:-1]
@@ -221,7 +224,7 @@ def _roc(
 
 
 def membership(gathered: Gathered) -> list[Block]:
-    """Return a table with a row for each attack on each shown run, and a figure of ROC curves; nothing without rows."""
+    """Return a table with a row for each attack on each shown run, and a figure of ROC curves; empty without rows."""
     attacked = [
         (setting.label if len(setting.shown_runs) == 1 else _of_seed(setting.label, run.results.seed), rows)
         for setting in gathered.settings
@@ -238,7 +241,10 @@ def membership(gathered: Gathered) -> list[Block]:
     headings += [f"Allowed at {100 * level:g}%" for level in LEVELS if has_claims]
     cells = [_attack(name, row, has_claims) for name, rows in attacked for _, row in rows.iterrows()]
     table = Table(
-        "How well attacks tell records of training from others", [*headings, "Untrained", "Blind"], cells, MEMBERS
+        "How well attacks distinguish training records from other records",
+        [*headings, "Untrained", "Blind"],
+        cells,
+        MEMBERS,
     )
     images: list[tuple[Cell, Markup]] = [
         (name, _attack_curves(rows, styles, i)) for i, (name, rows) in enumerate(attacked)
@@ -248,7 +254,7 @@ def membership(gathered: Gathered) -> list[Block]:
 
 
 def _named_by_unit(rows: pd.DataFrame) -> pd.DataFrame:
-    """Return rows in which attacks on users and authors have other names than those on records."""
+    """Return rows in which the names of attacks on users and authors contain the unit."""
     units = rows["unit"].where(rows["unit"] != "record", "")
     return rows.assign(attack=rows["attack"] + units.map(lambda unit: f" ({unit}s)" if unit else ""))
 
@@ -263,7 +269,7 @@ def _attack(name: str, row: "pd.Series[float]", has_claims: bool) -> list[Cell]:
 
 
 def _attack_curves(rows: pd.DataFrame, styles: Mapping[str, int], index: int) -> Markup:
-    """Return a panel with a curve for each attack that has a style, of one run; the best one has its interval."""
+    """Return a panel with a curve for each attack that has a style, of one run; the best attack has an interval."""
     low = min(1 / float(rows["n_out"].max()), 0.1)
     drawn = rows[rows["attack"].isin(styles)].sort_values("auroc", ascending=False).to_dict("records")
     lines = [(styles[row["attack"]], *_floats(row, "fpr", "tpr")) for row in drawn]
@@ -282,7 +288,7 @@ def _floats(row: Mapping[Any, Any], *names: str) -> tuple[Any, ...]:
 
 
 def privacy(gathered: Gathered) -> list[Block]:
-    """Return the section on each setting's mechanism, and on each epsilon with its convention."""
+    """Return the section on the mechanism of each setting, and on each epsilon with its convention."""
     conventions = {convention.name: convention for convention in CONVENTIONS}
     rows = list[list[Cell]]()
     without = list[str]()
@@ -295,7 +301,7 @@ def privacy(gathered: Gathered) -> list[Block]:
             numbers = [number(epsilon, "{:.4g}"), number(delta, "{:.3g}")]
             rows.append([setting.label, name, *numbers, unit, *(parts or ["–"] * 5), number(noise, "{:g}"), rounds])
     if not rows:
-        return [Note("No run added noise, so no ε is finite: nothing here is differentially private.")]
+        return [Note("No run added noise, so no ε is finite: none of these runs is differentially private.")]
     headings = ["Setting", "Convention", "ε", "δ", "Of one", "Sampler", "Relation", "Sensitivity", "Accountant"]
     headings += ["Conversion", "Noise z", "Rounds"]
     note = (
@@ -305,8 +311,8 @@ def privacy(gathered: Gathered) -> list[Block]:
     )
     configs = [run.config for setting in gathered.settings for run, _ in setting.shown_runs if run.config]
     notes = sorted({config.canaries.about_injections or "" for config in configs if config.privacy.mechanism == "dp"})
-    notes += [f"Without noise, so that ε is infinite: {'; '.join(without)}."] if without else []
-    table = Table("What was spent, by convention, at the last evaluation", headings, rows, note)
+    notes += [f"Without noise, ε is infinite for: {'; '.join(without)}."] if without else []
+    table = Table("ε at the last evaluation, by convention", headings, rows, note)
     return [table, *(Note(text) for text in notes if text)]
 
 
@@ -327,38 +333,39 @@ def _epsilons(run: RunView, round_: int) -> list[tuple[str, str, float, float | 
 Points = list[tuple[float, float, float, float]]
 OUT = len(show.LINES) - 1  # style of arm OUT
 EXPOSURES = (
-    "Exposure against the rounds since a sharer of a canary last took part. Shaded: 95% intervals over seeds, or, of "
-    "one seed, over canaries. Arm OUT is the twin run that never plants them."
+    "Exposure against the rounds since a sharer of a canary last took part. Shaded: 95% intervals over seeds, "
+    "or over canaries for one seed. Arm OUT is the twin run that plants no canaries."
 )
 ADVANTAGE = (
-    "Log-perplexity of canaries in arm OUT minus that in arm IN after the same round, which is what training on them "
-    "has added: mean over canaries, then over seeds, with the 95% interval over seeds."
+    "Log-perplexity of canaries in arm OUT minus that in arm IN after the same round, which is the effect of "
+    "training on them: mean over canaries, then over seeds, with the 95% interval over seeds."
 )
 TIMES = (
-    "T: rounds since last use from which on the upper bound of the accuracy of telling the arms apart is at most "
-    "{alpha:g}; > is censored. At best: the least such accuracy that so many canaries can show. Half by: evaluated "
-    "rounds since the end of the window by which half of the canaries have had a rank that does not reveal them (p > "
-    "0.05). Remaining: share, at the end of training, of the nats by which training on canaries had lowered their "
-    "log-perplexity when the window ended. Heuristic epsilon: ln(TPR / FPR) at a false-positive rate of 10% at the "
-    "last k, which bounds nothing. Canaries are treated as independent. `flsim forgetting` has every k."
+    "T: rounds since last use from which on the upper bound of the accuracy of telling the arms apart is at "
+    "most {alpha:g}; > is censored. At best: the smallest accuracy that this number of canaries can show. "
+    "Half by: evaluated rounds since the end of the window by which half of the canaries have had a rank that "
+    "does not reveal them (p > 0.05). Remaining: share, at the end of training, of the nats by which training "
+    "on canaries had lowered their log-perplexity when the window ended. Heuristic epsilon: ln(TPR / FPR) at "
+    "a false-positive rate of 10% at the last k, which is no bound. Canaries are treated as independent. "
+    "`flsim forgetting` has every k."
 )
 
 
 def forgetting(gathered: Gathered) -> list[Block]:
-    """Return a table of forgetting times and a figure of exposure; nothing if canaries have no windows."""
+    """Return a table of forgetting times and a figure of exposure; empty if canaries have no windows."""
     windowed = [run for run in gathered.runs if {"first_round", "last_round"} & {*run.results.roster}]
     if not windowed:
         return []
     try:
         measured = measure_forgetting(*(run.path for run in windowed))
-    except InputError as error:  # no arm IN yet, or a custom sampler
+    except InputError as error:  # there is no arm IN yet, or the sampler is custom
         return [Note(f"Forgetting is not shown: {error}.")]
     return [times_table(measured), *_forgetting_figures(measured), *(Note(text) for text in measured.notes)]
 
 
 def times_table(measured: Forgetting) -> Table:
     """Return the table of forgetting times, a row for each group, with the attacks' precision at its last k."""
-    last = measured.success.groupby("group").tail(1).set_index("group")  # not `last`, which skips missing values
+    last = measured.success.groupby("group").tail(1).set_index("group")  # `last` would skip missing values
     rows: list[list[Cell]] = []
     for row in measured.times.to_dict("records"):
         at_last = last.loc[row["group"]] if row["group"] in last.index else {}
@@ -381,11 +388,11 @@ def times_table(measured: Forgetting) -> Table:
     headings = ["Setting", "Rounds", "Planted", "Canaries", "Last k", "T", "At best", "Half by", "Remaining"]
     headings += ["Precision", "Heuristic epsilon"]
     alpha = float(measured.times["alpha"].iloc[0])
-    return Table("How fast canaries are forgotten after their last use", headings, rows, TIMES.format(alpha=alpha))
+    return Table("Forgetting of canaries after their last use", headings, rows, TIMES.format(alpha=alpha))
 
 
 def _forgetting_figures(measured: Forgetting) -> list[Figure]:
-    """Return exposure by rounds since last use, and what training added round by round; that needs arm OUT."""
+    """Return exposure by rounds since last use, and the effect of training by round, which needs arm OUT."""
     if measured.success.empty:
         return []
     names = list(dict.fromkeys(map(name_text, measured.times.to_dict("records"))))[:OUT]

@@ -1,4 +1,4 @@
-"""Figures of a report, one for each question; every panel has a name and a description with its numbers."""
+"""Figures of a report, one for each question; every panel has a name and a description with numbers."""
 
 import math
 import re
@@ -25,22 +25,22 @@ from flsim.show import figure as show
 from flsim.show.figure import draw_band, draw_line, draw_rule, draw_threads, inline, label_above, panels, scale
 from flsim.show.plots import draw_quantity, draw_utility, title_of, unit_of
 
-TOGETHER = 4  # settings that share a panel, at most
+TOGETHER = 4  # largest number of settings in a panel
 MOST = 12  # rows of a panel with dots
 STEP = 36  # pixels from a row to the next
 CELL, ROW, GAP = 36, 26, 10  # pixels of a cell of a heat map, and between maps
 POINTS = 40  # of a canary's line
-FLAG = flags(QUANTITIES.values())[0]  # by which canaries' lines are told apart
+FLAG = flags(QUANTITIES.values())[0]  # that distinguish lines of canaries
 BAND = "Lines are means over seeds, bands from the lowest to the highest seed."
 STYLES = {0: "IID", 1: "Non-IID", 2: "records drawn at random"}  # by number of a line style
 CEILING = "log₂(|R| + 1)"
-BEHIND: dict[str, Any] = {"facecolor": show.PAPER, "edgecolor": "none", "pad": 1}  # of words in front of a line
+BEHIND: dict[str, Any] = {"facecolor": show.PAPER, "edgecolor": "none", "pad": 1}  # width of the text before a line
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Dot:
-    """A mean in a row of a panel, with its 95% interval, the values that it is a mean of, and a name for readers."""
+    """A mean in a row of a panel, with its 95% interval, its single values, and a name."""
 
     name: str
     style: int
@@ -61,7 +61,7 @@ Rows = Mapping[str, Sequence[Dot]]
 def _dot_panels(
     rows: Rows, ends: tuple[float, float], label: str, template: str, rule: float | None, title: str, id_: str
 ) -> list[Markup]:
-    """Return panels with a row for each name: its means in numbers, and its dots below."""
+    """Return panels with a row for each name: the means as numbers, and dots below."""
     images = list[Markup]()
     for first in range(0, len(rows), MOST):
         names = list(rows)[first : first + MOST]
@@ -90,7 +90,7 @@ def overview(gathered: Gathered) -> list[Figure]:
     """Return mean exposure at the end of training: a row for each setting with both of its partitions.
 
     If there are many settings, a row is a technique, with means over its settings. A seed without a run in one
-    partition of a setting is left out of the other partition, too. No figure is returned for a single mean.
+    partition of a setting is also excluded from the other partition. No figure is returned for a single mean.
     """
     groups = {line.label: line.paired if line.both_partitions else line.settings for line in gathered.lines}
     if len(groups) > MOST:
@@ -119,7 +119,7 @@ def overview(gathered: Gathered) -> list[Figure]:
 
 
 def _mean_of(settings: Sequence[Setting], name: str) -> Dot:
-    """Return the mean over settings of exposure, for the seeds that all of them have."""
+    """Return the mean over settings of exposure, for the seeds that all settings have."""
     by_seed = [
         {
             run.results.seed if run.results.seed is not None else -place: value
@@ -140,7 +140,10 @@ def forest(frame: pd.DataFrame) -> list[Block]:
     """Return the differences in exposure: of each factor, and of the partitions in each setting."""
     frame = frame[(frame["quantity"] == PRIMARY.name) & frame["difference"].notna()]
     images = list[tuple[Cell, Markup]]()
-    for title, is_main in (("Each factor, all else equal", True), ("IID − non-IID in each setting", False)):
+    for title, is_main in (
+        ("Each factor, with all other settings equal", True),
+        ("IID − non-IID in each setting", False),
+    ):
         rows: dict[str, list[Dot]] = {}
         for row in frame[frame["is_main"] == is_main].to_dict("records"):
             name = f"{row['a']} − {row['b']}, {row['setting'] or row['factor']}" if is_main else row["setting"]
@@ -155,8 +158,8 @@ def forest(frame: pd.DataFrame) -> list[Block]:
         drawn = _dot_panels(rows, ends, "bits", "{:+.2f}", 0.0, f"Exposure, {title}", f"difference-{int(is_main)}")
         images += [(title, image) for image in drawn]
     caption = (
-        "Difference in mean exposure, a − b, with its 95% interval, at the end of training and where both models first "
-        "reach an equal perplexity. Dotted: no difference. Intervals that end at the edge are wider."
+        "Difference in mean exposure, a − b, with its 95% interval, at the end of training and at the first "
+        "equal perplexity. Dotted: no difference. Intervals that end at the edge are cut."
     )
     return [Figure(caption, images, [(0, "end of training"), (1, "equal perplexity")])] if images else []
 
@@ -170,7 +173,7 @@ def curves(gathered: Gathered) -> list[Block]:
     absent = [setting.label for setting in gathered.settings if not setting.shown_runs]
     if not drawn:
         return []
-    left_out = f" Not drawn, because no run can be shown: {'; '.join(absent)}." if absent else ""
+    left_out = f" These runs cannot be shown: {'; '.join(absent)}." if absent else ""
     if len(drawn) <= TOGETHER:
         styles = {setting: index for index, setting in enumerate(drawn)}
         images = [
@@ -178,7 +181,7 @@ def curves(gathered: Gathered) -> list[Block]:
             for quantity in panels_first(gathered.quantities)
         ]
         legend = [(style, _named(setting)) for setting, style in styles.items()]
-        caption = f"What was memorized, and how well the model predicts, over {_x(gathered)}. {BAND}{left_out}"
+        caption = f"Memorization and utility over {_x(gathered)}. {BAND}{left_out}"
         return [Figure(caption, images, legend)]
     blocks: list[Block] = []
     for quantity in panels_first(gathered.quantities):
@@ -250,9 +253,9 @@ def by_perplexity(gathered: Gathered) -> list[Block]:
         if group
     ]
     caption = (
-        "Mean exposure against perplexity on test text, from one evaluation to the next; both axes are means over "
-        "seeds. Training goes from right to left. Where a curve lies below another one, its models memorize less at an "
-        "equal perplexity."
+        "Mean exposure against perplexity on test text, from one evaluation to the next; both axes are means "
+        "over seeds. Training goes from right to left. If a curve is below another curve, its models memorize "
+        "less at an equal perplexity."
     )
     return folded(Figure(caption, images, legend_of(list(paths))), "Exposure against perplexity")
 
@@ -272,7 +275,7 @@ def _utility_panel(paths: Mapping[Setting, Floats], styles: Sequence[int], id_: 
 
 
 def traces(gathered: Gathered) -> list[Block]:
-    """Return a panel for each setting, in which every canary of one run has a thin line."""
+    """Return a panel for each setting, with a thin line for every canary of one run."""
     images = [
         (setting.label, image)
         for index, setting in enumerate(gathered.settings)
@@ -282,7 +285,7 @@ def traces(gathered: Gathered) -> list[Block]:
     caption = (
         f"Bits of exposure of each canary of the first seed, over {_x(gathered)}, by configuration. Solid: "
         f"{FLAG.outcome} at the last evaluation, as {FLAG.title} {FLAG.finds}; dashed: not. Numbers: canaries "
-        f"{FLAG.outcome}, of all."
+        f"{FLAG.outcome}, of all canaries."
     )
     return folded(Figure(caption, images), "Canary by canary", most=TOGETHER)
 
@@ -360,7 +363,7 @@ def _by_configuration(setting: Setting, quantity: Quantity) -> dict[Configuratio
 
 
 def _maps(setting: Setting, maps: Sequence[tuple[Quantity, Mapping[Configuration, float]]], id_: str) -> Markup:
-    """Return a heat map for each quantity and window of canaries, as many side by side as fit."""
+    """Return a heat map for each quantity and window of canaries, as many side by side as possible."""
     parts = [
         (
             quantity,
@@ -411,7 +414,7 @@ def _row(configuration: Configuration) -> str:
 
 
 def _map(axes: Axes, values: Mapping[Configuration, float], template: str, highest: float, *, has_rows: bool) -> None:
-    """Draw numbers in cells, shaded by their share of the largest."""
+    """Draw numbers in cells, shaded by their ratio to the largest."""
     rows, columns = _names(values)
     levels = np.zeros((len(rows), len(columns)))
     for configuration, value in values.items():
@@ -447,7 +450,7 @@ def roc_panel(
         curves_of: style, false-positive and true-positive rates of each curve.
         lowest: the lowest false-positive and true-positive rate of the scales.
         band: false-positive rates with the ends of an interval, in the style of the first curve.
-        allowed: the most that the ledger allows, by false-positive rate.
+        allowed: the largest rate that the ledger allows, by false-positive rate.
     """
     left, floor = lowest
     figure, (axes,) = panels()

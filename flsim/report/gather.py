@@ -1,4 +1,4 @@
-"""The facts of a report: its runs, grouped like the rows of a table, and the configurations of their canaries."""
+"""The data of a report: its runs, grouped like the rows of a table, and the configurations of their canaries."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -60,14 +60,14 @@ class RunView:
         return values[self.results.planted["canary"].tolist()] if len(values) else values
 
     def value(self, quantity: Quantity, round_: int | None = None) -> float:
-        """Return the count of a flag, the mean over planted canaries, or a number of the model, as it is shown.
+        """Return the count of a flag, the mean over planted canaries, or a number of the model, as displayed.
 
         Args:
             quantity: the quantity.
             round_: an evaluated round; by default the last.
 
         Returns:
-            NaN if it was not measured there.
+            NaN if it was not measured in this round.
         """
         evaluated = self.results.evaluated
         at = evaluated[-1] if round_ is None and evaluated else round_
@@ -114,7 +114,7 @@ class Setting:
 
     @cached_property
     def shown_runs(self) -> list[tuple[RunView, int]]:
-        """Return the runs that means are over, each with its last evaluated round.
+        """Return the averaged runs, each with its last evaluated round.
 
         These are the completed runs. If there are none, these are the runs that have not diverged, at the last round at
         which all of them were evaluated.
@@ -139,7 +139,7 @@ class Setting:
 
     @property
     def technique(self) -> str:
-        """Return the algorithm as a row in a table begins, without the partition, such as ``"DP-FedAvg"``."""
+        """Return the algorithm as at the beginning of a row, without the partition, such as ``"DP-FedAvg"``."""
         return self.runs[0].results.label.partition(", ")[0]
 
     @property
@@ -149,11 +149,11 @@ class Setting:
 
     @property
     def ceiling(self) -> float | None:
-        """Return log2(|R| + 1), the most bits that the ranks of its canaries can show; None if |R| is not known."""
+        """Return log2(|R| + 1), the largest exposure in bits; None if |R| is unknown."""
         return ceiling_of([run for run, _ in self.shown_runs])
 
     def last(self, metric: str) -> pd.DataFrame:
-        """Return the planted canaries of all shown runs at their last round, as roster and ``value``; may be empty."""
+        """Return the planted canaries of all shown runs at their last round, as roster and ``value``; can be empty."""
         parts = []
         for run, round_ in self.shown_runs:
             measured = run.of_planted(metric)
@@ -173,7 +173,7 @@ class Setting:
 
     @property
     def path(self) -> NDArray[np.float64]:
-        """Return float64 [evaluations, 4]: perplexity, mean exposure, and NaN in place of its interval."""
+        """Return float64 [evaluations, 4]: perplexity, mean exposure, and NaN instead of its interval."""
         path = exposure_by_utility([run.results for run, _ in self.shown_runs], over_seeds=True)
         path[:, 2:] = math.nan
         return path
@@ -184,7 +184,7 @@ def _extent(values: NDArray[np.float64]) -> tuple[float, float]:
 
 
 def ceiling_of(runs: Sequence[RunView]) -> float | None:
-    """Return the largest exposure that ranks among the references of any of the runs can show, in bits."""
+    """Return the largest exposure that the references of any of the runs allow, in bits."""
     sizes = [references for run in runs if (references := run.references)]
     return math.log2(max(sizes) + 1) if sizes else None
 
@@ -213,9 +213,9 @@ class Line:
 
     @property
     def paired(self) -> list[Setting]:
-        """Return the IID and the non-IID setting with the seeds that both show, if any; a comparison is over these.
+        """Return the IID and the non-IID setting with their common seeds, if any; a comparison is over these seeds.
 
-        Where a seed diverged in one partition, its run in the other partition is left out as well.
+        Where a seed diverged in one partition, its run in the other partition is also excluded.
         """
         both = [setting for partition in PARTITIONS if (setting := self.in_partition(partition))]
         seeds = [{run.results.seed for run, _ in setting.shown_runs} for setting in both]
@@ -232,8 +232,8 @@ class Gathered:
 
     Attributes:
         sweeps: the sweeps among the paths.
-        lines: all runs that have begun.
-        waiting: runs of sweeps that have not begun.
+        lines: all runs that have started.
+        waiting: runs of sweeps that have not started.
     """
 
     sweeps: list[Sweep]
@@ -255,7 +255,7 @@ class Gathered:
 
     @property
     def in_epochs(self) -> bool:
-        """Return whether all runs know how many rounds an epoch is."""
+        """Return whether the rounds per epoch are known for all runs."""
         return all(run.results.rounds_per_epoch is not None for run in self.runs)
 
 
@@ -263,7 +263,7 @@ def gather(paths: Sequence[Path]) -> Gathered:
     """Read run folders and sweeps; a run that is named twice counts once.
 
     Raises:
-        InputError: a path is neither a run nor a sweep, a file is damaged, or no run has begun.
+        InputError: a path is neither a run nor a sweep, a file is damaged, or no run has started.
     """
     sweeps = [read_sweep(path) for path in paths if is_sweep(path)]
     runs: dict[Path, RunView] = {}
@@ -280,17 +280,17 @@ def gather(paths: Sequence[Path]) -> Gathered:
     waiting = [run for sweep in sweeps for run in sweep.runs if run.results is None]
     if not runs:
         names = ", ".join(map(str, paths)) or "no paths"
-        raise InputError(f"{names}: no run has started, so there is nothing to report; train first")
+        raise InputError(f"{names}: no run has started; train a run first")
     return Gathered(sweeps, _lines([run for run in views if run.results in kept]), waiting)
 
 
 @dataclass(frozen=True)
 class Configuration:
-    """The probabilities or the number of copies, and the rounds, that a group of canaries has in common.
+    """The common probabilities or number of copies, and the common rounds, of a group of canaries.
 
     Attributes:
         p_u, p_e: probabilities; NaN if a number of copies was set.
-        copies: planned number of copies; NaN if probabilities were set, or if the number is not known.
+        copies: planned number of copies; NaN if probabilities were set, or if the number is unknown.
         window: the rounds in which canaries are planted, in words; empty for all rounds.
     """
 
@@ -305,7 +305,7 @@ class Configuration:
 
     @property
     def label(self) -> str:
-        """Return the configuration in words."""
+        """Return the configuration as text."""
         often = (
             "all canaries" if math.isnan(self.copies) else f"{self.copies:,.0f} cop{'y' if self.copies == 1 else 'ies'}"
         )
@@ -350,7 +350,7 @@ def _view(path: Path, results: RunResults, planned: SweepRun | None) -> RunView:
 
 
 def _lines(runs: Sequence[RunView]) -> list[Line]:
-    """Group runs so that twins share a line.
+    """Group runs so that twins have the same row.
 
     Runs of a sweep are grouped by its rows, others by their names, as in `flsim table --over-seeds`.
     """
@@ -365,7 +365,7 @@ def _lines(runs: Sequence[RunView]) -> list[Line]:
             within, key = (partition, series or index), ("", rest)
             taken = groups.get(key, {})
             if within not in taken and any(other[0] == partition for other in taken):
-                key = ("", rest, within)  # equal words, other settings
+                key = ("", rest, within)  # equal text, but other settings
         groups.setdefault(key, {}).setdefault(within, []).append(run)
     firsts = [next(iter(group.values()))[0].results for group in groups.values()]
     words = distinctions(firsts)

@@ -24,7 +24,7 @@ from flsim.show.figure import page_style, with_classes
 FOLDER = Path(__file__).parent
 MOST_NAMES = 3  # in a title
 ROWS = 8  # of the first table
-ANSWER = "What each factor does, all else equal"
+ANSWER = "Effect of each factor, with all other settings equal"
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Opening:
 
 @restrict_custom_code()
 def write_report(paths: Sequence[Path], out: Path) -> None:
-    """Write a report about run folders and sweeps, whole or not at all.
+    """Write a report about run folders and sweeps, atomically.
 
     Raises:
-        InputError: `out` is a file of another suffix than .html, or `flsim.base.files.named_file` or
-            `flsim.report.gather.gather` refuses a path.
+        InputError: the suffix of `out` is not .html; see also `flsim.base.files.named_file` and
+            `flsim.report.gather.gather`.
     """
     if not is_device(out) and out.suffix.lower() not in {".html", ".htm"}:
-        raise InputError(f"{out}: reports are written as .html; name such a file")
+        raise InputError(f"{out}: reports have the format .html; use this suffix")
     with named_file(out) as partial:
         partial.write_text(render(gather(paths)), encoding="utf-8")
 
@@ -74,10 +74,10 @@ def render(gathered: Gathered) -> str:
 
 
 def answer(gathered: Gathered, frame: pd.DataFrame) -> list[Block]:
-    """Return the first screen: one figure, and one table of at most eight rows.
+    """Return the first screen: one figure, and a table of at most eight rows.
 
-    The table has the differences that each factor makes to exposure, and to as many other quantities as there is room
-    for. Without contrasts, it has each setting's means.
+    The table has the effects of each factor on exposure, and on as many other quantities as fit. Without contrasts, it
+    has the means of each setting.
     """
     figure = figures.overview(gathered) or figures.primary_curve(gathered)
     frame = frame[frame["difference"].notna() & frame["is_main"].astype(bool)]
@@ -136,13 +136,13 @@ def _openings(gathered: Gathered) -> list[Opening]:
 
 
 def subscripts(text: str | Markup) -> Markup:
-    """Return text with commands as code, and with batch sizes and probabilities as the paper has them, b_u lowered."""
+    """Return text with commands as code, and with batch sizes and probabilities as in the paper, with subscripts."""
     lowered = re.sub(r"(?<![.\w])([bp])_([uer])\b", r"<i>\1</i><sub>\2</sub>", str(escape(text)))
     return Markup(re.sub(r"`(flsim [^`<]+)`", r"<code>\1</code>", lowered))
 
 
 def title_of(gathered: Gathered) -> str:
-    """Return the title of a report on runs of no sweep: the training, its partitions, and the number of runs."""
+    """Return the title of a report on runs without a sweep: the training, its partitions, and the number of runs."""
     names = list(dict.fromkeys(line.label for line in gathered.lines))
     if len(names) > MOST_NAMES:
         names = list(dict.fromkeys(setting.technique for setting in gathered.settings))

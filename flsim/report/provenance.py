@@ -1,4 +1,4 @@
-"""Sections of a report on what was run: settings next to the defaults, data and canaries, failures, and provenance."""
+"""Sections of a report on the runs: settings next to the defaults, data and canaries, failures, and provenance."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -64,7 +64,7 @@ def _corpus(path: Path | str) -> Table:
     headings = ["Split", "Users", "Records", "Words", "Words per record", "Records per user", "Words per user"]
     headings.append("Out of vocabulary")
     by = " Words are single characters." if summary["by"] == "characters" else ""
-    of_authors = ", whose authors are neither cut nor dropped" if summary["utility"] in WHOLE.values() else ""
+    of_authors = ", with complete authors" if summary["utility"] in WHOLE.values() else ""
     note = (
         f"Medians per record and per user. {summary['vocabulary']:,} token ids in layout {summary['layout']}; records "
         f"of at most {summary['record_words']} words.{by} Models are trained on train; accuracy and perplexity are "
@@ -76,7 +76,7 @@ def _corpus(path: Path | str) -> Table:
 
 
 def _distinct_rosters(gathered: Gathered) -> list[tuple[RunView, list[str]]]:
-    """Return the different plantings: a run of each, and the names of all runs that have it."""
+    """Return the different plantings: a run of each, and the names of all runs with it."""
     by_roster: dict[str, tuple[RunView, list[str]]] = {}
     for run in gathered.runs:
         key = run.results.roster.drop(columns="words", errors="ignore").to_json()
@@ -114,8 +114,8 @@ def failures(gathered: Gathered) -> list[Block]:
                 for name, why in dict(session.get("failed") or {}).items()
             ]
     if not rows:
-        return [Note("Nothing: all runs are completed, none diverged, and every evaluation succeeded.")]
-    caption = "Runs that are not completed, and what failed"
+        return [Note("None: all runs are completed, no run diverged, and every evaluation succeeded.")]
+    caption = "Runs that are not completed, and failures"
     return [Table(caption, ["Run", "Status", "Rounds", "Why"], rows)]
 
 
@@ -169,13 +169,13 @@ def _digest(value: str | None) -> Cell:
     return "–" if value is None or pd.isna(value) else Markup("<code>{}</code>").format(value[:12])
 
 
-OF_PAPER = "which are the paper’s where it states them"
+OF_PAPER = "which are the paper’s values if the paper states them"
 
 
 def settings(gathered: Gathered) -> list[Block]:
     """Return the section on settings that differ from the defaults.
 
-    First come settings common to all runs, then those of each setting, then the use of machines.
+    The order is: settings common to all runs, those of each setting, and the use of machines.
     """
     configs = {run: run.config for run in gathered.runs if run.config is not None}
     if not configs:
@@ -202,7 +202,7 @@ def settings(gathered: Gathered) -> list[Block]:
                 if key not in common and not key.startswith("system.") and value != defaults[runs[0]].get(key)
             }
             rows.append([setting.label, ", ".join(str(configs[run].seed) for run in runs), _pairs(further)])
-    table = Table("Each setting: what else differs from the defaults", ["Setting", "Seeds", "Further settings"], rows)
+    table = Table("Each setting: further differences from the defaults", ["Setting", "Seeds", "Further settings"], rows)
     blocks += folded(table, "Settings of each row")
     machines = {key: value for key, value in differing.items() if key.startswith("system.")}
     text = Markup("Use of machines, which changes only rounding: {}.").format(_pairs(machines))
@@ -210,7 +210,7 @@ def settings(gathered: Gathered) -> list[Block]:
 
 
 def _flat(config: Config) -> dict[str, Any]:
-    """Return settings by section.key, without the seed and the place of the corpus."""
+    """Return settings by section.key, without the seed and the path of the corpus."""
     settings_by_key: dict[str, Any] = {}
     for section, values in without_folders(config).items():
         if isinstance(values, dict):
@@ -236,7 +236,7 @@ def _agreed(values: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
 
 
 def _code(key: str) -> Markup:
-    """Return a setting's name, which may be broken at its dots and underscores."""
+    """Return the name of a setting, with line breaks allowed at dots and underscores."""
     return Markup("<code>{}</code>").format(Markup(re.sub(r"([._])", r"\1<wbr>", str(escape(key)))))
 
 

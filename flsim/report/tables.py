@@ -1,4 +1,4 @@
-"""Tables of a report: what was memorized, with published values beside it, contrasts, and extracted phrases."""
+"""Tables of a report: memorization with published values, contrasts, and extracted phrases."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -29,8 +29,8 @@ def blocks_of(table: ShownTable, caption: str, runs: Sequence[str] = ()) -> list
 
     Args:
         table: the table.
-        caption: what it shows.
-        runs: names of the runs that its rows are, where no column has them.
+        caption: its content.
+        runs: names of the runs in its rows, if no column has them.
     """
     columns = [*table.labels, *(column for unit in table.units for column in unit)]
     rows = [list(row) for row in zip(*([cell or "–" for cell in column.cells] for column in columns), strict=True)]
@@ -43,7 +43,7 @@ def blocks_of(table: ShownTable, caption: str, runs: Sequence[str] = ()) -> list
 
 
 def memorization(gathered: Gathered) -> list[Block]:
-    """Return a table with a row for each setting over its seeds, beside the published row, and a table of all runs.
+    """Return a table with a row for each setting over its seeds, next to the published row, and a table of all runs.
 
     Only the runs are shown if no setting has a second seed or a published row.
     """
@@ -59,7 +59,7 @@ def memorization(gathered: Gathered) -> list[Block]:
 
 
 def answer(gathered: Gathered, rows: int) -> list[Block]:
-    """Return what the first settings memorized; a note before the first evaluation."""
+    """Return a table of the memorization of the first settings; a note before the first evaluation."""
     begun = [setting for setting in gathered.settings if setting.shown_runs]
     if not begun:
         return [Note("No run has been evaluated yet.")]
@@ -76,7 +76,7 @@ def _over_seeds(gathered: Gathered, published: Published) -> pd.DataFrame:
         point = setting.shown_runs[0][1] if setting.is_unfinished else None
         try:
             frame = memorization_table(runs, round=point, published=published, by="series")
-        except InputError:  # of unequal training, or of one seed twice: there is no mean
+        except InputError:  # there is no mean, because training is unequal or a seed occurs twice
             frame = memorization_table(runs[:1], published=published, by="series")
         frames.append(frame.head(1).assign(setting=setting.label))
     quantities = {quantity.name: quantity for frame in frames for quantity in quantities_in(frame)}
@@ -97,12 +97,13 @@ def _compared(frame: pd.DataFrame) -> pd.DataFrame:
 
 DAGGER = "†"
 CONTRASTS = (
-    "Each row is a mean of a − b over the pairs of settings that differ in this factor only, and in what always "
-    "changes with it, seed by seed. Both runs of a seed have the same canaries. Intervals and p: Student’s t over n "
-    "seeds; of the flags of IID and non-IID runs p is exact, by exchanging them within seeds (Fisher). "
-    f"{DAGGER}: one seed; Student’s t and McNemar’s exact test over its canaries, about these two models and not about "
-    "other seeds. In brackets: p corrected by Holm for the number of rows with a test of the quantity. Equal "
-    "perplexity: the lowest that both runs of a seed reached, by interpolation between evaluations."
+    "Each row is a mean of a − b over the pairs of settings that differ in this factor only, and in settings "
+    "that always change with it, paired by seed. Both runs of a seed have the same canaries. Intervals and p: "
+    "Student’s t over n seeds; of the flags of IID and non-IID runs p is exact, by exchanging them within "
+    f"seeds (Fisher). {DAGGER}: one seed; Student’s t and McNemar’s exact test over its canaries, valid for "
+    "these two models, not for other seeds. In brackets: p corrected by Holm for the number of rows with a "
+    "test of the quantity. Equal perplexity: the lowest perplexity that both runs of a seed reached, with "
+    "interpolation between evaluations."
 )
 SHORT = (
     "a − b: mean over pairs of settings that differ in this factor only, with its 95% interval and p over n seeds; in "
@@ -144,7 +145,7 @@ def _with_small(text: str, small: str) -> Cell:
 
 
 def _names(row: Mapping[Any, Any]) -> tuple[str, str]:
-    """Return the name of a contrast, and in other words its factor, what its settings share, and their number."""
+    """Return the name of a contrast, with its factor, the common settings, and their number."""
     if not row["is_main"]:
         return str(row["setting"]), ""
     pairs = plural(row["pairs"], "pair") + (f" of {row['of_pairs']}" if row["pairs"] < row["of_pairs"] else "")
@@ -162,16 +163,19 @@ def _forms(quantity: Quantity | None, at: str) -> tuple[str, str, str]:
 
 
 def contrast_blocks(frame: pd.DataFrame, quantities: Sequence[Quantity]) -> list[Block]:
-    """Return all rows of the frame of contrasts, and what was left out of them."""
+    """Return all rows of the frame of contrasts, and the excluded runs."""
     if frame.empty:
-        return [Note("No two settings differ in one factor only, so there is nothing to compare here.")]
+        return [Note("No two settings differ in only one factor, so there is no comparison.")]
     order = list(dict.fromkeys(zip(frame["quantity"], frame["at"], strict=True)))
     places = [order.index(key) for key in zip(frame["quantity"], frame["at"], strict=True)]
     frame = frame.assign(place=places).sort_values("place", kind="stable")
     has_ceiling = bool((frame["quantity"] == AT_CEILING).any())
     note = CONTRASTS + CEILING * has_ceiling + _explained(quantities)
     blocks = list[Block]()
-    for is_main, caption in {True: "Each factor, all else equal", False: "IID − non-IID in each setting"}.items():
+    for is_main, caption in {
+        True: "Each factor, with all other settings equal",
+        False: "IID − non-IID in each setting",
+    }.items():
         of_kind = frame[frame["is_main"] == is_main]
         if len(of_kind):
             table = contrast_table(of_kind, quantities, caption, "" if blocks else note)
@@ -181,7 +185,7 @@ def contrast_blocks(frame: pd.DataFrame, quantities: Sequence[Quantity]) -> list
         f"{', '.join(filter(None, _names(row)))}{'' if row['at'] == END else ', equal perplexity'}: {row['left_out']}"
         for row in lost
     ]
-    return [*blocks, *([Note(f"Left out. {'. '.join(dict.fromkeys(reasons))}.")] if reasons else [])]
+    return [*blocks, *([Note(f"Excluded. {'. '.join(dict.fromkeys(reasons))}.")] if reasons else [])]
 
 
 def _explained(quantities: Sequence[Quantity]) -> str:
@@ -190,7 +194,7 @@ def _explained(quantities: Sequence[Quantity]) -> str:
     return "".join(f" {quantity.title}: {quantity.sentence}" for quantity in custom)
 
 
-MOST = 20  # phrases of a run
+MOST = 20  # largest number of phrases of a run
 
 
 def extracted(gathered: Gathered) -> list[Block]:

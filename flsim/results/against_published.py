@@ -1,22 +1,22 @@
-"""Agreement of tables with the papers, row by row, in size and in direction.
+"""Comparison of tables with the papers, row by row, in size and in direction.
 
     METRIC_size     whether the published share of canaries is in our 95% interval: "same"; otherwise ours is "lower" or
                     "higher"
-    METRIC_pairs    share of the pairs of this row with another row, among those that the paper tells apart by more
-                    than chance, whose difference has the published sign
-    METRIC_twin     whether IID less Non-IID has the published sign: yes, no, or tie if our values are equal; blank
-                    where the paper does not tell both apart by more than chance
+    METRIC_pairs    share of the pairs of this row with another row, among those whose published difference exceeds
+                    chance, whose difference has the published sign
+    METRIC_twin     whether IID minus Non-IID has the published sign: yes, no, or tie if our values are equal; blank
+                    if the published difference does not exceed chance
 
-*Size* is compared only where both shares answer the same question: with as many references, known words and words of a
-canary (`flsim.results.published`). Otherwise METRIC_size is blank. It is compared with Thakkar et al. (2020) alone, who
-count canaries as this platform does. The secrets, spaces and models of Carlini et al. (2019) are different, so bits and
-shares of extracted secrets are compared only in direction.
+*Size* is compared only if both shares answer the same question: with the same number of references, known words and
+words of a canary (`flsim.results.published`). Otherwise METRIC_size is blank. Only shares of Thakkar et al. (2020) are
+compared in size, because they count canaries in the same way. The secrets, spaces and models of Carlini et al. (2019)
+are different, so bits and shares of extracted secrets are compared only in direction.
 
-*Direction* compares published rows with the mean of all runs that stand for the row. Published counts such as 54 and 52
-of 90 canaries differ by chance, so pairs are counted twice: those that the paper tells apart by more than chance
-(`flsim.base.statistics.differ_by_more_than_chance`), and all that differ. The papers do not state how far chance
-moves exposures and shares of extracted secrets, so all their pairs are counted. Whether our own difference is more than
-chance is told by intervals, tests over canaries, and seeds.
+*Direction* compares published rows with the mean of all runs with this published row. Published counts such as 54 and
+52 of 90 canaries differ by chance, so pairs are counted twice: those whose published difference exceeds chance
+(`flsim.base.statistics.differ_by_more_than_chance`), and all that differ. The papers do not state how far chance moves
+exposures and shares of extracted secrets, so all their pairs are counted. Intervals, tests over canaries, and seeds
+show whether our difference exceeds chance.
 """
 
 import math
@@ -32,8 +32,8 @@ from flsim.base.statistics import differ_by_more_than_chance
 from flsim.results.published import differences, is_alike
 
 COUNTED = ("rs", "bs")
-# Extracted secrets are held against Beam Search, which searches for the likeliest continuation as their extraction
-# does; Random Sampling only ranks.
+# Extracted secrets are compared with Beam Search, which searches for the most likely continuation, like their
+# extraction.
 METRICS = {"rs": "RS", "bs": "BS", "extracted": "BS against extracted", "exposure": "Exposure"}
 AGAINST = {
     **{f"{metric}_size": "string" for metric in COUNTED},
@@ -41,15 +41,16 @@ AGAINST = {
     **{f"{metric}_twin": "string" for metric in METRICS},
 }
 COMPARED = "compared"  # attribute of a table that `against` returned
-ROW = ["published_table", "published_data", "published_setting"]  # name a published row
+ROW = ["published_table", "published_data", "published_setting"]  # columns that name a published row
 PARTITIONS = ("IID", "Non-IID")
 PUBLISHED_DIRECTION = "differ in the published direction"
-CLEARLY = "the paper tells apart by more than chance"
+CLEARLY = "whose published difference exceeds chance"
 CHANCE = (
-    "Chance: Fisher's exact test of two published counts at 5%, as if their canaries were independent. Both models "
-    "have the same canaries, so the test is conservative. It says nothing about other seeds of the paper's models."
+    "Chance: Fisher's exact test of two published counts at 5%, as if their canaries were independent. Both "
+    "models have the same canaries, so the test is conservative. The test does not cover other seeds of the "
+    "paper's models."
 )
-ROUNDING = 9  # decimals of a share or a bit, so that means that are equal on paper tie
+ROUNDING = 9  # decimals of a share or a bit, so that means that are mathematically equal are ties
 
 
 def size(low: float, high: float, published: float) -> str:
@@ -63,8 +64,9 @@ class Order:
 
     Attributes:
         pairs: number of pairs of rows whose published values differ.
-        agreeing: number of those pairs whose difference has the same sign in ours; a tie of ours counts half.
-        clear_pairs, clear_agreeing: the same of the pairs that the paper tells apart by more than chance.
+        agreeing: number of those pairs whose difference has the same sign in our values; a tie in our values counts
+            half.
+        clear_pairs, clear_agreeing: the same for the pairs whose published difference exceeds chance.
         of_rows: for each row, the share of its clear pairs that agrees; NaN if it has none.
         tau: Kendall's tau-b between our and the published values; NaN if either has only one value.
         p: two-sided p-value of tau (scipy), which treats rows as exchangeable and independent; NaN if tau is.
@@ -85,7 +87,7 @@ def order(ours: Sequence[float], theirs: Sequence[float], is_clear: NDArray[np.b
     Args:
         ours: float [rows], our values.
         theirs: float [rows], the published values in the same order.
-        is_clear: bool [rows, rows], symmetric: whether published values differ by more than chance. Without it all
+        is_clear: bool [rows, rows], symmetric: whether published values differ by more than chance. Without it, all
             pairs that differ are clear.
     """
     a, b = np.asarray(ours, dtype=np.float64), np.asarray(theirs, dtype=np.float64)
@@ -114,9 +116,9 @@ class Agreement:
     Attributes:
         metric: a key of `METRICS`.
         table: the published table.
-        order: the order of those rows that some run was measured for.
-        twins: whether IID less Non-IID has the published sign ("yes", "no" or "tie"), by setting.
-        clear_twins: the settings whose partitions the paper tells apart by more than chance.
+        order: the order of the rows with measured runs.
+        twins: whether IID minus Non-IID has the published sign ("yes", "no" or "tie"), by setting.
+        clear_twins: the settings whose published difference of partitions exceeds chance.
     """
 
     metric: str
@@ -134,17 +136,17 @@ class Agreement:
         if self.metric not in COUNTED:
             sentence += f"{order.agreeing:g} of {order.pairs} pairs of rows {PUBLISHED_DIRECTION}{tau}"
         elif order.clear_pairs:
-            sentence += f"{order.clear_agreeing:g} of {order.clear_pairs} pairs of rows that {CLEARLY} "
+            sentence += f"{order.clear_agreeing:g} of {order.clear_pairs} pairs of rows {CLEARLY} "
             sentence += f"{PUBLISHED_DIRECTION}; {order.agreeing:g} of {order.pairs} of all pairs{tau}"
         else:
-            sentence += f"no pairs of rows that {CLEARLY}; {order.agreeing:g} of {order.pairs} of all pairs "
+            sentence += f"no pairs of rows {CLEARLY}; {order.agreeing:g} of {order.pairs} of all pairs "
             sentence += f"{PUBLISHED_DIRECTION}{tau}"
         if self.twins:
             parts = [sign for setting, sign in self.twins.items() if setting in self.clear_twins]
             is_all = len(parts) == len(self.twins)
             scores = [f"{_signs(parts)} {'such ' * (self.metric in COUNTED)}twins"] if parts else []
             scores += [] if is_all else [f"{_signs(list(self.twins.values()))} of all twins"]
-            sentence += f"; IID less Non-IID has the published sign in {', '.join(scores)}"
+            sentence += f"; IID minus Non-IID has the published sign in {', '.join(scores)}"
         return sentence + "."
 
 
@@ -154,12 +156,12 @@ def _signs(signs: list[str]) -> str:
 
 
 def agreements(table: pd.DataFrame) -> list[Agreement]:
-    """Return the agreement of each published table and metric that a table of runs or over seeds has values of."""
+    """Return the agreement of each published table and metric for which a table of runs or over seeds has values."""
     return [agreement for metric in METRICS for agreement, _ in _judged(table, metric)]
 
 
 def chance(judged: Sequence[Agreement]) -> list[str]:
-    """Return the sentence that says what the agreements take for chance; empty if none tells pairs apart by it."""
+    """Return the sentence on the definition of chance; empty if it is not used."""
     return [CHANCE] if any(agreement.metric in COUNTED and agreement.order.pairs for agreement in judged) else []
 
 
@@ -186,12 +188,12 @@ def against(table: pd.DataFrame) -> pd.DataFrame:
     kept = {name: cells for name, cells in more.items() if any(cell is not None for cell in cells)}
     marks = pd.DataFrame(kept, index=table.index).astype({name: AGAINST[name] for name in kept})
     marked = pd.concat([table, marks], axis=1)
-    marked.attrs = table.attrs | {COMPARED: True}  # pandas drops what only one of the tables has
+    marked.attrs = table.attrs | {COMPARED: True}  # pandas drops attributes that only one of the tables has
     return marked
 
 
 def sizes(table: pd.DataFrame) -> str:
-    """Return a sentence on the rows whose share is not compared in size, and why; empty if all are compared."""
+    """Return a sentence on rows whose share is not compared in size, with the reason; empty if all are compared."""
     has_both = pd.Series(data=False, index=table.index)
     for metric in COUNTED:
         ours, theirs = measured(table, metric)
@@ -205,7 +207,7 @@ def sizes(table: pd.DataFrame) -> str:
 
 
 def has_shares(table: pd.DataFrame) -> bool:
-    """Return whether rows stand for published shares of canaries."""
+    """Return whether rows have published shares of canaries."""
     return bool({"published_rs", "published_bs", "published_extracted"} & {*table})
 
 
@@ -225,7 +227,8 @@ def measured(table: pd.DataFrame, metric: str) -> "tuple[pd.Series[float], pd.Se
 
     if metric == "exposure":
         theirs, ours = column("published_exposure"), column("mean_space_exposure")
-        # Over the whole space, as theirs, where all have it: two kinds of exposure have no common order.
+        # Over the complete space, as in the paper, if all rows have it, because two kinds of exposure have no common
+        # order.
         return (column("mean_exposure") if ours[theirs.notna()].isna().any() else ours), theirs
     if metric == "extracted":
         return column("bs") / column("canaries"), column("published_extracted")
@@ -237,7 +240,7 @@ Points = dict[Key, tuple[float, float]]  # ours, the mean over runs, and theirs
 
 
 def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, dict[Key, tuple[float | None, str | None]]]]:
-    """Yield each published table's agreement of rows, with each row's cells of METRIC_pairs and METRIC_twin."""
+    """Yield each published table's agreement of rows, with the cells of METRIC_pairs and METRIC_twin for each row."""
     values_of_rows: dict[Key, list[tuple[float, float]]] = {}
     for key, ours, theirs in zip(_keys(table), *measured(table, metric), strict=True):
         if not pd.isna(ours) and not pd.isna(theirs):
@@ -265,7 +268,7 @@ def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, dict[
 def _is_clear(table: pd.DataFrame, metric: str, keys: list[Key]) -> NDArray[np.bool_] | None:
     """Return whether published values of rows differ by more than chance, bool [rows, rows].
 
-    Return None if the metric is no count of canaries.
+    The result is None if the metric is not a count of canaries.
     """
     if metric not in COUNTED:
         return None
@@ -281,12 +284,12 @@ def _is_clear(table: pd.DataFrame, metric: str, keys: list[Key]) -> NDArray[np.b
 
 
 def _places(points: Points, setting: str) -> tuple[int, ...]:
-    """Return the places of a setting's two partitions among the rows."""
+    """Return the row numbers of the two partitions of a setting."""
     return tuple(place for place, key in enumerate(points) if key[2] == setting and key[1] in PARTITIONS)
 
 
 def _twins(points: Points) -> dict[str, str]:
-    """Return METRIC_twin of those settings whose partitions differ in the paper."""
+    """Return METRIC_twin of the settings whose partitions differ in the paper."""
     signs = {}
     for name, _, setting in points:
         iid, non_iid = (points.get((name, partition, setting)) for partition in PARTITIONS)

@@ -1,4 +1,4 @@
-"""The canaries of a run at one evaluation, a row each: the phrase, how often it was planted, and what came of it.
+"""The canaries of a run at one evaluation, one row each: the phrase, its copies, and the measured quantities.
 
     canary, phrase           its id, and its words
     p_u, p_e                 the probabilities by which it was planted; blank where it has a number of copies
@@ -7,8 +7,8 @@
     first_round, last_round  rounds in which it is planted, blank for no bound; only where canaries have windows
     round                    completed rounds of the evaluated model; of central training, steps
 
-Then come a column for each quantity of canaries, under its name, blank where it is unknown, and, where it was asked
-for, ``written``: the phrase that ends in the likeliest continuation that a beam search finds after the known words.
+Further columns have the quantities of canaries, by name; unknown values are blank. On request, ``written`` has the
+phrase with the most likely continuation of the known words that a beam search finds.
 """
 
 import math
@@ -46,13 +46,14 @@ def canary_table(
     """Return a row for each canary, in the order of the roster, with the columns that the module lists.
 
     Args:
-        run: what was read of the run.
+        run: the results of the run.
         round: the evaluated round to show; default the last.
-        epoch: in place of it, after how many epochs; see `RunResults.evaluation_at_epoch`.
-        written: what a beam search wrote, by the canary's id.
+        epoch: instead of `round`: the number of epochs; see `RunResults.evaluation_at_epoch`.
+        written: the phrases that a beam search generated, by canary id.
 
     Raises:
-        InputError: nothing was evaluated then, some canaries' results are missing, or both points are given.
+        InputError: this point was not evaluated, results of some canaries are missing, or both `round` and `epoch` are
+            given.
     """
     refuse_two_points(round, epoch)
     at = run.at(round, epoch)
@@ -82,27 +83,28 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
 
     Args:
         run: the results of the run.
-        took_part: a row for each time that a sharer took part, with ``round`` from 1, ``canary``, its id, and ``user``;
-            see `flsim.runs.participation`. In central training, each time that a step read a user's copy.
+        took_part: a row for each participation of a sharer, with ``round`` from 1, ``canary``, its id, and ``user``;
+            see `flsim.runs.participation`. In central training, a row for each copy that a step read.
         canaries: ids of the canaries to show; all if empty.
 
     Returns:
-        Columns canary and round; exposure (bits), rs and bs (1 if memorized), and a user's own quantities of canaries,
-        NaN if the model had diverged; sharers, the number of different sharers that took part since the last
-        evaluation; participations, how often a sharer took part since the start; rounds_since_use, the rounds since a
-        sharer last took part, NaN if none has; sharer_rounds, a tuple of the rounds since the last evaluation in which
-        a sharer took part.
+        Columns canary and round; exposure (bits), rs and bs (1 if memorized), and custom quantities of canaries, NaN if
+        the model had diverged; sharers, the number of different sharers that took part since the last evaluation;
+        participations, the number of participations since the start; rounds_since_use, the rounds since a sharer last
+        took part, NaN if none has; sharer_rounds, a tuple of the rounds since the last evaluation in which a sharer
+        took part.
 
     Raises:
-        InputError: there is no such canary, or none, nothing was evaluated, or some canaries' results are missing.
+        InputError: there is no such canary, or no canary, there is no evaluation, or results of some canaries are
+            missing.
     """
     known = run.roster["canary"].tolist()
     if not known:
-        raise InputError(f"run {run.name}: was trained without canaries, so there is nothing to trace")
+        raise InputError(f"run {run.name}: was trained without canaries; name a run with canaries")
     for canary in canaries:
         if canary not in known:
-            raise InputError(f"run {run.name}: has no canary {canary}; its canaries are {known[0]} to {known[-1]}")
-    run.evaluation()  # raises where there is none
+            raise InputError(f"run {run.name}: there is no canary {canary}; the canaries are {known[0]} to {known[-1]}")
+    run.evaluation()  # raises if there is none
     rounds = np.array(run.evaluated)
     quantities = traced(quantities_of([run]))
     measured = {
@@ -116,7 +118,7 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
     for canary in [id_ for id_ in known if not canaries or id_ in canaries]:
         met = by_canary.get(canary, took_part.iloc[:0])
         at, users = met["round"].to_numpy(), met["user"].to_numpy()
-        last = np.searchsorted(at, rounds, side="right").tolist()  # of rounds, which ascend
+        last = np.searchsorted(at, rounds, side="right").tolist()  # last evaluation before each of the ascending rounds
         for round_, first, end in zip(rounds.tolist(), [0, *last[:-1]], last, strict=True):
             rows.append(
                 {
@@ -133,6 +135,6 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
 
 
 def traced(quantities: Iterable[Quantity]) -> list[Quantity]:
-    """Return the quantities of canaries that a trace shows: the primary number, flags, then other numbers."""
+    """Return the quantities of canaries that a trace shows: the primary number, then flags, then other numbers."""
     traced = [quantity for quantity in select_for(quantities, "trace") if quantity.of_canaries]
     return sorted(traced, key=lambda quantity: not quantity.is_primary)

@@ -19,7 +19,7 @@ PRIVACY = {
     "sound_convention": "string",
     "delta": "Float64",
 }
-POPULATION = {"whole_test_users": "Int64"}  # whole authors that utility is measured on, where the test users are whole
+POPULATION = {"whole_test_users": "Int64"}  # number of complete authors on which utility is measured
 RECORD_PRIVACY = {
     "record_epsilon": "Float64",
     "record_convention": "string",
@@ -27,7 +27,7 @@ RECORD_PRIVACY = {
 }
 FALSE_POSITIVE = "false_positive_rate"
 OVER_SEEDS = ("seeds_low", "seeds_high", "canaries_low", "canaries_high")
-DESCRIBED = "quantities"  # of a table's attributes: the descriptions of a user's own measures in it
+DESCRIBED = "quantities"  # attribute of a table: descriptions of custom measures
 
 
 def columns_of(quantity: Quantity) -> dict[str, str]:
@@ -56,10 +56,11 @@ def columns_over_seeds(quantity: Quantity) -> dict[str, str]:
 
 
 def columns_of_controls(flags: Iterable[Quantity]) -> dict[str, str]:
-    """Return the columns of canaries that were never planted, with their types; tables have them where there are any.
+    """Return the columns of canaries that were never planted, with their types.
 
-    These are their number, the number of them with each flag, and the probability that Random Sampling shows one of
-    them as memorized.
+    Tables have them if there are such canaries.
+
+    These are their number, the number with each flag, and the probability that Random Sampling marks one as memorized.
     """
     counts = {f"{flag.name}_controls": "Int64" for flag in flags}
     return {"controls": "Int64", **counts, FALSE_POSITIVE: "Float64"}
@@ -71,28 +72,28 @@ def mean_of(quantity: Quantity) -> str:
 
 
 def over_seeds(quantity: Quantity) -> list[str]:
-    """Return the columns of a number's intervals in a table over seeds; those of the primary one have no prefix."""
+    """Return the columns of a number's intervals in a table over seeds; those of the primary number have no prefix."""
     return [prefix_of(quantity) + name for name in OVER_SEEDS]
 
 
 def prefix_of(quantity: Quantity) -> str:
-    """Return the prefix of the names of a number's columns; empty for the primary number, which tables are about."""
+    """Return the prefix of the names of a number's columns; empty for the primary number."""
     return "" if quantity.is_primary else f"{quantity.column}_"
 
 
 def names_of(quantity: Quantity) -> list[str]:
-    """Return all names that a quantity takes in tables, its own first."""
+    """Return all names of a quantity in tables, its own name first."""
     columns = (*columns_of(quantity), *columns_over_seeds(quantity), f"{quantity.name}_controls")
     return list(dict.fromkeys((quantity.name, quantity.column, *columns)))
 
 
 def quantities_of(runs: Iterable[RunResults]) -> list[Quantity]:
-    """Return the quantities that runs may have: the built-in ones, then those of a user's own measures.
+    """Return the quantities that runs may have: the built-in ones, then those of custom measures.
 
-    Of a built-in measure whose quantities depend on the canaries, these are the ones that some run has.
+    For a built-in measure whose quantities depend on the canaries, these are the quantities that any run has.
 
     Raises:
-        InputError: two runs describe one name differently.
+        InputError: two runs have different descriptions for one name.
     """
     described: dict[str, tuple[Quantity, RunResults]] = {}
     known = dict(QUANTITIES)
@@ -102,19 +103,19 @@ def quantities_of(runs: Iterable[RunResults]) -> list[Quantity]:
             other, first = described.setdefault(name, (quantity, run))
             if not other.is_like(quantity):
                 raise InputError(
-                    f"runs {first.name} and {run.name}: {name} is not the same in both (kind, unit, direction or "
-                    f"subject); show them apart, or rename one of the measures"
+                    f"runs {first.name} and {run.name}: {name} differs between the runs (kind, unit, direction "
+                    "or subject); show the runs separately, or rename one of the measures"
                 )
     return [*known.values(), *(quantity for quantity, _ in described.values())]
 
 
 def quantities_in(table: pd.DataFrame) -> list[Quantity]:
-    """Return the quantities that a table may have columns of: built-in ones, then a user's own."""
+    """Return the quantities that a table can have columns of: built-in, then custom."""
     return [*(QUANTITIES | _built_in(table.columns)).values(), *map(from_json, table.attrs.get(DESCRIBED, ()))]
 
 
 def _built_in(names: Iterable[str]) -> dict[str, Quantity]:
-    """Return the quantities of built-in measures among the names, those whose names depend on the canaries too."""
+    """Return the quantities of built-in measures among the names, including those that depend on the canaries."""
     return {name: quantity for name in names if (quantity := built_in.described(name))}
 
 
@@ -124,7 +125,7 @@ def is_in(table: pd.DataFrame, quantity: Quantity) -> bool:
 
 
 def described(table: pd.DataFrame, quantities: Iterable[Quantity]) -> pd.DataFrame:
-    """Return the table with the descriptions of a user's own measures, which are also stored in Parquet files."""
+    """Return the table with the descriptions of custom measures, which are also stored in Parquet files."""
     own = [to_json(quantity) for quantity in quantities if built_in.described(quantity.name) is None]
     if own:
         table.attrs[DESCRIBED] = own
@@ -156,10 +157,10 @@ def shares(metric: str, memorized: int, canaries: int) -> dict[str, float]:
 
 
 def controls(runs: Sequence[tuple[RunResults, int]], flags: Iterable[Quantity]) -> dict[str, Any]:
-    """Return the cells of `columns_of_controls` over runs at an evaluated round each; empty if all were planted.
+    """Return the cells of `columns_of_controls` over runs at given rounds; empty if all canaries were planted.
 
-    A phrase that was never planted is drawn like the |R| references, so it is as likely as they are to come first:
-    with probability 1 / (|R| + 1), and less where it ties.
+    A phrase that was never planted is drawn like the |R| references, so it has rank 1 with probability 1 / (|R| + 1),
+    or less if there are ties.
     """
     number = sum(len(run.controls) for run, _ in runs)
     if not number:

@@ -1,9 +1,9 @@
-"""Differences between two settings, as one long frame: a row for each thing that is compared.
+"""Differences between two settings, as one long frame: a row for each compared quantity.
 
-Both sides plant the same phrases, so that each canary is its own control and every statistic is about differences. Two
-runs are compared canary by canary. Two settings are compared seed by seed, where both runs of a seed have the same
-canaries and seeds have different ones. Seeds are then the independent unit: canaries of one model rise and fall
-together, so that a test over all seeds' canaries pooled would report differences that do not exist.
+Both sides plant the same phrases, so each canary is its own control, and every statistic is about differences. Two runs
+are compared canary by canary. Two settings are compared seed by seed: both runs of a seed have the same canaries, and
+seeds have different canaries. Seeds are then the independent unit. Canaries of one model are correlated, so a test over
+the pooled canaries of all seeds would report false differences.
 
     row                the settings that both sides have in common; of two runs "all" canaries, or those of one
                        configuration: (p_u, p_e) or a number of copies, with the rounds where they are planted in some
@@ -20,14 +20,14 @@ together, so that a test over all seeds' canaries pooled would report difference
     test               "t": Student's; "signed ranks": Wilcoxon's with Pratt's zeros; "exchange": Fisher's
                        randomization of a and b within seeds; "McNemar": exact; "discordant": see below
     value_a, value_b   the mean of a number, or how many canaries have a flag; over seeds, the mean of that
-    difference         value_a less value_b
+    difference         value_a minus value_b
     low, high          its 95% interval, Student's t over the unit
     p, p_holm          two-sided p that it is zero, and p corrected for all rows with the same test (Holm)
     left_out           runs or seeds that are in no number, or why nothing is compared, with the reasons
 
-Rows of the test "discordant" are about the canaries that only one of two runs memorized: value_a and value_b are their
-numbers, difference is a's share of them, and low and high its exact interval (Clopper and Pearson). A cell is blank if
-it was not measured, or cannot be computed: an interval over seeds needs two of them.
+Rows of the test "discordant" have the canaries that only one of two runs memorized: value_a and value_b are their
+numbers, difference is the share of a, and low and high are its exact interval (Clopper and Pearson). A cell is blank if
+it was not measured, or cannot be computed: an interval over seeds needs two seeds.
 """
 
 import math
@@ -81,7 +81,7 @@ COLUMNS = {
     **dict.fromkeys(VALUES, "Float64"),
     "left_out": "string",
 }
-CONFIGURATION = {"p_u": "Float64", "p_e": "Float64", "copies": "Int64"}  # more columns of two runs
+CONFIGURATION = {"p_u": "Float64", "p_e": "Float64", "copies": "Int64"}  # further columns of two runs
 Row = dict[str, Any]
 
 
@@ -91,7 +91,7 @@ class Pair:
 
     Attributes:
         row: the common settings of the two.
-        a, b: their runs, including those not begun.
+        a, b: their runs, including those that have not started.
     """
 
     row: str
@@ -100,7 +100,7 @@ class Pair:
 
     @property
     def label(self) -> str:
-        """Return the common settings of both in the words of a table, or `row` if these are not known."""
+        """Return the common settings of both as in a table, or `row` if they are unknown."""
         begun = [[run.results for run in runs if run.results] for runs in (self.a, self.b)]
         if not all(begun):
             return self.row
@@ -109,10 +109,10 @@ class Pair:
 
 
 def twins(sweep: Sweep) -> list[Pair]:
-    """Return IID (a) and non-IID (b) of each row of a sweep that has both.
+    """Return IID (a) and non-IID (b) of each row of a sweep with both partitions.
 
     Raises:
-        InputError: no row has both.
+        InputError: no row has both partitions.
     """
     rows: dict[tuple[Any, ...], Pair] = {}
     for run in sweep.runs:
@@ -131,7 +131,7 @@ def same_names(a: Sweep, b: Sweep) -> list[Pair]:
     """Return pairs of the runs of two sweeps with the same names; runs that differ only in their seed share a pair.
 
     Raises:
-        InputError: no name is in both.
+        InputError: no name occurs in both.
     """
     others = {run.name: run for run in b.runs}
     rows: dict[tuple[Any, ...], Pair] = {}
@@ -151,14 +151,14 @@ def _label(run: SweepRun, has_partition: bool = False) -> str:
 
 
 def planned(runs: Sequence[RunResults]) -> list[SweepRun]:
-    """Return runs of no sweep as entries of one."""
+    """Return runs without a sweep as entries of a sweep."""
     return [SweepRun(run.name, "", -1 if run.seed is None else run.seed, {}, None, run) for run in runs]
 
 
 def differences(pairs: Sequence[Pair], round: int | None = None, epoch: float | None = None) -> pd.DataFrame:
-    """Return the frame of pairs of settings: over seeds, or for a pair with one seed over its canaries.
+    """Return the frame of pairs of settings: over seeds, or over canaries for a pair with one seed.
 
-    The compared runs are those that a table over seeds averages. A pair that cannot be compared has the reason.
+    The compared runs are those that a table over seeds averages. A pair without a comparison has the reason.
 
     Args:
         pairs: the settings.
@@ -175,7 +175,7 @@ def differences(pairs: Sequence[Pair], round: int | None = None, epoch: float | 
 
 
 def _frame(rows: Sequence[Row], types: Mapping[str, str], quantities: Sequence[Quantity]) -> pd.DataFrame:
-    """Return rows as a frame, with p corrected within each family: one quantity and test, at one point."""
+    """Return rows as a frame, with p corrected within each family, which is a quantity and a test at one point."""
     frame = pd.DataFrame(rows, columns=list(types)).astype(types)
     tests = frame[frame["row"] != ALL].groupby(["at", "quantity", "test"], sort=False)
     for _, family in tests:
@@ -190,10 +190,10 @@ def _of_pair(pair: Pair, quantities: Sequence[Quantity], round: int | None, epoc
     diverged = [sum(run.status == "diverged" for run in runs) for runs in begun]
     yield side | _two("diverged", *diverged)
     published = [runs[0].published or {} for runs in (pair.a, pair.b)]
-    if published[0] != published[1]:  # the same run of two sweeps stands for one published row
+    if published[0] != published[1]:  # equal runs of two sweeps have the same published row
         for name in COUNTED_OF:
             yield side | _two(f"{PREFIX}{name}", *(row.get(name) for row in published))
-    why = [f"{run.name} (not begun)" for run in (*pair.a, *pair.b) if run.results is None]
+    why = [f"{run.name} (not started)" for run in (*pair.a, *pair.b) if run.results is None]
     rows: list[Row] = []
     try:
         samples = [sample(runs, round, epoch) for runs in begun]
@@ -220,7 +220,7 @@ def _of_runs(
     round: int | None,
     epoch: float | None,
 ) -> Iterator[Row]:
-    """Yield the rows of two series: of the runs of each seed that both have."""
+    """Yield the rows of two series: from the runs of each common seed."""
     pairs = pairs_of_seeds(a, b)
     paired = [paired_canaries(run_a, run_b, round, epoch) for _, run_a, run_b in pairs]
     unit = {"over": "seeds" if len(pairs) > 1 else "canaries", "n": len(pairs)}
@@ -257,8 +257,8 @@ def _mean(values: Sequence[float | None]) -> float | None:
 def _over_seeds(paired: Sequence[PairedCanaries], quantity: Quantity) -> Row:
     """Return the row of a quantity of canaries over seeds.
 
-    The exchange of a and b within seeds supposes nothing about counts. Equal differences of whole numbers say nothing
-    of their spread, and have no interval.
+    The exchange test of a and b within seeds makes no assumptions about counts. Equal differences of integers have no
+    estimate of their spread, and no interval.
     """
     values = [[one.canaries[f"{quantity.name}_{side}"] for side in "ab"] for one in paired]
     if not quantity.is_flag:
@@ -276,8 +276,8 @@ def of_canaries(canaries: pd.DataFrame, quantity: Quantity) -> list[Row]:
     """Return the rows of a quantity for all or some of `PairedCanaries.canaries` of two runs.
 
     Zero differences of exposure are common if both runs reach the ceiling. Differences are first rounded to 1e-9 bits,
-    as scipy advises, so that rounding error breaks no tie. All tests treat canaries as independent, and say nothing
-    about other seeds of the training.
+    as scipy advises, because rounding error must not break ties. All tests treat canaries as independent, and do not
+    cover other seeds.
     """
     a, b = (canaries[f"{quantity.name}_{side}"] for side in "ab")
     if quantity.is_flag:
@@ -293,10 +293,11 @@ def of_differences(values: "pd.Series[float]") -> list[Row]:
 
 
 def of_flags(a: NDArray[np.bool_], b: NDArray[np.bool_], name: str) -> list[Row]:
-    """Return the rows of a flag of the same canaries [n] in two runs, and of the canaries that only one memorized."""
+    """Return the rows of a flag of the same canaries [n] in two runs, and of canaries that only one memorized."""
     only_a, only_b = int((a & ~b).sum()), int((~a & b).sum())
     discordant = only_a + only_b
-    low, high = share_interval(only_a, discordant)  # leaves out one half exactly if McNemar's p is below 5%
+    # excludes one half exactly if the p-value of McNemar's test is below 5%
+    low, high = share_interval(only_a, discordant)
     row = {"over": "canaries"}
     return [
         row | _two(name, int(a.sum()), int(b.sum())) | {"n": len(a), "p": mcnemar_p(only_a, only_b), "test": "McNemar"},
@@ -308,7 +309,7 @@ def of_flags(a: NDArray[np.bool_], b: NDArray[np.bool_], name: str) -> list[Row]
 
 
 def at_ceiling_of(canaries: pd.DataFrame, references: float) -> list[int]:
-    """Return how many canaries have the largest possible exposure in run a and in run b.
+    """Return the numbers of canaries with the largest possible exposure in run a and in run b.
 
     Args:
         canaries: all or some rows of `PairedCanaries.canaries`.
@@ -326,7 +327,7 @@ class Comparison:
             them, with p_u, p_e and the number of copies of each configuration.
         models: a row of `flsim.results.tables.memorization_table` for each run.
         quantities: the compared quantities, of canaries and of the model.
-        never_planted: number of canaries that neither run planted; they are in no row.
+        never_planted: number of canaries that neither run planted; they are excluded from all rows.
     """
 
     table: pd.DataFrame
@@ -338,18 +339,18 @@ class Comparison:
 def compare_runs(a: RunResults, b: RunResults, round: int | None = None, epoch: float | None = None) -> Comparison:
     """Compare two runs at a round or after a number of epochs; by default at each run's last evaluation.
 
-    Two runs without any canaries are compared in utility alone. The comparison at equal perplexity is of all
-    evaluations of both runs, whatever the round.
+    Two runs without any canaries are compared only in utility. The comparison at equal perplexity uses all evaluations
+    of both runs, independent of the round.
 
     Raises:
-        InputError: as for `paired_canaries`.
+        InputError: see `paired_canaries`.
     """
     quantities, types = compared_in([a, b]), COLUMNS | CONFIGURATION
     side = {"a": a.setting, "b": b.setting, "at": END, "row": ALL}
     if a.roster.empty and b.roster.empty:
         refuse_two_points(round, epoch)
         for run in (a, b):
-            round_of(run, round, epoch)  # raises where there is nothing to compare
+            round_of(run, round, epoch)  # raises if there is no comparison
         return Comparison(_frame([], types, ()), memorization_table([a, b], round, epoch), quantities)
     pair = paired_canaries(a, b, round, epoch)
     rows = [side | row for row in _of_configuration(pair.canaries, pair)]
@@ -396,11 +397,11 @@ def name_of_configuration(configuration: Mapping[Any, Any]) -> str:
 
 
 def to_wide(frame: pd.DataFrame) -> pd.DataFrame:
-    """Return a frame of differences with one row for each of its rows' names, and its quantities next to each other.
+    """Return a frame of differences with one row for each name of a row, and its quantities next to each other.
 
-    Columns are row, a, b, over, n and left_out, and of each quantity those of `VALUES` that have values:
-    ``exposure_difference``, ``rs_value_a``. What is at equal perplexity begins with ``like_``, signed ranks and
-    discordant canaries with the quantity and their test: ``rs_discordant_low``.
+    Columns are row, a, b, over, n and left_out, and for each quantity, those of `VALUES` that have values:
+    ``exposure_difference``, ``rs_value_a``. Names at equal perplexity begin with ``like_``; names for signed ranks and
+    discordant canaries contain the test: ``rs_discordant_low``.
     """
     columns: dict[str, dict[str, Any]] = {}
     for line in frame.to_dict("records"):
@@ -422,5 +423,5 @@ def to_wide(frame: pd.DataFrame) -> pd.DataFrame:
 
 
 def column(wide: pd.DataFrame, name: str) -> "pd.Series[Any]":
-    """Return a column of `to_wide`; blank where no row has it."""
+    """Return a column of `to_wide`; blank if no row has it."""
     return wide[name] if name in wide else pd.Series(pd.NA, wide.index, "Float64")

@@ -26,8 +26,8 @@ A run that is not evaluated yet, or that diverged, has one row without measureme
     rank, exposure           rank among the references; bits
     rs, bs                   whether Random Sampling and Beam Search show it as memorized
 
-Then come the quantities of canaries that `evaluation.also` or a user's own measure computed, each under its name. All
-columns are typed, and missing cells were not measured.
+Further columns have the quantities of canaries from `evaluation.also` or custom measures, by name. All columns are
+typed, and missing cells were not measured.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -61,7 +61,7 @@ RUN = {
 
 
 def type_of(quantity: Quantity) -> str:
-    """Return pandas' name of the type of a canary's values."""
+    """Return the pandas type of the values of canaries."""
     return {"flag": "boolean", "count": "Int64", "number": "Float64"}[quantity.kind]
 
 
@@ -84,16 +84,16 @@ CANARY = {
     "last_round": "Int64",
     **{quantity.name: type_of(quantity) for quantity in QUANTITIES.values() if "canaries" in quantity.places},
 }
-# Columns beside those of measures, in any table or frame of results.
+# Columns in addition to those of measures, in any table or frame of results.
 TAKEN = {
     *(*types("run"), *types("series"), *RUN, *CANARY, *CANARY_TABLE, *SCHEMA.names),
-    *("participations", "rounds_since_use", "sharer_rounds"),  # of a trace
+    *("participations", "rounds_since_use", "sharer_rounds"),  # columns of a trace
 }
 
 
 @dataclass(frozen=True)
 class _ListedRun:
-    """A run, with what its sweep records about it."""
+    """A run, with its entry in the sweep."""
 
     folder: Path
     results: RunResults
@@ -104,7 +104,7 @@ class _ListedRun:
 
     @property
     def rounds(self) -> Sequence[int]:
-        """Evaluated rounds; none of a diverged model, whose last finite evaluation would pass for a result."""
+        """Evaluated rounds; none for a diverged model, because its last finite evaluation is not a result."""
         return [] if self.results.status == "diverged" else self.results.evaluated
 
     def about(self, round_: int | None) -> dict[str, Any]:
@@ -144,7 +144,10 @@ def frames(*paths: Path | str) -> tuple[pd.DataFrame, pd.DataFrame]:
     kept = without_copies([run.results for run in runs], [run.results for run in runs if run.sweep is not None])
     runs = [run for run in runs if run.results in kept]
     if not runs:
-        raise InputError(f"{', '.join(map(str, paths)) or 'no paths'}: no runs there; `flsim demo` makes some")
+        raise InputError(
+            f"{', '.join(map(str, paths)) or 'no paths'}: found no runs; name run folders, or create some with "
+            "`flsim demo`"
+        )
     return _runs(runs), _canaries(runs)
 
 
@@ -162,7 +165,10 @@ def _read(pattern: str) -> Iterator[_ListedRun]:
 
 
 def _runs(listed: list[_ListedRun]) -> pd.DataFrame:
-    """Return the frame of runs; each evaluation becomes a run of its own, as a table shows one evaluation of a run."""
+    """Return the frame of runs.
+
+    Each evaluation becomes a separate run, because a table shows one evaluation per run.
+    """
     about, evaluated, published = list[dict[str, Any]](), list[RunResults](), dict[RunResults, Mapping[str, Any]]()
     for run in listed:
         for round_ in run.rounds or (None,):
@@ -176,12 +182,12 @@ def _runs(listed: list[_ListedRun]) -> pd.DataFrame:
     before = pd.DataFrame(about).convert_dtypes().astype(RUN)
     table = memorization_table(evaluated, published=published)
     runs = pd.concat([before, table], axis=1)
-    runs.attrs = table.attrs  # pandas drops what only one of the tables has
+    runs.attrs = table.attrs  # pandas drops attributes that only one of the tables has
     return runs
 
 
 def _cells(axes: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """Return the axes as values that can be grouped by, without the partition, which has its own column."""
+    """Return the axes as values for grouping, without the partition, which has its own column."""
     return {
         name: value if isinstance(value, bool | int | float | str) else str(value)
         for name, value in axes.items()

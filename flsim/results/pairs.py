@@ -26,9 +26,9 @@ class PairedCanaries:
     Attributes:
         canaries: a row per canary that was planted in either run, indexed by its id, with p_u, p_e and copies (the
             planned number, if p_u is not set), first_round and last_round if canaries have windows, and NAME_a and
-            NAME_b of each compared quantity that was measured.
-        never_planted: number of canaries that were planted in neither run, and are in no statistic.
-        quantities: the quantities that were measured in both runs, the primary one first.
+            NAME_b for each measured quantity.
+        never_planted: number of canaries that were planted in neither run, and are excluded from all statistics.
+        quantities: the quantities that were measured in both runs, the primary quantity first.
         references: |R| of both.
     """
 
@@ -50,8 +50,8 @@ def paired_canaries(
         epoch: the number of epochs to compare at, in place of `round`.
 
     Raises:
-        InputError: there are fewer than two planted canaries, the runs have other canaries or another |R|, one diverged
-            or was not evaluated there, or both a round and an epoch are given.
+        InputError: there are fewer than two planted canaries, the canaries or |R| of the runs differ, a run diverged or
+            was not evaluated at this point, or both a round and an epoch are given.
     """
     refuse_two_points(round, epoch)
     _refuse_other_canaries(a, b)
@@ -60,8 +60,8 @@ def paired_canaries(
     if references[0] != references[1] or references[0] is None:
         sizes = " and ".join("unknown" if size is None else f"{size:.0f}" for size in references)
         raise InputError(
-            f"runs {a.name} and {b.name}: ranked among different numbers of references ({sizes}), so their exposures "
-            f"do not compare; evaluate both with the same evaluation.references"
+            f"runs {a.name} and {b.name}: ranked among different numbers of references ({sizes}), so their "
+            "exposures are not comparable; evaluate both runs with the same evaluation.references"
         )
     roster = a.roster.set_index("canary")
     canaries = roster[["p_u", "p_e"]].astype("float64")
@@ -78,20 +78,23 @@ def paired_canaries(
                 canaries[f"{quantity.name}_{name}"] = values
             elif quantity.is_primary:
                 raise InputError(
-                    f"run {run.name}, round {at}: {quantity.name} was not measured; evaluate that checkpoint again"
+                    f"run {run.name}, round {at}: {quantity.name} was not measured; evaluate this checkpoint again"
                 )
     in_both = [quantity for quantity in compared if {f"{quantity.name}_a", f"{quantity.name}_b"} <= {*canaries}]
     planted = canaries.index.isin({*a.planted["canary"], *b.planted["canary"]})
     if planted.sum() < 2:
         raise InputError(
-            f"runs {a.name} and {b.name}: {int(planted.sum())} of {len(canaries)} canaries were planted, and fewer "
-            f"than two have no spread; plant more, e.g. with a larger canaries.p_u"
+            f"runs {a.name} and {b.name}: {int(planted.sum())} of {len(canaries)} canaries were planted, but a "
+            "comparison needs at least two; plant more, e.g. with a larger canaries.p_u"
         )
     return PairedCanaries(canaries[planted], int((~planted).sum()), in_both, references[0])
 
 
 def _windowed(a: RunResults, b: RunResults) -> pd.DataFrame:
-    """Return the roster of the run whose canaries have windows; of two, the one that plants canaries in some round."""
+    """Return the roster of the run whose canaries have windows.
+
+    If both have windows, the run that plants canaries in some round.
+    """
     rosters = [run.roster for run in (a, b) if any(name in run.roster for name in WINDOW)]
     planting = [
         roster
@@ -115,23 +118,23 @@ def _refuse_other_canaries(a: RunResults, b: RunResults) -> None:
     differing = sorted(c for c in {*phrases_a, *phrases_b} if phrases_a.get(c) != phrases_b.get(c))
     if differing:
         raise InputError(
-            f"runs {a.name} and {b.name}: planted different canaries, the first {differing[0]}; compare runs with the "
-            f"same corpus, seed and [canaries]"
+            f"runs {a.name} and {b.name}: planted different canaries, for example {differing[0]}; compare runs "
+            "with the same corpus, seed and [canaries]"
         )
     if not phrases_a:
-        raise InputError(f"runs {a.name} and {b.name}: have no canaries, so that only the utility of two runs compares")
+        raise InputError(f"runs {a.name} and {b.name}: have no canaries, so only utility can be compared")
     if len(phrases_a) < 2:
-        raise InputError(f"runs {a.name} and {b.name}: one canary has no spread; plant at least two")
+        raise InputError(f"runs {a.name} and {b.name}: have only one canary; plant at least two")
 
 
 def round_of(run: RunResults, round: int | None, epoch: float | None) -> int:
     """Return the evaluated round of a run to compare.
 
     Raises:
-        InputError: the run diverged, or was not evaluated there.
+        InputError: the run diverged, or was not evaluated at this point.
     """
     if run.status == "diverged":
-        raise InputError(f"run {run.name}: diverged, so there is nothing to compare; lower its learning rate")
+        raise InputError(f"run {run.name}: diverged and cannot be compared; lower its learning rate")
     return run.at(round, epoch)
 
 
@@ -139,12 +142,15 @@ def pairs_of_seeds(a: Sequence[RunResults], b: Sequence[RunResults]) -> list[tup
     """Return the runs of two series with the same seed: (seed, run of a, run of b), by ascending seed.
 
     Raises:
-        InputError: no seed has a run of both, or a seed has two runs or is unknown.
+        InputError: no seed has runs of both series, or a seed has two runs or is unknown.
     """
     runs_a, runs_b = _of_seeds(a), _of_seeds(b)
     seeds = sorted({*runs_a} & {*runs_b})
     if not seeds:
-        raise InputError(f"no seed has a run of both: {sorted(runs_a)} and {sorted(runs_b)}; train both with one seed")
+        raise InputError(
+            f"the seeds {sorted(runs_a)} and {sorted(runs_b)} have no seed in common; train both settings with the "
+            "same seed"
+        )
     return [(seed, runs_a[seed], runs_b[seed]) for seed in seeds]
 
 
@@ -152,9 +158,11 @@ def _of_seeds(runs: Sequence[RunResults]) -> dict[int, RunResults]:
     by_seed: dict[int, RunResults] = {}
     for run in runs:
         if run.seed is None:
-            raise InputError(f"run {run.name}: an older run, which does not say its seed; compare it by itself")
+            raise InputError(f"run {run.name}: an older run without a stored seed; compare this run separately")
         if run.seed in by_seed:
-            raise InputError(f"runs {by_seed[run.seed].name} and {run.name}: both of seed {run.seed}; leave one out")
+            raise InputError(
+                f"runs {by_seed[run.seed].name} and {run.name}: both have seed {run.seed}; exclude one of them"
+            )
         by_seed[run.seed] = run
     return by_seed
 
@@ -165,7 +173,7 @@ class LikeUtility:
 
     Attributes:
         pairs: the two runs of each seed that reached a common perplexity, ascending.
-        left_out: why the two runs of a seed cannot be compared, by seed.
+        left_out: by seed, the reason why its two runs cannot be compared.
     """
 
     pairs: "Mapping[int, PairAtLikeUtility]"
@@ -180,8 +188,8 @@ class LikeUtility:
 def of_mean(differences: ArrayLike) -> dict[str, Any]:
     """Return the mean of differences of independent units, its 95% interval and p by Student's t, and their number.
 
-    Differences are first rounded, as scipy advises, so that rounding error breaks no tie. All but their number are NaN
-    where a number is not known.
+    Differences are first rounded, as scipy advises, because rounding error must not break ties. All results except the
+    number are NaN if a difference is unknown.
     """
     rounded = np.round(np.asarray(differences, dtype="float64"), ROUNDING)
     low, high = t_interval(rounded)
@@ -190,17 +198,17 @@ def of_mean(differences: ArrayLike) -> dict[str, Any]:
 
 
 def left_out_text(left_out: Mapping[int, str]) -> str:
-    """Return words on seeds that are left out, with their reasons, e.g. ``"seed 3 left out: run a: ..."``."""
+    """Return a text on excluded seeds, with their reasons, e.g. ``"seed 3 excluded: run a: ..."``."""
     seeds = f"seed{'s' * (len(left_out) != 1)} {', '.join(map(str, left_out))}"
-    return f"{seeds} left out: {'; '.join(left_out.values())}"
+    return f"{seeds} excluded: {'; '.join(left_out.values())}"
 
 
 def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Quantity = PRIMARY) -> LikeUtility:
-    """Compare two series of runs seed by seed, each seed at the lowest perplexity that both of its runs reached.
+    """Compare two series of runs seed by seed, for each seed at the lowest perplexity that both runs reached.
 
-    A model that was trained further predicts better, and has memorized more. So a difference at the end of training may
-    be one of utility, and is also measured where both models first predict equally well. A seed whose runs have no
-    common perplexity, such as one that is below it at its first evaluation, is left out with its reason.
+    A model that was trained longer predicts better, and has memorized more. A difference at the end of training can
+    therefore be a difference in utility. This comparison is at the first equal perplexity. A seed whose runs have no
+    common perplexity, for example because a first evaluation is already below it, is excluded with its reason.
 
     Args:
         a: runs of one series, one for each seed.
@@ -208,8 +216,8 @@ def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Qua
         quantity: the compared number.
 
     Raises:
-        InputError: no seed has a run of both, or none is left: in each a run diverged or lacks evaluations, or was
-            never above the perplexity that the other ended with.
+        InputError: no seed has runs of both series, or for each seed a run diverged, lacks evaluations, or was never
+            above the final perplexity of the other run.
     """
     compared, left_out = dict[int, PairAtLikeUtility](), dict[int, str]()
     for seed, run_a, run_b in pairs_of_seeds(a, b):
@@ -225,11 +233,11 @@ def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Qua
 
 @dataclass(frozen=True, eq=False)
 class PairAtLikeUtility:
-    """A number of canaries in run a less that in run b at the lowest perplexity that both reached.
+    """A number of canaries in run a minus that in run b, at the lowest perplexity that both reached.
 
     Attributes:
-        perplexity: that perplexity.
-        rounds: when a and b first reached it; between two evaluations, a fraction of a round.
+        perplexity: the perplexity.
+        rounds: the rounds at which a and b first reached it; fractions between two evaluations.
         value_a, value_b: means over canaries.
         differences: a - b of each canary that either run planted, by its id, in the number's unit.
     """
@@ -245,7 +253,7 @@ def pair_at_like_utility(a: RunResults, b: RunResults, quantity: Quantity = PRIM
     """Compare two runs over the same canaries at the lowest perplexity that both reached.
 
     Raises:
-        InputError: a run diverged or lacks evaluations, or was never above the perplexity that the other ended with.
+        InputError: a run diverged or lacks evaluations, or was never above the final perplexity of the other run.
     """
     perplexity = lowest_in_both(a, b, quantity)
     (round_a, of_a), (round_b, of_b) = (at_perplexity(run, perplexity, quantity) for run in (a, b))
@@ -260,13 +268,13 @@ def lowest_in_both(a: RunResults, b: RunResults, quantity: Quantity = PRIMARY) -
 
 
 def at_perplexity(run: RunResults, perplexity: float, quantity: Quantity = PRIMARY) -> "tuple[float, pd.Series[float]]":
-    """Return when a run first reached a perplexity, in rounds, and a quantity of each canary there, by its id.
+    """Return the round at which a run first reached a perplexity, and a quantity of each canary, by id.
 
     Between the last evaluation before and the first one after, both are interpolated along the cross-entropy, the
     logarithm of perplexity.
 
     Raises:
-        InputError: the run never reached it, or its first evaluation is below it already.
+        InputError: the run never reached it, or its first evaluation is already below it.
     """
     measured = trajectory(run, quantity)
     entropies, target = measured.index.to_numpy(), math.log(perplexity)
@@ -280,7 +288,7 @@ def at_perplexity(run: RunResults, perplexity: float, quantity: Quantity = PRIMA
         return float(measured["round"].iloc[last]), measured.iloc[last, 1:]
     if not last:
         raise InputError(
-            f"run {run.name}: its first evaluation is below perplexity {perplexity:.4g} already, at "
+            f"run {run.name}: its first evaluation is already below perplexity {perplexity:.4g}, at "
             f"{math.exp(entropies[0]):.4g}; evaluate it earlier, with a smaller evaluation.every"
         )
     before, after = entropies[last - 1], entropies[last]
@@ -290,17 +298,17 @@ def at_perplexity(run: RunResults, perplexity: float, quantity: Quantity = PRIMA
 
 
 def trajectory(run: RunResults, quantity: Quantity = PRIMARY) -> pd.DataFrame:
-    """Return a run's evaluations that measured both: the round, and the quantity of each canary, by cross-entropy.
+    """Return a run's evaluations with both values: the round and a quantity of each canary, by cross-entropy.
 
     Returns:
         A row for each evaluation, in the order of rounds. The index is the cross-entropy on test text, nats; columns
         are "round" and the ids of the canaries.
 
     Raises:
-        InputError: the run diverged, or no evaluation measured both.
+        InputError: the run diverged, or no evaluation has both values.
     """
     if run.status == "diverged":
-        raise InputError(f"run {run.name}: diverged, so there is nothing to compare; lower its learning rate")
+        raise InputError(f"run {run.name}: diverged and cannot be compared; lower its learning rate")
     rows = []
     for round_ in run.evaluated:
         perplexity, values = run.of_model(PERPLEXITY.name, round_), run.of_canaries(quantity.name, round_)
@@ -311,14 +319,14 @@ def trajectory(run: RunResults, quantity: Quantity = PRIMARY) -> pd.DataFrame:
     return pd.DataFrame(rows)
 
 
-TOLERANCE = 1e-6  # bits below the ceiling that still count as there: rounding
+TOLERANCE = 1e-6  # tolerance in bits for rounding, below the ceiling
 WHAT_TO_DO = "`flsim evaluate RUN --also space` measures beyond it."
-MANY = 0.1  # share of canaries at the ceiling from which on texts speak of them
+MANY = 0.1  # smallest share of canaries at the ceiling that is reported
 
 
 @dataclass(frozen=True)
 class AtCeiling:
-    """The number of planted canaries at the ceiling, of all whose exposure and |R| are known."""
+    """The number of planted canaries at the ceiling, of those with known exposure and |R|."""
 
     reached: int
     canaries: int
@@ -341,7 +349,7 @@ def is_at_ceiling(exposures: ArrayLike, references: float | None) -> NDArray[np.
 
 
 def at_ceiling(runs: Iterable[tuple[RunResults, int]]) -> AtCeiling:
-    """Return how many planted canaries of all runs are at the ceiling, each run at an evaluated round."""
+    """Return the number of planted canaries of all runs at the ceiling, at given rounds."""
     reached, canaries = 0, 0
     for run, round_ in runs:
         exposures, references = run.of_planted(PRIMARY.name, round_), run.references(round_)

@@ -1,4 +1,4 @@
-"""Power of the tests of `flsim compare`: how small a difference a plan can detect, before any training.
+"""Power of the tests of `flsim compare`: the smallest difference that a plan can detect, before training.
 
 Power for exposure comes from the noncentral t distribution. Power for counts sums McNemar's exact test.
 """
@@ -14,16 +14,17 @@ import scipy
 ALPHA = 0.05  # two-sided
 POWER = 0.8  # Cohen's (1988) convention
 
-# Measured on five seeds, IID less non-IID, at a learning rate of 1 (experiments/results/demo-plan.csv): d of 3.62,
+# Measured on five seeds, IID minus non-IID, at a learning rate of 1 (experiments/results/demo-plan.csv): d of 3.62,
 # 2.06, 1.88, 1.19 and 1.81 bits, with 95% intervals over 48 canaries whose half widths h are 1.07, 0.835, 0.82, 0.685
 # and 0.795. Spread over canaries: h sqrt(48) / t(0.975, 47), root mean square of the seeds. Between seeds: the d have a
-# standard deviation of 0.90, of which canaries make SD_CANARIES / sqrt(48) = 0.42; the rest is the seeds' own.
+# standard deviation of 0.90, of which canaries make SD_CANARIES / sqrt(48) = 0.42; the rest is the variance between
+# seeds.
 SD_CANARIES = 2.93  # bits
 SD_SEEDS = 0.80  # bits
-# Of the same runs: 2 of 5 x 48 canaries were memorized by the non-IID model alone (RS), 50 by the IID one alone.
+# In the same runs, of 5 x 48 canaries, 2 were memorized only by the non-IID model (RS), and 50 only by the IID model.
 ONLY_B = 2 / 240
 
-MOST = 1_000_000  # canaries or seeds that are looked for
+MOST = 1_000_000  # largest number of canaries or seeds in a search
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Spread:
     """Assumed spread of differences in exposure, in bits; by default as in the demo.
 
     Attributes:
-        canaries: standard deviation of a seed's differences over its canaries.
+        canaries: standard deviation of the differences of a seed over its canaries.
         seeds: standard deviation between seeds of the mean over infinitely many canaries.
     """
 
@@ -49,11 +50,11 @@ def power_of_exposure(
     spread: Spread = DEMO,
     alpha: float = ALPHA,
 ) -> float:
-    """Return the chance that a mean difference in exposure is detected by the two-sided t test.
+    """Return the power of the two-sided t test for a mean difference in exposure.
 
-    For one seed, this is the paired test over canaries. It is about these two models, so the spread between seeds does
-    not matter. For several seeds, it is the test over the seeds' means, whose variance is
-    spread.seeds^2 + spread.canaries^2 / canaries. The t statistic is then noncentral t (Cohen, 1988, section 2).
+    For one seed, this is the paired test over canaries. It compares only these two models, so the spread between seeds
+    does not matter. For several seeds, it is the test over the seeds' means, whose variance is spread.seeds^2 +
+    spread.canaries^2 / canaries. The t statistic is then noncentral t (Cohen, 1988, section 2).
 
     Args:
         effect: the mean difference, bits.
@@ -63,7 +64,7 @@ def power_of_exposure(
         alpha: level of the test.
 
     Returns:
-        The power; 0 if nothing can be tested, with one canary of one seed.
+        The power; 0 if there is no test, with one canary of one seed.
     """
     sizes, sd = canaries, spread.canaries
     if seeds != 1:
@@ -71,9 +72,9 @@ def power_of_exposure(
     if sizes < 2:
         return 0.0
     shift = abs(effect) * math.sqrt(sizes) / sd if sd else math.inf if effect else 0.0
-    if not 1e-6 < shift < 1000:  # beyond, scipy is not to be relied on, and the answer no longer changes
+    if not 1e-6 < shift < 1000:  # beyond this value scipy is unreliable, and the result no longer changes
         return alpha if shift < 1 else 1.0
-    # The square of t is F, noncentral as well: both tails at once, and scipy has no number for one of t's now and then.
+    # The square of t is noncentral F, which gives both tails at once; scipy sometimes returns NaN for noncentral t.
     critical = float(scipy.stats.t.isf(alpha / 2, sizes - 1))
     return float(scipy.stats.ncf.sf(critical**2, 1, sizes - 1, shift**2))
 
@@ -85,9 +86,9 @@ def detectable_exposure(
     alpha: float = ALPHA,
     power: float = POWER,
 ) -> float:
-    """Return the least mean difference in exposure, bits, that is detected with a chance of `power`.
+    """Return the smallest mean difference in exposure, bits, that is detected with probability `power`.
 
-    The arguments are those of `power_of_exposure`. The result is infinite if nothing can be tested.
+    For the arguments, see `power_of_exposure`. The result is infinite if nothing can be tested.
     """
 
     def lacking(effect: float) -> float:
@@ -108,9 +109,9 @@ def canaries_for(
     alpha: float = ALPHA,
     power: float = POWER,
 ) -> int | None:
-    """Return how many canaries detect a mean difference of `effect` bits with a chance of `power`.
+    """Return the number of canaries that detects a mean difference of `effect` bits with probability `power`.
 
-    None means that a million do not, because differences between seeds do not shrink with more canaries.
+    The result is None if a million are not enough, because differences between seeds do not shrink with more canaries.
     """
     return _least(lambda canaries: power_of_exposure(effect, canaries, seeds, spread, alpha), power)
 
@@ -122,22 +123,22 @@ def seeds_for(
     alpha: float = ALPHA,
     power: float = POWER,
 ) -> int | None:
-    """Return how many seeds, at least two, detect a mean difference of `effect` bits over seeds.
+    """Return the number of seeds, at least two, that detects a mean difference of `effect` bits over seeds.
 
-    None means that a million do not.
+    The result is None if a million are not enough.
     """
 
     def power_over_seeds(seeds: int) -> float:
-        # One seed's test asks about its models, not about seeds, so it is no smaller design of the same question.
+        # The test of one seed compares its models, not seeds, so it does not answer the same question.
         return power_of_exposure(effect, canaries, seeds, spread, alpha) if seeds > 1 else 0.0
 
     return _least(power_over_seeds, power)
 
 
 def power_of_counts(only_a: float, only_b: float, canaries: int, alpha: float = ALPHA) -> float:
-    """Return the chance that McNemar's exact test detects a difference in RS, or BS, of two runs.
+    """Return the power of McNemar's exact test for a difference in RS or BS of two runs.
 
-    The chance is exact: it sums over the binomial number of discordant canaries, and over their binomial division
+    The power is exact: it sums over the binomial number of discordant canaries, and over their binomial division
     between the runs.
 
     Args:
@@ -158,10 +159,10 @@ def power_of_counts(only_a: float, only_b: float, canaries: int, alpha: float = 
 
 
 def detectable_counts(canaries: int, only_b: float = ONLY_B, alpha: float = ALPHA, power: float = POWER) -> float:
-    """Return the least difference in share memorized, only_a - only_b, that is detected with a chance of `power`.
+    """Return the smallest difference in share memorized, only_a - only_b, detected with probability `power`.
 
-    Run a memorizes more canaries. A share of `only_b` is memorized in run b only, whatever the difference. The result
-    is infinite if even the largest difference is not detected, as always with fewer than six canaries.
+    Run a memorizes more canaries. A share of `only_b` is memorized in run b only, for any difference. The result is
+    infinite if even the largest difference is not detected, as always with fewer than six canaries.
     """
 
     def lacking(only_a: float) -> float:
@@ -173,9 +174,9 @@ def detectable_counts(canaries: int, only_b: float = ONLY_B, alpha: float = ALPH
 
 
 def _least(power_of: Callable[[int], float], power: float) -> int | None:
-    """Return the least number, up to `MOST`, with at least this power, or None if there is none.
+    """Return the smallest number, up to `MOST`, with at least this power, or None.
 
-    The power must rise with the number.
+    The power must increase with the number.
     """
     if power_of(MOST) < power:
         return None

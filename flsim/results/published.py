@@ -1,7 +1,7 @@
 """Published numbers to compare runs with, row by row, from the CSV files of experiments/.
 
-A row has its table's cells under the file's column names: whole numbers as int, others as float, and all other cells
-and the table's own name as text. Blank cells are left out.
+A row has its table's cells under the file's column names: integers as int, other numbers as float, and all other cells
+and the name of the table as text. Blank cells are omitted.
 """
 
 import csv
@@ -16,9 +16,9 @@ from flsim.base.errors import InputError
 from flsim.results.store import RunResults
 
 Cell = int | float | str
-# What Random Sampling and Beam Search asked: |R|, the words of a canary that are known, and all its words.
+# The question of Random Sampling and Beam Search: |R|, the number of known words of a canary, and of all words.
 ROW_OF_QUESTION = ("references", "prefix", "length")
-# The papers' column -> ours, and its type. What is neither here nor `table` or `data` says what was trained.
+# Column of the papers -> our column, and its type. All other columns, except `table` and `data`, describe the training.
 RESULTS = {
     "canaries": ("published_canaries", "Int64"),
     **{name: (f"published_{name}", "Int64") for name in ROW_OF_QUESTION},
@@ -36,16 +36,17 @@ RESULTS = {
     "epsilon": ("published_record_epsilon", "Float64"),
 }
 PREFIX = "published_"
-COUNTED_OF = ("rs", "bs", "canaries")  # memorized canaries, and of how many
+COUNTED_OF = ("rs", "bs", "canaries")  # memorized canaries, and number of canaries
 PUBLISHED = {
     "published_table": "string",
     "published_data": "string",
     "published_setting": "string",
     **dict(RESULTS.values()),
 }
-# A canary that ranks first among 20,000 references need not do so among 2,000,000, and a shorter continuation is
-# likelier to be first. So a share of canaries is compared in size only with one that answers the same question.
-ASKED = {name: "Int64" for name in ROW_OF_QUESTION if name != "references"}  # columns beside those of every table
+# A canary that ranks first among 20,000 references does not necessarily rank first among 2,000,000, and a shorter
+# continuation ranks first more often. Therefore shares are compared in size only if they answer the same question.
+# columns in addition to those of every table
+ASKED = {name: "Int64" for name in ROW_OF_QUESTION if name != "references"}
 WORDS = {
     "references": "|R| is {} here and {} in the paper",
     "prefix": "the length of the known prefix is {} here and {} in the paper",
@@ -65,11 +66,11 @@ def published_rows(file: str, table: str) -> list[dict[str, object]]:
     """
     files = _files()
     if file not in files:
-        raise InputError(f"{file!s:.80}: no file of published numbers; choose one of {', '.join(files)}")
+        raise InputError(f"{file!s:.80}: there is no such file of published numbers; choose one of {', '.join(files)}")
     rows = [dict(row) for row in files[file] if row["table"] == str(table)]
     if not rows:
         tables = ", ".join(dict.fromkeys(str(row["table"]) for row in files[file]))
-        raise InputError(f"{file}: has no table {table}; choose one of {tables}")
+        raise InputError(f"{file}: there is no table {table}; choose one of {tables}")
     return rows
 
 
@@ -98,19 +99,19 @@ def _files() -> dict[str, list[dict[str, object]]]:
 def matching(rows: Sequence[Mapping[str, object]], keys: Mapping[str, object]) -> dict[str, object] | None:
     """Return the row whose cells equal the keys, or None if there is none.
 
-    Numbers are compared by value and texts regardless of case. ``""`` stands for a blank cell.
+    Numbers are compared by value and texts without case. ``""`` means a blank cell.
 
     Raises:
-        InputError: a key is no column of these rows, or several rows match.
+        InputError: a key is not a column of these rows, or several rows match.
     """
     columns = list(dict.fromkeys(name for row in rows for name in row))
     for name in keys:
         if name not in columns:
-            raise InputError(f"{name}: no column of the published table; choose one of {', '.join(columns)}")
+            raise InputError(f"{name}: not a column of the published table; choose one of {', '.join(columns)}")
     matches = [row for row in rows if all(_comparable(row.get(name, "")) == _comparable(keys[name]) for name in keys)]
     if len(matches) > 1:
         names = ", ".join(f"{name} {value}" for name, value in keys.items())
-        raise InputError(f"{len(matches)} rows of the published table have {names}; name more of {', '.join(columns)}")
+        raise InputError(f"{len(matches)} rows of the published table have {names}; use more of {', '.join(columns)}")
     return dict(matches[0]) if matches else None
 
 
@@ -140,7 +141,7 @@ def cells_of(row: Mapping[str, Any] | None) -> dict[str, Any]:
 
 
 def asked(run: RunResults, published: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return the columns of `ASKED` for a run that stands for a published row with counts; empty for other runs."""
+    """Return the columns of `ASKED` for a run with a published row of counts; empty for other runs."""
     if not published or not {*ROW_OF_QUESTION} & {*published}:
         return {}
     return {"prefix": run.prefix, "length": run.length}
@@ -155,7 +156,7 @@ def is_alike(table: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def differences(table: pd.DataFrame) -> str:
-    """Return in words what rows ask otherwise than their published rows.
+    """Return the differences between the questions of rows and of their published rows, as text.
 
     An example is ``"|R| is 20,000 here and 2,000,000 in the paper"``.
 

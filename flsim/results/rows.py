@@ -1,7 +1,7 @@
 """Rows of measurements: one number per (run, round, metric, canary), stored in one Parquet file per round.
 
-A file is whole or absent. Its metadata describes the quantities of a user's own measures, so that results can be shown
-without their code. `flsim.measures.built_in` describes those of built-in measures.
+Files are atomic. The metadata describe the quantities of custom measures, so that results can be shown without their
+code. `flsim.measures.built_in` describes those of built-in measures.
 """
 
 import json
@@ -35,12 +35,12 @@ SCHEMA = pa.schema(
 )
 KEY = ["run", "round", "metric", "canary"]
 IDENTITY = re.compile(r"[0-9a-f]{16}-[0-9a-f]{16}")
-DIVERGED = "diverged"  # the only metric of a model that is not finite; 1
+DIVERGED = "diverged"  # the only metric of a model that is not finite; always 1
 REFERENCES = "references"  # |R|, of every evaluation
-WHOLE_TEST_USERS = "whole_test_users"  # of evaluations whose test users are whole authors
+WHOLE_TEST_USERS = "whole_test_users"  # metric of evaluations with complete authors as test users
 ROWS = pa.schema([field.with_nullable(field.name == "value") for field in SCHEMA])
 NAME = re.compile(r"round-\d{6,}\.parquet", re.ASCII)
-METADATA = b"flsim.quantities"  # of a file: a JSON list of descriptions
+METADATA = b"flsim.quantities"  # key in the metadata of a file: a JSON list of descriptions
 
 
 def identity_of(config: str, corpus: str) -> str:
@@ -53,13 +53,13 @@ class Row:
     """A single measurement.
 
     Attributes:
-        run: the run's identity, see `identity_of`; for a foreign model its name.
+        run: the run's identity, see `identity_of`; for a foreign model, its name.
         round: number of completed rounds of the evaluated model; in central training, of steps.
-        metric: the name of a `flsim.measures.Quantity`. The model also has ``references`` (|R|). If the test users
-            are whole authors, it has ``whole_test_users``, how many of them utility is measured on. If training added
-            noise to users' updates, it has ``delta`` and, for each reported convention, ``epsilon NAME``; with noise on
-            records' gradients, ``record delta`` and ``record epsilon NAME``. A model that is not finite has
-            ``diverged`` (1) and nothing else.
+        metric: the name of a `flsim.measures.Quantity`. The model also has ``references`` (|R|). If the test users are
+            complete authors, it has ``whole_test_users``, their number. If training added noise to users' updates, it
+            has ``delta`` and, for each reported convention, ``epsilon NAME``; with noise on records' gradients,
+            ``record delta`` and ``record epsilon NAME``. A model that is not finite has ``diverged`` (1) and nothing
+            else.
         canary: id of the canary; empty for a metric of the model.
         value: the number.
     """
@@ -79,25 +79,25 @@ def frame(rows: Iterable[Row]) -> pd.DataFrame:
 
 
 def write_rows(run_folder: Path, round: int, rows: Sequence[Row], own: Iterable[Quantity] = ()) -> None:
-    """Store the measurements of one round in ``rows/round-000010.parquet``, in place of earlier ones of that round.
+    """Store the measurements of one round in ``rows/round-000010.parquet``, replacing earlier rows of this round.
 
     Args:
         run_folder: the run's folder.
         round: number of completed rounds of the evaluated model.
         rows: all measurements of the round, in any order.
-        own: descriptions of the quantities of a user's own measures.
+        own: descriptions of the quantities of custom measures.
 
     Raises:
-        ValueError: there are no rows, rows are of another round or of several runs, or a key occurs twice.
+        ValueError: there are no rows, rows belong to another round or to several runs, or a key occurs twice.
         Diverged: a canary's value is not finite. (A finite model can have infinite perplexity.)
     """
     wrong = sorted({row.round for row in rows} - {round})
     if wrong or len({row.run for row in rows}) != 1:
-        raise ValueError(f"rows of one run and of round {round} are needed, found {len(rows)} rows, of rounds {wrong}")
+        raise ValueError(f"expected rows of one run and of round {round}, found {len(rows)} rows, of rounds {wrong}")
     for row in rows:
         if row.canary and not math.isfinite(row.value):
             raise Diverged(
-                f"{run_folder}: {row.metric} {row.canary} of round {round} is {row.value}; nothing is stored"
+                f"{run_folder}: {row.metric} {row.canary} of round {round} is {row.value}; rows are not stored"
             )
     table = frame(rows).sort_values(KEY)
     if table.duplicated(KEY).any():
@@ -112,7 +112,7 @@ def write_rows(run_folder: Path, round: int, rows: Sequence[Row], own: Iterable[
 
 
 def copy_rows(path: Path, run_folder: Path, identity: str) -> None:
-    """Store a file of rows in the folder of another run, of an equal model and equal canaries, as that run's own."""
+    """Store a file of rows as rows of another run with an equal model and equal canaries."""
     table = pq.read_table(path)
     named = table.set_column(0, SCHEMA.field("run"), pa.array([identity] * len(table), pa.string()))
     with new_file(run_folder / "rows" / path.name) as partial:
@@ -120,10 +120,10 @@ def copy_rows(path: Path, run_folder: Path, identity: str) -> None:
 
 
 def read_rows(path: Path) -> tuple[pd.DataFrame, dict[str, Quantity]]:
-    """Read a file of rows, and return the rows and the quantities of a user's own measures by name.
+    """Read a file of rows, and return the rows and the quantities of custom measures by name.
 
     Raises:
-        InputError: the file is damaged, has other columns, or describes a quantity that no measure computes.
+        InputError: the file is damaged, has other columns, or has an invalid description of a quantity.
     """
     rows = read_parquet(path, ROWS)
     return rows, _described(path) if METADATA in (pq.read_schema(path).metadata or {}) else {}
@@ -135,12 +135,12 @@ def _described(path: Path) -> dict[str, Quantity]:
     except (ValueError, TypeError, RecursionError) as error:
         raise InputError(f"{path}: its descriptions of measures are damaged; remove it and evaluate again") from error
     if any(quantity.name in QUANTITIES for quantity in own):
-        raise InputError(f"{path}: describes a built-in measure as another one; remove it and evaluate again")
+        raise InputError(f"{path}: the description of a built-in measure is wrong; remove the file and evaluate again")
     return {quantity.name: quantity for quantity in own}
 
 
 def read_rows_of(path: Path, identity: str, canaries: Collection[str]) -> tuple[pd.DataFrame, dict[str, Quantity]]:
-    """Read a file of a run's rows as `read_rows` does, and check them.
+    """Read a file of a run's rows with `read_rows`, and check the values.
 
     Args:
         path: the file.
@@ -148,7 +148,7 @@ def read_rows_of(path: Path, identity: str, canaries: Collection[str]) -> tuple[
         canaries: ids of the planted canaries.
 
     Raises:
-        InputError: as for `read_rows`, or rows are of another run, round or canary, occur twice, or have impossible
+        InputError: see `read_rows`; or rows belong to another run, round or canary, occur twice, or have impossible
             values.
     """
     rows, own = read_rows(path)
@@ -156,13 +156,17 @@ def read_rows_of(path: Path, identity: str, canaries: Collection[str]) -> tuple[
     if not rows["canary"].isin({"", *canaries}).all() or {f"round-{value:06d}" for value in rows["round"]} != {
         path.stem
     }:
-        raise InputError(f"{path}: holds rows of another round or canary; move it away and evaluate that round")
+        raise InputError(f"{path}: the file has rows of another round or canary; move it away and evaluate this round")
     if rows.duplicated(KEY).any():
-        raise InputError(f"{path}: {_first_duplicate(rows)} occurs twice; remove it and evaluate that round again")
+        raise InputError(
+            f"{path}: {_first_duplicate(rows)} occurs twice; remove the file and evaluate this round again"
+        )
     if not rows.loc[rows["canary"] != "", "value"].map(math.isfinite).all():
-        raise InputError(f"{path}: holds canaries' values that are not finite; remove it, evaluate again")
+        raise InputError(f"{path}: the file has values of canaries that are not finite; remove it and evaluate again")
     if not _can_be(rows["metric"], rows["value"], QUANTITIES | own).all():
-        raise InputError(f"{path}: holds values that their metrics cannot have; remove it, evaluate again")
+        raise InputError(
+            f"{path}: the file has values that are invalid for their metrics; remove the file and evaluate again"
+        )
     return rows, own
 
 
@@ -172,7 +176,7 @@ def rows_in(run_folder: Path) -> list[Path]:
 
 
 def strange_rows_in(run_folder: Path) -> list[Path]:
-    """Return files among the rows with other names, such as copies; nothing reads them."""
+    """Return files among the rows with other names, such as copies; flsim does not read them."""
     return sorted(path for path in (run_folder / "rows").glob("[!.]*.parquet") if not NAME.fullmatch(path.name))
 
 
@@ -188,11 +192,9 @@ def _refuse_foreign(path: Path, rows: pd.DataFrame, identity: str) -> None:
         what = f"of another run, {other!r:.60}"
         if IDENTITY.fullmatch(identity) and IDENTITY.fullmatch(other):
             is_of_corpus = identity.split("-")[0] == other.split("-")[0]
-            what = (
-                "measured on another corpus than the run's is now" if is_of_corpus else "of a run with other settings"
-            )
+            what = "measured on another corpus than that of the run" if is_of_corpus else "of a run with other settings"
         raise InputError(
-            f"{path}: holds rows {what}; move it away, and `flsim run --resume` evaluates that round again"
+            f"{path}: the file has rows {what}; move it away, and `flsim run --resume` evaluates this round again"
         )
 
 
@@ -238,7 +240,7 @@ def in_short(measured: "Mapping[Quantity, pd.Series[float]]", between: str = " "
 
 
 def round_in_short(run_folder: Path, round: int) -> str | None:
-    """Return the results of an evaluated round and the number of planted canaries; None where they cannot be read."""
+    """Return the results of an evaluated round and the number of planted canaries; None if they cannot be read."""
     try:
         rows, _ = read_rows(run_folder / "rows" / f"round-{round:06d}.parquet")
         roster = read_roster(run_folder / "planted" / "roster.parquet")

@@ -1,4 +1,4 @@
-"""A run's run.json, with its settings' name, its progress and its status, and the log of its evaluations."""
+"""The file run.json of a run, with the setting, progress and status, and the log of evaluations."""
 
 import json
 import math
@@ -21,7 +21,7 @@ PARTITIONS = {"iid": "IID", "non-iid": "Non-IID"}  # data.partition -> its name 
 
 
 def is_run(folder: Path) -> bool:
-    """Return whether a folder is one of a run that has begun."""
+    """Return whether a folder belongs to a run that has started."""
     return (folder / FILE).is_file()
 
 
@@ -38,7 +38,7 @@ def setting_of(partition: str | None, label: str) -> str:
 def read_run_file(run_folder: Path) -> dict[str, Any]:
     """Return the fields of `flsim.results.store.RunResults` that run.json holds, and ``recorded_name``.
 
-    ``name`` is the folder's name now. ``recorded_name`` is the name that the run was started with.
+    ``name`` is the current name of the folder. ``recorded_name`` is the name that the run was started with.
 
     Raises:
         InputError: there is no run.json, or it does not describe a run.
@@ -46,7 +46,7 @@ def read_run_file(run_folder: Path) -> dict[str, Any]:
     path = run_folder / FILE
     if not is_run(run_folder):
         runs = [str(folder) for folder in sorted(run_folder.glob("*")) if is_run(folder)]
-        what_to_do = f"name one that is in it: {', '.join(runs[:4])}" if runs else "name the folder that a run wrote"
+        what_to_do = f"name a run in it: {', '.join(runs[:4])}" if runs else "name a folder that `flsim run` wrote"
         raise InputError(f"{run_folder}: not a run folder (it has no run.json); {what_to_do}")
     try:
         about = from_json(path.read_text(encoding="utf-8"))
@@ -67,7 +67,7 @@ def read_run_file(run_folder: Path) -> dict[str, Any]:
             "rounds": _whole(about["rounds"]),
         }
     except (ValueError, KeyError, TypeError, OverflowError) as error:
-        raise InputError(f"{path}: does not describe a run; restore it, or leave this run out") from error
+        raise InputError(f"{path}: does not describe a run; restore it, or exclude this run") from error
 
 
 def read_settings(run_folder: Path) -> dict[str, Any]:
@@ -80,28 +80,28 @@ def read_settings(run_folder: Path) -> dict[str, Any]:
 
 
 def refuse_begun(path: Path) -> None:
-    """Raise InputError where the folder is of a run; of one that is not completed, it offers to go on with the run."""
+    """Raise InputError if the folder has a run; the message explains how to continue an incomplete run."""
     if not is_run(path):
         if (path / "config.toml").is_file():
             raise InputError(
-                f"{path}: exists already, a run that was killed before it began; add --resume to begin it, or name "
-                f"another folder"
+                f"{path}: this folder has a run that was killed before its first round; add --resume to start "
+                "it, or name another folder"
             )
         return
     about = read_run_file(path)
     if about["status"] in {"running", "failed", "interrupted"}:
         state = "is running, or was killed," if about["status"] == "running" else f"is {about['status']},"
         raise InputError(
-            f"{path}: exists already, a run that {state} after round {about['round']:,} of {about['rounds']:,}; add "
-            f"--resume to go on with it, or name another folder"
+            f"{path}: this folder has a run that {state} after round {about['round']:,} of "
+            f"{about['rounds']:,}; add --resume to continue it, or name another folder"
         )
 
 
 def _partition_and_label(about: Mapping[str, Any]) -> tuple[str | None, str]:
-    """Return the partition and the name of the training, which old versions of run.json hold in one text.
+    """Return the partition and the name of the training, which older files have in one text.
 
     Raises:
-        ValueError: there is no such partition, or the label is not a line.
+        ValueError: the partition is unknown, or the label is not a line.
     """
     if "label" not in about:
         setting: str = about["setting"]
@@ -109,14 +109,15 @@ def _partition_and_label(about: Mapping[str, Any]) -> tuple[str | None, str]:
         return (
             (partitions[0], setting.removeprefix(f"{PARTITIONS[partitions[0]]}, ")) if partitions else (None, setting)
         )
-    partition, label = about["world" if "world" in about else "partition"], about["label"]  # older runs have "world"
+    # older runs use the key "world"
+    partition, label = about["world" if "world" in about else "partition"], about["label"]
     if not (partition is None or partition in PARTITIONS) or not _is_line(label) or not label.strip():
         raise ValueError
     return partition, label
 
 
 def _read_later(about: Mapping[str, Any]) -> dict[str, Any]:
-    """Return fields that only later versions of run.json hold; None for each that is missing.
+    """Return fields that only newer files have; missing fields are None.
 
     Raises:
         ValueError: a value does not fit its field.
@@ -138,7 +139,7 @@ def _is_line(value: Any) -> bool:
 
 
 def _whole(value: Any) -> int:
-    """Return a number that a column of a table can hold; raise as `int` does, and ValueError beyond int64."""
+    """Return a number that fits in a column of a table; raise like `int`, and ValueError beyond int64."""
     number = int(value)
     if abs(number) >= 2**63:
         raise ValueError
@@ -146,14 +147,14 @@ def _whole(value: Any) -> int:
 
 
 def _text(value: Any) -> str:
-    """Return the value as text; raise UnicodeEncodeError if a file could not hold it."""
+    """Return the value as text; raise UnicodeEncodeError if it cannot be written."""
     text = str(value)
     text.encode()
     return text
 
 
-# The log of a run's evaluations, a line for each attempt that ended. The rows are decisive: an evaluation with rows has
-# succeeded, whatever its lines say.
+# The log of a run's evaluations, a line for each attempt that ended. Rows take precedence: an evaluation with rows has
+# succeeded, independent of its lines.
 EVALUATIONS = "evaluations.jsonl"
 Outcome = Literal["stored", "diverged", "failed", "retried"]
 NAME = re.compile(r"\w[\w.-]{0,199}", re.ASCII)
@@ -166,11 +167,11 @@ class Evaluation:
     Attributes:
         checkpoint: name of the checkpoint's file, such as ``round-000010.safetensors``.
         outcome: ``stored``: the rows exist. ``diverged``: the model is not finite, and a row records this. ``failed``:
-            only `flsim run --resume` tries again. ``retried``: the evaluator's process was lost, and another attempt
-            follows.
+            only `flsim run --resume` repeats it. ``retried``: the process of the evaluator was lost, and another
+            attempt follows.
         attempt: number of the attempt, from 1.
         seconds: wall-clock time since the evaluator got the checkpoint.
-        ended: seconds since 1970, by the clock of the evaluator's machine if known.
+        ended: seconds since 1970, on the clock of the evaluator's machine if known.
         cpu_seconds: processor time, including the start of the process; None if the process was lost.
         reason: one line; None if the rows are stored.
     """
@@ -203,7 +204,7 @@ def read_evaluations(run_folder: Path) -> list[Evaluation]:
 
 
 def _checked(attempt: Evaluation) -> Evaluation:
-    """Return an attempt; raise ValueError or TypeError for values that `log_evaluation` never writes."""
+    """Return an attempt; raise ValueError or TypeError for invalid values."""
     numbers = (attempt.attempt, attempt.seconds, attempt.ended, attempt.cpu_seconds or 0.0)
     if not (
         NAME.fullmatch(attempt.checkpoint)

@@ -1,4 +1,4 @@
-"""Series of runs that differ only in their seed: their grouping, the runs to average, intervals, names and copies."""
+"""Series of runs that differ only in their seed: groups, averaged runs, intervals, names and copies."""
 
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -37,7 +37,7 @@ class Sample:
 
     @property
     def diverged(self) -> int:
-        """Return how many runs diverged, which is an outcome of the setting and not a gap in its data."""
+        """Return the number of diverged runs, which is an outcome of the setting, not missing data."""
         return sum(run.status == "diverged" for run in self.runs)
 
 
@@ -47,9 +47,9 @@ class Spread:
 
     Attributes:
         mean: mean over all values.
-        over_seeds: 95% interval from Student's t over the seeds' means, for the mean over all seeds; NaN below two.
-        over_canaries: the same over all canaries of all seeds pooled. It treats them as independent. Those of one model
-            are not, so the interval is too narrow for other seeds.
+        over_seeds: 95% interval from Student's t over the seeds' means, for the mean over all seeds; NaN for one seed.
+        over_canaries: the same over the pooled canaries of all seeds, which are treated as independent. Canaries of one
+            model are not independent, so the interval is too narrow for other seeds.
     """
 
     mean: float
@@ -60,20 +60,20 @@ class Spread:
 def spread(values: Sequence[NDArray[np.floating[Any]]]) -> Spread:
     """Return the mean of the seeds' means, and intervals, of float64 [canaries] values for each seed.
 
-    Seeds may have different numbers of planted canaries, and count alike.
+    Seeds may have different numbers of planted canaries, and have equal weights.
     """
     means = np.array([seed_values.mean() for seed_values in values])
     return Spread(float(means.mean()), t_interval(means), t_interval(np.concatenate(values)))
 
 
 def by_series(runs: Sequence[RunResults]) -> list[list[RunResults]]:
-    """Return runs grouped by series, in the order given; an older run without a series is a group of its own.
+    """Return runs grouped by series, in the order given; an older run without a series is a separate group.
 
-    A series leaves the length of training open, as runs can be made longer. Where it has a seed twice, as in a table of
-    short and long training, runs of each number of rounds are a group.
+    A series does not fix the length of training, because runs can be extended. If a seed occurs twice, as in a table of
+    short and long training, runs with equal numbers of rounds are a group.
 
     Raises:
-        InputError: two runs of a series have the same seed and length, so the second would add no information.
+        InputError: two runs of a series have the same seed and length, so the second adds no information.
     """
     groups: dict[tuple[str, int], list[RunResults]] = {}
     for index, run in enumerate(runs):
@@ -92,7 +92,7 @@ def _by_length(group: list[RunResults]) -> list[list[RunResults]]:
         seeds = lengths.setdefault(run.rounds, {})
         if run.seed in seeds:
             names = f"{seeds[run.seed].name} and {run.name}"
-            raise InputError(f"runs {names}: equal settings and seed {run.seed}; leave one out")
+            raise InputError(f"runs {names}: equal settings and seed {run.seed}; exclude one of them")
         seeds[run.seed] = run
     return [list(seeds.values()) for seeds in lengths.values()]
 
@@ -100,8 +100,8 @@ def _by_length(group: list[RunResults]) -> list[list[RunResults]]:
 def named_apart(runs: Iterable[Path]) -> dict[Path, dict[str, str]]:
     """Return the ``setting`` and ``series`` of each run folder, for tables that average over the seeds of a series.
 
-    Where a series has a seed twice, as of short and long training, both names end with the run's number of rounds. An
-    older run without a series is one of its own.
+    If a seed occurs twice in a series, as with short and long training, both names end with the number of rounds. An
+    older run without a series is a separate series.
     """
     abouts = {path: read_run_file(path) for path in runs}
     series = {path: about["series"] or str(path) for path, about in abouts.items()}
@@ -120,12 +120,12 @@ def named_apart(runs: Iterable[Path]) -> dict[Path, dict[str, str]]:
 def sample(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> Sample:
     """Return the runs of a series that can be averaged.
 
-    All are after the same number of epochs, or of rounds if epochs are unknown. Diverged runs are left out. Without a
-    round or epoch, runs that are not completed are left out too; otherwise those that were not evaluated there.
+    All have the same number of epochs, or of rounds if epochs are unknown. Diverged runs are excluded. Without a round
+    or epoch, incomplete runs are also excluded; otherwise, runs without an evaluation at this point are excluded.
 
     Raises:
-        InputError: the runs' last evaluations are not of equally long training, none of the completed runs was
-            evaluated there, or both a round and an epoch are given.
+        InputError: the last evaluations are at different lengths of training, no completed run was evaluated at this
+            point, or both a round and an epoch are given.
     """
     refuse_two_points(round, epoch)
     is_last = round is None and epoch is None
@@ -152,13 +152,13 @@ def has_means(runs: Sequence[RunResults], round: int | None = None, epoch: float
     """Return whether some setting has two seeds to average.
 
     Raises:
-        InputError: as for `by_series` and `sample`: some settings have no mean.
+        InputError: see `by_series` and `sample`; some settings have no mean.
     """
     return any(len(sample(group, round, epoch).taken) > 1 for group in by_series(runs))
 
 
 def wants_means(runs: Sequence[RunResults], over_seeds: bool | None) -> bool:
-    """Return whether a figure averages over seeds: as asked for; by None where a setting has two and means exist."""
+    """Return whether a figure averages over seeds: as requested; for None, if a setting has two and means exist."""
     if over_seeds is not None:
         return over_seeds
     try:
@@ -176,28 +176,28 @@ def _where(round: int | None, epoch: float | None) -> str:
 def _refuse_unlike(first: RunResults, round_: int, run: RunResults, other: int, has_point: bool) -> None:
     names = f"runs {first.name} and {run.name}"
     epochs = [first.epochs_of(round_) or 0.0, run.epochs_of(other) or 0.0]
-    # Corpora of different seeds may hold slightly different numbers of records.
+    # Corpora of different seeds can have slightly different numbers of records.
     is_alike = min(epochs) > 0.99 * max(epochs) > 0
     if not (has_point or round_ == other or is_alike):
         raise InputError(
-            f"{names}: last evaluated at rounds {round_} and {other}, which have no mean; name --round or --epoch"
+            f"{names}: last evaluated at rounds {round_} and {other}, which cannot be averaged; name --round or --epoch"
         )
     if len(first.roster) != len(run.roster):
-        raise InputError(f"{names}: have {len(first.roster)} and {len(run.roster)} canaries; leave one out")
+        raise InputError(f"{names}: have {len(first.roster)} and {len(run.roster)} canaries; exclude one of them")
     references = first.references(round_), run.references(other)
     if references[0] != references[1]:
         raise InputError(
-            f"{names}: ranked among different numbers of references, so their exposures have no mean; evaluate both "
-            f"with the same evaluation.references"
+            f"{names}: ranked among different numbers of references, so their exposures cannot be averaged; "
+            "evaluate all runs with the same evaluation.references"
         )
 
 
-# Settings that are no property of the training.
+# Settings that are not properties of the training.
 LEFT_OUT = ("seed", "data.corpus", "system.")
 
 
 def distinctions(runs: Sequence[RunResults]) -> list[str]:
-    """Return what to append to each run's name: its values of the settings in which runs of that name differ."""
+    """Return the suffixes of run names: the values of settings in which runs with equal names differ."""
     words = []
     for run in runs:
         alike = [other.settings for other in runs if other.setting == run.setting]
@@ -227,17 +227,17 @@ def _text(value: Any) -> str:
 
 
 def without_copies(runs: Sequence[RunResults], needed: Collection[RunResults] = ()) -> list[RunResults]:
-    """Return the runs without copies of other ones, and print a line about each copy.
+    """Return the runs without copies of other runs, and print a line about each copy.
 
-    Copies have the same identity and the same number of rounds. The copy that was evaluated most often stays, and among
-    equal ones the first.
+    Copies have the same identity and the same number of rounds. The copy with the most evaluations remains, or the
+    first of equal copies.
 
     Args:
         runs: all runs, in the order of their display.
-        needed: runs that stay in any case, because each is a row of its sweep.
+        needed: runs that always remain, because each is a row of its sweep.
 
     Raises:
-        InputError: two copies hold different measurements of one model.
+        InputError: two copies have different measurements of one model.
     """
     kept: dict[tuple[str | None, int], RunResults] = {}
     for run in sorted(runs, key=lambda run: (run not in needed, -len(run.evaluated))):
@@ -247,7 +247,7 @@ def without_copies(runs: Sequence[RunResults], needed: Collection[RunResults] = 
     remaining = [run for run in runs if run in needed or run.identity is None or run in kept.values()]
     for run in runs:
         if run not in remaining:
-            say(f"run {run.name}: a copy of {kept[run.identity, run.rounds].name}, which replaces it in the output")
+            say(f"run {run.name}: is a copy of {kept[run.identity, run.rounds].name}, which replaces it in the output")
     return remaining
 
 
@@ -257,6 +257,6 @@ def _refuse_different(run: RunResults, copy: RunResults) -> None:
     if not differ.empty:
         first = differ.iloc[0]
         raise InputError(
-            f"runs {run.name} and {copy.name}: copies of one run, whose {first['metric']} of round {first['round']} "
-            f"differ; leave one out"
+            f"runs {run.name} and {copy.name}: copies of one run, whose {first['metric']} of round "
+            f"{first['round']} differ; exclude one of them"
         )

@@ -1,6 +1,6 @@
-"""Results of a run as they lie on disk: one Parquet file per evaluated round, each whole or absent.
+"""Results of a run on disk: one atomic Parquet file per evaluated round.
 
-Storing an equal evaluation again replaces its file by an equal one, so a repeated or interrupted evaluation adds
+Storing an equal evaluation again replaces its file with an equal file, so a repeated or interrupted evaluation adds
 nothing.
 """
 
@@ -24,28 +24,28 @@ from flsim.results.run_file import failures, read_run_file, read_settings, setti
 
 @dataclass(frozen=True, eq=False)
 class RunResults:
-    """The results of a run, read without opening any checkpoint.
+    """The results of a run, read without checkpoints.
 
     Attributes:
         name: name of the run's folder.
         label: name of the training in tables, without the partition, such as ``"FedAvg, b_u=16"``.
         status: ``running``, ``completed``, ``diverged``, ``failed`` or ``interrupted``; diverged if any evaluated model
             was.
-        reason: why the run diverged or failed, how to go on with it, which checkpoints could not be evaluated yet, or
-            which rounds the log has lost; None otherwise.
+        reason: the reason why the run diverged or failed, how to continue it, the checkpoints that could not be
+            evaluated, or the rounds that are missing in the log; None otherwise.
         round: number of completed rounds.
         rounds: number of rounds to train.
         rows: all measurements, with the columns of `flsim.results.rows.SCHEMA`; empty before the first evaluation.
         roster: a row per canary, planted or not, with at least its id, words and configuration.
         failures: reasons by checkpoint that could not be evaluated.
-        rounds_per_epoch: number of rounds (central training: steps) that read as many records as there are; None for an
-            older run that does not store it.
+        rounds_per_epoch: number of rounds (central training: steps) per epoch; None for an older run that does not
+            store it.
         seed: seed of everything in the run; None for an older run.
         series: digest that is equal for runs that differ only in their seed; None for an older run.
         identity: digest that is equal for copies of one run, see `flsim.results.rows.identity_of`; None for an older
             run.
         partition: the records of training: "iid", "non-iid", or None if records are drawn in the same way in both.
-        own: quantities of a user's own measures, by name.
+        own: quantities of custom measures, by name.
         settings: the settings of the run by name, such as ``training.cohort``; empty if the folder does not store them.
     """
 
@@ -68,7 +68,7 @@ class RunResults:
 
     @property
     def setting(self) -> str:
-        """Return the name of the run's row in a table, e.g. ``"Non-IID, FedAvg, b_u=16"``."""
+        """Return the name of the row of the run in a table, e.g. ``"Non-IID, FedAvg, b_u=16"``."""
         return setting_of(self.partition, self.label)
 
     @property
@@ -89,7 +89,7 @@ class RunResults:
 
     @property
     def length(self) -> int | None:
-        """Number of words of every planted canary; None if there are none, or of several lengths."""
+        """Number of words of every planted canary; None if there are none, or if lengths differ."""
         lengths = {len(tokens) for tokens in self.planted["tokens"]}
         return lengths.pop() if len(lengths) == 1 else None
 
@@ -98,7 +98,7 @@ class RunResults:
         return self.of_model(REFERENCES, round)
 
     def whole_test_users(self, round: int) -> float | None:
-        """Return the number of whole authors that an evaluation measured utility on; None if they were not whole."""
+        """Return the number of complete authors on which utility was measured; None for balanced users."""
         return self.of_model(WHOLE_TEST_USERS, round)
 
     @cached_property
@@ -113,7 +113,7 @@ class RunResults:
             InputError: the round was not evaluated.
         """
         if not self.evaluated:
-            raise InputError(f"run {self.name}: not evaluated yet; wait for its first evaluation, or leave it out")
+            raise InputError(f"run {self.name}: not evaluated yet; wait for its first evaluation, or exclude it")
         if round is not None and round not in self.evaluated:
             reason = self.failures.get(f"round-{round:06d}.safetensors")
             why = f" ({reason})" if reason else ""
@@ -123,21 +123,22 @@ class RunResults:
         return self.evaluated[-1] if round is None else round
 
     def epochs_of(self, round: int) -> float | None:
-        """Return the number of epochs of so many rounds; None for an older run that does not store it."""
+        """Return the number of epochs in this number of rounds; None for an older run that does not store it."""
         return None if self.rounds_per_epoch is None else round / self.rounds_per_epoch
 
     def evaluation_at_epoch(self, epochs: float) -> int:
-        """Return the evaluated round nearest to so many epochs.
+        """Return the evaluated round nearest to this number of epochs.
 
-        It is less than a round off, or than 1% of the rounds if that is more. An epoch may end within a round, which
-        its evaluation then follows. Within 1%, memorization changes less than from one evaluation to the next.
+        The distance is less than a round, or less than 1% of the rounds if that is more. An epoch can end within a
+        round; its evaluation then follows this round. Within 1%, memorization changes less than from one evaluation to
+        the next.
 
         Raises:
-            InputError: no evaluated round is near enough, or an older run does not store its rounds per epoch.
+            InputError: no evaluated round is close enough, or an older run does not store its rounds per epoch.
         """
-        self.evaluation()  # raises where there is none
+        self.evaluation()  # raises if there is none
         if self.rounds_per_epoch is None:
-            raise InputError(f"run {self.name}: an older run, which does not say what an epoch is; name a round of it")
+            raise InputError(f"run {self.name}: an older run without stored epochs; choose a --round")
         target = epochs * self.rounds_per_epoch
         nearest = min(self.evaluated, key=lambda round_: abs(round_ - target))
         if not (math.isfinite(target) and abs(nearest - target) < _tolerance(target)):
@@ -146,7 +147,7 @@ class RunResults:
         return nearest
 
     def at(self, round: int | None = None, epoch: float | None = None) -> int:
-        """Return the evaluated round to use: the given one, the one after so many epochs, or else the last.
+        """Return the evaluated round to use: the given one, the round after this number of epochs, or the last.
 
         Raises:
             InputError: the round was not evaluated.
@@ -154,7 +155,7 @@ class RunResults:
         return self.evaluation(round) if epoch is None else self.evaluation_at_epoch(epoch)
 
     def is_before(self, round: int | None = None, epoch: float | None = None) -> bool:
-        """Return whether the last evaluation is of an earlier model than the one that `at` would look for."""
+        """Return whether the last evaluation precedes the point that `at` would use."""
         last = max(self.evaluated, default=-1)
         if epoch is None:
             return round is not None and round > last
@@ -164,15 +165,15 @@ class RunResults:
     def of_canaries(self, metric: str, round: int, is_partial: bool = False) -> "pd.Series[float] | None":
         """Return a metric of every canary, indexed by its id in the roster's order; None if it was not measured.
 
-        Shares and means are over the planted ones, `of_planted`.
+        Shares and means are over planted canaries, see `of_planted`.
 
         Args:
             metric: name of the metric.
             round: number of completed rounds of the evaluated model.
-            is_partial: whether canaries may lack a value, which is then NaN.
+            is_partial: whether values of canaries can be missing, which are then NaN.
 
         Raises:
-            InputError: the metric was measured for some canaries only, so that counts and means would mislead.
+            InputError: the metric was measured for some canaries only, so counts and means would be misleading.
         """
         measured = self._measured(metric, round)
         at = measured[measured["canary"] != ""]
@@ -183,18 +184,18 @@ class RunResults:
         missing = [canary for canary in self.roster["canary"] if canary not in measured_canaries]
         if missing and not is_partial:
             raise InputError(
-                f"run {self.name}, round {round}: {metric} of {len(missing)} canaries is missing, the first "
-                f"{missing[0]}; evaluate that checkpoint again"
+                f"run {self.name}, round {round}: {metric} of {len(missing)} canaries is missing, for example "
+                f"{missing[0]}; evaluate this checkpoint again"
             )
         return values.reindex(self.roster["canary"].tolist())
 
     def of_planted(self, metric: str, round: int) -> "pd.Series[float] | None":
-        """Return a metric of the planted canaries, as `of_canaries` does."""
+        """Return a metric of the planted canaries, see `of_canaries`."""
         values = self.of_canaries(metric, round)
         return None if values is None else values.loc[self.planted["canary"].tolist()]
 
     def of_controls(self, metric: str, round: int) -> "pd.Series[float] | None":
-        """Return a metric of the canaries that were never planted, as `of_canaries` does."""
+        """Return a metric of the canaries that were never planted, see `of_canaries`."""
         values = self.of_canaries(metric, round)
         return None if values is None else values.loc[self.controls["canary"].tolist()]
 
@@ -213,7 +214,7 @@ class RunResults:
     def _measured(self, metric: str, round: int) -> pd.DataFrame:
         """Return the rows of a metric and round, in their order.
 
-        A comparison with each of all rows at each call would take the square of the evaluations' number for a trace.
+        Comparing all rows in each call would need quadratic time in the number of evaluations for a trace.
         """
         return self.rows.iloc[self._places.get((metric, round), [])]
 
@@ -221,14 +222,15 @@ class RunResults:
 def refuse_two_points(round: int | None, epoch: float | None) -> None:
     """Raise InputError if both a round and an epoch are given."""
     if round is not None and epoch is not None:
-        raise InputError("--round and --epoch: each names a point in training; give one of them")
+        raise InputError("--round and --epoch: both set a point in training; use only one of them")
 
 
 def read_run(run_folder: Path) -> RunResults:
     """Return the results of a run, for tables, comparisons and plots.
 
     Raises:
-        InputError: the folder is no run, has no roster, or has a file that is damaged or of another run or round.
+        InputError: the folder is not a run, has no roster, or has a file that is damaged or belongs to another run or
+            round.
     """
     about = read_run_file(run_folder)
     roster = read_roster(run_folder / "planted" / "roster.parquet")
@@ -239,7 +241,8 @@ def read_run(run_folder: Path) -> RunResults:
         for name, quantity in described.items():
             if not own.setdefault(name, quantity).is_like(quantity):
                 raise InputError(
-                    f"{path}: describes {name} otherwise than an earlier round does; evaluate all rounds again"
+                    f"{path}: the description of {name} differs from that of an earlier round; evaluate all "
+                    "rounds again"
                 )
         own |= described
         tables.append(rows)
@@ -259,7 +262,7 @@ def read_run(run_folder: Path) -> RunResults:
 
 
 def _tolerance(target: float) -> float:
-    """Return a distance in rounds; an evaluation nearer than that to the end of an epoch counts as made there."""
+    """Return the largest distance in rounds at which an evaluation counts as made at the end of an epoch."""
     return max(1.0, target / 100)
 
 

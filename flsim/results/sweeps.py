@@ -22,9 +22,9 @@ from flsim.results.seeds import without_copies
 from flsim.results.store import RunResults, read_run
 
 RUNS = "runs"
-NOT_SEARCHED = "Learning rates were not searched for: they are as the sweep sets them, and may suit one side better."
+NOT_SEARCHED = "Learning rates were not tuned: the sweep sets them, and they can favour one side."
 Measured = TypeVar("Measured")
-PARTITION = "data.partition"  # the axis that makes twins
+PARTITION = "data.partition"  # the axis of twins
 FILE = "sweep.json"
 Whole = Annotated[int, Field(ge=-(2**63), lt=2**63)]
 Count = Annotated[int, Field(ge=0, lt=2**63)]
@@ -32,7 +32,7 @@ Seconds = Annotated[float, Field(ge=0, allow_inf_nan=False)]
 
 
 class Published(TypedDict, total=False):
-    """A published row; other columns are numbers or texts of the table's own."""
+    """A published row; other columns are numbers or texts of this table."""
 
     table: str
     data: str
@@ -68,7 +68,7 @@ class Session(TypedDict, total=False):
 
 
 class Command(TypedDict):
-    """A command that added runs, or changed how long runs are."""
+    """A command that added runs, or changed the length of runs."""
 
     command: str
     runs: list[str]
@@ -107,8 +107,8 @@ class SweepRun:
         grid: the block of rows that the run is in.
         seed: seed of everything in the run.
         axes: values of the settings that the sweep varies, by name.
-        published: the published row to compare with, as `flsim.results.published` gives it; or None.
-        results: results of the run; None before it began.
+        published: the published row to compare with, from `flsim.results.published`; or None.
+        results: results of the run; None before its start.
     """
 
     name: str
@@ -135,10 +135,10 @@ class Sweep:
         about: a description of that scale.
         source: the source of the published values; None if there are none.
         command: the newest command.
-        commands: all commands that added runs, in order, each with the names of these runs; of an older sweep, whose
-            commands are not known, the newest one.
+        commands: all commands that added runs, in order, each with the names of these runs; for an older sweep without
+            stored commands, the newest command.
         chosen: the settings that the search chose, by key.
-        grids: names of the table's blocks, trained or not; empty for an older sweep, which does not say.
+        grids: names of the blocks of the table, trained or not; empty for an older sweep without stored names.
         versions: versions of the packages in the last session.
         sessions: a mapping for each session of work: began, seconds, peak_memory (bytes), cores, at_once, trained
             (names), failed (reasons by name).
@@ -164,7 +164,7 @@ class Sweep:
 
     @property
     def heading(self) -> str:
-        """Title of the table; where some of its blocks have no runs, with the names of those that have."""
+        """Title of the table, with the names of trained blocks if some blocks have no runs."""
         trained = list(dict.fromkeys(run.grid for run in self.runs))
         return self.title if set(trained) >= set(self.grids) else f"{self.title} ({', '.join(trained)} only)"
 
@@ -173,7 +173,7 @@ def read_sweep(path: Path) -> Sweep:
     """Return a sweep with its results so far.
 
     Raises:
-        InputError: the folder is no sweep, or a file of it or of one of its runs is damaged.
+        InputError: the folder is not a sweep, or a file of the sweep or of a run is damaged.
     """
     about = _read(path)
     results = {name: read_run(folder) for name in _names(path) if is_run(folder := _folder(path, name))}
@@ -202,16 +202,16 @@ def read_sweep(path: Path) -> Sweep:
 
 
 def is_sweep(path: Path) -> bool:
-    """Return whether a folder is one of a sweep."""
+    """Return whether a folder belongs to a sweep."""
     return (path / FILE).is_file()
 
 
 def expanded(paths: Sequence[Path | str]) -> list[Path]:
-    """Return run folders and folders of sweeps in place of the paths that hold some, such as the folder of a demo.
+    """Return paths, with folders that contain runs and sweeps, such as that of a demo, replaced by these.
 
-    Among several paths, one that exists and holds neither is left out with one line on standard error: a pattern such
-    as ``runs/*`` matches other folders too. A path that does not exist stays, as does a path that is alone, so that
-    the reader of runs says what is wrong with it.
+    Among several paths, an existing path without a run is excluded with one line on standard error, because a pattern
+    such as ``runs/*`` also matches other folders. A path that does not exist, or a single path, remains, so that the
+    reader of runs reports the error.
     """
     runs, skipped = list[Path](), list[Path]()
     for path in map(Path, paths):
@@ -223,7 +223,7 @@ def expanded(paths: Sequence[Path | str]) -> list[Path]:
     if not runs:
         return list(map(Path, paths))
     if skipped:
-        say(f"left out, since there is no run in it: {', '.join(map(str, skipped))}")
+        say(f"excluded, because the folder has no run: {', '.join(map(str, skipped))}")
     return runs
 
 
@@ -233,10 +233,10 @@ def runs_inside(folder: Path) -> list[Path]:
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
-    """Return run folders unchanged, and in place of a sweep's folder the folders of its begun runs.
+    """Return run folders unchanged, and folders of sweeps replaced by the folders of their started runs.
 
     Raises:
-        InputError: a sweep.json is damaged, no run of a sweep has begun, or a run is named twice.
+        InputError: a sweep.json is damaged, no run of a sweep has started, or a run is named twice.
     """
     folders: list[Path] = []
     for path in paths:
@@ -250,14 +250,14 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     names = [folder.resolve() for folder in folders]
     for folder, name in zip(folders, names, strict=True):
         if names.count(name) > 1:
-            raise InputError(f"{folder}: named twice, by itself or by its sweep; name it once")
+            raise InputError(f"{folder}: named twice, directly or through its sweep; name it once")
     return folders
 
 
 def over_runs(paths: Sequence[Path | str], measure: Callable[[Path], Measured]) -> dict[Path, Measured]:
-    """Return what a function gives for each run folder, where paths may be folders of sweeps and of runs.
+    """Return the results of a function for each run folder; paths can be folders of sweeps and of runs.
 
-    Among several runs, one for which the function raises InputError, such as one that diverged, is left out with one
+    Among several runs, one for which the function raises InputError, such as one that diverged, is excluded with one
     line on standard error.
 
     Raises:
@@ -270,17 +270,17 @@ def over_runs(paths: Sequence[Path | str], measure: Callable[[Path], Measured]) 
         except InputError as error:
             if len(folders) == 1:
                 raise
-            say(f"left out: {error}")
+            say(f"excluded: {error}")
     if not measured:
         raise InputError(f"{', '.join(map(str, paths))}: no run has a result, for the reasons above")
     return measured
 
 
 def read_shown(paths: Sequence[Path]) -> dict[Path, RunResults]:
-    """Return the results of runs and sweeps that a table or plot shows, by run folder, with copies of a run once.
+    """Return the results of runs and sweeps that a table or plot shows, by run folder, without copies of a run.
 
     Raises:
-        InputError: as for `run_folders`, `read_run` and `without_copies`.
+        InputError: see `run_folders`, `read_run` and `without_copies`.
     """
     by_folder = {folder: read_run(folder) for folder in run_folders(paths)}
     of_sweeps = [results for folder, results in by_folder.items() if folder not in paths]
@@ -295,9 +295,9 @@ def published_of(paths: Sequence[Path]) -> dict[Path, Mapping[str, Any]]:
 
 
 def tuned_notes(paths: Sequence[Path]) -> list[str]:
-    """Return the different sentences on how settings were chosen in the sweeps that the paths are, or are runs of.
+    """Return the distinct sentences on the choice of settings in the sweeps of the paths.
 
-    Where sweeps differ in it, each sentence begins with the names of its sweeps. Runs of no sweep have none.
+    If sweeps differ, each sentence begins with the names of its sweeps. Runs without a sweep have no sentence.
 
     Raises:
         InputError: a sweep.json is damaged.
@@ -311,7 +311,7 @@ def tuned_notes(paths: Sequence[Path]) -> list[str]:
 
 
 def _sweep_of(path: Path) -> Path | None:
-    """Return the folder of the sweep that a path is, or is a run of; None for a run of no sweep."""
+    """Return the sweep folder of a path to a sweep or to a run of a sweep; None for other runs."""
     path = path.resolve()
     if is_sweep(path):
         return path
@@ -325,11 +325,13 @@ def _read(path: Path) -> dict[str, Any]:
         about: dict[str, Any] = with_present_names(from_json(text))
         SWEEP_FILE.validate_json(text, strict=True)
     except OSError as error:
-        raise InputError(f"{path}: not a sweep's folder (it has no {FILE}); make one with `flsim sweep`") from error
+        raise InputError(f"{path}: not a sweep folder (it has no {FILE}); create one with `flsim sweep`") from error
     except ValidationError as error:
-        raise InputError(f"{path / FILE}: does not describe a sweep; restore it, or sweep again") from error
+        raise InputError(f"{path / FILE}: does not describe a sweep; restore it, or repeat `flsim sweep`") from error
     except ValueError as error:
-        raise InputError(f"{path / FILE}: damaged, not JSON; restore it, or sweep again") from error
+        raise InputError(
+            f"{path / FILE}: the file is damaged (not JSON); restore it, or repeat `flsim sweep`"
+        ) from error
     return about
 
 

@@ -1,6 +1,6 @@
-"""Memorization tables in the columns of Thakkar et al. (2020), Tables 1 to 4, from rows and rosters alone.
+"""Memorization tables in the columns of Thakkar et al. (2020), Tables 1 to 4, from rows and rosters only.
 
-A run is a row. Every format shows the same frame:
+A run is a row. All formats show the same frame:
 
     setting, run             name of the training, and name of the run
     round                    number of completed rounds of the evaluated model; in central training, of steps
@@ -16,18 +16,18 @@ A run is a row. Every format shows the same frame:
     references               |R|, number of random continuations a canary was ranked among
     status                   completed, running, failed, interrupted or diverged
 
-If they were measured (`also`), there are the columns of further measures. A flag has those of RS, a number of canaries
-its mean and interval like exposure, and a number of the model one column. The columns of a user's own measure have the
-names of its quantities. Those of "space" are
+If they were measured (`also`), there are the columns of further measures. A flag has the same columns as RS, a number
+of canaries has a mean and an interval like exposure, and a number of the model has one column. The columns of a custom
+measure have the names of its quantities. Those of "space" are
 
     mean_space_exposure      mean over canaries of the exposure over the whole space, bits: beyond log2 |R|
     space_low, space_high    its 95% confidence interval over canaries, Student's t
 
-If the test users are whole authors, neither cut into balanced users nor dropped:
+If the test users are complete authors:
 
     whole_test_users         number of them that accuracy and perplexity are measured on
 
-If some canary was never planted, because no record was drawn for it or because it is a control:
+If some canary was never planted, because no record was drawn for it, or because it is a control:
 
     controls                 number of such canaries, the null control: no count, share or mean holds them
     rs_controls, bs_controls those of them that RS and BS show as memorized: false positives
@@ -55,7 +55,7 @@ published_references, _prefix and _length, which say what the paper's counts ans
     prefix                   number of a canary's first words that the attacker knows
     length                   number of words of a planted canary; blank if they differ
 
-A cell that was not measured is blank, and so is every measurement of a run that diverged.
+Cells that were not measured are blank, including all measurements of diverged runs.
 
 With by="series", runs that differ only in their seed are a row, in the columns above and these:
 
@@ -134,7 +134,7 @@ GROUPS: dict[By, tuple[dict[str, str], ...]] = {
 
 
 def types(by: By, own: Sequence[Quantity] = ()) -> dict[str, str]:
-    """Return all columns that a table may have, with their types; `own` are quantities of a user's own measures."""
+    """Return all columns that a table may have, with their types; `own` are quantities of custom measures."""
     of_quantity = columns.columns_of if by == "run" else columns.columns_over_seeds
     always = COLUMNS if by == "run" else SERIES
     groups = (*map(of_quantity, (*OPTIONAL, *own)), *GROUPS[by], AGAINST, columns.columns_of_controls(flags(own)))
@@ -152,15 +152,15 @@ def memorization_table(
 
     Args:
         runs: the results of each run.
-        round: the evaluated round to show; by default each run's last, and of a series that of completed runs. Runs
-            that have not come so far stay blank.
-        epoch: the number of epochs to show, in place of `round`; see `RunResults.evaluation_at_epoch`.
-        published: rows of `flsim.results.published` that runs stand for; a series has that of its first run.
-        by: what a row is.
+        round: the evaluated round to show; by default each run's last, and for a series, that of completed runs. Runs
+            that have not reached it are blank.
+        epoch: the number of epochs to show, instead of `round`; see `RunResults.evaluation_at_epoch`.
+        published: rows of `flsim.results.published` of runs; a series has that of its first run.
+        by: whether a row is a run or a series.
 
     Raises:
-        InputError: a run passed that round without an evaluation, some canaries' results are missing, both a round and
-            an epoch are given, or for means over seeds as `flsim.results.seeds.by_series` and `sample`.
+        InputError: a run passed this round without an evaluation, results of some canaries are missing, or both a round
+            and an epoch are given; for means over seeds, see `flsim.results.seeds.by_series` and `sample`.
     """
     refuse_two_points(round, epoch)
     quantities = select_for(columns.quantities_of(runs), "table")
@@ -191,7 +191,7 @@ def _measured(
     run: RunResults, quantities: Sequence[Quantity], round: int | None, epoch: float | None
 ) -> dict[str, Any]:
     row: dict[str, Any] = {"canaries": len(run.planted)}
-    # The last finite evaluation of a model that then diverged would pass for a result.
+    # The last finite evaluation of a diverged model is not a result.
     if run.status == "diverged" or not run.evaluated:
         return row
     if run.status != "completed" and run.is_before(round, epoch):
@@ -250,7 +250,7 @@ def _averaged(series: Sample, quantities: Sequence[Quantity]) -> dict[str, Any]:
 
 
 def _cells_over_seeds(series: Sample, quantity: Quantity) -> dict[str, Any]:
-    """Return a row's cells in the columns of a quantity; empty if some run has not measured it."""
+    """Return a row's cells in the columns of a quantity; empty if it was not measured in all runs."""
     name = quantity.name
     if not quantity.of_canaries:
         measured = [run.of_model(name, round_) for run, round_ in series.taken]
@@ -269,14 +269,14 @@ def _cells_over_seeds(series: Sample, quantity: Quantity) -> dict[str, Any]:
 
 
 def _of_canaries(series: Sample, metric: str) -> list[NDArray[np.floating[Any]]]:
-    """Return the values of each run's planted canaries; empty if some run has none."""
+    """Return the values of each run's planted canaries; empty if a run has no values."""
     measured = [run.of_planted(metric, round_) for run, round_ in series.taken]
     known = [values.to_numpy() for values in measured if values is not None and not values.empty]
     return known if len(known) == len(measured) else []
 
 
 def _privacy(series: Sample) -> dict[str, Any]:
-    """Return epsilons of the run with the largest epsilon, because populations differ in size.
+    """Return epsilons of the run with the largest epsilon, because sizes of populations differ.
 
     The cells are blank if a run has no epsilon.
     """
@@ -302,7 +302,9 @@ def _deviation(values: Sequence[float | None]) -> float | None:
 
 
 def lowest(roster: pd.DataFrame) -> str:
-    """Return the lowest configuration among canaries as the paper prints it, e.g. ``"3/50K, 1%"``; ``"-"`` without any.
+    """Return the lowest configuration among canaries as the paper prints it, e.g. ``"3/50K, 1%"``.
+
+    ``"-"`` if there are none.
 
     Configurations are ordered by expected insertion frequency p_u * p_e, then by expected sharers p_u (section 4.2). If
     canaries have a number of copies instead, the fewest is returned, e.g. ``"2 copies"``.
@@ -310,13 +312,13 @@ def lowest(roster: pd.DataFrame) -> str:
     if len(roster) and roster["p_u"].isna().all():
         return copies(int(roster["planned_insertions"].min()))
     pairs = zip(roster["p_u"].astype(float), roster["p_e"].astype(float), strict=True)
-    # Products that are equal on paper, such as 1/10 * 10% and 1 * 1%, can differ in their last bit.
+    # Products that are mathematically equal, such as 1/10 * 10% and 1 * 1%, can differ in their last bit.
     pair = min(pairs, key=lambda pair: (float(f"{pair[0] * pair[1]:.12g}"), pair[0]), default=None)
     return "-" if pair is None else f"{user_share(pair[0])}, {100 * pair[1]:.6g}%"
 
 
 def copies(number: int) -> str:
-    """Return a number of copies in words: ``"1 copy"``, ``"2 copies"``."""
+    """Return a number of copies as text: ``"1 copy"``, ``"2 copies"``."""
     return f"{number:,} {'copy' if number == 1 else 'copies'}"
 
 
@@ -336,11 +338,11 @@ def user_share(p_u: float) -> str:
 
 
 def rounds_text(first: Any, last: Any) -> str:
-    """Return the rounds in which a canary is planted, in words; empty where it is planted in all.
+    """Return the rounds in which a canary is planted, as text; empty if it is planted in all.
 
     Args:
         first: the first round, from 1; missing for no bound.
-        last: the last round; missing for no bound, and before the first where there is no round.
+        last: the last round; missing for no bound, and before the first if there is no round.
     """
     if pd.isna(first) and pd.isna(last):
         return ""

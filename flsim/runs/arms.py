@@ -1,7 +1,7 @@
-"""A run of one arm begins with what the other arm has trained and measured before the first window.
+"""The start of a run from the checkpoints and results of the other arm before the first window.
 
-Both are equal to the bit by then, see `flsim.runs.config.arms`. Jagielski et al. (2022, section 4.1) have one
-checkpoint for both.
+Both arms are equal bit for bit before the first window, see `flsim.runs.config`. Jagielski et al. (2022, section 4.1)
+use one checkpoint for both.
 """
 
 import json
@@ -23,26 +23,26 @@ from flsim.runs.locks import hold_lock
 
 
 def begin_from(run: Run, twin: Run) -> Run:
-    """Copy checkpoints, rounds and rows of the other arm to a new run, as far as they are its own.
+    """Copy the common checkpoints, rounds and rows of the other arm to a new run.
 
-    A twin that has not come so far, or lacks the checkpoint of a round that this run evaluates, gives the rounds
-    before. Sums are added in the order of the twin's shards, where this run leaves them open.
+    If the twin has not trained all common rounds, or lacks a checkpoint that this run evaluates, only the earlier
+    rounds are copied. If this run does not set its shards, it uses those of the twin.
 
     Args:
-        run: a run that nobody trains yet.
+        run: a run that has not started.
         twin: the run of the other arm.
 
     Returns:
-        The run, with what the twin decided when its training began.
+        The run, with the settings that the twin chose when its training began.
 
     Raises:
-        InputError: the run has begun, the other one differs in more than `canaries.arm` and the use of machines, or
+        InputError: the run has started, the other run differs in more than `canaries.arm` and the use of machines, or
             its files are damaged.
     """
     _refuse_other_runs(run, twin)
     run = replace(run, config=run.config.resuming(twin.config))
     with hold_lock(run):
-        _refuse_other_runs(run, twin)  # another process may have trained the run meanwhile
+        _refuse_other_runs(run, twin)  # another process may have trained the run in the meantime
         run.record()
         _take_over(run, twin)
     return run
@@ -51,7 +51,7 @@ def begin_from(run: Run, twin: Run) -> Run:
 def _take_over(run: Run, twin: Run) -> None:
     files = _shared_checkpoints(run, twin)
     if not files:
-        say(f"{run.name}: begins with nothing of {twin.name}, which has no checkpoint for it by round {run.parting:,}")
+        say(f"{run.name}: starts from the beginning, because {twin.name} has no checkpoint up to round {run.parting:,}")
         return
     reached = checkpoint.round_of(files[-1])
     roundlog.copy(twin.path, run.path, reached)
@@ -63,27 +63,33 @@ def _take_over(run: Run, twin: Run) -> None:
     for path in rows_in(twin.path):
         if f"{path.stem}{checkpoint.SUFFIX}" in names:
             copy_rows(path, run.path, run.identity)
-    for path in files:  # the newest last: training goes on from it, and needs all else
+    for path in files:  # the newest is copied last, because training continues from it and needs all other files
         if path == files[-1] or run.is_kept_at(checkpoint.round_of(path)):
             run.save(twin.load(path))
     run.mark("running")
-    say(f"{run.name}: begins with the first {reached:,} of {run.rounds:,} rounds of {twin.name}", round=reached)
-    log.info("begun from the other arm", extra={"run": twin.name, "rounds": reached})
+    say(f"{run.name}: starts with the first {reached:,} of {run.rounds:,} rounds of {twin.name}", round=reached)
+    log.info("started from the other arm", extra={"run": twin.name, "rounds": reached})
 
 
 def _refuse_other_runs(run: Run, twin: Run) -> None:
     if run.last_round or checkpoint.latest(run.path / "checkpoints"):
-        raise InputError(f"{run.path}: has begun already, without another run; leave out --begin-from")
+        raise InputError(f"{run.path}: this run has already started without another run; remove --begin-from")
     if run.config.canaries.arm == twin.config.canaries.arm:
-        raise InputError(f"{twin.path}: is of arm {twin.config.canaries.arm.upper()} as this run; name the other arm")
-    if settings_of_both(run.config) != settings_of_both(twin.config):
-        raise InputError(f"{twin.path}: differs in other settings than canaries.arm; name this run's other arm")
-    if run.rounds != twin.rounds:  # rates and windows in fractions depend on it
         raise InputError(
-            f"{twin.path}: trains {twin.rounds:,} rounds and this run {run.rounds:,}; name this run's other arm"
+            f"{twin.path}: is of arm {twin.config.canaries.arm.upper()} and so is this run; name a run of the other arm"
+        )
+    if settings_of_both(run.config) != settings_of_both(twin.config):
+        raise InputError(
+            f"{twin.path}: differs from this run in more settings than canaries.arm; name a run that differs only "
+            "in canaries.arm"
+        )
+    if run.rounds != twin.rounds:  # schedules of learning rates and windows in fractions depend on it
+        raise InputError(
+            f"{twin.path}: trains {twin.rounds:,} rounds, and this run {run.rounds:,}; name a run with the "
+            "same number of rounds"
         )
     if run.corpus.digest != twin.corpus.digest:
-        raise InputError(f"{twin.path}: is of another corpus; name this run's other arm")
+        raise InputError(f"{twin.path}: was trained on another corpus; name a run on the corpus of this run")
 
 
 def _shared_checkpoints(run: Run, twin: Run) -> list[Path]:

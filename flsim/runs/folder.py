@@ -1,4 +1,4 @@
-"""A run folder, which holds everything that belongs to a run. No other module knows where these files lie.
+"""A run folder, which contains all files of a run. Only this module knows the paths of these files.
 
 A round of central training is a step. Each run folder has the list below in its README.
 
@@ -55,8 +55,8 @@ from flsim.training.own_model import frozen_digest, refuse_unfit
 from flsim.training.state import State, Training
 
 README = f"""\
-One run of flsim: its settings, its canaries, the trained models, and what was measured of them. `flsim table FOLDER`
-shows the results; `flsim run CONFIG --out FOLDER --resume` goes on. A round of central training is a step.
+This folder is one run of flsim: its settings, canaries, trained models and measurements. `flsim table FOLDER`
+shows the results; `flsim run CONFIG --out FOLDER --resume` continues the run. A round of central training is a step.
 
 {str(__doc__).split("README.", 1)[-1].strip()}
 """
@@ -81,10 +81,10 @@ class Run:
 
     @classmethod
     def create(cls, settings: Config, path: Path) -> "Run":
-        """Check the corpus, plant the canaries, and make the folder, whole or not at all.
+        """Check the corpus, plant the canaries, and create the folder, atomically.
 
         Raises:
-            InputError: a setting, the corpus or a user's own code is wrong, or the folder exists.
+            InputError: a setting, the corpus or custom code is wrong, or the folder exists.
         """
         refuse_missing(settings.system.tracking)
         refuse_begun(path)
@@ -110,14 +110,14 @@ class Run:
 
     @classmethod
     def reopen(cls, settings: Config, path: Path) -> "Run":
-        """Return a run to continue with `settings`, which may differ in the length of training and the use of machines.
+        """Return a run to continue with `settings`, which can differ in the length of training and the use of machines.
 
-        Nothing in the folder changes. `record` writes the settings once the run is locked and every check has passed.
+        Nothing in the folder changes. `record` writes the settings after the run is locked and all checks have passed.
 
         Raises:
             InputError: there is no such run, it was started with settings that give other results, its files have
-                changed, rows in it are of another run, its folder of checkpoints is gone, or more rounds are trained
-                than the settings have.
+                changed, its rows belong to another run, its folder of checkpoints is missing, or more rounds are
+                trained than the settings have.
         """
         refuse_missing(settings.system.tracking)
         started = cls.open(path)
@@ -132,13 +132,14 @@ class Run:
         refuse_foreign_rows(path, run.identity)
         if not (kept := path / "checkpoints").is_dir():
             raise InputError(
-                f"{kept}: no such folder; put it back, or make an empty one to train the run again from its beginning"
+                f"{kept}: no such folder; restore it, or create an empty folder to train the run again from "
+                "the beginning"
             )
         newest = checkpoint.latest(kept)
         if newest is not None and (trained := checkpoint.round_of(newest)) > run.rounds:
             raise InputError(
-                f"{path}: {trained:,} rounds are trained already, and the settings have {run.rounds:,}; a resume can "
-                f"only train longer, so give at least {trained:,}, or train a new run"
+                f"{path}: {trained:,} rounds are trained already, and the settings have {run.rounds:,}; a "
+                f"resumed run can only become longer; set at least {trained:,} rounds, or train a new run"
             )
         return run
 
@@ -149,19 +150,19 @@ class Run:
 
     @classmethod
     def open(cls, path: Path) -> "Run":
-        """Open a run folder; raise InputError if `path` is none."""
+        """Open a run folder; raise InputError if `path` is not a run folder."""
         if not (path / "config.toml").is_file():
-            raise InputError(f"{path}: not a run folder (it has no config.toml); make one with `flsim run`")
+            raise InputError(f"{path}: not a run folder (it has no config.toml); create one with `flsim run`")
         return cls(path, load(path / "config.toml"))
 
     @property
     def name(self) -> str:
-        """Return the name of the folder as it is now, however its path is written."""
+        """Return the current name of the folder, for any form of its path."""
         return self.path.resolve().name
 
     @property
     def identity(self) -> str:
-        """Identity of the run wherever it lies: digests of its settings, with the seed, and of its corpus."""
+        """Identity of the run, independent of its place: digests of its settings, with the seed, and of its corpus."""
         return identity_of(self.config.digest, self.corpus.digest)
 
     @property
@@ -176,7 +177,7 @@ class Run:
 
     @property
     def series(self) -> str:
-        """Digest that runs share if they differ only in seeds, of the run or of the making of the corpus."""
+        """Digest that runs share if they differ only in seeds, of the run or of the corpus."""
         return digest(self.config.series, json.dumps(labelled_steps(self.corpus), sort_keys=True))
 
     @property
@@ -186,7 +187,7 @@ class Run:
 
     @cached_property
     def corpus(self) -> Corpus:
-        """Return the corpus, opened when it is first used."""
+        """Return the corpus, which is opened at its first use."""
         return Corpus.open(self.config.data.corpus)
 
     @cached_property
@@ -200,7 +201,7 @@ class Run:
 
     @property
     def users(self) -> Population:
-        """Return the training users, with the canaries planted in their records."""
+        """Return the training users, with planted canaries."""
         return self._population[0]
 
     @property
@@ -210,7 +211,7 @@ class Run:
 
     @cached_property
     def provenance(self) -> checkpoint.Provenance:
-        """Return the origin that each checkpoint of this run records. A custom model is executed."""
+        """Return the provenance in checkpoints of this run. This executes a custom model."""
         return self._with_frozen(frozen_digest(self.corpus.layout.vocabulary_size, self.config.model))
 
     def _with_frozen(self, frozen: str) -> checkpoint.Provenance:
@@ -221,7 +222,9 @@ class Run:
     def federated(self) -> FederatedConfig:
         """Return the settings of a federated run; InputError is raised for a central run."""
         if not isinstance(self.config, FederatedConfig):
-            raise InputError(f"{self.path}: training is central, which has no clients; continue it with `flsim run`")
+            raise InputError(
+                f"{self.path}: training is central, which has no clients; continue this run with `flsim run`"
+            )
         return self.config
 
     @property
@@ -233,12 +236,12 @@ class Run:
 
     @cached_property
     def rounds(self) -> int:
-        """Return the number of rounds to train; for central training, of steps."""
+        """Return the number of rounds to train; for central training, the number of steps."""
         return self.config.rounds_over(self.train)
 
     @cached_property
     def rounds_per_epoch(self) -> float:
-        """Return the number of rounds that read as many records as there are."""
+        """Return the number of rounds that read as many records as the corpus has."""
         return self.config.rounds_per_epoch(self.train)
 
     @cached_property
@@ -253,7 +256,7 @@ class Run:
 
     @property
     def has_a_line_per_round(self) -> bool:
-        """Return whether rounds.jsonl has a line for every round, and not only for each saved step."""
+        """Return whether rounds.jsonl has a line for every round, not only for each saved step."""
         return self.config.has_a_line_per_round
 
     @property
@@ -273,7 +276,7 @@ class Run:
         return self.training().first_state() if newest is None else self.load(newest)
 
     def load(self, path: Path, executes_code: bool = True) -> State:
-        """Load a checkpoint of this run; without code, frozen parameters of a custom model are not compared.
+        """Load a checkpoint of this run; without custom code, frozen parameters of a custom model are not compared.
 
         Raises:
             InputError: the checkpoint is damaged; `checkpoint.ForeignCheckpointError` if it is of another run.
@@ -281,19 +284,30 @@ class Run:
         state, theirs = checkpoint.load(path)
         ours = (self.provenance if executes_code else self._with_frozen(theirs.frozen)).by_content
         if (ours.vocabulary_size, ours.model, ours.frozen) != (theirs.vocabulary_size, theirs.model, theirs.frozen):
-            why = f"a checkpoint of another model ({theirs.sizes}); {self.path} has {ours.sizes}"
+            why = f"this checkpoint has another model ({theirs.sizes}); {self.path} has {ours.sizes}"
         elif ours.corpus != theirs.corpus:
-            why = f"trained on another corpus than {self.config.data.corpus} is now; restore it or train again"
+            why = (
+                f"this checkpoint was trained on another corpus than {self.config.data.corpus}; restore the corpus "
+                "or train again"
+            )
         elif ours.config != theirs.config:
-            why = f"trained with other settings than {self.path / 'config.toml'}; name its own run"
+            why = (
+                f"this checkpoint was trained with other settings than {self.path / 'config.toml'}; name the run "
+                "of the checkpoint"
+            )
         elif foreign := self._custom_code_beyond_settings(state):
-            why = f"its ledger names {foreign}, which {self.path / 'config.toml'} does not; name its own run"
+            why = (
+                f"its ledger names {foreign}, which {self.path / 'config.toml'} does not; name the run of the "
+                "checkpoint"
+            )
         else:
             return state
         raise checkpoint.ForeignCheckpointError(f"{path}: {why}")
 
     def _custom_code_beyond_settings(self, state: State) -> str:
-        """Return the custom sampler or noise that a state's ledger names and the settings do not; empty for none.
+        """Return the custom sampler or noise in the ledger of a state that the settings do not have.
+
+        Empty if there is none.
 
         An epsilon of the ledger would execute it.
         """
@@ -306,7 +320,7 @@ class Run:
         return ""
 
     def save(self, state: State) -> Path:
-        """Write a checkpoint, then remove older ones that are neither kept for good nor the last before it."""
+        """Write a checkpoint, then remove older checkpoints, except those to keep and the last one."""
         folder = self.path / "checkpoints"
         roundlog.keep(self.path)
         path = checkpoint.save(folder, state, self.provenance)
@@ -316,11 +330,13 @@ class Run:
         return path
 
     def verify(self) -> None:
-        """Raise InputError if a file of the corpus, of the planted canaries or of the user's own code has changed."""
+        """Raise InputError if a file of the corpus, of the planted canaries or of the custom code has changed."""
         custom_code.refuse_changed_copies(self.config)
         corpus = self.config.data.corpus
         if Corpus.open(corpus, verify=True).digest != self.corpus.digest:
-            raise InputError(f"{corpus}: changed while it was open; restore it, and resume the run")
+            raise InputError(
+                f"{corpus}: the corpus changed while flsim used it; restore the corpus, and resume the run"
+            )
         verify_population(self.path / "planted")
 
     def is_evaluated_at(self, round_: int) -> bool:
@@ -329,7 +345,7 @@ class Run:
 
     @cached_property
     def parting(self) -> int:
-        """Return the round with which the run of the other `canaries.arm` can begin; 0 for none."""
+        """Return the round with which the run of the other `canaries.arm` can begin; 0 if there is none."""
         return shared_rounds(self.config, self.rounds)
 
     def is_kept_at(self, round_: int) -> bool:
@@ -373,7 +389,7 @@ class Run:
         return values
 
     def epsilons(self, state: State) -> dict[str, float]:
-        """Return the epsilons that the state's rounds spent, by the name of the convention; empty without noise."""
+        """Return the epsilons of the state's rounds by the name of the convention; empty without noise."""
         is_private = self.config.privacy.mechanism == "dp"
         return ledger.spent(state.ledger, self.config.sampler, self.delta) if is_private else {}
 
@@ -396,11 +412,11 @@ def _with_copies(settings: Settings, folder: Path) -> Settings:
 
 
 def participation(run: Run, rounds: int) -> pd.DataFrame:
-    """Return each time that a sharer of a canary took part in a run's first rounds.
+    """Return the participation of sharers in the first rounds of a run.
 
-    In central training, this is each time that a copy was read. A sharer is a user who holds a copy; in the IID twin, a
-    synthetic user; of an injected canary, a pseudo-user, whose number is that of users or larger. A sharer that took
-    part read all its copies, unless local.max_records limited it to some of its records.
+    In central training, these are the steps that read a copy. A sharer is a user who holds a copy; in the IID
+    partition, a synthetic user; for an injected canary, a pseudo-user, whose number follows those of users. A sharer
+    that took part read all its copies, unless local.max_records limited it to some of its records.
 
     Returns:
         Columns ``round`` (the first is 1), ``canary`` (its id) and ``user``; a row for each round and sharer (central

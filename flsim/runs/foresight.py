@@ -1,4 +1,4 @@
-"""Errors of training that are known before a run has a folder."""
+"""Errors of training that are detected before a run has a folder."""
 
 from dataclasses import replace
 
@@ -12,10 +12,10 @@ from flsim.training.own_model import refuse_too_large
 
 
 def refuse_impossible_in(settings: Config, corpus: Corpus, is_trained_here: bool = True) -> None:
-    """Refuse settings that no run over the corpus could train or measure, as `refuse_impossible` does.
+    """Raise InputError for settings that no run on the corpus can train or measure; see `refuse_impossible`.
 
     Raises:
-        InputError: see `refuse_impossible`; or the settings ask for other canaries than the corpus has in place.
+        InputError: see `refuse_impossible`; or the settings have other canaries than those planted in the corpus.
     """
     settings = replace(settings, canaries=settled(corpus, settings.canaries))
     train = corpus.split("train")
@@ -26,19 +26,19 @@ def refuse_impossible_in(settings: Config, corpus: Corpus, is_trained_here: bool
 def refuse_impossible(
     settings: Config, layout: Layout, users: int, records: int | None, is_trained_here: bool = True
 ) -> None:
-    """Refuse settings that no run could train or measure, by counting alone: nothing is drawn or made.
+    """Raise InputError for settings that no run can train or measure, from counts only, without drawing anything.
 
     Args:
         settings: settings of a run.
         layout: the layout of its corpus.
         users: number of its training users.
-        records: number of the training records, or a number that is not exceeded where the corpus is yet to be made;
-            None where the corpus has its canaries in place.
+        records: number of the training records, or an upper bound if the corpus does not exist yet; None if the corpus
+            has planted canaries.
         is_trained_here: whether the memory of this machine bounds the run.
 
     Raises:
-        InputError: a cohort has more users than there are, there are too many canaries or copies of them, canaries are
-            longer than records, or references, beams or the model do not fit the memory.
+        InputError: a cohort exceeds the users, there are too many canaries or copies, canaries are longer than records,
+            or references, beams or the model exceed the memory.
     """
     settings.refuse_users(users)
     if records is not None:
@@ -53,10 +53,10 @@ def refuse_impossible(
 
 
 def foresee_training(settings: Config, train: Split, corpus: Corpus) -> None:
-    """Refuse a run whose training on these users of the corpus could not begin, or be measured or accounted for.
+    """Raise InputError for a run that cannot be trained on these users, measured, or accounted for.
 
     Raises:
-        InputError: see `refuse_impossible`; or training could not begin, or its privacy not be accounted for.
+        InputError: see `refuse_impossible`; or training cannot begin, or its privacy cannot be accounted for.
     """
     refuse_impossible_in(settings, corpus)
     settings.training_of(train, rounds := settings.rounds_over(train))

@@ -1,4 +1,4 @@
-"""The network of a checkpoint, or another model, for code that reads its parameters or measures it."""
+"""The network of a checkpoint, or another model, for code that reads or measures it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -20,17 +20,18 @@ def load_model(model: Path | str, device: str = "cpu") -> Any:
     """Return the network of a checkpoint, or the result of a factory, whose code is executed.
 
     Args:
-        model: a checkpoint's file (.safetensors), whose run's corpus is not needed; or ``package.module:factory``, or
-            ``path/to/model.py:factory``, a function without arguments that returns a model.
+        model: a checkpoint file (.safetensors), which does not need the corpus of its run; or
+            ``package.module:factory``, or ``path/to/model.py:factory``, a function without arguments that returns a
+            model.
         device: torch device of a checkpoint's network, such as "cuda".
 
     Returns:
         For a checkpoint a `flsim.models.language_model.TrainableModel`, a torch module in evaluation mode; for a
-        factory, what the factory returned.
+        factory, the result of the factory.
 
     Raises:
-        InputError: the file is no checkpoint; the checkpoint is of a custom network whose run folder is not around it,
-            or whose files have changed; or there is no such factory, or it failed.
+        InputError: the file is not a checkpoint; the checkpoint has a custom network and is not in its run folder, or
+            files of the network changed; or the factory does not exist, or failed.
 
     Examples:
         >>> network = flsim.load_model("runs/iid/checkpoints/round-000200.safetensors")            # doctest: +SKIP
@@ -50,7 +51,7 @@ def _of_checkpoint(path: Path, device: str) -> TrainableModel:
         model = checkpoint.model_of(provenance).load(state.params)
         frozen = frozen_digest(provenance.vocabulary_size, provenance.model)
     if frozen != provenance.frozen:
-        raise InputError(f"{path}: frozen parameters of its network changed; restore their files")
+        raise InputError(f"{path}: frozen parameters of the network changed; restore their files")
     return model.to(torch.device(device))
 
 
@@ -59,8 +60,8 @@ def _own_model(path: Path, saved: ModelHParams) -> ModelHParams:
     settings = path.resolve().parent.parent / "config.toml"
     if not settings.is_file():
         name = short_name(saved.architecture)
-        raise InputError(f"{path}: needs the code of {name}; put it back in its run folder")
+        raise InputError(f"{path}: this checkpoint needs the code of {name}; move it back to its run folder")
     model = load(settings).model
     if replace(model, architecture=by_content(model.architecture)) != saved:
-        raise InputError(f"{path}: is of another network than {settings}; put it in its run folder")
+        raise InputError(f"{path}: the network differs from that of {settings}; move the checkpoint to its run folder")
     return model

@@ -16,17 +16,17 @@ from flsim.results.run_file import EVALUATIONS
 from flsim.runs import roundlog
 from flsim.runs.folder import Run
 
-TRAINED = ".training"  # in the run's folder: the node and the process that train it
-DRIVEN = ".driving"  # of a central run: the process that looks after the one that trains it
-PATIENCE = 2.0  # seconds until someone is told that there is such a process
-LOCK_DEADLINE = 60.0  # seconds in which a process that trained the run before has to end
+TRAINED = ".training"  # file in the run folder with the node and the process that train the run
+DRIVEN = ".driving"  # file of a central run with the process that supervises training
+PATIENCE = 2.0  # seconds until flsim prints that such a process exists
+LOCK_DEADLINE = 60.0  # seconds that flsim waits for the end of a previous training process
 
 
 @contextmanager
 def hold_lock(run: Run, lock: str = TRAINED) -> Iterator[None]:
     """Hold a lock of the run in the block, so that no other process trains the run.
 
-    A process whose driver died may live for a moment and still write. Such a process is waited for.
+    A process whose driver died can live for a moment and still write. This function waits for its end.
 
     Raises:
         RunFailed: another process still holds the lock after `LOCK_DEADLINE` seconds.
@@ -41,7 +41,7 @@ def hold_lock(run: Run, lock: str = TRAINED) -> Iterator[None]:
             except BlockingIOError:
                 holder = path.read_text()
                 if time.monotonic() > until:
-                    raise RunFailed(f"{run.path}: is trained by {holder}; end that process first") from None
+                    raise RunFailed(f"{run.path}: {holder} trains this run; end that process first") from None
                 if not is_said and time.monotonic() > until - LOCK_DEADLINE + PATIENCE:
                     is_said = True
                     say(f"{run.name}: waiting for the end of {holder}, which trains this run")
@@ -56,16 +56,16 @@ def hold_lock(run: Run, lock: str = TRAINED) -> Iterator[None]:
 
 
 def discard(run: Run) -> None:
-    """Remove the folder of a run that this process has just made, unless a process has trained it or trains it now.
+    """Remove the folder of a run that this process has just made, unless a process trained or trains the run.
 
-    The folder is renamed first, so that half of it is never taken for a run.
+    The folder is renamed first, because an incomplete folder must not be used as a run.
     """
     with ExitStack() as stack:
         try:
             for lock in (TRAINED, DRIVEN):
                 (run.path / lock).touch()
                 stack.enter_context(held(run.path / lock))
-        except OSError:  # another process trains it, or there is no such folder any more
+        except OSError:  # another process trains the run, or the folder no longer exists
             return
         of_value = [run.path / name for name in (roundlog.FILE, EVALUATIONS)]
         of_value += [path for name in ("checkpoints", "rows") for path in (run.path / name).glob("*")]

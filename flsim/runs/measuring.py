@@ -1,4 +1,4 @@
-"""Measurement of a run's checkpoint by the run's settings, into the run's rows."""
+"""Measurement of a checkpoint with the settings of its run; results are stored as rows of the run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -24,7 +24,7 @@ from flsim.training.state import State
 def evaluate_checkpoint(
     run: Path, path: str | Path, device: str = "cpu", calibrate: Sequence[Path] = (), **changes: Any
 ) -> list[Row]:
-    """Measure a checkpoint and store its rows in the run; an equal measurement stores equal rows.
+    """Measure a checkpoint and store its rows in the run; equal measurements store equal rows.
 
     Args:
         run: the run folder of the checkpoint.
@@ -37,9 +37,9 @@ def evaluate_checkpoint(
         The stored rows.
 
     Raises:
-        InputError: a checkpoint is not of its run, the corpus changed since training, or a run to calibrate by had one
+        InputError: a checkpoint is not of its run, the corpus changed since training, or a run for calibration had one
             of the canaries.
-        Diverged: the model's parameters are not finite; a row in place of the measurements records this.
+        Diverged: the model's parameters are not finite; a row records this instead of the measurements.
     """
     opened = Run.open(Path(run))
     state, model = load_model(opened, Path(path), device)
@@ -57,7 +57,7 @@ def evaluate_checkpoint(
             without,
         )
         rows += _privacy_rows(opened, state)
-        opened.verify()  # nothing is stored that was measured on other data
+        opened.verify()  # measurements on other data must not be stored
         write_rows(opened.path, state.round, rows, own_quantities(hparams.also))
     except Diverged:
         write_rows(opened.path, state.round, [Row(opened.identity, state.round, DIVERGED, "", 1.0)])
@@ -68,10 +68,10 @@ def evaluate_checkpoint(
 def evaluate_where_writable(
     run: Path, path: str | Path, device: str = "cpu", calibrate: Sequence[Path] = (), **changes: Any
 ) -> list[Row]:
-    """Measure a checkpoint as `evaluate_checkpoint` does, which a person asked for.
+    """Measure a checkpoint on request of a user; see `evaluate_checkpoint`.
 
     Raises:
-        InputError: the rows could not be stored, which is known before anything is measured; or as there.
+        InputError: the rows could not be stored, which is checked before measuring; or see `evaluate_checkpoint`.
     """
     refuse_unwritable(run, "rows")
     config = Run.open(run).config
@@ -80,58 +80,62 @@ def evaluate_where_writable(
 
 
 def announce_evaluation(config: Config) -> None:
-    """Print the files of a user's own code that evaluations with these settings are about to execute."""
+    """Print the files of custom code that evaluations with these settings will execute."""
     accounting = ("sampler", "noise") if config.privacy.mechanism == "dp" else ()
     announce(config, "architecture", "measure", *accounting)
 
 
 def newest_checkpoint(folder: Path) -> Path:
-    """Return the newest whole checkpoint of a run folder. Raises InputError where there is none."""
+    """Return the newest undamaged checkpoint of a run folder; raise InputError if there is none."""
     path = checkpoint.latest(folder / "checkpoints")
     if path is None:
-        raise InputError(f"{folder}: has no checkpoint yet; wait for its first one, or name another run")
+        raise InputError(f"{folder}: the run has no checkpoint yet; wait for the first checkpoint, or name another run")
     return path
 
 
 def written_after(run: Run, round: int, device: str = "cpu") -> dict[str, tuple[int, ...]]:
-    """Return what a beam search writes with the checkpoint of a round: token ids by the canary's id.
+    """Return the phrases that beam search generates with the checkpoint of a round: token ids by canary id.
 
     Raises:
-        InputError: the checkpoint is gone, or is not of the run.
+        InputError: the checkpoint is missing, or belongs to another run.
         Diverged: its parameters are not finite.
     """
     path = run.path / "checkpoints" / checkpoint.checkpoint_name(round)
     if not path.is_file():
-        raise InputError(f"{path}: no such checkpoint, so nothing can be written with it; leave out --written")
+        raise InputError(f"{path}: no such checkpoint, so the model cannot write text; remove --written")
     _, model = load_model(run, path, device)
     return write_on(model, run.canaries, run.corpus.layout, run.config.evaluation)
 
 
 def load_model(run: Run, path: Path, device: str) -> tuple[State, TrainableModel]:
-    """Return the state of a run's checkpoint and its model on a device; raise InputError where it is not of the run."""
+    """Return the state of a run's checkpoint and its model on a device; raise InputError for a foreign checkpoint."""
     state = run.load(path)
     model = checkpoint.model_of(run.provenance)
     return state, model.load(state.params).to(torch.device(device))
 
 
 def _without(run: Run, path: Path, device: str) -> TrainableModel:
-    """Return the model of a run that never saw the run's canaries, which calibrates their scores."""
+    """Return the model of another run without these canaries, which calibrates their scores."""
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint")
     other = Run.open(path.resolve().parent.parent)
     if other.corpus.digest != run.corpus.digest:
-        raise InputError(f"{path}: trained on another corpus than {run.path}; calibrate by runs on the same one")
+        raise InputError(
+            f"{path}: this checkpoint was trained on another corpus than {run.path}; calibrate with runs on the "
+            "same corpus"
+        )
     seen = {canary.tokens for canary in other.canaries} & {canary.tokens for canary in run.canaries}
     if seen:
         raise InputError(
-            f"{path}: trained with {len(seen)} of the canaries that are measured; calibrate by a run of another seed"
+            f"{path}: this checkpoint was trained with {len(seen)} of the measured canaries; calibrate with a "
+            "run of another seed"
         )
     announce(other.config, "architecture")
     return load_model(other, path, device)[1]
 
 
 def _privacy_rows(run: Run, state: State) -> list[Row]:
-    """Return the rows of the privacy that the state's rounds spent; none without noise."""
+    """Return the rows of epsilons for the state's rounds; empty without noise."""
     spent = run.epsilons(state)
     if not spent:
         return []

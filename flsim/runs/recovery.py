@@ -1,4 +1,4 @@
-"""Recovery of a run folder after a fault, before training goes on; nothing is lost."""
+"""Recovery of a run folder after a fault, before training continues, without loss."""
 
 import os
 from collections.abc import Collection
@@ -15,23 +15,24 @@ from flsim.runs.folder import Run
 
 
 def recover(run: Run, retrain_lost: bool = False) -> None:
-    """Make the newest checkpoint a valid one from which training loses nothing, and complete the log of rounds.
+    """Ensure that training can continue from a valid newest checkpoint, and complete the log of rounds.
 
-    Files that training cannot use are named and put aside: damaged files, and checkpoints of other runs. If such a
-    checkpoint is due for evaluation and has no rows, later checkpoints are put aside too. Training then passes that
-    round again and reaches the same bits. No other process may train the run meanwhile.
+    Files that training cannot use are named and renamed: damaged files, and checkpoints of other runs. If such a
+    checkpoint is due for evaluation and has no rows, later checkpoints are also renamed, and training repeats that
+    round with the same bits. No other process may train the run at the same time.
 
     Args:
         run: the run.
-        retrain_lost: whether to train again the rounds whose lines the log has lost, from the checkpoint before them.
+        retrain_lost: whether to train rounds again whose lines are missing in the log, from the checkpoint before them.
 
     Raises:
-        InputError: no checkpoint is of this run, and a complete one is of another; none is renamed.
+        InputError: no checkpoint belongs to this run, and a complete checkpoint belongs to another run; no file is
+            renamed.
     """
     folder = run.path / "checkpoints"
     remove_abandoned(run.path)
     for stranger in (*checkpoint.strangers_in(folder), *strange_rows_in(run.path)):
-        say(f"{stranger}: flsim writes no file of this name; it is ignored", file=stranger.name)
+        say(f"{stranger}: flsim does not write files with this name; the file is ignored", file=stranger.name)
     for rows in rows_in(run.path):
         if not is_whole(rows):
             _put_aside(rows, "cannot be read")
@@ -40,9 +41,9 @@ def recover(run: Run, retrain_lost: bool = False) -> None:
 
 
 def _settle_checkpoints(run: Run) -> None:
-    """Put aside the checkpoints that `Run.load` refuses.
+    """Rename the checkpoints that `Run.load` refuses.
 
-    If one of them is due for evaluation, later checkpoints are put aside too.
+    If one of them is due for evaluation, later checkpoints are also renamed.
     """
     refused: dict[Path, InputError] = {}
     paths = checkpoint.all_in(run.path / "checkpoints")
@@ -52,7 +53,7 @@ def _settle_checkpoints(run: Run) -> None:
         except InputError as error:
             refused[path] = error
     foreign = [error for error in refused.values() if isinstance(error, checkpoint.ForeignCheckpointError)]
-    if foreign and len(refused) == len(paths):  # then the folder, its settings or its corpus were exchanged
+    if foreign and len(refused) == len(paths):  # in this case, the folder, its settings or its corpus were exchanged
         raise foreign[-1]
     back_to = next((path for path in refused if run.lacks_rows(path)), None)
     if back_to is not None:
@@ -63,9 +64,9 @@ def _settle_checkpoints(run: Run) -> None:
             _put_aside(path, str(refusal), "foreign" if refusal in foreign else "damaged")
     last = run.last_round
     if paths and not checkpoint.all_in(run.path / "checkpoints"):
-        say(f"{run.name}: no readable checkpoint is left; training restarts from the beginning")
+        say(f"{run.name}: no readable checkpoint remains; training restarts from the beginning")
     elif not paths and last:
-        say(f"{run.name}: no checkpoint of its {last:,} rounds is left; training restarts from the beginning")
+        say(f"{run.name}: no checkpoint of its {last:,} rounds remains; training restarts from the beginning")
 
 
 def _settle_log(run: Run, retrain_lost: bool) -> None:
@@ -73,7 +74,7 @@ def _settle_log(run: Run, retrain_lost: bool) -> None:
     missing = roundlog.settle(run.path, checkpoint.round_of(newest) if newest else 0, by_round)
     if missing:
         log.warning("rounds lost from the log", extra={"rounds": roundlog.in_words(missing)})
-        say(f"{run.path / roundlog.FILE}: has lost rounds {roundlog.in_words(missing)}; they are marked as lost")
+        say(f"{run.path / roundlog.FILE}: rounds {roundlog.in_words(missing)} are missing; flsim marks them as lost")
     lost = roundlog.lost(run.path)
     if lost and retrain_lost:
         _go_back(run, lost[0].start - 1, "the log has lost the next round", ())
@@ -82,10 +83,9 @@ def _settle_log(run: Run, retrain_lost: bool) -> None:
 
 
 def _go_back(run: Run, round_: int, why: str, refused: Collection[Path]) -> None:
-    """Put aside the readable checkpoints of later rounds.
+    """Rename the readable checkpoints of later rounds.
 
-    The last checkpoint goes first. If the process is killed meanwhile, the rest is still to be done, and the next call
-    does it.
+    The last checkpoint is renamed first. If the process is killed, the next call completes the rest.
     """
     later = [path for path in checkpoint.all_in(run.path / "checkpoints") if checkpoint.round_of(path) > round_]
     for path in reversed(later):
@@ -97,13 +97,13 @@ def _go_back(run: Run, round_: int, why: str, refused: Collection[Path]) -> None
 
 
 def _put_aside(path: Path, why: str, kind: str = "damaged") -> None:
-    """Rename a file so that no code reads it, but a person can still look at it."""
+    """Rename a file so that flsim ignores it, but users can still inspect it."""
     aside = path.with_name(f"{path.name}.{kind}")
     number = 1
     while os.path.lexists(aside):
         number += 1
         aside = path.with_name(f"{path.name}.{kind}-{number}")
     path.replace(aside)
-    sync(path.parent)  # the order matters where several are put aside
+    sync(path.parent)  # the order matters if several files are renamed
     log.warning("put aside", extra={"file": path.name, "reason": why})
-    say(f"{path}: {why.removeprefix(f'{path}: ')}; the file is ignored, and kept as {aside.name}")
+    say(f"{path}: {why.removeprefix(f'{path}: ')}; flsim ignores the file and renames it to {aside.name}")

@@ -1,8 +1,8 @@
 """The log of a run's rounds: rounds.jsonl in its folder, one line per round, or per saved step of central training.
 
-A line has the ``round`` that it ends with. In central training it also has the step ``since`` which it counts. The
-lines of a whole log follow each other from the first round to the newest checkpoint's. Rounds that power loss or a
-person removed are marked by lines with ``"lost": true``, so that nothing is missing silently.
+A line has its last ``round``. In central training, it also has the step ``since`` which it counts. A complete log has
+lines for all rounds up to that of the newest checkpoint. Rounds that are missing after a loss of power or a manual
+change are marked by lines with ``"lost": true``.
 """
 
 import json
@@ -19,7 +19,7 @@ Line = dict[str, Any]
 
 
 def append(run_folder: Path, **values: Any) -> None:
-    """Append a line; it survives a loss of power once `keep` was called."""
+    """Append a line; it survives a loss of power after `keep` was called."""
     path = run_folder / FILE
     is_new = not path.exists()
     with naming(path), path.open("a", encoding="utf-8") as file:
@@ -29,7 +29,7 @@ def append(run_folder: Path, **values: Any) -> None:
 
 
 def keep(run_folder: Path) -> None:
-    """Return once all lines are on the disk, so that no checkpoint exists without the rounds before it."""
+    """Sync all lines to the disk, so that no checkpoint exists without the rounds before it."""
     if (run_folder / FILE).exists():
         sync(run_folder / FILE)
 
@@ -45,12 +45,12 @@ def rounds_among(values: Iterable[Any]) -> list[Line]:
 
 
 def mean_losses(lines: Iterable[Line], rounds: Iterable[int]) -> dict[int, float]:
-    """Return the mean training loss by round, nats a token: since the given round before, weighted by rounds.
+    """Return the mean training loss (nats per token) since the previous given round, by round, weighted by rounds.
 
     Args:
         lines: lines of a log, as `read` returns them.
-        rounds: rounds to divide the log at, such as those that were evaluated. One without a loss since the round
-            before is left out.
+        rounds: rounds to divide the log at, such as those that were evaluated. A round without a loss since the
+            previous round is omitted.
     """
     ends, losses = sorted(rounds), dict[int, tuple[float, int]]()
     for line in lines:
@@ -63,13 +63,13 @@ def mean_losses(lines: Iterable[Line], rounds: Iterable[int]) -> dict[int, float
 
 
 def last(run_folder: Path) -> Line:
-    """Return the last line without reading the others; empty if it is cut short or missing."""
+    """Return the last line without reading the others; empty if it is incomplete or missing."""
     line = files.last_line(run_folder / FILE)
     return line if _is_line(line) else {}
 
 
 def lost(run_folder: Path) -> list[range]:
-    """Return the rounds that are marked as lost, as ascending ranges; neighbouring ranges are joined."""
+    """Return the rounds that are marked as lost, as ascending ranges; adjacent ranges are joined."""
     ranges: list[range] = []
     for line in _lines(run_folder):
         if line.get("lost"):
@@ -86,14 +86,14 @@ def in_words(rounds: Sequence[range]) -> str:
 
 
 def settle(run_folder: Path, reached: int, by_round: bool) -> list[range]:
-    """Make the log tell every round up to `reached` once, before training goes on from there.
+    """Make the log contain every round up to `reached` once, before training continues from there.
 
-    Lines of later rounds are dropped, since these rounds are trained again. Damaged lines are dropped too. Of two lines
-    about one round the later one stays. Rounds that are then missing are marked as lost.
+    Lines of later rounds are dropped, because these rounds are trained again. Damaged lines are also dropped. If a
+    round has two lines, the later line remains. Missing rounds are marked as lost.
 
     Args:
         run_folder: the run's folder.
-        reached: round of the checkpoint that training goes on from.
+        reached: round of the checkpoint from which training continues.
         by_round: whether every round has a line, as in federated training.
 
     Returns:
@@ -113,12 +113,12 @@ def settle(run_folder: Path, reached: int, by_round: bool) -> list[range]:
 
 
 def cut(run_folder: Path, round_: int) -> None:
-    """Drop the lines of later rounds, which are to be trained again."""
+    """Drop the lines of later rounds, which will be trained again."""
     _replace(run_folder, [line for line in _lines(run_folder) if line["round"] <= round_])
 
 
 def copy(run_folder: Path, to: Path, reached: int) -> None:
-    """Write the lines of the rounds up to `reached`, lost ones included, as the log of another run folder."""
+    """Write the lines of the rounds up to `reached`, including lost rounds, as the log of another run folder."""
     _replace(to, [line for line in _lines(run_folder) if line["round"] <= reached])
 
 
@@ -138,18 +138,18 @@ def _replace(run_folder: Path, lines: Iterable[Line]) -> None:
 
 
 def _lines(run_folder: Path) -> list[Line]:
-    """Return all lines by round, those of lost rounds included."""
+    """Return all lines by round, including those of lost rounds."""
     return _once(files.read_lines(run_folder / FILE))
 
 
 def _once(values: Iterable[Any]) -> list[Line]:
-    """Return the lines among values by round; of two lines about one round the later one stays."""
+    """Return the lines among values by round; if a round has two lines, the later line remains."""
     by_round = {value["round"]: value for value in values if _is_line(value)}
     return [by_round[round_] for round_ in sorted(by_round)]
 
 
 def _is_line(line: Any) -> bool:
-    """Return whether a value is a line of this log, as far as this module depends on it."""
+    """Return whether a value is a line of this log, for the needs of this module."""
     if not isinstance(line, dict):
         return False
     numbers = (line.get("round"), line.get("since", 0))

@@ -1,9 +1,9 @@
 """TensorBoard, MLflow and Weights & Biases as trackers of a run's rounds and evaluations.
 
-rounds.jsonl and rows/ are the truth. For each tracker, a thread of the driver reads these files, so that neither
-training nor another tracker waits for it, and a tracker that fails stops nothing. A resumed run continues the same run
-of a tracker, and reports each number once: TensorBoard gets all numbers again and drops the earlier ones; MLflow and
-Weights & Biases have the last reported rounds, as ``train/round`` and ``eval/round``. No earlier session's files are
+rounds.jsonl and rows/ are authoritative. For each tracker, a thread of the driver reads these files, so training and
+other trackers do not wait for it, and a failed tracker stops nothing. A resumed run continues the same run of a
+tracker, and reports each number once: TensorBoard gets all numbers again and drops the previous numbers; MLflow and
+Weights & Biases store the last reported rounds, as ``train/round`` and ``eval/round``. No earlier session's files are
 removed.
 
 RUN/tensorboard/    events
@@ -37,16 +37,17 @@ from flsim.runs import roundlog
 Kind = Literal["tensorboard", "mlflow", "wandb"]
 Settings = Mapping[str, Any]
 
-LOOK = 2.0  # seconds between two looks into the folder
+LOOK = 2.0  # seconds between two reads of the folder
 PATIENCE = 60.0  # seconds that the end of a run waits for trackers
-PROJECT = "flsim"  # of MLflow's experiment and Weights & Biases' project, where the user's settings name none
+# name of the experiment in MLflow and the project in Weights & Biases, unless settings of the user name them
+PROJECT = "flsim"
 
 
 class Tracker(Protocol):
-    """Interface of a tracker, which is made from a run's folder and its settings, by name."""
+    """Interface of a tracker, which is created from a run folder and its settings by name."""
 
     def log(self, values: Mapping[str, float], round_: int) -> None:
-        """Report numbers of a round by tag (``train/loss``, ``eval/rs``); numbers reported before change nothing."""
+        """Report numbers of a round by tag (``train/loss``, ``eval/rs``); repeated reports have no effect."""
 
     def close(self, is_completed: bool) -> None:
         """Return once everything is stored or sent."""
@@ -58,7 +59,7 @@ class TensorBoard:
     def __init__(self, path: Path, settings: Settings) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # purge_step: TensorBoard drops what files of earlier sessions say, which stay beside the new one.
+        # purge_step: TensorBoard ignores older files of earlier sessions, which remain next to the new file.
         self._writer = SummaryWriter(str(path / "tensorboard"), purge_step=0, flush_secs=10)
         lines = [f"| `{name}` | {text} |" for name, text in _texts(settings).items()]
         self._writer.add_text("settings", "\n".join(["| setting | value |", "|---|---|", *lines]), 0)
@@ -72,7 +73,7 @@ class TensorBoard:
 
 
 class MLflow:
-    """Tracker for MLflow, by a client, because the functions of `mlflow` change the store of the whole process."""
+    """Tracker for MLflow, with a client, because the functions of `mlflow` change the store of the complete process."""
 
     def __init__(self, path: Path, settings: Settings) -> None:
         """Continue the MLflow run of a run folder, or create one."""
@@ -91,7 +92,7 @@ class MLflow:
         self._client = client = MlflowClient(tracking_uri=uri)
         try:
             known = client.get_run((folder / "run_id").read_text().strip())
-        except (OSError, MlflowException):  # none yet, or it is in another store
+        except (OSError, MlflowException):  # there is no run yet, or it is in another store
             experiment = os.environ.get("MLFLOW_EXPERIMENT_NAME", PROJECT)
             with suppress(MlflowException):  # it exists
                 client.create_experiment(experiment, artifacts)
@@ -102,7 +103,7 @@ class MLflow:
         self._last = dict(known.data.metrics)
         texts = _texts(settings)
         new = [Param(name, text) for name, text in texts.items() if name not in known.data.params]
-        for first in range(0, len(new), 100):  # as many as a request may have
+        for first in range(0, len(new), 100):  # largest number per request
             client.log_batch(self._id, params=new[first : first + 100])
         for name, before in known.data.params.items():
             if texts.get(name, before) != before:  # a parameter cannot change
@@ -123,8 +124,8 @@ class MLflow:
 class WeightsAndBiases:
     """Tracker for Weights & Biases.
 
-    A run that is resumed online knows the last reported rounds. Offline, everything is reported again, because a
-    session's folder is complete and replaces those before it.
+    A run that is resumed online knows the last reported rounds. Offline, everything is reported again, because the
+    folder of a session is complete and replaces previous folders.
     """
 
     def __init__(self, path: Path, settings: Settings) -> None:
@@ -139,14 +140,14 @@ class WeightsAndBiases:
         keys = os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE")
         has_login = bool(keys or requests.utils.get_netrc_auth(server))
         mode: Any = os.environ.get("WANDB_MODE") or (None if has_login else "offline")
-        if mode == "online" and not has_login:  # it would ask in the middle of a run
+        if mode == "online" and not has_login:  # otherwise it would ask during the run
             raise RuntimeError("WANDB_MODE is online, but there is no login; use `wandb login`")
         earlier_sessions = list(folder.glob("offline-run-*"))
         self._run = wandb.init(
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             id=name,
             resume=None if mode == "offline" else "allow",
-            reinit="create_new",  # a process may train several runs, as the demo does
+            reinit="create_new",  # a process can train several runs, for example in the demo
             name=path.name,
             dir=path.resolve(),
             mode=mode,
@@ -200,7 +201,7 @@ def refuse_missing(kinds: Sequence[Kind]) -> None:
 
 @contextmanager
 def tracking(path: Path, kinds: Sequence[Kind], settings: Settings) -> Iterator[None]:
-    """Report to trackers what a run's folder holds and what is added during the block.
+    """Report the content of a run folder to trackers, and additions during the block.
 
     Args:
         path: the run's folder; its status is read at the end.
@@ -223,7 +224,7 @@ def tracking(path: Path, kinds: Sequence[Kind], settings: Settings) -> Iterator[
         for kind, thread in threads.items():
             thread.join(max(0.0, until - time.monotonic()))
             if thread.is_alive():
-                say(f"{path.name}: tracking by {kind} did not finish within {PATIENCE:g} s, and was stopped")
+                say(f"{path.name}: tracking by {kind} did not finish within {PATIENCE:g} s and was stopped")
         threading.excepthook = hook
 
 
@@ -243,7 +244,7 @@ def _without_tensorboards(hook: Callable[[threading.ExceptHookArgs], object]) ->
 def _track(kind: Kind, path: Path, settings: Settings, ended: Event) -> None:
     """Run one tracker in its thread."""
     try:
-        with naming(path / kind):  # each has a folder of its name
+        with naming(path / kind):  # each tracker has a folder with its name
             tracker, news, is_last = TRACKERS[kind](path, settings), News(path), False
             while not is_last:
                 is_last = ended.is_set()
@@ -266,7 +267,7 @@ class News:
     def take(self) -> Iterator[tuple[dict[str, float], int]]:
         """Yield new numbers by tag with their round, first those of rounds, then those of evaluations."""
         for line in roundlog.rounds_among(self._lines.take()):
-            if line["round"] <= self._round:  # after a fault lines are written again
+            if line["round"] <= self._round:  # after a fault, lines are written again
                 continue
             self._round = line["round"]
             yield of_round(line), self._round
@@ -292,7 +293,7 @@ def of_evaluation(rows: pd.DataFrame, own: Mapping[str, Quantity]) -> dict[str, 
 
     Args:
         rows: rows with the columns of `flsim.results.rows.SCHEMA`.
-        own: descriptions of the user's own measures, by name.
+        own: descriptions of the custom measures, by name.
     """
     known = {**QUANTITIES, **own}
     counted = {flag.name for flag in flags(known.values()) if not flag.is_partial}

@@ -1,4 +1,4 @@
-"""Differences as people read them: pairs of settings, the partitions of a table's rows, and two runs."""
+"""Differences as text: pairs of settings, the partitions in rows of a table, and two runs."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -20,50 +20,54 @@ from flsim.show.table import TERMINAL, Column, Table, formatted, json_rows, late
 STANDARD = panels_first(compared_in([]))
 N = "n: seeds with both."
 DIVERGED = (
-    "Div.: runs that diverged, a/b: an outcome to compare. A seed that diverged on one side is dropped from both, and "
-    "no other column has it."
+    "Div.: runs that diverged, a/b: an outcome to compare. If a seed diverged on one side, all other columns "
+    "exclude it on both sides."
 )
 LEGEND = (
-    "{}, a-b: mean {} in a minus that in b, paired canary by canary; CI: half its 95% interval (t). {}: memorized "
-    "canaries{}, a/b. p: corrected for the number of rows with a test (Holm), each column by itself."
+    "{}, a-b: mean {} in a minus that in b, paired canary by canary; CI: half its 95% interval (t). {}: "
+    "memorized canaries{}, a/b. p: corrected for the number of rows with a test (Holm), separately for each "
+    "column."
 )
 OVER_SEEDS = (
-    "With several seeds: counts are means over them. p is Student's t test over seeds for {}; for {} Fisher's exact "
-    "test, which exchanges a and b within seeds and is at least 2/2^n: below 0.05 only from 6 seeds on."
+    "With several seeds: counts are means over them. p is Student's t test over seeds for {}; for {} Fisher's "
+    "exact test, which exchanges a and b within seeds; it is at least 2/2^n, and below 0.05 only with 6 or "
+    "more seeds."
 )
 OVER_CANARIES = (
-    "With one seed: p is of the t test over canaries and McNemar's exact test. Both are about one pair of models and "
-    "say nothing about other seeds. They treat canaries as independent."
+    "With one seed: p is of the t test over canaries and McNemar's exact test. Both tests compare one pair of "
+    "models and do not cover other seeds. They treat canaries as independent."
 )
 CEILING = (
-    "Ceil.: canaries at the ceiling of exposure, a/b. They are ranked before all references, so that differences "
-    f"between them cannot show; {WHAT_TO_DO}"
+    "Ceil.: canaries at the ceiling of exposure, a/b. They are ranked before all references, so differences "
+    f"between them are invisible; {WHAT_TO_DO}"
 )
 UTILITY = "{}: {} on test text, a/b."
 PUBLISHED = "{}, %: a minus b, percent of all canaries; Paper: as published."
 LIKE_PERPLEXITY = (
-    f"Like perp.: mean {PRIMARY.title.lower()} in a minus that in b, each seed at the lowest perplexity that both its "
-    "runs reached, from all their evaluations; CI and p over seeds (t), which one seed does not have."
+    f"Like perp.: mean {PRIMARY.title.lower()} in a minus that in b, for each seed at the lowest perplexity "
+    "that both runs reached in any evaluation. CI and p are over seeds (t); they are missing with one seed."
 )
-EPOCHS = "All after {} epochs; an epoch reads as many records as there are."
+EPOCHS = "All after {} epochs; in an epoch, training reads as many records as the corpus has."
 RUNS = (
-    "95%: interval of the mean difference (Student's t). p(t), p(ranks): of no difference, by the t test and by "
-    "Wilcoxon's signed ranks, two-sided. Both are over the canaries of this one pair of models, not over seeds."
+    "95%: interval of the mean difference (Student's t). p(t), p(ranks): of no difference, by the t test and "
+    "by Wilcoxon's signed ranks, two-sided. Both tests are over the canaries of this pair of models, not over "
+    "seeds."
 )
 SIDES = (
     "Only a, only b: memorized by that model only. Share: a's share of these, with its exact 95% interval "
     "(Clopper-Pearson). p: the chance of an equally uneven split if neither model memorized more (McNemar's exact)."
 )
 CONFIGURATIONS = (
-    "{}, a-b: mean {} in a minus that in b; CI: half its 95% interval (t). {}: memorized canaries, a/b. p: of the t "
-    "test and of McNemar's exact test, corrected for the number of rows (Holm), each column by itself."
+    "{}, a-b: mean {} in a minus that in b; CI: half its 95% interval (t). {}: memorized canaries, a/b. p: of "
+    "the t test and of McNemar's exact test, corrected for the number of rows (Holm), separately for each "
+    "column."
 )
 SCOPE = (
-    "All of this treats canaries as independent. It is about these two models and says nothing about other seeds; for "
-    "those, compare sweeps of several seeds."
+    "All tests treat canaries as independent. These tests compare two models and do not cover other seeds. To "
+    "compare methods, use sweeps of several seeds."
 )
 NO_CANARIES = "Neither run has canaries, so only utility is compared.\n"
-# Columns of a table of runs beside counts, which two runs have side by side: heading and format.
+# Columns of a table of runs, except counts, that two runs have side by side: heading and format.
 TRAINING = {"epochs": ("Epochs", "{:.3g}", 1)}
 PRIVACY = {
     "epsilon_paper": ("Epsilon, paper's", "{:.3g}", 1),
@@ -81,7 +85,7 @@ def p_text(p: Any) -> str:
 
 
 def signed(quantity: Quantity) -> str:
-    """Return the format of a difference between two values: with its sign, and a decimal more than a value has."""
+    """Return the format of a difference between two values: with its sign, and one more decimal than a value."""
     return "+.2f" if quantity.is_standard else f"+{quantity.format[2:-1].lstrip('+')}"
 
 
@@ -99,13 +103,13 @@ def _difference(wide: pd.DataFrame, name: str, heading: str, sign: str, note: st
 
 
 def _p(wide: pd.DataFrame, name: str, first: str = "") -> Column:
-    """Return p corrected by Holm; the row of all canaries is one test by itself, and not corrected."""
+    """Return p corrected by Holm; the row of all canaries is a single test, and is not corrected."""
     corrected, uncorrected = (column(wide, f"{name}_{p}") for p in ("p_holm", "p"))
     return Column("p", [p_text(p) for p in corrected.where(wide["row"] != first, uncorrected)])
 
 
 def quantities_in_pairs(wide: pd.DataFrame) -> list[Quantity]:
-    """Return the quantities that a frame of `to_wide` has, with a user's own last."""
+    """Return the quantities in a frame of `to_wide`, with custom quantities last."""
     own = [
         quantity for quantity in quantities_in(wide) if f"{quantity.name}_value_a" in wide and quantity not in STANDARD
     ]
@@ -122,7 +126,7 @@ def table_of_pairs(frame: pd.DataFrame, pairs: Sequence[Pair]) -> Table:
 
 
 def _labels(pairs: Sequence[Pair]) -> list[str]:
-    """Return the common part of each pair's settings; the axes of the pairs if these parts are not all different."""
+    """Return the common part of each pair's settings; or the axes of the pairs if these parts are not unique."""
     labels = [pair.label for pair in pairs]
     return labels if len(set(labels)) == len(labels) else [pair.row for pair in pairs]
 
@@ -148,7 +152,7 @@ def _columns(wide: pd.DataFrame, names: list[str]) -> Units:
 
 
 def _published(wide: pd.DataFrame, quantities: Sequence[Quantity]) -> list[Column]:
-    """Return columns of differences in percent, ours and published; empty if no row has a published one."""
+    """Return columns of differences in percent, ours and published; empty if no row has a published difference."""
     columns = []
     for flag in flags(quantities):
         if flag.name in COUNTED_OF:
@@ -165,7 +169,7 @@ def _published(wide: pd.DataFrame, quantities: Sequence[Quantity]) -> list[Colum
 
 
 def _at_ceiling(wide: pd.DataFrame, template: str) -> list[Column]:
-    """Return the column of canaries at the ceiling of exposure; none where they are few in every row."""
+    """Return the column of canaries at the ceiling of exposure; empty if they are few in every row."""
     shares = [column(wide, f"at_ceiling_value_{side}") / column(wide, "canaries_value_a") for side in "ab"]
     if not any((share >= MANY).fillna(value=False).any() for share in shares):
         return []
@@ -188,7 +192,7 @@ def _utility(wide: pd.DataFrame, quantity: Quantity) -> Column:
 
 
 def _sentences(quantities: Sequence[Quantity]) -> str:
-    """Return a line about each of a user's own quantities."""
+    """Return a line about each custom quantity."""
     own = [quantity for quantity in quantities if not quantity.is_standard]
     return "".join(note(f"{quantity.heading}: {quantity.sentence}") for quantity in own)
 
@@ -207,12 +211,12 @@ def _legend(wide: pd.DataFrame) -> str:
 
 
 def _notes(wide: pd.DataFrame, labels: list[str]) -> str:
-    """Return notes on rows that could mislead: other lengths of training, and runs that are left out."""
+    """Return notes on different lengths of training, and on excluded runs."""
     lines = list[str]()
     for label, a, b in zip(labels, *(column(wide, f"epochs_value_{side}") for side in "ab"), strict=True):
         if not (pd.isna(a) or pd.isna(b)) and min(a, b) < 0.99 * max(a, b):
             lines.append(f"{label}: a is after {a:.3g} epochs, b after {b:.3g}; name an --epoch.")
-    lines += [f"Left out of {label}: {why}" for label, why in _known(labels, column(wide, "left_out"))]
+    lines += [f"Excluded from {label}: {why}" for label, why in _known(labels, column(wide, "left_out"))]
     like = column(wide, f"like_{PRIMARY.name}_difference")
     whys = column(wide, "like_left_out").where(like.notna())
     lines += [f"At equal perplexity, {label}: {why}." for label, why in _known(labels, whys)]
@@ -233,14 +237,14 @@ def compare_partitions(runs: Sequence[RunResults], round: int | None = None, epo
     """Return the differences of series whose settings differ only in the partition; empty if there are none.
 
     Raises:
-        InputError: as for `flsim.results.tables.memorization_table`.
+        InputError: see `flsim.results.tables.memorization_table`.
     """
     pairs, several = partitions_of(runs)
     why = "several rows have this setting, so it is not compared; show fewer runs"
     text = "".join(note(f"{label}: {why}") for label in several)
     if pairs:
         frame = differences(pairs, round, epoch)
-        text += note("IID (a) less Non-IID (b), each seed of one less that of the other:") + "\n"
+        text += note("IID (a) minus Non-IID (b), paired by seed:") + "\n"
         text += table_of_pairs(frame, pairs).markdown()
     return text
 
@@ -248,7 +252,7 @@ def compare_partitions(runs: Sequence[RunResults], round: int | None = None, epo
 def partitions_of(runs: Sequence[RunResults]) -> tuple[list[Pair], list[str]]:
     """Return IID and non-IID series of the same settings as in a table, and the settings that several rows have.
 
-    Where a label has several lengths of training, pairs are of the same length.
+    If a label has several lengths of training, pairs have the same length.
     """
     named: dict[str, dict[str, list[list[RunResults]]]] = {}
     groups = by_series(runs)
@@ -273,10 +277,10 @@ def partitions_of(runs: Sequence[RunResults]) -> tuple[list[Pair], list[str]]:
 
 
 def _told_apart(partitions: dict[str, list[list[RunResults]]]) -> dict[str, dict[str, list[list[RunResults]]]]:
-    """Return series of one label in parts to compare, by the words that tell them apart; "" where none are needed.
+    """Return series of one label in comparable parts, by the text that distinguishes them; "" if not needed.
 
-    Pair IID and non-IID series that agree in every setting that varies. Where a search gave the partitions different
-    rates, pair the rest by the settings whose values both partitions share.
+    Pair IID and non-IID series that agree in every setting that varies. If a search chose different learning rates for
+    the partitions, pair the rest by the settings whose values both partitions share.
     """
     if max(map(len, partitions.values())) == 1:
         return {"": partitions}
@@ -301,7 +305,7 @@ def _told_apart(partitions: dict[str, list[list[RunResults]]]) -> dict[str, dict
 def _parts(
     partitions: dict[str, list[list[RunResults]]], names: Collection[str]
 ) -> dict[str, dict[str, list[list[RunResults]]]]:
-    """Return series of both partitions by the words of their values of some settings."""
+    """Return series of both partitions by the text of their values of some settings."""
     parts: dict[str, dict[str, list[list[RunResults]]]] = {}
     for partition, series in partitions.items():
         for group in series:
@@ -341,14 +345,14 @@ def runs_to_markdown(compared: Comparison, width: int = TERMINAL) -> str:
 
 
 def runs_to_latex(compared: Comparison) -> str:
-    """Return the rows of two runs' comparison as a tabular; it needs the package booktabs."""
+    """Return the rows of two runs' comparison as a LaTeX tabular, which needs the package booktabs."""
     if compared.table.empty:
         return latex(*_sides(compared))
     return latex(*_configurations(compared, to_wide(compared.table)))
 
 
 def runs_to_json(compared: Comparison) -> dict[str, Any]:
-    """Return the comparison of two runs as one JSON object; null stands for values that are unknown or not finite."""
+    """Return the comparison of two runs as one JSON object; null replaces values that are unknown or not finite."""
     a, b = json_rows(compared.models)
     return {"compared": "runs", "a": a, "b": b, "rows": json_rows(compared.table)}
 
@@ -375,13 +379,15 @@ def _means(compared: Comparison, wide: pd.DataFrame) -> Units:
 
 
 def _at_equal_perplexity(wide: pd.DataFrame) -> str:
-    """Return a sentence on the perplexity that both runs reached, or on why there is none."""
+    """Return a sentence on the common perplexity, or on why there is none."""
     first, why = wide.iloc[0], column(wide, "like_left_out").iloc[0]
     if not pd.isna(why):
         return note(f"Not compared at equal perplexity: {why}.")
     a, b = (f"{first[f'like_round_value_{side}']:,.4g}" for side in "ab")
     perplexity = f"{first['like_perplexity_value_a']:.4g}"
-    return note(f"Equal perplexity: {perplexity}, the lowest that both reached (a at round {a}, b at round {b}).")
+    return note(
+        f"Equal perplexity: {perplexity}, the lowest perplexity that both reached (a at round {a}, b at round {b})."
+    )
 
 
 def _sides(compared: Comparison) -> Units:
@@ -405,7 +411,7 @@ def _sides(compared: Comparison) -> Units:
 
 
 def _configurations(compared: Comparison, wide: pd.DataFrame) -> Units:
-    """Return the rows of configurations, and that of all canaries if it is among them."""
+    """Return the rows of configurations, and the row of all canaries if it exists."""
     heading = "p_u, p_e" if column(wide, "copies").isna().all() else "Canaries"
     labels = [Column(heading, text_of(wide["row"]), is_number=False), Column("n", text_of(wide["n"]))]
     units = []
@@ -424,19 +430,23 @@ def _warnings(compared: Comparison, width: int) -> str:
     lines, models, table = list[str](), compared.models, compared.table
     if compared.never_planted:
         number = compared.never_planted
-        which = "1 canary, planted in neither run, is" if number == 1 else f"{number} canaries, planted in neither, are"
-        lines.append(f"{which} in no number.")
+        which = (
+            "1 canary was not planted in either run and is"
+            if number == 1
+            else f"{number} canaries were not planted in either run and are"
+        )
+        lines.append(f"{which} excluded from all numbers.")
     ceiling = table[(table["row"] == ALL) & (table["quantity"] == "at_ceiling")]
     for n, a, b in zip(*(ceiling[name].astype(int) for name in ("n", "value_a", "value_b")), strict=True):
         if max(a, b) >= MANY * n:
             lines.append(
-                f"{a} of {n} canaries in a and {b} in b are at the ceiling of "
-                f"exposure, ranked before all references: differences between them cannot show; {WHAT_TO_DO}"
+                f"{a} of {n} canaries in a and {b} in b are at the ceiling of exposure, ranked before all "
+                f"references, so differences between them are invisible; {WHAT_TO_DO}"
             )
     for name, status in zip(models["run"], models["status"], strict=True):
         if status != "completed":
-            lines.append(f"Run {name} is {status}: this is not its final model.")
+            lines.append(f"Run {name} is {status}, so this is not its final model.")
     epochs = models["epochs"]
     if epochs.notna().all() and epochs.min() < 0.99 * epochs.max():
-        lines.append("The models read different numbers of epochs; name an --epoch that both have.")
+        lines.append("The models read different numbers of epochs; use an --epoch that both have.")
     return "".join(note(line, width) for line in lines)

@@ -1,8 +1,7 @@
 """Figures drawn by matplotlib, as files and as SVG inside a page; equal results give equal bytes.
 
-Both have one palette, the light one of the page's style sheet. In a page each of its colours becomes the CSS variable
-of that name, so that one drawing suits light and dark pages. Sizes of panels are CSS pixels at the width of a phone, so
-that text of 11 pixels is legible there.
+Both use the light palette of the style sheet of the page. In a page, each colour becomes a CSS variable, so a drawing
+fits light and dark pages. Sizes of panels are CSS pixels at the width of a phone, where text of 11 pixels is legible.
 """
 
 import math
@@ -43,7 +42,7 @@ VARIABLES = {
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DASHES: tuple[Any, ...] = ("-", (0, (4, 2)), (0, (1.2, 1.5)), (0, (5, 1.7, 1.2, 1.7)))
 ROUNDS = "completed rounds (central: steps)"
-MARKED = 16  # points of a line that have a marker, at most
+MARKED = 16  # largest number of markers of a line
 STYLE: dict[Any, Any] = {
     "axes.edgecolor": STRONG,
     "axes.grid": True,
@@ -77,12 +76,12 @@ STYLE: dict[Any, Any] = {
 FORMATS = {".png": "png", ".svg": "svg", ".pdf": "pdf"}
 FILE_STYLE: dict[Any, Any] = {
     **{name: STYLE[name] for name in ("axes.grid", "axes.spines.right", "axes.spines.top", "svg.hashsalt")},
-    **{"font.size": 10, "grid.alpha": 0.3, "pdf.fonttype": 42},  # text of PDF that can be searched
+    **{"font.size": 10, "grid.alpha": 0.3, "pdf.fonttype": 42},  # searchable text in PDF
 }
 
 
 def line_style(index: int) -> dict[str, Any]:
-    """Return colour, marker and dashes of a line by its number, so that lines also differ in grey."""
+    """Return colour, marker and dashes of a line by its number, which also distinguish lines in grey."""
     return {
         "color": LINES[index % len(LINES)],
         "marker": MARKERS[index % len(MARKERS)],
@@ -95,18 +94,18 @@ def refuse_other_than_figure(path: Path) -> None:
     if is_device(path):
         return
     if path.suffix.lower() not in FORMATS:
-        raise InputError(f"{path}: plots are written as .png, .svg or .pdf; name one of these")
+        raise InputError(f"{path}: plots have the formats .png, .svg and .pdf; use one of these suffixes")
     if not path.parent.is_dir():
-        raise InputError(f"{path}: no such folder as {path.parent}; make it first")
+        raise InputError(f"{path}: the folder {path.parent} does not exist; create it first")
 
 
 def write_figure(draw: Callable[[], Figure], path: Path) -> None:
-    """Draw a figure in the style of files and write it, whole or not at all.
+    """Draw a figure in the style of files, and write it atomically.
 
-    A device or a pipe whose name has none of the endings of figures gets SVG.
+    A device or a pipe without a suffix of figures gets SVG.
 
     Raises:
-        InputError: as for `refuse_other_than_figure`, or the file cannot be written.
+        InputError: see `refuse_other_than_figure`; or the file cannot be written.
     """
     refuse_other_than_figure(path)
     kind = FORMATS.get(path.suffix.lower(), "svg")
@@ -134,7 +133,7 @@ def panels(
     gaps: tuple[float, float] = (0, 0),
     **options: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure, which no state of matplotlib refers to, and its axes row by row.
+    """Return a figure outside the state of pyplot, and its axes by rows.
 
     Args:
         width, height: its size in pixels.
@@ -162,14 +161,14 @@ def panels(
 def scale(
     axis: Axis, low: float, high: float, label: str = "", *, is_log: bool = False, is_whole: bool = False, most: int = 5
 ) -> None:
-    """Set the ends of an axis, its ticks at round numbers, and its label at its end, where a reader begins.
+    """Set the ends of an axis, its ticks at round numbers, and its label at its end.
 
     Args:
         axis: the axis.
         low, high: its ends, above 0 for a logarithmic one.
         label: the quantity with its unit.
         is_log: whether it is logarithmic.
-        is_whole: whether ticks are whole numbers.
+        is_whole: whether ticks are integers.
         most: largest number of intervals between ticks.
     """
     axes, is_x = axis.axes, axis is axis.axes.xaxis
@@ -190,7 +189,7 @@ def scale(
 
 
 def label_above(axes: Axes, label: str) -> None:
-    """Put the label of the y axis above it, at the left edge of the figure, where a reader begins."""
+    """Put the label of the y axis above it, at the left edge of the figure."""
     axes.set_title(label, x=-(axes.bbox.x0 - axes.figure.bbox.x0) / axes.bbox.width, pad=7)
 
 
@@ -207,7 +206,7 @@ def spanning(values: ArrayLike) -> tuple[float, float]:
 
 
 def draw_line(axes: Axes, x: ArrayLike, y: ArrayLike, style: int, has_markers: bool = True, **options: Any) -> None:
-    """Draw a line in a `line_style`. Lines at the edge of the panel are whole."""
+    """Draw a line in a `line_style`. Lines at the edge of the panel are not cut."""
     size, every = np.size(x), max(1, math.ceil(np.size(x) / MARKED))
     look = line_style(style) | {"linewidth": 1.8, "zorder": 3}
     if has_markers:
@@ -216,7 +215,7 @@ def draw_line(axes: Axes, x: ArrayLike, y: ArrayLike, style: int, has_markers: b
     else:
         look["marker"] = ""
     for line in axes.plot(x, y, clip_on=False, **(look | options)):
-        line.set_in_layout(False)  # an unclipped line without points would take the whole figure
+        line.set_in_layout(False)  # an unclipped line without points would cover the complete figure
 
 
 def draw_band(axes: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, style: int) -> None:
@@ -230,7 +229,7 @@ def draw_band(axes: Axes, x: ArrayLike, low: ArrayLike, high: ArrayLike, style: 
 def draw_interval(
     axes: Axes, y: float, style: int, mean: float, ends: tuple[float, float], parts: Sequence[float] = ()
 ) -> None:
-    """Draw a mean at a height, its interval, cut at the ends of the x axis, and hollow the values it is a mean of."""
+    """Draw a mean at a height, its interval, cut at the ends of the x axis, and its single values as hollow markers."""
     colour, (low, high) = line_style(style)["color"], axes.get_xlim()
     if not math.isnan(ends[0]):
         axes.plot(np.clip(ends, low, high), [y, y], color=colour, linewidth=1.8, clip_on=False)
@@ -266,13 +265,13 @@ def draw_rule(axes: Axes, *, x: float | None = None, y: float | None = None, tex
 
 
 def inline(figure: Figure, id_: str, title: str, description: str) -> Markup:
-    """Return a figure as an SVG element that screen readers read as an image, by its title and description.
+    """Return a figure as an SVG element that screen readers present as an image, with its title and description.
 
     Args:
         figure: the figure, drawn within `page_style`.
         id_: id of the image, unique in the page.
         title: its name.
-        description: what it shows, with the numbers that matter.
+        description: its content, with the main numbers.
     """
     written = StringIO()
     none = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -287,7 +286,7 @@ def inline(figure: Figure, id_: str, title: str, description: str) -> Markup:
 
 @cache
 def swatch(style: int) -> Markup:
-    """Return a piece of a line for a legend; screen readers leave it out, because the words next to it name it."""
+    """Return a piece of a line for a legend; screen readers skip it, because the adjacent text names it."""
     with page_style():
         figure, (axes,) = panels(36, 14, margins=(1, 1, 0, 0))
         axes.set_axis_off()
@@ -296,7 +295,7 @@ def swatch(style: int) -> Markup:
         svg = inline(figure, f"swatch-{style}", "", "")
     body = str(svg)[svg.index("</desc>") + 7 :]
     (outline,) = re.findall(r'<defs><path id="[^"]*" (d="[^"]*")[^>]*/></defs>', body)
-    body = re.sub(r"<defs>.*?</defs>", "", body)  # which would need an id for each use in the page
+    body = re.sub(r"<defs>.*?</defs>", "", body)  # definitions would need an id for each use in the page
     body = re.sub(
         r'<use [^>]*x="([^"]*)" y="([^"]*)"([^>]*)>', rf'<path {outline} transform="translate(\1 \2)"\3>', body
     )
@@ -305,18 +304,18 @@ def swatch(style: int) -> Markup:
     )
 
 
-# What the page has itself or does not need: fonts, groups, which carry no style, clips, and turns by no angle.
+# Elements that the page does not need: fonts, groups without style, clips, and rotations by zero.
 NEEDLESS = re.compile(
     r"""<!--.*?-->|<defs>\s*<style.*?</defs>|<metadata>.*?</metadata>|<defs>\s*<clipPath.*?</defs>|</?g\b[^>]*>"""
     r"""|\ clip-path="[^"]*"|\ transform="rotate\(-0[^"]*"|font-family:[^;"]*;?\ ?|xlink:(?=href)""",
     re.DOTALL | re.VERBOSE,
 )
 NUMBERS = re.compile(r' (d|x|y)="([^"]*)"')
-LONG = 300  # characters of a path from which on tenths of a pixel are enough
+LONG = 300  # length of a path from which on tenths of a pixel are enough
 
 
 def _reduced(svg: str, id_: str) -> str:
-    """Return the elements of an SVG file with ids of their own, colours of the page, and no needless bytes."""
+    """Return the elements of an SVG file with unique ids, colours of the page, and without redundant bytes."""
     body = NEEDLESS.sub("", svg[svg.index(">", svg.index("<svg")) + 1 : svg.rindex("</svg>")])
     names = {name: f"{id_}-{place}" for place, name in enumerate(re.findall(r'<path id="([^"]*)"', body))}
     body = re.sub(r'(id="|href="#)(\w+)"', lambda match: f'{match[1]}{names.get(match[2], match[2])}"', body)
@@ -341,7 +340,7 @@ def _with_variables(style: str) -> str:
 
 
 def with_classes(html: str, mark: str) -> str:
-    """Return a page in which each style of an element is a class, whose rules stand in place of `mark`."""
+    """Return a page in which each style of an element is a class, whose rules replace `mark`."""
     classes: dict[str, str] = {}
 
     def named(match: "re.Match[str]") -> str:

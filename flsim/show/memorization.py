@@ -1,4 +1,4 @@
-"""Memorization as people read it: tables by run and by series, with published values, and the canaries of a run."""
+"""Memorization as text: tables by run and by series, with published values, and the canaries of a run."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -29,39 +29,42 @@ from flsim.show.table import Column, Table, formatted, note, text_of
 TUNED = "tuned"  # attribute of a table: sentences on the searches that chose settings
 BATCHES = {"b_u": "users a round", "b_r": "records a step"}
 LOWEST = "Lowest: (p_u, p_e) with a memorized canary and fewest expected insertions."
-CONTROLS = "Controls: canaries that were never planted, and how many of them {} show as memorized."
-FALSE_POSITIVE = " {} shows each with a probability of 1 / (|R| + 1), here {}."
-COPIES = " Copies: the fewest with a memorized canary, where their number was set."
+CONTROLS = "Controls: canaries that were never planted; number of them that {} marks as memorized."
+FALSE_POSITIVE = " {} marks each with a probability of 1 / (|R| + 1), here {}."
+COPIES = " Copies: smallest number of copies of a memorized canary, if the number of copies was set."
 SHARE = "{}: shares of {} planted canaries."
 SHARE_INTERVAL = "CI %: exact 95% interval of a share of canaries, treated as independent."
 PAPER = "Paper: the published value of the column to its left."
 MARKS = {"same": "=", "lower": "<", "higher": ">"}
-VS = "vs: = the published share lies in our 95% interval, < ours is lower, > higher."
-PAIRS = "Pairs: share of pairs of this row with another that differ in the published direction."
-TWIN = f"Twin: whether IID less Non-IID has the published sign, where {CLEARLY}; a tie has no sign."
-EPSILON = "Eps.: epsilon by the paper's convention / by one that holds ({}), delta {}."
+VS = "vs: = the published share is in the 95% interval of flsim; <: flsim's share is lower; >: higher."
+PAIRS = "Pairs: share of pairs of this row and another row that differ in the published direction."
+TWIN = f"Twin: whether IID minus Non-IID has the published sign, for settings {CLEARLY}; a tie has no sign."
+EPSILON = "Eps.: epsilon by the paper's convention / by a sound convention ({}), delta {}."
 RECORD_EPSILON = "Rec. eps.: epsilon of one record, not of a user, by {}, delta {}."
-WHOLE = "Test text: of {} whole test authors."
-MIXED = "Test text: of whole test authors in some rows, of balanced users in others, which do not compare."
+WHOLE = "Test text: of {} complete test authors."
+MIXED = (
+    "Test text: of complete test authors in some rows, and of balanced users in other rows. These rows are not "
+    "comparable."
+)
 ROUND = "Round: completed rounds; for central training (b_r), steps.\n"
 EPOCH = "Epochs: number of records read in training, divided by the number of records.\n"
-ALL_EPOCHS = "All after {} epochs; an epoch reads as many records as there are.\n"
-ONE_SEED = "One seed a row: means and intervals are over its canaries and say nothing about other seeds."
+ALL_EPOCHS = "All after {} epochs; in an epoch, training reads as many records as the corpus has.\n"
+ONE_SEED = "One seed a row: means and intervals are over the canaries of this seed and do not cover other seeds."
 INTERVAL = "CI: half the 95% interval of {}, Student's t over canaries."
 MEANS = "n: seeds{}. {}: means over seeds; SD: standard deviation over seeds."
 DIVERGED = (
-    "Div.: runs that diverged, an outcome. Means are over the other seeds, so rows with different seeds do not "
-    "compare; paired means, as of IID less Non-IID, drop both runs of such a seed."
+    "Div.: runs that diverged, an outcome. Means are over the other seeds, so rows with different seeds are "
+    "not comparable. Paired means, such as IID minus Non-IID, exclude both runs of a diverged seed."
 )
 OVER_SEEDS = "CI_s: half the 95% interval of {}, Student's t over seeds: valid for other seeds."
-OVER_CANARIES = "CI_c: the same over all seeds' canaries, treated as independent: valid for these models only."
+OVER_CANARIES = "CI_c: the same over the canaries of all seeds, treated as independent: valid for these models only."
 
 
 def table_of_runs(table: pd.DataFrame) -> Table:
-    """Return a table by run or by series as people read it: the paper's columns and related ones, with a legend.
+    """Return a table by run or by series as text: the columns of the paper and related columns, with a legend.
 
     Run, round and status appear only if they matter: for equal settings, different rounds, or unfinished runs. Epochs
-    replace different rounds if all runs know theirs.
+    replace different rounds if they are known for all runs.
     """
     labels, units = (_by_series if "seeds" in table else _by_run)(table)
     remarks = population(table) + progress(table, _is_unfinished(table))[1] + _remarks(table)
@@ -76,13 +79,13 @@ def _is_unfinished(table: pd.DataFrame) -> bool:
 def _remarks(table: pd.DataFrame) -> str:
     """Return the sentences below a table that are about runs."""
     if "seeds" in table:
-        lines = [f"Left out of {setting}: {why}" for setting, why in _whys(table, "setting", "left_out")]
+        lines = [f"Excluded from {setting}: {why}" for setting, why in _whys(table, "setting", "left_out")]
         return "".join(note(line) for line in lines)
     text = note(ONE_SEED) if table["round"].notna().any() else ""
     names = (table["run"] + " " + table["status"]).rename("run")
     text += "".join(note(f"{run}: {why}") for run, why in _whys(table.assign(run=names), "run", "reason"))
     if partial := [quantity.title for quantity in _partly_measured(table)]:
-        text += note(f"Not measured of all runs, so only in CSV and Parquet: {', '.join(partial)}.")
+        text += note(f"Not measured in all runs, and therefore only in CSV and Parquet: {', '.join(partial)}.")
     return text
 
 
@@ -92,7 +95,7 @@ def _whys(table: pd.DataFrame, name: str, why: str) -> list[tuple[str, str]]:
 
 
 def _partly_measured(table: pd.DataFrame) -> list[Quantity]:
-    """Return the built-in quantities that some evaluated runs have and others lack: columns of gaps say little."""
+    """Return the built-in quantities that only some evaluated runs have, which would give incomplete columns."""
     evaluated = table[table["round"].notna()]
     partial = []
     for quantity in OPTIONAL:
@@ -104,7 +107,7 @@ def _partly_measured(table: pd.DataFrame) -> list[Quantity]:
 
 
 def _by_run(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
-    """Return the columns as people read them, in the paper's order: labels of a row, and units that stay together."""
+    """Return the displayed columns in the order of the paper: labels of a row, and units that stay together."""
     unfinished = _is_unfinished(table)
     labels = [Column("Setting", text_of(table["setting"]), is_number=False)]
     if table["setting"].duplicated().any():
@@ -182,7 +185,7 @@ def _half(table: pd.DataFrame, prefix: str, quantity: Quantity) -> list[str]:
 
 
 def legend(table: pd.DataFrame) -> str:
-    """Return a sentence that says what the standard columns and the batch sizes in the settings are."""
+    """Return a sentence that explains the standard columns and the batch sizes in the settings."""
     parts = [f"{flag.heading}: canaries {flag.outcome} by {flag.title}" for flag in flags(STANDARD)]
     parts += [f"{quantity.heading}: {quantity.caption.lower()}" for quantity in of_model(STANDARD)]
     settings = " ".join(table["setting"].dropna())
@@ -191,7 +194,7 @@ def legend(table: pd.DataFrame) -> str:
 
 
 def population(table: pd.DataFrame) -> str:
-    """Return a sentence on whose text is the test text, where the test users are whole authors."""
+    """Return a sentence on the test text if the test users are complete authors."""
     if "whole_test_users" not in table:
         return ""
     evaluated = table[[quantity.name for quantity in of_model(STANDARD)]].notna().any(axis=1)
@@ -238,7 +241,7 @@ def text_of_count(count: float) -> str:
 
 
 def controls(table: pd.DataFrame) -> list[list[Column]]:
-    """Return the unit of canaries that were never planted, such as ``"1/0 of 12"``; empty where there are none."""
+    """Return the unit of canaries that were never planted, such as ``"1/0 of 12"``; empty if there are none."""
     if "controls" not in table:
         return []
     standard = [quantity for quantity in flags(QUANTITIES.values()) if quantity.is_standard]
@@ -271,7 +274,7 @@ def marks(table: pd.DataFrame, metric: str) -> list[Column]:
     if f"{metric}_size" in table:
         cells = [MARKS.get(cell, "") for cell in text_of(table[f"{metric}_size"])]
         columns.append(Column("vs", cells, is_number=False, note=VS))
-    if f"{metric}_pairs" in table and metric not in COUNTED:  # of those the marks of size and twins say enough
+    if f"{metric}_pairs" in table and metric not in COUNTED:  # for counts, the marks of size and twins are enough
         columns.append(Column("Pairs", formatted(table[f"{metric}_pairs"], "{:.0f}%", 100), note=PAIRS))
     if f"{metric}_twin" in table:
         columns.append(Column("Twin", text_of(table[f"{metric}_twin"]), is_number=False, note=TWIN))
@@ -300,7 +303,7 @@ def mean(table: pd.DataFrame, number: Quantity, has_note: bool = True) -> list[C
 
 
 def companions(table: pd.DataFrame, number: Quantity, quantities: Sequence[Quantity]) -> list[Column]:
-    """Return the columns beside a mean over canaries: related numbers, and the published value."""
+    """Return the columns next to a mean over canaries: related numbers, and the published value."""
     columns = []
     for other in quantities:
         if other.beside == number.name and is_in(table, other):
@@ -321,7 +324,7 @@ def utility(table: pd.DataFrame, quantities: Sequence[Quantity], has_deviations:
 
 
 def epsilons(table: pd.DataFrame) -> list[list[Column]]:
-    """Return the units of epsilon that the table has: of a user, such as ``"5.62/28.5"``, and of a record.
+    """Return the units of epsilon that the table has: for a user, such as ``"5.62/28.5"``, and for a record.
 
     A dash means that a convention does not apply to the run's sampler.
     """
@@ -346,19 +349,19 @@ def epsilons(table: pd.DataFrame) -> list[list[Column]]:
 
 
 def _epsilon(value: float) -> str:
-    """Return an epsilon with three digits; large ones as whole numbers."""
+    """Return an epsilon with three digits; large values as integers."""
     return f"{value:,.0f}" if 1000 <= value < 1e6 else f"{value:.3g}"
 
 
 def progress(table: pd.DataFrame, is_unfinished: bool = False) -> tuple[list[Column], str]:
-    """Return how far each row's model was trained, as columns and legend; there is no column if all are equal.
+    """Return columns and legend with the length of training of each row; no column if all are equal.
 
     Args:
         table: a table with the columns round and epochs.
-        is_unfinished: whether to show equal rounds too.
+        is_unfinished: whether to show equal rounds.
     """
     trained = table[table["round"].notna() | table["epochs"].notna()]
-    # What rows over seeds have no common round for are still so many epochs.
+    # Rows over seeds without a common round still have a number of epochs.
     differ = trained["round"].nunique(dropna=False) > 1 or (len(trained) and trained["round"].isna().all())
     if differ and trained["epochs"].notna().all():
         cells = formatted(table["epochs"], "{:.3g}")
@@ -388,7 +391,7 @@ def _listed(values: "pd.Series[Any]", template: str = "{}") -> str:
 
 
 def table_of_canaries(table: pd.DataFrame) -> Table:
-    """Return the table of `flsim.results.canary_table` as people read it."""
+    """Return the table of `flsim.results.canary_table` as text."""
     labels = [Column("Canary", text_of(table["canary"]), is_number=False)]
     units = [[Column("Phrase", text_of(table["phrase"]), is_number=False)], _planted(table), _counts(table)]
     units.append(_window(table))
@@ -396,25 +399,28 @@ def table_of_canaries(table: pd.DataFrame) -> Table:
     listed = [quantity for quantity in kept if quantity.is_listed]
     units += [[_column(table, quantity)] for quantity in sorted(listed, key=lambda quantity: quantity.is_flag)]
     if WRITTEN in table:
-        note = "Beam search wrote: the known words, then the likeliest continuation that it finds."
+        note = "Beam search wrote: the known words, then the most likely continuation that it finds."
         units.append([Column("Beam search wrote", text_of(table[WRITTEN]), is_number=False, is_late=True, note=note)])
     return Table(table, labels, [unit for unit in units if unit])
 
 
 def _planted(table: pd.DataFrame) -> list[Column]:
-    """Return the columns of p_u and p_e, or of planned copies where their number was set."""
+    """Return the columns of p_u and p_e, or of planned copies if their number was set."""
     if table["p_u"].isna().all():
         planned = formatted(table["planned_insertions"], "{:,}")
         return [Column("Planned", planned, note="Planned: records that were drawn for the canary.")]
     shares = ["" if pd.isna(value) else user_share(float(value)) for value in table["p_u"]]
-    note = "p_u: probability that a user has the canary; p_e: that a record of such a user is replaced by it."
+    note = (
+        "p_u: probability that a user has the canary; p_e: probability that the canary replaces a record of such "
+        "a user."
+    )
     return [Column("p_u", shares, note=note), Column("p_e", formatted(table["p_e"], "{:.6g}%", 100))]
 
 
 def _counts(table: pd.DataFrame) -> list[Column]:
-    """Return the columns of sharers and copies, where the roster says them."""
+    """Return the columns of sharers and copies, if the roster has them."""
     names = {"sharers": "Users", "insertions": "Copies"}
-    notes = {"sharers": "Users: that have the canary.", "insertions": "Copies: records that are the canary."}
+    notes = {"sharers": "Users: users that have the canary.", "insertions": "Copies: records that are the canary."}
     return [
         Column(heading, formatted(table[name], "{:,}"), note=notes[name])
         for name, heading in names.items()
@@ -423,11 +429,11 @@ def _counts(table: pd.DataFrame) -> list[Column]:
 
 
 def _window(table: pd.DataFrame) -> list[Column]:
-    """Return the column of the rounds in which canaries are planted, where they have windows."""
+    """Return the column of the rounds in which canaries are planted, if they have windows."""
     if WINDOW[0] not in table:
         return []
     cells = [rounds_text(first, last) for first, last in zip(*(table[name] for name in WINDOW), strict=True)]
-    return [Column("Planted", cells, is_number=False, note="Planted: the rounds in which copies are in place.")]
+    return [Column("Planted", cells, is_number=False, note="Planted: the rounds in which the copies exist.")]
 
 
 def _column(table: pd.DataFrame, quantity: Quantity) -> Column:

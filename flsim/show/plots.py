@@ -1,6 +1,6 @@
 """Figures of runs: over epochs, exposure against perplexity, and losses with exposure.
 
-`flsim plot` writes them as files. A report draws single panels by `draw_quantity` and `draw_utility`.
+`flsim plot` writes them as files. A report draws single panels with `draw_quantity` and `draw_utility`.
 """
 
 import math
@@ -40,16 +40,16 @@ from flsim.show.figure import (
     write_figure,
 )
 
-EPOCHS = "epochs: records read / records there are"
-NEAR = 0.25  # of the distance between the two evaluations before
+EPOCHS = "epochs: records read / records of the corpus"
+NEAR = 0.25  # share of the distance between the two previous evaluations
 Values = NDArray[np.float64]
 Kind = Literal["rounds", "utility", "loss"]
-Losses = Mapping[RunResults, Mapping[int, float]]  # training loss of each run by evaluated round, nats a token
+Losses = Mapping[RunResults, Mapping[int, float]]  # training loss of each run by evaluated round, nats per token
 
 
 @dataclass(frozen=True)
 class Curve:
-    """A line of one panel with its band.
+    """A line of a panel with its band.
 
     Attributes:
         x: float64 [points], epochs or rounds.
@@ -71,12 +71,12 @@ def curve(
     over_seeds: bool,
     band: Callable[[Values], tuple[float, float]] = t_interval,
 ) -> Curve:
-    """Return the mean over runs of what was measured, at the rounds where all runs measured it.
+    """Return the mean over runs of a quantity, at the rounds at which all runs have it.
 
     Args:
         runs: one run, or those of a setting's seeds.
-        measured: float64 [canaries], or [1] of a number of the model, of a run after so many rounds; None if it was
-            not measured.
+        measured: float64 [canaries], or [1] for a number of the model, of a run after a number of rounds; None if it
+            was not measured.
         in_epochs: whether x is in epochs, otherwise in rounds.
         over_seeds: whether bands are over the runs' means, otherwise over the canaries of one run.
         band: the ends of a band over values; by default their 95% interval.
@@ -95,7 +95,7 @@ def exposure_by_utility(runs: Sequence[RunResults], over_seeds: bool) -> Values:
     """Return float64 [evaluations, 4]: perplexity, mean exposure in bits, and both ends of its interval.
 
     Args:
-        runs: one run, or those of a setting's seeds; evaluations that only some of them have are left out.
+        runs: one run, or those of a setting's seeds; evaluations that only some runs have are excluded.
         over_seeds: whether intervals are over the runs' means, otherwise over the canaries of one run.
     """
     losses = curve(runs, _log_perplexity, in_epochs=False, over_seeds=over_seeds)
@@ -109,9 +109,9 @@ def exposure_by_utility(runs: Sequence[RunResults], over_seeds: bool) -> Values:
 
 
 def drawn_rounds(rounds: list[int]) -> list[int]:
-    """Return the rounds without the last but one if it is just before the last, as 10.0 epochs before 10.2.
+    """Return the rounds without the penultimate round if it is close to the last, such as 10.0 and 10.2 epochs.
 
-    Two points so near would end the curve in a hook that is noise.
+    Two close points would end the curve in a hook, which is noise.
     """
     if len(rounds) < 3 or rounds[-1] - rounds[-2] >= NEAR * (rounds[-2] - rounds[-3]):
         return rounds
@@ -121,7 +121,7 @@ def drawn_rounds(rounds: list[int]) -> list[int]:
 def measured_values(quantity: Quantity, run: RunResults, round_: int) -> Values | None:
     """Return float64 [canaries] of a number of canaries, otherwise float64 [1].
 
-    None means that the quantity was not measured or is not finite.
+    The result is None if the quantity was not measured or is not finite.
     """
     if not quantity.of_canaries:
         value = run.of_model(quantity.name, round_)
@@ -133,12 +133,12 @@ def measured_values(quantity: Quantity, run: RunResults, round_: int) -> Values 
 
 
 def know_epochs(runs: Sequence[RunResults]) -> bool:
-    """Return whether every run with an evaluation knows its epochs."""
+    """Return whether every run with an evaluation has known epochs."""
     return all(run.rounds_per_epoch is not None for run in runs if run.evaluated)
 
 
 def averaged(series: Sequence[RunResults]) -> list[RunResults]:
-    """Return the runs of a series that a mean is over: those that were evaluated, and did not end early."""
+    """Return the averaged runs of a series: those that were evaluated, and did not end early."""
     return [run for run in series if run.status not in {"diverged", "failed", "interrupted"} and run.evaluated]
 
 
@@ -148,12 +148,12 @@ def label_of(group: Sequence[RunResults], runs: Sequence[Any], means_over: int |
     Args:
         group: the runs of a line.
         runs: all runs of the figure.
-        means_over: number of runs of a series that the line is the mean of; None where the line is one run.
+        means_over: number of averaged runs of a series; None if the line is one run.
     """
     run = group[0]
     if means_over is not None:
         left_out = len(group) - means_over
-        label = f"{run.setting} ({means_over} seed{'s' * (means_over != 1)}{f', {left_out} left out' * (left_out > 0)})"
+        label = f"{run.setting} ({means_over} seed{'s' * (means_over != 1)}{f', {left_out} excluded' * (left_out > 0)})"
     else:
         name = f" [{run.name}]" if [other.setting for other in runs].count(run.setting) > 1 else ""
         status = f" ({run.status}, round {run.round})" if run.status != "completed" else ""
@@ -179,18 +179,18 @@ def plot(
     kind: Kind = "rounds",
     losses: Losses | None = None,
 ) -> None:
-    """Write the figure of `draw_rounds`, `draw_against_utility` or `draw_losses`, whole or not at all.
+    """Write the figure of `draw_rounds`, `draw_against_utility` or `draw_losses`, atomically.
 
     Args:
         runs: the results of each run.
         path: a .png, .svg or .pdf file to write.
-        over_seeds: whether a line is a series, otherwise it is a run; None: where one has two seeds to average.
+        over_seeds: whether a line is a series, otherwise it is a run; None: a series if a setting has two seeds.
         kind: kind of the figure.
         losses: training losses, for the kind "loss".
 
     Raises:
-        InputError: the path has another ending, its folder does not exist, no run has what the figure shows, or
-            `by_series` refuses the runs.
+        InputError: the path has another suffix, its folder does not exist, no run has the data of the figure, or
+            `by_series` fails.
     """
     refuse_other_than_figure(path)
     if missing := _missing(runs, kind, losses or {}):
@@ -206,11 +206,11 @@ def plot(
 
 
 def _missing(runs: Sequence[RunResults], kind: Kind, losses: Losses) -> str:
-    """Return what all runs lack of what a figure shows, and what to do; empty if there is something to draw."""
+    """Return the data that all runs lack for a figure, with the remedy; empty if a run has it."""
     if not any(run.evaluated for run in runs) and kind != "utility":
-        return "not evaluated yet, nothing to plot"
+        return "the run has no evaluation yet; plot it later"
     if kind == "utility" and not any(len(exposure_by_utility([run], over_seeds=False)) for run in runs):
-        return "no evaluation has exposure and perplexity, nothing to plot"
+        return "no evaluation has both exposure and perplexity; evaluate again"
     if kind == "loss" and not any(losses.get(run) for run in runs):
         return "rounds.jsonl has no training loss; restore it, or plot without --kind"
     measured = (run.of_planted(PRIMARY.name, round_) for run in runs for round_ in run.evaluated)
@@ -223,12 +223,12 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     """Return a figure of every run's or series' memorization and utility over epochs, independent of pyplot.
 
     The x axis has rounds if some run does not know its epochs. Four panels show canaries memorized by RS, by BS
-    (counts), mean exposure (bits) and perplexity. Each quantity of a user's own measures has one more. Bands are 95%
-    intervals, Student's t: of means over canaries, or, over seeds, of all panels over the seeds' means. An evaluation
-    just before the last one is left out. A dotted line is the largest exposure that ranking among the references can
-    show. A run that diverged ends at its last finite evaluation, and its label says so. A run without an evaluation is
-    named and has no line. Over seeds, a line is over the points that all runs of its series have. Runs that diverged,
-    failed, were interrupted or have no evaluation are left out, and the label says how many.
+    (counts), mean exposure (bits) and perplexity. Each quantity of custom measures has a further panel. Bands are 95%
+    intervals, Student's t: of means over canaries, or, over seeds, of the means of seeds in all panels. An evaluation
+    just before the last evaluation is omitted. A dotted line is the largest exposure that ranking among the references
+    can show. A run that diverged ends at its last finite evaluation, with a note in its label. A run without an
+    evaluation is named and has no line. Over seeds, a line has the points that all runs of its series have. Runs that
+    diverged, failed, were interrupted or have no evaluation are excluded, and the label has their number.
     """
     groups = by_series(runs) if over_seeds else [[run] for run in runs]
     in_epochs = know_epochs(runs)
@@ -261,7 +261,7 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     for panel in list(panels.values())[-2:]:
         panel.set_xlabel(EPOCHS if in_epochs else ROUNDS)
         panel.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=not in_epochs))
-        if len(quantities) % 2:  # nothing is below the last but one
+        if len(quantities) % 2:  # no panel is below the penultimate panel
             panel.tick_params(labelbottom=True)
     legend = figure.legend(
         grid[0].get_lines(),
@@ -269,7 +269,7 @@ def draw_rounds(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
         loc="outside lower center",
         ncols=columns,
         frameon=False,
-        handlelength=3.5,  # dashes show whole
+        handlelength=3.5,  # dashes are not cut
     )
     means = ", ".join(_mean_of(number) for number in numbers(quantities))
     legend.set_title(plain(BANDS[over_seeds].format(means)))
@@ -293,7 +293,7 @@ def title_of(quantity: Quantity) -> str:
 
 
 def unit_of(quantity: Quantity, of_all: str = "") -> str:
-    """Return the label of a quantity's axis, with the number of all canaries where they are counted."""
+    """Return the label of a quantity's axis, with the number of all canaries if canaries are counted."""
     if quantity.is_flag:
         return f"canaries {quantity.outcome}{of_all}"
     unit = "%" if quantity.is_percentage else quantity.axis
@@ -308,20 +308,20 @@ def draw_quantity(
     canaries: int,
     runs: Sequence[RunResults] = (),
 ) -> None:
-    """Draw curves of a quantity, by the numbers of their styles, on a scale that shows lines whole and cuts bands.
+    """Draw curves of a quantity, with these numbers of styles, on a scale that contains all lines but can cut bands.
 
     Args:
-        axes: the panel; its x axis has its ends.
+        axes: the panel; its x axis has limits.
         quantity: the quantity.
         curves: the curves.
-        heights: float64 [n], all values that the scale has to show, so that panels can share one.
+        heights: float64 [n], all values that the scale must contain, so that panels can share one.
         canaries: largest number of canaries of a run.
         runs: the runs, whose largest possible exposure is drawn in the panel of exposure.
     """
     low, high = min(0.0, heights.min(initial=0.0)), heights.max(initial=0.0)
-    if quantity.is_flag:  # a flat line at zero is a result: it needs a scale to be seen against
+    if quantity.is_flag:  # a flat line at zero is a result, and needs a scale
         scale(axes.yaxis, 0, min(max(canaries, 1), max(1.0, 1.15 * high)), is_whole=True)
-    elif quantity.is_log:  # late differences, small beside the first fall, count as much
+    elif quantity.is_log:  # late differences are small compared to the first decrease, but equally important
         scale(axes.yaxis, *spanning(heights[heights > 0]), is_log=True)
     else:
         scale(axes.yaxis, 1.1 * low, 1.1 * high or 1.0)
@@ -341,22 +341,22 @@ def draw_ceilings(panel: Axes, runs: Sequence[RunResults]) -> None:
         if top < ceiling / 2:
             return
         panel.set_ylim(low, max(top, 1.09 * ceiling))
-        draw_rule(panel, y=ceiling, text=f"most that |R| = {2**ceiling - 1:,.0f} can show")
+        draw_rule(panel, y=ceiling, text=f"largest exposure with |R| = {2**ceiling - 1:,.0f}")
 
 
 UTILITY_BARS = {
     False: "Bars: 95% intervals of mean exposure over the canaries of a run.",
-    True: "Means over seeds (of perplexity: geometric), and 95% intervals over seeds of exposure (t).",
+    True: "Means over seeds (geometric for perplexity), and 95% intervals over seeds of exposure (t).",
 }
-UTILITY_NOTE = "Training goes from right to left. A lower line memorizes less at like utility."
+UTILITY_NOTE = "Training goes from right to left. A lower line shows less memorization at equal utility."
 
 
 def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -> Figure:
     """Return a figure with a line for each run or setting, from one evaluation to the next.
 
     Perplexity has a logarithmic scale. A dotted line is the largest exposure that the references can show. A run that
-    diverged ends at its last finite evaluation. Over seeds, runs that diverged are left out, and the label says how
-    many.
+    diverged ends at its last finite evaluation. Over seeds, runs that diverged are excluded, and the label has their
+    number.
     """
     groups = by_series(runs) if over_seeds else [[run] for run in runs]
     figure = Figure(figsize=(7.5, 5.2), layout=ConstrainedLayoutEngine())
@@ -379,11 +379,11 @@ def draw_against_utility(runs: Sequence[RunResults], over_seeds: bool = False) -
 
 
 def draw_utility(axes: Axes, paths: Mapping[int, Values]) -> None:
-    """Draw exposure against perplexity on a logarithmic scale, by the numbers of the lines' styles.
+    """Draw exposure against perplexity on a logarithmic scale, with these numbers of line styles.
 
     Args:
         axes: the panel.
-        paths: float64 [evaluations, 4] each, as `exposure_by_utility` returns them; NaN where there is no interval.
+        paths: float64 [evaluations, 4] each, as `exposure_by_utility` returns them; NaN if there is no interval.
     """
     every = np.concatenate([np.zeros((0, 4)), *paths.values()])
     scale(axes.xaxis, *spanning(every[:, 0]), is_log=True)
@@ -399,17 +399,17 @@ def draw_utility(axes: Axes, paths: Mapping[int, Values]) -> None:
 LOSS_COLUMNS = 2
 LOSS_STYLES = {"training": 2, "test": 0, "bits": 1}
 LOSS_BANDS = {
-    False: "Band of exposure: 95% interval over the canaries of a run, where it has two.",
+    False: "Band of exposure: 95% interval over the canaries of a run, if it has two or more.",
     True: "Lines are means over seeds, and bands their 95% intervals (t).",
 }
-LOSS_NOTE = "Training loss: mean while training, since the evaluation before."
+LOSS_NOTE = "Training loss: mean during training since the previous evaluation."
 
 
 def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = False) -> Figure:
-    """Return a figure with a panel for each run or setting, with losses on the left axis and exposure on the right one.
+    """Return a figure with a panel for each run or setting, with losses (left axis) and exposure (right axis).
 
-    Losses are in nats a character, or a word, of corpora of words. Exposure is estimated where all evaluations have the
-    measure "extrapolation", otherwise it is by rank. A vertical line is the minimum of the test loss.
+    Losses are in nats per character, or per word for corpora of words. Exposure is estimated if all evaluations have
+    the measure "extrapolation", and otherwise computed from ranks. A vertical line is the minimum of the test loss.
     """
     groups = [group for group in (by_series(runs) if over_seeds else [[run] for run in runs]) if averaged(group)]
     in_epochs, is_estimated = know_epochs(runs), _are_estimated(runs)
@@ -458,7 +458,7 @@ def draw_losses(runs: Sequence[RunResults], losses: Losses, over_seeds: bool = F
 
 
 def token_of(run: RunResults) -> str:
-    """Return what a token of the run's corpus is, by the canaries: "character" if each letter and space is one."""
+    """Return the unit of tokens in the corpus of the run: "character" or "word"."""
     roster = run.roster
     if "words" not in roster or roster.empty:
         return "token"
@@ -476,7 +476,7 @@ def _training_loss(losses: Losses, run: RunResults, round_: int) -> Values | Non
 
 
 def _draw_minimum(panel: Axes, curves: Mapping[str, Curve], in_epochs: bool) -> None:
-    """Draw where the test loss is lowest, and say where exposure is highest."""
+    """Draw a line at the lowest test loss, with a label that also has the point of highest exposure."""
     test, exposure = curves["test"], curves["bits"]
     if not len(test.y):
         return

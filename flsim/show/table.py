@@ -1,8 +1,8 @@
-"""The one renderer of tables: a frame with the columns that people read of it, as text, LaTeX, CSV and Parquet.
+"""The renderer of tables: a frame with its displayed columns, as text, LaTeX, CSV and Parquet.
 
-A table has labels, which name a row, and units, which are columns that stay together. All go into one table if they
-fit. Otherwise extra columns are left out if the rest then fits. Otherwise there are several tables with the same
-labels, and a unit goes into the first table with room.
+A table has labels, which name a row, and units, which are columns that stay together. If all fit, there is one table.
+Otherwise, extra columns are omitted if the rest fits. Otherwise, there are several tables with the same labels, and a
+unit goes to the first table with space.
 """
 
 import math
@@ -20,7 +20,7 @@ import pandas as pd
 from flsim.base.files import named_file
 
 TERMINAL = 80  # characters
-PAGE = 92  # as `_printed` counts: measured, 4.5 to 5.1 points each at \small, of 6.5 inches of text
+PAGE = 92  # in the unit of `_printed`: measured, 4.5 to 5.1 points each at \small, for 6.5 inches of text
 LATEX_HEADINGS = {
     "Eps.": r"$\varepsilon$",
     "Rec. eps.": r"Record-level $\varepsilon$",
@@ -36,7 +36,7 @@ LATEX = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     "`": r"\textasciigrave{}",
-    # At the beginning of a row these would be arguments of the row's end before it.
+    # At the beginning of a row, these would become arguments of the previous end of a row.
     "[": "{[}",
     "*": "{*}",
 }
@@ -61,7 +61,7 @@ def formatted(values: "pd.Series[Any]", template: str, scale: float = 1) -> list
 
 
 def to_csv(table: pd.DataFrame) -> str:
-    """Return all columns under their own names; numbers in full, accuracy as a fraction, blank if unknown."""
+    """Return all columns with their names; numbers with all digits, accuracy as a fraction, blank if unknown."""
     return table.to_csv(index=False, lineterminator="\n")
 
 
@@ -69,7 +69,7 @@ def write_parquet(table: pd.DataFrame, path: Path) -> None:
     """Write all columns with their types; `pandas.read_parquet` reads the file.
 
     Raises:
-        InputError: as for `flsim.base.files.named_file`.
+        InputError: see `flsim.base.files.named_file`.
     """
     with named_file(path) as partial:
         table.to_parquet(partial, index=False)
@@ -77,14 +77,14 @@ def write_parquet(table: pd.DataFrame, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Column:
-    """A column of a table as people read it.
+    """A displayed column of a table.
 
     Attributes:
         heading: its name.
-        cells: a text per row; may be empty.
-        is_number: whether it is aligned at the right.
-        is_extra: whether it is left out if all others then fit into one table.
-        is_late: whether the unit that it begins comes last if there are several tables.
+        cells: a text per row; can be empty.
+        is_number: whether it is right-aligned.
+        is_extra: whether it is omitted if all other columns then fit in one table.
+        is_late: whether its unit is last if there are several tables.
         note: a sentence below the table that explains the column.
     """
 
@@ -105,10 +105,10 @@ class Table:
 
     Attributes:
         frame: all numbers, for files.
-        labels: columns that name a row, for people.
+        labels: displayed columns that name a row.
         units: columns that stay together.
         below: lines below the table.
-        remarks: those of them that LaTeX has as comments.
+        remarks: the lines that are comments in LaTeX.
     """
 
     frame: pd.DataFrame
@@ -118,15 +118,15 @@ class Table:
     remarks: str = ""
 
     def markdown(self, width: int = TERMINAL) -> str:
-        """Return as many tables as `width` characters take, and what their columns mean."""
+        """Return tables of at most `width` characters, and the explanations of their columns."""
         return markdown(self.labels, self.units, self.below, width)
 
     def latex(self) -> str:
-        """Return the same columns as tabulars, ready to paste; they need the package booktabs."""
+        """Return the same columns as LaTeX tabulars, which need the package booktabs."""
         return latex(self.labels, self.units, self.remarks)
 
     def csv(self) -> str:
-        """Return all columns of the frame under their own names; numbers in full, blank if unknown."""
+        """Return all columns of the frame with their names; numbers with all digits, blank if unknown."""
         return to_csv(self.frame)
 
     def text(self, format: str) -> str:
@@ -136,16 +136,16 @@ class Table:
 
 @dataclass(frozen=True)
 class Field:
-    """A column of a frame as people read it.
+    """A displayed column of a frame.
 
     Attributes:
         heading: its heading.
         name: the column of the frame.
         template: format of a number; empty for text.
         scale: factor of displayed numbers.
-        ends: columns of the ends of its 95% interval, which stands beside it; empty without one.
+        ends: columns of the ends of its 95% interval, which is shown next to it; empty without an interval.
         note: a sentence below the table.
-        is_late: whether the unit that it begins comes last if there are several tables.
+        is_late: whether its unit is last if there are several tables.
     """
 
     heading: str
@@ -177,13 +177,13 @@ def columns_of(frame: pd.DataFrame, fields: Iterable[Field]) -> list[Column]:
 def table_of(
     frame: pd.DataFrame, labels: Iterable[Field], units: Iterable[Iterable[Field]], notes: Iterable[str] = ()
 ) -> Table:
-    """Return a table of fields, those of a unit side by side, with sentences below."""
+    """Return a table of fields, with fields of a unit side by side, and sentences below."""
     columns = [columns_of(frame, unit) for unit in units]
     return Table(frame, columns_of(frame, labels), list(filter(None, columns)), "".join(map(note, notes)))
 
 
 def json_rows(table: pd.DataFrame) -> list[dict[str, Any]]:
-    """Return one mapping per row; None stands for values that are unknown or not finite."""
+    """Return one mapping per row; None replaces values that are unknown or not finite."""
     return [{str(name): _plain(value) for name, value in row.items()} for row in table.to_dict("records")]
 
 
@@ -197,10 +197,10 @@ def _plain(value: Any) -> Any:
 
 
 def markdown(labels: Columns, units: Sequence[Columns], more: str = "", width: int = TERMINAL) -> str:
-    """Return aligned tables, each at most `width` characters wide, then the notes of all their columns, then `more`.
+    """Return aligned tables, each at most `width` characters wide, then the notes of all columns, then `more`.
 
-    Cells have no padding if the table fits only so. If the words of the labels leave no room for a unit, rows are
-    numbered, and a list above has the words.
+    Cells have no padding if the table only fits without padding. If labels are too long for a unit, rows are numbered,
+    and a list above has the labels.
     """
     words, tables = _fitting(labels, units, _tight, width)
     text = ""
@@ -212,9 +212,9 @@ def markdown(labels: Columns, units: Sequence[Columns], more: str = "", width: i
 
 
 def latex(labels: Columns, units: Sequence[Columns], more: str = "") -> str:
-    """Return tabulars, ready to paste; they need the package booktabs. Notes are comments.
+    """Return LaTeX tabulars, which need the package booktabs. Notes are comments.
 
-    If the words of the labels leave no room for a unit, rows are numbered, and a separate table has the words.
+    If labels are too long for a unit, rows are numbered, and a separate table has the labels.
     """
     words, tables = _fitting(labels, units, _printed, PAGE)
     comments = ["needs \\usepackage{booktabs}", *(_notes(tables, TERMINAL - 2) + more).splitlines()]
@@ -232,7 +232,7 @@ def _notes(tables: Sequence[Columns], width: int) -> str:
 def _fitting(
     labels: Columns, units: Sequence[Columns], size: Callable[[Columns], int], width: int
 ) -> tuple[Columns, list[list[Column]]]:
-    """Return the labels that row numbers stand for, and the tables."""
+    """Return the labels of row numbers, and the tables."""
     tables = _arranged(labels, units, size, width)
     words = [label for label in labels if not label.is_number]
     if not words or max(map(size, tables)) <= width:
@@ -263,7 +263,7 @@ def _escaped(text: str) -> str:
 
 
 def _widths(columns: Columns) -> list[int]:
-    # A rule takes a hyphen at least, and a colon where a column is aligned at the right.
+    # A rule needs at least a hyphen, and a colon if a column is right-aligned.
     return [max(map(len, ["-:", *map(_escaped, (column.heading, *column.cells))])) for column in columns]
 
 
@@ -273,7 +273,7 @@ def _tight(columns: Columns) -> int:
 
 
 def _printed(columns: Columns) -> int:
-    """Return about how many characters wide a tabular is printed, with two more between columns."""
+    """Return the approximate width of a printed tabular in characters, with two between columns."""
     headings = [
         re.sub(r"\\[a-z]+|[${}\\]", "", LATEX_HEADINGS.get(column.heading, column.heading)) for column in columns
     ]
@@ -315,13 +315,13 @@ def _tabular(columns: Columns) -> str:
 
 
 def _latex(text: str) -> str:
-    """Return text that LaTeX prints literally, with batch sizes as the paper's mathematics."""
+    """Return text that LaTeX prints literally, with batch sizes as formulas of the paper."""
     escaped = "".join(LATEX.get(character) or _known(character) for character in text).replace("--", "-{}-")
     return re.sub(r"\bb\\_([ur]) ?= ?(\d+)", r"$b_\1 = \2$", escaped)
 
 
 def _known(character: str) -> str:
-    """Return a character that every LaTeX has, or the number of another one, e.g. ``[U+6F22]``."""
+    """Return a character that every LaTeX can print, or the number of another character, e.g. ``[U+6F22]``."""
     if character.isascii() or (character <= "ÿ" and unicodedata.decomposition(character)[:4].isalnum()):
         return character
     return f"{{[}}U+{ord(character):04X}]"

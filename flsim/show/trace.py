@@ -1,4 +1,4 @@
-"""The trace of canaries as people read it: as text, and as a figure above the rounds in which a sharer took part."""
+"""The trace of canaries: as text, and as a figure with the rounds in which a sharer took part."""
 
 import json
 import math
@@ -26,9 +26,10 @@ from flsim.show.table import Column, formatted, json_rows, markdown, note
 
 ROW, PANEL, WIDTH = 0.17, 2.0, 3.7  # inches: height of a canary's row and of lines of a number, width of both
 BESIDE, GAP, TITLE, BELOW, TOP, LEGEND = 1.05, 0.24, 0.3, 0.5, 0.4, 0.6  # inches around them
-PIXELS = 1500  # of a row: ticks that are closer are one
+PIXELS = 1500  # of a row: closer ticks are merged
 GREY = "#555555"
-FLAGS = [flag for flag in flags(QUANTITIES.values()) if flag.is_standard]  # a filled marker, and a ring
+# flags that are shown as a filled marker and as a ring
+FLAGS = [flag for flag in flags(QUANTITIES.values()) if flag.is_standard]
 SHAPES = (*MARKERS, "*", "h", "d", "p")
 ROUNDS_SHOWN = 24  # characters of a list of rounds
 COUNTS = """sharers: number of different sharers that took part since the last evaluation
@@ -82,7 +83,7 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
 
 
 def steps_to_text(steps: Sequence[float]) -> str:
-    """Return a line about the server's effective steps, one for each round; empty where none is known."""
+    """Return a line about the effective steps of the server; empty if none is known."""
     if not steps:
         return ""
     low, middle, high = (f"{value:.3g}" for value in (min(steps), float(np.median(steps)), max(steps)))
@@ -106,7 +107,7 @@ def _cells(quantity: Quantity, values: "pd.Series[float]") -> list[str]:
 
 
 def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
-    """Write the figure of `draw_trace`, whole or not at all.
+    """Write the figure of `draw_trace`, atomically.
 
     Args:
         run: the results of the run.
@@ -114,21 +115,21 @@ def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
         path: a .png, .svg or .pdf file to write.
 
     Raises:
-        InputError: the path has another ending, or its folder does not exist.
+        InputError: the path has another suffix, or its folder does not exist.
     """
     write_figure(lambda: draw_trace(run, table), path)
 
 
 def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
-    """Return a figure with panels for each configuration above a row for each canary, which is also their legend.
+    """Return a figure with panels for each configuration above a row for each canary; the rows are also the legend.
 
-    The first panel shows exposure. Each quantity of a user's own that traces show has one more. Lines differ by marker
-    and dashes, which stand beside the canary's id. A marker is filled if Random Sampling shows the canary as memorized,
-    and has a ring if Beam Search does.
+    The first panel shows exposure. Each custom quantity in traces has a further panel. Lines differ by marker and
+    dashes, which are shown next to the canary id. A marker is filled if the canary is memorized by Random Sampling, and
+    has a ring if it is memorized by Beam Search.
     """
     roster = run.roster[run.roster["canary"].isin(table["canary"])]
     of_copies = ["number"] if roster["p_u"].isna().any() else []
-    if of_copies:  # canaries of probabilities have none of their own, and can stand beside controls
+    if of_copies:  # canaries with probabilities have no number of copies, and can be together with controls
         roster = roster.assign(number=roster["planned_insertions"].where(roster["p_u"].isna()))
     windows = [name for name in ("first_round", "last_round") if name in roster]
     keys = ["p_u", "p_e", *windows, *of_copies]
@@ -179,13 +180,13 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
 
 
 def _axes(figure: Figure, x: float, y: float, height: float, like: Axes | None = None) -> Axes:
-    """Return axes at a place in inches. A layout engine's solution would depend on where objects lie in memory."""
+    """Return axes at a place in inches. The result of a layout engine would depend on memory addresses."""
     width, whole = figure.get_size_inches()
     return figure.add_axes((x / width, y / whole, WIDTH / width, height / whole), sharey=like)
 
 
 def _columns(pairs: list[tuple[float, float]]) -> int:
-    """Return as many columns as p_e has values if that makes a grid, otherwise at most three."""
+    """Return the number of columns: that of the values of p_e if these form a grid, otherwise at most three."""
     of_p_e = len({p_e for _, p_e in pairs})
     return of_p_e if len(pairs) == of_p_e * len({p_u for p_u, _ in pairs}) else min(3, len(pairs))
 
@@ -210,7 +211,7 @@ def _line(panel: Axes, row: int, measured: pd.DataFrame, quantity: Quantity) -> 
     for flag, change in zip((None, *FLAGS), (hollow | {"linewidth": 1}, filled, ring), strict=True):
         marked = measured if flag is None else measured[measured[flag.name] == 1]
         [line] = panel.plot(marked["round"], marked[quantity.name], **(style | change))
-        line.set_in_layout(False)  # an unclipped line without points would take the whole figure
+        line.set_in_layout(False)  # an unclipped line without points would cover the complete figure
 
 
 def _ticks(strip: Axes, row: int, measured: pd.DataFrame) -> None:
@@ -222,7 +223,7 @@ def _ticks(strip: Axes, row: int, measured: pd.DataFrame) -> None:
 
 
 def _name(strip: Axes, group: pd.DataFrame, longest: int) -> None:
-    """Shade every second row, and draw beside each row its marker, the canary's id and the number of copies."""
+    """Shade every second row, and draw its marker, the canary id and the number of copies next to each row."""
     for row in range(0, len(group), 2):
         strip.axhspan(row - 0.5, row + 0.5, color="black", alpha=0.05, linewidth=0)
     for row in range(len(group)):
@@ -241,9 +242,9 @@ def _name(strip: Axes, group: pd.DataFrame, longest: int) -> None:
 
 
 def _scale(column: list[Axes], last: int) -> None:
-    """Set the same scale of rounds in panels and the strip below them."""
+    """Set the same scale of rounds in panels and in the rows below."""
     for axes in column:
-        axes.set_xlim(0, 1.015 * last)  # a tick at the end stays whole
+        axes.set_xlim(0, 1.015 * last)  # a tick at the end is not cut
         axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
 
 

@@ -50,7 +50,7 @@ def steps(at: int, total: int, milestones: tuple[float, ...] = (), factor: float
 
     Args:
         at: the step or round, from 0.
-        total: number of steps or rounds of the whole training.
+        total: number of steps or rounds of the complete training.
         milestones: completed steps or rounds after which the factor applies; below 1, fractions of `total`.
         factor: the factor of each milestone.
     """
@@ -78,7 +78,7 @@ Milestones = tuple[Annotated[float, check(_milestone)], ...]
 
 
 def refuse_wrong_milestones(schedule: str, milestones: tuple[float, ...], prefix: str = "") -> None:
-    """Raise InputError where milestones are set with another schedule than "steps", or are missing with it.
+    """Raise InputError if milestones are set with another schedule than "steps", or are missing with it.
 
     Args:
         schedule: name of the schedule.
@@ -105,13 +105,13 @@ def rate_at(
         rate: the highest learning rate, which the schedule's factor multiplies.
         schedule: a key of `SCHEDULES`, or a user's own.
         at: the step or round, from 0.
-        total: number of steps or rounds of the whole training.
+        total: number of steps or rounds of the complete training.
         warmup: number of first steps in which the rate rises along a line; the schedule covers the other steps.
         milestones: of schedule "steps", when the rate changes; counted from the beginning, also with a warmup.
         factor: of schedule "steps", what each milestone multiplies the rate by.
 
     Raises:
-        InputError: a user's own schedule failed, or returned a factor that is negative or not finite.
+        InputError: a custom schedule failed, or returned a factor that is negative or not finite.
     """
     if at < warmup:
         return rate * (at + 1) / warmup
@@ -143,20 +143,20 @@ class LocalHParams:
     (nats) over the batch's real positions. Then `proximal` adds its term, and `gradient_clip` bounds the sum.
 
     Attributes:
-        epochs: Passes of a user over the user's own records in a round. Unit: epochs.
+        epochs: Number of passes of a user over their records in a round. Unit: epochs.
         batch_size: Records in a step; the last batch of an epoch may be smaller. Unit: records.
-        learning_rate: Learning rate of the optimizer, where `schedule` is at its highest. Unit: none.
+        learning_rate: Learning rate of the optimizer at the highest value of `schedule`. Unit: none.
         optimizer: Optimizer of the user. "momentum" adds `momentum` times the last step's direction; "adam" and
             "rmsprop" have torch's defaults.
         momentum: Momentum of optimizer "momentum". Unit: none.
-        gradient_clip: Bound on the L2 norm of a step's whole gradient. When not set: no bound. Unit: L2 norm.
+        gradient_clip: Bound on the L2 norm of the complete gradient of a step. When not set: no bound. Unit: L2 norm.
         proximal: Weight mu of FedProx's term mu / 2 ||w - w_global||^2 in the loss (Li et al., 2020, equation 2). Unit:
             none.
-        max_records: Largest number of records that a user trains on in a round, drawn anew each round. When not set:
-            all. Unit: records.
+        max_records: Largest number of records that a user trains on in a round. Each round draws new records. When not
+            set: all. Unit: records.
         precision: Precision of matrix products: "float32"; "tf32", on GPUs that have it; "bf16", with weights in
-            float32 and products in bfloat16, on GPUs activations too; on a CPU the large products, where the processor
-            has instructions for it (AMX, avx512_bf16), and float32 elsewhere. The last two need engine "cohort".
+            float32 and products in bfloat16, on GPUs activations too; on a CPU only large products, if the processor
+            has instructions for bfloat16 (AMX, avx512_bf16), and float32 elsewhere. The last two need engine "cohort".
         schedule: Schedule of the learning rate over the rounds of the run: it stays ("constant"), or falls towards 0
             along a line ("linear") or half a cosine ("cosine"), or is multiplied by `milestone_factor` at each of the
             `milestones` ("steps").
@@ -204,7 +204,7 @@ class LocalHParams:
             rounds: number of rounds of the run; None is enough for a constant schedule.
 
         Raises:
-            InputError: a user's own schedule failed.
+            InputError: a custom schedule failed.
         """
         if self.schedule == "constant":
             return self.learning_rate

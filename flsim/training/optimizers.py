@@ -1,6 +1,6 @@
 """The optimizers of local and central steps: each is one value in this file, and nothing else knows it by name.
 
-A user's own optimizer, ``path/to/file.py:NAME``, is one of three things: a class of `torch.optim.Optimizer`; a function
+A custom optimizer, ``path/to/file.py:NAME``, is one of three things: a class of `torch.optim.Optimizer`; a function
 (parameters, lr) that makes such an optimizer; or an `Optimizer` as below, whose `direction` then also runs stacked on a
 GPU. A class or function gets its options, and a `weight_decay` if set, as arguments.
 """
@@ -42,10 +42,9 @@ class Optimizer:
         slots: torch's names of the tensors that the optimizer keeps for each weight, in the weight's shape.
         counts_steps: whether torch also keeps "step", a number, for each weight.
         direction: (gradient, moments, corrections, momentum) -> (direction, new moments). Stacked users step along the
-            direction: w <- w - rate * direction. `moments` are in the order of `slots`; `corrections` are Adam's
-            1 - beta^t for both of `BETAS`. None where only torch's optimizer exists.
-        triton: the optimizer's branch in `flsim.training.cohort.triton_kernels`; where None, PyTorch computes
-            `direction`.
+            direction: w <- w - rate * direction. `moments` are in the order of `slots`; `corrections` are Adam's 1 -
+            beta^t for both of `BETAS`. None if only torch's optimizer exists.
+        triton: the optimizer's branch in `flsim.training.cohort.triton_kernels`; if None, PyTorch computes `direction`.
     """
 
     label: str
@@ -123,7 +122,7 @@ OPTIMIZERS = {"sgd": SGD, "momentum": MOMENTUM, "adam": ADAM, "rmsprop": RMSPROP
 
 
 def optimizer_named(name: str) -> Optimizer:
-    """Return an optimizer by a key of `OPTIMIZERS`, or a user's own by ``path/to/file.py:NAME``.
+    """Return an optimizer by a key of `OPTIMIZERS`, or a custom optimizer by ``path/to/file.py:NAME``.
 
     Raises:
         InputError: the user's file has nothing of that name, what it has is no optimizer, or the file failed.
@@ -160,7 +159,7 @@ def label_of(name: str) -> str:
 
 
 def refuse_low_precision(name: str, precision: str) -> None:
-    """Raise InputError where an optimizer has no `direction`, without which engines train only in float32."""
+    """Raise InputError if an optimizer has no `direction`, without which engines train only in float32."""
     if precision != "float32" and optimizer_named(name).direction is None:
         raise InputError(
             f'optimizer "{name}" trains in float32; precision "{precision}" needs an Optimizer of flsim that has a '
@@ -169,13 +168,13 @@ def refuse_low_precision(name: str, precision: str) -> None:
 
 
 def refuse_failing(name: str) -> None:
-    """Try one step of a user's own optimizer, and raise InputError where it fails."""
+    """Try one step of a custom optimizer, and raise InputError if it fails."""
     if is_custom(name):
         _tried(optimizer_named(name))
 
 
 def slots_of(name: str) -> tuple[str, ...]:
-    """Return the slots of an optimizer's state that have the weights' shape; a user's own is tried for one step.
+    """Return the slots of an optimizer's state that have the weights' shape; a custom optimizer is tried for one step.
 
     Raises:
         InputError: the step failed, or a checkpoint cannot hold all of the optimizer's state.

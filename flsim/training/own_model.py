@@ -1,4 +1,4 @@
-"""The check of a user's own network before training: what training, attacks and resuming need of it."""
+"""The check of a custom network before training: what training, attacks and resuming need of it."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -21,13 +21,13 @@ from flsim.training.local import training_mode
 
 TOLERANCE = 1e-4  # absolute and relative, of log-probabilities in float32
 NOT_DETERMINISTIC = (
-    "{}: forward gives other logits each time in evaluation mode; draw at random only if "
-    "self.training is set, as nn.Dropout does"
+    "{}: the logits of forward differ between two calls in evaluation mode; use random numbers only if "
+    "self.training is set, like nn.Dropout"
 )
 
 
 def refuse_unfit(model: ModelHParams, layout: Layout, seed: int, is_new: bool = True) -> None:
-    """Try a user's own network on a few tokens and on the longest record; of a built-in one check only the size.
+    """Try a custom network on a few tokens and on the longest record; of a built-in one check only the size.
 
     Args:
         model: settings of the network.
@@ -54,7 +54,7 @@ def refuse_unfit(model: ModelHParams, layout: Layout, seed: int, is_new: bool = 
 
 
 def refuse_too_large(model: ModelHParams, layout: Layout) -> None:
-    """Raise InputError where a built-in network does not fit this machine's memory; no code of a user is executed."""
+    """Raise InputError if a built-in network does not fit this machine's memory; no code of a user is executed."""
     if is_custom(model.architecture):
         return
     number = weights_of(layout.vocabulary_size, model)
@@ -82,7 +82,7 @@ def _try(model: ModelHParams, layout: Layout, seed: int, is_new: bool) -> None:
 
 
 def frozen_digest(vocabulary_size: int, model: ModelHParams) -> str:
-    """Return the digest of the frozen values of a user's own network or a base model; empty for other networks."""
+    """Return the digest of the frozen values of a custom network or a base model; empty for other networks."""
     has_frozen = is_custom(model.architecture) or model.architecture == "hf"
     return build(vocabulary_size, model).frozen_digest if has_frozen else ""
 
@@ -133,7 +133,7 @@ def _refuse_overwritten(name: str, one: TrainableModel, other: TrainableModel) -
 
 def _refuse_names(name: str, model: TrainableModel) -> None:
     if not model.trainable:
-        raise InputError(f"{name}: has no parameter that requires a gradient; nothing would be trained")
+        raise InputError(f"{name}: no parameter requires a gradient, so training would change nothing")
     for parameter, value in model.trainable.items():
         if value.dtype != torch.float32 or "/" in parameter:
             raise InputError(f"{name}: parameter {parameter} must be float32, and have no / in its name")
@@ -141,11 +141,13 @@ def _refuse_names(name: str, model: TrainableModel) -> None:
 
 def _refuse_chance(name: str, one: TrainableModel, other: TrainableModel, untouched: str) -> None:
     if digest_of(one.trainable) != digest_of(other.trainable):
-        raise InputError(f"{name}: initialize gives other values each time; draw them by flsim.base.rng.stream")
+        raise InputError(
+            f"{name}: the values of initialize differ between two calls; draw them with flsim.base.rng.stream"
+        )
     if not one.frozen_digest == other.frozen_digest == untouched:
         raise InputError(
-            f"{name}: its buffers or frozen parameters are others each time; the constructor makes them from its "
-            f"arguments alone, e.g. by flsim.base.rng.stream"
+            f"{name}: its buffers or frozen parameters differ between two constructions; the constructor must "
+            "make them from its arguments only, e.g. with flsim.base.rng.stream"
         )
 
 
@@ -168,7 +170,7 @@ def _refuse_logits(name: str, model: TrainableModel, layout: Layout) -> None:
     _, last = model.step(again, tokens[[1, 0, 1], 3])
     scores = logits.log_softmax(-1)
     if not (_near(stepped, scores[:, 1]) and _near(after, scores[[1, 0, 1], 2]) and _near(last, scores[[1, 0, 1], 3])):
-        raise InputError(f"{name}: start and step give other log-probabilities than forward of the same tokens")
+        raise InputError(f"{name}: start and step give different log-probabilities from forward for the same tokens")
 
 
 @torch.no_grad()
@@ -201,8 +203,8 @@ def _refuse_unseeded(name: str, model: TrainableModel, layout: Layout, seed: int
                 logits.append(model(tokens))
     if not torch.equal(*logits):
         raise InputError(
-            f"{name}: forward gives other logits each time in training mode, although the shared generators are "
-            f"seeded; draw at random with torch's default generator, Python's random or np.random"
+            f"{name}: the logits of forward differ between two calls in training mode with the same seeds; use "
+            "only torch's default generator, Python's random or np.random"
         )
 
 

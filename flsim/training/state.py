@@ -38,7 +38,7 @@ class State:
 
     @property
     def clip(self) -> float | None:
-        """Return the bound on the norm of users' updates in the next round; None where nothing is clipped."""
+        """Return the bound on the norm of users' updates in the next round; None if nothing is clipped."""
         return self.values.get("clip")
 
 
@@ -79,8 +79,8 @@ def refuse_absurd_loss(when: str, loss: float, tokens: int, vocabulary_size: int
     guessing = math.log(vocabulary_size)
     if tokens and loss > ABSURD * guessing * tokens:
         raise Diverged(
-            f"{when}: the training loss is {loss / tokens:.3g} nats a word, where guessing gives {guessing:.3g}; "
-            f"most likely {culprit} is too high"
+            f"{when}: the training loss is {loss / tokens:.3g} nats per word, and guessing gives "
+            f"{guessing:.3g}; most likely {culprit} is too high"
         )
 
 

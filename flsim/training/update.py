@@ -86,7 +86,7 @@ class Counts:
         Args:
             norm: norm of the user's update before the clip. Where it is not finite, the factor is 0.
             examples, loss, tokens, left_out: see the attributes.
-            clip: S, the bound on the norm of the whole update; None for no clip.
+            clip: S, the bound on the norm of the complete update; None for no clip.
             weight: the weight of an update without clip; None for `examples`.
         """
         counts = cls(users=1, loss=loss, tokens=tokens, examples=examples, left_out=left_out)
@@ -147,7 +147,7 @@ class UpdateSum:
         return UpdateSum(delta, self.counts + other.counts)
 
     def refuse_divergence(self, when: str, vocabulary_size: int) -> None:
-        """Raise Diverged where a value is not finite or the loss is absurd; `when` names the round, for the message."""
+        """Raise Diverged if a value is not finite or the loss is absurd; `when` names the round, for the message."""
         counts = self.counts
         if not self.is_finite:
             of_users = f" with {counts.non_finite:,} of {counts.users:,} users" if counts.non_finite else ""

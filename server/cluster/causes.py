@@ -49,12 +49,12 @@ def one_line(error: BaseException) -> str:
 def reason_of(error: RayError) -> str:
     """Return, in one line, the error that code in a process of Ray raised, or how that process died."""
     if isinstance(error.cause if isinstance(error, RayTaskError) else error, ObjectLostError):
-        return "what another machine held was lost when that machine left"
+        return "data on another machine was lost when that machine left the cluster"
     return one_line(error.cause or error) if isinstance(error, RayTaskError) else death(error)
 
 
 def named_in(*texts: str | Path) -> str | None:
-    """Return what stops processes, and what to do, as far as texts or the ends of logs tell; None where they do not."""
+    """Return what stops processes, and what to do, as far as texts or the ends of logs tell; None if they do not."""
     text = "\n".join(_tail(text) if isinstance(text, Path) else text for text in texts)
     if NO_PROCESS.search(text):
         return f"no further process or thread may be started ({limits()}); raise the limit, or {FEWER}"
@@ -74,7 +74,10 @@ def memory_that_ran_out() -> str | None:
         return None
     times = "once" if kills == 1 else f"{kills} times"
     size = _in_gigabytes(machine_memory())
-    return f"the kernel has killed for want of memory {times} ({size} there); {FEWER}, or give them more"
+    return (
+        f"the kernel killed processes {times} because memory ran out ({size} on this machine); {FEWER}, or give "
+        "them more"
+    )
 
 
 def oom_kills() -> int:

@@ -40,7 +40,7 @@ def temporary_folder() -> Path:
 
 
 def logs_folder() -> Path | None:
-    """Return the folder of the logs of Ray's processes on this machine; None where Ray is not connected.
+    """Return the folder of the logs of Ray's processes on this machine; None if Ray is not connected.
 
     No public function returns it.
     """
@@ -103,7 +103,7 @@ def agents_not_waited_for() -> Iterator[None]:
     """Choose the ports of the agents of a node that is started in the block, so that the node does not wait for them.
 
     A raylet waits until its agents, which are Python processes, have written the ports that they chose, and aborts
-    after 15 seconds: on a busy machine no run would start. It does not wait for ports that it is given, but for one,
+    after 15 seconds: on a busy machine no run would start. It does not wait for ports that it is given, except for one,
     which it reads from a file all the same. `ray.init` has no options for these ports.
     """
     start = node.Node.start_raylet
@@ -161,7 +161,7 @@ def loopback() -> Iterator[None]:
 
 
 def address_of_control_store(address: str) -> str:
-    """Return the "HOST:PORT" that `ray.init(address=...)` would connect to; empty where it would find none.
+    """Return the "HOST:PORT" that `ray.init(address=...)` would connect to; empty if it would find none.
 
     `ray.init` is the only public function that resolves an address such as "auto", and it tries for minutes.
     """

@@ -35,9 +35,9 @@ class Environment:
     Attributes:
         versions: versions of code and libraries.
         processor: model of the processor.
-        run: digest of the run's settings, as far as results depend on them, and of its user's own code; None where the
-            node does not see the folder.
-        corpus: digest of the corpus's manifest; None where the node cannot open the corpus.
+        run: digest of the run's settings, as far as results depend on them, and of its custom code; None if the node
+            does not see the folder.
+        corpus: digest of the corpus's manifest; None if the node cannot open the corpus.
         trouble: the reason why it cannot open the corpus.
     """
 
@@ -86,7 +86,7 @@ class Nodes:
 
         Raises:
             InputError: nodes differ from this process, or do not answer; the message says which, and in what.
-            RunFailed: no node differs, but Ray lost a process that was to answer, as where memory runs out.
+            RunFailed: no node differs, but Ray lost a process that was to answer, as if memory runs out.
         """
         self._ask_new(_alive())
         _, silent = (
@@ -143,7 +143,7 @@ class Nodes:
         return answers
 
     def _differs(self, node: str, remote: Environment) -> str:
-        """Return in what a node differs, for a sentence that begins with the node; empty where it does not."""
+        """Return in what a node differs, for a sentence that begins with the node; empty if it does not."""
         local, (run, corpus) = self._local, self._paths
         both = {*local.versions, *remote.versions}
         names = sorted(name for name in both if local.versions.get(name) != remote.versions.get(name))
@@ -163,8 +163,8 @@ class Nodes:
                 return f"sees another {what} at {path}; {SHARE}"
         if remote.processor != local.processor:
             say(
-                f"{self._name(node)} has another processor ({remote.processor}) than this machine ({local.processor}): "
-                "results may differ in their last bits from a run on equal ones"
+                f"{self._name(node)} has a different processor ({remote.processor}) from this machine "
+                f"({local.processor}); the last bits of results can differ from a run on equal machines"
             )
         return ""
 

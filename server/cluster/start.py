@@ -69,7 +69,7 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
     # that is busy with something else (https://github.com/ray-project/ray/issues/40131).
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     if address is not None and head is not None:
-        raise InputError("--address joins a cluster and --head starts one; give one of them")
+        raise InputError("--address joins a cluster, and --head starts a cluster; use only one of these options")
     with ExitStack() as stack:
         if head is not None:
             address = stack.enter_context(_head(head, cpus))
@@ -98,8 +98,8 @@ def say_where(run: Path, is_local: bool) -> None:
     size = f"{cores:g} cores" + f" and {gpus:g} GPU{'s' * (gpus != 1)}" * (gpus > 0)
     address = ray.get_runtime_context().gcs_address
     machines = f"{len(alive)} machine{'s' * (len(alive) != 1)}"
-    ray_is = f"a local one, {size}" if is_local else f"at {address}, {machines}, {size}"
-    say(f"writes to {run}; Ray: {ray_is}")
+    ray_is = f"a local cluster with {size}" if is_local else f"the cluster at {address} with {machines} and {size}"
+    say(f"Writing to {run}. Ray uses {ray_is}.")
 
 
 def ending_with_this_process() -> Callable[[], None]:
@@ -118,7 +118,9 @@ def ending_with_this_process() -> Callable[[], None]:
 def _connect(address: str | None, cpus: int | None) -> None:
     options = {"log_to_driver": False, "logging_level": logging.ERROR}
     if address and "://" in address:
-        raise InputError(f"--address {address}: this process joins clusters and is no client of them; name a HOST:PORT")
+        raise InputError(
+            f"--address {address}: flsim joins a cluster as a node, not as a Ray client; use the form HOST:PORT"
+        )
     if address is None:  # "local": without it Ray would join any cluster of this machine, even one that is ending
         with starting(), internals.loopback(), internals.without_services(), internals.agents_not_waited_for():
             quiet = options | {"logging_level": logging.CRITICAL}  # the reason of a failed start is in flsim's message
@@ -139,7 +141,7 @@ def _connect(address: str | None, cpus: int | None) -> None:
 
 
 def _refuse_silence(address: str) -> None:
-    """Raise OSError or ValueError where nothing at the address answers in HTTP/2, on which gRPC is built.
+    """Raise OSError or ValueError if nothing at the address answers in HTTP/2, on which gRPC is built.
 
     Ray itself would try for minutes where a cluster has ended or hangs, also at a stale address that "auto" finds.
     """
@@ -203,7 +205,7 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
 
 
 def _place(text: str) -> tuple[str, int]:
-    """Return host and port on which a head can listen; raise InputError where it cannot, or where nobody could join."""
+    """Return host and port on which a head can listen; raise InputError if it cannot, or where nobody could join."""
     host, _, port = text.rpartition(":")
     try:
         host, number = socket.gethostbyname(host or " "), int(port)
@@ -218,7 +220,9 @@ def _place(text: str) -> tuple[str, int]:
         ) from error
     reachable = internals.address_for_others(host)
     if reachable != host:
-        raise InputError(f"--head {text}: no other machine reaches this address; name one like {reachable}:{number}")
+        raise InputError(
+            f"--head {text}: other machines cannot reach this address; name an address such as {reachable}:{number}"
+        )
     return host, number
 
 
@@ -274,14 +278,14 @@ def starting() -> Iterator[None]:
 
 
 def refuse_without_room(folder: Path) -> None:
-    """Raise RunFailed where Ray's temporary folder cannot be made, or its filesystem is full."""
+    """Raise RunFailed if Ray's temporary folder cannot be made, or its filesystem is full."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
     except OSError as error:
         raise RunFailed(f"{folder}: Ray cannot use it ({error.strerror}); set RAY_TMPDIR to another folder") from error
     if free < ROOM:
-        raise RunFailed(f"{folder}: Ray needs {ROOM:,} bytes there, and {free:,} are left; {MAKE_ROOM}")
+        raise RunFailed(f"{folder}: Ray needs {ROOM:,} bytes in this folder, and only {free:,} are free; {MAKE_ROOM}")
 
 
 def _refuse_without_files() -> None:
@@ -295,7 +299,7 @@ def _refuse_without_files() -> None:
 
 
 def _refuse_without_threads() -> None:
-    """Raise RunFailed where Ray could not start its threads; they are tried, as limits are of many kinds."""
+    """Raise RunFailed if Ray could not start its threads; they are tried, as limits are of many kinds."""
     over, threads = threading.Event(), list[threading.Thread]()
     try:
         for _ in range(THREADS):
@@ -389,7 +393,7 @@ def _cause(name: str) -> str:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process lives, as far as can be seen; True where memory or descriptors do not suffice to see."""
+    """Return whether a process lives, as far as can be seen; True if memory or descriptors do not suffice to see."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

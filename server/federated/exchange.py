@@ -73,11 +73,11 @@ WORTH_SAYING = 60.0  # seconds without a client until a message says so
 
 
 class ShardFailed(RunFailed):
-    """A shard failed in all attempts, or in one by a user's own code, which would fail again.
+    """A shard failed in all attempts, or in one by custom code, which would fail again.
 
     Attributes:
         request: the request to the shard.
-        is_own_code: whether an error of a user's own code is the reason.
+        is_own_code: whether an error of custom code is the reason.
     """
 
     def __init__(self, request: RoundRequest, times: int, reason: str, is_own_code: bool = False) -> None:
@@ -114,11 +114,10 @@ class Exchange:
 
         A shard that answers with an error, or not within the attempt's deadline, is asked again, at most `retries`
         times, after 1, 2, 4, ... seconds. Requests wait until a client runs, and deadlines count from then on. Where
-        the sum of a branch fails, all its shards are asked again. An error of a user's own code ends the exchange at
-        once.
+        the sum of a branch fails, all its shards are asked again. An error of custom code ends the exchange at once.
 
         Raises:
-            ShardFailed: a shard failed in every attempt, or by a user's own code; the message has the last reason.
+            ShardFailed: a shard failed in every attempt, or by custom code; the message has the last reason.
             RunFailed: no client came back within two minutes or the longest deadline, whichever is longer.
             Interrupted: `stop` was set.
         """
@@ -227,7 +226,7 @@ class _RoundExchange:
     Attributes:
         branches: the requests' shards by branch.
         failures: the reason by shard where the last attempt failed.
-        is_own_code: whether the last failure is an error of a user's own code.
+        is_own_code: whether the last failure is an error of custom code.
     """
 
     def __init__(self, asked: Sequence[RoundRequest], branch: int) -> None:
@@ -249,7 +248,7 @@ class _RoundExchange:
         """Return the reply in a message; None for a shard's whose sum a client process holds.
 
         Raises:
-            ValueError: the message does not answer the request; KeyError or TypeError where it is no such message.
+            ValueError: the message does not answer the request; KeyError or TypeError if it is no such message.
         """
         if pending.branch is not None:
             counts = reduce(UpdateSum.merge, [self._held[shard].update for shard in pending.shards])
@@ -277,9 +276,12 @@ def wait_for_nodes(grid: Grid, shards: int, stop: Stop, seconds: float) -> list[
         stop.check()
         waited = time.monotonic() - began
         if waited > seconds:
-            raise RunFailed(f"no client for {seconds:g} s; continue the run once there are machines for them")
+            raise RunFailed(
+                f"no client was available for {seconds:g} s; continue the run with --resume when the cluster has "
+                "free machines"
+            )
         if waited > WORTH_SAYING and not is_told:
-            say(f"no client process runs; waiting up to {seconds:g} s for one")
+            say(f"Waiting up to {seconds:g} s for the first client process to start.")
             is_told = True
         time.sleep(START_POLL)
     return nodes[:shards]
@@ -299,7 +301,7 @@ def explain(run: Run, failed: ShardFailed, ask: Callable[[RoundRequest], dict[in
         file, _, _ = str(error).partition(": ")
         return RunFailed(str(failed) if f"{file}: " in str(failed) else f"{failed}; {error}")
     if failed.is_own_code or any(f"{parts(name)[0]}:" in str(failed) for name in names_in(run.config)):
-        return RunFailed(str(failed))  # an error of the user's own code, which no single user of the population causes
+        return RunFailed(str(failed))  # an error of the custom code, which no single user of the population causes
     say(
         f"{run.name}: {failed}; searching for the user whose records cause it",
         round=failed.request.round + 1,
@@ -315,10 +317,12 @@ def explain(run: Run, failed: ShardFailed, ask: Callable[[RoundRequest], dict[in
     user = int(failed.request.users[place])
     others = others_than(user, failed.request.users.tolist(), len(run.users))
     if all(ask(replace(failed.request, users=np.array([other]))) for other in others):
-        return RunFailed(f"{failed}; other users alone fail it too, so the cause is none of them")
+        return RunFailed(
+            f"{failed}; each of several users makes the round fail without the other users, so the cause is not a user"
+        )
     return RunFailed(
-        f"{failed}; user {user} ({run.users.name(user)}) alone fails it too: leave that user out of the corpus, "
-        f"or give clients more memory"
+        f"{failed}; user {user} ({run.users.name(user)}) makes the round fail even without other users; remove "
+        "this user from the corpus, or give clients more memory"
     )
 
 
@@ -338,7 +342,7 @@ def others_than(user: int, cohort: Sequence[int], population: int) -> list[int]:
 
 
 def culprit(users: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> int | None:
-    """Return one of `users` that fails on its own, by halving; None where there is none, or where no user fails too.
+    """Return one of `users` that fails on its own, by halving; None if there is none, or where no user fails too.
 
     >>> culprit(range(8), lambda users: 5 in users)
     5

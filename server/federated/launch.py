@@ -81,8 +81,8 @@ def _warn_of_capped_canaries(run: Run) -> None:
     beyond, trained = run.users.copies_beyond(cap)
     if beyond:
         say(
-            f"local.max_records = {cap} leaves out records, canaries too: of {beyond:,} copies that users with more "
-            f"records hold, {trained:,.0f} would be trained on in a round of all users"
+            f"local.max_records = {cap} excludes records, including canaries: of {beyond:,} copies that users "
+            f"with more records hold, {trained:,.0f} would be trained on in a round of all users"
         )
 
 
@@ -97,7 +97,7 @@ def client_gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[flo
     """Return the GPUs of a client and of an evaluator, on nodes with these numbers of GPUs.
 
     Nodes are filled with clients by their totals, whatever else runs on them. So one client per GPU takes a little less
-    than the whole GPU, and the rest is for the evaluators, which need no CPU.
+    than the complete GPU, and the rest is for the evaluators, which need no CPU.
     """
     return gpu_shares(system.gpus_per_client, system.gpus_for_evaluation, system.evaluators, any(gpus))
 
@@ -161,7 +161,7 @@ def take_gpus(free: list[float], share: float, processes: int) -> int:
 
 
 def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
-    """Raise InputError where the precision is TF32 and clients have no GPU."""
+    """Raise InputError if the precision is TF32 and clients have no GPU."""
     if precision == "tf32" and not client_gpus:
         raise InputError('local.precision "tf32" needs an NVIDIA GPU, and clients have none here; set "float32"')
 
@@ -176,7 +176,7 @@ def say_what_stays_idle(
         share: the share of a machine of each process.
         shards: number of shards.
         nodes: resources of the machines.
-        cpus: cores that a person asked for; None where nobody did.
+        cpus: cores that a person asked for; None if nobody did.
     """
     room = sum(share.fits(node) for node in nodes)
     idle = int(sum(node.get("GPU", 0.0) for node in nodes) - shards * share.gpus) if share.gpus else 0
@@ -189,7 +189,7 @@ def say_what_stays_idle(
 
 
 def _refuse_what_does_not_fit(share: ClientShare) -> None:
-    """Raise InputError where no machine can hold a client."""
+    """Raise InputError if no machine can hold a client."""
     if not any(share.fits(node) for node in nodes()):
         raise InputError(
             f"a client needs {share.cpus:g} CPUs and {share.gpus:g} GPUs; no Ray node has them; lower "
@@ -225,7 +225,7 @@ class InProcessGrid(ShardGrid):
         return [message.metadata.message_id for message in pushed]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Answer the first of these messages that waits, and return its reply; nothing where none waits."""
+        """Answer the first of these messages that waits, and return its reply; nothing if none waits."""
         # One at a time: the sums of many shards need not fit into memory at once, and a signal waits for one shard.
         asked = {*message_ids}
         message = next((message for message in self._waiting if message.metadata.message_id in asked), None)

@@ -173,7 +173,7 @@ def leave(run: Run, state: State) -> None:
 
 
 def _logged(counts: Counts, clip: float | None) -> dict[str, float | None]:
-    """Return the numbers of a round for the log; null where there are none."""
+    """Return the numbers of a round for the log; null if there are none."""
     return {
         "loss": counts.loss / counts.tokens if counts.tokens else None,
         "users": counts.users,

@@ -67,7 +67,7 @@ def gpu_shares(training: float | None, evaluation: float | None, evaluators: int
     By default one training process and all evaluators fill a GPU.
 
     Args:
-        training: GPUs that a setting names for a training process; None where it does not.
+        training: GPUs that a setting names for a training process; None if it does not.
         evaluation: the same for an evaluator.
         evaluators: number of evaluators.
         has_gpu: whether there is a GPU to train on.
@@ -187,7 +187,7 @@ class EvaluationService:
 
         Args:
             run: the folder of the run.
-            timeout: the most seconds to wait; pending evaluations then go on.
+            timeout: the most seconds to wait; pending evaluations then continue.
         """
         until = time.monotonic() + timeout
         ended = self.poll(run)
@@ -200,7 +200,7 @@ class EvaluationService:
         return ended
 
     def forget(self, run: Path) -> None:
-        """End a run's evaluations, and drop what is pending; other runs go on."""
+        """End a run's evaluations, and drop what is pending; other runs continue."""
         with self._lock:
             for actor, job in self._pool.busy():
                 if job.run == run:
@@ -257,7 +257,7 @@ class EvaluationService:
         return self._pool.start(_Evaluator, self._work, gpus, num_cpus=0, num_gpus=gpus)
 
     def _late(self, actor: Actor[_Job], job: _Job) -> str | None:
-        """Return the reason that an attempt takes too long; None where it does not."""
+        """Return the reason that an attempt takes too long; None if it does not."""
         if actor.is_ready:
             limit, what, hint = self._hparams.deadline, "no result", ""
         else:
@@ -334,7 +334,7 @@ class EvaluationInProcess:
             self._work(run, checkpoint)
         except Diverged as error:
             outcome, reason = "diverged", str(error)
-        except Exception as error:  # whatever it is, training goes on
+        except Exception as error:  # whatever it is, training continues
             outcome, reason = "failed", str(error) or repr(error)
         finally:
             torch.set_num_threads(threads)

@@ -31,7 +31,7 @@ from server.pool.client import Client, apart, summed_nodes
 
 SERVER = 0  # the node that sends requests
 CLIENT_FAILED = 0  # Flower's code for an error that has no code
-OWN_CODE_FAILED = 1_000  # an error of a user's own code, which another attempt meets again; Flower's codes are below
+OWN_CODE_FAILED = 1_000  # an error of custom code, which another attempt meets again; Flower's codes are below
 
 
 def log_fields(message: Message) -> dict[str, Any]:
@@ -102,7 +102,7 @@ class ClientShare:
 
 
 def places(room: Mapping[Machine, int], processes: int) -> list[Machine]:
-    """Return the machines on which processes start, the one with most room first; fewer where there is no more room.
+    """Return the machines on which processes start, the one with most room first; fewer if there is no more room.
 
     Args:
         room: number of processes that each machine still has room for.
@@ -299,7 +299,7 @@ class RayGrid(ShardGrid):
             raise RunFailed(f"client processes do not start; the last one: {reason_of(error)}") from error
 
     def _conclude(self, process: Actor[Job], job: Job, reply: Message | RayError) -> None:
-        """Store a reply, or an error where none will come."""
+        """Store a reply, or an error if none will come."""
         if isinstance(reply, RayError):
             lives = isinstance(reply, RayTaskError)
             fields = {"reason": reason_of(reply), "failure": "client raised" if lives else "client died"}
@@ -315,7 +315,7 @@ class RayGrid(ShardGrid):
         self._replies[job.id] = job, reply
 
     def _fetched(self, job: Job, reply: Message) -> Message:
-        """Return a reply with its arrays, or with an error where they were lost with the machine that made them."""
+        """Return a reply with its arrays, or with an error if they were lost with the machine that made them."""
         if job.replied is None or reply.has_error():
             return reply
         try:
@@ -366,7 +366,7 @@ class RayGrid(ShardGrid):
         for process, job in self._processes.busy():
             if job.node in nodes:
                 fields = job.log_fields | {"machine": process.machine, "failure": "client hung"}
-                log.warning("client process ended, it gave no reply", extra=fields)
+                log.warning("the client process ended without a reply", extra=fields)
                 self._end(process)
 
     def _end(self, process: Actor[Job]) -> None:

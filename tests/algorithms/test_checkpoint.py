@@ -81,7 +81,7 @@ def test_moments_of_other_sizes_than_the_model_are_refused(tmp_path: Path) -> No
     lacking = {name: value for name, value in state_of().params.items() if name != "gate_bias"}
     shapeless = {name: torch.tensor(3.0) for name in state_of().params}
     for moments in ({"m": lacking}, {"m": shapeless}, {"step": state_of().params}):
-        with pytest.raises(InputError, match="its tensors are not those of the model that it names"):
+        with pytest.raises(InputError, match="its tensors do not fit the model that it names"):
             load(save(tmp_path, replace(state_of(), moments=moments), PROVENANCE))
 
 
@@ -115,7 +115,7 @@ def test_a_checkpoint_can_be_read_by_whom_the_umask_lets(tmp_path: Path) -> None
 
 def test_tensors_of_other_sizes_than_named_are_refused(tmp_path: Path) -> None:
     lying = Provenance("c0ffee", "beef", vocabulary_size=12, model=ModelHParams(4, 5))
-    with pytest.raises(InputError, match="its tensors are not those of the model that it names"):
+    with pytest.raises(InputError, match="its tensors do not fit the model that it names"):
         load(save(tmp_path, state_of(), lying))
 
 
@@ -189,7 +189,7 @@ def test_metadata_other_than_those_written_are_refused(tmp_path: Path) -> None:
                 load(path)
     path.write_bytes(whole)
     rewrite(path, changed={"more": ""})
-    with pytest.raises(InputError, match="its metadata do not match the seal"):
+    with pytest.raises(InputError, match="its metadata do not match its seal"):
         load(path)
 
 

@@ -91,5 +91,5 @@ def test_an_option_changes_the_run_and_its_name(experiment: Experiment) -> None:
 
 def test_an_update_of_other_shapes_is_refused(tmp_path: Path) -> None:
     training = training_of(tmp_path, FEDDYN.replace("return update, {", "return {}, {"), {})
-    with pytest.raises(RunFailed, match="FedDyn: aggregate must return tensors like the parameters"):
+    with pytest.raises(RunFailed, match="FedDyn: aggregate must return tensors with the names and shapes"):
         [*training.states(training.first_state(), 1)]

@@ -69,7 +69,7 @@ def test_noise_cannot_be_accounted_and_is_refused(experiment: Experiment, users:
             command, experiment.config, *(part for one in (SAMPLER, *PRIVATE) for part in ("--set", one)), check=False
         )
         assert refused.returncode == 2
-        assert "drawn several times in a round, which no accountant of dp_accounting supports" in refused.stderr
+        assert "drawn several times in a round, and no accountant of dp_accounting supports this" in refused.stderr
         assert refused.stderr.count("\n") == 1
     private = PrivacyHParams("dp", clip=0.5, noise_multiplier=1.0)
     with pytest.raises(InputError, match="no accountant of dp_accounting supports"):
@@ -96,5 +96,5 @@ def test_a_sampler_of_ones_own_may_repeat_users_if_it_says_so(experiment: Experi
     assert federated(method, users).cohort(0).tolist() == [0, 0, 1, 1, 2, 2]
     other = experiment.folder / "silent.py"
     other.write_text(text.replace("    has_repeats = True\n", ""))
-    with pytest.raises(InputError, match="return different numbers from 0 to 23 in ascending order"):
+    with pytest.raises(InputError, match="return distinct numbers from 0 to 23 in ascending order"):
         federated(flsim.FedAvg(cohort=6, sampler=f"{other}:Twice"), users)

@@ -120,7 +120,7 @@ def test_what_is_not_of_one_planting_is_refused(trained_here: Trained) -> None:
         measured.assign(canary=measured["canary"].replace(roster["canary"][0], "mine")),
         measured[measured["canary"] != roster["canary"][0]],
     ):
-        with pytest.raises(api.InputError, match="rows: their canaries are not those of `planted`"):
+        with pytest.raises(api.InputError, match="rows: these canaries are not in `planted`"):
             audited(planted, rows)
 
 

@@ -79,9 +79,9 @@ def test_a_ledger_is_held_against_what_was_detected(trained_here: Trained, flsim
     ("options", "message"),
     [
         (("--round", "3"), "round 3 was not evaluated"),
-        (("--format", "parquet"), "--format parquet: not for a terminal; name a file with --out"),
+        (("--format", "parquet"), "--format parquet: cannot be printed; name a file with --out"),
         (("--json", "--format", "csv"), "--json and --format csv: choose one of them"),
-        (("--format", "latex"), "--format latex: audits are md, csv or parquet; choose one of them"),
+        (("--format", "latex"), "--format latex: audits have the formats md, csv and parquet; choose one of them"),
         (("--threshold", "500"), "--threshold 500: there are 200 references; name a rank of at most 200"),
     ],
 )
@@ -96,8 +96,8 @@ def test_what_cannot_be_audited_is_one_line(
 
 FIELDS = ("method", "unit", "neighbours", "n_in", "n_out", "estimate", "low", "high", "confidence", "delta", "kind")
 NEVER = {"unit", "neighbours", "n_in", "n_out"}  # unknown
-LEDGER = 'whether a ledger is contradicted (privacy.mechanism "dp")'
-RANKS, COINS = "a bound from ranks (canaries.count)", "a bound from guesses of coins, of at least 10 canaries"
+LEDGER = 'a test of the ledger (privacy.mechanism "dp")'
+RANKS, COINS = "a bound from ranks (canaries.count)", "a bound from guesses of coins of at least 10 canaries"
 USERS = "an estimate from canary users (audit.update_canaries)"
 
 
@@ -133,7 +133,7 @@ def test_a_run_says_what_it_can_and_names_what_is_missing(
 ) -> None:
     run = trained_here(*overrides)
     code, out, _ = flsim("audit", run, "--json")
-    ((audited,), line) = json.loads(out)["runs"], "Missing, with what it needs: "
+    ((audited,), line) = json.loads(out)["runs"], "Not available, with the required settings: "
     assert (code, {row["method"] for row in audited["rows"]}) == (0, methods)
     for row in audited["rows"]:
         assert set(FIELDS) <= set(row)

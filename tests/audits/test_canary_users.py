@@ -136,5 +136,5 @@ def test_canary_users_are_audited_where_no_canary_is_ranked(trained_here: Traine
     }
     text = " ".join(to_text(without, audited).split())
     assert "FPR" not in text
-    assert "participation of 4 rounds was drawn again; the ledger states Poisson sampling" in text
+    assert "participation of 4 rounds was recomputed from the seed; the ledger states Poisson sampling" in text
     assert "the ledger states independent standard normal noise" in text

@@ -60,7 +60,7 @@ def test_a_file_is_executed_once_for_its_content(tmp_path: Path, capfd: pytest.C
 @pytest.mark.parametrize(
     ("source", "name", "message"),
     [
-        ("", "three", "thing must be one of one, two, found 'three'; name your own as path/to/file.py:NAME"),
+        ("", "three", "thing must be one of one, two, found 'three'; name custom code as path/to/file.py:NAME"),
         ("", "{folder}/no.py:Thing", "{folder}/no.py: no such file"),
         ("Other = 1", "{folder}/mine.py:Thing", "{folder}/mine.py: defines no Thing; correct the name of the thing"),
         ("a = 1\nb = = 2\n", "{folder}/mine.py:Thing", "{folder}/mine.py:2: invalid syntax"),
@@ -98,7 +98,7 @@ def test_a_name_by_content_is_resolved_where_the_file_lies_and_is_what_it_was(tm
     assert by_content(name) == name
     assert (by_content("built-in"), short_name("built-in"), short_name(name)) == ("built-in", "built-in", "NUMBER")
     path.write_text("NUMBER = 8  # by content\n")
-    with pytest.raises(InputError, match=r"late\.py: changed since it was named; restore it"):
+    with pytest.raises(InputError, match=r"late\.py: this file changed after .*; restore the file"):
         resolve(name, {}, "number")
     path.write_text("NUMBER = 7  # by content\n")
     assert resolve(name, {}, "number") == 7
@@ -144,14 +144,18 @@ def test_copies_are_checked_by_their_names(tmp_path: Path) -> None:
     custom_code.refuse_changed_copies(copied)
     custom_code.refuse_other_settings(copied, settings, run)
     file.write_text("A = B = 2\n")
-    message = f"{run}: was started with another version of {file}, which is {copy}; resume it with that one, or"
+    message = (
+        f"{run}: this run was started with another version of {file}, which is {copy}; resume with this version, or"
+    )
     with pytest.raises(InputError, match=re.escape(message)):
         custom_code.refuse_other_settings(copied, settings, run)
     file.write_text("A = B = 1\n")
     with pytest.raises(InputError, match=re.escape(": thing was 'mine")):
         custom_code.refuse_other_settings(copied, Outer("two", inner=copied.inner), run)
     copy.write_text("A = B = 3\n")
-    with pytest.raises(InputError, match=re.escape(f"{copy}: changed since the run was started; restore it")):
+    with pytest.raises(
+        InputError, match=re.escape(f"{copy}: the file changed after the run was started; restore the file")
+    ):
         custom_code.refuse_changed_copies(copied)
     copy.unlink()
     with pytest.raises(InputError, match=re.escape(f"{copy}: cannot be read (No such file or directory)")):

@@ -93,7 +93,7 @@ def test_a_task_whose_worker_dies_is_tried_once_more(tmp_path: Path) -> None:
 def test_a_task_whose_workers_die_is_named(tmp_path: Path) -> None:
     with (
         Pool(2) as pool,
-        pytest.raises(WorkerDied, match=r"^die \(None,\): its process died, 2 times \(signal 9\)"),
+        pytest.raises(WorkerDied, match=r"^die \(None,\): its process died 2 times \(signal 9\)"),
     ):
         pool.run([task(square, 1), task(die, None), task(square, 2)], lambda index, result: None)
 

@@ -106,7 +106,7 @@ def test_errors_of_a_class() -> None:
     assert Outer(2, ["a"]).names == ("a",)  # type: ignore[arg-type]
     for arguments, message in (
         ({}, "count is missing"),
-        ({"count": 2.5}, "count must be a whole number, found 2.5"),
+        ({"count": 2.5}, "count must be an integer, found 2.5"),
         ({"count": 2, "conut": 3}, "conut is not a setting"),
         ({"count": 2, "names": "a"}, "names must be a list, such as ['a'], found 'a'"),
         ({"count": 2, "names": [3]}, "names must be text, found 3"),

@@ -113,8 +113,8 @@ def test_rounding_makes_no_p_value_above_1() -> None:
     [
         ([], [1.0], "no members"),
         ([1.0], [], "no others"),
-        ([np.nan], [1.0], "scores of members: some are not finite"),
-        ([1.0], [np.inf], "scores of others: some are not finite"),
+        ([np.nan], [1.0], "scores of members: some scores are not finite"),
+        ([1.0], [np.inf], "scores of others: some scores are not finite"),
     ],
 )
 def test_scores_that_tell_nothing_are_named(

@@ -63,7 +63,7 @@ def test_rounds_of_a_window(
         ({"windows": ((0.0, 0.5), (0.0, 0.5))}, "must list different values"),
         ({"windows": ((0.5, 0.2),)}, "not end before they begin"),
         ({"windows": ((-0.5, 0.2),)}, "must begin at 0 or later"),
-        ({"windows": ((0.5, 20.0),)}, "must be fractions of training, from 0 to 1, or whole numbers of rounds"),
+        ({"windows": ((0.5, 20.0),)}, "must be fractions of training, from 0 to 1, or integer numbers of rounds"),
         ({"windows": ((float("nan"), 0.5),)}, "must be a finite number"),
     ],
 )

@@ -142,8 +142,8 @@ def test_what_is_planted_by_probability_is_described_as_ever(make_corpus: MakeCo
     [
         (["insertions=[0]"], "insertions must be at least 1, found 0"),
         (["insertions=[2, 2]"], "insertions must list different values, found [2, 2]"),
-        (["insertions=[2]", "p_u=[0.5]"], "insertions and p_u, p_e both say how often canaries occur"),
-        (["insertions=[2]", "p_e=[0.5]"], "insertions and p_u, p_e both say how often canaries occur"),
+        (["insertions=[2]", "p_u=[0.5]"], "insertions and p_u, p_e both set how often canaries occur"),
+        (["insertions=[2]", "p_e=[0.5]"], "insertions and p_u, p_e both set how often canaries occur"),
         (["insertions=[1000]"], "10,000 copies of canaries do not fit into 192 training records; set fewer"),
     ],
 )

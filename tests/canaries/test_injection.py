@@ -46,7 +46,7 @@ def test_round_of_an_injection(at: float, rounds: int | None, round_: int) -> No
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"injections": (0.5,), "p_u": (0.5,)}, "injections and p_u both say how canaries occur"),
+        ({"injections": (0.5,), "p_u": (0.5,)}, "injections and p_u both set when canaries occur"),
         ({"injections": (0.5,), "windows": ((0.0, 0.5),)}, "injections and windows both"),
         ({"injections": (1.5,)}, "fractions of training below 1, or whole numbers"),
         ({"injections": (-1,)}, "fractions of training below 1, or whole numbers"),
@@ -196,7 +196,7 @@ def test_an_epsilon_is_not_about_injected_users(experiment: Experiment) -> None:
     experiment.config.write_text(experiment.config.read_text().replace(GRID, "injections = [0.5]\n"))
     private = ["privacy.mechanism='dp'", "privacy.clip=0.5", "privacy.noise_multiplier=0.8"]
     run = train_here(experiment, [*private, "canaries.injection_users=3"])
-    sentence = "Injected users take part with probability 1 (after 50%): an epsilon of the ledger is not about them."
+    sentence = "Injected users take part with probability 1 (after 50%): an epsilon of the ledger does not cover them."
     audited = " ".join(experiment.call("audit", run).stdout.split())
     assert sentence in audited
     assert "Each canary is shared by 3 users." in audited

@@ -86,7 +86,7 @@ def test_the_command_plants_what_the_configuration_says_and_only_once(experiment
     assert about["digest"] == planted.digest
     done = experiment.call("data", "plant", "made", "--out", "again", *command, check=False)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == "flsim: made: has canaries already; plant in the corpus that it came from\n"
+    assert done.stderr == "flsim: made: this corpus already has canaries; use the original corpus\n"
     assert not (experiment.folder / "again").exists()
 
 
@@ -95,7 +95,7 @@ def test_the_command_plants_what_the_configuration_says_and_only_once(experiment
 )
 def test_damage_is_refused(experiment: Experiment, planted: Corpus, file: str, content: bytes) -> None:
     (planted.path / "planted" / file).write_bytes(content)
-    with pytest.raises(InputError, match="what was planted cannot be read"):
+    with pytest.raises(InputError, match="its planted canaries cannot be read"):
         Planted.read(planted)
 
 

@@ -128,7 +128,9 @@ def test_canaries_of_a_small_vocabulary_are_distinct_or_refused(make_corpus: Mak
 
 def test_a_canary_that_records_would_cut_is_refused(make_corpus: MakeCorpus) -> None:
     corpus = make_corpus([[[1]]], record_words=4, vocabulary_size=100)
-    with pytest.raises(InputError, match="canaries of 5 words would be cut: records of this corpus hold 4"):
+    with pytest.raises(
+        InputError, match="canaries of 5 words would be cut, because records of this corpus have at most 4"
+    ):
         draw_canaries(corpus, CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=1), seed=0)
 
 
@@ -182,5 +184,5 @@ def test_a_population_reads_back_as_written(
 def test_a_population_refuses_another_corpus(make_corpus: MakeCorpus, tmp_path: Path) -> None:
     corpus, other = make_corpus([[[1]]], name="one"), make_corpus([[[2]]], name="two")
     write_population(tmp_path, corpus, plant(corpus.split("train"), canaries_of((1.0, 1.0)), 0), "non-iid", 0)
-    with pytest.raises(InputError, match="changed since canaries were planted"):
+    with pytest.raises(InputError, match="changed after canaries were planted"):
         open_population(tmp_path, other)

@@ -148,7 +148,7 @@ def test_damaged_files_are_refused(make_corpus: MakeCorpus, tmp_path: Path, file
     (folder / file).unlink()
     if size is not None:
         (folder / file).write_bytes(whole[: size or 0])
-    with pytest.raises(InputError, match="what was planted cannot be read"):
+    with pytest.raises(InputError, match="its planted canaries cannot be read"):
         open_population(folder, corpus)
 
 
@@ -163,10 +163,10 @@ def test_a_bit_that_differs_is_found(make_corpus: MakeCorpus, tmp_path: Path, fi
     content = bytearray((folder / file).read_bytes())
     content[0] ^= 1
     (folder / file).write_bytes(content)
-    with pytest.raises(InputError, match=f"{file}: missing or changed since it was planted"):
+    with pytest.raises(InputError, match=f"{file}: the file is missing, or changed after planting"):
         verify_population(folder)
     (folder / file).unlink()
-    with pytest.raises(InputError, match=f"{file}: missing or changed since it was planted"):
+    with pytest.raises(InputError, match=f"{file}: the file is missing, or changed after planting"):
         verify_population(folder)
 
 

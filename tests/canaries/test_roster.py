@@ -72,7 +72,7 @@ def test_copies_of_a_control_are_refused(corpus: Corpus, tmp_path: Path) -> None
     control = (PLAIN[0], replace(PLAIN[1], is_planted=False))
     planting = replace(plant(corpus.split("train"), control, 0), overlay=Overlay(np.array([1]), np.array([1], "u2")))
     write_population(tmp_path, corpus, planting, "non-iid", 0)
-    with pytest.raises(InputError, match="what was planted cannot be read"):
+    with pytest.raises(InputError, match="its planted canaries cannot be read"):
         open_population(tmp_path, corpus)
 
 

@@ -126,7 +126,7 @@ def test_in_a_corpus_of_characters_every_character_is_a_token() -> None:
     assert secrets.known == len("the thing is ")
     with pytest.raises(InputError, match=r'needs the token "g".* write it with other characters, or import'):
         Secrets.from_template("the thing is {d1}", replace(vocabulary, words=(" ", *"ehinst.-", *digits)))
-    with pytest.raises(InputError, match=r"{w2} is of words, and the corpus is of characters; use {lN}"):
+    with pytest.raises(InputError, match=r"{w2} is a hole for words, but the corpus is by characters; use {lN}"):
         Secrets.from_template("the {w2}", vocabulary)
 
 

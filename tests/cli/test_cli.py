@@ -119,9 +119,9 @@ def test_an_unfinished_run_is_to_be_resumed(experiment: Experiment, trained: Pat
     for status, words in (("interrupted", "is interrupted"), ("failed", "is failed"), ("running", "or was killed")):
         Run.open(trained).mark(status, "stopped")  # type: ignore[arg-type]
         printed = refuse("run", experiment.config, "--out", trained)
-        assert f"{trained}: exists already, a run that" in printed
+        assert f"{trained}: this folder has a run that" in printed
         assert words in printed
-        assert "after round 2 of 2; add --resume to go on with it" in printed
+        assert "after round 2 of 2; add --resume to continue it" in printed
         (row,) = csv.DictReader(experiment.call("table", "run", "--format", "csv").stdout.splitlines())
         assert row["status"] == status
     Run.open(trained).mark("completed")
@@ -135,7 +135,9 @@ def test_a_run_that_was_killed_before_it_began_is_to_be_resumed(
     (trained / "run.json").unlink()
     shutil.rmtree(trained / "checkpoints")
     (trained / "checkpoints").mkdir()
-    assert "killed before it began; add --resume to begin it" in refuse("run", experiment.config, "--out", trained)
+    assert "killed before its first round; add --resume to start it" in refuse(
+        "run", experiment.config, "--out", trained
+    )
     experiment.call("run", experiment.config, "--out", trained, "--resume")
     assert read_run_file(trained)["status"] == "completed"
 
@@ -198,7 +200,7 @@ TEMPLATE = "canaries.source='template'"
         (["data.corpus='missing'"], "missing: not a corpus"),
         (["canaries.length=30"], "canaries of 30 words"),
         (["evaluation.prefix=5"], "evaluation.prefix must be below canaries.length (5), found 5"),
-        (["canaries.template='w0 {w2}'"], 'template is of source "template", found "words"'),
+        (["canaries.template='w0 {w2}'"], 'template needs source "template", found "words"'),
         ([TEMPLATE, "canaries.template=''"], "no hole"),
         ([TEMPLATE, "canaries.template='w0 {x2}'"], "{x2}"),
         ([TEMPLATE, "canaries.template='w0 {w2}'", "canaries.length=4"], "length and template"),
@@ -221,7 +223,7 @@ def test_a_checkpoint_of_another_model_is_refused(experiment: Experiment, traine
     (experiment.folder / "elsewhere").mkdir()
     path = save(experiment.folder / "elsewhere", init(40, ModelHParams(4, 12), 0), other)
     printed = refuse("evaluate", path, "--run", trained)
-    assert "a checkpoint of another model (vocabulary_size 40, embedding 4, units 12)" in printed
+    assert "this checkpoint has another model (vocabulary_size 40, embedding 4, units 12)" in printed
 
 
 def test_a_corpus_changed_since_the_checkpoint_is_refused(
@@ -234,7 +236,7 @@ def test_a_corpus_changed_since_the_checkpoint_is_refused(
     tokens.write_bytes(bytes([original[0] ^ 1]) + original[1:])
     assert "changed since the import" in refuse("evaluate", checkpoint)
     tokens.write_bytes(original[:-2])
-    assert "missing or of another size" in refuse("evaluate", checkpoint)
+    assert "missing, or its size differs" in refuse("evaluate", checkpoint)
     shutil.rmtree(experiment.folder / "corpus")
     cli_made = experiment.call(
         "data", "synthetic", "--out", "corpus", "--users", "24", "--vocabulary", "40", "--words-per-user", "50"

@@ -94,8 +94,11 @@ def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
     [
         ((), "--users, --cohort, --rounds, --delta missing"),
         (("--users", "10", "--delta", "0.1"), "--cohort, --rounds missing"),
-        (SMALL, "--noise-multiplier and --epsilon: each follows from the other; give one"),
-        ((*SMALL, "--noise-multiplier", "1", "--epsilon", "1"), "--noise-multiplier and --epsilon: each follows"),
+        (SMALL, "--noise-multiplier and --epsilon: one value determines the other; set only one"),
+        (
+            (*SMALL, "--noise-multiplier", "1", "--epsilon", "1"),
+            "--noise-multiplier and --epsilon: one value determines",
+        ),
         ((*SMALL, "--noise-multiplier", "-1"), "--noise-multiplier must be finite and at least 0, found -1"),
         ((*SMALL, "--epsilon", "0"), "epsilon must be finite and at least 1e-06, found 0"),
         ((*SMALL, "--noise-multiplier", "1", "--cohort", "0"), "cohort must be between 1 and the 1,000"),
@@ -105,7 +108,7 @@ def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
             (*SMALL, "--noise-multiplier", "1", "--sampler", "shuffle"),
             "must be one of fixed-size, poisson, with-replacement, round-robin, found 'shuffle'",
         ),
-        (("runs/x", "--users", "10", "--sampler", "poisson"), "--users, --sampler: runs/x has its own"),
+        (("runs/x", "--users", "10", "--sampler", "poisson"), "--users, --sampler: runs/x stores these values"),
         (("no-such-run",), "no-such-run: not a run folder"),
     ],
 )

@@ -27,9 +27,9 @@ def refused(answer: tuple[int, str, str], *words: str) -> None:
     ("text", "why"),
     [
         (DEEP, "not TOML: its values are nested too deeply"),
-        (DEEP_TABLE, "hostile.toml: its values are nested too deeply; 64 levels are the most"),
+        (DEEP_TABLE, "hostile.toml: its values are nested too deeply; use at most 64 levels"),
         (DIGITS, "not TOML: it has a number of more than 4,300 digits"),
-        (LARGE, "training.rounds: found 99999999999999999999..., a whole number of more than 64 bits"),
+        (LARGE, "training.rounds: found 99999999999999999999..., an integer of more than 64 bits"),
     ],
     ids=["deep", "deep-table", "digits", "large"],
 )
@@ -118,7 +118,7 @@ def test_seeds_beyond_64_bits_are_counted(tmp_path: Path, flsim: Flsim, monkeypa
     """2 values of an axis, times the seeds."""
     monkeypatch.chdir(tmp_path)
     path = write_sweep(tmp_path)
-    refused(flsim("sweep", path, "--seeds", "1" + "0" * 20), f"describes {2 * 10**20:,} runs, and a sweep has at most")
+    refused(flsim("sweep", path, "--seeds", "1" + "0" * 20), f"the sweep has {2 * 10**20:,} runs, more than")
     refused(flsim("sweep", path, "--seeds", f"{2**63}-{2**63}"), "seed")
 
 

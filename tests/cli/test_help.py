@@ -132,7 +132,7 @@ def test_types_defaults_and_choices_follow_from_the_code() -> None:
     assert keys["federated", "evaluation", "every"].default == "100"
     assert keys["central", "evaluation", "every"].default == "10000"
     assert keys["central", "training", "order"].description.endswith("One of: iid, sequence.")
-    assert keys["federated", "local", "optimizer"].description.endswith("or your own as path/to/file.py:NAME.")
+    assert keys["federated", "local", "optimizer"].description.endswith("or custom code as path/to/file.py:NAME.")
 
 
 def test_the_list_fits_80_columns_and_can_be_of_one_section_or_setting(flsim: Flsim) -> None:
@@ -164,4 +164,4 @@ def test_parameters_are_those_of_the_network() -> None:
 def test_an_unknown_name_is_refused_with_a_close_one(flsim: Flsim) -> None:
     code, out, err = flsim("settings", "training.round")
     assert (code, out) == (2, "")
-    assert err == "flsim: training.round: neither a section nor a setting; did you mean training.rounds?\n"
+    assert err == "flsim: training.round: no such section or setting; did you mean training.rounds?\n"

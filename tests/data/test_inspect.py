@@ -221,7 +221,7 @@ def test_a_damaged_corpus_is_refused_in_one_line(make_corpus: MakeCorpus, flsim:
     content = tokens.read_bytes()
     for damaged, message in (
         (bytes([content[0] ^ 1]) + content[1:], "tokens.u16: changed since the import"),
-        (content[:-2], "tokens.u16: missing or of another size"),
+        (content[:-2], "tokens.u16: missing, or its size differs"),
     ):
         tokens.write_bytes(damaged)
         code, out, err = flsim("data", "inspect", corpus.path)
@@ -277,7 +277,7 @@ def test_drops_in_words(tmp_path: Path) -> None:
     assert all(unit_of(reason) for reason in REASONS)
     dropped = {"rows_with_forbidden_characters": 64, "posts_without_words": 7}
     text = text_of(tmp_path / "ascii", {"train": ["a"]}, dropped=dropped, parameters={"ascii": True})
-    assert "7 posts without words: formulas, code or pictures alone, or text all of which --ascii removed" in text
+    assert "7 posts without words: only formulas, code or pictures, or only text that --ascii removed" in text
     assert "kept 64 rows, without the characters that XML forbids" in text
     changed = {"rows_with_forbidden_characters": 64}
     assert "dropped" not in text_of(tmp_path / "changed", {"train": ["a"]}, dropped=changed)

@@ -132,7 +132,7 @@ def test_a_run_is_the_same_and_refuses_another_corpus(
     store.files().delete_dir_contents("bucket")
     push(tmp_path / "other", URI)
     with pytest.raises(
-        InputError, match=r"round-000002\.parquet: holds rows measured on another corpus than the run's"
+        InputError, match=r"round-000002\.parquet: the file has rows measured on another corpus than that"
     ):
         Run.reopen(load(experiment.config, [settings, "training.rounds=5"]), tmp_path / "far")
     run = Run.open(tmp_path / "far")
@@ -200,7 +200,7 @@ def test_a_file_that_changed_is_named(store: Store, small: Corpus, tmp_path: Pat
     if not written:  # nothing is asked for of an empty file
         assert content(fetched(URI)) == content(small.path)
         return
-    with pytest.raises(InputError, match=f"{name}: is not what the manifest says"):
+    with pytest.raises(InputError, match=f"{name}: this object differs from the manifest"):
         fetched(URI)
     assert cached(tmp_path) == []
     store.write(f"bucket/corpora/small/{name}", written)
@@ -210,7 +210,7 @@ def test_a_file_that_changed_is_named(store: Store, small: Corpus, tmp_path: Pat
 def test_a_file_that_is_missing_is_named(store: Store, small: Corpus) -> None:
     push(small.path, URI)
     store.files().delete_file("bucket/corpora/small/train/users.i64")
-    with pytest.raises(InputError, match=r"train/users\.i64: nothing is there"):
+    with pytest.raises(InputError, match=r"train/users\.i64: no such object"):
         fetched(URI)
 
 
@@ -220,7 +220,7 @@ def test_only_files_of_a_corpus_are_read(store: Store, small: Corpus, tmp_path: 
     manifest = json.loads((small.path / "manifest.json").read_text())
     manifest["files"][name] = {"bytes": 0, "sha256": "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"}
     store.write("bucket/corpora/small/manifest.json", json.dumps(manifest).encode())
-    with pytest.raises(InputError, match="which no corpus has"):
+    with pytest.raises(InputError, match="which is not a file of a corpus"):
         fetched(URI)
     assert cached(tmp_path) == []
 
@@ -246,7 +246,7 @@ def test_a_store_that_is_gone(small: Corpus, tmp_path: Path, monkeypatch: pytest
     process = fetching(URI)
     _, said = process.communicate(timeout=60)
     assert process.returncode == 0
-    used = f"using the copy that was fetched last, of digest {small.digest[:12]}"
+    used = f"using the last fetched copy, with digest {small.digest[:12]}"
     assert re.fullmatch(rf"{URI}: the store does not answer \(.*\); {used}\n", said)
     process = fetching(f"{URI}-never-seen")
     _, said = process.communicate(timeout=60)
@@ -265,12 +265,12 @@ def test_a_store_that_refuses(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("uri", "says"),
     [
-        ("s3://bucket/nowhere", "nothing is there, or no such bucket"),
-        ("file:///nowhere/corpus", "nothing is there"),
-        ("corpora/copy", "a folder, and not the URI of a store; name one as s3://BUCKET/PREFIX"),
+        ("s3://bucket/nowhere", "no such object or bucket"),
+        ("file:///nowhere/corpus", "no such object"),
+        ("corpora/copy", "this is a folder, not the URI of a store; use a URI such as s3://BUCKET/PREFIX"),
         ("ftp://bucket/corpus", "cannot read from ftp://; name a folder, or s3, gs, file://"),
-        ("s3://key:secret@bucket/corpus", "no credentials in a URI"),
-        ("s3://bucket/corpus?secret_key=x", "has no option secret_key"),
+        ("s3://key:secret@bucket/corpus", "a URI must not contain credentials"),
+        ("s3://bucket/corpus?secret_key=x", "there is no option secret_key"),
         ("s3://bucket/corpus?scheme=ftp", "Invalid S3 connection scheme 'ftp'"),
         ("file://corpus", "write it as .* file:///FOLDER"),
     ],
@@ -283,7 +283,7 @@ def test_what_is_wrong_is_one_line(store: Store, uri: str, says: str) -> None:
 
 
 def test_a_bucket_must_be_there_to_write(store: Store, small: Corpus) -> None:
-    with pytest.raises(InputError, match="no such bucket; make it first"):
+    with pytest.raises(InputError, match="no such bucket; create the bucket first"):
         push(small.path, "s3://nobucket/corpus")
 
 
@@ -303,7 +303,7 @@ def disk(tmp_path: Path) -> Iterator[Callable[[str], Path]]:
         subprocess.run(["umount", folder], check=True)
 
 
-@pytest.mark.parametrize(("options", "says"), [("size=4k", "no room for"), ("nr_inodes=9", "No space left on device")])
+@pytest.mark.parametrize(("options", "says"), [("size=4k", "no space for"), ("nr_inodes=9", "No space left on device")])
 def test_a_full_disk_is_one_line(
     store: Store,
     small: Corpus,
@@ -326,8 +326,8 @@ def test_a_cache_that_was_tampered_with_is_named(store: Store, small: Corpus) ->
     push(small.path, URI)
     folder = fetched(URI)
     (folder / "train" / "tokens.u16").write_bytes(b"")
-    with pytest.raises(InputError, match=f"tokens.u16: missing or of another size .*; remove {folder} to fetch"):
+    with pytest.raises(InputError, match=f"tokens.u16: missing, or its size differs .*; remove {folder} to fetch"):
         Corpus.open(URI)
     (folder / "manifest.json").write_text("{}")
-    with pytest.raises(InputError, match=f"{folder}: is not what was fetched from"):
+    with pytest.raises(InputError, match=f"{folder}: this folder differs from what was fetched from"):
         Corpus.open(URI)

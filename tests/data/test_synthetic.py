@@ -62,7 +62,10 @@ def test_sizes_are_those_asked_for(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("hparams", "message"),
     [
-        (replace(HPARAMS, users=10**11), "no room for 100,000,000,008 users of 300 words, which take 60,800 GB"),
+        (
+            replace(HPARAMS, users=10**11),
+            "no space for 100,000,000,008 users of 300 words, which need at least 60,800 GB",
+        ),
         (replace(HPARAMS, words_per_user=10**13), "a user of 10,000,000,000,000 words needs"),
     ],
 )

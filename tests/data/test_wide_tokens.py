@@ -123,5 +123,5 @@ def test_a_manifest_of_another_type_is_refused(wide: Corpus, tmp_path: Path) -> 
         {name: value for name, value in manifest["layout"].items() if name != "tokens"},
     ):
         (tmp_path / "manifest.json").write_text(json.dumps(manifest | {"layout": layout}), encoding="utf-8")
-        with pytest.raises(InputError, match=r"manifest means tokens of uint(16|32), but"):
+        with pytest.raises(InputError, match=r"manifest has tokens of type uint(16|32), but"):
             Corpus.open(tmp_path)

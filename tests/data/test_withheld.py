@@ -56,7 +56,7 @@ def test_what_is_kept_is_what_lists_keep(
         tossed = [True] * len(records) if shadow is None else included(len(records), user, shadow, seed)
         left.append([record for place, record in enumerate(records) if place not in held and tossed[place]])
     if not any(left):
-        with pytest.raises(InputError, match="leave no record"):
+        with pytest.raises(InputError, match="exclude all records"):
             without_withheld(split_of(users), share, shadow, seed)
         return
     split = without_withheld(split_of(users), share, shadow, seed)

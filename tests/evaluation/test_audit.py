@@ -286,9 +286,9 @@ class OnlyLogProbs(Cached):
 @pytest.mark.parametrize(
     ("model", "message"),
     [
-        (InTheModel(), "step says something else, token after token"),
-        (Forgets(), "step says something else, token after token"),
-        (Rolls(), "something else each time it reads the same; switch dropout off"),
+        (InTheModel(), "step and start give different outputs"),
+        (Forgets(), "step and start give different outputs"),
+        (Rolls(), "differs between two calls with the same input; switch off dropout"),
         (TimeFirst(), "start must return a state that is a tuple of tensors with a row for each of 2"),
         (Raises(), "step failed with RuntimeError: no memory"),
         (OnlyLogProbs(), r"step must return \(state, log_probs\), found \[2, 12\]"),
@@ -306,5 +306,5 @@ def test_models_that_do_not_keep_to_the_protocol_are_refused(model: Cached, mess
 def test_a_context_without_tokens_and_a_canary_within_the_prefix_are_refused() -> None:
     with pytest.raises(InputError, match="context must be at least 1 token, found 0"):
         from_forward(Means(), 0)
-    with pytest.raises(InputError, match="prefix of 3 leaves nothing of canary c3"):
+    with pytest.raises(InputError, match="prefix of 3 covers all words of canary c3"):
         audit(Cached(), CANARIES, LAYOUT, EvaluationHParams(10, prefix=3))

@@ -154,9 +154,9 @@ def test_the_papers_settings_are_the_defaults() -> None:
 def test_input_that_does_not_fit_is_refused(
     model: CIFGLanguageModel, population: Split, make_corpus: MakeCorpus
 ) -> None:
-    with pytest.raises(InputError, match="prefix of 4 leaves nothing of canary c0"):
+    with pytest.raises(InputError, match="prefix of 4 covers all words of canary c0"):
         measure(model, population, hparams=EvaluationHParams(10, prefix=4))
     with pytest.raises(InputError, match="no test users"):
         measure(model, make_corpus(train=[[[1]]], vocabulary_size=V, name="empty").split("test"))
-    with pytest.raises(InputError, match="knows 12 tokens, but the test users' corpus has 13"):
+    with pytest.raises(InputError, match="has 12 tokens, but the test users' corpus has 13"):
         measure(model, make_corpus(train=[[[1]]], test=[[[1]]], vocabulary_size=13, name="other").split("test"))

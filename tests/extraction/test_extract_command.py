@@ -162,10 +162,10 @@ def test_canaries_that_never_came_are_controls(trained_here: Trained) -> None:
         (("--top-p", 0), "top_p must be above 0, found 0"),
         (("--prefix", 20), "prefix 20: no canary, and no record of both training and held-out users, has more than 20"),
         (("--prefix", 2, "--prefix", 2), "prefixes must list different values, found [2, 2]"),
-        (("--round", 2, "--epoch", 1), "--round and --epoch: each names a point in training; give one of them"),
+        (("--round", 2, "--epoch", 1), "--round and --epoch: both set a point in training; use only one of them"),
         (("--epoch", 77), "was not evaluated at 77 epochs; choose one of"),
         (("--round", 77), "round-000077.safetensors: no such checkpoint; name another --round"),
-        (("--out", "figure.txt"), "plots are written as .png, .svg or .pdf"),
+        (("--out", "figure.txt"), "plots have the formats .png, .svg and .pdf"),
     ],
 )
 def test_refusals_are_one_line(run: Path, flsim: Flsim, options: tuple[object, ...], message: str) -> None:

@@ -87,7 +87,7 @@ def test_sigterm_leaves_a_checkpoint_of_the_last_round(experiment: Experiment, u
     assert said == "flsim: interrupted; `flsim run --resume` continues from the newest checkpoint"
     stopped = experiment.folder / "stopped"
     about = json.loads((stopped / "run.json").read_text())
-    assert (about["status"], about["reason"]) == ("interrupted", "`flsim run --resume` goes on with it")
+    assert (about["status"], about["reason"]) == ("interrupted", "`flsim run --resume` continues it")
     saved = round_of(all_in(stopped / "checkpoints")[-1])
     assert saved == about["round"] == digests(stopped)[-1][0]
     resume(experiment, "stopped")

@@ -121,7 +121,10 @@ def test_copies_of_a_run_are_one_row_of_a_table(
     _change_rows(whole, lambda rows: rows.assign(value=rows["value"].where(rows["metric"] != "accuracy", 0.5)))
     done = experiment.call("table", "behind", "whole", check=False)
     assert done.returncode == 2
-    assert "runs whole and behind: copies of one run, whose accuracy of round 10 differ; leave one out" in done.stderr
+    assert (
+        "runs whole and behind: copies of one run, whose accuracy of round 10 differ; exclude one of them"
+        in done.stderr
+    )
     done = experiment.call("compare", "behind", "whole", check=False)
     assert done.returncode == 2
     assert "copies of one run" in done.stderr
@@ -161,7 +164,7 @@ def test_holes_in_the_log_are_marked_and_said_and_trained_again_where_that_is_as
     lines = _log(run)
     _write_log(run, [*lines[:4], *lines[3:6], b"\xff\xfe\x80", *lines[12:16], lines[26]])
     said = " ".join(resume(experiment, "holes").split())
-    assert "rounds.jsonl: has lost rounds 7 to 12, 17 to 25; they are marked as lost" in said
+    assert "rounds.jsonl: rounds 7 to 12, 17 to 25 are missing; flsim marks them as lost" in said
     assert "completed, but rounds.jsonl has lost rounds 7 to 12, 17 to 25; --resume --retrain-lost trains them" in said
     log = [json.loads(line) for line in _log(run)]
     assert [line["round"] for line in log] == list(range(1, 31))
@@ -206,8 +209,8 @@ def test_strange_names_are_passed_over_with_a_word_and_a_wrong_one_is_put_aside(
         log.write(b"\xff\xfe\n")
     said = " ".join(resume(experiment, "strange").split())
     for name in ("round-000020 (copy).safetensors", "round-000020 (copy).parquet"):
-        assert f"{name}: flsim writes no file of this name; it is ignored" in said
-    assert "round-000240.safetensors: holds round 25, which is not the one in its name" in said
+        assert f"{name}: flsim does not write files with this name; the file is ignored" in said
+    assert "round-000240.safetensors: the file has round 25, but its name has another round" in said
     assert (checkpoints / "round-000240.safetensors.damaged").exists()
     assert_equal_runs(run, undisturbed)
     assert [line["round"] for line in map(json.loads, _log(run))] == list(range(1, 31))
@@ -222,11 +225,11 @@ def test_checkpoints_that_are_gone_are_said_to_be(
     before = _files(run)
     done = experiment.call("run", experiment.config, "--out", "robbed", *OPTIONS, "--resume", check=False)
     assert done.returncode == 2
-    assert re.search(r"robbed/checkpoints: no such folder; put it back, or make an empty one", done.stderr)
+    assert re.search(r"robbed/checkpoints: no such folder; restore it, or create an empty folder", done.stderr)
     assert before == _files(run)
     (run / "checkpoints").mkdir()
     said = " ".join(resume(experiment, "robbed").split())
-    assert "no checkpoint of its 27 rounds is left; training restarts from the beginning" in said
+    assert "no checkpoint of its 27 rounds remains; training restarts from the beginning" in said
     assert_equal_runs(run, undisturbed)
 
 

@@ -81,7 +81,7 @@ def test_sums_that_a_machine_takes_with_it_are_asked_for_again(machines: tuple[P
             wait_until(lambda: len(ray.nodes()) - sum(node["Alive"] for node in ray.nodes()) == 1)
             (lost,) = answers(grid, [sum_request([0, 1], "1")])
             assert lost.has_error()
-            assert lost.error.reason == "what another machine held was lost when that machine left"
+            assert lost.error.reason == "data on another machine was lost when that machine left the cluster"
         answers(grid, requests(0, 1))
         (whole,) = answers(grid, [sum_request([0, 1], "1")])
         assert np.array_equal(whole.content.array_records["much"]["array"].numpy(), 3 * MILLION)

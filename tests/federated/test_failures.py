@@ -101,8 +101,8 @@ def user_three(users: list[int]) -> bool:
     return 3 in users
 
 
-BLAMED = "user 3 (train3) alone fails it too: leave that user out of the corpus"
-ALL = "other users alone fail it too, so the cause is none of them"
+BLAMED = "user 3 (train3) makes the round fail even without other users; remove this user"
+ALL = "so the cause is not a user"
 
 
 @pytest.mark.parametrize(

@@ -134,7 +134,7 @@ def test_canaries_that_were_never_used_are_counted_and_in_no_row(measured: Forge
     without = measure(observed)
     assert without.times["never_used"].tolist() == [0, 3, 0]
     assert (without.success.groupby("group")["canaries"].max() == [144, 141, 144]).all()
-    assert "Never used, as no sharer took part: 3 of 432 canaries" in " ".join(to_text(without).split())
+    assert "No sharer took part for 3 of 432 canaries" in " ".join(to_text(without).split())
     assert "Never used" not in to_text(measured)
 
 
@@ -167,7 +167,7 @@ def test_text_is_at_most_80_wide_and_says_what_is_heuristic() -> None:
 
 
 def test_small_groups_say_so() -> None:
-    assert "too few to show an alpha of 0.6" in " ".join(to_text(measure(simulated(seeds=1))).split())
+    assert "too few canaries to show an alpha of 0.6" in " ".join(to_text(measure(simulated(seeds=1))).split())
 
 
 def test_json_holds_the_frames(measured: Forgetting) -> None:

@@ -159,8 +159,8 @@ def test_a_run_stands_beside_its_twin_of_arm_out(monkeypatch: pytest.MonkeyPatch
         (runs[Path("c")], "c", None),
     ]
     assert [note.split(",")[0] for note in notes] == [
-        "Run e diverged and is left out.",
-        "Run f was not evaluated yet and is left out.",
+        "Run e diverged and is excluded.",
+        "Run f was not evaluated yet and is excluded.",
         "Run d is of arm OUT",
     ]
     with pytest.raises(InputError, match=r"no evaluated run with canaries\.arm"):

@@ -182,6 +182,6 @@ def test_curves_are_means_over_seeds_and_unused_canaries_are_left_out() -> None:
 def test_notes_count_small_groups_and_unused_canaries_of_all_groups() -> None:
     table = pd.DataFrame({"least_alpha": [0.7, 0.6, 0.71], "never_used": [1, 0, 1], "canaries": [900, 100, 800]})
     few, never = measure._limits(table, 0.6)
-    assert few.startswith("In 2 of 3 groups canaries are too few to show an alpha of 0.6")
-    assert never.startswith("Never used, as no sharer took part: 2 of 1,800 canaries")
+    assert few.startswith("In 2 of 3 groups, there are too few canaries to show an alpha of 0.6")
+    assert never.startswith("No sharer took part for 2 of 1,800 canaries")
     assert [*measure._limits(table[1:2], 0.6)] == []

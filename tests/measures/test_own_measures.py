@@ -176,8 +176,8 @@ def test_rows_without_own_measures_are_described_nowhere(measured: Experiment) -
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"kind": "flag"}, "holds values that their metrics cannot have"),
-        ({"name": "perplexity", "column": "perplexity"}, "describes a built-in measure as another one"),
+        ({"kind": "flag"}, "the file has values that are invalid for their metrics"),
+        ({"name": "perplexity", "column": "perplexity"}, "the description of a built-in measure is wrong"),
         ({"name": "../up"}, "its descriptions of measures are damaged"),
         ({"is_primary": True}, "its descriptions of measures are damaged"),
         ({"heading": ["a"]}, "its descriptions of measures are damaged"),
@@ -201,10 +201,10 @@ def test_two_measures_of_one_name_are_not_put_side_by_side(measured: Experiment)
     file.write_text(file.read_text().replace("nats per word", "bits per word"))
     other, checkpoint = measured.folder / "non-iid", "checkpoints/round-000004.safetensors"
     evaluate_checkpoint(folder, folder / checkpoint, also=(f"{file}:surprise",))
-    with pytest.raises(InputError, match="describes surprise otherwise than an earlier round does"):
+    with pytest.raises(InputError, match="the description of surprise differs from that of an earlier round"):
         read_run(folder)
     (folder / "rows" / "round-000002.parquet").unlink()
-    with pytest.raises(InputError, match=r"runs non-iid and iid: surprise is not the same in both \(kind, unit"):
+    with pytest.raises(InputError, match=r"runs non-iid and iid: surprise differs between the runs \(kind, unit"):
         tables.memorization_table([read_run(other), read_run(folder)])
 
 
@@ -214,7 +214,7 @@ WRONG_BEFORE = {
     "{measure}(Quantity(name='rs', description='D.'),))": "flsim has rs already",
     "{measure}(Quantity(name='round', description='D.', subject='model'),))": "a table of results has round already",
     "{measure}(Quantity(name='own', description='D.', better='up'),))": "better must be one of None, 'higher', 'lower'",
-    "{measure}(Quantity(name='own', description='D.', is_percentage=True),))": "percentages are of the model alone",
+    "{measure}(Quantity(name='own', description='D.', is_percentage=True),))": "is_percentage needs a quantity",
     "{measure}())": "at least one Quantity",
     "{measure}(Quantity(name='a', description='D.'), Quantity(name='a', description='D.')))": "has a already",
     "{measure}(Quantity(name='a', description='D'), Quantity(name='b', description='D', subject='model')))": "split it",
@@ -238,8 +238,8 @@ WRONG_MEANWHILE = {
     "float('nan')": "own of canary .* is nan, which is not finite",
     "{'own': float('inf')}": "own of canary .* is inf, which is not finite",
     "'much'": "own of canary .* is 'much', which is not a number",
-    "{'other': 1.0}": "computed 'other' of canary .*, which none of its quantities is",
-    "{}": "computed no own of canary .*; compute it, or describe it as is_partial",
+    "{'other': 1.0}": "computed 'other' of canary .*, which is not one of its quantities",
+    "{}": "computed no own of canary .*; compute it, or set is_partial for this quantity",
     "probe.prefix": "own of canary .* is tensor.*, which is not a number",
 }
 
@@ -264,8 +264,8 @@ def test_a_measure_that_fails_fails_the_evaluation_and_stores_nothing(experiment
 
 
 CHANGES = {
-    "next(probe.model.parameters()).data.zero_()": "changes the model's ",
-    "setattr(probe.model, 'extra', torch.nn.Parameter(torch.zeros(1)))": "changes the model's extra",
+    "next(probe.model.parameters()).data.zero_()": "the code changes the model's ",
+    "setattr(probe.model, 'extra', torch.nn.Parameter(torch.zeros(1)))": "the code changes the model's extra",
     "probe.references.clamp_(max=1)": "changes references",
     "probe.continuation.data.zero_()": "changes continuation",
 }

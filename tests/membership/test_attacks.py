@@ -119,7 +119,7 @@ def test_an_attack_that_learns_is_measured_on_the_pairs_that_it_did_not_learn_fr
 def test_scores_that_are_none_are_refused(scores: object) -> None:
     records, targets = in_pairs(5)
     attack = Attack("mine", lambda candidates: np.full(len(candidates), scores) if scores != [1.0, 2.0] else scores)
-    with pytest.raises(RunFailed, match="attack mine: returned no finite number for each of 10 records"):
+    with pytest.raises(RunFailed, match="attack mine: did not return a finite number for each of 10 records"):
         scores_of(attack, before(untrained(), records), targets)
 
 

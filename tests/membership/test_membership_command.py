@@ -149,7 +149,7 @@ def test_refusals_are_one_line(copied: Path, flsim: Flsim, options: tuple[str, .
 def test_a_reference_on_the_same_corpus_is_refused(copied: Path, flsim: Flsim) -> None:
     code, _, err = flsim("membership", copied, "--reference", copied / "checkpoints" / "round-000004.safetensors")
     assert code == 2
-    assert "trained on the run's own corpus" in err
+    assert "trained on the corpus of the run" in err
 
 
 def test_a_write_that_is_killed_leaves_the_rows_of_before(copied: Path) -> None:
@@ -175,7 +175,7 @@ def test_a_report_has_a_table_and_curves(copied: Path, tmp_path: Path, trained_h
     api.write_report(copied, out=tmp_path / "report.html")
     page = (tmp_path / "report.html").read_text(encoding="utf-8")
     section = page[page.index('id="proof"') :]
-    assert "How well attacks tell records of training from others" in section
+    assert "How well attacks distinguish training records from other records" in section
     loss = rows.iloc[0]
     assert f"{loss['auroc']:.3f} ({loss['auroc_low']:.3f} to {loss['auroc_high']:.3f})" in section
     assert f'<desc id="membership-0-d">loss: area {loss["auroc"]:.3f}.</desc>' in section

@@ -88,12 +88,12 @@ def file(tmp_path: Path) -> Path:
 @pytest.mark.parametrize(
     ("name", "message"),
     [
-        ("Model", "is a class; make it a flsim.attacks.membership.Attack or a function of candidates"),
-        ("thing", "is a int; make it a flsim.attacks.membership.Attack or a function of candidates"),
+        ("Model", "found a class; use a flsim.attacks.membership.Attack or a function of candidates"),
+        ("thing", "found a int; use a flsim.attacks.membership.Attack or a function of candidates"),
         ("no_function", "its `score` is 3; make it a function"),
         ("a_class", "its `score` is <class"),
-        ("loss", "flsim has an attack loss, whose rows it would replace; rename it"),
-        ("fit_is_number", "its `fit` is 3; make it a function, or leave it out"),
+        ("loss", "flsim has an attack loss, whose rows this attack would replace; rename it"),
+        ("fit_is_number", "its `fit` is 3; make it a function, or remove it"),
     ],
 )
 def test_what_is_no_attack_is_refused_by_its_name(file: Path, name: str, message: str) -> None:

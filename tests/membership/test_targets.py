@@ -173,15 +173,13 @@ def test_authors_of_training_are_no_non_members(tmp_path: Path) -> None:
     others = {key for key, member in zip(targets.keys, targets.is_member, strict=True) if not member}
     assert others <= {"heldout:1", "heldout:3"}  # heldout:2 is a text of bob's
     assert others
-    assert targets.notes[0].startswith("Test users are left out")
+    assert targets.notes[0].startswith("Test users are excluded")
 
 
 def test_a_run_without_authors_held_out_says_in_one_line_what_cannot_be_said(tmp_path: Path) -> None:
     users = {"ann": [[1, 2], [3, 4]], "bob": [[5, 6]]}
     corpus = write_corpus(tmp_path / "corpus", {"train": users, "test": {"bob": [[13, 14]]}})
-    with pytest.raises(
-        InputError, match="no author is held out of training, so that no record is known to be no member"
-    ):
+    with pytest.raises(InputError, match="no author is held out of training, so there are no non-members"):
         targets_of(run_of(corpus, tmp_path), 1, 10)
 
 

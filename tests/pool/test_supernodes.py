@@ -94,9 +94,9 @@ def test_an_attempt_waits_for_clients_and_says_so_but_not_for_ever(
     federation = Federation()
     nodes = SuperNodes(federation.grid, 2, Stop())
     monkeypatch.setattr(exchange, "WORTH_SAYING", 0.05)
-    with pytest.raises(RunFailed, match=r"no client for 0\.1 s; continue the run once there are machines for them"):
+    with pytest.raises(RunFailed, match=r"no client was available for 0\.1 s; continue the run with --resume"):
         wait_for_nodes(nodes, 2, Stop(), 0.1)
-    assert capsys.readouterr().err == "no client process runs; waiting up to 0.1 s for one\n"
+    assert capsys.readouterr().err == "Waiting up to 0.1 s for the first client process to start.\n"
     federation.join()
     assert wait_for_nodes(nodes, 2, Stop(), 0.1) == [0, 1]
 

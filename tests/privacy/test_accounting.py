@@ -154,7 +154,7 @@ def test_other_noise_is_refused(name: str) -> None:
 
 
 def test_a_convention_for_another_sampler_is_refused() -> None:
-    with pytest.raises(InputError, match=r'"paper" is about fixed-size sampling, but the ledger has poisson rounds'):
+    with pytest.raises(InputError, match=r'"paper" is for fixed-size sampling, but the ledger has poisson rounds'):
         epsilon(Ledger((Entry("poisson", 100, 10, 1.0, 1),)), DELTA, PAPER)
 
 
@@ -165,7 +165,7 @@ def test_opacus_failures_are_reasons() -> None:
 
 def test_tables_that_would_not_fit_are_refused() -> None:
     for name in ("poisson-pld", "poisson-prv-opacus"):
-        with pytest.raises(InputError, match=r"losses are tabulated up to epsilon 100, RDP says"):
+        with pytest.raises(InputError, match=r"losses are tabulated up to epsilon 100, and RDP computes"):
             spent(BY_NAME[name], 1_000, 0.1)
     with pytest.raises(InputError, match=r"Opacus would tabulate 3\.\de\+07 losses"):
         spent(BY_NAME["poisson-prv-opacus"], 3_000_000, 5.0)

@@ -197,33 +197,45 @@ STATED = "return SelfComposedDpEvent(GaussianDpEvent(noise_multiplier / 2), roun
     ("old", "new", "message"),
     [
         ("return mechanism", "return type(mechanism).no", r"my_privacy\.py:\d+: AttributeError: .*'no'"),
-        ("np.sort(order[places])", "order[places]", "round 1 drew no cohort of 5 to 5 users; return different numbers"),
-        ("np.sort(order[places])", "np.sort(order[places]) + 24", "round 1 drew no cohort of 5 to 5 users"),
+        (
+            "np.sort(order[places])",
+            "order[places]",
+            "round 1 did not draw a cohort of 5 to 5 users; return distinct numbers",
+        ),
+        ("np.sort(order[places])", "np.sort(order[places]) + 24", "round 1 did not draw a cohort of 5 to 5 users"),
         ("draw(self, seed, round_, population)", "draw(self, seed)", r"it needs draw\(seed, round_, population\)"),
         ("def draw", "def drew", r"abstract method '?draw'?; it needs draw\("),
-        ("class Turns(Sampler)", "class Turns", r"is no subclass of flsim\.privacy\.sampling\.Sampler; make it one"),
+        ("class Turns(Sampler)", "class Turns", r"is not a subclass of flsim\.privacy\.sampling\.Sampler; derive it"),
         (EVENT, "    nothing = None", rf"^{FOLDER}/my_privacy\.py:Turns: "),
         ("return mechanism", "return 3", rf"^{FOLDER}/my_privacy\.py:Turns: event returned 3; return an event of"),
         (STATED, "return 3", rf"^{FOLDER}/my_privacy\.py:TakenBack: event returned 3; return an event of"),
-        (STATED, "return None", rf"^{FOLDER}/my_privacy\.py:TakenBack: states no privacy event"),
-        ('stream(seed, "turns")', UNSEEDED, rf"^{FOLDER}/my_privacy\.py:Turns: draws other users each time in round 1"),
-        ("fresh = self.fresh(round_)", RANDOM, rf"^{FOLDER}/my_privacy\.py:TakenBack: gives other noise each time"),
+        (STATED, "return None", rf"^{FOLDER}/my_privacy\.py:TakenBack: this noise has no privacy event"),
+        (
+            'stream(seed, "turns")',
+            UNSEEDED,
+            rf"^{FOLDER}/my_privacy\.py:Turns: the cohort differs between two calls for round 1",
+        ),
+        (
+            "fresh = self.fresh(round_)",
+            RANDOM,
+            rf"^{FOLDER}/my_privacy\.py:TakenBack: the noise differs between two calls",
+        ),
         (
             "return {name: fresh[name] -",
             "return {name: math.nan * fresh[name] -",
-            "TakenBack: 'noise' holds values that",
+            "TakenBack: 'noise' has values that",
         ),
         (
             '{"before": fresh}',
             '{"before": {name: x / 0 for name, x in fresh.items()}}',
-            "'before' holds values that are",
+            "'before' has values that are",
         ),
         (STATED, "return Unknown()", "dp_accounting's rdp refuses"),
-        ('{"before": fresh}', "{}", r"a round turns slots \['before'\] into \[\]; keep the same ones"),
-        ('{"before": fresh}', '{"before": {}}', "'before' holds other than tensors of the names and shapes"),
-        ('return {"before": {name', 'return {"be/fore": {name', "'be/fore' holds other than tensors"),
+        ('{"before": fresh}', "{}", r"a round changes the slots \['before'\] into \[\]; keep the same slots"),
+        ('{"before": fresh}', '{"before": {}}', "'before' must hold tensors with the names and shapes"),
+        ('return {"before": {name', 'return {"be/fore": {name', "'be/fore' must hold tensors"),
         ("next(self, state, round_)", "next(self, state)", r"it needs next\(state, round_\)"),
-        ("class TakenBack(Noise)", "class TakenBack", r"is no subclass of flsim\.privacy\.noise\.Noise; make it one"),
+        ("class TakenBack(Noise)", "class TakenBack", r"is not a subclass of flsim\.privacy\.noise\.Noise; derive it"),
     ],
 )
 def test_what_is_wrong_is_known_before_training(
@@ -244,7 +256,7 @@ def test_what_is_wrong_is_known_before_training(
     [
         ("fresh = self.fresh(round_)", "fresh = self.fresh(round_ // (2 - round_))", "ZeroDivisionError"),
         ("places = np", "population //= 2 - round_; places = np", "ZeroDivisionError"),
-        ("fresh[name] -", "fresh[name] / (2 - round_) -", "'noise' holds values that are not finite"),
+        ("fresh[name] -", "fresh[name] / (2 - round_) -", "'noise' has values that are not finite"),
     ],
 )
 def test_what_goes_wrong_later_fails_the_run_and_names_the_line(
@@ -263,7 +275,7 @@ def test_what_does_not_go_together_is_refused(experiment: Experiment, own: Path)
     process, users = f"{own}:TakenBack", planted(experiment)
     with pytest.raises(InputError, match=r'"clip" adds no noise; remove privacy\.noise'):
         PrivacyHParams("clip", clip=0.5, noise=process)
-    with pytest.raises(InputError, match="a clip that adapts takes independent noise"):
+    with pytest.raises(InputError, match="an adaptive clip needs independent noise"):
         PrivacyHParams("dp", clip=0.5, noise_multiplier=1.0, target_quantile=0.5, noise=process)
     with pytest.raises(InputError, match="noise must be one of independent, found 'pink'"):
         PrivacyHParams("dp", clip=0.5, noise_multiplier=1.0, noise="pink")

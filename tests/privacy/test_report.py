@@ -20,7 +20,7 @@ def test_the_sampler_that_ran_decides_the_conventions(sampler: str, names: list[
     found = spent(ledger(sampler), sampler, 1e-3)
     assert list(found) == names
     assert all(value == epsilon(ledger(sampler), 1e-3, BY_NAME[name]) for name, value in found.items())
-    with pytest.raises(InputError, match="ask for a convention of that sampler"):
+    with pytest.raises(InputError, match="choose a convention for that sampler"):
         spent(ledger(sampler), "poisson" if sampler == "fixed-size" else "fixed-size", 1e-3)
 
 

@@ -49,9 +49,9 @@ def test_round_robin_takes_all_users_in_one_order(population: int, size: int) ->
 
 
 def test_round_robin_has_no_epsilon() -> None:
-    with pytest.raises(InputError, match="who takes part in a round is not drawn anew"):
+    with pytest.raises(InputError, match="cohorts are not drawn anew in each round"):
         refuse_unaccounted("round-robin")
-    with pytest.raises(InputError, match="who takes part in a round is not drawn anew"):
+    with pytest.raises(InputError, match="cohorts are not drawn anew in each round"):
         cohort_event("round-robin", 10, 5, GaussianDpEvent(1))
 
 
@@ -141,7 +141,7 @@ def test_impossible_cohorts_are_neither_drawn_nor_accounted(sampler: str, size: 
 def test_an_unknown_sampler_is_refused() -> None:
     with pytest.raises(
         InputError,
-        match="one of fixed-size, poisson, with-replacement, round-robin, found 'shuffled'; name your own",
+        match="one of fixed-size, poisson, with-replacement, round-robin, found 'shuffled'; name custom code",
     ):
         draw_cohort(0, 0, 10, 5, "shuffled")
 

@@ -59,7 +59,7 @@ def test_losses_of_gaussian_noise_are_tabulated_up_to_an_epsilon_of_100() -> Non
         if limit < 100:
             assert accounting._check_size(GaussianDpEvent(sigma), 1e-3, convention) == pytest.approx(limit)
         else:
-            with pytest.raises(InputError, match="losses are tabulated up to epsilon 100, RDP says 101 here"):
+            with pytest.raises(InputError, match="losses are tabulated up to epsilon 100, and RDP computes 101 here"):
                 accounting.epsilon_of(GaussianDpEvent(sigma), 1e-3, convention)
 
 
@@ -181,7 +181,7 @@ def test_means_have_noise_of_z_s() -> None:
 
 
 def test_canary_users_cost_their_share() -> None:
-    assert "30 canary users beside 60 users: a round has about 0.5 times" in AuditHParams(30).cost(60)
+    assert "30 canary users in addition to 60 users: a round has about 0.5 times" in AuditHParams(30).cost(60)
     assert "a round has about 0.25 times" in AuditHParams(30, True).cost(60)
 
 
@@ -260,7 +260,7 @@ def test_little_noise_gives_the_user_away_who_takes_part(order: float, sigma: fl
 def test_counts_of_a_ledger_are_whole_numbers_of_64_bits(number: Any) -> None:
     for name in ("population", "cohort", "rounds"):
         counts = {"population": 9, "cohort": 3, "rounds": 2} | {name: number}
-        with pytest.raises(InputError, match="population, cohort and rounds must be whole numbers"):
+        with pytest.raises(InputError, match="population, cohort and rounds must be integers"):
             Entry("fixed-size", noise_multiplier=1.0, **counts)
     assert Entry("fixed-size", 2**63 - 1, 3, 1.0, 2).population == 2**63 - 1
 
@@ -270,7 +270,7 @@ def test_epsilons_are_of_the_conventions_that_are_named() -> None:
     names = ["replace-one-rdp", "paper-tight"]
     found = epsilons(ledger, "fixed-size", 1e-3, names)
     assert [*found.items()] == [(name, epsilon(ledger, 1e-3, BY_NAME[name])) for name in names]
-    with pytest.raises(InputError, match="conventions: 'poisson-rdp' is not of fixed-size sampling"):
+    with pytest.raises(InputError, match="conventions: 'poisson-rdp' is not for fixed-size sampling"):
         epsilons(ledger, "fixed-size", 1e-3, ["poisson-rdp"])
     with pytest.raises(InputError, match="conventions"):
         epsilons(ledger, "fixed-size", 1e-3, "paper")

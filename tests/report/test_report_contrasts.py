@@ -278,7 +278,7 @@ def test_a_seed_without_an_equal_perplexity_is_left_out_with_its_reason() -> Non
     assert (partition(gathered)["n"], partition(gathered)["difference"]) == (5, 2.0)
     row = partition(gathered, at="equal perplexity")
     assert (row["n"], row["difference"]) == (4, 1.75)
-    assert "its first evaluation is below perplexity 60 already, at 40" in row["left_out"]
+    assert "its first evaluation is already below perplexity 60, at 40" in row["left_out"]
 
 
 def test_canaries_at_the_ceiling_are_counted_on_each_side() -> None:

@@ -358,8 +358,8 @@ def test_a_report_is_written_into_a_pipe(tmp_path: Path) -> None:
     ("arguments", "says"),
     [
         (("nowhere", "--out", "report.html"), "not a run folder"),
-        (("run", "--out", "report.pdf"), "reports are written as .html"),
-        (("run", "--out", "missing/report.html"), "no such folder as missing"),
+        (("run", "--out", "report.pdf"), "reports have the format .html"),
+        (("run", "--out", "missing/report.html"), "the folder missing does not exist"),
         (("run", "broken", "--out", "report.html"), "damaged"),
         (("empty", "--out", "report.html"), "no run has started"),
     ],

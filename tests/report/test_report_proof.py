@@ -49,7 +49,7 @@ def test_a_report_draws_what_is_found_and_what_the_ledger_allows(trained_here: T
     subject = subject_of(run)
     page = render(gather([run]))
     section = page.partition("What an attacker can prove</h2>")[2].partition("</section>")[0]
-    assert "the most that the ledger allows" in section
+    assert "the largest rate that the ledger allows" in section
     of_ranks, of_users = re.findall(r"<svg role=.*?</svg>", section, re.DOTALL)
     references, canaries = subject.references, len(subject.ranks)
     low = 1 / (references + 1)

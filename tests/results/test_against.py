@@ -50,8 +50,8 @@ def test_marks_of_size_and_direction(four: dict[RunResults, PublishedRow]) -> No
     text = to_markdown(table)
     said = " ".join(text.split())
     assert (
-        "RS, Table 1: 4 of 4 pairs of rows that the paper tells apart by more than chance differ in the published "
-        "direction; 5 of 6 of all pairs (tau-b 0.67); IID less Non-IID has the published sign in 2 of 2 such twins."
+        "RS, Table 1: 4 of 4 pairs of rows whose published difference exceeds chance differ in the published "
+        "direction; 5 of 6 of all pairs (tau-b 0.67); IID minus Non-IID has the published sign in 2 of 2 such twins."
         in said
     )
     assert "in 1 of 2 (1 tied) such twins." in said
@@ -74,8 +74,8 @@ def test_published_gaps_that_chance_makes_are_counted_apart(make: Callable[..., 
     table = against(tables.memorization_table(list(close), published=close))
     assert not {"rs_pairs", "rs_twin"} & {*table}
     assert str(agreements(table)[0]) == (
-        "RS, Table 1: no pairs of rows that the paper tells apart by more than chance; 0 of 1 of all pairs differ in "
-        "the published direction (tau-b -1.00); IID less Non-IID has the published sign in 0 of 1 of all twins."
+        "RS, Table 1: no pairs of rows whose published difference exceeds chance; 0 of 1 of all pairs differ in "
+        "the published direction (tau-b -1.00); IID minus Non-IID has the published sign in 0 of 1 of all twins."
     )
     runs = close | {make("IID, 32", 60): sgd("IID", 32), make("Non-IID, 32", 20): sgd("Non-IID", 32)}
     table = against(tables.memorization_table(list(runs), published=runs))

@@ -116,7 +116,7 @@ def test_what_is_not_there_is_left_out_and_said(make_sweep: MakeSweep, flsim: Fl
     assert table["exposure_p_holm"].iloc[0] == table["exposure_p"].iloc[0]  # a row without a test does not count
     code, shown, _ = flsim("compare", "sweep")
     assert code == 0
-    assert "Left out of central cohort=40: central-non-iid-seed0 (not begun)" in shown
+    assert "Excluded from central cohort=40: central-non-iid-seed0 (not started)" in shown
 
 
 def test_unfinished_runs_wait_unless_a_round_is_named(make_sweep: MakeSweep) -> None:
@@ -152,7 +152,7 @@ def test_the_text_is_of_80_columns(make_sweep: MakeSweep, flsim: Flsim, label: s
     code, shown, said = flsim("compare", "sweep")
     assert (code, said) == (0, "")
     assert max(map(len, shown.splitlines())) <= 80
-    assert shown.startswith("Two grids: IID (a) less non-IID (b)\n")
+    assert shown.startswith("Two grids: IID (a) minus non-IID (b)\n")
     for grid in ("fedavg", "central"):
         assert label.format(grid=grid) in " ".join(shown.split())
     assert ("Fisher's exact test" in shown, "McNemar's exact test" in shown) == (seeds == 3, seeds == 1)
@@ -181,17 +181,17 @@ def test_what_does_not_compare_is_one_line(make_sweep: MakeSweep, flsim: Flsim) 
     make_sweep({("other", "iid"): [2.0]}, "one-partition")
     run, other = "sweep/runs/fedavg-iid-seed0", "sweep/runs/fedavg-iid-seed1"
     for arguments, message in (
-        ([run], "one run has nothing to be compared with"),
+        ([run], "comparing needs two runs or a sweep"),
         ([run, other], "planted different canaries"),
-        ([run, "sweep"], "a run and a sweep do not compare"),
-        (["sweep", run], "a run and a sweep do not compare"),
+        ([run, "sweep"], "a run and a sweep are not comparable"),
+        (["sweep", run], "a run and a sweep are not comparable"),
         (["one-partition"], "no row of this sweep has both partitions"),
         (["sweep", "one-partition"], "no run has the same name in both"),
         (["nowhere"], "nowhere: not a run folder"),
         ([run, run, "--round", "7"], "round 7 was not evaluated"),
-        (["sweep", "--round", "10", "--epoch", "10"], "--round and --epoch: each names a point in training"),
-        (["sweep", "--round", "7"], "sweep: nothing to compare: run fedavg-iid-seed0: round 7 was not evaluated"),
-        (["sweep", "--out", "missing/file"], "missing/file: no such folder as missing; make it first"),
+        (["sweep", "--round", "10", "--epoch", "10"], "--round and --epoch: both set a point in training"),
+        (["sweep", "--round", "7"], "sweep: there is no comparison: run fedavg-iid-seed0: round 7 was not evaluated"),
+        (["sweep", "--out", "missing/file"], "missing/file: the folder missing does not exist; create it first"),
         (["sweep", "--json", "--format", "csv"], "--json and --format csv: choose one of them"),
         (["sweep", "--format", "parquet"], "not for a terminal"),
         (["sweep", "sweep", "sweep"], "unexpected extra argument"),

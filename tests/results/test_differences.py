@@ -98,8 +98,8 @@ def test_runs_that_do_not_compare_are_refused(pair: MakePair, make_run: MakeRun)
     at_10 = {10: {"exposure": BITS_B, "references": 10_000}}
     twice = {10: {"exposure": [*BITS_B, *BITS_B], "references": 10_000}}
     others = {
-        "planted different canaries, the first c00": make_run(at_10, name="phrases", shift=1),
-        "planted different canaries, the first c09": make_run(twice, name="more", copies=2),
+        "planted different canaries, for example c00": make_run(at_10, name="phrases", shift=1),
+        "planted different canaries, for example c09": make_run(twice, name="more", copies=2),
         r"references \(10000 and 500\)": make_run({10: {"exposure": BITS_B, "references": 500}}, name="other-r"),
         r"references \(10000 and unknown\)": make_run({10: {"exposure": BITS_B}}, name="no-r"),
         "diverged": make_run(at_10, name="diverged", status="diverged"),
@@ -183,7 +183,9 @@ def test_two_runs_are_also_compared_at_equal_perplexity(flsim: Flsim, make_run: 
     make_run({10: measured(2), 20: measured(3)}, name="a")
     make_run({10: measured(1), 20: measured(2)}, name="b")
     _, text, _ = flsim("compare", "a", "b")
-    assert "Equal perplexity: 58, the lowest that both reached (a at round 10, b at round 20)" in " ".join(text.split())
+    assert "Equal perplexity: 58, the lowest perplexity that both reached (a at round 10, b at round 20)" in " ".join(
+        text.split()
+    )
 
     def at_equal(*names: str) -> dict[tuple[str, str | None], Any]:
         rows = json.loads(flsim("compare", *names, "--json")[1])["rows"]
@@ -256,8 +258,8 @@ def test_series_that_do_not_compare_say_why(make_series: MakeSeries, make_run: M
     a, b = make_series([1, 2]), make_series([2, 3], name="b")
     other = read_run(make_run({10: {"exposure": [1.0] * 9, "references": 10_000}}, name="c", seed=0, shift=7))
     for (of_a, of_b), point, why in (
-        ((a[:1], b[1:]), {}, "no seed has a run of both: [0] and [1]"),
-        ((a, [b[0], b[0]]), {}, "runs b-0 and b-0: both of seed 0"),
+        ((a[:1], b[1:]), {}, "the seeds [0] and [1] have no seed in common"),
+        ((a, [b[0], b[0]]), {}, "runs b-0 and b-0: both have seed 0"),
         ((a, [read_run(make_run(name="old"))]), {}, "old (completed, not evaluated yet)"),
         ((a, b), {"epoch": 3}, "was not evaluated at 3 epochs"),
         ((a, [other]), {}, "planted different canaries"),
@@ -282,7 +284,7 @@ def test_a_seed_that_diverged_in_one_partition_is_dropped_from_both_and_counted(
     assert "b-2 (diverged" in row["left_out"]
     text = table_of_pairs(frame, pairs).markdown()
     assert "|0/1|" in text.replace(" ", "")
-    assert "dropped from both" in " ".join(text.split())
+    assert "exclude it on both sides" in " ".join(text.split())
     over = by_series([*iid, *wild])
     assert over["diverged"].tolist() == [0, 1]
     lines = to_markdown(over).splitlines()
@@ -427,11 +429,11 @@ def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Ca
     compared = like_utility([*a[:3], late[3], a[4]], b)
     assert [*compared.pairs] == [0, 1, 2, 4]
     assert compared.differences == pytest.approx([1, 2, 3, 5])
-    why = "run late-3: its first evaluation is below perplexity 90.02 already, at 54.6; evaluate it earlier"
+    why = "run late-3: its first evaluation is already below perplexity 90.02, at 54.6; evaluate it earlier"
     assert {*compared.left_out} == {3}
-    assert left_out_text(compared.left_out).startswith(f"seed 3 left out: {why}")
+    assert left_out_text(compared.left_out).startswith(f"seed 3 excluded: {why}")
     two = left_out_text(like_utility([*a[:3], *late[3:]], b).left_out)
-    assert two.startswith(f"seeds 3, 4 left out: {why}, with a smaller evaluation.every; run late-4: its first")
+    assert two.startswith(f"seeds 3, 4 excluded: {why}, with a smaller evaluation.every; run late-4: its first")
     with pytest.raises(InputError, match="no seed can be compared; seed 3: run late-3: its first evaluation is below"):
         like_utility(late[3:], b)
 
@@ -451,7 +453,7 @@ def test_what_cannot_be_compared_says_why(make_curve: Callable[..., RunResults])
     run = make_curve("a", [(5.0, 1.0), (4.0, 2.0)])
     with pytest.raises(InputError, match=r"run a: never reached perplexity 20\.09; its lowest is 54\.6"):
         at_perplexity(run, math.exp(3))
-    with pytest.raises(InputError, match=r"run a: its first evaluation is below perplexity 403\.4 already, at 148\.4"):
+    with pytest.raises(InputError, match=r"run a: its first evaluation is already below perplexity 403\.4, at 148\.4"):
         at_perplexity(run, math.exp(6))
     with pytest.raises(InputError, match="run c: diverged"):
         lowest_in_both(run, make_curve("c", [(5.0, 1.0)], status="diverged"))

@@ -114,15 +114,15 @@ def test_what_the_paper_asked_is_in_its_rows() -> None:
 
 def test_what_names_no_one_row_is_one_line() -> None:
     rows = published_rows(THAKKAR, "1")
-    with pytest.raises(InputError, match="8 rows of the published table have data IID; name more of table, data, opt"):
+    with pytest.raises(InputError, match="8 rows of the published table have data IID; use more of table, data, opt"):
         matching(rows, {"data": "IID"})
     with pytest.raises(
-        InputError, match="cohort: no column of the published table; choose one of table, data, optimizer"
+        InputError, match="cohort: not a column of the published table; choose one of table, data, optimizer"
     ):
         matching(rows, {"cohort": 500})
-    with pytest.raises(InputError, match=r"thakkar2020\.csv: has no table 5; choose one of 1, 2, 3, 4"):
+    with pytest.raises(InputError, match=r"thakkar2020\.csv: there is no table 5; choose one of 1, 2, 3, 4"):
         published_rows(THAKKAR, "5")
     with pytest.raises(
-        InputError, match=r"other\.csv: no file of published numbers; choose one of carlini2018\.csv, th"
+        InputError, match=r"other\.csv: there is no such file of published numbers; choose one of carlini2018\.csv, th"
     ):
         published_rows("other.csv", "1")

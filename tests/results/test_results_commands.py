@@ -49,7 +49,7 @@ def test_seeds_are_the_first_reading(flsim: Flsim, names: list[str]) -> None:
     assert flsim("table", *names, "--format", "csv")[1].count("\n") == 1 + len(names)
     text = flsim("table", *names, "--each-seed")[1]
     assert all(f"|{name}|" in text.replace(" ", "") for name in names)
-    assert "say nothing about other seeds" in " ".join(text.split())
+    assert "do not cover other seeds" in " ".join(text.split())
 
 
 def test_seeds_without_a_mean_are_shown_singly_with_the_reason(flsim: Flsim, make_series: MakeSeries) -> None:
@@ -93,7 +93,7 @@ def test_a_sweep_against_the_paper_in_every_format(flsim: Flsim, sweep: str, mor
     code, shown, printed = flsim("table", sweep, "--against", "paper", *more)
     assert (code, printed) == (0, "")
     assert max(map(len, shown.splitlines())) <= 80
-    assert "RS, Table 1: 1 of 1 pairs of rows that the paper tells apart by more than chance" in " ".join(shown.split())
+    assert "RS, Table 1: 1 of 1 pairs of rows whose published difference exceeds chance" in " ".join(shown.split())
     marked = ["table", sweep, "--against", "paper", *more]
     assert "pairs of rows" not in flsim("table", sweep, *more)[1]
     assert "Paper" in flsim("table", sweep, *more)[1]
@@ -111,17 +111,20 @@ def test_a_sweep_against_the_paper_in_every_format(flsim: Flsim, sweep: str, mor
 
 def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_path: Path) -> None:
     for arguments, message in (
-        (["table", *names, "--epoch", "10", "--round", "10"], "--round and --epoch: each names a point in training"),
+        (["table", *names, "--epoch", "10", "--round", "10"], "--round and --epoch: both set a point in training"),
         (
             ["table", *names, "--over-seeds", "--epoch", "3"],
             "run iid-0: was not evaluated at 3 epochs; choose one of 10",
         ),
-        (["table", *names, "iid-0", "--over-seeds"], "iid-0: named twice, by itself or by its sweep; name it once"),
-        (["table", *names, "--out", "missing/table.md"], "missing/table.md: no such folder as missing; make it first"),
+        (["table", *names, "iid-0", "--over-seeds"], "iid-0: named twice, directly or through its sweep; name it once"),
+        (
+            ["table", *names, "--out", "missing/table.md"],
+            "missing/table.md: the folder missing does not exist; create it first",
+        ),
         (["table", *names, "--out", "."], ".: is a folder; name a file in it"),
-        (["table", *names, "--format", "parquet", "--out", "missing/t"], "no such folder as missing"),
+        (["table", *names, "--format", "parquet", "--out", "missing/t"], "the folder missing does not exist"),
         (["table", *names, "--format", "parquet"], "not for a terminal"),
-        (["table", *names, "--against", "paper"], "no run belongs to a published row; name the folder of a sweep"),
+        (["table", *names, "--against", "paper"], "no run has a published row; name the folder of a sweep"),
         (["plot", *names, "--out", "figure.jpg"], ".png, .svg or .pdf"),
         (["plot", *names, "iid-0", "--over-seeds", "--out", "figure.png"], "iid-0: named twice"),
         (["plot", "nowhere", "--out", "figure.png"], "nowhere: not a run folder"),
@@ -143,7 +146,7 @@ def test_what_a_pattern_matches_beside_runs_is_left_out_in_one_line(
         (tmp_path / name).rename(tmp_path / "demo" / name)
     matched = sorted(path.name for path in tmp_path.glob("*"))
     code, text, printed = flsim("table", *matched, "--format", "csv")
-    assert (code, printed) == (0, "left out, since there is no run in it: corpus, notes.txt\n")
+    assert (code, printed) == (0, "excluded, because the folder has no run: corpus, notes.txt\n")
     assert {*pd.read_csv(io.StringIO(text))["run"]} == {*names}
     for command in (["plot", *matched, "--out", "figure.pdf"], ["report", *matched, "--out", "page.html"]):
         assert flsim(*command) == (0, "", printed)
@@ -154,8 +157,8 @@ def test_what_a_pattern_matches_beside_runs_is_left_out_in_one_line(
     for arguments, message in (
         (["table", "corpus"], "corpus: not a run folder (it has no run.json); name the folder"),
         (["table", *matched, "missing"], "missing: not a run folder"),
-        (["trace", "demo"], f"demo: not a run folder (it has no run.json); name one that is in it: demo/{names[0]}, "),
-        (["compare", "demo", "demo"], "demo: holds 2 runs; name the two to compare, e.g. demo"),
+        (["trace", "demo"], f"demo: not a run folder (it has no run.json); name a run in it: demo/{names[0]}, "),
+        (["compare", "demo", "demo"], "demo: has 2 runs; name the two runs to compare, e.g. demo"),
     ):
         code, _, printed = flsim(*arguments)
         assert (code, message in printed) == (2, True), printed

@@ -112,7 +112,7 @@ def test_runs_that_are_not_averaged_are_named(troubled: list[RunResults]) -> Non
     )
     shown = to_markdown(table)
     assert "|2/6|" in shown.replace(" ", "")
-    assert " ".join(f"Left out of {row['setting']}: {row['left_out']}".split()) in " ".join(shown.split())
+    assert " ".join(f"Excluded from {row['setting']}: {row['left_out']}".split()) in " ".join(shown.split())
     assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 

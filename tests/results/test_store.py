@@ -195,7 +195,7 @@ def test_a_file_of_another_kind_is_named(make_run: MakeRun) -> None:
 
 def test_a_metric_of_some_canaries_only_is_no_result(make_run: MakeRun) -> None:
     run = read_run(make_run({10: {"rs": NINE[:8]}}))
-    with pytest.raises(InputError, match="rs of 1 canaries is missing, the first c08"):
+    with pytest.raises(InputError, match="rs of 1 canaries is missing, for example c08"):
         run.of_canaries("rs", 10)
     with pytest.raises(InputError, match="round 7 was not evaluated; choose one of 10"):
         run.evaluation(7)
@@ -269,7 +269,7 @@ def test_what_run_json_says_is_read_and_an_older_one_says_nothing(make_run: Make
     old = read_run(make_run({5: RS}, name="old"))
     assert (new.rounds_per_epoch, new.seed, new.series, new.epochs_of(5)) == (2.5, 3, "ab", 2)
     assert (old.rounds_per_epoch, old.seed, old.series, old.epochs_of(5)) == (None, None, None, None)
-    with pytest.raises(InputError, match="run old: an older run, which does not say what an epoch is"):
+    with pytest.raises(InputError, match="run old: an older run without stored epochs"):
         old.evaluation_at_epoch(2)
 
 
@@ -302,7 +302,7 @@ def test_runs_of_both_kinds_are_shown_after_as_many_epochs(pair: list[RunResults
     shown = to_markdown(table)
     assert "Round" not in shown
     assert "| Epochs" not in shown
-    assert "\nAll after 5 epochs; an epoch reads as many records as there are.\n" in shown
+    assert "\nAll after 5 epochs; in an epoch, training reads as many records as the corpus has.\n" in shown
     pd.testing.assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 

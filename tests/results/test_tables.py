@@ -208,7 +208,7 @@ def test_latex_escapes_what_it_would_otherwise_obey(make_run: MakeRun) -> None:
     )
 
 
-LEGEND = "Copies: the fewest with a memorized canary, where their number was set."
+LEGEND = "Copies: smallest number of copies of a memorized canary, if the number of copies was set."
 COPIES = (10, 10, 1, 1, 4, 4)
 
 
@@ -292,7 +292,7 @@ def test_pairs_are_of_canaries_that_either_run_planted(make_series: MakeSeries) 
     row = to_wide(compared.table).iloc[0]
     assert (row["n"], row["exposure_difference"]) == (8, 2.0)
     assert compared.never_planted == 1
-    assert "1 canary, planted in neither run, is in no number." in runs_to_markdown(compared)
+    assert "1 canary was not planted in either run and is excluded from all numbers." in runs_to_markdown(compared)
     assert to_wide(differences([Pair("row", planned([a]), planned([b]))]))["canaries_value_a"].tolist() == [8.0]
     with pytest.raises(InputError, match="1 of 9 canaries were planted"):
         compare_runs(without(a, *range(1, 9)), without(b, *range(1, 9)))
@@ -324,7 +324,9 @@ def test_both_epsilons_are_shown_with_their_conventions_at_the_round_shown(make_
         ["18.8/153", "replace-one-rdp"],
         ["-/9.3", "poisson-rdp"],
     ]
-    legend = "Eps.: epsilon by the paper's convention / by one that holds (replace-one-rdp, poisson-rdp), delta 1e-07."
+    legend = (
+        "Eps.: epsilon by the paper's convention / by a sound convention (replace-one-rdp, poisson-rdp), delta 1e-07."
+    )
     assert legend in shown
     assert table["epsilon_paper"].tolist()[1] == 18.77
     assert pd.isna(table["epsilon_paper"][2])

@@ -100,7 +100,7 @@ def test_json_and_csv_hold_all(run: RunResults) -> None:
 
 
 def test_what_there_is_not_is_refused(run: RunResults, make_run: MakeRun) -> None:
-    with pytest.raises(InputError, match="has no canary c09; its canaries are c00 to c08"):
+    with pytest.raises(InputError, match="there is no canary c09; the canaries are c00 to c08"):
         trace(run, frame(EVENTS), ["c00", "c09"])
     with pytest.raises(InputError, match="new: not evaluated yet"):
         trace(read_run(make_run(name="new")), frame(EVENTS))

@@ -212,7 +212,7 @@ def test_runs_are_compared_in_utility_alone_where_neither_has_canaries() -> None
     assert differences.compare_runs(bare, other).table.empty
     one = run_of("c", 0, [(60, [1, 2])])
     for pair in ((bare, one), (one, bare)):
-        with pytest.raises(InputError, match="planted different canaries, the first c0"):
+        with pytest.raises(InputError, match="planted different canaries, for example c0"):
             differences.compare_runs(*pair)
 
 

@@ -97,14 +97,14 @@ def test_what_is_not_the_other_arm_is_refused(trained_here: Trained, tmp_path: P
     planting = trained_here(*WINDOWED)
     twin = Run.open(planting)
     for name, settings, message in (
-        ("same", WINDOWED, "is of arm IN as this run"),
-        ("other", (*WINDOWED, OUT, "seed=1"), "differs in other settings than canaries.arm"),
-        ("longer", (*WINDOWED, OUT, "training.rounds=16"), "trains 8 rounds and this run 16"),
+        ("same", WINDOWED, "is of arm IN and so is this run"),
+        ("other", (*WINDOWED, OUT, "seed=1"), "differs from this run in more settings than canaries.arm"),
+        ("longer", (*WINDOWED, OUT, "training.rounds=16"), "trains 8 rounds, and this run 16"),
     ):
         (tmp_path / name).mkdir()
         with pytest.raises(InputError, match=message):
             begin_from(new_run(planting, tmp_path / name, *settings), twin)
-    with pytest.raises(InputError, match="has begun already"):
+    with pytest.raises(InputError, match="has already started"):
         begin_from(Run.open(trained_here(*WINDOWED, OUT)), twin)
 
 
@@ -113,7 +113,7 @@ def test_a_twin_without_shared_rounds_gives_nothing(
 ) -> None:
     planting = trained_here(*COMMON, "canaries.windows=[[0, 4]]")
     run = begin_from(new_run(planting, tmp_path, *COMMON, "canaries.windows=[[0, 4]]", OUT), Run.open(planting))
-    assert "begins with nothing of run, which has no checkpoint for it by round 0" in capsys.readouterr().err
+    assert "starts from the beginning, because run has no checkpoint up to round 0" in capsys.readouterr().err
     assert not checkpoint.all_in(run.path / "checkpoints")
 
 
@@ -175,7 +175,7 @@ def test_the_command_begins_with_it_and_a_wrong_one_leaves_nothing(experiment: E
         "run", experiment.config, "--out", "bad", *options, "--begin-from", str(planting), check=False
     )
     assert (done.returncode, (experiment.folder / "bad").exists()) == (2, False)
-    assert "is of arm IN as this run; name the other arm" in done.stderr
+    assert "is of arm IN and so is this run; name a run of the other arm" in done.stderr
 
 
 def test_settings_of_both(trained_here: Trained) -> None:

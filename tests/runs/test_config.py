@@ -99,15 +99,15 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
         ("sede = 1\n" + MINIMAL, "unknown key sede; did you mean seed?"),
         (MINIMAL + "[local]\nlearning_rte = 1\n", "unknown key local.learning_rte; did you mean local.learning_rate?"),
         (MINIMAL + "[trainig]\nrounds = 1\n", "unknown key trainig; did you mean training?"),
-        (MINIMAL + "[training]\nlearning_rate = 1\n", "belong to it, or did you mean local.learning_rate?"),
-        (MINIMAL + '[system]\ndevice = "meta"\n', "belong to it, or did you mean system.gpus_per_client?"),
+        (MINIMAL + "[training]\nlearning_rate = 1\n", "remove these settings, or did you mean local.learning_rate?"),
+        (MINIMAL + '[system]\ndevice = "meta"\n', "remove these settings, or did you mean system.gpus_per_client?"),
         (MINIMAL + "[training]\nbatch_size = 3\n", "training.batch_size: of central training, but training.kind is"),
         (CENTRAL + "batch_sise = 3\n", "unknown key training.batch_sise; did you mean training.batch_size?"),
         (MINIMAL + "[canaries]\np_e = 0.3\n", "canaries.p_e must be a list, such as [0.3], found 0.3"),
         (MINIMAL + "[canaries]\np_e = []\n", "canaries.p_e must list at least 1 value, found []"),
         (MINIMAL + "[canaries]\np_e = [0.5, 0.5]\n", "canaries.p_e must list different values, found [0.5, 0.5]"),
-        (MINIMAL + '[training]\nrounds = "many"\n', "training.rounds must be a whole number, found 'many'"),
-        (MINIMAL + "[training]\nrounds = 2.5\n", "training.rounds must be a whole number, found 2.5"),
+        (MINIMAL + '[training]\nrounds = "many"\n', "training.rounds must be an integer, found 'many'"),
+        (MINIMAL + "[training]\nrounds = 2.5\n", "training.rounds must be an integer, found 2.5"),
         (MINIMAL + "[training]\nrounds = true\n", "training.rounds must be a number, found True"),
         (MINIMAL + "[local]\nlearning_rate = nan\n", "local.learning_rate must be a finite number, found nan"),
         (MINIMAL + "[evaluation]\ndecide = 3\n", "evaluation.decide must be true or false, found 3"),
@@ -127,12 +127,12 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
             MINIMAL + '[local]\nprecision = "bf16"\n[system]\nengine = "local"\n',
             "precision 'bf16' needs \"cohort",
         ),
-        (MINIMAL + "[privacy]\nclip = 0.2\n", 'privacy: mechanism "none" clips nothing; remove clip'),
+        (MINIMAL + "[privacy]\nclip = 0.2\n", 'privacy: mechanism "none" does not clip updates; remove clip'),
         (MINIMAL + '[privacy]\nmechanism = "dp"\nclip = 1\n', 'privacy: mechanism "dp" needs noise_multiplier above 0'),
         (
             MINIMAL + '[training]\ncohort = 20\n[privacy]\nmechanism = "dp"\nclip = 1\nnoise_multiplier = 2\n'
             "target_quantile = 0.5\n",
-            "privacy.count_noise of 1 spends more than noise_multiplier 2 allows; raise it above 1, or enlarge",
+            "privacy.count_noise of 1 uses more privacy than noise_multiplier 2 allows; raise it above 1, or enlarge",
         ),
         (MINIMAL + "[model]\nlayers = 2\n", 'model: architecture "cifg" has one layer, found layers = 2'),
         (MINIMAL + '[model]\narchitecture = "gru"\n[local]\nprecision = "bf16"\n', "'bf16' needs \"cifg\""),
@@ -234,7 +234,7 @@ def test_a_federated_file_is_no_central_one(tmp_path: Path) -> None:
         read_any(tmp_path, TINY, "training.kind=central")
     assert str(caught.value).removeprefix(f"{tmp_path / 'run.toml'}: ") == (
         "training.rounds, training.cohort, local, system.shards: of federated training, but training.kind is "
-        '"central"; remove what does not belong to it'
+        '"central"; remove these settings'
     )
 
 

@@ -53,9 +53,7 @@ def test_a_configuration_has_either_name(tmp_path: Path) -> None:
     for override in ("data.world=iid", "data.partition=iid"):
         assert files.load(tmp_path / "3.toml", [override]) == new
     (tmp_path / "both.toml").write_text('[data]\ncorpus = "corpus"\nworld = "iid"\npartition = "iid"\n')
-    with pytest.raises(
-        InputError, match=r"both\.toml: world is the former name of partition, and both are given; remove"
-    ):
+    with pytest.raises(InputError, match=r"both\.toml: world is the old name of partition, and both are set; remove"):
         files.load(tmp_path / "both.toml")
 
 

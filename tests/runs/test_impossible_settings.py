@@ -25,7 +25,10 @@ from flsim.runs.folder import Run
             ["canaries.p_u=[0.5]", "canaries.p_e=[0.5, 1.0]", "canaries.count=4"],
             "8 canaries would replace about 576 records, and the training users have 192; set a smaller canaries.count",
         ),
-        (["canaries.p_u=[1e-9]", "canaries.p_e=[1.0]", "canaries.count=100000"], "100,000 canaries; a run has at most"),
+        (
+            ["canaries.p_u=[1e-9]", "canaries.p_e=[1.0]", "canaries.count=100000"],
+            "100,000 canaries, but a run can have at most",
+        ),
         (["evaluation.references=99999999999999"], "evaluation.references = 99,999,999,999,999 needs"),
         (["evaluation.beam_width=100000000000", "canaries.length=20"], "evaluation.beam_width = 100,000,000,000 needs"),
         (["canaries.length=1000000000"], "canaries of 1,000,000,000 words would be cut"),
@@ -62,5 +65,5 @@ def test_weights_are_counted_without_memory_for_them(architecture: str) -> None:
 
 
 def test_sizes_beyond_64_bits_are_refused() -> None:
-    with pytest.raises(InputError, match=r"^model: no tensor can be that large .*; set smaller sizes$"):
+    with pytest.raises(InputError, match=r"^model: a tensor is too large .*; set smaller sizes$"):
         weights_of(50, ModelHParams(10**12, 16, architecture="transformer"))

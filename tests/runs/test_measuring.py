@@ -64,7 +64,7 @@ def test_models_that_cannot_calibrate_are_refused(
     experiment: Experiment, make_corpus: MakeCorpus, random_users: Callable[..., list[list[list[int]]]]
 ) -> None:
     run, path = checkpoint_of(experiment, "run")
-    with pytest.raises(InputError, match="trained with 4 of the canaries that are measured; calibrate by a run of"):
+    with pytest.raises(InputError, match="trained with 4 of the measured canaries; calibrate with a run of"):
         evaluate_checkpoint(run.path, path, calibrate=[path])
     with pytest.raises(InputError, match="nowhere: no such checkpoint"):
         evaluate_checkpoint(run.path, path, calibrate=[Path("nowhere")])
@@ -72,7 +72,7 @@ def test_models_that_cannot_calibrate_are_refused(
     text = experiment.config.read_text().replace('corpus = "corpus"', 'corpus = "elsewhere"')
     (experiment.folder / "tiny.toml").write_text(text)
     _, other = checkpoint_of(experiment, "other", seed=1)
-    with pytest.raises(InputError, match=r"trained on another corpus than .*; calibrate by runs on the same one"):
+    with pytest.raises(InputError, match=r"trained on another corpus than .*; calibrate with runs on the same corpus"):
         evaluate_checkpoint(run.path, path, calibrate=[other])
 
 

@@ -116,7 +116,7 @@ def test_the_command_says_so(
         said = capsys.readouterr()
         if code:
             assert said.out == ""
-            assert said.err.splitlines()[-1] == "flsim: run run: has no canary c9; its canaries are c0 to c3"
+            assert said.err.splitlines()[-1] == "flsim: run run: there is no canary c9; the canaries are c0 to c3"
         else:
             assert "Example: flsim trace" in said.out
             assert max(map(len, said.out.splitlines())) <= 80

@@ -11,7 +11,9 @@ from helpers import Experiment, Trained
 
 import flsim
 
-MESSAGE = "results are stored there, and it cannot be written; make it a writable folder, or copy the run folder"
+MESSAGE = (
+    "this folder must be writable, because results are stored in it; change its permissions, or copy the run folder"
+)
 READ_ONLY = 'mount --bind "$1" "$1" && mount -o remount,bind,ro "$1" && shift && exec "$@"'
 MOUNTING = ("unshare", "--mount", "--map-root-user", "sh", "-c", READ_ONLY, "sh")
 

@@ -237,7 +237,7 @@ def test_a_row_that_repeats_for_ever_is_not_read(tmp_path: Path) -> None:
         for _ in range(11):
             writer.write_table(one.take(pa.array([0] * (MOST_ROWS // 10), pa.int32())))
     assert path.stat().st_size < 1_000_000
-    with pytest.raises(InputError, match="more than a run ever writes"):
+    with pytest.raises(InputError, match="more than a run can have"):
         read_parquet(path, ROWS)
 
 

@@ -95,7 +95,7 @@ def test_seeds_grids_and_settings_can_be_chosen(tmp_path: Path) -> None:
     [
         ({"typo": 1}, "typo"),
         ({"base": {"training": {"rouns": 1}}}, "rouns"),
-        ({"grids": [{"name": "a", "axes": {"seed": [1, 2]}}]}, "grids.a: seed is no axis; use seeds of a tier"),
+        ({"grids": [{"name": "a", "axes": {"seed": [1, 2]}}]}, "grids.a: seed cannot be an axis; use seeds of a tier"),
         ({"grids": []}, "there must be one"),
         ({"grids": [{"name": "a", "axes": {}}, {"name": "a", "axes": {}}]}, "different names"),
         ({"tiers": {"tiny": {"about": "x", "corpus": {}}}}, "either synthetic or a path"),
@@ -123,7 +123,7 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, change: dict[str, Any
     [
         ("seed=3", "for --seeds"),
         ("data.corpus=there", "for --corpus"),
-        ("training.rounds=7", "grids.a varies it; take other grids with --only"),
+        ("training.rounds=7", "grids.a varies it; choose other grids with --only"),
         ("model.units=7", "grids.b varies it"),
     ],
 )
@@ -133,9 +133,11 @@ def test_what_runs_differ_in_is_no_setting_of_all(tmp_path: Path, override: str,
 
 
 def test_a_runs_configuration_is_no_sweep_and_a_sweep_is_no_runs() -> None:
-    with pytest.raises(InputError, match="not a sweep, as it has no grids"):
+    with pytest.raises(InputError, match="not a sweep, because it has no grids"):
         load(EXPERIMENTS / "demo.toml")
-    with pytest.raises(InputError, match="a sweep, not a run's configuration; train it with `flsim sweep`"):
+    with pytest.raises(
+        InputError, match="this file is a sweep, not the configuration of a run; train it with `flsim sweep`"
+    ):
         load_config(EXPERIMENTS / "table1.toml")
 
 

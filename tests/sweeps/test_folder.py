@@ -80,9 +80,9 @@ def test_where_a_sweep_cannot_be_is_one_line_and_nothing_is_written(
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").write_text("mine")
     for arguments, message in (
-        (["--out", "file"], "no folder that can be written (File exists); name another --out"),
-        (["--out", "mine"], "holds other things than a sweep; name a new folder with --out"),
-        (["--set", "data.corpus=there"], "--set data.corpus: of a sweep that is for --corpus"),
+        (["--out", "file"], "this folder cannot be written (File exists); name another --out"),
+        (["--out", "mine"], "this folder has files that do not belong to a sweep; name a new folder with --out"),
+        (["--set", "data.corpus=there"], "--set data.corpus: in a sweep, use --corpus"),
     ):
         assert_refused(tmp_path, monkeypatch, capsys, ["sweep", "small.toml", *arguments], message)
 
@@ -135,8 +135,8 @@ def test_a_sweep_that_did_not_begin_has_no_run_folders(folder: SweepFolder) -> N
 @pytest.mark.parametrize(
     ("before", "arguments", "edit", "message"),
     [
-        ((), ["--set", "canaries.count=3"], ("", ""), "canaries.count = 4, and this command gives 3"),
-        (("canaries.count=3",), [], ("", ""), "canaries.count = 3, and this command gives 4"),
+        ((), ["--set", "canaries.count=3"], ("", ""), "canaries.count = 4, and this command has 3"),
+        (("canaries.count=3",), [], ("", ""), "canaries.count = 3, and this command has 4"),
         ((), [], ("about =", "set = { canaries = { p_e = [1.0] } }\nabout ="), "canaries.p_e = [0.5], and this"),
     ],
 )
@@ -163,7 +163,7 @@ def test_another_corpus_is_not_added(
     open_corpus(tier, tmp_path / "other" / "corpus", tmp_path / "other", seed=1)
     capsys.readouterr()  # the making of the corpus
     command = ["sweep", "small.toml", "--out", "out", "--only", "fedavg", "--corpus", "other/corpus"]
-    message = "its runs were trained on another corpus than this command names"
+    message = "its runs were trained on another corpus than that of this command"
     assert_refused(tmp_path, monkeypatch, capsys, command, message)
 
 

@@ -119,7 +119,7 @@ def test_values_that_cannot_be_are_the_end_of_a_range() -> None:
 def test_what_has_no_best_inside_is_an_error() -> None:
     with pytest.raises(RunFailed, match=r"all 8 trials diverged; search lower values of local\.learning_rate"):
         outcome(Rule(), EIGHT, lambda _, __: INF)
-    with pytest.raises(RunFailed, match="at the edge after 2 widenings; search a range around it"):
+    with pytest.raises(RunFailed, match="at the edge after 2 extensions; search a range around this value"):
         outcome(Rule(widenings=2), EIGHT, lambda point, _: -point[RATE])
 
 

@@ -149,11 +149,11 @@ def test_a_sweep_that_was_killed_continues_and_a_run_that_fails_leaves_the_other
     assert (code, "2 of 3 runs are finished" in messages) == (1, True), messages
     assert (folder.run("good-iid-seed0") / "rounds.jsonl").stat().st_mtime_ns == changed
     write_sweep(tmp_path, base, FAILING, users=13)
-    assert "its corpus was made by other settings than sweep.toml has now" in finish(folder)[2]
+    assert "its corpus was created with other settings than those of sweep.toml" in finish(folder)[2]
     write_sweep(tmp_path, base, FAILING.replace("0.1", "0.2"))
     code, _, messages = finish(folder)
     assert code == 2
-    assert "its run good-iid-seed0 has other settings than sweep.toml gives now; name another --out" in messages
+    assert "its run good-iid-seed0 has other settings than those of sweep.toml; name another --out" in messages
     assert read_sweep(folder.path).runs[0].name == "good-iid-seed0"
 
 
@@ -178,8 +178,8 @@ def test_runs_of_a_sweep_that_is_told_to_end_are_saved(tmp_path: Path, training:
     code, messages = interrupt(folder, "one-seed0", number)
     assert code == 128 + number, messages
     assert messages.splitlines()[-2:] == [
-        "runs are told to save and end; a second signal ends them at once",
-        "flsim: interrupted; repeat the command to go on",
+        "Runs save a checkpoint and end. A second signal ends them immediately.",
+        "flsim: interrupted; repeat the command to continue",
     ]
     run, saved = Run.open(path), round_of(all_in(path / "checkpoints")[-1])
     about = json.loads((path / "run.json").read_text())

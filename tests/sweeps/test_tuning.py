@@ -151,8 +151,8 @@ def test_the_experiment_has_a_group_for_each_size_and_partition_with_equal_budge
         ({"seeds": []}, {}, "sweep, tiers and seeds are needed"),
         ({"by": ["model.units"]}, {}, "model.units: no axis of"),
         ({"tiers": {"smoke": {"at": {"training.cohort": [9]}}}}, {}, "leaves no run of"),
-        ({"tiers": {"smoke": {"corpus_seed": 0}}}, {}, "corpus_seed 0 makes the sweep's own corpus"),
-        ({"tiers": {"smoke": {"corpus": "nowhere"}}}, {}, "nowhere: no such corpus; name another one in"),
+        ({"tiers": {"smoke": {"corpus_seed": 0}}}, {}, "corpus_seed 0 gives the corpus of the sweep"),
+        ({"tiers": {"smoke": {"corpus": "nowhere"}}}, {}, "nowhere: no such corpus; name another corpus in"),
         ({"tiers": {"smoke": {"grids": {"a": {RATE: {"low": 2.0, "high": 1.0}}}}}}, {}, "a range needs low < high"),
         ({"tiers": {"smoke": {"grids": {"a": {"local.rat": {"low": 1.0, "high": 2.0}}}}}}, {}, "unknown key local.rat"),
         (
@@ -165,7 +165,7 @@ def test_the_experiment_has_a_group_for_each_size_and_partition_with_equal_budge
         (
             {"tiers": {"smoke": {"grids": {"b": {RATE: {"low": 0.1, "high": 1.0}}}}}},
             {"grids": [*SWEEP["grids"], {"name": "b", "axes": {}}]},
-            "unequal budgets, in runs a trial: a-iid 4, a-non-iid 4, b 2",
+            "groups have unequal numbers of runs per trial: a-iid 4, a-non-iid 4, b 2",
         ),
     ],
 )
@@ -186,10 +186,10 @@ def test_other_files_are_not_searches(
 ) -> None:
     write_files(tmp_path)
     for arguments, message in (
-        (["tune", "sweep.toml"], "not a search, as it names no sweep"),
+        (["tune", "sweep.toml"], "not a search, because it names no sweep"),
         (["tune", "nowhere.toml"], "nowhere.toml: cannot be read"),
         (["tune", "tune.toml", "--tier", "paper"], "has no tier 'paper'; choose one of smoke"),
-        (["sweep", "tune.toml"], "not a sweep, as it has no grids"),
+        (["sweep", "tune.toml"], "not a sweep, because it has no grids"),
     ):
         assert_refused(tmp_path, monkeypatch, capsys, arguments, message)
 
@@ -225,7 +225,7 @@ def test_a_sweep_takes_the_chosen_values_and_says_which_search_chose_them(tmp_pa
         "Each group had the same budget before ranges were widened: 8 trials (grid) of 2 runs, halved after 50%",
         "of training, on seeds 7, 8 and a separate corpus.",
         "Stability limits 2 of 2 groups",
-        "Ranges were widened, with more trials, for a-non-iid.",
+        "Ranges were extended, with more trials, for a-non-iid.",
     ):
         assert part in note
     assert read_outcome(folder.path / "tuned.toml").search == "0123456789abcdef"
@@ -263,13 +263,29 @@ def test_groups_that_share_a_choice_share_its_words(tmp_path: Path, rates: tuple
 @pytest.mark.parametrize(
     ("arguments", "changes", "message"),
     [
-        (["--seeds", "8"], {}, "seed 7: tuned.toml was tuned on it, so it must not be reported; take other seeds"),
-        (["--seeds", "6-8"], {}, "seed 7: tuned.toml was tuned on it, so it must not be reported; take other seeds"),
-        (["--set", f"{RATE}=1.0"], {}, f"--set {RATE}: tuned.toml has chosen it; remove `tuned` from the tier"),
-        ([], {"title": "another"}, "tuned.toml: tuned tier smoke of 'another', not this one; run `flsim tune`"),
+        (
+            ["--seeds", "8"],
+            {},
+            "seed 7: tuned.toml was tuned on this seed, so results of this seed must not be reported; choose other",
+        ),
+        (
+            ["--seeds", "6-8"],
+            {},
+            "seed 7: tuned.toml was tuned on this seed, so results of this seed must not be reported; choose other",
+        ),
+        (
+            ["--set", f"{RATE}=1.0"],
+            {},
+            f"--set {RATE}: the search in tuned.toml chose this setting; remove `tuned` from the tier",
+        ),
+        ([], {"title": "another"}, "tuned.toml: this file is for tier smoke of 'another'; run `flsim tune`"),
         ([], {"tier": "paper"}, "tuned.toml: tuned tier paper of 't', not this one"),
-        ([], {"training": "0"}, "tuned.toml: tuned other grids or settings of training than sweep.toml has"),
-        ([], {"groups": ()}, "tuned.toml: nothing was tuned for grid a with data.partition iid, training.cohort 2"),
+        (
+            [],
+            {"training": "0"},
+            "tuned.toml: this file is for other grids or settings of training than those of sweep.toml",
+        ),
+        ([], {"groups": ()}, "tuned.toml: no values were tuned for grid a with data.partition iid, training.cohort 2"),
     ],
 )
 def test_what_was_tuned_on_is_not_reported(
@@ -292,7 +308,7 @@ def test_the_corpus_of_the_search_is_not_reported(
     corpus = make_synthetic(tmp_path / "mine", SyntheticHParams(**SMALL), 1)
     outcome(tmp_path / "tuned.toml", corpus=corpus.digest)
     capsys.readouterr()  # what making a corpus prints
-    message = "tuned.toml was tuned on this corpus, so it must not be reported; take another"
+    message = "tuned.toml was tuned on this corpus, so results on it must not be reported; use another corpus"
     assert_refused(tmp_path, monkeypatch, capsys, ["sweep", "sweep.toml", "--corpus", "mine"], message)
     read_outcome(tmp_path / "tuned.toml").refuse_corpus("1" * 64, "another corpus")
     shared = outcome(tmp_path / "tuned.toml", corpus=corpus.digest, has_own_corpus=False)
@@ -321,7 +337,7 @@ def test_an_outcome_is_of_the_training_that_was_tuned(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "title = 3", "x = 1"])
 def test_a_damaged_outcome_is_named(tmp_path: Path, text: str) -> None:
-    with pytest.raises(InputError, match=r"tuned\.toml: no such file, and a tier takes its settings from it"):
+    with pytest.raises(InputError, match=r"tuned\.toml: no such file, but a tier needs its settings"):
         read_outcome(tmp_path / "tuned.toml")
     (tmp_path / "tuned.toml").write_text(text)
     with pytest.raises(InputError, match=r"tuned\.toml: "):

@@ -101,7 +101,7 @@ def test_a_search_that_was_killed_goes_on_and_a_sweep_takes_what_it_chose(tmp_pa
     assert_taken_by_a_sweep(tmp_path, group.values["training.learning_rate"])
     (tmp_path / "tune.toml").write_text(TUNE.replace("10_000", "9_000"))
     third = flsim(tmp_path, "tune", "tune.toml")
-    assert "holds another search than tune.toml is now; name another --out" in third.communicate()[1]
+    assert "this folder has another search than tune.toml; name another --out" in third.communicate()[1]
     assert third.returncode == 2
 
 

@@ -128,7 +128,7 @@ def test_a_checkpoint_of_another_architecture_is_refused(hparams: ModelHParams, 
     assert load(path)[1].model == hparams
     sizes = ModelHParams(hparams.embedding, hparams.units)
     path = save(tmp_path, state, Provenance("c0ffee", "beef", LAYOUT.vocabulary_size, sizes))
-    with pytest.raises(InputError, match="its tensors are not those of the model that it names"):
+    with pytest.raises(InputError, match="its tensors do not fit the model that it names"):
         load(path)
 
 

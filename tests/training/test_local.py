@@ -168,7 +168,7 @@ def test_an_absurd_loss_stops_the_run_though_all_is_finite() -> None:
     state = init(LAYOUT.vocabulary_size, SIZES, 0)
     zero = UpdateSum.zero(state.params).delta
     step(state, UpdateSum(zero, Counts(1.0, 1, 24.0 * 7, 7)))
-    with pytest.raises(Diverged, match=r"round 1: the training loss is 25 nats a word, where guessing gives 2\.48"):
+    with pytest.raises(Diverged, match=r"round 1: the training loss is 25 nats per word, and guessing gives 2\.48"):
         step(state, UpdateSum(zero, Counts(1.0, 1, 25.0 * 7, 7)))
 
 

@@ -1,4 +1,4 @@
-"""Exact tests, curves of an attacker's success, and lower bounds on epsilon: the proofs in a run.
+"""Exact tests, curves of the success of attackers, and lower bounds on epsilon.
 
-All functions here are of numbers alone, in numpy and scipy. Scores are larger for what an attacker takes for a member.
+Most functions are functions of numbers, with numpy and scipy. Larger scores mean membership.
 """

@@ -1,6 +1,6 @@
-"""`flsim audit`: what canaries prove about a training's privacy, and what its ledger allows, as rows.
+"""`flsim audit`: evidence from canaries about the privacy of a training, and the claims of its ledger, as rows.
 
-Each row says what it is:
+Each row has a kind:
 
     bound       holds with the stated confidence, whatever the training and the attacker
     estimate    supposes something that is said, such as a Gaussian mechanism
@@ -35,10 +35,11 @@ from flsim.simulation import Central, FedAvg, Planted, refuse_not_planted
 from flsim.training.state import State
 
 CONFIDENCE = 0.95
-OF_EACH_KIND = 0.1  # of the canaries whose coins are guessed as planted, and as not, fixed before ranks are looked at
-NUMBERS: list[int] = [digit * 10**zeros for zeros in range(1, 6) for digit in (1, 2, 5)]  # of canaries, 10 to 500,000
-MOST_GUESSES = 100_000  # that are computed, in seconds
-LEAST_SHOWN = 0.005  # of an epsilon with two decimals
+OF_EACH_KIND = 0.1  # shares of canaries that are guessed as planted and as not planted, fixed before ranks are known
+# numbers of canaries, 10 to 500,000
+NUMBERS: list[int] = [digit * 10**zeros for zeros in range(1, 6) for digit in (1, 2, 5)]
+MOST_GUESSES = 100_000  # largest number that is computed, in seconds
+LEAST_SHOWN = 0.005  # resolution of an epsilon with two decimals
 COLUMNS = {
     "run": "string",
     "setting": "string",
@@ -66,15 +67,16 @@ COLUMNS = {
     "p_value": "Float64",
 }
 FPR = (
-    "FPR: the false-positive rate of the test that the rank is at most this one. A canary that training never saw has "
-    "each rank with the same probability, so that the rate is exact. Found: planted canaries of such a rank; the "
-    "interval treats them as independent. Allowed: the largest share that the ledger leaves to any attacker."
+    "FPR: the false-positive rate of the test that the rank is at most this one. For a canary outside "
+    "training, all ranks are equally likely, so the rate is exact. Found: planted canaries with such a rank; "
+    "the interval treats them as independent. Allowed: the largest share that the ledger allows any attacker."
 )
 KINDS = (
-    "Bound: holds with 95% confidence. Estimate: supposes e.g. a Gaussian mechanism, and may be above the truth. "
-    "Heuristic: treats the canaries of one model as independent. Right: canaries found, or coins guessed, of so "
-    "many. At least: lower bound on epsilon, of one user or record. Needed: how many right ones refute the ledger; "
-    "empty if not even all do. Limit: the largest epsilon at the ledger's delta that the test can refute."
+    "Bound: holds with 95% confidence. Estimate: assumes, for example, a Gaussian mechanism, and can exceed "
+    "the true epsilon. Heuristic: treats the canaries of one model as independent. Right: number of canaries "
+    "found or coins guessed, of all. At least: lower bound on epsilon, of one user or record. Needed: number "
+    "of correct guesses that refute the ledger; empty if all correct guesses do not suffice. Limit: the "
+    "largest epsilon at the ledger's delta that the test can refute."
 )
 RATES = (
     Field("Rank", "threshold", "{:,}"),
@@ -109,19 +111,19 @@ def audit(
     threshold: int | None = None,
     delta: float | None = None,
 ) -> pd.DataFrame:
-    """Say what the canaries of runs prove about their privacy, as `flsim audit` does.
+    """Audit the privacy of runs with their canaries, like `flsim audit`.
 
     Args:
         runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
         round: the evaluated round to audit; by default the last one of each run.
-        epoch: the number of passes over all records to audit at, in place of `round`.
-        threshold: largest rank at which a canary counts as named, fixed before ranks are looked at; by default a
-            thousandth of the references, and 100 from 100,000 references on.
+        epoch: the number of passes over all records to audit at, instead of `round`.
+        threshold: largest rank at which a canary counts as found, fixed before ranks are known; by default a thousandth
+            of the references, and 100 from 100,000 references on.
         delta: delta of the claim; that of each run if not given.
 
     Returns:
-        Rows with the columns of `flsim.attacks.audit.audit.COLUMNS`. A run that has nothing to be audited by has no
-        row.
+        Rows with the columns of `flsim.attacks.audit.audit.COLUMNS`. A run without canaries, canary users and noise has
+        no row.
 
     Raises:
         InputError: there is no such run or evaluation, or there are fewer references than the threshold.
@@ -136,7 +138,7 @@ def audit(
 
 
 def audit_subject(subject: Subject, threshold: int | None = None) -> Result:
-    """Return the rows of one run, with the columns of `COLUMNS`, and sentences on what they are about.
+    """Return the rows of one run, with the columns of `COLUMNS`, and sentences that explain them.
 
         tpr              share of canaries of rank <= threshold, at a false-positive rate of threshold / (R + 1);
                          "allowed" is the largest that the claim leaves to an attacker
@@ -145,9 +147,9 @@ def audit_subject(subject: Subject, threshold: int | None = None) -> Result:
                          missing if none do; "refutable": see `flsim.attacks.audit.testing.Verdict`
         epsilon, GDP     epsilon at the claim's delta, if the mechanism is Gaussian
         epsilon, coins   lower bound at the claim's delta (or 0) from guesses of coins, replace-one, of one unit
-        trade-off, coins     whether the ledger's own curve is refuted by guesses of coins
+        trade-off, coins     whether guesses of coins refute the curve of the ledger
         epsilon, canary users          estimate at the run's delta from the cosines of canary users, of one user
-        epsilon, canary users left out    the same estimate from those that took no part: what chance gives
+        epsilon, canary users left out    the same estimate from canary users that took no part: the level of chance
         epsilon, canary users by coins, and trade-off    as for coins of canaries, one user's updates in or out
         participation, noise    whether the rounds refute the sampler or the noise that the ledger states
         epsilon, controls    planted canaries against never-planted ones, at one threshold
@@ -156,7 +158,7 @@ def audit_subject(subject: Subject, threshold: int | None = None) -> Result:
 
     Args:
         subject: the run.
-        threshold: rank up to which a canary counts as named, fixed before ranks were looked at; by default
+        threshold: largest rank at which a canary counts as found, fixed before ranks are known; by default
             `flsim.attacks.audit.guesses.default_threshold`.
 
     Raises:
@@ -189,21 +191,21 @@ def audit_simulation(
     threshold: int | None = None,
     delta: float | None = None,
 ) -> pd.DataFrame:
-    """Say what the canaries of a simulation prove about its privacy, as `audit` does for run folders.
+    """Audit the privacy of a simulation with its canaries, like `audit` for run folders.
 
     Args:
         state: a state of `flsim.simulate`.
         planted, model, algorithm, seed, start: the arguments of that simulation.
-        rows: rows of `flsim.evaluate` of that state, for the ranks of canaries; None to audit canary users alone.
-        threshold: as for `audit`.
+        rows: rows of `flsim.evaluate` of that state, for the ranks of canaries; None to audit only canary users.
+        threshold: see `audit`.
         delta: delta of the claim; by default that of a run with these settings.
 
     Returns:
         Rows with the columns of `flsim.attacks.audit.audit.COLUMNS`, for the run "simulation".
 
     Raises:
-        InputError: `rows` are of another round or name other canaries, the roster of `planted` is not of its canaries
-            and users, the settings do not fit each other, or there are fewer references than the threshold.
+        InputError: `rows` have another round or other canaries, the roster of `planted` does not match its canaries and
+            users, the settings do not fit each other, or there are fewer references than the threshold.
 
     Examples:
         >>> rows = flsim.evaluate(state, users, model, references=20_000)      # doctest: +SKIP
@@ -213,7 +215,7 @@ def audit_simulation(
     _refuse_other_roster(planted)
     measured = SCHEMA.empty_table().to_pandas() if rows is None else rows
     if rows is not None and not (rows["round"] == state.round).all():
-        raise InputError(f"rows: some are not of round {state.round}, after which the state is; evaluate that state")
+        raise InputError(f"rows: some rows are not of round {state.round}, that of the state; evaluate this state")
     _refuse_other_canaries(measured, planted)
     results = RunResults(
         name="simulation",
@@ -253,9 +255,9 @@ def audit_simulation(
 
 
 def _refuse_other_roster(planted: Planted) -> None:
-    """Raise InputError unless the roster, the canaries and the users are of one planting.
+    """Raise InputError unless the roster, the canaries and the users belong to one planting.
 
-    Bounds are about the canaries that training saw: their coins, and how many users share each of them.
+    Bounds need the coins of the trained canaries, and the number of users who share each canary.
     """
     roster, users, canaries = planted.roster, planted.users, planted.canaries
     sharers, insertions = counts_of(users.overlay, users.user_offsets, len(users.phrases))
@@ -275,13 +277,13 @@ def _refuse_other_roster(planted: Planted) -> None:
         wrong = [name for name, values in counts.items() if (roster[name].to_numpy()[held] != values[held]).any()]
     if wrong:
         raise InputError(
-            f"planted: roster, canaries and users are of different plantings "
-            f"({', '.join(wrong)}); name the result of flsim.plant that flsim.simulate trained"
+            f"planted: roster, canaries and users belong to different plantings ({', '.join(wrong)}); pass the "
+            "result of flsim.plant that was used in flsim.simulate"
         )
 
 
 def _values(column: "pd.Series[Any]") -> list[object]:
-    """Return the values of a column of a roster, as a canary has them."""
+    """Return the values of a column of a roster, in the types of a canary."""
     return [list(value) if np.ndim(value) else None if pd.isna(value) else value for value in column]
 
 
@@ -289,11 +291,11 @@ def _refuse_other_canaries(rows: pd.DataFrame, planted: Planted) -> None:
     named, known = set(rows["canary"]) - {""}, {canary.id for canary in planted.canaries}
     if named and named != known:
         names = ", ".join(sorted(named ^ known)[:3])
-        raise InputError(f"rows: their canaries are not those of `planted`, such as {names}; evaluate with `planted`")
+        raise InputError(f"rows: these canaries are not in `planted`, such as {names}; evaluate with `planted`")
 
 
 def ceiling(groups: Sequence[int], references: int) -> float:
-    """Return the largest lower bound on epsilon, replace-one, that ranks can prove: all canaries are named.
+    """Return the largest lower bound on epsilon, replace-one, that ranks can prove, if all canaries are found.
 
     Args:
         groups: number of units that share each planted canary, [m]; at least 1.
@@ -303,25 +305,25 @@ def ceiling(groups: Sequence[int], references: int) -> float:
 
 
 def ceiling_of_coins(groups: Sequence[int], delta: float) -> float | None:
-    """Return the largest lower bound on epsilon, replace-one, that guesses of coins can prove: all are right.
+    """Return the largest lower bound on epsilon, replace-one, that guesses of coins can prove, if all are right.
 
     Args:
         groups: number of units that each canary moves, or would have moved, [m]; at least 1.
         delta: delta of one unit.
 
     Returns:
-        The bound; None where canaries are too few to be guessed.
+        The bound; None if there are too few canaries for guesses.
     """
     guessed = 2 * _of_each_kind(len(groups))
     return coins.epsilon_of_coins(len(groups), guessed, guessed, delta, users=max(groups)) if guessed else None
 
 
 def canaries_needed(row: Mapping[Any, Any], claim: Claim) -> int | None:
-    """Return the first of `NUMBERS` of canaries of which the best outcome would refute a claim; None if none does.
+    """Return the first of `NUMBERS` of canaries at which the best outcome would refute a claim; None if none does.
 
     Args:
-        row: the row of a test of the claim, of the method "trade-off" or "trade-off, ...", whose design is kept.
-        claim: what the ledger claims.
+        row: the row of a test of the claim, of the method "trade-off" or "trade-off, ...", whose design is used.
+        claim: the claim of the ledger.
     """
     neighbours = 1 if row["neighbours"] == "zero-out" else int(row["group"]) * claim.steps
     for canaries in NUMBERS:
@@ -338,19 +340,19 @@ def canaries_needed(row: Mapping[Any, Any], claim: Claim) -> int | None:
 
 @dataclass(frozen=True)
 class Pooled:
-    """The proof of the canaries of several runs of one setting together.
+    """The combined bounds from the canaries of several runs of one setting.
 
     Each run has its own canaries, references and randomness. If training is epsilon-DP in every run, the arguments of
-    `flsim.attacks.audit.guesses` and `flsim.attacks.audit.coins` hold for all canaries one after another, as each is in
+    `flsim.attacks.audit.guesses` and `flsim.attacks.audit.coins` hold for all canaries in sequence, because each is in
     one run.
 
     Attributes:
         runs: number of runs.
-        detection: canaries of a rank of at most the threshold.
+        detection: canaries with a rank of at most the threshold.
         low: lower bound on epsilon of one unit, replace-one, at delta 0.
-        claim: the claim of the first run; None of runs without noise.
-        allowed: the largest true-positive rate that the claim leaves to an attacker; None without a claim.
-        verdict: whether the claim is refuted, and what could have been; None without a claim.
+        claim: the claim of the first run; None for runs without noise.
+        allowed: the largest true-positive rate that the claim allows an attacker; None without a claim.
+        verdict: whether the claim is refuted, and the largest refutable epsilon; None without a claim.
     """
 
     runs: int
@@ -362,11 +364,11 @@ class Pooled:
 
 
 def pooled(subjects: Sequence[Subject], threshold: int | None = None) -> Pooled:
-    """Return what runs of one setting, at least one, prove together.
+    """Return the combined bounds of the runs of one setting, at least one.
 
     Args:
         subjects: the runs.
-        threshold: as for `audit_subject`.
+        threshold: see `audit_subject`.
     """
     references = min(subject.references for subject in subjects)
     threshold = guesses.default_threshold(references) if threshold is None else threshold
@@ -384,7 +386,7 @@ def pooled(subjects: Sequence[Subject], threshold: int | None = None) -> Pooled:
 
 
 def _of_each_kind(canaries: int) -> int:
-    """Return the number of coins that are guessed as planted, and as not; 0 where there are too few canaries."""
+    """Return the number of coins that are guessed as planted, and as not planted; 0 if there are too few canaries."""
     return round(OF_EACH_KIND * canaries) if canaries >= 1 / OF_EACH_KIND else 0
 
 
@@ -393,7 +395,7 @@ def _detected(subject: Subject) -> Iterator[dict[str, Any]]:
     for detection in ranks.detections_by_level(subject.ranks, subject.references).values():
         yield {
             "method": "tpr",
-            "kind": "heuristic",  # the rate of false alarms is exact, but the interval takes canaries as independent
+            "kind": "heuristic",  # the rate of false alarms is exact, but the interval assumes independent canaries
             "neighbours": "replace-one",
             "group": subject.groups.max(),
             "n_in": detection.canaries,
@@ -450,7 +452,7 @@ def _bounds(subject: Subject, threshold: int) -> Iterator[dict[str, Any]]:
 
 
 def of_coins(subject: Subject) -> Iterator[dict[str, Any]]:
-    """Yield rows with the bound of canaries that coins decided on; nothing where there are too few of them."""
+    """Yield rows with the bound from coins of canaries; empty if there are too few canaries."""
     tossed, claim = subject.coins, subject.claim
     if tossed is None or not len(tossed.ranks):
         return
@@ -478,13 +480,13 @@ def of_canary_users(subject: Subject) -> Iterator[dict[str, Any]]:
     if (chance := users.estimate_of_others) is not None:
         yield common | {"method": "epsilon, canary users left out", "estimate": chance}
     if users.has_coins:
-        # Under either relation of a ledger a user may be replaced by one that sends nothing, or be removed.
+        # Under either relation of a ledger a user can be replaced by a user that sends nothing, or be removed.
         of_what["allowed"] = None if claim is None else claim.epsilon
         yield from _of_guesses("canary users by coins", of_what, users.cosines, users.present, claim, neighbours=1)
 
 
 def of_rounds(subject: Subject) -> Iterator[dict[str, Any]]:
-    """Yield rows with the tests of the rounds themselves; nothing without a ledger that states their laws."""
+    """Yield rows with the tests of the rounds; empty without a ledger with known distributions."""
     for method, test in (("participation", subject.participation), ("noise", subject.noise)):
         if test is not None and subject.claim is not None:
             yield {
@@ -507,7 +509,7 @@ def _of_guesses(
     claim: Claim | None,
     neighbours: int,
 ) -> Iterator[dict[str, Any]]:
-    """Yield what guesses of coins prove, and whether they refute the ledger's trade-off function, if there is one."""
+    """Yield the bound from guesses of coins, and whether they refute the ledger's trade-off function, if any."""
     canaries = len(scores)
     if not (each_kind := _of_each_kind(canaries)):
         return
@@ -534,7 +536,7 @@ def _least(subject: Subject) -> LeastProbability | None:
 
 
 def to_text(subject: Subject, audited: Result) -> str:
-    """Return the audit of one run as text for people."""
+    """Return the audit of one run as text."""
     results, frame = subject.results, audited.frame
     rates, others = frame[frame["method"] == "tpr"], frame[frame["method"] != "tpr"]
     refuted = others["refuted"].map({True: "refuted", False: "not refuted"})
@@ -555,7 +557,7 @@ def to_json(subject: Subject, audited: Result) -> dict[str, Any]:
 
 
 def _notes(subject: Subject, table: pd.DataFrame) -> Iterator[str]:
-    """Yield what the rows are about, and last what cannot be stated of the run."""
+    """Yield sentences that explain the rows, and finally the missing statements."""
     claim, users, unit = subject.claim, subject.canary_users, subject.unit
     if claim is not None:
         yield (
@@ -563,7 +565,7 @@ def _notes(subject: Subject, table: pd.DataFrame) -> Iterator[str]:
             f"({claim.convention.name})."
         )
     if claim is not None and set(table["method"]) <= {"participation", "noise"}:
-        yield "Nothing was planted that could test the claim."
+        yield "The run has no canaries or canary users that could test the claim."
     for row in table.to_dict("records"):
         if (
             claim is not None
@@ -575,34 +577,36 @@ def _notes(subject: Subject, table: pd.DataFrame) -> Iterator[str]:
             yield f"{row['method']}: no epsilon can be refuted. The best outcome of {what} would refute the ledger."
     if users is not None and len(users.members):
         moved = float(users.members.mean()) * users.dimension**0.5
-        yield f"Along the updates of canary users the model moved {moved:.2f} standard deviations of chance on average."
+        yield (
+            f"On average, the model moved {moved:.2f} standard deviations of chance along the updates of canary users."
+        )
     for name, test in (("participation", subject.participation), ("noise", subject.noise)):
         if test is not None:
-            yield f"The {name} of {test.rounds:,} rounds was drawn again; the ledger states {test.stated}."
+            yield f"The {name} of {test.rounds:,} rounds was recomputed from the seed; the ledger states {test.stated}."
     if len(subject.ranks):
         low, high = int(subject.groups.min()), int(subject.groups.max())
         size = f"{low}" if low == high else f"{low} to {high}"
-        counted = "" if subject.is_exact else " (copies, counted for users, since the corpus is not here)"
+        counted = "" if subject.is_exact else " (copies are counted instead of users, because the corpus is missing)"
         yield (
-            f"Each canary is shared by {size} {unit}s{counted}. A canary of g {unit}s bounds the epsilon of one {unit} "
-            f"by a g-th; all figures are of one {unit}."
+            f"Each canary is shared by {size} {unit}s{counted}. A canary of g {unit}s bounds the epsilon of "
+            f"one {unit} by a g-th of the bound; all figures are for one {unit}."
         )
     if subject.note:
         yield subject.note
     if needs := list(_missing(subject, set(table["method"]))):
-        yield f"Missing, with what it needs: {'; '.join(needs)}."
+        yield f"Not available, with the required settings: {'; '.join(needs)}."
 
 
 def _missing(subject: Subject, methods: set[str]) -> Iterator[str]:
-    """Yield what cannot be stated of a run, each with the setting that it needs."""
+    """Yield the statements that are missing for a run, each with the setting that it needs."""
     if "epsilon" not in methods:
         source = ' with canaries.source "words"' if "is_natural" in subject.results.roster else ""
         yield f"a bound from ranks (canaries.count{source})"
     if not methods & {"epsilon, coins", "epsilon, canary users by coins"}:
-        yield "a bound from guesses of coins, of at least 10 canaries (canaries.coins)"
+        yield "a bound from guesses of coins of at least 10 canaries (canaries.coins)"
     if subject.unit == "user" and "epsilon, canary users" not in methods:
         users = subject.canary_users
-        what = "a model of more parameters" if users and users.is_too_small else "audit.update_canaries"
+        what = "a model with more parameters" if users and users.is_too_small else "audit.update_canaries"
         yield f"an estimate from canary users ({what})"
     if subject.claim is None and not subject.note:
-        yield 'whether a ledger is contradicted (privacy.mechanism "dp")'
+        yield 'a test of the ledger (privacy.mechanism "dp")'

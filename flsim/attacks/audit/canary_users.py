@@ -1,11 +1,11 @@
 """Canary users of a training, whose updates are random: the cosines after training, and the epsilon that they estimate.
 
 Andrew et al., "One-shot Empirical Privacy Estimation for Federated Learning" (2023). The cosine of the change of the
-model and a vector that took no part is that of a uniform direction: of d parameters its density is proportional to
-(1 - t^2)^((d - 3) / 2). Cosines of vectors that took part are taken for normal. The epsilon of telling one law from the
-other is an estimate of the training's; it supposes that the noise is seen in full by the mean and the deviation of the
-cosines, and it may be above the truth. There is no estimate if the
-normal law reaches beyond 1, as in models of few parameters with large cosines.
+model and a vector that took no part is that of a uniform direction: for d parameters, its density is proportional to (1
+- t^2)^((d - 3) / 2). Cosines of vectors that took part are assumed to be normal. The epsilon of distinguishing the two
+distributions is an estimate of that of the training. The estimate assumes that the mean and the deviation of the
+cosines show all noise, and can exceed the true epsilon. There is no estimate if the normal distribution extends beyond
+1, as in small models with large cosines.
 """
 
 from dataclasses import dataclass
@@ -27,9 +27,9 @@ class CanaryUsers:
     """The canary users of a training after a round.
 
     Attributes:
-        cosines: float64 [K], cosine of each one's vector and the change of the model.
-        present: bool [K], whether it took part in training.
-        unseen: float64 [K], cosines of as many other vectors, which nobody sent; [0] where coins leave users out.
+        cosines: float64 [K], cosine of the vector of each canary user and the change of the model.
+        present: bool [K], whether the canary user took part in training.
+        unseen: float64 [K], cosines of the same number of other vectors, which nobody sent; [0] if coins exclude users.
         has_coins: whether independent fair coins decided who takes part.
         dimension: d, number of the model's parameters.
         delta: delta of the estimate, and of the bound of a run with noise.
@@ -44,27 +44,27 @@ class CanaryUsers:
 
     @property
     def members(self) -> Floats:
-        """Return the cosines of those that took part."""
+        """Return the cosines of canary users that took part."""
         return self.cosines[self.present]
 
     @property
     def others(self) -> Floats:
-        """Return the cosines of those that did not: left out by their coins, or unseen."""
+        """Return the cosines of canary users that did not take part: excluded by coins, or unseen."""
         return np.concatenate([self.cosines[~self.present], self.unseen])
 
     @property
     def estimate(self) -> float | None:
-        """Return the estimate of epsilon at `delta`; None where fewer than two took part, or see `is_too_small`."""
+        """Return the estimate of epsilon at `delta`; None if fewer than two took part, or if `is_too_small`."""
         return self._estimate_of(self.members)
 
     @property
     def estimate_of_others(self) -> float | None:
-        """Return the estimate from those that took no part, whose epsilon is 0: how far chance alone takes it."""
+        """Return the estimate from canary users that took no part, which is the level of chance."""
         return self._estimate_of(self.others)
 
     @property
     def is_too_small(self) -> bool:
-        """Return whether the model has too few parameters for an estimate, as the normal law reaches beyond 1."""
+        """Return whether the model has too few parameters for an estimate: the normal distribution extends beyond 1."""
         return len(self.members) > 1 and not self._is_normal(self.members)
 
     def _is_normal(self, values: Floats) -> bool:
@@ -77,7 +77,7 @@ class CanaryUsers:
 
 
 def canary_users_of(settings: AuditHParams, seed: int, first: Params, last: Params, delta: float) -> CanaryUsers | None:
-    """Return the canary users of a training; None where it has none.
+    """Return the canary users of a training; None if there are none.
 
     Args:
         settings: the settings of canary users.
@@ -96,27 +96,28 @@ def canary_users_of(settings: AuditHParams, seed: int, first: Params, last: Para
 
 
 def epsilon_of_cosines(mean: float, deviation: float, dimension: int, delta: float) -> float:
-    """Return epsilon at a delta of telling normal cosines from those of a uniform direction, the larger of both ways.
+    """Return the epsilon, at a delta, of distinguishing normal cosines from those of a uniform direction.
 
-    It is the least epsilon with P[S] <= e^epsilon Q[S] + delta for all sets S and both orders of the two laws.
+    It is the smallest epsilon with P[S] <= e^epsilon Q[S] + delta for all sets S and both orders of the two
+    distributions.
 
     Args:
-        mean, deviation: of the cosines of those that took part; deviation above 0.
+        mean, deviation: of the cosines of canary users that took part; deviation above 0.
         dimension: d, above 3.
         delta: above 0.
 
     Raises:
-        InputError: the normal law has too much probability beyond 1 for this delta. The uniform direction has none
-            there, so that the least epsilon would be that of cosines which do not occur, or infinite.
+        InputError: the normal distribution has too much probability beyond 1 for this delta. The uniform direction has
+            none, so the smallest epsilon would belong to impossible cosines, or be infinite.
 
     >>> round(epsilon_of_cosines(2000**-0.5, 2000**-0.5, 2000, 0.01), 3)
     2.318
     """
     if (beyond := _beyond(mean, deviation)) > BEYOND * delta:
         raise InputError(
-            f"cosines of mean {mean:.3g} and deviation {deviation:.3g} are not normal: that law "
-            f"has probability {beyond:.2g} beyond 1, and at most {BEYOND * delta:.2g} is allowed "
-            f"at delta {delta:.3g}; use more than {dimension:,} parameters or a larger delta"
+            f"cosines of mean {mean:.3g} and deviation {deviation:.3g} are not normal: the normal distribution "
+            f"has probability {beyond:.2g} beyond 1, and at most {BEYOND * delta:.2g} is allowed at delta "
+            f"{delta:.3g}; use more than {dimension:,} parameters or a larger delta"
         )
     laws = _laws(mean, deviation, dimension)
 
@@ -132,7 +133,7 @@ def epsilon_of_cosines(mean: float, deviation: float, dimension: int, delta: flo
 
 
 def delta_of_cosines(mean: float, deviation: float, dimension: int, epsilon: float) -> float:
-    """Return delta at an epsilon of telling the laws of `epsilon_of_cosines` from each other.
+    """Return delta at an epsilon of distinguishing the distributions of `epsilon_of_cosines`.
 
     >>> round(delta_of_cosines(2000**-0.5, 2000**-0.5, 2000, 2.317789), 4)
     0.01
@@ -146,10 +147,10 @@ def _beyond(mean: float, deviation: float) -> float:
 
 
 def _laws(mean: float, deviation: float, dimension: int) -> tuple[Floats, Floats, Floats]:
-    """Return places of a grid, and there the log-densities of those that took part and of chance."""
+    """Return points of a grid, with the log-densities of participants and of chance."""
     half, spread = (dimension - 1) / 2, dimension**-0.5
-    # From 1,000 parameters on, the law of chance is treated as normal, as in the authors' code
-    # (one_shot_epe). In the tail delta is coarse: 41% off at 1,500 parameters and epsilon 22.
+    # From 1,000 parameters on, the distribution of chance is treated as normal, as in the authors' code (one_shot_epe).
+    # In the tail delta is coarse: 41% off at 1,500 parameters and epsilon 22.
     chance = scipy.stats.norm(0, spread) if dimension >= 1_000 else scipy.stats.beta(half, half, loc=-1, scale=2)
     taking_part = scipy.stats.norm(mean, deviation)
     steps = np.linspace(-12, 12, 20_001)

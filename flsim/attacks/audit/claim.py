@@ -15,9 +15,9 @@ class Claim:
     """The claim of the ledger of a run at an evaluated round.
 
     Attributes:
-        convention: the sound convention under which it is stated.
-        epsilon, delta: the claim as one point.
-        curve: the claim as a whole curve.
+        convention: the sound convention of the claim.
+        epsilon, delta: the claim as a point.
+        curve: the claim as a curve.
     """
 
     convention: Convention
@@ -27,11 +27,11 @@ class Claim:
 
     @classmethod
     def of_ledger(cls, ledger: Ledger, sampler: str, delta: float) -> "Claim":
-        """Return the claim of a ledger at a delta. A custom sampler or noise is executed.
+        """Return the claim of a ledger at a delta. This executes a custom sampler or noise.
 
         Args:
             ledger: the ledger.
-            sampler: the sampler of its rounds, a key of `flsim.privacy.sampling.SAMPLERS` or a user's own.
+            sampler: the sampler of its rounds, a key of `flsim.privacy.sampling.SAMPLERS` or a custom sampler.
             delta: delta of the point.
 
         Raises:
@@ -47,20 +47,20 @@ class Claim:
     ) -> "Claim | None":
         """Return the claim that an evaluation stored, without executing a custom sampler or noise.
 
-        The curve of the claim is the stored point: an attacker is allowed what (epsilon, delta)-DP allows.
+        The curve of the claim is the stored point: an attacker can do what (epsilon, delta)-DP allows.
 
         Args:
             results: results of the run.
             round_: the evaluated round.
             sampler: the sampler of the run.
-            unit: what the ledger protects.
+            unit: the unit that the ledger protects.
             delta: delta of the claim; the stored one if not given.
 
         Returns:
             The claim; None if the evaluation stored no epsilon.
 
         Raises:
-            InputError: `delta` is below the stored delta, at which alone the epsilon is known.
+            InputError: `delta` is below the stored delta, the only delta with a known epsilon.
         """
         spent, stored = stored_epsilons(results, round_, sampler, unit)
         convention = next((one for one in spent if one.is_sound and one.accountant == "rdp"), None)
@@ -68,36 +68,36 @@ class Claim:
             return None
         if delta is not None and delta < stored:
             raise InputError(
-                f"--delta {delta:g}: run {results.name} has a custom sampler or noise, and its epsilon is stored at "
-                f"delta {stored:g}; name a --delta of at least {stored:g}, or leave it out"
+                f"--delta {delta:g}: run {results.name} has a custom sampler or noise, and its epsilon is "
+                f"stored at delta {stored:g}; set --delta to at least {stored:g}, or remove it"
             )
         value = spent[convention]
-        # An infinite epsilon allows everything, which (0, 1)-DP does too.
+        # An infinite epsilon allows everything, like (0, 1)-DP.
         curve = Allowed.point(value, stored) if value < float("inf") else Allowed.point(0.0, 1.0)
         return cls(convention, value, stored if delta is None else delta, curve)
 
     @property
     def steps(self) -> int:
-        """Return the number of steps, from neighbour to neighbour, that change one unit's data.
+        """Return the number of steps, between neighbouring data sets, that change one unit's data.
 
         Replacing a unit takes two steps: removal and addition.
         """
         return 1 if self.convention.relation == "replace-one" else 2
 
     def least_of_group(self, units: int) -> LeastProbability:
-        """Return T of data sets in which so many units hold other data."""
+        """Return T of data sets that differ in this number of units."""
         return of_group(self.curve.least_probability, units * self.steps)
 
 
 def needs_custom_code(ledger: Ledger) -> bool:
-    """Return whether only custom code can account for a ledger: that of a sampler, or of a process of noise."""
+    """Return whether only custom code can account for a ledger: a custom sampler or process of noise."""
     return any(is_custom(name) for entry in ledger.entries for name in (entry.sampler, entry.noise))
 
 
 def stored_epsilons(
     results: RunResults, round_: int, sampler: str, unit: Unit
 ) -> tuple[dict[Convention, float], float | None]:
-    """Return the epsilons that the rows of an evaluation state, by convention, and their delta; None without it."""
+    """Return the epsilons in the rows of an evaluation, by convention, and their delta; None if missing."""
     prefix = "" if unit == "user" else f"{unit} "
     measured = {one: results.of_model(f"{prefix}epsilon {one.name}", round_) for one in possible_conventions(sampler)}
     spent = {convention: value for convention, value in measured.items() if value is not None}

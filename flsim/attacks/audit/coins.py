@@ -3,8 +3,8 @@
 [S] Steinke, Nasr and Jagielski, "Privacy Auditing with One (1) Training Run" (2023), Theorem 5.2 and Algorithm 1.
 [M] Mahloujifar, Melis and Chaudhuri, "Auditing f-Differential Privacy in One Run" (2024), Theorem 3.2 and Algorithm 3.
 
-Of m canaries the attacker guesses the coins of r, those of the highest and of the lowest scores, and v guesses are
-right. How many it guesses is fixed before scores are looked at.
+The attacker guesses the coins of r of m canaries, with the highest and the lowest scores, and v guesses are right. The
+number of guesses is fixed before scores are known.
 """
 
 import math
@@ -21,10 +21,11 @@ LARGEST_MU = 30.0
 
 
 def correct_guesses(scores: NDArray[np.float64], planted: NDArray[np.bool_], guesses_each: int) -> int:
-    """Return how many guesses are right, if the highest scores are guessed as planted and the lowest as not.
+    """Return the number of right guesses if the highest scores are guessed as planted and the lowest as not.
 
     Args:
-        scores: float [m], larger for what looks planted; ties are ordered by position, which coins know nothing of.
+        scores: float [m], larger if a canary looks planted; ties are ordered by position, which is independent of
+            coins.
         planted: bool [m], the coins.
         guesses_each: number of guesses of each kind, at most m / 2.
     """
@@ -33,7 +34,7 @@ def correct_guesses(scores: NDArray[np.float64], planted: NDArray[np.bool_], gue
 
 
 def p_value(epsilon: float, delta: float, canaries: int, guesses: int, right: int) -> float:
-    """Return a bound on the probability of so many right guesses under (epsilon, delta)-DP, by [S] Theorem 5.2."""
+    """Return a bound on the probability of these right guesses under (epsilon, delta)-DP, by [S] Theorem 5.2."""
     if right <= 0:
         return 1.0
     q = float(scipy.special.expit(epsilon))
@@ -49,16 +50,18 @@ def p_value(epsilon: float, delta: float, canaries: int, guesses: int, right: in
 def epsilon_of_coins(
     canaries: int, guesses: int, right: int, delta: float, significance: float = SIGNIFICANCE, users: int = 1
 ) -> float:
-    """Return the lower bound on epsilon at a delta that so many right guesses prove, by [S]; 0 where they prove none.
+    """Return the lower bound on epsilon at a delta that this number of right guesses proves, by [S].
+
+    0 if there is none.
 
     Args:
-        canaries: m, with those that were not guessed.
+        canaries: m, including canaries without a guess.
         guesses: r.
         right: v.
         delta: delta of one user.
-        significance: probability of a bound above the truth.
-        users: number of users that a canary moves, at most: g users have g epsilon and
-            delta (e^(g epsilon) - 1) / (e^epsilon - 1) (Vadhan, 2017, Lemma 2.2).
+        significance: probability of a bound above the true epsilon.
+        users: largest number of users of a canary: g users have g epsilon and delta (e^(g epsilon) - 1) / (e^epsilon -
+            1) (Vadhan, 2017, Lemma 2.2).
     """
 
     def probability(epsilon: float) -> float:
@@ -74,7 +77,7 @@ def _delta_of_group(delta: float, epsilon: float, users: int) -> float:
 
 
 def of_one(least: LeastProbability, alternatives: float = 2.0) -> LeastProbability:
-    """Return the least probability of a wrong guess by that of a right one, where one of k values is guessed.
+    """Return the smallest probability of a wrong guess as a function of that of a right guess, for k values.
 
     It is (k - 1) T ([M] Theorem 3.2). Coins have two values.
     """
@@ -82,13 +85,13 @@ def of_one(least: LeastProbability, alternatives: float = 2.0) -> LeastProbabili
 
 
 def of_set(least: LeastProbability, share: float) -> LeastProbability:
-    """Return the least probability that a named set misses the value by that of hitting it, for sets of the share f.
+    """Return the smallest probability that a set of share f misses the value, as a function of that of a hit.
 
-    It is T(x) / f - x. Proof: let A be the event that the value u is in the set, and that so many other values are in
-    theirs, and P_u(A) its probability where u is the value. Draw another value v from the same law. As T is convex, the
-    mean of P_v(A) over u and v is at least T(x), where x is the mean of P_u(A), a hit. But u is independent of the set
-    under P_v, so that the same mean is at most f times the probability of the other hits alone, which is x for hits of
-    this one plus what is wanted for misses. The rest is [M] Theorem 3.2.
+    It is T(x) / f - x. Proof: let A be the event that the value u is in the set, and that this number of other values
+    are in their sets, and P_u(A) its probability if u is the value. Draw another value v from the same distribution.
+    Because T is convex, the mean of P_v(A) over u and v is at least T(x), where x is the mean of P_u(A), a hit. But u
+    is independent of the set under P_v, so the same mean is at most f times the probability of the other hits only,
+    which is x for a hit of this value plus the required probability of a miss. The rest is [M] Theorem 3.2.
     """
     return lambda right: least(right) / share - right
 
@@ -96,14 +99,14 @@ def of_set(least: LeastProbability, share: float) -> LeastProbability:
 def is_refuted(
     wrong: LeastProbability, canaries: int, guesses: int, right: int, significance: float = SIGNIFICANCE
 ) -> bool:
-    """Return whether so many right guesses refute a mechanism, by the recursion of [M] Algorithm 3.
+    """Return whether this number of right guesses refutes a mechanism, by the recursion of [M] Algorithm 3.
 
     Args:
-        wrong: least probability of a wrong guess by that of a right one, `of_one` or `of_set`.
+        wrong: smallest probability of a wrong guess as a function of that of a right guess, `of_one` or `of_set`.
         canaries: m.
         guesses: c', the number of guesses.
-        right: c, the number of right ones.
-        significance: probability that a mechanism is refuted which has these probabilities.
+        right: c, the number of right guesses.
+        significance: probability of refuting a mechanism with these probabilities.
     """
     hits = significance * right / canaries
     misses = significance * (guesses - right) / canaries
@@ -115,16 +118,16 @@ def is_refuted(
 
 
 def mu_refuted(refuted: Callable[[LeastProbability], bool]) -> float:
-    """Return the largest mu whose Gaussian trade-off function is refuted; 0 where none is.
+    """Return the largest mu whose Gaussian trade-off function is refuted; 0 if there is none.
 
-    `flsim.attacks.audit.trade_off.epsilon_of_gaussian` turns it into an epsilon, which is a bound for Gaussian
+    `flsim.attacks.audit.trade_off.epsilon_of_gaussian` converts it to an epsilon, which is a bound for Gaussian
     mechanisms, and an estimate for all others.
     """
     return _largest_refuted(lambda mu: refuted(gaussian(mu)), LARGEST_MU)
 
 
 def _largest_refuted(refuted: Callable[[float], bool], highest: float) -> float:
-    """Return the supremum of what is refuted, by bisection; 0 where nothing is."""
+    """Return the supremum of refuted values, by bisection; 0 if there is none."""
     if not refuted(0.0):
         return 0.0
     if refuted(highest):

@@ -1,21 +1,20 @@
-"""Lower bounds on epsilon from guesses of what canaries are: each canary is one of many phrases, drawn by our own coin.
+"""Lower bounds on epsilon from guesses of canaries: each canary is a random phrase among many phrases.
 
-An attacker sees the model and names, for each of m canaries, a set of phrases; the canary is in the set or not. Before
+For each of m canaries, an attacker with the model names a set of phrases, which contains the canary or not. Before
 training a set has the share f of all phrases. Given the model, and all other canaries, the canary is in it with
 probability at most
 
     q(epsilon, f) = f e^epsilon / (f e^epsilon + 1 - f)
 
-if training is epsilon-DP for what the canary occupies (replace-one): the odds of two phrases change by at most
-e^epsilon, and so do those of two sets. Canaries one after another, the number of hits is thus dominated by the sum of m
+if training is epsilon-DP for the records of the canary (replace-one): the odds of two phrases change by at most
+e^epsilon, and also those of two sets. Taking canaries in sequence, the number of hits is dominated by the sum of m
 independent coins with these probabilities (the argument of Steinke, Nasr and Jagielski, "Privacy Auditing with One (1)
-Training Run", 2023, Theorem 5.2, with sets in place of bits). A canary that g users share has g epsilon in place of
-epsilon.
+Training Run", 2023, Theorem 5.2, with sets instead of bits). A canary of g users has g epsilon instead of epsilon.
 
-The set here is all phrases that are likelier than the t-th likeliest of R random references, and the canary hits if its
-rank is at most t. The share of that set is random: given the model, Beta(t, R - t + 1), as the references are drawn
-independently of training. One R serves all canaries, so their shares are not independent, and f is bounded for all m at
-once (Bonferroni), at the price of a part of the significance.
+The set contains all phrases that are more likely than the t-th most likely of R random references, and the canary hits
+if its rank is at most t. The share of that set is random: given the model, Beta(t, R - t + 1), because the references
+are drawn independently of training. All canaries use the same references, so their shares are not independent.
+Therefore f is bounded for all m together (Bonferroni), which uses a part of the significance.
 """
 
 import math
@@ -27,12 +26,12 @@ import scipy
 from flsim.base.statistics import at_least
 
 SIGNIFICANCE = 0.05
-OF_SHARES = 0.01  # part of the significance that the bound of the shares takes
-HIGHEST = 60.0  # epsilon; beyond it a bound is no longer a number that anybody asks about
+OF_SHARES = 0.01  # part of the significance for the bound of the shares
+HIGHEST = 60.0  # largest epsilon of a bound
 
 
 def share_of_references(threshold: int, references: int, canaries: int, significance: float = OF_SHARES) -> float:
-    """Return f, which the shares of all canaries' sets are below with probability at least 1 - significance.
+    """Return f, an upper bound of the shares of all sets with probability at least 1 - significance.
 
     Args:
         threshold: t, the largest rank that is a hit.
@@ -44,7 +43,7 @@ def share_of_references(threshold: int, references: int, canaries: int, signific
 
 
 def hit_probability(epsilon: float, share: float) -> float:
-    """Return q(epsilon, f), the most that epsilon-DP allows.
+    """Return q(epsilon, f), the largest probability under epsilon-DP.
 
     >>> hit_probability(0.0, 0.25)
     0.25
@@ -55,15 +54,15 @@ def hit_probability(epsilon: float, share: float) -> float:
 
 
 def epsilon_of_hits(hits: int, share: float, groups: Sequence[int], significance: float = SIGNIFICANCE) -> float:
-    """Return the lower bound on epsilon of one user that so many hits prove under pure DP; 0 where they prove none.
+    """Return the lower bound on epsilon of one user that this number of hits proves under pure DP; 0 if there is none.
 
-    Any training with a smaller epsilon has so many hits with probability at most `significance`.
+    Any training with a smaller epsilon has this number of hits with probability at most `significance`.
 
     Args:
         hits: number of canaries in their sets.
         share: f, the share of a set before training.
         groups: number of users that share each canary, [m]; at least 1.
-        significance: probability of a bound above the truth.
+        significance: probability of a bound above the true epsilon.
     """
     sizes = np.asarray(groups, dtype=np.float64)
 
@@ -84,17 +83,17 @@ def epsilon_of_ranks(
 
     Args:
         hits: number of canaries whose rank is at most `threshold`.
-        threshold: t, fixed before the ranks were looked at.
+        threshold: t, fixed before ranks are known.
         references: R, shared by all canaries.
         groups: number of users that share each canary, [m].
-        significance: probability of a bound above the truth; `OF_SHARES` of it is for the shares.
+        significance: probability of a bound above the true epsilon; `OF_SHARES` of it is for the shares.
     """
     share = share_of_references(threshold, references, len(groups))
     return epsilon_of_hits(hits, share, groups, significance - OF_SHARES)
 
 
 def default_threshold(references: int) -> int:
-    """Return the rank up to which a canary counts as named, by a rule that does not look at ranks.
+    """Return the largest rank at which a canary counts as found, by a rule that does not use ranks.
 
     >>> [default_threshold(references) for references in (500, 20_000, 2_000_000)]
     [1, 20, 100]

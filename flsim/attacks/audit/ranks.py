@@ -1,8 +1,8 @@
-"""Exact tests from ranks: a canary among R references that were drawn from the same law, independently of training.
+"""Exact tests from ranks: a canary among R references from the same distribution, independent of training.
 
-A model that knows nothing of a canary gives it each rank from 1 to R + 1 with the same probability. So rank <= t is a
-test of whether the canary was trained on. Its false-positive rate is t / (R + 1) exactly, without a shadow model and
-without text that was not trained on.
+For a canary that was not trained on, all ranks from 1 to R + 1 are equally likely. Therefore rank <= t is a test of
+whether the canary was trained on. Its false-positive rate is t / (R + 1) exactly, without a shadow model and without
+text that was not trained on.
 """
 
 import math
@@ -19,9 +19,9 @@ LEVELS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)  # false-positive rates
 
 
 def p_values(ranks: NDArray[np.float64], references: int) -> NDArray[np.float64]:
-    """Return rank / (R + 1) of each canary: the p-value that the model knows nothing of it.
+    """Return rank / (R + 1) of each canary: the p-value for the hypothesis that training did not use it.
 
-    Ties count for the reference, so that the value is at most too large.
+    Ties count for the reference, so the value is conservative.
 
     Args:
         ranks: float64 [canaries], from 1 to R + 1.
@@ -37,7 +37,7 @@ class Detection:
     Attributes:
         threshold: t, the largest rank that counts.
         fpr: t / (R + 1), the mean false-positive rate over references.
-        fpr_low, fpr_high: its 95% interval for the R references that were drawn, which all canaries share.
+        fpr_low, fpr_high: its 95% interval for the R references that were drawn, common to all canaries.
         detected, canaries: number of canaries of rank at most t, and of all.
         tpr, tpr_low, tpr_high: share of canaries with its 95% interval, which treats them as independent.
     """
@@ -54,7 +54,7 @@ class Detection:
 
 
 def detection_at(ranks: NDArray[np.float64], references: int, threshold: int) -> Detection:
-    """Return what the test rank <= t finds."""
+    """Return the canaries that the test rank <= t finds."""
     detected, canaries = int((ranks <= threshold).sum()), len(ranks)
     low, high = scipy.special.betaincinv(threshold, references - threshold + 1, [0.025, 0.975])
     return Detection(
@@ -89,6 +89,6 @@ def curve(ranks: NDArray[np.float64], references: int) -> tuple[NDArray[np.float
 def detections_by_level(
     ranks: NDArray[np.float64], references: int, levels: Sequence[float] = LEVELS
 ) -> dict[float, Detection]:
-    """Return what is detected at each false-positive rate; rates below 1 / (R + 1) are left out."""
+    """Return the detections at each false-positive rate; rates below 1 / (R + 1) are omitted."""
     thresholds = {level: math.floor(level * (references + 1)) for level in levels}
     return {level: detection_at(ranks, references, threshold) for level, threshold in thresholds.items() if threshold}

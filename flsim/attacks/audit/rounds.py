@@ -1,10 +1,10 @@
-"""Tests of the rounds themselves: of who took part, and of the noise, against what the ledger states.
+"""Tests of rounds: participation and noise, compared with the ledger.
 
-Cohorts and noise are functions of (seed, round), so an audit draws them again. This shows what
-models cannot: a cohort that stays the same, a user who counts several times, noise that repeats.
+Cohorts and noise are functions of (seed, round), so an audit recomputes them. This detects faults that models do not
+show: repeated cohorts, a user who counts several times, or repeated noise.
 
-The law of the participation counts follows from the sampler that the ledger states. The p value of
-a sum of squared deviations is that of the gamma law with its exact mean and variance.
+The distribution of participation counts follows from the sampler in the ledger. The p-value of a sum of squared
+deviations is that of the gamma distribution with the exact mean and variance.
 """
 
 import math
@@ -20,8 +20,8 @@ from flsim.privacy import noise
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.sampling import cohort_event, draw_cohort
 
-DRAWS = 10**8  # users times rounds that an audit draws again, in about a second
-NOISE_ROUNDS = 20  # rounds whose noise is drawn again
+DRAWS = 10**8  # users times rounds that an audit recomputes, in about a second
+NOISE_ROUNDS = 20  # rounds whose noise is recomputed
 
 
 @dataclass(frozen=True)
@@ -29,9 +29,9 @@ class RoundTest:
     """A test of rounds against the ledger.
 
     Attributes:
-        rounds: number of rounds that were drawn again, from the first one.
-        p_value: probability of such rounds, or less likely ones, if the ledger is right.
-        stated: what the ledger states, as words.
+        rounds: number of rounds that were recomputed, from the first round.
+        p_value: probability of such rounds, or less likely rounds, if the ledger is right.
+        stated: the claim of the ledger, as text.
     """
 
     rounds: int
@@ -40,20 +40,20 @@ class RoundTest:
 
 
 def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest | None:
-    """Test who took part in each round against the law of the ledger's sampler.
+    """Test who took part in each round against the distribution of the sampler in the ledger.
 
     Two sums of squared deviations are tested: of the users' numbers of rounds, and of the sizes of cohorts, with
-    Bonferroni's correction. A user who is drawn twice in one round refutes the law at once, and so does a cohort of
-    another size than a fixed one.
+    Bonferroni's correction. A user who is drawn twice in one round refutes the claim immediately, and so does a cohort
+    whose size differs from a fixed size.
 
     Args:
         ledger: the ledger of the rounds.
         seed: the experiment's seed.
-        executes_code: whether a custom sampler may be executed.
+        executes_code: whether a custom sampler can be executed.
 
     Returns:
-        The test; None if settings changed between rounds, the sampler may not be executed, or it states another event
-        than sampling.
+        The test; None if settings changed between rounds, the sampler must not be executed, or its event is not
+        sampling.
     """
     first = _only(ledger)
     if first is None or (is_custom(first.sampler) and not executes_code) or (rate := _stated(first)) is None:
@@ -76,17 +76,17 @@ def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest |
 
 
 def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -> RoundTest | None:
-    """Test the noise of rounds for its size, and for independence of the noise of the round before.
+    """Test the size of the noise of rounds, and its independence of the noise of the previous round.
 
     The squares of standard normal noise have a chi-squared sum. Given a vector, its product with an independent vector
     of such noise is normal, with the length of the given vector as its deviation.
 
     Args:
-        ledger, seed, executes_code: as for `participation`.
+        ledger, seed, executes_code: see `participation`.
         like: tensors of the parameters' names and shapes.
 
     Returns:
-        The test; None without noise, or if the ledger does not state independent noise of one multiplier.
+        The test; None without noise, or if the ledger does not have independent noise with one multiplier.
     """
     first = _only(ledger)
     if first is None or not first.noise_multiplier or (is_custom(first.noise) and not executes_code):
@@ -113,7 +113,7 @@ def _only(ledger: Ledger) -> Entry | None:
 
 
 def _stated(entry: Entry) -> str | None:
-    """Return the name of the law that a sampler's event states; None if it is another one."""
+    """Return the name of the distribution of a sampler's event; None if it is another event."""
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
 
     population, cohort, mechanism = entry.population, entry.cohort, GaussianDpEvent(1.0)
@@ -150,7 +150,7 @@ def _of_squares(counts: NDArray[np.int64], trials: int, rate: float, number: int
 
 
 def _gamma(value: float, mean: float, variance: float) -> float:
-    """Return the two-sided p value under the gamma law of this mean and variance; 1 if nothing can vary."""
+    """Return the two-sided p value under the gamma distribution with this mean and variance; 1 if the variance is 0."""
     if variance <= 0:
         return 1.0
     law = stats.gamma(mean**2 / variance, scale=variance / mean)

@@ -32,7 +32,7 @@ class Coins:
     Attributes:
         ranks: float64 [m], their ranks among R random phrases.
         planted: bool [m], the coins.
-        groups: int64 [m], largest number of units that each moves, or would have moved.
+        groups: int64 [m], largest number of units that each canary affects, or would have affected.
     """
 
     ranks: NDArray[np.float64]
@@ -47,18 +47,19 @@ class Subject:
     Attributes:
         results: results of the run.
         round: the evaluated round.
-        unit: what the ledger protects, and what the bounds are about.
+        unit: the unit that the ledger protects, and that the bounds are about.
         ranks: float64 [canaries], ranks of the planted canaries among `references` random phrases.
-        groups: int64 [canaries], number of units that share each, at least 1.
+        groups: int64 [canaries], number of units that share each canary, at least 1.
         is_exact: whether `groups` are exact; otherwise they are numbers of copies, which are at least as large.
-        references: R; 0 where no canary was ranked.
+        references: R; 0 if no canary was ranked.
         control_ranks: float64 [controls], ranks of canaries that were never planted.
-        coins: canaries that coins decided on; None where no coin did.
-        claim: what the ledger claims; None of a run without noise, and where it is not about those who hold canaries.
-        canary_users: canary users with random updates; None where there are none.
-        participation: the test of who took part in the rounds; None where there is none.
-        noise: the test of the noise of the rounds; None where there is none.
-        note: what an epsilon of the run is not about; empty where it is about all who trained.
+        coins: canaries with coins; None if there are none.
+        claim: the claim of the ledger; None for a run without noise, or if the claim does not cover holders of
+            canaries.
+        canary_users: canary users with random updates; None if there are none.
+        participation: the test of who took part in the rounds; None if there is none.
+        noise: the test of the noise of the rounds; None if there is none.
+        note: the users whom an epsilon of the run does not cover; empty if it covers all users.
     """
 
     results: RunResults
@@ -100,23 +101,23 @@ def subject_with(
     Args:
         results: results of the training.
         round_: the round to audit.
-        state: the state after that round; None where neither canary users nor a ledger needs it.
-        delta: delta of the claim and of estimates; the reported one if not given.
-        unit: what the ledger protects.
-        sampler: the sampler of these units, as a ledger names it.
+        state: the state after that round; None if canary users and a ledger do not need it.
+        delta: delta of the claim and of estimates; the reported delta if not given.
+        unit: the unit that the ledger protects.
+        sampler: the sampler of these units, as in a ledger.
         privacy: clip and noise.
         protected: number of units that the ledger protects.
         canary_users: settings of canary users.
         seed: the experiment's seed.
         canaries: the canaries, in the order in which an overlay numbers them.
-        users: returns the training users; it raises InputError where their corpus is not there.
+        users: returns the training users; it raises InputError if their corpus is not there.
         first: returns the model's parameters before training.
-        note: what an epsilon of the training is not about; empty where it is about all who trained.
-        executes_code: whether a custom sampler and noise may be executed to account for the ledger. Otherwise the claim
-            is the one in the rows.
+        note: the users whom an epsilon of the training does not cover; empty if it covers all users.
+        executes_code: whether a custom sampler and noise can be executed to account for the ledger. Otherwise the claim
+            is read from the rows.
     """
     ranks, references = results.of_planted("rank", round_), results.references(round_)
-    # Natural text ranks high among random words, whoever trained on it. Guesses of its coins hold all the same.
+    # Natural text ranks high among random words in any model. Guesses of its coins are still valid.
     is_natural = any(canary.is_natural for canary in canaries)
     if ranks is None or references is None or is_natural:
         ranks, references = pd.Series(dtype="float64"), 0
@@ -156,19 +157,19 @@ def subject_with(
 
 @restrict_custom_code()
 def subject_of(path: Path, round: int | None = None, epoch: float | None = None, delta: float | None = None) -> Subject:
-    """Read what an audit needs of a run, which may have neither canaries nor canary users.
+    """Read the data of a run for an audit; the run can lack canaries and canary users.
 
     No code of the run is executed.
 
     Args:
         path: the run folder.
-        round: the evaluated round; the last one if neither it nor `epoch` is given.
-        epoch: the evaluation after so many epochs.
+        round: the evaluated round; the last round if `round` and `epoch` are not given.
+        epoch: the evaluation after this number of epochs.
         delta: delta of the claim; that of the run if not given.
 
     Raises:
-        InputError: `path` is no run, or was not evaluated there; or the checkpoint of the round, which a claim and
-            canary users need, is gone; or it has canary users and a custom model.
+        InputError: `path` is not a run, or was not evaluated at this point; or the checkpoint of the round, which a
+            claim and canary users need, is missing; or the run has canary users and a custom model.
     """
     results, run = read_run(path), Run.open(path)
     at, config = results.at(round, epoch), run.config
@@ -197,15 +198,15 @@ def _groups(
 ) -> tuple[NDArray[np.int64], bool]:
     """Return the number of units that share each planted canary, and whether the numbers are exact.
 
-    The users of an IID twin are synthetic ones, which only its corpus can tell. Without it the number of copies stands
-    for that of users.
+    The users of an IID partition are synthetic and known only with the corpus. Without it, the number of copies
+    replaces that of users.
     """
     planted = results.planted
     copies: NDArray[np.int64] = planted["insertions"].to_numpy("int64")
     if unit == "record":
         return copies.clip(1), True
     if results.partition != "iid" or "pseudo_users" in planted:
-        return planted["sharers"].to_numpy("int64").clip(1), True  # other canaries may have won all its records
+        return planted["sharers"].to_numpy("int64").clip(1), True  # other canaries can have got all its records
     try:
         held = users()
     except InputError:
@@ -218,10 +219,10 @@ def _groups(
 
 
 def _coins(unit: Unit, results: RunResults, round_: int) -> Coins | None:
-    """Return the canaries of coins, without those for which no record was drawn, whatever their coin.
+    """Return the canaries with coins, without those for which no record was drawn, for any coin.
 
-    What a canary would have moved had its coin been another one is known in the corpus' own order alone: in an IID twin
-    it is at most a user for each copy.
+    The users that a canary would have affected with the other coin are known only in the order of the corpus. In an IID
+    partition, there is at most one user for each copy.
     """
     roster, ranks = results.roster, results.of_canaries("rank", round_)
     if "coin" not in roster or ranks is None or not roster["coin"].notna().any():
@@ -239,25 +240,25 @@ def _coins(unit: Unit, results: RunResults, round_: int) -> Coins | None:
 def _state(run: Run, round_: int) -> State:
     kept = run.path / "checkpoints" / f"round-{round_:06d}.safetensors"
     if not kept.exists():
-        raise InputError(f"{kept}: no such checkpoint, and the ledger of that round is in it; audit another --round")
+        raise InputError(f"{kept}: no such checkpoint, which has the ledger of this round; audit another --round")
     return run.load(kept, executes_code=False)
 
 
 def _first_params(run: Run) -> Params:
     if is_custom(run.config.model.architecture):
         raise InputError(
-            f"{run.path}: an audit of canary users has to execute the custom model "
-            f"{short_name(run.config.model.architecture)}, and flsim audit executes no code of a "
-            f"run; audit it in Python with flsim.audit_simulation"
+            f"{run.path}: an audit of canary users must execute the custom model "
+            f"{short_name(run.config.model.architecture)}, and flsim audit executes no code of a run; audit it "
+            "in Python with flsim.audit_simulation"
         )
     network = build(run.corpus.layout.vocabulary_size, run.config.model).initialize(run.config.seed)
     return {name: value.detach() for name, value in network.trainable.items()}
 
 
 def claim_of(run: Run, state: State, delta: float | None = None) -> Claim | None:
-    """Return the claim of a state's ledger, at the run's delta if none is given.
+    """Return the claim of a state's ledger, at the run's delta by default.
 
-    It is None without noise, and if only code of the run could account for the ledger and no evaluation stored it.
+    It is None without noise, or if only code of the run can account for the ledger and no evaluation stored the claim.
     """
     config = run.config
     if config.privacy.mechanism != "dp":

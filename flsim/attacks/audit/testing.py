@@ -1,7 +1,7 @@
 """A test of a ledger by guesses: verdict, guesses that refute it, largest refutable epsilon.
 
-A verdict "not refuted" means something only if some outcome refutes the ledger. A few guesses
-refute no ledger of a large epsilon, even if all are right.
+A verdict "not refuted" is informative only if some outcome refutes the ledger. Few guesses cannot refute a ledger with
+a large epsilon, even if all are right.
 """
 
 from bisect import bisect_left
@@ -23,9 +23,9 @@ class Verdict:
 
     Attributes:
         refuted: whether the ledger is refuted.
-        needed: least number of right guesses that refutes the ledger; None if no outcome of the test does.
-        refutable: the largest epsilon, at the ledger's delta, that the best outcome refutes, of a Gaussian mechanism or
-            of this ledger. The ledger's epsilon is larger, or equal, if no outcome refutes the ledger.
+        needed: smallest number of right guesses that refutes the ledger; None if no outcome of the test does.
+        refutable: the largest epsilon, at the ledger's delta, that the best outcome refutes, for a Gaussian mechanism
+            or this ledger. If no outcome refutes the ledger, its epsilon is larger or equal.
     """
 
     refuted: bool
@@ -34,12 +34,12 @@ class Verdict:
 
     @property
     def in_words(self) -> str:
-        """Return the verdict for the cell of a table."""
+        """Return the verdict as text for a cell of a table."""
         return "refuted" if self.refuted else "not refuted" if self.needed is not None else "cannot be tested"
 
     @classmethod
     def of_row(cls, row: Mapping[Any, Any]) -> "Verdict | None":
-        """Return the verdict of a row of an audit; None of a row without a verdict."""
+        """Return the verdict of a row of an audit; None for a row without a verdict."""
         if pd.isna(row.get("refutable")):
             return None
         return cls(bool(row["refuted"]), None if pd.isna(row["needed"]) else int(row["needed"]), row["refutable"])
@@ -47,14 +47,14 @@ class Verdict:
 
 @dataclass(frozen=True)
 class LedgerTest:
-    """A test of a ledger by guesses, whose number is fixed before scores are looked at.
+    """A test of a ledger by guesses, whose number is fixed before scores are known.
 
     Attributes:
-        canaries: m, with those that are not guessed.
+        canaries: m, including canaries without a guess.
         guesses: number of guesses.
-        neighbours: how many neighbours of the ledger lie between two values of a canary, at least 1.
-        wrong: returns the least probability of a wrong guess, from T of one canary.
-        significance: probability that a true ledger is refuted.
+        neighbours: number of neighbouring steps of the ledger between two values of a canary, at least 1.
+        wrong: function that returns the smallest probability of a wrong guess from T of one canary.
+        significance: probability of refuting a true ledger.
     """
 
     canaries: int
@@ -71,28 +71,28 @@ class LedgerTest:
         return cls(canaries, canaries, neighbours, lambda least: coins.of_set(least, share), significance)
 
     def refutes(self, curve: Allowed, right: int) -> bool:
-        """Return whether so many right guesses refute a ledger's curve."""
+        """Return whether this number of right guesses refutes the curve of a ledger."""
         return self._refutes(of_group(curve.least_probability, self.neighbours), right)
 
     def needed(self, curve: Allowed) -> int | None:
-        """Return the least number of right guesses that refutes a ledger's curve; None if not even all refute it."""
+        """Return the smallest number of right guesses that refutes a ledger's curve; None if all do not suffice."""
         if not self.refutes(curve, self.guesses):
             return None
         return bisect_left(range(self.guesses), True, key=lambda right: self.refutes(curve, right))
 
     def verdict(self, claim: Claim, right: int) -> "Verdict":
-        """Return the verdict of so many right guesses on a ledger."""
+        """Return the verdict of this number of right guesses on a ledger."""
         refuted, needed, largest = self.refutes(claim.curve, right), self.needed(claim.curve), self.largest(claim.delta)
-        # A ledger's curve, which decides, differs from that of a Gaussian mechanism of its epsilon.
+        # The curve of a ledger determines the verdict, and differs from that of a Gaussian mechanism with its epsilon.
         refutable = min(largest, claim.epsilon) if needed is None else max(largest, claim.epsilon)
         return Verdict(refuted, needed, refutable)
 
     def mu_refuted(self, right: int) -> float:
-        """Return the largest mu of one unit whose Gaussian trade-off function so many right guesses refute, or 0."""
+        """Return the largest mu of one unit whose Gaussian trade-off function these right guesses refute, or 0."""
         return coins.mu_refuted(lambda least: self._refutes(least, right)) / self.neighbours
 
     def largest(self, delta: float) -> float:
-        """Return the largest epsilon at a delta of a Gaussian mechanism that can be refuted: all guesses are right.
+        """Return the largest epsilon at a delta of a Gaussian mechanism that can be refuted, if all guesses are right.
 
         >>> round(LedgerTest(canaries=100, guesses=20, neighbours=1).largest(1e-5), 2)
         3.24

@@ -1,6 +1,6 @@
-"""Bounds from one threshold: of many independent models, one with and one without a record.
+"""Bounds from one threshold, for many independent models with and without a record.
 
-Of many canaries of one model these are heuristics: the canaries share the model, and so its errors.
+For many canaries of one model, these are heuristics, because the canaries share the model and its errors.
 """
 
 import math
@@ -16,12 +16,12 @@ def epsilon_of_threshold(
     See Jagielski, Ullman and Oprea, "Auditing Differentially Private Machine Learning" (2020), section 4.
 
     Args:
-        detected: members above the threshold, which was fixed before scores were looked at.
+        detected: members above the threshold, which was fixed before scores were known.
         members: number of members.
-        alarms: others above it.
-        others: number of others.
+        alarms: non-members above the threshold.
+        others: number of non-members.
         delta: delta of the claim.
-        significance: of both intervals together.
+        significance: for both intervals together.
     """
     tail = significance / 2
     bounds = [0.0]

@@ -1,12 +1,12 @@
-"""The largest true-positive rate that a claim of privacy leaves to an attacker, at each false-positive rate.
+"""The largest true-positive rate that a privacy claim allows an attacker, at each false-positive rate.
 
-Of (epsilon, delta)-DP any test of one user's presence has (Kairouz, Oh and Viswanath, "The Composition Theorem for
+Under (epsilon, delta)-DP, any test of one user's presence has (Kairouz, Oh and Viswanath, "The Composition Theorem for
 Differential Privacy", 2015, Theorem 2.1)
 
     TPR <= min(1, e^epsilon FPR + delta, 1 - e^-epsilon (1 - delta - FPR)),
 
-and of a mechanism with a whole curve delta(epsilon) the least of these over all epsilon. f(FPR) = 1 - TPR is its
-trade-off function (Dong, Roth and Su, "Gaussian Differential Privacy", 2022, section 2).
+and under a curve delta(epsilon), the smallest of these bounds over all epsilon. f(FPR) = 1 - TPR is its trade-off
+function (Dong, Roth and Su, "Gaussian Differential Privacy", 2022, section 2).
 """
 
 import math
@@ -17,8 +17,8 @@ import numpy as np
 import scipy
 from numpy.typing import NDArray
 
-# T(x) = f(1 - x): of a set that an attacker names with probability x under one data set, the least probability under
-# another one. Mahloujifar, Melis and Chaudhuri (2024) call it the inverse of the blow-up function.
+# T(x) = f(1 - x): for a set with probability x under one data set, the smallest probability under another data set.
+# Mahloujifar, Melis and Chaudhuri (2024) call it the inverse of the blow-up function.
 LeastProbability = Callable[[float], float]
 
 
@@ -65,7 +65,7 @@ def gaussian(mu: float) -> LeastProbability:
 
 
 def of_group(least: LeastProbability, users: int) -> LeastProbability:
-    """Return T of a group: of data sets that differ in so many users (Dong, Roth and Su, 2022, Theorem 2.14)."""
+    """Return T of a group of `users` users (Dong, Roth and Su, 2022, Theorem 2.14)."""
 
     def least_of_group(x: float) -> float:
         for _ in range(users):
@@ -93,5 +93,5 @@ def delta_of_gaussian(mu: float, epsilon: float) -> float:
     """Return delta of mu-GDP at an epsilon (see `epsilon_of_gaussian`)."""
     if mu == 0:
         return 0.0
-    normal = scipy.special  # the second term by its logarithm, as e^epsilon overflows
+    normal = scipy.special  # the second term with its logarithm, because e^epsilon overflows
     return float(normal.ndtr(-epsilon / mu + mu / 2) - math.exp(epsilon + normal.log_ndtr(-epsilon / mu - mu / 2)))

@@ -1,4 +1,4 @@
-"""Extraction: which training text a model writes by itself, beside text that it never read.
+"""Extraction: training text that a model generates, compared with text outside training.
 
-Each rate stands beside that of controls, because frequent phrases are "extracted" from any model.
+Each rate is compared with that of controls, because frequent phrases are "extracted" from any model.
 """

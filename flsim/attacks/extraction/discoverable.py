@@ -1,12 +1,12 @@
-"""Discoverable extraction: how likely a model continues the beginning of a string as the string goes on.
+"""Discoverable extraction: the probability that a model completes a string from its beginning.
 
 [C] Carlini et al., "Quantifying Memorization Across Neural Language Models" (2023), definition 3.1: greedy decoding.
-[H] Hayes et al., "Measuring Memorization in Language Models via Probabilistic Extraction" (2025): a string z is
-(n, p)-discoverable where one of n samples is its suffix with probability p or more:
+[H] Hayes et al., "Measuring Memorization in Language Models via Probabilistic Extraction" (2025): a string z is (n,
+p)-discoverable if one of n samples is its suffix with probability p or more:
 
     1 - (1 - p_z)^n >= p,   that is   n >= log(1 - p) / log(1 - p_z),
 
-    p_z = product over the suffix of Pr(word | all words before it), by the sampling scheme.
+    p_z = product over the suffix of Pr(word | all words before it), with the sampling scheme.
 
 One forward pass gives both, because the words before each word of the suffix are those of the string.
 """
@@ -31,14 +31,14 @@ Flags = NDArray[np.bool_]
 
 @settings
 class Scheme:
-    """A sampling scheme: from the model's distribution to the one that words are drawn from.
+    """A sampling scheme: from the model's distribution to the sampling distribution.
 
-    The steps are in the order of the fields, each on what the step before leaves.
+    The steps are applied in the order of the fields.
 
     Attributes:
-        temperature: divisor of log-probs; 1 is the model itself, less is greedier.
-        top_k: number of the likeliest tokens to draw from, ties to the lower id; 0 for all.
-        top_p: share of probability: the likeliest tokens are kept until they have it (nucleus sampling).
+        temperature: divisor of log-probs; 1 leaves the model unchanged, and smaller values are greedier.
+        top_k: number of the most likely tokens to draw from, ties to the lower id; 0 for all.
+        top_p: share of probability: the most likely tokens with this share are used (nucleus sampling).
     """
 
     temperature: Positive = 1.0
@@ -49,17 +49,17 @@ class Scheme:
 def discover(
     model: TrainableModel, strings: Records, prefix: int, scheme: Scheme, layout: Layout
 ) -> tuple[Flags, Floats]:
-    """Return whether greedy decoding continues prefixes by suffixes, and log p_z of the suffixes.
+    """Return whether greedy decoding continues prefixes with suffixes, and log p_z of the suffixes.
 
     Args:
         model: the model, on its device.
         strings: N strings of more than `prefix` words, each at the beginning of a sequence.
         prefix: number of words that are known.
-        scheme: how words are drawn.
-        layout: the corpus' token layout. Every token may be drawn, those that are no words too.
+        scheme: the sampling scheme.
+        layout: the corpus' token layout. All tokens can be drawn, including tokens that are not words.
 
     Returns:
-        bool [N], and float64 [N] in nats; -inf where the scheme never draws a word of the suffix.
+        bool [N], and float64 [N] in nats; -inf if the scheme never draws a word of the suffix.
 
     Raises:
         Diverged: a log-probability is not finite.
@@ -81,12 +81,12 @@ def discover(
 
 
 def next_words(logits: Tensor, words: Tensor, scheme: Scheme) -> tuple[Tensor, Tensor]:
-    """Return whether words are the likeliest ones, bool [N], and their log-probabilities by a scheme, float64 [N].
+    """Return whether words are the most likely words, bool [N], and their log-probabilities by a scheme, float64 [N].
 
     Args:
         logits: [N, V].
         words: int64 [N].
-        scheme: how words are drawn; ties go to the lower id.
+        scheme: the sampling scheme; for ties, the lower id is first.
     """
     costs, columns = cheapest(nats(logits.log_softmax(-1)) / scheme.temperature, scheme.top_k or logits.shape[1])
     if scheme.top_p < 1:
@@ -98,7 +98,7 @@ def next_words(logits: Tensor, words: Tensor, scheme: Scheme) -> tuple[Tensor, T
 
 
 def probability_within(tries: float, log_probs: Floats) -> Floats:
-    """Return the probability that one of so many samples is the suffix, 1 - (1 - p_z)^n, float64 [N].
+    """Return the probability that one of n samples is the suffix, 1 - (1 - p_z)^n, float64 [N].
 
     Args:
         tries: n.
@@ -110,7 +110,7 @@ def probability_within(tries: float, log_probs: Floats) -> Floats:
 
 
 def least_tries(log_probs: Floats, p: float) -> Floats:
-    """Return the least n for which one of n samples is the suffix with probability `p`, float64 [N]; inf for none.
+    """Return the smallest n for which one of n samples is the suffix with probability `p`, float64 [N]; inf for none.
 
     >>> least_tries(np.log([0.1, 0.001]), 0.5).tolist()
     [7.0, 693.0]

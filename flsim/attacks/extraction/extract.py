@@ -1,4 +1,4 @@
-"""`flsim extract`: which strings of runs their models give away, beside strings that they never read."""
+"""`flsim extract`: extraction of strings from the models of runs, compared with strings outside training."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -41,17 +41,16 @@ from flsim.training.local import threads as threads_of_torch
 Ints = NDArray[np.int64]
 
 
-# Extraction without the string's own beginning, and of strings that are not quite right.
-#
-# Schwarzschild et al., "Rethinking LLM Memorization through the Lens of Adversarial Compression" (2024), ask for the
-# shortest prompt that makes greedy decoding write a string. Of prompts of one word there are few enough to try all.
+# Extraction with other prompts than the beginning of a string, and near-verbatim extraction.
+#  Schwarzschild et al., "Rethinking LLM Memorization through the Lens of Adversarial Compression" (2024), search for
+# the shortest prompt with which greedy decoding generates a string. All prompts of one word can be tried.
 
 Flags = NDArray[np.bool_]
-WRONG = 1  # words of a suffix that may differ in near-verbatim text
+WRONG = 1  # number of words that can differ in a near-verbatim suffix
 
 
 def one_word_continuations(model: LanguageModel, length: int, layout: Layout, device: torch.device) -> Ints:
-    """Return what greedy decoding writes after each word of the vocabulary, int64 [words, length].
+    """Return the output of greedy decoding after each word of the vocabulary, int64 [words, length].
 
     Raises:
         Diverged: a log-probability is not finite.
@@ -72,10 +71,10 @@ def _greedy(model: LanguageModel, prompts: Tensor, length: int) -> Tensor:
 
 
 def is_elicited(continuations: Ints, strings: Records, prefix: int) -> Flags:
-    """Return whether some prompt is continued by the suffix of each string, bool [N].
+    """Return whether the continuation of any prompt is the suffix of each string, bool [N].
 
     Args:
-        continuations: int64 [prompts, words], as many words as the longest suffix has.
+        continuations: int64 [prompts, words], with the number of words of the longest suffix.
         strings: N strings.
         prefix: number of words before a suffix.
     """
@@ -87,9 +86,9 @@ def is_elicited(continuations: Ints, strings: Records, prefix: int) -> Flags:
 def is_near_verbatim(
     model: LanguageModel, strings: Records, prefix: int, width: int, layout: Layout, device: torch.device
 ) -> Flags:
-    """Return whether some continuation that a beam search writes after each prefix is nearly the suffix, bool [N].
+    """Return whether a beam search continues each prefix with nearly the suffix, bool [N].
 
-    It may differ in one word in its place (Hamming distance `WRONG`). A suffix of one word must be exact.
+    One word can differ (Hamming distance `WRONG`). A suffix of one word must be exact.
 
     Args:
         model: the model.
@@ -115,18 +114,17 @@ def is_near_verbatim(
 
 
 # The number of training records, and of users, whose text contains a string.
-#
-# Neel and Chang, "Privacy Issues in Large Language Models: A Survey" (2023), definition 2, after Carlini et al.
-# (2021): a string is k-eidetic memorized where it can be extracted and at most k training examples contain it.
+#  Neel and Chang, "Privacy Issues in Large Language Models: A Survey" (2023), definition 2, after Carlini et al.
+# (2021): a string is k-eidetic memorized if it can be extracted and at most k training examples contain it.
 
-RECORDS = 2**16  # that are searched at once
+RECORDS = 2**16  # words that are searched at once
 
 
 class NGrams:
-    """An index of strings, which finds all of them in a text at once, whatever their lengths.
+    """An index that finds all strings, of any length, in a text at once.
 
-    It is a trie: a node for each beginning of a string, and from node to node an edge for each word, whose key is
-    node x `WIDTH` + word. So nothing is hashed, and counts are exact.
+    It is a trie: a node for each beginning of a string, and from node to node an edge for each word, whose key is node
+    x `WIDTH` + word. Strings are not hashed, so counts are exact.
     """
 
     WIDTH = 2**24  # the largest vocabulary (`flsim.data.vocabulary.MOST_TOKENS`)
@@ -146,7 +144,7 @@ class NGrams:
         self._ends[list(ends)] = list(ends.values())
 
     def find(self, records: Records) -> tuple[Ints, Ints]:
-        """Return the group of strings and the record of each occurrence inside a record, int64 [n] each."""
+        """Return the group of strings and the record of each occurrence within a record, int64 [n] each."""
         lengths: Ints = np.diff(records.offsets)
         record = np.repeat(np.arange(len(records)), lengths)
         left = np.repeat(records.offsets[1:], lengths) - np.arange(records.words)  # words up to the record's end
@@ -169,9 +167,9 @@ class NGrams:
 
 
 def occurrences(users: Population, strings: Records) -> tuple[Ints, Ints]:
-    """Return how many records, and how many users, have text that contains each string, int64 [N] each.
+    """Return the numbers of records and of users whose text contains each string, int64 [N] each.
 
-    All records are read once, a piece at a time. A string that occurs twice in a record counts once.
+    All records are read once, piece by piece. A string that occurs twice in a record counts once.
 
     Args:
         users: the training users; see `in_place`.
@@ -180,12 +178,13 @@ def occurrences(users: Population, strings: Records) -> tuple[Ints, Ints]:
     index = NGrams(strings)
     offsets = np.concatenate([np.asarray(users.user_offsets), users.records + users.extra.offsets[1:]])
     in_records, in_users = np.zeros(index.groups, np.int64), np.zeros(index.groups, np.int64)
-    last_user = np.zeros(index.groups, np.int64)  # that a group occurred with; a user's records may lie in two pieces
+    # users with an occurrence of a group; the records of a user can be in two pieces
+    last_user = np.zeros(index.groups, np.int64)
     for first in range(0, int(offsets[-1]), RECORDS):
         positions = np.arange(first, min(first + RECORDS, int(offsets[-1])))
         group, record = np.unique(np.stack(index.find(users.records_at(positions))), axis=1)
         in_records += np.bincount(group, minlength=index.groups)
-        user = offsets.searchsorted(positions[record], side="right")  # from 1
+        user = offsets.searchsorted(positions[record], side="right")  # windows are counted from 1
         group, user = np.unique(np.stack([group, user]), axis=1)
         in_users += np.bincount(group[user != last_user[group]], minlength=index.groups)
         np.maximum.at(last_user, group, user)
@@ -193,7 +192,7 @@ def occurrences(users: Population, strings: Records) -> tuple[Ints, Ints]:
 
 
 def in_place(users: Population, canaries: tuple[Canary, ...], rounds: int) -> Population:
-    """Return training users with every canary in place that was planted in one of the first rounds.
+    """Return training users with all canaries that were planted in one of the first rounds.
 
     Args:
         users: the users of a run.
@@ -210,7 +209,7 @@ def in_place(users: Population, canaries: tuple[Canary, ...], rounds: int) -> Po
 
 
 def copies_in(users: Population, canaries: int) -> Ints:
-    """Return the number of records that each canary is, int64 [canaries]."""
+    """Return the number of records that each canary replaces, int64 [canaries]."""
     return np.bincount(users.overlay.canaries, minlength=canaries) + np.bincount(users.injected, minlength=canaries)
 
 
@@ -227,12 +226,12 @@ class ExtractionHParams:
     """Settings of an extraction.
 
     Attributes:
-        prefixes: numbers of words that the attacker knows; if empty, those of `PREFIXES` that strings are longer than.
-        suffix: largest number of words of a record that follow; of a canary all follow.
+        prefixes: numbers of words that the attacker knows; if empty, those of `PREFIXES` that are shorter than strings.
+        suffix: largest number of words after the prefix of a record; for canaries, all words.
         count: largest number of training records, and of held-out records.
         scheme: how words are sampled.
-        round: round of the checkpoint; the newest one of each run if neither it nor `epoch` is set.
-        epoch: the evaluated checkpoint after so many epochs.
+        round: round of the checkpoint; the newest of each run if `round` and `epoch` are not set.
+        epoch: the evaluated checkpoint after this number of epochs.
         device: torch device, such as "cuda".
     """
 
@@ -277,7 +276,7 @@ class Extraction(Result):
         return over_seeds(self.frame, ("setting", "series", *KEY), value)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the scheme and the rows of all tables; unknown values, and numbers without bound, are None."""
+        """Return the scheme and the rows of all tables; unknown values, and infinite numbers, are None."""
         tables = {name: json_rows(getattr(self, name)) for name in ("rates", "eidetic", "strings", "over_seeds")}
         return {"scheme": asdict(self.scheme)} | tables
 
@@ -294,19 +293,19 @@ def extract(
     epoch: float | None = None,
     device: str = "cpu",
 ) -> Extraction:
-    """Measure which canaries and training records models give away, as `flsim extract` does.
+    """Measure which canaries and training records can be extracted from models, like `flsim extract`.
 
     Args:
         runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
-        prefixes: numbers of words that the attacker knows; by default those of 1, 3, 5 and 10 that strings are longer
-            than.
-        suffix: largest number of words of a record that follow; of a canary all follow.
+        prefixes: numbers of words that the attacker knows; by default those of 1, 3, 5 and 10 that are shorter than
+            strings.
+        suffix: largest number of words after the prefix of a record; for canaries, all words.
         records: largest number of training records, and of held-out records.
         temperature: divisor of log-probs for sampling.
-        top_k: number of the likeliest tokens to sample from; 0 for all.
-        top_p: share of probability whose likeliest tokens are sampled from.
+        top_k: number of the most likely tokens to sample from; 0 for all.
+        top_p: share of probability of the most likely tokens to sample from.
         round: round of the checkpoint; the newest one of each run if not given.
-        epoch: the number of passes over all records to look at, in place of `round`; of an evaluated checkpoint.
+        epoch: the number of passes over all records instead of `round`; this point must be evaluated.
         device: torch device, such as "cuda".
 
     Raises:
@@ -333,7 +332,7 @@ def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, p
     """Return the tables of `Extraction` of one run.
 
     Raises:
-        InputError, Diverged: as for `extract`.
+        InputError, Diverged: see `extract`.
     """
     run = Run.open(path)
     about = read_run_file(path)
@@ -347,7 +346,7 @@ def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, p
         measured = pd.concat(_measured(run, model, groups, hparams.scheme), ignore_index=True)
     texts = Records.joined([group.texts for group in groups])
     measured["k_records"], measured["k_users"] = occurrences(users, texts)
-    run.verify()  # nothing is returned that was measured on other data
+    run.verify()  # measurements on other data must not be returned
     named: dict[str, Any] = {"run": str(path), "setting": run.setting, "series": run.series, "seed": run.config.seed}
     tables = (measured, rates_of(measured), eidetic_of(measured))
     first, second, third = (table.assign(**named, round=state.round) for table in tables)
@@ -355,7 +354,7 @@ def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, p
 
 
 def _strings_of(run: Run, users: Population, rounds: int, hparams: ExtractionHParams) -> list[Strings]:
-    """Return the strings of each kind and prefix; kinds without any are left out."""
+    """Return the strings of each kind and prefix; kinds without strings are omitted."""
     groups, sides = list[Strings](), records_of(run, rounds)
     for prefix in hparams.prefixes or PREFIXES:
         both = (
@@ -369,12 +368,14 @@ def _strings_of(run: Run, users: Population, rounds: int, hparams: ExtractionHPa
             )
         groups += [group for group in both if len(group)]
     if not groups:
-        raise InputError(f"{run.path}: has neither canaries nor records to extract; name a later --round")
+        raise InputError(
+            f"{run.path}: there are no canaries and no records to extract at this round; choose a later --round"
+        )
     return groups
 
 
 def _measured(run: Run, model: TrainableModel, groups: Sequence[Strings], scheme: Scheme) -> Iterator[pd.DataFrame]:
-    """Yield a table of the strings of each group, without the numbers of records and users that hold them."""
+    """Yield a table of the strings of each group, without the numbers of records and users."""
     layout, device = run.corpus.layout, model.device
     longest = max(int(np.diff(group.texts.offsets).max()) - group.prefix for group in groups)
     continuations = one_word_continuations(model, longest, layout, device)

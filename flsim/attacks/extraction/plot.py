@@ -22,10 +22,10 @@ LINE = "One of n samples is the suffix with probability {:g}\nBand: 95% interval
 
 
 def plot(measured: Extraction, path: Path, over_seeds: bool) -> None:
-    """Write the figure of `draw`, whole or not at all.
+    """Write the figure of `draw`, atomically.
 
     Raises:
-        InputError: the path has another ending, or its folder does not exist.
+        InputError: the path has another suffix, or its folder does not exist.
     """
     write_figure(lambda: draw(measured, over_seeds), path)
 
@@ -33,10 +33,10 @@ def plot(measured: Extraction, path: Path, over_seeds: bool) -> None:
 def draw(measured: Extraction, over_seeds: bool) -> Figure:
     """Return a figure with a column for each run, or setting, and a row for each kind of strings.
 
-    A line is the rate among trained strings of a prefix, a dotted one that among their controls.
+    A line is the rate among trained strings of a prefix, and a dotted line the rate among their controls.
 
     Args:
-        measured: what was extracted.
+        measured: the result of an extraction.
         over_seeds: whether lines are means over the seeds of a setting, with intervals by Student's t.
     """
     rates, key = (measured.over_seeds, "series") if over_seeds else (measured.rates, "run")

@@ -24,8 +24,8 @@ def rates_of(strings: pd.DataFrame) -> pd.DataFrame:
         strings: rows of `flsim.attacks.extraction.extract.Extraction.strings` of one run.
 
     Returns:
-        A row per kind, prefix, attack and, of sampling, n and p. Columns strings, extracted, rate, low and high are of
-        trained strings, the same with ``control_`` of controls; intervals are those of Clopper and Pearson (1934).
+        A row per kind, prefix, attack and, of sampling, n and p. Columns strings, extracted, rate, low and high are for
+        trained strings, and the same with ``control_`` for controls; intervals are those of Clopper and Pearson (1934).
         ``excess`` is the difference of the rates, with the interval of Newcombe (1998). A rate among no strings is NaN.
     """
     rows = []
@@ -38,13 +38,13 @@ def rates_of(strings: pd.DataFrame) -> pd.DataFrame:
 
 
 def eidetic_of(strings: pd.DataFrame) -> pd.DataFrame:
-    """Return how many strings are extracted that at most k users hold, beside controls.
+    """Return the numbers of extracted strings that at most k users hold, with controls.
 
-    A trained string that k users hold is one that k - 1 users hold beside its own. A control has no such user of its
-    own, so that those that at most k - 1 training users hold stand beside it.
+    A trained string of k users has k - 1 further users besides its owner. A control has no owner among training users,
+    so it is compared if at most k - 1 training users hold it.
 
     Args:
-        strings: as for `rates_of`.
+        strings: see `rates_of`.
 
     Returns:
         A row per kind, prefix, attack (greedy decoding, and sampling at the largest n and p = 0.5) and ``k_users``, of

@@ -1,4 +1,4 @@
-"""The strings of a run that are extracted: text that it trained on, and as much that it did not, as control."""
+"""The strings of an extraction: training text of a run, and the same amount of other text as controls."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from flsim.runs.folder import Run
 
 Ints = NDArray[np.int64]
 Places = list[tuple[Split, Ints]]
-POOL = 4  # records that are looked at for each string that is drawn, as OOV and repetitions leave some out
+POOL = 4  # records that are examined per drawn string, because OOV and repetitions exclude some
 CANARY = "canary"
 RECORD = "record"
 
@@ -24,7 +24,7 @@ class Strings:
     """Strings of one kind with one length of prefix.
 
     Attributes:
-        kind: `CANARY` or `RECORD`, of whose first words a string consists.
+        kind: `CANARY` or `RECORD`, whose first words form a string.
         prefix: number of words that the attacker knows; the others are the suffix.
         texts: N strings.
         names: N names, such as ``"c07"`` or ``"heldout:17"``.
@@ -42,7 +42,7 @@ class Strings:
 
 
 def canary_strings(run: Run, prefix: int, copies: Ints) -> Strings:
-    """Return the canaries of more than `prefix` words, whole; those without a copy are controls.
+    """Return the canaries of more than `prefix` words, complete; canaries without a copy are controls.
 
     Args:
         run: the run.
@@ -64,21 +64,21 @@ def records_of(run: Run, rounds: int) -> tuple[Places, Places]:
     Raises:
         InputError: no author is held out of training.
     """
-    held_out, _ = never_trained(run.corpus)  # first, as it refuses a corpus before cohorts are drawn
+    held_out, _ = never_trained(run.corpus)  # first, because it checks the corpus before cohorts are drawn
     return [(run.corpus.split("train"), members_of(run, rounds))], held_out
 
 
 def record_strings(run: Run, sides: tuple[Places, Places], prefix: int, suffix: int, count: int) -> Strings:
     """Draw beginnings of training records, and as many of held-out records, as a function of the run's seed.
 
-    Held-out records with text that was planted as a canary, and strings with a word outside the vocabulary, are left
-    out. On each side no string comes twice, and as many strings have each length.
+    Held-out records with text that was planted as a canary, and strings with a word outside the vocabulary, are
+    excluded. On each side, strings are distinct, and both sides have equal numbers of strings of each length.
 
     Args:
         run: the run.
         sides: the records of both sides, from `records_of`.
         prefix: number of words that are known.
-        suffix: largest number of words that follow.
+        suffix: largest number of words after the prefix.
         count: largest number of strings of each side.
     """
     rng = stream(run.config.seed, "extraction", prefix)

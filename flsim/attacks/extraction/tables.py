@@ -14,22 +14,23 @@ from flsim.show.table import Field, Table, table_of
 PRINTED_TRIES = (1_000, 1_000_000)
 KINDS = {CANARY: "Canaries", RECORD: "Training records"}
 TRAINED = (
-    "Trained: % of planted canaries, or of training records, whose suffix is extracted from their prefix. Control: the "
-    "same of canaries without a copy, or of held-out records of equal length. Excess: trained less control; this alone "
-    "is memory. 95%: exact interval of a rate, Newcombe's of the excess."
+    "Trained: % of planted canaries, or of training records, whose suffix is extracted from their prefix. "
+    "Control: the same percentage for canaries without a copy, or for held-out records of equal length. "
+    "Excess: trained minus control; only the excess shows memorization. 95%: exact interval of a rate, "
+    "Newcombe's of the excess."
 )
 MEANS = (
-    "Trained, control and excess: % of strings, means over seeds, with the 95% interval of the excess by Student's t "
-    "over seeds. Seeds share the corpus, so it says nothing of other corpora."
+    "Trained, control and excess: % of strings, means over seeds, with the 95% interval of the excess by "
+    "Student's t over seeds. All seeds share the corpus, so the interval does not cover other corpora."
 )
 ATTACKS = (
-    "Greedy: always the likeliest token. n, p: with probability p or more, one of n samples is the suffix. One-word "
-    "prompt: greedy decoding after some word of the vocabulary writes the suffix. Near-verbatim: a greedy or beam "
-    "search continuation has at most one other word."
+    "Greedy: always the most likely token. n, p: with probability p or more, one of n samples is the suffix. "
+    "One-word prompt: greedy decoding after a word of the vocabulary generates the suffix. Near-verbatim: a "
+    "greedy or beam search continuation differs in at most one word."
 )
 HELD = (
-    "Users: number of extracted strings that at most so many training users hold; in brackets % extracted of controls "
-    "that at most one training user fewer holds."
+    "Users: number of extracted strings that at most this number of training users hold. In brackets: % of "
+    "controls extracted, of controls that at most one training user fewer holds."
 )
 EXCESS = Field("Excess", "excess", "{:+.1f}", 100, ends=("excess_low", "excess_high"))
 CONTROL = Field("Control", "control_rate", "{:.1f}", 100)
@@ -83,7 +84,7 @@ def _named(rates: pd.DataFrame) -> pd.DataFrame:
 
 
 def _by_users(eidetic: pd.DataFrame) -> Table:
-    """Return a table with a column for each number of users that hold a string."""
+    """Return a table with a column for each number of users of a string."""
     control = (100 * eidetic["control_rate"]).map("{:.1f}".format).where(eidetic["control_rate"].notna(), "-")
     cells = eidetic["extracted"].map("{:,}".format) + " (" + control + ")"
     wide = eidetic.assign(cell=cells).pivot_table("cell", ["prefix", "attack"], "k_users", "first", sort=False)

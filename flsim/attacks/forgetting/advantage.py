@@ -1,8 +1,8 @@
-"""The advantage that training on canaries has given, and its share that is left at the end of training.
+"""The advantage of canaries from training, and its remaining share at the end of training.
 
-The advantage of a canary is its log-perplexity under the model of arm OUT less that under the model of arm IN after the
-same round, in nats: the log-likelihood that training on it has added. Each seed has the mean over a group's canaries,
-so that intervals over seeds hold for other seeds.
+The advantage of a canary is its log-perplexity under the model of arm OUT minus that under the model of arm IN after
+the same round, in nats: the log-likelihood that training on it has added. Each seed has the mean over the canaries of a
+group, so intervals over seeds are valid for other seeds.
 """
 
 from typing import Any
@@ -17,7 +17,7 @@ OF_PAIR = ["left_difference", "left_difference_low", "left_difference_high"]
 
 
 def by_seed(observed: pd.DataFrame) -> pd.DataFrame:
-    """Return the mean advantage of a group's canaries for each seed, and what is left of it.
+    """Return the mean advantage of a group's canaries for each seed, and its remaining share.
 
     Args:
         observed: rows of one group, with the columns of `flsim.attacks.forgetting.measure.TYPES`.
@@ -25,8 +25,8 @@ def by_seed(observed: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A row for each seed with evaluations of both arms after the window's end: ``advantage``, nats, at the first
         evaluation at or after the window's end, and ``left``, the advantage at the last evaluation as a share of it.
-        ``left`` is NaN where nothing was gained, where the interval of the advantage over seeds holds 0, so that its
-        share says nothing, and where these evaluations are one.
+        ``left`` is NaN if there is no advantage, if the interval of the advantage over seeds contains 0, and if there
+        is only one such evaluation.
     """
     known = _known(observed)
     ended = known[known["round"] >= known["last_round"].astype("float64")]
@@ -56,7 +56,7 @@ def of_group(seeds: pd.DataFrame) -> dict[str, float]:
 
 
 def of_pair(a: pd.DataFrame, b: pd.DataFrame) -> dict[str, Any]:
-    """Return what is left in group a less that in group b, paired by seed, by the names in `OF_PAIR`."""
+    """Return the remaining share in group a minus that in group b, paired by seed, by the names in `OF_PAIR`."""
     return dict(zip(OF_PAIR, _mean(a["left"] - b["left"]), strict=True))
 
 

@@ -1,7 +1,7 @@
 """`flsim forgetting`: success of attacks on groups of canaries against the rounds since their last use, and times.
 
 A group is all canaries of one window and configuration in all seeds of a setting. Intervals over canaries treat them as
-independent, and those of one model are not.
+independent, but canaries of one model are not independent.
 """
 
 from collections.abc import Iterator, Sequence
@@ -82,7 +82,7 @@ def observations(results: RunResults, twin: RunResults | None, took_part: pd.Dat
 
     Args:
         results: the run of arm IN.
-        twin: the run of arm OUT of the same seed; None where there is none, whose columns are then NaN.
+        twin: the run of arm OUT of the same seed; None if there is none, whose columns are then NaN.
         took_part: the rounds in which sharers took part, with columns ``round`` and ``canary``; see
             `flsim.runs.folder.participation`.
 
@@ -100,7 +100,7 @@ def observations(results: RunResults, twin: RunResults | None, took_part: pd.Dat
 
 
 def _configured(results: RunResults) -> pd.DataFrame:
-    """Return a row for each planted canary, with how it was planted."""
+    """Return a row for each planted canary, with its configuration."""
     roster = results.planted.reset_index(drop=True)
     planted = roster.reindex(columns=["canary", "p_u", "p_e", "first_round", "last_round"])
     planned = roster.get("planned_insertions")
@@ -112,7 +112,7 @@ def _configured(results: RunResults) -> pd.DataFrame:
 def _clean(
     planted: pd.DataFrame, results: RunResults, twin: RunResults | None
 ) -> "tuple[pd.Series[float] | float, pd.Series[int] | None]":
-    """Return each canary's log-perplexity in arm OUT at the evaluation nearest to its window's end, and that round.
+    """Return each canary's log-perplexity in arm OUT, with its round, at the evaluation closest to its window's end.
 
     Any model of arm OUT is clean. Section 4.1 calibrates by the checkpoint before the injection, which arm OUT extends.
     """
@@ -136,21 +136,21 @@ def _at(planted: pd.DataFrame, round_: int, results: RunResults, twin: RunResult
         ranks, nats = (_measured(run, quantity.name, round_, planted) for quantity in (RANK, LOG_PERPLEXITY))
         references = None if run is None else run.references(round_)
         p = p_values(ranks, int(references)) if references else np.full(len(planted), np.nan)
-        table[f"p_{arm}"] = np.where(planted["is_natural"], np.nan, p)  # natural text is likelier than random words
+        table[f"p_{arm}"] = np.where(planted["is_natural"], np.nan, p)  # natural text is more likely than random words
         table[f"bits_{arm}"], table[f"nats_{arm}"] = -np.log2(p), nats
         table[f"score_{arm}"] = scores(nats, table["clean"].to_numpy("float64"))
     return table
 
 
 def _measured(run: RunResults | None, name: str, round_: int, planted: pd.DataFrame) -> NDArray[np.float64]:
-    """Return a measure of the planted canaries, float64 [n]; NaN where it was not measured."""
+    """Return a measure of the planted canaries, float64 [n]; NaN if it was not measured."""
     values = None if run is None else run.of_canaries(name, round_)
     if values is None:
         return np.full(len(planted), np.nan)
     return np.asarray(values.loc[planted["canary"]], dtype=np.float64)
 
 
-# Pairs of runs: arm IN, which plants canaries, and arm OUT, its twin of the same seed, which never does.
+# Pairs of runs: arm IN, which plants canaries, and arm OUT, its twin of the same seed, which plants no canaries.
 
 
 @dataclass(frozen=True, eq=False)
@@ -160,7 +160,7 @@ class Arms:
     Attributes:
         run: the run of arm IN.
         results: its results.
-        twin: the results of arm OUT; None where no such run was named.
+        twin: the results of arm OUT; None if no such run was named.
     """
 
     run: Run
@@ -169,15 +169,15 @@ class Arms:
 
 
 def arms_of(paths: Sequence[Path]) -> tuple[list[Arms], list[str]]:
-    """Return the pairs among runs, in the order of their runs of arm IN, and sentences on what is left out.
+    """Return the pairs among runs, in the order of their runs of arm IN, and sentences on excluded runs.
 
-    A twin has the settings of its run but for the arm. Runs that diverged or were not evaluated are left out.
+    A twin has the settings of its run except for the arm. Runs that diverged or were not evaluated are excluded.
 
     Args:
         paths: run folders and folders of sweeps.
 
     Raises:
-        InputError: a path is no run, or there is no evaluated run of arm IN.
+        InputError: a path is not a run, or there is no evaluated run of arm IN.
     """
     members: dict[str, tuple[Run, RunResults]] = {}
     others: dict[str, RunResults] = {}
@@ -186,19 +186,21 @@ def arms_of(paths: Sequence[Path]) -> tuple[list[Arms], list[str]]:
         run = Run.open(folder)
         if results.status == "diverged" or not results.evaluated:
             why = "diverged" if results.status == "diverged" else "was not evaluated yet"
-            notes.append(f"Run {results.name} {why} and is left out.")
+            notes.append(f"Run {results.name} {why} and is excluded.")
         elif run.config.canaries.arm == "out":
             others[_key(run)] = results
         else:
             members[_key(run)] = run, results
     notes += [
-        f"Run {run.name} is of arm OUT, and its arm IN was not named."
+        f"Run {run.name} is of arm OUT, and its arm IN is missing; name both."
         for key, run in others.items()
         if key not in members
     ]
     if not members:
         names = ", ".join(map(str, paths))
-        raise InputError(f'{names}: no evaluated run with canaries.arm = "in"; name one, and its twin with "out"')
+        raise InputError(
+            f'{names}: there is no evaluated run with canaries.arm = "in"; name such a run, and its twin with "out"'
+        )
     return [Arms(run, results, others.get(key)) for key, (run, results) in members.items()], notes
 
 
@@ -248,15 +250,14 @@ class Forgetting(Result):
         frame: the success of attacks, a row per group and k, with the columns of `SUCCESS`.
         observations: a row per planted canary and evaluated round; see `flsim.attacks.forgetting.measure`, with
         `group`.
-        times: a row per group, with the columns of `TIMES`: T(alpha) as ``time``, missing and ``is_censored`` where it
-            was not reached by ``k_max``, and both missing without arm OUT. ``advantage`` and what is ``left`` of it
-            are those of `flsim.attacks.forgetting.advantage`. ``median_time`` counts rounds since
-            the window's end. ``forgotten`` is the number of canaries with uncensored times; see
-            `flsim.attacks.forgetting.times`.
+        times: a row per group, with the columns of `TIMES`: T(alpha) as ``time``, missing and ``is_censored`` if it was
+            not reached by ``k_max``, and both missing without arm OUT. ``advantage`` and its remaining share ``left``
+            are those of `flsim.attacks.forgetting.advantage`. ``median_time`` counts rounds since the window's end.
+            ``forgotten`` is the number of canaries with uncensored times; see `flsim.attacks.forgetting.times`.
         tests: a row for each two groups that differ in one thing, with the log-rank test of their canaries' times, and
-            what is left in a less what is left in b. Times are those of the evaluations that both groups have at equal
+            the remaining share in a minus that in b. Times are those of the evaluations that both groups have at equal
             numbers of rounds since the window's end; p is missing if there are none.
-        notes: sentences on what cannot be stated.
+        notes: sentences on missing statements.
     """
 
     observations: pd.DataFrame
@@ -282,16 +283,16 @@ class Forgetting(Result):
 def measure_forgetting(
     *runs: Path | str, alpha: float = ALPHA, by_hardness: bool = False, pool: bool = False
 ) -> Forgetting:
-    """Measure how fast runs forget canaries after their last use, as `flsim forgetting` does.
+    """Measure how fast runs forget canaries after their last use, like `flsim forgetting`.
 
     Args:
         runs: run folders and folders of sweeps, of arms IN and OUT; or folders that hold some.
         alpha: the accuracy that counts as forgotten, above one half.
-        by_hardness: whether to split canaries into thirds by their log-perplexity in arm OUT.
+        by_hardness: whether to divide canaries into thirds by their log-perplexity in arm OUT.
         pool: whether canaries of all numbers of copies are one group.
 
     Raises:
-        InputError: alpha is not between 0.5 and 1, a folder is no run, or there is no evaluated run of arm IN.
+        InputError: alpha is not between 0.5 and 1, a folder is not a run, or there is no evaluated run of arm IN.
 
     Examples:
         >>> flsim.measure_forgetting("runs/forgetting-smoke").times                    # doctest: +SKIP
@@ -309,13 +310,13 @@ def measure_forgetting(
     lonely = [arms.results.name for arms in pairs if arms.twin is None]
     if lonely:
         notes.append(
-            f'Without arm OUT (canaries.arm = "out") there is no accuracy, precision, T(alpha) or hardness of '
-            f"{', '.join(lonely)}: only exposure and ranks."
+            f'Without arm OUT (canaries.arm = "out") accuracy, precision, T(alpha) and hardness of '
+            f"{', '.join(lonely)} are missing; only exposure and ranks are available."
         )
     if any(arms.run.config.canaries.source == "heldout" for arms in pairs):
         notes.append(
-            "Text of held-out users is likelier than random words, whoever trained on it: bits of arm IN count against "
-            "those of arm OUT, and there are no times by rank."
+            "Text of held-out users is likelier than random words in any model. Compare the bits of arm IN "
+            "with the bits of arm OUT; times by rank are not available."
         )
     observed = pd.concat(tables, ignore_index=True)
     return measure(observed, alpha=alpha, by_hardness=by_hardness, pool=pool, notes=notes)
@@ -328,13 +329,13 @@ def measure(
     pool: bool = False,
     notes: Sequence[str] = (),
 ) -> Forgetting:
-    """Return the measures of observations, which may be of several runs; see `measure_forgetting`.
+    """Return the measures of observations, of one or more runs; see `measure_forgetting`.
 
     Raises:
         InputError: no canary was planted.
     """
     if observed.empty:
-        raise InputError("no canary was planted in these runs, so there is nothing to forget; plant some")
+        raise InputError("no canary was planted in these runs; set [canaries] and train again")
     observed = observed.reset_index(drop=True)
     observed = observed.assign(hardness=_hardness(observed) if by_hardness else None).astype({"hardness": "string"})
     if by_hardness:
@@ -363,26 +364,24 @@ def measure(
 
 
 def _limits(times: pd.DataFrame, alpha: float) -> Iterator[str]:
-    """Yield sentences on groups that are too small, and on canaries that no sharer used."""
+    """Yield sentences on groups that are too small, and on canaries without a participating sharer."""
     if few := int((times["least_alpha"] > alpha).sum()):
         yield (
-            f"In {few} of {len(times)} groups canaries are too few to show an alpha of {alpha:g} at an accuracy of one "
-            f"half: plant more, train more seeds, pool all numbers of copies, or name a larger alpha."
+            f"In {few} of {len(times)} groups, there are too few canaries to show an alpha of {alpha:g} at an "
+            "accuracy of one half. Plant more canaries, train more seeds, pool all numbers of copies, or set "
+            "a larger alpha."
         )
     if never := int(times["never_used"].sum()):
-        yield (
-            f"Never used, as no sharer took part: {never:,} of {int(times['canaries'].sum()):,} canaries, which are in "
-            f"no row."
-        )
+        yield (f"No sharer took part for {never:,} of {int(times['canaries'].sum()):,} canaries, which are excluded.")
 
 
 def _hardness(observed: pd.DataFrame) -> "pd.Series[str]":
-    """Return the third that each canary's log-perplexity in arm OUT is in, among the canaries of its window and seed.
+    """Return the third of each canary's log-perplexity in arm OUT, among the canaries of its window and seed.
 
-    Under arm IN it would be circular: what is remembered has a low log-perplexity there.
+    Using arm IN would be circular, because memorized canaries have a low log-perplexity in it.
     """
     among = observed.groupby(["series", "seed", "first_round", "last_round"], dropna=False)["clean"]
-    share = among.rank(method="dense", pct=True)  # all rows of a canary have its value
+    share = among.rank(method="dense", pct=True)  # all rows of a canary have the same value
     names = np.array(HARDNESS, object)[np.ceil(share.fillna(1) * len(HARDNESS)).astype("int64").clip(1, None) - 1]
     return pd.Series(names, index=observed.index).where(share.notna())
 
@@ -409,7 +408,7 @@ def _group(table: pd.DataFrame, alpha: float) -> tuple[list[dict[str, Any]], dic
 
 
 def _times(p: pd.DataFrame) -> dict[str, Any]:
-    """Return the median of the canaries' times of a group, and how many are not censored."""
+    """Return the median of the canaries' times of a group, and the number of uncensored times."""
     times = canary_times(p)
     middle = median_time(times)
     return {
@@ -441,10 +440,10 @@ def exposure(table: pd.DataFrame, arm: str) -> dict[str, float]:
 
 
 def curve(table: pd.DataFrame, arm: str) -> list[tuple[float, float, float, float]]:
-    """Return k, exposure and the ends of its 95% interval for a figure; empty where the arm was not measured.
+    """Return k, exposure and the ends of its 95% interval for a figure; empty if the arm was not measured.
 
-    Exposure is the mean over seeds of their medians, with its interval over seeds. Of one seed it is the median, with
-    its interval over canaries, which is NaN below six canaries.
+    Exposure is the mean over seeds of their medians, with its interval over seeds. For one seed, it is the median, with
+    its interval over canaries, which is NaN for fewer than six canaries.
     """
     points = []
     for k, of_k in by_k(table)[0]:
@@ -458,7 +457,7 @@ def curve(table: pd.DataFrame, arm: str) -> list[tuple[float, float, float, floa
 
 
 def _success(table: pd.DataFrame) -> dict[str, Any]:
-    """Return the measures of a group at one k, of a row per canary."""
+    """Return the measures of a group at one k, from one row per canary."""
     row: dict[str, Any] = {"canaries": len(table), "seeds": table["run"].nunique()}
     for arm in ("in", "out"):
         row |= {f"bits_{arm}{end}": value for end, value in exposure(table, arm).items()}
@@ -477,8 +476,8 @@ def _success(table: pd.DataFrame) -> dict[str, Any]:
 def _tests(times: pd.DataFrame, ranks: Sequence[pd.DataFrame], advantages: Sequence[pd.DataFrame]) -> pd.DataFrame:
     """Return the log-rank tests (corrected by Holm) and remaining shares of pairs of groups.
 
-    Rare or late evaluations make the times late. So the times of two groups are those of the
-    evaluations that both have at equal numbers of rounds since their windows' ends.
+    Rare or late evaluations increase the times. Therefore the times of two groups use only the evaluations that both
+    have at equal numbers of rounds since their windows' ends.
     """
     rows = []
     for a, b, differs in _pairs(times):

@@ -22,26 +22,26 @@ from flsim.show.figure import line_style, plain, write_figure
 
 OUT = {"color": "#555555", "linestyle": (0, (1, 2)), "linewidth": 1.4}
 COLUMNS = 3
-MOST_TICKS = 8  # of labels that do not touch
+MOST_TICKS = 8  # distance of labels that do not overlap
 LINE = "Line: median exposure{}; band: its 95% interval over {}"
 
 
 def plot(measured: Forgetting, path: Path) -> None:
-    """Write the figure of `draw`, whole or not at all.
+    """Write the figure of `draw`, atomically.
 
     Raises:
-        InputError: the path has another ending, its folder does not exist, or no canary was used before an evaluation.
+        InputError: the path has another suffix, its folder does not exist, or no canary was used before an evaluation.
     """
     if measured.success.empty:
-        raise InputError("no canary was used before an evaluation, so there is nothing to draw; evaluate later rounds")
+        raise InputError("no canary was used before an evaluation, so the plot is empty; evaluate later rounds")
     write_figure(lambda: draw(measured), path)
 
 
 def draw(measured: Forgetting) -> Figure:
     """Return a figure with a panel for each setting and window, and a line for each group of canaries.
 
-    A line is the mean over seeds of the median exposure, with Student's t interval over seeds. Of one seed it is the
-    median, with its interval over canaries. The dotted line is arm OUT, of all canaries of the panel. Where there is an
+    A line is the mean over seeds of the median exposure, with Student's t interval over seeds. For one seed, it is the
+    median, with its interval over canaries. The dotted line is arm OUT for all canaries of the panel. If there is an
     arm OUT, the panel below has the advantage (`flsim.attacks.forgetting.advantage`) against rounds, with the window in
     gray.
     """
@@ -93,7 +93,7 @@ def _name(row: Mapping[Any, Any]) -> str:
 
 
 def _draw(axes: Axes, points: Sequence[tuple[float, float, float, float]], **style: object) -> None:
-    """Draw points with their intervals; nothing where there are none."""
+    """Draw points with their intervals; draw nothing if there are none."""
     x, y, lows, highs = np.array(points, dtype="float64").reshape(-1, 4).T
     if len(x):
         (line,) = axes.plot(x, y, **style)  # type: ignore[arg-type]
@@ -101,7 +101,7 @@ def _draw(axes: Axes, points: Sequence[tuple[float, float, float, float]], **sty
 
 
 def _mark_window(axes: Axes, row: Mapping[Any, Any]) -> None:
-    """Shade the rounds in which canaries are planted, and draw where nothing was added."""
+    """Shade the rounds in which canaries are planted, and the line at which nothing was added."""
     first, last = row["first_round"], row["last_round"]
     if not pd.isna(last):
         axes.axvspan(0 if pd.isna(first) else float(first) - 1, float(last), color="#eeeeee", zorder=-2)
@@ -110,7 +110,7 @@ def _mark_window(axes: Axes, row: Mapping[Any, Any]) -> None:
 
 
 def _scale(panels: Sequence[Axes], columns: int) -> None:
-    """Set scales on which first rounds are as wide as later ones, and that show lines whole; wide bands are cut."""
+    """Set scales on which early rounds are as wide as late rounds, and that contain all lines; wide bands are cut."""
     heights = [np.asarray(line.get_ydata(), "float64") for axes in panels for line in axes.get_lines()]
     for index, axes in enumerate(panels):
         longest = int(max((np.max(line.get_xdata()) for line in axes.get_lines()), default=1))

@@ -1,7 +1,7 @@
-"""Success of an attack that tells arm IN from arm OUT by calibrated scores (Jagielski et al., 2022, section 3.2).
+"""Success of an attack that separates arms IN and OUT by calibrated scores (Jagielski et al., 2022, section 3.2).
 
-A score is a log-perplexity under the clean model at the window's end, less that under the attacked model: larger means
-that the canary is likelier a member. All intervals treat canaries as independent, and those of one model are not.
+A score is a log-perplexity under the clean model at the window's end, minus that under the attacked model: larger
+values mean membership. All intervals treat canaries as independent, but canaries of one model are not independent.
 """
 
 import math
@@ -16,7 +16,7 @@ from flsim.base.statistics import AtLevel, roc, share_interval, upper_bound
 
 Floats = NDArray[np.float64]
 LEVEL = 0.1  # false-positive rate of the paper's precision
-TAIL = 0.05  # of the one-sided upper bound of a success
+TAIL = 0.05  # level of the one-sided upper bound of a success
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,8 @@ class Accuracy:
     """The balanced accuracy of a threshold that was chosen on other canaries.
 
     Attributes:
-        correct: arms that were named correctly.
-        trials: arms that were named: two for each canary of the half that was not used to choose.
+        correct: number of correctly classified arms.
+        trials: number of classified arms: two for each canary of the testing half.
     """
 
     correct: int
@@ -33,7 +33,7 @@ class Accuracy:
 
     @property
     def estimate(self) -> float:
-        """Share of arms that were named correctly; NaN without any."""
+        """Share of correctly classified arms; NaN without arms."""
         return self.correct / self.trials if self.trials else math.nan
 
     @property
@@ -45,13 +45,13 @@ class Accuracy:
 def accuracy(members: Floats, others: Floats, chooses: NDArray[np.bool_]) -> Accuracy:
     """Return the accuracy of a threshold that half of the canaries choose and the rest test.
 
-    Both arms of a canary lie in the same half. They are not independent, but their outcomes vary no more than those of
-    independent trials with the mean accuracy as long as harder canaries score higher in both arms or in neither.
+    Both arms of a canary are in the same half. The arms are not independent, but the variance of outcomes is at most
+    that of independent trials with the mean accuracy, if harder canaries score higher in both arms or in neither.
 
     Args:
         members: scores in arm IN, float64 [canaries].
         others: scores of the same canaries in arm OUT, float64 [canaries].
-        chooses: whether a canary is of the half that chooses the threshold, bool [canaries]; see `halves`.
+        chooses: whether a canary is in the half that chooses the threshold, bool [canaries]; see `halves`.
     """
     if not chooses.any():
         return Accuracy(0, 0)
@@ -61,10 +61,10 @@ def accuracy(members: Floats, others: Floats, chooses: NDArray[np.bool_]) -> Acc
 
 
 def halves(observed: pd.DataFrame) -> "pd.Series[bool]":
-    """Return whether the canary of each row is of the half that chooses thresholds: every second one that was used.
+    """Return whether the canary of each row is in the half that chooses thresholds: every second used canary.
 
-    The half of a canary is the same at every k. So all thresholds are independent of all canaries that test them,
-    which the claim of `flsim.attacks.forgetting.times.forgetting_time` needs.
+    The half of a canary is the same at every k. Therefore all thresholds are independent of all canaries that test
+    them, as `flsim.attacks.forgetting.times.forgetting_time` requires.
 
     Args:
         observed: rows of a group, with the columns ``seed``, ``run``, ``canary`` and ``last_use``.
@@ -75,9 +75,11 @@ def halves(observed: pd.DataFrame) -> "pd.Series[bool]":
 
 
 def best_threshold(members: Floats, others: Floats) -> float:
-    """Return a threshold with the largest balanced accuracy, halfway between two scores; the largest among equals.
+    """Return a threshold with the largest balanced accuracy, halfway between two scores.
 
-    A score above the threshold counts as a member. Infinite values name all or none.
+    The largest of equal thresholds.
+
+    A score above the threshold counts as a member. With infinite thresholds, all or no canaries are members.
 
     >>> best_threshold(np.array([3.0, 5.0]), np.array([0.0, 1.0]))
     2.0
@@ -86,22 +88,23 @@ def best_threshold(members: Floats, others: Floats) -> float:
     cuts = np.concatenate([[-np.inf], (distinct[:-1] + distinct[1:]) / 2, [np.inf]])
     missed = np.searchsorted(np.sort(members), cuts, side="right")
     passed = np.searchsorted(np.sort(others), cuts, side="right")
-    gain = passed * len(members) - missed * len(others)  # whole numbers: equal accuracies are equal after rounding, too
+    gain = passed * len(members) - missed * len(others)  # integers, so that equal accuracies are exactly equal
     return float(cuts[np.flatnonzero(gain == gain.max())[-1]])
 
 
 def at_level(members: Floats, others: Floats) -> AtLevel | None:
-    """Return the true-positive rate at a false-positive rate of `LEVEL`; None below ten scores in arm OUT."""
+    """Return the true-positive rate at a false-positive rate of `LEVEL`; None with fewer than ten scores in arm OUT."""
     if not len(members) or LEVEL * len(others) < 1:
         return None
     return roc(members, others).at(LEVEL)
 
 
 def precision_at(at: AtLevel, members: int, others: int) -> tuple[float, float, float]:
-    """Return the precision TPR / (TPR + FPR) of as many members as others, with its 95% interval.
+    """Return the precision TPR / (TPR + FPR) for equal numbers of members and non-members, with its 95% interval.
 
-    The false-positive rate is that of the threshold, or `LEVEL` where no other score is above it. It and the threshold
-    count as known: the interval is that of Clopper and Pearson of the true-positive rate (section 4.1 has none).
+    The false-positive rate is that of the threshold, or `LEVEL` if no non-member is above it. The rate and the
+    threshold count as known: the interval is that of Clopper and Pearson for the true-positive rate (section 4.1 has
+    none).
     """
     fpr = _rate(at, others)
     estimate, low, high = (tpr / (tpr + fpr) for tpr in (at.tpr, *share_interval(at.detected, members)))
@@ -109,7 +112,7 @@ def precision_at(at: AtLevel, members: int, others: int) -> tuple[float, float, 
 
 
 def heuristic_epsilon(at: AtLevel, others: int) -> float:
-    """Return ln(TPR / FPR), at least 0: the paper's heuristic (footnote 2), which bounds nothing."""
+    """Return ln(TPR / FPR), at least 0: the paper's heuristic (footnote 2), which is no bound."""
     return max(0.0, math.log(at.tpr / _rate(at, others))) if at.tpr else 0.0
 
 
@@ -118,7 +121,7 @@ def _rate(at: AtLevel, others: int) -> float:
 
 
 def least_alpha(trials: int) -> float:
-    """Return the upper bound at an accuracy of one half: no smaller alpha can be shown with so many trials.
+    """Return the upper bound at an accuracy of one half: no smaller alpha can be shown with this number of trials.
 
     A group of n canaries, of all seeds, has n trials: half of the canaries, in two arms.
 
@@ -129,5 +132,5 @@ def least_alpha(trials: int) -> float:
 
 
 def scores(log_perplexity: "NDArray[np.floating[Any]]", clean: "NDArray[np.floating[Any]]") -> Floats:
-    """Return calibrated scores [n] in nats: log-perplexities of the clean model less those of the attacked model."""
+    """Return calibrated scores [n] in nats: log-perplexities of the clean model minus those of the attacked model."""
     return np.asarray(clean, dtype=np.float64) - np.asarray(log_perplexity, dtype=np.float64)

@@ -10,20 +10,22 @@ from flsim.attacks.result import text_of
 from flsim.results.tables import user_share
 from flsim.show.table import Field, table_of
 
-LEVEL = 0.05  # of a log-rank test, corrected
+LEVEL = 0.05  # level of a corrected log-rank test
 SUMMARY = (
-    "T({alpha:g}): the least k, in rounds since last use, from which on the one-sided 95% upper bound of the accuracy "
-    "is at most {alpha:g}; > means that it was not reached by the last k. At best: the least alpha that so many "
-    "canaries can show. Half by: rounds from the end of the window until half of the canaries have had an evaluated "
-    "rank that does not reveal them (p > 0.05). Nats: log-perplexity in arm OUT less that in arm IN, mean over "
-    "canaries, when the window ends. Left %: its share at the end of training. 95%: Student's t over seeds."
+    "T({alpha:g}): the smallest k, in rounds since last use, from which on the one-sided 95% upper bound of "
+    "the accuracy is at most {alpha:g}; > means that it was not reached by the last k. At best: the smallest "
+    "alpha that this number of canaries can show. Half by: rounds from the end of the window until half of "
+    "the canaries have had an evaluated rank that does not reveal them (p > 0.05). Nats: log-perplexity in "
+    "arm OUT minus log-perplexity in arm IN, as a mean over canaries, when the window ends. Left %: the share "
+    "of this difference that remains at the end of training. 95%: Student's t over seeds."
 )
 K = (
-    "k: rounds since last use; a row is of each canary's last evaluation up to k, after the row before. Bits: median "
-    "exposure of arms IN and OUT, with a 95% interval over canaries. Acc.: accuracy of telling IN from OUT by a "
-    "threshold that half of the canaries chose and the other half tested, with its upper bound. Prec.: precision at a "
-    "false-positive rate of 10%. Heuristic eps.: ln(TPR / FPR) there, which bounds nothing. Intervals and tests treat "
-    "canaries as independent, and those of one model are not."
+    "k: rounds since last use; a row uses the last evaluation of each canary up to k, after the previous row. "
+    "Bits: median exposure of arms IN and OUT, with a 95% interval over canaries. Acc.: accuracy of "
+    "distinguishing IN from OUT with a threshold that half of the canaries chose and the other half tested, "
+    "with its upper bound. Prec.: precision at a false-positive rate of 10%. Heuristic eps.: ln(TPR / FPR) at "
+    "this false-positive rate, which is no bound. Intervals and tests treat canaries as independent, but "
+    "canaries of one model are not independent."
 )
 LABELS = (
     Field("Setting", "setting"),
@@ -62,14 +64,14 @@ def window_text(row: Mapping[Any, Any]) -> str:
 
 
 def planted_text(row: Mapping[Any, Any]) -> str:
-    """Return how a group's canaries were planted, e.g. ``"10 copies"``, ``"1/20, 50%"``, or ``"all"`` if pooled."""
+    """Return the configuration of a group, e.g. ``"10 copies"``, ``"1/20, 50%"``, or ``"all"`` if pooled."""
     if pd.isna(row["p_u"]):
         return "all" if pd.isna(row["copies"]) else f"{row['copies']:,} cop{'y' if row['copies'] == 1 else 'ies'}"
     return f"{user_share(row['p_u'])}, {100 * row['p_e']:.6g}%"
 
 
 def rounds_text(row: Mapping[Any, Any]) -> str:
-    """Return a group's window in words, e.g. ``"rounds 1-50"``, ``"round 51"`` or ``"all rounds"``."""
+    """Return the window of a group as text, e.g. ``"rounds 1-50"``, ``"round 51"`` or ``"all rounds"``."""
     window = window_text(row)
     return "all rounds" if window == "all" else f"round{'s' * (not window.isdecimal())} {window}"
 
@@ -87,14 +89,14 @@ def group_text(row: Mapping[Any, Any]) -> str:
 
 
 def time_text(rounds: Any, is_censored: Any) -> str:
-    """Return a time in rounds, ``"> 50"`` where it is censored, and ``"-"`` where it is unknown."""
+    """Return a time in rounds, ``"> 50"`` if it is censored, and ``"-"`` if it is unknown."""
     if pd.isna(is_censored):
         return "-"
     return f"> {rounds:,}" if is_censored else f"{rounds:,}"
 
 
 def to_text(measured: Forgetting) -> str:
-    """Return the times of groups, a table for each group, the tests that find a difference, and notes."""
+    """Return the times of groups, a table for each group, the significant tests, and notes."""
     times, alpha = measured.times, float(measured.times["alpha"].iloc[0])
     rows = times.to_dict("records")
     named = times.assign(
@@ -125,7 +127,7 @@ def to_text(measured: Forgetting) -> str:
 
 
 def _tests(measured: Forgetting) -> str:
-    """Return the pairs of groups whose times, or what is left of whose advantage, differ, and how many were tested."""
+    """Return the pairs of groups with significant differences, and the number of tests."""
     tests, rows = measured.tests, measured.times.set_index("group").to_dict("index")
     for side in "ab":
         names = [f"{row['setting']}: {group_text(row)}" for row in (rows[group] for group in tests[f"group_{side}"])]
@@ -135,10 +137,10 @@ def _tests(measured: Forgetting) -> str:
     ]
     tested, differing = int(tests["p"].notna().sum()), int((tests["p_holm"] <= LEVEL).sum())
     note = (
-        f"p: log-rank tests of the rounds from the end of the window until a canary's rank does not reveal it, between "
-        f"groups that differ in one thing; {differing} of {tested} pairs differ after the correction by Holm; "
-        f"{len(tests) - tested} pairs have no ranks at equal numbers of rounds. Left: what is left in the first less "
-        f"that in the second, paired by seed."
+        "p: log-rank tests of the rounds from the end of the window until a canary's rank does not reveal it, "
+        f"between groups that differ in one thing; {differing} of {tested} pairs differ after the correction "
+        f"by Holm; {len(tests) - tested} pairs have no ranks at equal numbers of rounds. Left: the remaining "
+        "share in the first group minus the remaining share in the second group, paired by seed."
     )
     tables = [table_of(printed, [Field("Group", "a"), Field("against", "b")], [TESTS])] if len(printed) else []
     return text_of("Differences between groups", tables, [note])

@@ -1,4 +1,4 @@
-"""Forgetting times: after how many rounds is a canary, or a group of canaries, forgotten.
+"""Forgetting times: the number of rounds after which a canary, or a group of canaries, is forgotten.
 
 Jagielski et al. (2022), Definition 3.1: an example is (A, alpha, k)-forgotten if the success of attack A is at most
 alpha k steps after the example's last use. T(alpha) of a group counts from the last use of each canary. The times of
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
-SIGNIFICANCE = 0.05  # p-value of ranks up to which a canary counts as remembered: log2 20 = 4.32 bits of exposure
+SIGNIFICANCE = 0.05  # p-value of ranks up to which a canary counts as memorized: log2 20 = 4.32 bits of exposure
 
 
 def grid(longest: int) -> list[int]:
@@ -31,7 +31,7 @@ def grid(longest: int) -> list[int]:
 def reached(since: Floats, canaries: Ints) -> int | None:
     """Return the largest k that at least half of the canaries were evaluated at or after; None without evaluations.
 
-    Beyond it a group would be measured on a few canaries, those whose last use was early.
+    Beyond it, only canaries with an early last use would be measured.
 
     Args:
         since: rounds since last use of each evaluation, float64 [n]; NaN before it.
@@ -47,10 +47,10 @@ def reached(since: Floats, canaries: Ints) -> int | None:
 
 
 def evaluated_by(since: Floats, canaries: Ints, ks: list[int]) -> Ints:
-    """Return at which k of a grid each evaluation counts, int64 [n]; -1 for those that count nowhere.
+    """Return the k of a grid for each evaluation, int64 [n]; -1 for unused evaluations.
 
-    An evaluation counts at the first k that is not below its rounds since last use. Of several evaluations of a canary
-    at one k the last counts. So success at k is that of k rounds or fewer: it is not flattered.
+    An evaluation counts at the first k that is not below its rounds since last use. If a canary has several evaluations
+    at one k, the last counts. Success at k is that after at most k rounds, so it is not too low.
 
     Args:
         since: rounds since last use of each evaluation, float64 [n]; NaN before it.
@@ -70,17 +70,19 @@ def evaluated_by(since: Floats, canaries: Ints, ks: list[int]) -> Ints:
 
 
 def forgetting_time(ks: list[int], bounds: list[float], alpha: float) -> int | None:
-    """Return T(alpha): the least k from which on all upper bounds of the success are at most alpha; None if censored.
+    """Return T(alpha): the smallest k from which on all upper bounds of the success are at most alpha.
 
-    The attack at k is the threshold that half of the canaries chose there, and the bounds are those of its success on
-    the other half. In at most 5% of groups this attack's success is above alpha at some evaluated k from T(alpha) on:
-    then the bound at the last such k, which depends on the first half only, is too low, which
-    happens in at most 5%. The search over k does not raise this share. An attack by the best
-    threshold of all, which no attacker knows, has a larger success.
+    None if censored.
+
+    The attack at k is the threshold that half of the canaries chose at k, and the bounds are those of its success on
+    the other half. In at most 5% of groups, the success of this attack is above alpha at some evaluated k from T(alpha)
+    on. In this case, the bound at the last such k, which depends only on the first half, is too low, with a probability
+    of at most 5%. The search over k does not increase this share. The best possible threshold, which no attacker knows,
+    has a larger success.
 
     Args:
         ks: evaluated k, ascending.
-        bounds: one-sided 95% upper bound of the success at each; NaN where there were no trials.
+        bounds: one-sided 95% upper bound of the success at each; NaN if there were no trials.
         alpha: success that counts as forgotten.
 
     >>> forgetting_time([0, 1, 2, 5], [0.9, 0.58, 0.7, 0.55], 0.6)
@@ -98,8 +100,8 @@ class CanaryTime(NamedTuple):
     """The time after which a canary's rank is not surprising.
 
     Attributes:
-        rounds: rounds since the end of the canary's window; the largest evaluated one if the time is censored.
-        is_censored: whether the canary was not forgotten by then.
+        rounds: rounds since the end of the canary's window; the largest evaluated number if the time is censored.
+        is_censored: whether the canary was not forgotten until then.
     """
 
     rounds: int
@@ -109,9 +111,8 @@ class CanaryTime(NamedTuple):
 def p_after_window(observed: pd.DataFrame) -> pd.DataFrame:
     """Return the p-value of each used canary's rank in arm IN at each evaluation after its window.
 
-    The window's end, unlike a canary's last use, is equally far from the next evaluation for all canaries of a window,
-    however many copies they have. The time from the last use to that evaluation, in which nothing is measured, would
-    otherwise count as a time in which the canary was remembered.
+    The distance from the end of the window to the next evaluation is equal for all canaries of a window, for any number
+    of copies. With the last use instead, the time before this evaluation would count as memorized.
 
     Args:
         observed: rows with the columns of `flsim.attacks.forgetting.measure.TYPES`.
@@ -119,7 +120,7 @@ def p_after_window(observed: pd.DataFrame) -> pd.DataFrame:
     Returns:
         A table of float64, NaN if the rank was not measured, with a row per canary and run, and a column for each
         number of rounds since the window's end, ascending. Canaries without a window's end or without a rank at any of
-        these evaluations are in no row.
+        these evaluations are excluded.
     """
     after = observed["round"] - observed["last_round"].astype("float64")
     known = observed.assign(after=after)[(after >= 0) & observed["last_use"].notna() & observed["p_in"].notna()]
@@ -129,12 +130,12 @@ def p_after_window(observed: pd.DataFrame) -> pd.DataFrame:
 def canary_times(p: pd.DataFrame) -> list[CanaryTime]:
     """Return the first evaluation of each canary at which the p-value of its rank is above 0.05.
 
-    The time of a canary does not depend on evaluations after it, so that times of trainings that end sooner or later
-    have the same law, and are censored independently. A canary that was never memorized is forgotten at its first
-    evaluation in 95% of cases.
+    The time of a canary does not depend on evaluations after it, so times in shorter and longer trainings have the same
+    distribution, and are censored independently. A canary that was never memorized is forgotten at its first evaluation
+    in 95% of cases.
 
     Args:
-        p: p-values, a row per canary, as of `p_after_window`.
+        p: p-values, a row per canary, see `p_after_window`.
     """
     rounds, values = p.columns.to_numpy("int64"), p.to_numpy("float64")
     times = []

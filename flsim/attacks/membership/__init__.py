@@ -1,7 +1,7 @@
-"""Membership inference: attacks that tell records, or users, that a model was trained on from others.
+"""Membership inference: attacks that distinguish records or users of training from others.
 
-Scores are larger for what an attack takes for a member. An attack of your own is an `Attack`, or a function, in a file
-that `flsim membership --attack` names as ``path/to/file.py:NAME``.
+Larger scores mean membership. A custom attack is an `Attack` or a function in a file, which `flsim membership --attack`
+names as ``path/to/file.py:NAME``.
 """
 
 from flsim.attacks.membership.candidates import Attack as Attack

@@ -1,4 +1,4 @@
-"""A run under attack: the model that is attacked, the models beside it, and the way from rows to the run folder."""
+"""A run under attack: the attacked model, further models, and storing of rows in the run folder."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -29,19 +29,19 @@ from flsim.runs.folder import Run
 from flsim.runs.measuring import load_model, newest_checkpoint
 from flsim.training.state import State
 
-CONFOUNDED = 0.55  # area of the control, above which members differ from non-members without any model
+CONFOUNDED = 0.55  # area of the control above which members differ from non-members without a model
 
 
 @settings
 class AttackHParams:
-    """Settings of an attack on a run, whatever its unit is.
+    """Settings of an attack on a run, for any unit.
 
     Attributes:
-        count: largest number of members, and of others.
-        round: round of the attacked checkpoint; the newest one of each run if not given.
+        count: largest number of members, and of non-members.
+        round: round of the attacked checkpoint; the newest of each run if not given.
         reference: checkpoint of a run on another corpus with this vocabulary; by default the reference is the frequency
             of single words.
-        delta: delta of the claim that rows are held against; that of each run if not given.
+        delta: delta of the claim for the rows; that of each run if not given.
         device: torch device, such as "cuda".
     """
 
@@ -61,9 +61,9 @@ class Attacked:
 
     Attributes:
         run: the run.
-        hparams: how it is attacked.
+        hparams: settings of the attack.
         state: the state of its attacked checkpoint.
-        model: the model of that state, with as many bits in its weights as the run's evaluations give it.
+        model: the model of that state, with weights rounded as in the evaluations of the run.
     """
 
     run: Run
@@ -79,7 +79,7 @@ class Attacked:
             InputError: there is no such run or checkpoint, or its folder cannot be written.
         """
         run = Run.open(path)
-        refuse_unwritable(path, FOLDER)  # rather than after minutes
+        refuse_unwritable(path, FOLDER)  # check this now, not after minutes
         state, model = attacked_model(run, hparams.round, hparams.device)
         return cls(run, hparams, state, model)
 
@@ -89,14 +89,14 @@ class Attacked:
         return claim_of(self.run, self.state, self.hparams.delta)
 
     def before_both(self, records: Records, keys: Sequence[str]) -> tuple[Candidates, Candidates]:
-        """Return records before the attacked model, and before the same model without any training.
+        """Return records with the attacked model, and with the same model before training.
 
         Args:
             records: N records.
-            keys: N names, by which random streams of the records differ.
+            keys: N names, which distinguish random streams of records.
 
         Raises:
-            InputError: there is no such reference, or it fits the run's corpus badly.
+            InputError: there is no such reference, or it does not fit the corpus of the run.
         """
         run, reference, device = self.run, self.hparams.reference, self.hparams.device
         untrained = checkpoint.model_of(run.provenance).initialize(run.config.seed).to(torch.device(device))
@@ -107,7 +107,7 @@ class Attacked:
 
     def stored(self, rows: Sequence[dict[str, Any]], notes: Sequence[str] = ()) -> Result:
         """Store rows in the run folder and return them with the columns of `SCHEMA`, and notes on the controls."""
-        self.run.verify()  # nothing is stored that was measured on other data
+        self.run.verify()  # measurements on other data must not be stored
         named = {"run": self.run.identity, "setting": self.run.setting, "round": self.state.round}
         table = pd.DataFrame([named | row for row in rows]).reindex(columns=list(SCHEMA.names))
         write_rows(self.run.path, self.state.round, table)
@@ -122,10 +122,14 @@ def over_folders(runs: Sequence[Path | str], attack: Callable[[Path], Result]) -
 def _controls(row: "pd.Series[Any]") -> Iterator[str]:
     """Yield sentences on the control that reads no model, and on the claim."""
     if pd.notna(row["control_auroc"]):
-        verdict = "no AUROC here shows that the model remembers" if row["is_confounded"] else "not by these two"
+        verdict = (
+            "no AUROC of this table shows memorization"
+            if row["is_confounded"]
+            else "the members differ from the non-members, but not in these two properties"
+        )
         yield (
-            f"Blind control: {row['control_auroc']:.3f} by length and word frequency alone. Above {CONFOUNDED:g} the "
-            f"comparison is confounded: {verdict}."
+            f"Blind control: {row['control_auroc']:.3f} by length and word frequency only. Above "
+            f"{CONFOUNDED:g} the comparison is confounded: {verdict}."
         )
     if pd.notna(row["epsilon"]):
         yield (
@@ -135,7 +139,7 @@ def _controls(row: "pd.Series[Any]") -> Iterator[str]:
 
 
 def attacked_model(run: Run, round_: int | None, device: str) -> tuple[State, TrainableModel]:
-    """Return the state after a round and its model, as the run's evaluations measure it; the newest without a round.
+    """Return the state after a round and its model, with weights rounded as in evaluations; by default the newest.
 
     Raises:
         InputError: there is no such checkpoint.
@@ -143,14 +147,14 @@ def attacked_model(run: Run, round_: int | None, device: str) -> tuple[State, Tr
     name = "" if round_ is None else checkpoint.checkpoint_name(round_)
     path = run.path / "checkpoints" / name if name else newest_checkpoint(run.path)
     if not path.is_file():
-        raise InputError(f"{path}: no such checkpoint; name another --round, or leave it out for the newest one")
+        raise InputError(f"{path}: no such checkpoint; name another --round, or remove it to use the newest checkpoint")
     announce(run.config, "architecture")
     state, model = load_model(run, path, device)
     return state, as_measured(run, model)
 
 
 def as_measured(run: Run, model: TrainableModel) -> TrainableModel:
-    """Return the model with as few bits in its weights as the run's evaluations give it."""
+    """Return the model with weights rounded as in the evaluations of the run."""
     bits = run.config.evaluation.weight_bits
     return model if bits is None else quantized(model, bits)
 
@@ -161,8 +165,14 @@ def _reference_model(run: Run, path: Path, device: str) -> TrainableModel:
         raise InputError(f"--reference {path}: no such checkpoint")
     other = Run.open(path.resolve().parent.parent)
     if other.corpus.digest == run.corpus.digest:
-        raise InputError(f"--reference {path}: trained on the run's own corpus; name a checkpoint of another one")
+        raise InputError(
+            f"--reference {path}: this checkpoint was trained on the corpus of the run; name a checkpoint from "
+            "another corpus"
+        )
     if other.corpus.vocabulary.words != run.corpus.vocabulary.words or other.corpus.layout != run.corpus.layout:
-        raise InputError(f"--reference {path}: its corpus has other words; name a checkpoint with the run's vocabulary")
+        raise InputError(
+            f"--reference {path}: the vocabulary of this checkpoint differs from that of the run; use a checkpoint "
+            "with the run's vocabulary"
+        )
     announce(other.config, "architecture")
     return load_model(other, path, device)[1]

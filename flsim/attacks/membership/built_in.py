@@ -22,24 +22,24 @@ from flsim.base.errors import InputError, RunFailed
 from flsim.base.extensions import custom_call_errors, is_custom, resolve, short_name
 from flsim.models.language_model import refusing_changes
 
-# An attack of a user's own, made safe: its errors name its file, and it leaves the models as they were.
+# A wrapper for custom attacks: errors name the file, and models must not change.
 
 
 def own_attack(name: str, attack: object) -> Attack:
-    """Return the attack at ``path/to/file.py:NAME``, whose calls raise RunFailed with its file in any failure.
+    """Return the attack at ``path/to/file.py:NAME``, whose calls raise RunFailed with its file for any failure.
 
     Args:
-        name: the name of the user's object.
+        name: the name of the custom object.
         attack: the object, an `Attack` or a function of `Candidates`.
 
     Raises:
-        InputError: the object is neither, such as a class.
+        InputError: the object is neither, for example a class.
     """
     if not isinstance(attack, Attack):
         if isinstance(attack, type) or not callable(attack):
             kind = "class" if isinstance(attack, type) else type(attack).__name__
             raise InputError(
-                f"{name}: is a {kind}; make it a flsim.attacks.membership.Attack or a function of candidates"
+                f"{name}: found a {kind}; use a flsim.attacks.membership.Attack or a function of candidates"
             )
         attack = Attack(short_name(name), attack)
     score, fit = attack.score, attack.fit
@@ -48,7 +48,7 @@ def own_attack(name: str, attack: object) -> Attack:
     if fit is None:
         return replace(attack, score=_guarded_score(name, score))
     if isinstance(fit, type) or not callable(fit):
-        raise InputError(f"{name}: its `fit` is {fit!r:.60}; make it a function, or leave it out")
+        raise InputError(f"{name}: its `fit` is {fit!r:.60}; make it a function, or remove it")
 
     def statistics(candidates: "Candidates") -> Floats:
         return _checked(name, _guarded_score(name, score)(candidates), len(candidates))
@@ -66,7 +66,7 @@ def _guarded_score(name: str, score: Callable[["Candidates"], Any]) -> Callable[
 
 
 def _checked(name: str, values: Any, count: int) -> Floats:
-    """Return statistics as float64 [count, F]; raise RunFailed where they are something else."""
+    """Return statistics as float64 [count, F]; raise RunFailed if they have another form."""
     with suppress(TypeError, ValueError):
         statistics = np.asarray(values, np.float64)
         if statistics.ndim == 2 and len(statistics) == count:
@@ -90,17 +90,17 @@ def _guarded_fit(name: str, fit: Callable[..., Learned]) -> Callable[..., Learne
     return guarded
 
 
-NEIGHBOURS = 25  # of each record
-LEVEL = 0.9  # of the quantile regression: 1 less a false-positive rate of 10%, fixed before scores are looked at
+NEIGHBOURS = 25  # number of neighbours of each record
+LEVEL = 0.9  # of the quantile regression: 1 minus a false-positive rate of 10%, fixed before scores are known
 
 
 def loss(candidates: Candidates) -> Floats:
-    """Return each record's mean log-probability of a token."""
+    """Return each record's mean log-probability per token."""
     return scores.mean_log_probability(candidates.log_probs, candidates.lengths)
 
 
 def reference(candidates: Candidates) -> Floats:
-    """Return each record's log-probability less that by the reference."""
+    """Return each record's log-probability minus that of the reference."""
     return scores.against_reference(candidates.log_probs, candidates.reference_log_probs, candidates.lengths)
 
 
@@ -121,7 +121,7 @@ def min_k_plus_plus(candidates: Candidates) -> Floats:
 
 
 def neighbourhood(candidates: Candidates) -> Floats:
-    """Return the mean loss of 25 neighbours of each record less the record's own loss."""
+    """Return the mean loss of 25 neighbours of each record minus the loss of the record."""
     texts = candidates.neighbours(NEIGHBOURS)
     log_probs = log_probabilities(candidates.model, texts, candidates.layout)
     of_neighbours = scores.mean_log_probability(log_probs, np.repeat(candidates.lengths, NEIGHBOURS))
@@ -134,13 +134,13 @@ def gradient(candidates: Candidates) -> Floats:
 
 
 def quantile_statistics(candidates: Candidates) -> Floats:
-    """Return each record's mean log-probability, then what is known of the record without the model [N, 4]."""
+    """Return each record's mean log-probability, then statistics without the model [N, 4]."""
     compressed = scores.compressed_bytes(candidates.texts)
     return np.column_stack([loss(candidates), blind_statistics(candidates), compressed])
 
 
 def quantile_of_others(statistics: Floats, is_member: NDArray[np.bool_]) -> Learned:
-    """Return the first statistic less its quantile among non-members, which is linear in the other statistics."""
+    """Return the first statistic minus its quantile among non-members, which is linear in the other statistics."""
     place, scale = _standard(statistics[:, 1:])
 
     def features(values: Floats) -> Floats:
@@ -173,24 +173,26 @@ def _standard(values: Floats) -> tuple[Floats, Floats]:
 BLIND = Attack(
     "blind",
     blind_statistics,
-    "length and mean unigram log-probability alone, by a logistic regression: no model is read",
+    "logistic regression on length and mean unigram log-probability only; the attack reads no model",
     "control",
     logistic,
 )
 BUILT_IN: dict[str, Attack] = {
     attack.name: attack
     for attack in (
-        Attack("loss", loss, "mean log-probability of a token", "Yeom et al. (2018)"),
-        Attack("reference", reference, "log-probability less that of a reference", "Carlini et al. (2021)"),
+        Attack("loss", loss, "mean log-probability per token", "Yeom et al. (2018)"),
+        Attack("reference", reference, "log-probability minus that of a reference", "Carlini et al. (2021)"),
         Attack("zlib", zlib, "log-probability per compressed byte", "Carlini et al. (2021)"),
         Attack("min-k", min_k, "mean of the lowest 20% of log-probabilities", "Shi et al. (2024)"),
         Attack("min-k++", min_k_plus_plus, "the same of standardized log-probabilities", "Zhang et al. (2025)"),
-        Attack("neighbourhood", neighbourhood, "loss of 25 neighbours less its own", "Mattern et al. (2023)"),
+        Attack(
+            "neighbourhood", neighbourhood, "loss of 25 neighbours minus loss of the record", "Mattern et al. (2023)"
+        ),
         Attack("gradient", gradient, "negative norm of the gradient", "Nasr et al. (2019)"),
         Attack(
             "quantile",
             quantile_statistics,
-            "log-probability above the 90% quantile of non-members like it",
+            "log-probability above the 90% quantile of similar non-members",
             "Bertran et al. (2023)",
             quantile_of_others,
         ),
@@ -203,13 +205,13 @@ def attack_named(name: str) -> Attack:
     """Return a built-in attack, or the `Attack` or function at ``path/to/file.py:NAME``, whose file is executed.
 
     Raises:
-        InputError: there is no such attack, the file failed, the object is no attack, such as a class, or it has the
-            name of a built-in attack, whose stored rows it would replace.
+        InputError: there is no such attack, the file failed, the object is not an attack, or it has the name of a
+            built-in attack, whose stored rows it would replace.
     """
     attack = resolve(name, BUILT_IN, "attack")
     if not is_custom(name):
         return attack
     own = own_attack(name, attack)
     if own.name in BUILT_IN:
-        raise InputError(f"{name}: flsim has an attack {own.name}, whose rows it would replace; rename it")
+        raise InputError(f"{name}: flsim has an attack {own.name}, whose rows this attack would replace; rename it")
     return own

@@ -1,4 +1,4 @@
-"""The contract of an attack, its input, records before a model, and the model's answers that attacks are made of."""
+"""The interface of attacks, and their input: records with a model, and values of the model."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -19,7 +19,7 @@ from flsim.training.central.record_level import record_gradients
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-FLOATS = 2**22  # values that one batch may hold at once, in float64: 32 MB for each tensor of that size
+FLOATS = 2**22  # largest number of values in one batch, in float64: 32 MB for each tensor of that size
 
 Learned = Callable[[Floats], Floats]
 """Function from statistics, float64 [n, F], to scores, float64 [n]."""
@@ -30,13 +30,13 @@ class Attack:
     """An attack on the membership of records.
 
     Attributes:
-        name: the name by which a built-in attack is asked for, and that tables show.
-        score: function of `Candidates` that returns a score of each record, float64 [N], larger for what it takes for
-            a member. It does not know which records are members. Of an attack with `fit` it returns statistics [N, F].
+        name: the name of the attack in options and tables.
+        score: function of `Candidates` that returns a score of each record, float64 [N], where larger means membership.
+            It does not know which records are members. For an attack with `fit`, it returns statistics [N, F].
         description: a phrase about the score.
         source: the paper that describes it.
         fit: function of statistics [n, F] and membership bool [n] of one half of the records; it returns the function
-            by which the other half is scored. The attack is then measured on that other half alone.
+            that scores the other half. The attack is then measured only on the other half.
     """
 
     name: str
@@ -48,20 +48,20 @@ class Attack:
 
 @dataclass(frozen=True, eq=False)
 class Candidates:
-    """Records of which an attack says whether the model was trained on them.
+    """Records whose membership an attack infers.
 
-    Everything is computed in batches that bound memory, and does not depend on the other records. Arrays are read-only,
-    as all attacks share them.
+    Values are computed in batches of bounded memory, and do not depend on other records. Arrays are read-only, because
+    all attacks share them.
 
     Attributes:
         model: the model, on its device.
         records: N records.
-        keys: N names, by which random streams of the records differ.
+        keys: N names, which distinguish random streams of records.
         vocabulary: the words of token ids.
         unigram: float64 [V], log-probabilities of single tokens in the corpus.
         seed: the experiment's seed.
         layout: the corpus' token layout.
-        reference: a model that read none of the records; None where there is none.
+        reference: a model that was not trained on any of the records; None if there is none.
     """
 
     model: TrainableModel
@@ -74,7 +74,7 @@ class Candidates:
     reference: TrainableModel | None = None
 
     def __post_init__(self) -> None:
-        # Views, so that arrays of the caller stay as they are.
+        # Views, so arrays of the caller do not change.
         object.__setattr__(self, "unigram", _read_only(self.unigram.view()))
         tokens, offsets = _read_only(self.records.tokens.view()), _read_only(self.records.offsets.view())
         object.__setattr__(self, "records", Records(tokens, offsets))
@@ -84,7 +84,7 @@ class Candidates:
         return len(self.records)
 
     def before(self, model: TrainableModel) -> "Candidates":
-        """Return the same records before another model."""
+        """Return the same records with another model."""
         return replace(self, model=model)
 
     @cached_property
@@ -104,27 +104,27 @@ class Candidates:
 
     @cached_property
     def log_probs(self) -> Floats:
-        """Return log p(t_i | t_<i) of each record's tokens, float64 [N, T]; 0 behind the end of a record."""
+        """Return log p(t_i | t_<i) of each record's tokens, float64 [N, T]; 0 after the end of a record."""
         return _read_only(log_probabilities(self.model, self.records, self.layout))
 
     @cached_property
     def unigram_log_probs(self) -> Floats:
-        """Return the unigram's log-probabilities of each record's tokens, float64 [N, T]; 0 behind the end."""
+        """Return the unigram's log-probabilities of each record's tokens, float64 [N, T]; 0 after the end."""
         targets = batch(self.records, np.arange(len(self)), self.layout).targets
         return _read_only(np.where(targets != self.layout.pad, self.unigram[targets], 0.0))
 
     @cached_property
     def reference_log_probs(self) -> Floats:
-        """Return log-probabilities by the reference, float64 [N, T]; by the unigram where there is no reference."""
+        """Return log-probabilities by the reference, float64 [N, T]; or by the unigram if there is no reference."""
         if self.reference is None:
             return self.unigram_log_probs
         return _read_only(log_probabilities(self.reference, self.records, self.layout))
 
     def neighbours(self, count: int) -> Records:
-        """Return `count` neighbours of each record, N times `count` records, those of one record side by side.
+        """Return `count` neighbours of each record, N times `count` records, grouped by record.
 
-        A neighbour has one word replaced, at a place drawn uniformly, by another word drawn by the unigram. The draws
-        are a function of (seed, key of the record).
+        A neighbour has one word replaced, at a uniform position, by another word drawn from the unigram. The draws are
+        a function of (seed, key of the record).
         """
         first, last = self.layout.first_word, self.layout.last_word + 1
         cumulative = np.exp(self.unigram[first:last]).cumsum()
@@ -136,7 +136,7 @@ class Candidates:
             places = rng.integers(len(record), size=count)
             own = record[places].astype(np.int64) - first
             is_word = (own >= 0) & (own < last - first)
-            # A draw from all words but the record's own: its interval is cut out of [0, 1), and closed.
+            # A draw from all words except the word of the record, whose interval is removed from [0, 1).
             start = np.where(is_word, below[own.clip(0, last - first - 1)], 1.0)
             width = np.where(is_word, below[(own + 1).clip(1, last - first)] - start, 0.0)
             drawn = rng.random(count) * (cumulative[-1] - width)
@@ -150,7 +150,7 @@ class Candidates:
 
 
 def log_probabilities(model: TrainableModel, records: Records, layout: Layout) -> Floats:
-    """Return the natural log-probability of each token of records, float64 [N, T]; 0 behind the end of a record.
+    """Return the natural log-probability of each token of records, float64 [N, T]; 0 after the end of a record.
 
     Raises:
         Diverged: a value is not finite.

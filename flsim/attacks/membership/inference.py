@@ -1,7 +1,7 @@
-"""`flsim membership` of a run: how well attacks tell records that training read from records of others, as rows.
+"""`flsim membership` of a run: the success of attacks that distinguish training records from other records, as rows.
 
-A row is an estimate of how well an attack does, with intervals that treat records (of the area: authors) as
-independent. It proves nothing about epsilon, for which `flsim.attacks.audit` is.
+A row is an estimate of the success of an attack, with intervals that treat records (for the area, authors) as
+independent. It does not bound epsilon; see `flsim.attacks.audit`.
 """
 
 from collections.abc import Callable, Sequence
@@ -31,7 +31,7 @@ from flsim.training.local import threads as threads_of_torch
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 CONFIDENCE = 0.95
-POINTS = 60  # of a curve that is stored
+POINTS = 60  # largest number of points of a stored curve
 
 
 def infer_membership(
@@ -43,16 +43,16 @@ def infer_membership(
     delta: float | None = None,
     device: str = "cpu",
 ) -> pd.DataFrame:
-    """Attack the membership of records as `flsim membership` does, and store the rows in the run folders.
+    """Attack the membership of records like `flsim membership`, and store the rows in the run folders.
 
     Args:
         runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
-        attacks: names of built-in attacks, or ``path/to/file.py:NAME``; all built-in ones if there are none.
+        attacks: names of built-in attacks, or ``path/to/file.py:NAME``; all built-in attacks if empty.
         records: largest number of members, and of non-members.
-        round: round of the attacked checkpoint; the newest one of each run if not given.
+        round: round of the attacked checkpoint; the newest of each run if not given.
         reference: checkpoint of a run on another corpus with this vocabulary, for the attack "reference"; by default
             the reference is the frequency of single words.
-        delta: delta of the claim that rows are held against; that of each run if not given.
+        delta: delta of the claim for the rows; that of each run if not given.
         device: torch device, such as "cuda".
 
     Returns:
@@ -75,8 +75,8 @@ def attack_run(path: Path, attacks: Sequence[str], hparams: AttackHParams) -> Re
     """Return the rows of `infer_membership` of one run, with notes.
 
     Raises:
-        InputError: as for `infer_membership`.
-        RunFailed: an attack of one's own failed, or returned something else than a finite score of each record.
+        InputError: see `infer_membership`.
+        RunFailed: a custom attack failed, or did not return a finite score for each record.
         Diverged: a score of a built-in attack is not finite.
     """
     with threads_of_torch(1):
@@ -101,7 +101,7 @@ def row_of(
         attack: the attack.
         candidates: the records before the model.
         targets: which of them are members.
-        claim: what the ledger claims; None of a run without noise.
+        claim: the claim of the ledger; None for a run without noise.
         protects: the unit of the claim.
     """
     scores, kept = scores_of(attack, candidates, targets)
@@ -112,7 +112,7 @@ def row_of(
 
 
 def claimed(claim: Claim | None, protects: str) -> dict[str, Any]:
-    """Return what a row says of the ledger's claim."""
+    """Return the values of a row about the claim of the ledger."""
     return {
         "epsilon": None if claim is None else claim.epsilon,
         "delta": None if claim is None else claim.delta,
@@ -130,17 +130,17 @@ def success(
     seed: int,
     allows: Callable[[float], float | None],
 ) -> dict[str, Any]:
-    """Return how well scores tell members from others, as values of a row by name.
+    """Return how well scores distinguish members from non-members, as values of a row by name.
 
     Args:
         name: name of the attack.
-        unit: the unit that a score is of.
-        scores: float64 [n], larger for what looks like a member.
+        unit: the unit of a score.
+        scores: float64 [n], where larger means membership.
         is_member: bool [n].
-        authors: n authors of the units, whom the bootstrap draws.
+        authors: n authors of the units, which the bootstrap draws.
         seed: the experiment's seed.
-        allows: function of a false-positive rate: the largest true-positive rate that the claim leaves to an attacker
-            on one unit; None without a claim.
+        allows: function of a false-positive rate: the largest true-positive rate that the claim allows an attacker on
+            one unit; None without a claim.
     """
     authors = np.array(authors, object)
     members, others = scores[is_member], scores[~is_member]
@@ -181,13 +181,13 @@ def success(
 
 
 def scores_of(attack: Attack, candidates: Candidates, targets: Targets) -> tuple[Floats, Flags]:
-    """Return the scores of the records that an attack is measured on, and which records these are, bool [2N].
+    """Return the scores of the measured records, and the mask of these records, bool [2N].
 
     An attack without `fit` is measured on all records. One with `fit` learns from half of the pairs, drawn at random,
     and is measured on the others.
 
     Raises:
-        RunFailed: the attack returned something else than finite numbers, one for each record.
+        RunFailed: the attack did not return a finite number for each record.
     """
     computed = attack.score(candidates)
     if attack.fit is None:
@@ -196,16 +196,18 @@ def scores_of(attack: Attack, candidates: Candidates, targets: Targets) -> tuple
     order = stream(candidates.seed, "membership halves").permutation(pairs)
     is_fit = order[targets.pairs] < pairs // 2
     if not is_fit.any():
-        raise InputError(f'attack "{attack.name}" learns from half of the records, and there is one pair of them')
+        raise InputError(
+            f'attack "{attack.name}" learns from half of the records, but there is only one pair; attack more records'
+        )
     learned = attack.fit(computed[is_fit], targets.is_member[is_fit])
     return _checked(attack, learned(computed[~is_fit]), int((~is_fit).sum())), ~is_fit
 
 
 def allowed(claim: Claim | None, protects: str, fpr: float) -> float | None:
-    """Return the largest true-positive rate that a claim leaves to any attacker on a record; None without a claim.
+    """Return the largest true-positive rate that a claim allows any attacker on a record; None without a claim.
 
-    A ledger of records is about the presence of one. A ledger of users is about replacing what a user holds, which is
-    what changes with one of the user's records.
+    A ledger of records covers the presence of a record. A ledger of users covers the replacement of the data of a user,
+    of which a record is a part.
     """
     if claim is None:
         return None
@@ -220,11 +222,12 @@ def _area(attack: Attack, candidates: Candidates, targets: Targets) -> float:
 
 
 def _checked(attack: Attack, scores: Any, count: int) -> Floats:
-    """Return scores as float64 [count]; raise RunFailed where they are something else, or not finite."""
+    """Return scores as float64 [count]; raise RunFailed if they have another form or are not finite."""
     with suppress(TypeError, ValueError):
         numbers = np.asarray(scores, np.float64)
         if numbers.shape == (count,) and np.isfinite(numbers).all():
             return numbers
     raise RunFailed(
-        f"attack {attack.name}: returned no finite number for each of {count} records; return an array of as many"
+        f"attack {attack.name}: did not return a finite number for each of {count} records; return an array of "
+        "this length"
     )

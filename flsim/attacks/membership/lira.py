@@ -1,15 +1,15 @@
-"""LiRA, the likelihood-ratio attack by shadow models.
+"""LiRA, the likelihood-ratio attack with shadow models.
 
 Carlini et al., "Membership Inference Attacks From First Principles" (2022), sections 4 and 5 and Algorithm 1. Shadow
-models are trained like the target, each on a random half of the data, so that each point x was in the training data of
-some (IN) and not of others (OUT). The scores phi(x) of both kinds are taken for normal:
+models are trained like the target, each on a random half of the data, so each point x was in the training data of some
+models (IN) and not of others (OUT). The scores phi(x) of both kinds are assumed to be normal:
 
     online     log N(phi; m_in, s_in^2) - log N(phi; m_out, s_out^2)
     offline    Phi((phi - m_out) / s_out): the probability that a model without x scores below the target
 
-A classifier's phi is log(p / (1 - p)). For a sequence phi is its mean log-likelihood, which is unbounded already.
+A classifier's phi is log(p / (1 - p)). For a sequence phi is its mean log-likelihood, which is already unbounded.
 
-Shapes: S shadow models, N points. Larger is more of a member.
+Shapes: S shadow models, N points. Larger scores mean membership.
 """
 
 import numpy as np
@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
-FEW = 64  # shadow models, below which the paper takes one variance for all points
-SMALLEST = 1e-30  # added to a standard deviation, so that equal scores of all models are no division by zero
+FEW = 64  # shadow models, below which the paper uses one variance for all points
+SMALLEST = 1e-30  # added to a standard deviation, which avoids a division by zero for equal scores
 
 
 def online(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
@@ -38,8 +38,8 @@ def online(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | No
 def offline(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | None = None) -> Floats:
     """Return the probability that a model which was not trained on the point scores below the target, float64 [N].
 
-    It is one-sided: unusually low scores are no sign of membership. Arguments are those of `online`; scores of models
-    that were trained on a point are not read.
+    It is one-sided: unusually low scores do not mean membership. For the arguments, see `online`; scores of models that
+    were trained on a point are not used.
     """
     mean, deviation = _normal(shadows, ~is_in, fixed_variance)
     probability: Floats = scipy.special.ndtr((phi - mean) / deviation)
@@ -49,8 +49,8 @@ def offline(phi: Floats, shadows: Floats, is_in: Flags, fixed_variance: bool | N
 def _normal(shadows: Floats, side: Flags, fixed_variance: bool | None) -> tuple[Floats, Floats]:
     """Return the mean [N] and the standard deviation [N] of each point's scores by the models of one side.
 
-    A shared deviation is that of the differences of all scores from the means of their points. The mean, NaN where no
-    model is of the side, is a point's own in both cases.
+    A shared deviation is that of the differences of all scores from the means of their points. The mean is always that
+    of the point, and NaN if there is no model of this side.
     """
     counts = side.sum(axis=0)
     with np.errstate(invalid="ignore", divide="ignore"):

@@ -1,14 +1,15 @@
 """RMIA, the robust attack by pairwise likelihood ratios.
 
 Zarifzadeh, Liu and Shokri, "Low-Cost High-Power Membership Inference Attacks" (2024), section 3, as in its authors'
-ml_privacy_meter (modules/mia/attacks/rmia.py, commit e384af8), except that OUT models are chosen by their masks, where
-that code supposes that exactly half are OUT.
+ml_privacy_meter (modules/mia/attacks/rmia.py, commit e384af8), except that OUT models are chosen by their masks,
+because that code assumes that exactly half are OUT.
 
     ratio(x) = p(x | theta) / p(x),        p(x): the mean of p(x | theta') over reference models theta'
     score(x) = share of the population z with  ratio(x) / ratio(z) > gamma
 
-Offline there are only models without x, and p(x) is taken as (1 + a) / 2 p_out(x) + (1 - a) / 2, which supposes
-probabilities in [0, 1], near 1 for members. For a sequence p is therefore e to the mean log-likelihood of a token.
+Offline there are only models without x, and p(x) is approximated by (1 + a) / 2 p_out(x) + (1 - a) / 2, which assumes
+probabilities in [0, 1] that are near 1 for members. For a sequence, p is therefore e to the mean log-likelihood per
+token.
 
 Shapes: S reference models, N points, Z points of a population that the target was not trained on.
 """
@@ -34,13 +35,13 @@ def online_ratios(target: Floats, references: Floats) -> Floats:
 
 
 def offline_ratios(target: Floats, references: Floats, is_in: Flags, a: float = OFFLINE_A) -> Floats:
-    """Return p(x | theta) over what the models without x make p(x), float64 [N].
+    """Return p(x | theta) over the estimate of p(x) from the models without x, float64 [N].
 
     Args:
         target: float64 [N].
         references: float64 [S, N].
-        is_in: bool [S, N], which points each reference model was trained on; each point is out of one at least.
-        a: how near p(x) is to that of models without x; 1 takes it for theirs.
+        is_in: bool [S, N], which points each reference model was trained on; each point is outside at least one model.
+        a: how close p(x) is to that of models without x; 1 uses their mean.
 
     >>> offline_ratios(np.array([0.8, 0.5]), np.array([[0.4, 0.5]]), np.zeros((1, 2), bool)).round(4).tolist()
     [1.3115, 0.7407]
@@ -51,12 +52,12 @@ def offline_ratios(target: Floats, references: Floats, is_in: Flags, a: float = 
 
 
 def scores(ratios: Floats, population: Floats, gamma: float = GAMMA) -> Floats:
-    """Return the share of the population whose ratio each point's exceeds gamma times, float64 [N].
+    """Return the share of the population whose ratio is exceeded gamma times by that of each point, float64 [N].
 
     Args:
         ratios: float64 [N].
         population: float64 [Z], ratios of points that the target was not trained on.
-        gamma: how much larger a ratio has to be.
+        gamma: required factor between ratios.
     """
     below = np.searchsorted(np.sort(gamma * population), ratios, side="left")
     return np.asarray(below / len(population), np.float64)

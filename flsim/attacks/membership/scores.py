@@ -1,8 +1,8 @@
-"""Scores of records by the log-probabilities of their tokens: larger for what looks like a member.
+"""Scores of records from the log-probabilities of their tokens, where larger means membership.
 
-Shapes: N records, T the length of the longest one in tokens. Log-probabilities are natural, float64 [N, T], of each
-record's own tokens; what lies behind a record's end does not count. A record has n tokens: its words, and the end of
-the sequence where the model is trained to predict it.
+Shapes: N records, T the length of the longest record in tokens. Log-probabilities are natural, float64 [N, T], for the
+tokens of each record; values after the end of a record are ignored. A record has n tokens: its words, and the end of
+the sequence if the model is trained to predict it.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
-SHARE = 0.2  # of a record's tokens, in Min-K% and Min-K%++
+SHARE = 0.2  # share of a record's tokens in Min-K% and Min-K%++
 
 
 def mean_log_probability(log_probs: Floats, lengths: Ints) -> Floats:
     """Return (1/n) sum_i log p(t_i | t_<i), the negative loss of each record [N].
 
     See Yeom et al., "Privacy Risk in Machine Learning" (2018), section 3. The mean is taken because a sum ranks short
-    records above long ones.
+    records above long records.
 
     Args:
         log_probs: float64 [N, T].
@@ -31,7 +31,7 @@ def mean_log_probability(log_probs: Floats, lengths: Ints) -> Floats:
 
 
 def against_reference(log_probs: Floats, of_reference: Floats, lengths: Ints) -> Floats:
-    """Return sum_i [log p(t_i | t_<i) - log q(t_i | t_<i)] for a reference q that never read the record [N].
+    """Return sum_i [log p(t_i | t_<i) - log q(t_i | t_<i)] for a reference q that was not trained on the record [N].
 
     See Carlini et al., "Extracting Training Data from Large Language Models" (2021), section 5.1, and the calibration
     of Watson et al., "On the Importance of Difficulty Calibration in Membership Inference Attacks" (2022), equation 2.
@@ -82,16 +82,16 @@ def lowest_share(values: Floats, lengths: Ints, share: float = SHARE) -> Floats:
     -9.5
     """
     ordered = np.sort(np.where(_is_token(values, lengths), values, np.inf), axis=1)
-    counts = np.maximum(1, np.floor(share * lengths + 1e-9).astype(np.int64))  # 0.2 n may round below a whole number
+    counts = np.maximum(1, np.floor(share * lengths + 1e-9).astype(np.int64))  # 0.2 n can round below an integer
     means: Floats = _sums(ordered, counts) / counts
     return means
 
 
 def standardized(log_probs: Floats, means: Floats, deviations: Floats) -> Floats:
-    """Return z_i = (log p(t_i | t_<i) - mu_i) / sigma_i [N, T], of which Min-K%++ takes the `lowest_share`.
+    """Return z_i = (log p(t_i | t_<i) - mu_i) / sigma_i [N, T], from which Min-K%++ uses the `lowest_share`.
 
     See Zhang et al., "Min-K%++: Improved Baseline for Detecting Pre-Training Data from Large Language Models" (2025),
-    equation 3. z is 0 where sigma is 0, as all tokens are equally likely there.
+    equation 3. z is 0 if sigma is 0, because all tokens are then equally likely.
 
     Args:
         log_probs: float64 [N, T].
@@ -104,7 +104,7 @@ def standardized(log_probs: Floats, means: Floats, deviations: Floats) -> Floats
 
 
 def against_neighbours(own: Floats, of_neighbours: Floats) -> Floats:
-    """Return the mean loss of each record's neighbours less the record's own loss [N].
+    """Return the mean loss of each record's neighbours minus the loss of the record [N].
 
     See Mattern et al., "Membership Inference Attacks against Language Models via Neighbourhood Comparison" (2023),
     equation 3.
@@ -118,11 +118,11 @@ def against_neighbours(own: Floats, of_neighbours: Floats) -> Floats:
 
 
 def quantile_fit(features: Floats, values: Floats, level: float) -> Floats:
-    """Return the coefficients [F + 1] of the linear quantile regression of values on features, the constant first.
+    """Return the coefficients [F + 1] of the linear quantile regression of values on features, with the constant first.
 
     They minimize the mean pinball loss max(level r, (level - 1) r) of the residuals r (Koenker and Bassett, "Regression
     Quantiles", 1978), exactly, as a linear program. Bertran et al., "Scalable Membership Inference Attacks via Quantile
-    Regression" (2023), fit scores of non-members so, and take values above the fitted quantile for members.
+    Regression" (2023), fit scores of non-members in this way, and classify values above the fitted quantile as members.
 
     Args:
         features: float64 [n, F].
@@ -141,12 +141,13 @@ def quantile_fit(features: Floats, values: Floats, level: float) -> Floats:
 
 
 def logistic_fit(features: Floats, is_member: NDArray[np.bool_], penalty: float = 1e-3) -> Floats:
-    """Return the coefficients [F] of a logistic regression of membership, without the constant, which no rank needs.
+    """Return the coefficients [F] of a logistic regression of membership, without the constant.
 
     Args:
         features: float64 [n, F], standardized.
         is_member: bool [n].
-        penalty: weight of half the squared norm beside the mean loss, which bounds coefficients of separable classes.
+        penalty: weight of half the squared norm relative to the mean loss, which bounds coefficients of separable
+            classes.
     """
     signs = np.where(is_member, 1.0, -1.0)
 

@@ -1,7 +1,7 @@
-"""Attacks by shadow models: runs of several seeds that each trained on a random half of the users, or of the records.
+"""Attacks with shadow models: runs of several seeds, each trained on a random half of the users or records.
 
-Every run of `data.shadow` is the target once, and the others are its shadow models (leave-one-out). As coins decided
-who is in, members and others differ in nothing but training, and no control is needed.
+Every run of `data.shadow` is the target once, and the others are its shadow models (leave-one-out). Because coins
+decided membership, members and others differ only in training, and no control is needed.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -39,7 +39,7 @@ Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 Ints = NDArray[np.int64]
 LOSS = "loss"  # the attack without shadow models
-FEWEST = 4  # runs: a target and three shadow models
+FEWEST = 4  # smallest number of runs: a target and three shadow models
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,9 +49,9 @@ class Shadows:
     Attributes:
         unit: the unit of targets, "user" or "record".
         targets: N names, such as ``"train:17"``.
-        phi: float64 [S, N], mean log-likelihood of a token of each target by each run.
+        phi: float64 [S, N], mean log-likelihood per token of each target in each run.
         is_in: bool [S, N], whether each run's training read the target.
-        population: float64 [S, Z], the same score of users or records that no run was trained on.
+        population: float64 [S, Z], the same score of users or records outside the training of all runs.
     """
 
     unit: Shadow
@@ -68,19 +68,19 @@ class _Side:
     records: Records
     owners: Ints
     names: tuple[str, ...]
-    positions: Ints  # of each target, among users or among records of its split
+    positions: Ints  # index of each target among the users or records of its split
 
 
 def infer_by_shadows(
     *runs: Path | str, records: int = 1_000, round: int | None = None, device: str = "cpu"
 ) -> tuple[pd.DataFrame, pd.DataFrame]:
-    """Attack runs with each other as shadow models, as `flsim membership --shadows` does, and store rows in the runs.
+    """Attack runs with each other as shadow models, like `flsim membership --shadows`, and store rows in the runs.
 
     Args:
-        runs: folders of runs with `data.shadow` and of sweeps of them; runs that differ in their seeds alone attack
-            each other, at least 4.
-        records: largest number of targets, which are users or records, and of others that no run was trained on.
-        round: round of the attacked checkpoints; the newest one of each run if not given.
+        runs: folders of runs with `data.shadow` and of sweeps of them; runs that differ only in their seeds attack each
+            other; at least 4.
+        records: largest number of targets, which are users or records, and of others outside all training.
+        round: round of the attacked checkpoints; the newest of each run if not given.
         device: torch device, such as "cuda".
 
     Returns:
@@ -89,7 +89,7 @@ def infer_by_shadows(
         ``setting`` and ``unit``.
 
     Raises:
-        InputError: there is no such run or checkpoint, or runs are no shadow models of each other.
+        InputError: there is no such run or checkpoint, or runs are not shadow models of each other.
 
     Examples:
         >>> attacks, targets = flsim.infer_by_shadows("runs/shadows-demo")                     # doctest: +SKIP
@@ -106,10 +106,10 @@ def infer_by_shadows(
 
 
 def by_setting(paths: Sequence[Path], hparams: AttackHParams) -> Iterator[tuple[str, pd.DataFrame, pd.DataFrame]]:
-    """Yield each setting with its two tables, as `infer_by_shadows` has them, and store rows in its runs' folders.
+    """Yield each setting with its two tables, see `infer_by_shadows`, and store rows in the folders of its runs.
 
     Raises:
-        InputError: as for `infer_by_shadows`.
+        InputError: see `infer_by_shadows`.
     """
     names, series = named_apart(paths), dict[str, list[Path]]()
     for path in paths:
@@ -123,13 +123,13 @@ def by_setting(paths: Sequence[Path], hparams: AttackHParams) -> Iterator[tuple[
 
 
 def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> None:
-    """Store how well LiRA and RMIA tell the targets of each run, in the run's folder.
+    """Store the success of LiRA and RMIA on the targets of each run, in the run's folder.
 
-    Intervals resample targets, which have no author here: coins decided about each by itself. A ledger of users is not
-    held against targets that are users, whose presence is more than the replacement of what they hold.
+    Intervals resample targets, which have no author, because each has a separate coin. The ledger of users is not
+    compared with user targets, because the presence of a user is more than the replacement of their data.
 
     Args:
-        paths: the run folders whose scores `shadows` has, in its order.
+        paths: the run folders of the scores in `shadows`, in the same order.
         shadows: the scores, from `collect`.
         hparams: the settings that they were collected with.
     """
@@ -138,7 +138,7 @@ def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> No
         attacked = Attacked.open(path, hparams)
         claim, protects = attacked.claim if shadows.unit == "record" else None, attacked.run.config.unit
         allows, rows = partial(allowed, claim, protects), []
-        for name in (name for name in scores if name != LOSS):  # the loss is an attack on a run alone
+        for name in (name for name in scores if name != LOSS):  # the loss is an attack on a single run
             known = np.isfinite(scores[name][index])
             is_in = shadows.is_in[index, known]
             if is_in.any() and not is_in.all():
@@ -153,13 +153,13 @@ def store(paths: Sequence[Path], shadows: Shadows, hparams: AttackHParams) -> No
 def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None, device: str = "cpu") -> Shadows:
     """Score the same targets by the models of all runs.
 
-    Targets are drawn from the training users of the corpus, or from their records, whatever their coins. A user is
-    scored by records that no run trains on where the runs have `data.user_holdout`, and by all of its own otherwise, at
-    most 50.
+    Targets are drawn from the training users of the corpus, or from their records, independent of their coins. A user
+    is scored by at most 50 records: records that no run trains on if the runs have `data.user_holdout`, and otherwise
+    all records.
 
     Args:
-        paths: run folders that differ in their seeds alone.
-        count: largest number of targets, and of others from the held-out and test users.
+        paths: run folders that differ only in their seeds.
+        count: largest number of targets, and of others, from the held-out and test users.
         round_: round of the checkpoints; the newest of each run if not given.
         device: torch device, such as "cuda".
 
@@ -191,7 +191,7 @@ def collect(paths: Sequence[Path], count: int = 1_000, round_: int | None = None
 
 
 def leave_one_out(shadows: Shadows) -> dict[str, Floats]:
-    """Return the scores of each attack, float64 [S, N] by its name; NaN where other runs lack one side of a target."""
+    """Return the scores of each attack, float64 [S, N] by name; NaN if other runs have only one side of a target."""
     attacks = (LOSS, "LiRA online", "LiRA offline", "RMIA online", "RMIA offline")
     scores = {name: np.full(shadows.phi.shape, np.nan) for name in attacks}
     for run in range(len(shadows.phi)):
@@ -216,7 +216,7 @@ def leave_one_out(shadows: Shadows) -> dict[str, Floats]:
 def success(shadows: Shadows, seed: int = 0) -> pd.DataFrame:
     """Return a row for each attack: area and true-positive rates over all pairs of a run and a target.
 
-    Intervals are bootstraps over runs, as the targets of one run share its model.
+    Intervals are bootstraps over runs, because the targets of one run share its model.
 
     Args:
         shadows: the scores.
@@ -249,11 +249,11 @@ def success(shadows: Shadows, seed: int = 0) -> pd.DataFrame:
 
 
 def counterfactual(shadows: Shadows) -> pd.DataFrame:
-    """Return counterfactual memorization of each target: the mean score by runs with it less that by runs without.
+    """Return counterfactual memorization of each target: the mean score in runs with it minus that in runs without it.
 
     Zhang et al., "Counterfactual Memorization in Neural Language Models" (2021), equation 1, with the mean
-    log-likelihood of a token in the place of accuracy. A target that all runs read, or none, has no value. The columns:
-    target, n_in, n_out (numbers of runs), memorization (nats a token) and its standard error.
+    log-likelihood per token instead of accuracy. A target of all runs or of no run has no value. Columns: target, n_in,
+    n_out (numbers of runs), memorization (nats per token) and its standard error.
     """
     side_in, side_out = (_moments(shadows.phi, side) for side in (shadows.is_in, ~shadows.is_in))
     return pd.DataFrame(
@@ -282,17 +282,20 @@ def _rate(level: float) -> Callable[[Floats, Floats], float]:
 
 def _refuse_unlike(runs: Sequence[Run]) -> Shadow:
     if len(runs) < FEWEST:
-        raise InputError(f"{len(runs)} runs: shadow models need at least {FEWEST}; name the runs of a whole sweep")
+        raise InputError(f"{len(runs)} runs: shadow models need at least {FEWEST}; name a complete sweep")
     first = runs[0]
     unit = first.config.data.shadow
     if unit is None:
         raise InputError(f'{first.path}: trained on all users; set data.shadow = "user" or "record" for shadow models')
     for run in runs[1:]:
         if (run.series, run.corpus.digest) != (first.series, first.corpus.digest):
-            raise InputError(f"{run.path}: no shadow model of {first.path}, as they differ in more than their seeds")
+            raise InputError(
+                f"{run.path}: this run cannot be a shadow model of {first.path}, because they differ in more than "
+                "their seeds"
+            )
     seeds = [run.config.seed for run in runs]
     if len(set(seeds)) < len(seeds):
-        raise InputError(f"{first.path}: two runs of one seed are one shadow model; name each seed once")
+        raise InputError(f"{first.path}: two runs have the same seed; name each seed once")
     return unit
 
 
@@ -309,7 +312,7 @@ def _candidates(split: Split, unit: Shadow, share: float) -> Ints:
 
 
 def _targets(split: Split, unit: Shadow, share: float, count: int, candidates: Ints) -> _Side:
-    """Draw targets of a split, the same ones for all runs over the corpus."""
+    """Draw targets of a split, the same for all runs on the corpus."""
     drawn = stream(0, "shadow targets", unit, split.folder.name).permutation(candidates)[:count]
     chosen = np.sort(drawn).astype(np.int64)
     name = split.folder.name

@@ -1,4 +1,4 @@
-"""Proofs about two runs side by side: their audits, and stored rows of attacks on membership."""
+"""Evidence about two runs side by side: their audits, and stored rows of attacks on membership."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -18,21 +18,21 @@ from flsim.results.store import read_run
 from flsim.show.table import Column, json_rows, markdown, note
 
 NOTE = (
-    ">=: a lower bound on epsilon with 95% confidence. About: an estimate, which may be above the truth. Ledger: "
-    "whether a test refutes what the run claims. Limit: the largest epsilon that the test can "
-    "refute if all guesses are right. Cannot be tested: no outcome refutes the claim. Attacks on "
-    "membership: the probability that a member scores above a non-member (AUROC), with a 95% "
-    "interval by resampling authors; with *, an attack that reads no model does well, too. No row "
-    "tests the difference of the runs. `flsim audit` and `flsim membership` have more."
+    ">=: a lower bound on epsilon with 95% confidence. About: an estimate, which can exceed the true epsilon. "
+    "Ledger: whether a test refutes the claim of the run. Limit: the largest epsilon that the test can refute "
+    "if all guesses are right. Cannot be tested: no outcome refutes the claim. Attacks on membership: the "
+    "probability that a member scores above a non-member (AUROC), with a 95% interval by resampling authors; "
+    "with *, an attack without the model also succeeds. No row tests the difference between the runs. `flsim "
+    "audit` and `flsim membership` have more."
 )
 
 
 @dataclass(frozen=True)
 class Proof:
-    """The proofs about one run.
+    """The evidence about one run.
 
     Attributes:
-        subject: the audited run; None where it cannot be audited.
+        subject: the audited run; None if it cannot be audited.
         audited: the rows and notes of its audit.
         membership: stored rows of the newest round whose membership was attacked.
     """
@@ -43,21 +43,21 @@ class Proof:
 
     @classmethod
     def read(cls, path: Path, round: int | None = None, epoch: float | None = None) -> "Proof":
-        """Read what is proven of a run.
+        """Read the evidence about a run.
 
         Args:
             path: the run folder.
-            round: the evaluated round to audit; the last one if neither it nor `epoch` is given.
-            epoch: the evaluation after so many epochs.
+            round: the evaluated round to audit; the last round if `round` and `epoch` are not given.
+            epoch: the evaluation after this number of epochs.
         """
         subject, identity = None, read_run(path).identity
-        with suppress(InputError):  # such as a checkpoint that is gone; what is compared beside this needs none
+        with suppress(InputError):  # for example a missing checkpoint, which the rest of the comparison does not need
             subject = subject_of(path, round, epoch)
         audited = Result(frame=pd.DataFrame()) if subject is None else audit_subject(subject)
         return cls(subject, audited, newest_rows(path, identity))
 
     def statements(self) -> dict[str, str]:
-        """Return what is proven: values as text, by name."""
+        """Return the evidence: values as text, by name."""
         named: dict[str, str] = {}
         for row in self.audited.frame.to_dict("records"):
             if pd.notna(row["low"]) and row["method"] != "tpr":
@@ -81,14 +81,14 @@ class Proof:
 
 
 def to_markdown(a: Proof, b: Proof) -> str:
-    """Return a section with a row for each statement on either run; empty where there is none."""
+    """Return a section with a row for each statement on either run; empty if there is none."""
     first, second = a.statements(), b.statements()
     names = list(dict.fromkeys([*first, *second]))
     if not names:
         return ""
     sides = [Column(side, [values.get(name, "") for name in names]) for side, values in (("a", first), ("b", second))]
     table = markdown([Column("Epsilon, or attack on", names, is_number=False)], [sides])
-    return f"## What an attacker can prove\n\n{table}\n{note(NOTE)}"
+    return f"## Evidence from audits and attacks\n\n{table}\n{note(NOTE)}"
 
 
 def _name(row: Mapping[Any, Any]) -> str:

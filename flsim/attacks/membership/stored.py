@@ -13,7 +13,7 @@ from flsim.base.files import held, new_file
 from flsim.base.parquet import read_parquet
 
 FOLDER = "membership"
-LOCK = ".attacking"  # in the run's folder: held while rows are read and replaced
+LOCK = ".attacking"  # lock file in the run folder, for reading and replacing rows
 NAME = re.compile(r"round-(\d{6,})\.parquet", re.ASCII)
 LEVELS = (0.001, 0.01, 0.1)  # false-positive rates
 CURVE = ("curve_fpr", "curve_tpr", "curve_low", "curve_high", "curve_allowed")
@@ -47,7 +47,7 @@ SCHEMA = pa.schema(
 
 
 def write_rows(run_folder: Path, round_: int, table: pd.DataFrame) -> None:
-    """Store rows, whole or not at all, in place of earlier ones of the same unit and attack; others of the round stay.
+    """Store rows atomically, replacing rows of the same unit and attack; other rows of the round remain.
 
     Args:
         run_folder: the run's folder.
@@ -60,7 +60,7 @@ def write_rows(run_folder: Path, round_: int, table: pd.DataFrame) -> None:
     lock.touch()
     with ExitStack() as stack:
         with suppress(OSError):  # a filesystem without locks
-            # Without it, two commands would both read the earlier rows, and the later one would drop the other's.
+            # Without a lock, two commands could read the same rows, and the second would drop those of the first.
             stack.enter_context(held(lock, wait=True))
         if path.exists():
             earlier = read_rows(path, table["run"].iloc[0])
@@ -75,23 +75,23 @@ def read_rows(path: Path, identity: str) -> pd.DataFrame:
     """Read a file of rows.
 
     Raises:
-        InputError: the file is damaged, or holds rows of another run.
+        InputError: the file is damaged, or has rows of another run.
     """
     rows = read_parquet(path, SCHEMA)
     if not (rows["run"] == identity).all():
-        raise InputError(f"{path}: holds rows of another run; move it away and attack again")
+        raise InputError(f"{path}: the file has rows of another run; move it away and attack again")
     return rows
 
 
 def newest_rows(run_folder: Path, identity: str | None) -> pd.DataFrame:
-    """Return the rows of the last round that was attacked; without rows where none was, or the run has no identity."""
+    """Return the rows of the last round that was attacked; empty if there is none, or the run has no identity."""
     paths = [path for path in (run_folder / FOLDER).glob("*.parquet") if NAME.fullmatch(path.name)]
     newest = max(paths, key=lambda path: int(path.stem.removeprefix("round-")), default=None)
     return SCHEMA.empty_table().to_pandas() if newest is None or identity is None else read_rows(newest, identity)
 
 
 def _plain(table: pd.DataFrame) -> list[dict[str, object]]:
-    """Return rows without pandas' kinds of a missing value."""
+    """Return rows with missing values of pandas replaced by None."""
     return [
         {str(name): None if pd.api.types.is_scalar(value) and pd.isna(value) else value for name, value in row.items()}
         for row in table.to_dict("records")

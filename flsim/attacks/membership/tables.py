@@ -15,22 +15,22 @@ from flsim.show.table import Field, note, table_of
 
 LEVEL = 0.01  # false-positive rate of the rate in means over seeds
 AREA = (
-    "AUROC: the probability that a member scores above a non-member, with a 95% interval by resampling authors; 0.5 "
-    "means chance. % at 0.1%, 1% and 10%: members that the attack names if so many non-members are false alarms; the "
-    "interval treats members as independent. Empty where there are too few non-members for so low a rate. Allowed: the "
-    "largest share that the ledger leaves to any attacker. Controls: AUROC before training, and with permuted labels; "
-    "both should be near 0.5."
+    "AUROC: the probability that a member scores above a non-member, with a 95% interval by resampling "
+    "authors; 0.5 means chance. % at 0.1%, 1% and 10%: share of members that the attack finds if this share "
+    "of non-members are false alarms; the interval treats members as independent. Empty if there are too few "
+    "non-members for such a low rate. Allowed: the largest share that the ledger allows any attacker. "
+    "Controls: AUROC before training, and with permuted labels; both should be near 0.5."
 )
 SHADOWS = (
-    "In and Out: pairs of a run and a target that its training read, or did not. Each run is attacked once, with the "
-    "others as shadow models. Intervals resample runs. Coins decided who is in, so that only training tells the two "
-    "apart."
+    "In and Out: pairs of a run and a target that its training read, or did not. Each run is attacked once, "
+    "with the others as shadow models. Intervals resample runs. Fair coins decided which targets are in, so "
+    "only training can distinguish the two groups."
 )
 MEANS = (
-    "AUROC: mean over seeds, with its 95% interval by Student's t. Seeds share the corpus, so it says nothing of other "
-    "corpora. Blind: the same of an attack that reads no model. TPR: members named at 1% of false alarms. Less first: "
-    "AUROC less that of the first setting, over the seeds that both have, with the interval and the p-value of the "
-    "paired t test."
+    "AUROC: mean over seeds, with its 95% interval by Student's t. All seeds share the corpus, so the "
+    "interval does not cover other corpora. Blind: the same for an attack that reads no model. TPR: share of "
+    "members found at 1% of false alarms. Less first: AUROC minus the AUROC of the first setting, over the "
+    "seeds of both settings, with the interval and the p-value of the paired t test."
 )
 LABELS = (Field("Attack", "attack"), Field("Unit", "unit"), Field("In", "n_in", "{:,}"), Field("Out", "n_out", "{:,}"))
 AUROC = Field("AUROC", "auroc", "{:.3f}", ends=("auroc_low", "auroc_high"))
@@ -54,7 +54,7 @@ CONTROLS = (
 
 
 def to_text(name: str, attacked: Result) -> str:
-    """Return the rows of one run as text for people; `name` is that of the run's folder."""
+    """Return the rows of one run as text; `name` is that of the run's folder."""
     first = attacked.frame.iloc[0]
     units = " and ".join(f"{unit}s" for unit in dict.fromkeys(attacked.frame["unit"]))
     title = f"{first['setting']} ({name}), after round {first['round']:,}: membership of {units}"
@@ -63,7 +63,7 @@ def to_text(name: str, attacked: Result) -> str:
 
 
 def shadows_to_text(setting: str, table: pd.DataFrame, targets: pd.DataFrame) -> str:
-    """Return what attacks by shadow models do, as text for people.
+    """Return the results of attacks with shadow models as text.
 
     Args:
         setting: name of the runs' setting.
@@ -73,11 +73,12 @@ def shadows_to_text(setting: str, table: pd.DataFrame, targets: pd.DataFrame) ->
     known = targets[targets["standard_error"].notna()]
     above = int((known["memorization"] > 2 * known["standard_error"]).sum())
     memorization = (
-        f"Counterfactual memorization: on average {known['memorization'].mean():.4f} nats a token more by runs that "
-        f"read a target than by runs that did not; {above} of {len(known)} targets are above two standard errors."
+        f"Counterfactual memorization: on average {known['memorization'].mean():.4f} nats per token more in "
+        f"runs with a target than in runs without it; {above} of {len(known)} targets are above two standard "
+        "errors."
     )
     first = table.iloc[0]
-    title = f"{setting}: membership of {first['unit']}s by {first['shadows']} shadow models"
+    title = f"{setting}: membership of {first['unit']}s with {first['shadows']} shadow models"
     labels = [label for label in LABELS if label.name != "unit"]
     return text_of(title, [table_of(table, labels, [[AUROC], *RATES], [SHADOWS])], [memorization])
 
@@ -90,8 +91,8 @@ def means_over_seeds(attacked: Mapping[Path, Result]) -> pd.DataFrame:
 
     Returns:
         Columns unit, attack, series, setting, seeds (number of runs), auroc, control_auroc and tpr (means over seeds)
-        with the ends of their 95% intervals, and difference, difference_low, difference_high and p: of the AUROC from
-        the setting that comes first, paired by seed; NaN in rows of the first setting.
+        with the ends of their 95% intervals, and difference, difference_low, difference_high and p: from the AUROC of
+        the first setting, paired by seed; NaN in rows of the first setting.
     """
     names = named_apart(attacked)
     rows = pd.concat(

@@ -1,4 +1,4 @@
-"""The records of an attack: members, which training read, and non-members by other authors, of equal lengths."""
+"""The records of an attack: members from training, and non-members by other authors, of equal lengths."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,14 +18,14 @@ from flsim.runs.folder import Run
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-FEW = 100  # members, below which a table says so
-RECORDS = 2**16  # of a split that are read at once
+FEW = 100  # number of members below which a table has a note
+RECORDS = 2**16  # records of a split that are read at once
 NEVER_TRAINED = ("heldout", "test")
 
 
 @dataclass(frozen=True, eq=False)
 class Targets:
-    """Members and non-members in random order: N pairs, each of a member and a non-member with as many words.
+    """Members and non-members in random order: N pairs, each a member and a non-member with equal numbers of words.
 
     Attributes:
         records: the 2N records.
@@ -33,7 +33,7 @@ class Targets:
         authors: 2N authors of the records.
         is_member: bool [2N].
         pairs: int64 [2N], number of each record's pair.
-        notes: sentences about what cannot be said of them.
+        notes: sentences about limits.
     """
 
     records: Records
@@ -45,11 +45,11 @@ class Targets:
 
 
 def targets_of(run: Run, rounds: int, count: int) -> Targets:
-    """Draw members and non-members of a run after so many rounds, as a function of the run's seed.
+    """Draw members and non-members of a run after a number of rounds, as a function of the run's seed.
 
-    Members are records that training has read, and that no canary ever replaced. Non-members are records by authors who
-    are not among the training users, in the held-out and the test split, whose text does not occur as a training
-    record. Test users by date are left out, because what people write about changes with time.
+    Members are records that training read, and that no canary replaced. Non-members are records by authors who are not
+    among the training users, in the held-out and the test split, whose text does not occur as a training record. Test
+    users by date are excluded, because topics change with time.
 
     Args:
         run: the run.
@@ -57,7 +57,7 @@ def targets_of(run: Run, rounds: int, count: int) -> Targets:
         count: largest number of members, and of non-members.
 
     Raises:
-        InputError: no author is held out of training, or no record of theirs has the length of a member.
+        InputError: no author is held out of training, or none of their records has the length of a member.
     """
     corpus, train = run.corpus, run.corpus.split("train")
     splits, notes = never_trained(corpus)
@@ -67,7 +67,10 @@ def targets_of(run: Run, rounds: int, count: int) -> Targets:
     rng = stream(run.config.seed, "membership targets")
     chosen_in, chosen_out = matched(_lengths(train, members), lengths_out, count, rng)
     if not len(chosen_in):
-        raise InputError(f"{run.path}: no member has the length of a non-member, so nothing tells them apart")
+        raise InputError(
+            f"{run.path}: no member has the length of a non-member, so no pairs can be formed; use a corpus with "
+            "more held-out text"
+        )
     pairs = len(chosen_in)
     if pairs < FEW:
         notes.append(f"Only {pairs} members and {pairs} non-members have equal lengths, so the intervals are wide.")
@@ -93,9 +96,9 @@ def targets_of(run: Run, rounds: int, count: int) -> Targets:
 
 
 def members_of(run: Run, rounds: int) -> Ints:
-    """Return the positions, in the corpus' training split, of the records that training read as they are [n].
+    """Return the positions, in the corpus' training split, of the records that training read unchanged [n].
 
-    A record that a canary replaces in some round is left out.
+    A record that a canary replaces in any round is excluded.
     """
     users = run.users
     is_read = run.config.records_read(users, rounds)
@@ -107,7 +110,7 @@ def members_of(run: Run, rounds: int) -> Ints:
 def matched(members: Ints, others: Ints, count: int, rng: np.random.Generator) -> tuple[Ints, Ints]:
     """Return indices of members and of others, at most `count` each, so that pair i has equal lengths.
 
-    All pairs that are possible have the same chance.
+    All possible pairs are equally likely.
 
     Args:
         members: int64 [n_in], lengths of members.
@@ -117,7 +120,7 @@ def matched(members: Ints, others: Ints, count: int, rng: np.random.Generator) -
     """
     longest = int(max(members.max(initial=0), others.max(initial=0)))
     counts = np.minimum(*(np.bincount(lengths, minlength=longest + 1) for lengths in (members, others)))
-    counts[0] = 0  # an empty record says nothing
+    counts[0] = 0  # empty records are useless
     possible = np.repeat(np.arange(longest + 1), counts)
     if len(possible) > count:
         counts = np.bincount(rng.choice(possible, count, replace=False), minlength=longest + 1)
@@ -127,7 +130,7 @@ def matched(members: Ints, others: Ints, count: int, rng: np.random.Generator) -
 def unigram_of(corpus: Corpus) -> Floats:
     """Return log-probabilities of single tokens in all splits together, float64 [V], with one added to each count.
 
-    All splits count, so that neither members nor non-members have text that the unigram has not seen.
+    All splits count, so that the unigram covers the text of members and non-members.
     """
     layout = corpus.layout
     counts = np.ones(layout.vocabulary_size)
@@ -142,40 +145,43 @@ def unigram_of(corpus: Corpus) -> Floats:
 
 
 def fingerprints(split: Split) -> Iterator[NDArray[np.uint64]]:
-    """Yield a number for each record of a split, in order, by which equal texts are known: uint64 [n] at a time."""
+    """Yield a hash of each record of a split, in order: uint64 [n] at a time."""
     weights = stream(0, "fingerprints").integers(2**63, size=split.layout.record_words, dtype=np.uint64) * np.uint64(2)
     weights += np.uint64(1)
     for _, offsets in windows(split.record_offsets, RECORDS, overlap=1):
         lengths, starts = np.diff(offsets), offsets - offsets[0]
         tokens = piece(split.tokens, int(offsets[0]), int(offsets[-1])).astype(np.uint64) + np.uint64(1)
-        products = tokens * weights[np.arange(len(tokens)) - np.repeat(starts[:-1], lengths)]  # modulo 2^64, as sums
+        products = tokens * weights[np.arange(len(tokens)) - np.repeat(starts[:-1], lengths)]  # modulo 2^64, like sums
         sums = np.concatenate([np.zeros(1, np.uint64), products.cumsum(dtype=np.uint64)])
         yield sums[starts[1:]] - sums[starts[:-1]]
 
 
 def never_trained(corpus: Corpus) -> tuple[list[tuple[Split, Ints]], list[str]]:
-    """Return splits with their records by authors outside training, and sentences about what was left out."""
+    """Return splits with their records by authors outside training, and sentences about exclusions."""
     in_training = set(map(author_of, corpus.split("train").names))
     kept, notes = list[tuple[Split, Ints]](), list[str]()
     for name in NEVER_TRAINED:
         split = corpus.split(name)
         is_other = np.array([author_of(user) not in in_training for user in split.names], np.bool_)
         if name == "test" and not is_other.all():
-            notes.append("Test users are left out, as some are authors of training: the split is not one of authors.")
+            notes.append(
+                "Test users are excluded, because some of them are authors of training users: the split is not by "
+                "author."
+            )
             continue
         sizes: Ints = np.diff(split.user_offsets)
         if (positions := np.flatnonzero(np.repeat(is_other, sizes))).size:
             kept.append((split, positions))
     if not kept:
         raise InputError(
-            f"{corpus.path}: no author is held out of training, so that no record is known to be no member and nothing "
-            f"can be said about membership; import the corpus with a larger --heldout"
+            f"{corpus.path}: no author is held out of training, so there are no non-members; import the corpus "
+            "with a larger --heldout"
         )
     return kept, notes
 
 
 def _unseen(split: Split, chosen: Ints, train: Split) -> Ints:
-    """Return those of the chosen records whose text is no training record."""
+    """Return those of the chosen records whose text is not a training record."""
     every = np.concatenate([*fingerprints(split), np.empty(0, np.uint64)])[chosen]
     known, place = np.unique(every, return_inverse=True)
     is_seen = np.zeros(len(known), bool)

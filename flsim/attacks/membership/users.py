@@ -1,12 +1,12 @@
-"""User inference: telling the users that took part in training by records of theirs that no training ever read.
+"""User inference: detecting the users that took part in training from records that training did not read.
 
 [K] Kandpal et al., "User Inference Attacks on Large Language Models" (2023), section 3.
 
-For a user u with fresh records x_1, ..., x_m, drawn as u writes but not trained on, the attack computes
+For a user u with fresh records x_1, ..., x_m, from the distribution of u but not trained on, the attack computes
 
     T_u = (1/m) sum_i [ log p(x_i) - log p_ref(x_i) ],                                        [K] equation 2
 
-which is larger where the model has learnt how u writes. If p is the mixture of all users' texts, and p_ref the same
+which is larger if the model has learned the style of u. If p is the mixture of all users' texts, and p_ref the same
 mixture without u, then ([K] Proposition 1)
 
     log alpha_u + KL(D_u || D_-u)  <  E[T_u]  <=  alpha_u chi^2(D_u || D_-u),     alpha_u: u's share of the text.
@@ -42,13 +42,13 @@ from flsim.training.local import threads as threads_of_torch
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-RECORDS = 50  # fresh records of a user at most, as [K] takes
+RECORDS = 50  # largest number of fresh records of a user, as in [K]
 NAME = "likelihood-ratio"
 
 
 @dataclass(frozen=True, eq=False)
 class FreshRecords:
-    """Records of users that no training read: of training users, and of others.
+    """Records of training users and of other users that training did not read.
 
     Attributes:
         records: N records.
@@ -56,7 +56,7 @@ class FreshRecords:
         users: U names, such as ``"train:17"``.
         authors: U authors of the users.
         is_member: bool [U], whether the user took part in training.
-        shares: float64 [U], alpha_u: share of the trained records that are the user's.
+        shares: float64 [U], alpha_u: share of the user in the trained records.
     """
 
     records: Records
@@ -67,7 +67,7 @@ class FreshRecords:
     shares: Floats
 
     def by_author(self) -> "FreshRecords":
-        """Return the same records with authors in the place of the users that they were cut into."""
+        """Return the same records with users merged into authors."""
         authors, place = np.unique(np.array(self.authors, object), return_inverse=True)
         is_member = np.bincount(place, self.is_member) > 0
         names, shares = tuple(map(str, authors)), np.bincount(place, self.shares).astype(np.float64)
@@ -80,7 +80,7 @@ def user_statistics(log_probs: Floats, reference_log_probs: Floats, owners: Ints
     Args:
         log_probs: float64 [N], log-probability of each fresh record by the model.
         reference_log_probs: float64 [N], by the reference.
-        owners: int64 [N], the user of each record; each of 0, ..., U - 1 has one.
+        owners: int64 [N], the user of each record; each of 0, ..., U - 1 occurs.
 
     >>> user_statistics(np.array([-1.0, -3, -2]), np.array([-4.0, -4, -2]), np.array([0, 0, 1])).tolist()
     [2.0, 0.0]
@@ -91,11 +91,11 @@ def user_statistics(log_probs: Floats, reference_log_probs: Floats, owners: Ints
 
 
 def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> FreshRecords:
-    """Draw users and fresh records of theirs, as a function of the run's seed.
+    """Draw users and their fresh records, as a function of the run's seed.
 
-    Members are training users of whom training read a record in so many rounds. Others are users by authors who are
-    not in training: held-out and test users, or the training users whom the coins of `data.shadow` left out. The same
-    share of the records of both is fresh, by the same draw, so that both have as many of them.
+    Members are training users of whom training read a record. Others are users by authors who are not in training:
+    held-out and test users, or training users whom the coins of `data.shadow` exclude. The same share of records is
+    fresh for both, by the same draw, so both have equally many.
 
     Args:
         run: the run, with `data.user_holdout`.
@@ -109,7 +109,8 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
     share, train = run.config.data.user_holdout, run.corpus.split("train")
     if not share:
         raise InputError(
-            f"{run.path}: trains on all records of its users, so that none is fresh; set data.user_holdout, e.g. to 0.1"
+            f"{run.path}: the run trains on all records of its users, so there are no fresh records; set "
+            "data.user_holdout, e.g. to 0.1"
         )
     read = members_of(run, rounds)
     owners = np.searchsorted(np.asarray(train.user_offsets), read, side="right") - 1
@@ -133,7 +134,8 @@ def fresh_records(run: Run, rounds: int, count: int, most: int = RECORDS) -> Fre
     if not is_member.any() or is_member.all():
         raise InputError(
             f"{run.path}: there are fresh records of {int(is_member.sum())} users that took part, and of "
-            f"{int((~is_member).sum())} others, so nothing tells them apart; set a larger data.user_holdout"
+            f"{int((~is_member).sum())} other users, which is too few for an attack; set a larger "
+            "data.user_holdout"
         )
     owner = np.repeat(np.arange(len(names)), numbers)
     return FreshRecords(Records.joined(parts), owner, tuple(names), tuple(of_authors), is_member, np.array(shares))
@@ -147,22 +149,22 @@ def infer_users(
     delta: float | None = None,
     device: str = "cpu",
 ) -> pd.DataFrame:
-    """Attack the membership of users as `flsim membership --unit user` does, and store the rows in the run folders.
+    """Attack the membership of users like `flsim membership --unit user`, and store the rows in the run folders.
 
-    The attack is that of Kandpal et al. (2023), section 3, on records of users that no training read.
+    The attack is that of Kandpal et al. (2023), section 3, on records of users that training did not read.
 
     Args:
         runs: run folders and folders of sweeps, with `data.user_holdout`; or folders that hold some.
         users: largest number of users that took part, and of others.
-        round: round of the attacked checkpoint; the newest one of each run if not given.
+        round: round of the attacked checkpoint; the newest of each run if not given.
         reference: checkpoint of a run on another corpus with this vocabulary; by default the reference is the
             frequency of single words.
-        delta: delta of the claim that rows are held against; that of each run if not given.
+        delta: delta of the claim for the rows; that of each run if not given.
         device: torch device, such as "cuda".
 
     Returns:
-        A row per run for users and, where the corpus cuts authors into several users, a row for authors, with the
-        columns of `flsim.attacks.membership.stored.SCHEMA`.
+        A row per run for users and, if the corpus cuts authors into several users, a row for authors, with the columns
+        of `flsim.attacks.membership.stored.SCHEMA`.
 
     Raises:
         InputError: there is no such run or checkpoint, or a run has no fresh records.
@@ -181,7 +183,7 @@ def attack_users(path: Path, hparams: AttackHParams) -> Result:
     """Return the rows of `infer_users` of one run, with notes.
 
     Raises:
-        InputError, Diverged: as for `infer_users`.
+        InputError, Diverged: see `infer_users`.
     """
     with threads_of_torch(1):
         attacked = Attacked.open(path, hparams)
@@ -211,10 +213,10 @@ def attack_users(path: Path, hparams: AttackHParams) -> Result:
 
 
 def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -> float:
-    """Return the area of an attack that reads no model: a logistic regression of the statistics.
+    """Return the area of an attack without the model: a logistic regression on the statistics.
 
-    It learns from half of the members and of the others, and is measured on the rest; the halves are exchanged, and the
-    two areas averaged.
+    It learns from half of the members and of the others, and is measured on the rest; the halves are then exchanged,
+    and the two areas averaged.
 
     Args:
         statistics: float64 [U, F].
@@ -227,17 +229,17 @@ def blind_area(statistics: Floats, is_member: Flags, rng: np.random.Generator) -
     areas = []
     for fit in (is_first, ~is_first):
         if is_member[fit].all() or not is_member[fit].any():
-            return float("nan")  # too few users to learn anything from half of them
+            return float("nan")  # too few users to learn from half of them
         scores = logistic(statistics[fit], is_member[fit])(statistics[~fit])
         areas.append(auroc(scores[is_member[~fit]], scores[~is_member[~fit]]))
     return float(np.mean(areas))
 
 
 def _allows(run: Run, claim: Claim | None, side: FreshRecords) -> Callable[[float], float | None]:
-    """Return the largest true-positive rate on a whole user or author, as a function of the false-positive rate.
+    """Return the largest true-positive rate on a complete user or author, as a function of the false-positive rate.
 
-    It is None where the ledger claims nothing of these: the synthetic users of an IID twin hold records of many
-    authors, and a ledger of records says little of all of a user's.
+    The result is None if the ledger makes no claim about them: synthetic users of an IID partition have records of many
+    authors, and a ledger of records does not cover all records of a user.
     """
     if claim is None or run.config.unit != "user" or run.config.data.partition == "iid":
         return lambda _: None
@@ -253,7 +255,7 @@ def _means(values: Floats, owners: Ints) -> Floats:
 
 
 def fresh_of(split: Split, user: int, share: float, most: int = RECORDS) -> Records:
-    """Return the fresh records of a user: those held out of training, or as many of a user outside of it."""
+    """Return the fresh records of a user: held-out records, or as many of a user outside training."""
     first, last = split.user_offsets[user : user + 2].tolist()
     held = held_out(last - first, user, share)
     if len(held) > most:
@@ -267,6 +269,6 @@ def _held_out_users(run: Run) -> Iterator[tuple[Split, Ints]]:
 
 
 def _shadowed(run: Run, train: Split, authors: set[str]) -> Iterator[tuple[Split, Ints]]:
-    """Yield the training users whom coins left out, and none of whose author's users took part."""
+    """Yield the training users whom coins excluded and whose authors have no participating user."""
     outside = [user for user, name in enumerate(train.names) if author_of(name) not in authors]
     yield train, np.setdiff1d(np.array(outside, np.int64), getattr(run.train, "users", []))

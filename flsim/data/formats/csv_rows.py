@@ -1,7 +1,7 @@
 """Reader of CSV: a header, then a row per post, with commas or another delimiter, in UTF-8, with plain text (not HTML).
 
-Quoted fields may hold delimiters, quotes that are doubled, and line feeds. So no place in the file is known to be
-between two rows, and a file is one part, which is read row by row.
+Quoted fields can contain delimiters, doubled quotes, and line feeds. Therefore no place in the file is known to be
+between two rows, and a file is a single part.
 """
 
 import csv
@@ -15,12 +15,12 @@ from flsim.data.formats import posts
 from flsim.data.formats.fields import WrongFieldError, posts_of
 from flsim.data.formats.posts import Format, Part, Post, unpacked_name
 
-LONGEST_FIELD = 2**24  # characters; a quote that never ends holds so much before it is refused
+LONGEST_FIELD = 2**24  # characters; longest field, which bounds a quote that never ends
 _FLOAT = re.compile(r"-?[0-9]{1,300}\.0+")
 
 
 def csv_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Return the only part of a file; none of an empty one."""
+    """Return the only part of a file; none for an empty file."""
     size = data.stat().st_size
     return posts.parts_between([0, size] if size else [], data, source, columns)
 
@@ -31,7 +31,8 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     `flsim.data.formats.fields.posts_of` states which posts are dropped. Empty fields are nulls.
 
     Raises:
-        InputError: the file is not UTF-8, has no such columns, or has a row with other columns than the header.
+        InputError: the file is not UTF-8, lacks the columns, or has a row whose number of fields differs from the
+            header.
     """
     csv.field_size_limit(LONGEST_FIELD)
     with part.path.open(newline="", encoding="utf-8-sig") as file:
@@ -53,13 +54,14 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                 f"{part.source}: line {rows.line_num}: {part.columns[error.place]!r} {error.why}, found {row[user]:.40}"
             ) from error
         except UnicodeDecodeError as error:
-            raise InputError(f"{part.source}: not UTF-8; convert the file to UTF-8") from error  # read ahead: no line
+            # the file is read ahead, so the line is unknown
+            raise InputError(f"{part.source}: not UTF-8; convert the file to UTF-8") from error
         except csv.Error as error:
             raise InputError(f"{part.source}: line {rows.line_num}: not CSV ({error})") from error
 
 
 def _author(field: str) -> str | float:
-    """Return an author; a whole number stored as a float, as pandas writes a column with nulls, as that float."""
+    """Return an author; "7.0", which pandas writes for an integer in a column with nulls, becomes that float."""
     return float(field) if _FLOAT.fullmatch(field) else field
 
 
@@ -77,8 +79,8 @@ def _place(header: list[str], column: str, option: str, part: Part) -> int:
     if header.count(column) != 1:
         names, delimiter = ", ".join(header)[:200] or "none", _delimiter(part)
         raise InputError(
-            f"{part.source}: no column {column!r}; its columns, between {delimiter!r}: {names}; "
-            f"name the right one with {option}, or set --delimiter"
+            f"{part.source}: no column {column!r}; its columns, separated by {delimiter!r}, are {names}; name "
+            f"the right column with {option}, or set --delimiter"
         )
     return header.index(column)
 

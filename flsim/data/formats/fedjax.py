@@ -1,7 +1,8 @@
 """Reader of FedJAX's copies of Stack Overflow, ``stackoverflow_{train,held_out,test}.sqlite``, with one row per client.
 
 The table is ``federated_data(client_id, data, num_examples)``, where `data` is zlib of a msgpack map from feature to
-array. Arrays of bytes are extension type 4, itself msgpack of (shape, list of bytes). The file's name tells the split.
+array. Arrays of bytes are extension type 4, which is msgpack of (shape, list of bytes). The file name contains the
+split.
 """
 
 import zlib
@@ -63,8 +64,8 @@ def read_fedjax(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     dropped.update(drops)
     if users and drops["users_not_fedjax"] == users:
         raise InputError(
-            f"{part.source}: no client of rowids {part.first} to {part.last} is zlib of msgpack of as many tokens as "
-            "num_examples says; is it Stack Overflow as FedJAX hosts it?"
+            f"{part.source}: no client of rowids {part.first} to {part.last} contains zlib-compressed msgpack "
+            "with num_examples tokens; check that the file is Stack Overflow as FedJAX hosts it"
         )
 
 
@@ -97,7 +98,7 @@ def _decompressed(data: bytes) -> bytes:
 def _unpacked(packed: bytes) -> list[bytes]:
     """Return the array `tokens` of a client.
 
-    Other features are skipped, so that nothing that a file nests is built.
+    Other features are skipped without decoding, which is safe for deeply nested files.
     """
     features = _unpacker(packed)
     for _ in range(features.read_map_header()):
@@ -126,7 +127,7 @@ def _bytes(value: Any) -> bytes:
 
 
 def _unpacker(packed: bytes) -> Any:
-    """Return a parser that gives one piece at a time; it builds no list longer than a shape of one dimension."""
+    """Return a parser that yields one piece at a time; it refuses lists longer than a shape of one dimension."""
     unpacker = msgpack.Unpacker(max_buffer_size=LARGEST_USER, max_array_len=1, max_map_len=0)
     unpacker.feed(packed)
     return unpacker

@@ -11,7 +11,7 @@ from typing import Any
 from flsim.data.formats.posts import Post, Reading, post_of, user_name
 
 LONGEST_TEXT = 2**24  # characters
-EXACT = 2**53  # from here on, a float stands for several whole numbers
+EXACT = 2**53  # from this value on, a float represents several integers
 USER, TEXT = 0, 1  # places in `columns`
 
 
@@ -32,11 +32,11 @@ def posts_of(user: Any, text: Any, dropped: Counter[str], reading: Reading, spli
     """Yield the post of an author and a text, or one post for each text of a list.
 
     Dropped, under the first reason that applies, are ``posts_without_user`` and ``posts_without_text`` (null or blank),
-    ``posts_too_long`` (more than `LONGEST_TEXT` characters) and ``posts_not_utf8`` (the author or the text holds half
-    of a surrogate pair).
+    ``posts_too_long`` (more than `LONGEST_TEXT` characters) and ``posts_not_utf8`` (the author or the text contains
+    half of a surrogate pair).
 
     Args:
-        user: a string, or a whole number, also as a float; 7, 7.0 and "7" are one author.
+        user: a string, or an integer, also as a float; 7, 7.0 and "7" are one author.
         text: a string, or a list of strings.
         dropped: counts by reason.
         reading: how the text is read.
@@ -66,16 +66,16 @@ def author_of(user: Any) -> str | None:
     """Return an author's name; None for a null.
 
     Raises:
-        WrongFieldError: the author is neither a string nor a whole number.
+        WrongFieldError: the author is neither a string nor an integer.
     """
     if _is_null(user):
         return None
     if isinstance(user, float) and user.is_integer():
         if abs(user) >= EXACT:
-            raise WrongFieldError(USER, "is a float too large to be one whole number; write authors as strings")
+            raise WrongFieldError(USER, "is a float too large to be a single integer; write authors as strings")
         return str(int(user))
     if isinstance(user, bool) or not isinstance(user, str | int):
-        raise WrongFieldError(USER, "must be a string or a whole number")
+        raise WrongFieldError(USER, "must be a string or an integer")
     return str(user)
 
 

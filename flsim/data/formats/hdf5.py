@@ -1,8 +1,8 @@
-"""Reading of HDF5 files that are not trusted.
+"""Reading of untrusted HDF5 files.
 
 libhdf5 2.0 may crash on a file that is damaged in the wrong place. It may also loop forever in a damaged heap of
-strings (in 0.3% of files that were damaged at random), and cannot be stopped from inside. So such a file is read in a
-process of its own, which is ended when it gives no sign of life for five minutes.
+strings (in 0.3% of files that were damaged at random), and cannot be stopped from inside. Therefore such a file is read
+in a separate process, which is killed after five minutes without progress.
 """
 
 from collections.abc import Iterator
@@ -18,19 +18,19 @@ from flsim.data.formats.posts import USER_RECORDS, Part, library_message, ranges
 
 try:
     import h5py
-except ImportError:  # the extra `hdf5` is not installed, and no other format needs it
+except ImportError:  # h5py is in the extra `hdf5`; only this format needs it
     h5py = None
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
-LARGEST_CHUNK = 2**28  # bytes; a compressed chunk is in memory as a whole
+LARGEST_CHUNK = 2**28  # bytes; a compressed chunk is completely in memory
 SLICE = 2**24  # bytes of a dataset that are in memory at a time
 
-# What h5py makes of libhdf5's errors, and of content that contradicts itself.
+# The exceptions of h5py for errors of libhdf5 and for inconsistent content.
 _ERRORS = (OSError, RuntimeError, LookupError, ValueError, TypeError, ArithmeticError, AttributeError, MemoryError)
 
 
 def refuse_missing_h5py(file: Path) -> None:
-    """Raise InputError where h5py, which the extra `hdf5` installs, cannot be imported.
+    """Raise InputError if h5py, which the extra `hdf5` installs, cannot be imported.
 
     Args:
         file: the file that is to be read or written, for the message.
@@ -54,14 +54,15 @@ def hdf5(data: Path, source: Path) -> Iterator[Any]:
         raise
     except _ERRORS as error:
         raise InputError(
-            f"{source}: libhdf5 cannot read it ({library_message(error)}); is it complete? Get it again"
+            f"{source}: libhdf5 cannot read it ({library_message(error)}); check that it is complete, or "
+            "download it again"
         ) from error
 
 
 def child(group: Any, name: str | bytes) -> Any:
-    """Return a member of a group that is in this very file.
+    """Return a member of a group that is in this file.
 
-    Links are not followed, because a file may name any other file.
+    Links are not followed, because they can name any other file.
 
     Raises:
         KeyError: there is no such member, or it is a link.
@@ -104,7 +105,7 @@ def client_parts(data: Path, source: Path, columns: tuple[str, str], clients: in
 
 
 def too_large(dataset: Any) -> bool:
-    """Return whether a user's dataset is larger than any published one, or would be in memory when a piece is read."""
+    """Return whether a dataset is larger than any published dataset, or needs too much memory to read a piece."""
     rows = dataset.shape[0] if dataset.shape else 0
     row = prod(dataset.shape[1:]) * dataset.dtype.itemsize
     chunk = prod(dataset.chunks) * dataset.dtype.itemsize if dataset.chunks else 0
@@ -132,7 +133,7 @@ def holds_strings(dataset: Any) -> bool:
 def plain(dataset: Any) -> bool:
     """Return whether the values of a dataset are in the file itself.
 
-    Values may be missing, or lie in other files that a dataset names.
+    Values may be missing, or be in other files that a dataset names.
     """
     inside = isinstance(dataset, h5py.Dataset) and not dataset.is_virtual and not dataset.external
     return bool(inside and dataset.shape is not None and (not dataset.size or dataset.id.get_storage_size()))

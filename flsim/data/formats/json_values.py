@@ -21,7 +21,7 @@ from flsim.data.formats.posts import Format, Part, Post
 
 LARGEST = 2**26  # characters of an object, or of a user in LEAF's layout
 CHUNK = 2**16  # characters
-LONGEST_TOKEN = 64  # characters; an error this near to a chunk's end may be a token that is cut
+LONGEST_TOKEN = 64  # characters; an error this close to the end of a chunk can be a token that is cut
 LEAF_DATA, LEAF_TEXTS = "user_data", "x"
 LEAF_KEYS = {"users", "num_samples", "hierarchies", LEAF_DATA}
 
@@ -30,7 +30,7 @@ _DECODER = json.JSONDecoder()
 
 
 def json_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Return the only part of a file; none of an empty one."""
+    """Return the only part of a file; none for an empty file."""
     size = data.stat().st_size
     return posts.parts_between([0, size] if size else [], data, source, columns)
 
@@ -55,7 +55,8 @@ def read_json(part: Part, dropped: Counter[str]) -> Iterator[Post]:
             line = error.line if isinstance(error, _JsonError) else scanner.line_of_value
             raise InputError(f"{part.source}: line {line}: {error}") from error
         except UnicodeDecodeError as error:
-            raise InputError(f"{part.source}: not UTF-8; convert the file to UTF-8") from error  # read ahead: no line
+            # the file is read ahead, so the line is unknown
+            raise InputError(f"{part.source}: not UTF-8; convert the file to UTF-8") from error
 
 
 def is_lines(data: Path) -> bool:
@@ -137,7 +138,7 @@ def _leaf_posts(scanner: "_Scanner", part: Part, dropped: Counter[str]) -> Itera
             value = scanner.value()
             texts = value.get(LEAF_TEXTS) if isinstance(value, dict) else None
             if not isinstance(texts, list):
-                raise scanner.error(f"user {user!r:.40} has no list {LEAF_TEXTS!r}, which LEAF's layout has")
+                raise scanner.error(f"user {user!r:.40} has no list {LEAF_TEXTS!r}, which the layout of LEAF requires")
             try:
                 yield from posts_of(user, texts, dropped, part.reading)
             except WrongFieldError as error:
@@ -148,7 +149,7 @@ def _leaf_posts(scanner: "_Scanner", part: Part, dropped: Counter[str]) -> Itera
 
 
 class _JsonError(Exception):
-    """A fault of a file, with its line from 1."""
+    """A fault of a file, with its line number, from 1."""
 
     def __init__(self, line: int, what: str) -> None:
         super().__init__(what)
@@ -165,7 +166,7 @@ class _Scanner:
 
     @property
     def line_of_value(self) -> int:
-        """Return the number of the line in which the last value began, from 1, if nothing was taken since."""
+        """Return the number of the line in which the last value began, from 1, if no character was read since."""
         return self._line_at(self._value_place)
 
     def peek(self) -> str:
@@ -179,14 +180,14 @@ class _Scanner:
             self._read()
 
     def take(self, character: str) -> None:
-        """Go past the next character, which must be this one; an empty one is the end of the file."""
+        """Skip the next character, which must be this character; the empty string is the end of the file."""
         if self.peek() != character:
             following, expected = (repr(sign) if sign else "the end" for sign in (self.peek(), character))
             raise self.error(f"not JSON (expected {expected}, found {following})")
         self._place += len(character)
 
     def members(self) -> Iterator[str]:
-        """Yield the keys of an object's members; the caller takes the value of each key before the next one."""
+        """Yield the keys of an object's members; the caller reads the value of each key before the next key."""
         self.take("{")
         while self.peek() != "}":
             if self.peek() != '"':
@@ -211,7 +212,7 @@ class _Scanner:
             except (ValueError, RecursionError) as error:
                 raise self.error(f"not JSON ({reason_of(error)})") from error
             else:
-                if end < len(self._text) or self._is_complete:  # else a number may continue
+                if end < len(self._text) or self._is_complete:  # otherwise a number can continue
                     self._value_place, self._place = self._place, end
                     return value
             if len(self._text) - self._place > LARGEST:
@@ -226,7 +227,7 @@ class _Scanner:
         return self._line + self._text.count("\n", 0, place)
 
     def _read(self) -> None:
-        """Read as much as is kept, at least `CHUNK`."""
+        """Read at least `CHUNK` characters, and at least as many as are buffered."""
         self._line = self._line_at(self._place)
         rest = self._text[self._place :]
         chunk = self._file.read(max(CHUNK, len(rest)))

@@ -15,7 +15,7 @@ from flsim.data.formats.posts import Format, Part, Post
 LONGEST_LINE = 2**24  # bytes
 CHUNK = 2**16  # bytes
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
-SHOWN_KEYS = 10  # in an error
+SHOWN_KEYS = 10  # longest excerpt in an error
 MISSING = object()
 
 
@@ -55,7 +55,7 @@ def read_jsonl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         while offset < part.last:
             line = file.readline(LONGEST_LINE + 1)
             if not line:
-                raise InputError(f"{part.source}: became shorter while it was read")
+                raise InputError(f"{part.source}: the file became shorter while flsim read it; import it again")
             start, offset = offset, offset + len(line)
             try:
                 if len(line) > LONGEST_LINE and not line.endswith(b"\n"):
@@ -75,10 +75,10 @@ class _LineError(Exception):
 
 
 def _skip(begun: bytes, file: IO[bytes], part: Part) -> int:
-    """Skip the rest of a line, and return where it ends."""
+    """Skip the rest of a line, and return the offset of its end."""
     if not begun.removeprefix(BYTE_ORDER_MARK).lstrip().startswith(b"{"):
         raise _LineError(
-            f"a line of more than {LONGEST_LINE:,} bytes that is no JSON object; {_expected(part.columns)}"
+            f"a line of more than {LONGEST_LINE:,} bytes that is not a JSON object; {_expected(part.columns)}"
         )
     return _after_line_feed(file, file.tell() + 1)
 
@@ -123,16 +123,16 @@ def _posts(line: bytes, part: Part, dropped: Counter[str], is_key: Callable[[str
 def posts_of_object(value: Any, part: Part, dropped: Counter[str], is_key: Callable[[str], bool]) -> Iterator[Post]:
     """Yield the posts of a JSON object; see `flsim.data.formats.fields.posts_of`.
 
-    An object without the author or the text is dropped and counted like one whose value is null.
+    An object without the author or the text is dropped and counted like an object with a null value.
 
     Args:
         value: the object.
         part: the part that it is from.
         dropped: counts by reason.
-        is_key: whether some object of the file has a key; see `occurs`.
+        is_key: whether any object of the file has a key; see `occurs`.
 
     Raises:
-        WrongFieldError: the value is no object, no object of the file has an author or a text, or one of them has
+        WrongFieldError: the value is not an object, no object of the file has an author or a text, or one of them has
             another type.
     """
     if not isinstance(value, dict):
@@ -154,12 +154,12 @@ def posts_of_object(value: Any, part: Part, dropped: Counter[str], is_key: Calla
 
 
 def occurs(path: Path, objects: Callable[[Path], Iterator[Any]], key: str) -> bool:
-    """Return whether some object of a file has a key and a value there; `objects` reads the objects of the file."""
+    """Return whether any object of a file has a value for a key; `objects` reads the objects of the file."""
     return any(isinstance(value, dict) and _value_at(value, key) not in (MISSING, None) for value in objects(path))
 
 
 def _value_at(value: dict[str, Any], key: str) -> Any:
-    """Return the value of a key, or of ``author.id``: the key ``id`` of the object ``author``; else `MISSING`."""
+    """Return the value of a key, or of ``author.id``: the key ``id`` of the object ``author``; otherwise `MISSING`."""
     inner: Any = value
     for step in [key] if key in value else key.split("."):
         if inner is None:
@@ -172,7 +172,7 @@ def _value_at(value: dict[str, Any], key: str) -> Any:
 
 def _keys_of(value: dict[str, Any]) -> str:
     first, others = ", ".join(map(_abbreviated, list(value)[:SHOWN_KEYS])) or "none", len(value) - SHOWN_KEYS
-    keys = f"its keys: {first}" + (f" and {others:,} others" if others > 0 else "")
+    keys = f"its keys are {first}" + (f" and {others:,} others" if others > 0 else "")
     is_by_user = value and all(
         isinstance(texts, list) and all(isinstance(one, str) for one in texts) for texts in value.values()
     )
@@ -188,7 +188,7 @@ def reason_of(error: Exception) -> str:
     """Return why Python cannot decode a JSON text."""
     if isinstance(error, json.JSONDecodeError):
         return f"{error.msg} at column {error.colno}"
-    return "nested too deeply" if isinstance(error, RecursionError) else "a number of too many digits"
+    return "nested too deeply" if isinstance(error, RecursionError) else "a number with too many digits"
 
 
 JSONL = Format("jsonl", jsonl_parts, read_jsonl)

@@ -25,17 +25,16 @@ FORMATS: dict[str, Format] = {
 KNOWN = (
     "known are Stack Overflow as TensorFlow Federated hosts it (SQLite, HDF5), as FedJAX (SQLite) and pfl-research "
     '(HDF5) do, Parquet, lines or an array of {"user": ..., "text": ...}, LEAF (JSON), CSV (.csv, .tsv, or --format '
-    "csv), the Posts.xml of a "
-    "Stack Exchange dump, and plain text (.txt, or --format text); or give a reader of your own, as "
-    "--format path/to/file.py:NAME"
+    "csv), the Posts.xml of a Stack Exchange dump, and plain text (.txt, or --format text); or give a custom reader "
+    "with --format path/to/file.py:NAME"
 )
 
 
 def format_named(name: str) -> Format:
-    """Return a format by a key of `FORMATS`, or the format of a user's own reader ``path/to/file.py:NAME``.
+    """Return a format by a key of `FORMATS`, or the format of a custom reader ``path/to/file.py:NAME``.
 
     Raises:
-        InputError: there is no such format, or the user's file failed.
+        InputError: there is no such format, or the custom file failed.
     """
     refuse_unknown(name, FORMATS, "format")
     return reader_of(name) if is_custom(name) else FORMATS[name]
@@ -50,29 +49,32 @@ _SUFFIXES = {
     ".tsv": CSV,
     ".txt": TEXT,
 }
-_ARRAY = re.compile(rb"\s*\[\s*\{\s*\"")  # of objects; other text may begin with a bracket
+_ARRAY = re.compile(rb"\s*\[\s*\{\s*\"")  # of objects; other text can begin with a bracket
 _BYTE_ORDER_MARKS = (b"\xef\xbb\xbf", b"\xff\xfe", b"\xfe\xff")
 _COMPRESSED = (b"7z\xbc\xaf\x27\x1c", b"PK\x03\x04", b"\x1f\x8b", b"BZh", b"\xfd7zXZ\x00", b"\x28\xb5\x2f\xfd")
 
 
 def format_of(data: Path, source: Path) -> Format:
-    """Return the format of a file by its content, or by its name if the content does not tell.
+    """Return the format of a file by its content, or by its name if the content is ambiguous.
 
     Args:
         data: the data on disk.
         source: the file as the user named it.
 
     Raises:
-        InputError: the file has none of the known formats; the message says what it has.
+        InputError: the file has none of the known formats; the message describes its content.
     """
     with data.open("rb") as file:
         head = file.read(2**12)
     suffixes = [suffix for suffix in map(str.lower, source.suffixes) if suffix not in PACKED]
     suffix = suffixes[-1] if suffixes else ""
     if not head and suffix not in _SUFFIXES:
-        raise InputError(f"{source}: empty, so no format can be told; name the file that holds the text, or --format")
+        raise InputError(
+            f"{source}: the file is empty, so its format cannot be detected; name the file that has the text, or "
+            "set --format"
+        )
     if head.startswith(_COMPRESSED):
-        raise InputError(f"{source}: compressed; unpack it first")
+        raise InputError(f"{source}: the file is compressed; decompress it first")
     if head.startswith(sqlite.MAGIC):
         return _of_sqlite(data, source)
     if head.startswith(hdf5.MAGIC):
@@ -81,7 +83,7 @@ def format_of(data: Path, source: Path) -> Format:
         return PARQUET
     for mark in _BYTE_ORDER_MARKS:
         head = head.removeprefix(mark)
-    first = head.replace(b"\0", b"").lstrip()[:1]  # UTF-16 has a zero beside each ASCII character
+    first = head.replace(b"\0", b"").lstrip()[:1]  # UTF-16 has a zero byte next to each ASCII character
     if first == b"<":
         return STACKEXCHANGE
     if first == b"{":
@@ -89,7 +91,7 @@ def format_of(data: Path, source: Path) -> Format:
     if first == b"[" and (_ARRAY.match(head) or _SUFFIXES.get(suffix) is JSONL):
         return JSON
     if suffix not in _SUFFIXES:
-        raise InputError(f"{source}: begins with {head[:16]!r}, which no known format does; {KNOWN}")
+        raise InputError(f"{source}: begins with {head[:16]!r}, which is not a known format; {KNOWN}")
     return _SUFFIXES[suffix]
 
 

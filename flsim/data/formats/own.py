@@ -1,4 +1,4 @@
-"""A user's own code that yields posts: a reader of files, or a maker of a corpus.
+"""Custom code that yields posts: a reader of files, or a maker of a corpus.
 
     def reader(path):                       # flsim data import FILE --format my_format.py:reader
         yield "user", "Plain text. It is cut into sentences as the text of other formats is."
@@ -29,7 +29,7 @@ YIELDS = "yield (user, text) or (user, text, split), where text is a string or a
 
 
 def reader_of(name: str) -> Format:
-    """Return the format of a user's own reader ``path/to/file.py:NAME``.
+    """Return the format of a custom reader ``path/to/file.py:NAME``.
 
     Raises:
         InputError: the file failed, or it has no such function or `Format`.
@@ -50,11 +50,11 @@ def reader_of(name: str) -> Format:
 
 @dataclass(frozen=True)
 class _Reader:
-    """A user's own reader, kept by name, because other processes cannot import what a user's file defines.
+    """A custom reader, stored by name, because other processes cannot import objects of a custom file.
 
     Attributes:
         name: ``path/to/file.py:NAME``.
-        sha256: digest of the file, which must stay the same for all parts of an import.
+        sha256: digest of the file, which must be the same for all parts of an import.
     """
 
     name: str
@@ -62,10 +62,12 @@ class _Reader:
 
     def resolved(self) -> Any:
         if source_digest(self.name) != self.sha256:
-            raise InputError(f"{parts(self.name)[0]}: changed while sources were read; import them again")
+            raise InputError(f"{parts(self.name)[0]}: the file changed while sources were read; import them again")
         thing: Any = resolve(self.name, {}, "format")
         if not isinstance(thing, Format) and not callable(thing):
-            raise InputError(f"{self.name}: is {type(thing).__name__}, not a function of a path or a Format of flsim")
+            raise InputError(
+                f"{self.name}: found {type(thing).__name__}, not a function of a path or a Format of flsim"
+            )
         return thing
 
     def parts(self, data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
@@ -88,7 +90,7 @@ class _Reader:
 
 
 def maker_of(name: str, seed: int, options: Mapping[str, Any]) -> Format:
-    """Return a user's own maker ``path/to/file.py:NAME`` as the format of its own source file.
+    """Return a custom maker ``path/to/file.py:NAME`` as the format of its source file.
 
     Args:
         name: name of a function that yields posts.
@@ -105,7 +107,7 @@ def maker_of(name: str, seed: int, options: Mapping[str, Any]) -> Format:
 
 @dataclass(frozen=True)
 class _Maker:
-    """A user's own maker, kept by name, with its arguments; an import refuses its file if the file changes."""
+    """A custom maker, stored by name, with its arguments; an import fails if its file changes."""
 
     name: str
     seed: int
@@ -115,13 +117,13 @@ class _Maker:
         """Return the maker as a function without arguments."""
         thing: Any = resolve(self.name, {}, "maker")
         if not callable(thing):
-            raise InputError(f"{self.name}: is {type(thing).__name__}, not a function that yields what users wrote")
+            raise InputError(f"{self.name}: found {type(thing).__name__}, not a function that yields texts of users")
         signature = inspect.signature(thing)
         arguments = ({"seed": self.seed} if "seed" in signature.parameters else {}) | self.options
         try:
             signature.bind(**arguments)
         except TypeError as error:
-            raise InputError(f"{self.name}{signature}: {error}; set its options as --set NAME=VALUE") from error
+            raise InputError(f"{self.name}{signature}: {error}; set its options with --set NAME=VALUE") from error
         return partial(thing, **arguments)
 
     def read(self, part: Part, dropped: Counter[str]) -> Iterator[Post]:
@@ -132,7 +134,7 @@ class _Maker:
 
 @contextmanager
 def _naming(source: Path) -> Iterator[None]:
-    """Name the source, the user's file and its line in errors of the user's own code."""
+    """Add the source, the custom file and its line to errors of the custom code."""
     try:
         with custom_code_errors(InputError):
             yield
@@ -141,7 +143,7 @@ def _naming(source: Path) -> Iterator[None]:
 
 
 def _label(name: str) -> str:
-    """Return the name without the folder, which is no property of a corpus."""
+    """Return the name without the folder, which is not a property of a corpus."""
     path, attribute = parts(name)
     return f"{path.name}:{attribute}"
 
@@ -157,7 +159,7 @@ def _posts(name: str, yielded: Any, reading: Reading, dropped: Counter[str]) -> 
         try:
             yield from _posts_of(value, reading, dropped)
         except InputError as error:
-            frame = getattr(yielded, "gi_frame", None)  # of a generator, which waits at its `yield`
+            frame = getattr(yielded, "gi_frame", None)  # the line of the `yield` at which the generator waits
             where = f"{parts(name)[0]}:{frame.f_lineno}" if frame else name
             raise InputError(f"{where}: yielded {error}") from error
 

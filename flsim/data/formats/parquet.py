@@ -1,6 +1,6 @@
 """Reader of Parquet files with a column of users and a column of plain text.
 
-Users are strings or whole numbers, also as floats. A text is a string, or a list of texts.
+Users are strings or integers, also as floats. A text is a string, or a list of texts.
 """
 
 from collections import Counter
@@ -30,7 +30,8 @@ def _open(data: Path, source: Path) -> Iterator[Any]:
         raise
     except (pa.ArrowException, OSError, ValueError, OverflowError, MemoryError) as error:
         raise InputError(
-            f"{source}: cannot be read as Parquet ({library_message(error)}); is it complete? Get it again"
+            f"{source}: cannot be read as Parquet ({library_message(error)}); check that it is complete, or "
+            "download it again"
         ) from error
 
 
@@ -52,7 +53,7 @@ def _check_columns(schema: Any, source: Path, columns: tuple[str, str]) -> None:
     for column, option, expected, ok in zip(
         columns,
         ("--user-column", "--text-column"),
-        ("strings or whole numbers", "strings or lists of strings"),
+        ("strings or integers", "strings or lists of strings"),
         (
             (_is_text, pa.types.is_integer, pa.types.is_floating, pa.types.is_null),
             (_is_text, _is_texts, pa.types.is_null),
@@ -61,7 +62,9 @@ def _check_columns(schema: Any, source: Path, columns: tuple[str, str]) -> None:
     ):
         if schema.names.count(column) != 1:
             names = ", ".join(schema.names) or "none"
-            raise InputError(f"{source}: no column {column!r}; its columns: {names}; name the right one with {option}")
+            raise InputError(
+                f"{source}: no column {column!r}; its columns are {names}; name the right column with {option}"
+            )
         kind = schema.field(column).type
         kind = kind.value_type if pa.types.is_dictionary(kind) else kind
         if not any(test(kind) for test in ok):
@@ -81,7 +84,7 @@ def read_parquet(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield one post per text; `flsim.data.formats.fields.posts_of` states which ones are dropped.
 
     Raises:
-        InputError: the part cannot be read, is not UTF-8, or has an author that is no whole number.
+        InputError: the part cannot be read, is not UTF-8, or has an author that is not an integer.
     """
     with _open(part.path, part.source) as file:
         groups = range(part.first, part.last)

@@ -1,8 +1,8 @@
 """Reader of pfl-research's copy of Stack Overflow, ``stackoverflow.hdf5``: token ids and their vocabulary.
 
 ``/{train,val,test}/<user>/{inputs,targets}``, int32 [sentences, 20], are the padded [BOS, words, EOS][:21] without the
-last token and without the first. ``/metadata/vocabulary/"<token>"`` is a token's id. A token with a ``/`` is a group in
-a group there, and HDF5 makes one slash of several.
+last token and without the first. ``/metadata/vocabulary/"<token>"`` is a token's id. A token with ``/`` becomes nested
+groups, and HDF5 merges consecutive slashes.
 """
 
 import json
@@ -22,12 +22,12 @@ from flsim.data.formats.posts import OOV_WORD, POST_RECORDS, Format, Part, Post,
 
 SPLITS = {"train": "train", "val": "heldout", "test": "test"}
 LARGEST_VOCABULARY = 10**6
-MOST_SLASHES = 100  # in a token; each is a group in a group
+MOST_SLASHES = 100  # slashes in a token; each is a nested group
 
 
 @dataclass(frozen=True)
 class Words:
-    """The vocabulary of a file: words by id, which ids are words or OOV, and the ids of the other tokens."""
+    """The vocabulary of a file: words by id, the ids that are words or OOV, and the ids of other tokens."""
 
     words: NDArray[np.object_]
     are_words: NDArray[np.bool_]
@@ -43,13 +43,14 @@ def pfl_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
 
 
 def read_pfl(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Yield posts of up to 64 sentences of a user; ``<oov>`` stands for a word outside the vocabulary.
+    """Yield posts of up to 64 sentences of a user; ``<oov>`` replaces words outside the vocabulary.
 
     Dropped are ``users_not_utf8`` (the name), ``users_too_large`` (a million sentences, or a chunk of 256 MB) and
     ``records_without_words``.
 
     Raises:
-        InputError: libhdf5 cannot read the part, a user lacks proper inputs and targets, or an id is no token's.
+        InputError: libhdf5 cannot read the part, a user lacks valid inputs and targets, or an id is not in the
+            vocabulary.
     """
     vocabulary = _vocabulary(part.path, part.source)
     with hdf5(part.path, part.source) as file:
@@ -79,24 +80,24 @@ def _datasets(user: Any, where: str) -> tuple[Any, Any]:
         raise InputError(f"{where} has no inputs and targets")
     inputs, targets = child(user, "inputs"), child(user, "targets")
     if not plain(inputs) or not plain(targets) or inputs.dtype.kind not in "iu" or targets.dtype.kind not in "iu":
-        raise InputError(f"{where}: inputs and targets are not whole numbers in this file")
+        raise InputError(f"{where}: inputs and targets are not integers in this file")
     if len(inputs.shape) != 2 or inputs.shape != targets.shape or not inputs.shape[1]:
         raise InputError(f"{where}: inputs of shape {inputs.shape}, but targets of shape {targets.shape}")
     return inputs, targets
 
 
 def _sentences(inputs: NDArray[Any], targets: NDArray[Any], vocabulary: Words, where: str) -> list[str]:
-    """Return the words of sentences, which begin after BOS and end before EOS, PAD or the end."""
+    """Return the words of sentences: from BOS to EOS, PAD or the end, which are excluded."""
     if targets.min(initial=0) < 0 or targets.max(initial=0) >= len(vocabulary.words):
         raise InputError(f"{where}: a token id outside of the vocabulary of {len(vocabulary.words):,}")
     if (inputs[:, 0] != vocabulary.bos).any() or (inputs[:, 1:] != targets[:, :-1]).any():
-        raise InputError(f"{where}: inputs are not BOS and then the targets but the last")
+        raise InputError(f"{where}: inputs must be BOS followed by all targets except the last")
     words = vocabulary.are_words[targets]
     lengths = words.sum(axis=1)
     position = np.arange(targets.shape[1])
     ended = (targets == vocabulary.pad) | ((targets == vocabulary.eos) & (position == lengths[:, None]))
     if (words != (position < lengths[:, None])).any() or not (words | ended).all():
-        raise InputError(f"{where}: a sentence goes on after its end")
+        raise InputError(f"{where}: a sentence continues after its end token")
     flat = vocabulary.words[targets[words]].tolist()
     ends = np.cumsum(lengths).tolist()
     return [" ".join(flat[first:last]) for first, last in zip([0, *ends], ends, strict=False)]
@@ -134,13 +135,13 @@ def _read_vocabulary(data: Path, source: Path, _size: int, _changed: int) -> Wor
     are_words[[pad, ids["BOS"], ids["EOS"]]] = False
     wrong = [word for word in words[are_words] if word.split() != [word]]
     if wrong:
-        raise InputError(f"{source}: {wrong[0]!r:.40} of the vocabulary is no word")
+        raise InputError(f"{source}: {wrong[0]!r:.40} of the vocabulary is not a word")
     return Words(words, are_words, pad, ids["BOS"], ids["EOS"])
 
 
 def _leaves(group: Any, path: str, depth: int = 0) -> Iterator[tuple[str, Any]]:
     if depth > MOST_SLASHES:
-        raise ValueError("groups in groups without end")
+        raise ValueError("groups are nested without end")
     for name in group:
         if user_name(name) is None or isinstance(name, bytes):
             raise ValueError("a token that is not UTF-8")
@@ -168,6 +169,6 @@ PFL = Format(
     pfl_parts,
     read_pfl,
     check_pfl,
-    "sentences are cut at 20 words; words out of the vocabulary, dates, scores, tags and titles are gone",
+    "sentences are cut at 20 words; words outside the vocabulary, dates, scores, tags and titles are missing",
     fragile=True,
 )

@@ -1,8 +1,8 @@
 """The interface of all readers: parts of a file, and posts of users.
 
-A format cuts a file into parts that may be read in any order and in any process. The posts of all parts in their order
-are the posts of the file. A reader holds little of its part in memory. It counts what it leaves out in `dropped`, under
-a reason that names the unit (``posts_without_owner``).
+A format cuts a file into parts that can be read in any order and in any process. The posts of all parts in their order
+are the posts of the file. A reader keeps only a small piece of its part in memory. It counts dropped data in `dropped`,
+under a reason that names the unit (``posts_without_owner``).
 """
 
 from collections import Counter
@@ -14,16 +14,17 @@ from typing import Any
 
 from flsim.data.sentences import records, removed_characters
 
-PART_BYTES = 2**26  # of input; a part has about so many,
-PART_RECORDS = 200_000  # or so many sentences, whichever the format can tell
-USER_RECORDS = 10**6  # of one user, in formats that have them in one piece; the largest published has 194,167
-LONGEST_RECORD = 2**20  # bytes of a sentence or of its record; longer ones are no text, and are dropped and counted
-POST_RECORDS = 64  # sentences that a reader of sentences joins to one post
+PART_BYTES = 2**26  # bytes of input in a part, approximately,
+PART_RECORDS = 200_000  # or sentences, depending on the format
+# sentences of a user, in formats that store a user in one piece; the largest published user has 194,167
+USER_RECORDS = 10**6
+LONGEST_RECORD = 2**20  # bytes of a sentence or of its record; longer sentences are dropped and counted
+POST_RECORDS = 64  # sentences of a post, in readers of sentences
 
 PACKED = {".gz", ".bz2", ".xz", ".lzma", ".zst", ".7z"}  # suffixes of compressed files
 
 OOV_WORD = "<oov>"
-"""A word that is known to be out of vocabulary: what formats of token ids have in place of rare words."""
+"""The token that replaces rare words in formats of token ids."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,11 +32,11 @@ class Post:
     """A text that a user wrote.
 
     Attributes:
-        user: the author's name, unique within the corpus.
-        sentences: sentences as words joined by single spaces, without other white space; may be empty.
+        user: the name of the author, unique within the corpus.
+        sentences: sentences as words joined by single spaces, without other white space; can be empty.
         split: ``"train"``, ``"heldout"`` or ``"test"`` if the source states it; None lets the import draw it.
-        characters: number of characters that were cut into the sentences, without spaces; 0 of sentences that the
-            source has as such.
+        characters: number of characters that were cut into the sentences, without spaces; 0 if the source contains
+            sentences.
         removed: how many of these characters the cut removed because they are outside ASCII; see `Reading.ascii`.
     """
 
@@ -48,7 +49,7 @@ class Post:
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """The options of a user for reading sources; a format uses the options that apply to it.
+    """The options for reading sources; a format uses the options that apply to it.
 
     Attributes:
         ascii: whether characters outside ASCII are removed from plain text, see `flsim.data.sentences.sentences`.
@@ -66,13 +67,13 @@ class Part:
     """A piece of a file.
 
     Attributes:
-        path: the data on disk, possibly unpacked to a scratch file of another name.
+        path: the data on disk; for compressed sources, a scratch file with another name.
         source: the file as the user named it, for messages and for formats that read the file's name.
-        first: where the part begins, in the format's own unit: bytes, rowids, row groups, clients.
+        first: where the part begins, in the unit of the format: bytes, rowids, row groups or clients.
         last: where the part ends: exclusive, except for rowids, where it is the last one.
         columns: the keys or columns of user and text, for formats that name them.
         line: number of the part's first line in the file, from 1, for formats that count lines.
-        reading: how the user asked to read the source.
+        reading: the options for reading the source.
     """
 
     path: Path
@@ -104,7 +105,7 @@ def no_warnings(_data: Path, _source: Path) -> list[str]:
 
 @dataclass(frozen=True)
 class Format:
-    """A format of files: how to cut a file into parts, and how to read a part.
+    """A format of files: functions that cut a file into parts and read a part.
 
     Attributes:
         name: name of the format, as users write it.
@@ -112,11 +113,11 @@ class Format:
             the file is not of the format.
         read: function of (part, dropped) that yields the part's posts, in order. It raises InputError if the part
             cannot be read.
-        check: function of (data, source) that returns warnings about the file as a whole.
-        lost: what the format has lost of the text; shown once and kept in the manifest.
+        check: function of (data, source) that returns warnings about the complete file.
+        lost: information that the format does not contain; printed once and stored in the manifest.
         fragile: whether the library that reads the format can crash or hang on a damaged file. Such files are read in a
-            process of their own.
-        about: further entries of a source in the manifest, such as the digest of a user's own format.
+            separate process.
+        about: further entries of a source in the manifest, such as the digest of a custom format.
     """
 
     name: str
@@ -129,7 +130,7 @@ class Format:
 
 
 def ranges(first: int, last: int, parts: int) -> list[tuple[int, int]]:
-    """Cut [first, last) into at most `parts` ranges of about equal length, none of them empty.
+    """Cut [first, last) into at most `parts` ranges of about equal length; no range is empty.
 
     >>> ranges(0, 5, 2), ranges(3, 3, 4)
     ([(0, 2), (2, 5)], [])
@@ -145,7 +146,7 @@ def parts_between(bounds: list[int], data: Path, source: Path, columns: tuple[st
 
 
 def unpacked_name(source: Path) -> str:
-    """Return a file's name without the suffix of its compression, so that compression changes no identity.
+    """Return a file's name without the suffix of its compression, because compression must not change identities.
 
     >>> unpacked_name(Path("dumps/ai.Posts.xml.GZ"))
     'ai.Posts.xml'
@@ -165,7 +166,7 @@ def split_of_name(source: Path) -> str | None:
 
 
 def user_name(name: Any) -> str | None:
-    """Return a user's name as text; None if it is not UTF-8, holds half of a surrogate pair, or is no name at all."""
+    """Return a user's name as text; None if it is not UTF-8, contains half of a surrogate pair, or is empty."""
     try:
         if isinstance(name, bytes):
             return name.decode("utf-8")
@@ -178,7 +179,7 @@ def user_name(name: Any) -> str | None:
 def published(user: str, split: str | None, tokens: Iterable[bytes], dropped: Counter[str]) -> Iterator[Post]:
     """Yield posts of up to 64 sentences of a user.
 
-    Sentences are split only at white space. Texts that are no sentences are dropped and counted.
+    Sentences are split only at white space. Invalid sentences are dropped and counted.
     """
     sentences: list[str] = []
     for text in tokens:

@@ -1,4 +1,4 @@
-"""Reading of SQLite files that are not trusted, in ranges of rowids."""
+"""Reading of untrusted SQLite files, in ranges of rowids."""
 
 import os
 import sqlite3
@@ -13,17 +13,17 @@ from flsim.data.formats import posts
 from flsim.data.formats.posts import Part, library_message, ranges
 
 MAGIC = b"SQLite format 3\0"
-SMALLEST_ROW = 8  # bytes on a page
+SMALLEST_ROW = 8  # bytes of a page
 
 
 @contextmanager
 def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
-    """Open a database read-only: no file beside it is read, written or locked.
+    """Open a database read-only: no other file is read, written or locked.
 
-    Text comes as bytes, as it is on disk.
+    Text is returned as bytes, as stored.
 
     Raises:
-        InputError: SQLite raised an error in the block, or a journal holds changes that the file lacks.
+        InputError: SQLite raised an error in the block, or a journal has changes that are not in the file.
     """
     log = data.with_name(f"{data.name}-wal")
     if log.exists() and log.stat().st_size:
@@ -35,9 +35,10 @@ def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
             connection.execute("PRAGMA trusted_schema = OFF")
             connection.execute("PRAGMA cell_size_check = ON")
             yield connection
-    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter from a message that quotes what is damaged
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for a message that quotes damaged text
         raise InputError(
-            f"{source}: SQLite cannot read it ({library_message(error)}); is it complete? Get it again"
+            f"{source}: SQLite cannot read it ({library_message(error)}); check that it is complete, or "
+            "download it again"
         ) from error
 
 
@@ -48,7 +49,7 @@ def tables(connection: sqlite3.Connection) -> set[str]:
 
 
 def require(connection: sqlite3.Connection, source: Path, required: Mapping[str, tuple[str, ...]]) -> None:
-    """Raise InputError that names the first missing table or column."""
+    """Raise InputError with the name of the first missing table or column."""
     present = tables(connection)
     for table, columns in required.items():
         if table not in present:
@@ -72,7 +73,10 @@ def span(connection: sqlite3.Connection, table: str) -> tuple[int, int] | None:
 def rowid_parts(
     connection: sqlite3.Connection, data: Path, source: Path, columns: tuple[str, str], table: str
 ) -> list[Part]:
-    """Return parts of a table by ranges of rowids of equal length; gaps are ignored, as finding them takes a scan."""
+    """Return parts of a table by ranges of rowids of equal length.
+
+    Gaps are ignored, because finding them needs a scan.
+    """
     bounds = span(connection, table)
     if bounds is None:
         return []
@@ -87,11 +91,12 @@ def ascending(rows: Iterable[tuple[Any, ...]], part: Part) -> Iterator[tuple[Any
     """Yield rows whose first column is the rowid, as long as rowids ascend.
 
     Raises:
-        InputError: rowids do not ascend. Reading a damaged file whose tree of pages has loops would never end.
+        InputError: rowids do not ascend. Without this check, reading a damaged file whose pages form a loop would not
+            end.
     """
     before = part.first - 1
     for row in rows:
         if row[0] <= before:
-            raise InputError(f"{part.source}: damaged: rowid {row[0]} comes after {before}; get it again")
+            raise InputError(f"{part.source}: the file is damaged: rowid {row[0]} follows {before}; download it again")
         before = row[0]
         yield row

@@ -1,14 +1,14 @@
 """Reader of the Posts.xml of a Stack Exchange data dump, in parts.
 
 A dump is one `posts` element with one `row` element per post (https://meta.stackexchange.com/questions/2677). Expat
-parses rows as the bytes arrive, so memory does not grow with the file. Nothing outside the file is ever opened. A file
-that declares entities is refused: no dump does, and expanding them is how XML is made to explode or to leak.
+parses rows as the bytes arrive, so memory does not grow with the file. Nothing outside the file is opened. A file that
+declares entities is refused, because dumps have none, and expanding entities can exhaust memory or read other files.
 
-A part begins at a ``<row`` at the beginning of a line, which no attribute's value can hold. Later parts get a root
-element of their own. This needs a file in UTF-8 without a DTD, as all dumps are. Any other file is one part.
+A part begins at a ``<row`` at the beginning of a line, which no attribute's value can hold. Later parts get an
+artificial root element. This needs a file in UTF-8 without a DTD, as all dumps are. Any other file is one part.
 
-Dumps hold characters that XML 1.0 forbids, because the exporter escapes what authors typed. These are removed before
-Expat sees them, see `flsim.data.formats.stackexchange`.
+Dumps hold characters that XML 1.0 forbids, because the exporter escapes the text of authors. These characters are
+removed before Expat reads them, see `flsim.data.formats.stackexchange`.
 """
 
 import codecs
@@ -25,9 +25,9 @@ from flsim.base.errors import InputError
 from flsim.data.formats import posts
 from flsim.data.formats.posts import LONGEST_RECORD, Format, Part, Post, post_of, unpacked_name
 
-# Conversion of a post's HTML to plain text: step 2 and "the bodies were parsed" of `flsim.data.sentences`.
+# Conversion of a post's HTML to plain text: step 2 and "the bodies were parsed" in `flsim.data.sentences`.
 
-# What ends a sentence in a rendered page, `pre` included although its text is dropped.
+# Elements that end a sentence in a rendered page, including `pre`, although its text is dropped.
 _BLOCKS = (
     "address, article, aside, blockquote, br, caption, center, dd, details, div, dl, dt, fieldset, figcaption, figure, "
     "footer, form, h1, h2, h3, h4, h5, h6, header, hr, li, main, nav, ol, p, pre, section, summary, table, tbody, td, "
@@ -42,7 +42,7 @@ def plain_text(html: str) -> str:
 
     - The text of `pre`, `script` and `style` is dropped.
     - Block elements and `br` begin and end lines.
-    - Inline elements, `code` included, leave no trace, so a word may go through them.
+    - Inline elements, `code` included, are transparent, so a word can contain them.
     - Character references are unescaped.
     - White space, line feeds included, becomes one space, as in a rendered page.
 
@@ -57,11 +57,10 @@ def plain_text(html: str) -> str:
 
 
 # Removal of the characters that XML 1.0 forbids, before a parser refuses them.
-#
-# XML 1.0 (section 2.2) allows tab, line feed, carriage return, and all Unicode characters but the other control
+#  XML 1.0 (section 2.2) allows tab, line feed, carriage return, and all Unicode characters except the other control
 # characters, halves of surrogate pairs, U+FFFE and U+FFFF. Exporters that escape every character of a text write
-# references to forbidden ones, such as ``&#x0E;``, and a surrogate pair as two references. A parser must refuse such
-# a file.
+# references to forbidden ones, such as ``&#x0E;``, and a surrogate pair as two references. A parser must refuse such a
+# file.
 
 _REFERENCES = rb"(?:&#(?:x[0-9a-fA-F]{1,40}|[0-9]{1,40});)+"
 _CONTROL = rb"[\x00-\x08\x0b\x0c\x0e-\x1f]+"
@@ -71,14 +70,14 @@ _PAIR_IN_TEXT = re.compile("[\ud800-\udbff][\udc00-\udfff]")
 _NO_CHARACTER = rb"\xef\xbf[\xbe\xbf]"
 _IN_UTF8 = re.compile(b"|".join((_REFERENCES, _CONTROL, _PAIR, _HALF, _NO_CHARACTER)))
 _IN_OTHERS = re.compile(b"|".join((_REFERENCES, _CONTROL)))
-# Quick tests, as few files have any of these. The first also finds some allowed references.
+# Fast tests, because few files have any of these. The first test also finds some allowed references.
 _SUSPECT_REFERENCE = re.compile(
     rb"&#(?:x0*(?:[0-8bcefBCEF]|1[0-9a-fA-F]|[dD][89a-fA-F][0-9a-fA-F]{2}|[fF]{3}[efEF]|[0-9a-fA-F]{6,})"
     rb"|0*(?:[0-8]|1[124-9]|2[0-9]|3[01]|5[5-7][0-9]{3}|6553[45]|[0-9]{7,}));"
 )
 _CONTROLS = bytes(code for code in range(32) if code not in b"\t\n\r")
 _SUSPECT_BYTES = {b"\xed": re.compile(rb"\xed[\xa0-\xbf]"), b"\xef\xbf": re.compile(_NO_CHARACTER)}
-# What the end of a chunk may have cut: a reference, or a surrogate pair as references or as bytes.
+# Things that the end of a chunk can cut: a reference, or a surrogate pair as references or as bytes.
 _HIGH = (  # references to the first half of a pair, U+D800 to U+DBFF or 55296 to 56319
     rb"&#(?:x0{0,36}[dD][89abAB][0-9a-fA-F]{2}"
     rb"|0{0,35}(?:55(?:29[6-9]|[3-9][0-9]{2})|56(?:[0-2][0-9]{2}|3[01][0-9])));"
@@ -93,7 +92,8 @@ _LONGEST_TAIL = 96  # bytes
 class CharacterFilter:
     """A filter of the bytes of an XML file, chunk by chunk, that removes forbidden characters and joins surrogates.
 
-    Line feeds stay, so that line numbers stay. The file is in UTF-8, or in another encoding that contains ASCII.
+    Line feeds are unchanged, and therefore line numbers. The file is in UTF-8, or in another encoding that contains
+    ASCII.
 
     Attributes:
         elements: number of elements, without children, in which a character was removed or a pair was joined.
@@ -104,11 +104,11 @@ class CharacterFilter:
         self._utf8 = utf8
         self._pattern = _IN_UTF8 if utf8 else _IN_OTHERS
         self._held = b""
-        self._is_counted = False  # whether the element at hand is one of `elements`
-        self._seen = 0  # where in the chunk the last change was
+        self._is_counted = False  # whether the current element is already counted in `elements`
+        self._seen = 0  # position of the last change in the chunk
 
     def feed(self, chunk: bytes, final: bool = False) -> bytes:
-        """Return what is known to be complete of the bytes so far, without forbidden characters."""
+        """Return the complete bytes so far, without forbidden characters."""
         chunk = self._held + chunk
         tail = None if final else _TAIL.search(chunk, max(0, len(chunk) - _LONGEST_TAIL))
         self._held = tail[0] if tail else b""
@@ -121,7 +121,7 @@ class CharacterFilter:
         return allowed
 
     def _is_suspect(self, chunk: bytes) -> bool:
-        """Return whether a chunk may have forbidden characters."""
+        """Return whether a chunk can have forbidden characters."""
         return (
             len(chunk.translate(None, _CONTROLS)) < len(chunk)
             or _SUSPECT_REFERENCE.search(chunk) is not None
@@ -132,7 +132,7 @@ class CharacterFilter:
         )
 
     def _allowed(self, match: re.Match[bytes], chunk: bytes) -> bytes:
-        """Return the allowed characters of a match, and count the element of removed ones."""
+        """Return the allowed characters of a match, and count the element if characters were removed."""
         matched = match[0]
         is_text = matched[:1] != b"&"
         text = (
@@ -149,7 +149,10 @@ class CharacterFilter:
 
 
 def _character(reference: bytes) -> str:
-    """Return the character of ``&#x41`` or ``&#65``; U+FFFF, which is forbidden, for a number that is no character."""
+    """Return the character of ``&#x41`` or ``&#65``.
+
+    U+FFFF, which is forbidden, for a number that is not a character.
+    """
     digits = reference[2:]
     number = int(digits[1:], 16) if digits.startswith(b"x") else int(digits)
     return chr(number) if number <= 0x10FFFF else "\uffff"
@@ -168,7 +171,7 @@ def is_allowed(character: str) -> bool:
 def utf16_decoder(head: bytes) -> codecs.IncrementalDecoder | None:
     """Return a decoder of a file that begins with these bytes; None if the file is not in UTF-16.
 
-    The decoder lets halves of surrogate pairs pass.
+    The decoder accepts halves of surrogate pairs.
     """
     names = {codecs.BOM_UTF16_LE: "utf-16", codecs.BOM_UTF16_BE: "utf-16", b"<\0": "utf-16-le", b"\0<": "utf-16-be"}
     name = names.get(head[:2])
@@ -176,10 +179,10 @@ def utf16_decoder(head: bytes) -> codecs.IncrementalDecoder | None:
 
 
 QUESTION, ANSWER = "1", "2"
-COMMUNITY = "-1"  # the site's own account: nobody's text
+COMMUNITY = "-1"  # the account of the site, which is not a person
 LONGEST_ROW = 2**26  # bytes; expat keeps an unfinished element in memory
-MOST_TAGS = 20_000  # in a body of at most 30,000 characters before rendering; the time for deep nesting is quadratic
-CHUNK = 2**20  # bytes; expat begins an unfinished element again with each chunk
+MOST_TAGS = 20_000  # in a body of at most 30,000 characters before rendering; deep nesting needs quadratic time
+CHUNK = 2**20  # bytes; expat parses an unfinished element again with each chunk
 
 _HEAD = re.compile(
     rb"""(?:\xef\xbb\xbf)?(?:<\?xml(?:[^?>]*encoding\s*=\s*["']utf-8["'])?[^?>]*\?>)?\s*<posts\s*>""", re.IGNORECASE
@@ -203,7 +206,10 @@ def stackexchange_parts(data: Path, source: Path, columns: tuple[str, str]) -> l
 
 
 def _next_row(file: IO[bytes], offset: int, size: int) -> int:
-    """Return where the first row that begins a line at or after an offset begins; the end of the file if none does."""
+    """Return the offset of the first row that begins a line at or after an offset.
+
+    The end of the file if there is none.
+    """
     file.seek(offset)
     seen = b""
     while chunk := file.read(CHUNK):
@@ -211,7 +217,7 @@ def _next_row(file: IO[bytes], offset: int, size: int) -> int:
         if match := _ROW.search(seen):
             return offset + seen.index(b"<", match.start())
         offset += len(seen[:-32])
-        seen = seen[-32:]  # a row may begin at the end of what was read
+        seen = seen[-32:]  # a row can begin at the end of the read bytes
     return size
 
 
@@ -220,11 +226,11 @@ def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
 
     Dropped, under the first reason that applies, are ``posts_of_other_types`` (tag wikis and the like),
     ``posts_without_owner``, ``posts_of_community_user`` (OwnerUserId -1), ``posts_without_body`` and ``posts_too_long``
-    (a body of more than a million characters, or of 20,000 tags, which no person wrote).
+    (a body of more than a million characters, or 20,000 tags, which is not written by a person).
     ``rows_with_forbidden_characters`` counts rows that are read without their forbidden characters.
 
     Raises:
-        InputError: the file is not XML, is cut short, has no posts, or declares entities.
+        InputError: the file is not XML, is truncated, has no posts, or declares entities.
     """
     site = part.reading.site or site_of(part.source)
     rows = 0
@@ -236,13 +242,13 @@ def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         else:
             yield post_of(f"{site}/{row['OwnerUserId']}", plain_text(row["Body"]), ascii=part.reading.ascii)
     if not rows and part.first == 0 and part.last == part.path.stat().st_size:
-        raise InputError(f"{part.source}: no posts in it; give the Posts.xml of a Stack Exchange dump")
+        raise InputError(f"{part.source}: the file has no posts; give the Posts.xml of a Stack Exchange dump")
 
 
 def site_of(path: Path) -> str:
     """Return a dump's site: ``ai`` of ``ai.Posts.xml``, or the folder's name if the file is just ``Posts.xml``.
 
-    Compression changes no site.
+    Compression does not change the site.
 
     >>> site_of(Path("dumps/history.meta.Posts.xml.gz")), site_of(Path("dumps/ai.stackexchange.com/Posts.xml"))
     ('history.meta', 'ai.stackexchange.com')
@@ -279,7 +285,7 @@ class _Parser:
         self.fed = 0
         self._depth = 0
         self._expat = expat.ParserCreate(encoding)
-        self._expat.specified_attributes = True  # none of a DTD's defaults
+        self._expat.specified_attributes = True  # without defaults of a DTD
         self._expat.StartElementHandler = self._start
         self._expat.EndElementHandler = self._end
         self._expat.EntityDeclHandler = self._entity
@@ -318,7 +324,7 @@ class _Parser:
         self._depth -= 1
 
     def _entity(self, name: str, *_declaration: object) -> None:
-        raise self._error(f"declares the entity {name[:40]!r}, which no dump does and which is refused")
+        raise self._error(f"declares the entity {name[:40]!r}, which is refused because dumps have no entities")
 
     def _error(self, what: str, line: int | None = None, column: int | None = None) -> InputError:
         line = self._expat.CurrentLineNumber if line is None else line

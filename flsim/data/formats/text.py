@@ -1,7 +1,7 @@
 """Reader of plain text in UTF-8, a record per line, such as the Penn Treebank for language models.
 
-Words and characters stay as they are; runs of white space become one space. Plain text names no authors: consecutive
-lines, equally many, count as one author, who is named by the file and the first of these lines.
+Words and characters are unchanged; runs of white space become one space. Plain text has no authors: each block of
+consecutive lines counts as an author, named by the file and the number of the first line.
 """
 
 from collections import Counter
@@ -16,12 +16,12 @@ from flsim.data.formats import posts
 from flsim.data.formats.jsonl import BYTE_ORDER_MARK
 from flsim.data.formats.posts import LONGEST_RECORD, Format, Part, Post
 
-LINES_PER_AUTHOR = 200  # about 4,000 words of usual text
+LINES_PER_AUTHOR = 200  # about 4,000 words of typical text
 CHUNK = 2**16  # bytes
 
 
 def text_format(lines_per_author: int = LINES_PER_AUTHOR) -> Format:
-    """Return the format of plain text of which so many consecutive lines count as one author.
+    """Return the format of plain text in which `lines_per_author` consecutive lines count as an author.
 
     Raises:
         InputError: `lines_per_author` is less than 1.
@@ -49,7 +49,7 @@ def _parts(lines_per_author: int, data: Path, source: Path, columns: tuple[str, 
 
 
 def _read(lines_per_author: int, part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Yield the lines of one author after another; `published` says which lines are dropped.
+    """Yield the lines of one author after another; `published` documents which lines are dropped.
 
     Raises:
         InputError: the file became shorter while it was read.
@@ -61,13 +61,13 @@ def _read(lines_per_author: int, part: Part, dropped: Counter[str]) -> Iterator[
 
 
 def _lines(part: Part) -> Iterator[bytes]:
-    """Yield the lines of a part; of one that is too long, only a beginning that is too long as well."""
+    """Yield the lines of a part; a line that is too long is cut, but remains too long."""
     with part.path.open("rb") as file:
         file.seek(part.first)
         while (start := file.tell()) < part.last:
             line = rest = file.readline(LONGEST_RECORD + 1)
             if not line:
-                raise InputError(f"{part.source}: became shorter while it was read")
+                raise InputError(f"{part.source}: the file became shorter while flsim read it; import it again")
             while rest and not rest.endswith(b"\n"):
                 rest = file.readline(CHUNK)
             yield line if start else line.removeprefix(BYTE_ORDER_MARK)

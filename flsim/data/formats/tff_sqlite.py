@@ -1,8 +1,8 @@
 """Reader of ``stackoverflow.sqlite`` as TensorFlow Federated hosts it, with a tf.Example for each sentence.
 
 The tables are ``examples(split_name, client_id, serialized_example_proto)`` and ``client_metadata(client_id,
-split_name, num_examples)``. Tokens are split at white space and otherwise taken as published. A client who is in
-several splits is an author in each of them.
+split_name, num_examples)``. Tokens are split at white space and otherwise unchanged. A client in several splits is an
+author in each split.
 """
 
 from collections import Counter
@@ -41,9 +41,8 @@ from flsim.data.formats.posts import (
 from flsim.data.formats.sqlite import ascending, database, require, rowid_parts, span
 
 # Decoder of tf.Example, TensorFlow's record of named features, without TensorFlow.
-#
-# The messages are those of tensorflow/core/example/{example,feature}.proto. They are built here in a pool of their
-# own, so that they do not conflict with an installed TensorFlow.
+#  The messages are those of tensorflow/core/example/{example,feature}.proto. They are built in a separate pool, so that
+# they do not conflict with an installed TensorFlow.
 
 _MESSAGES = """
 name: "example.proto" package: "tensorflow" syntax: "proto3"
@@ -85,9 +84,8 @@ Example: Any = _example()
 
 
 # Reader of TensorFlow Federated's older copies of Stack Overflow, ``stackoverflow_{train,held_out,test}.h5``.
-#
-# ``/examples/<client_id>/tokens`` is a dataset of strings, one per sentence. The other features are not read. Tokens
-# are split at white space and otherwise taken as published. The file's name tells the split.
+#  ``/examples/<client_id>/tokens`` is a dataset of strings, one per sentence. The other features are not read. Tokens
+# are split at white space and otherwise unchanged. The file name contains the split.
 
 GROUP = "examples"
 
@@ -128,7 +126,9 @@ def _tokens(clients: Any, name: str | bytes, source: Path) -> Any:
         raise InputError(f"{source}: client {client_label(name)} has no dataset 'tokens'")
     tokens = child(client, "tokens")
     if not plain(tokens) or len(tokens.shape) != 1 or not holds_strings(tokens):
-        raise InputError(f"{source}: client {client_label(name)}: 'tokens' is not one row of strings in this file")
+        raise InputError(
+            f"{source}: client {client_label(name)}: 'tokens' is not a one-dimensional dataset of strings in this file"
+        )
     return tokens
 
 
@@ -141,8 +141,8 @@ TABLES = {
 }
 SPLITS = {b"train": "train", b"heldout": "heldout", b"test": "test"}
 DAMAGES = {"records_not_tf_example", "records_without_tokens", "records_not_utf8"}
-TOO_LONG = 0  # in place of a record that is not worth the memory
-FEW = 10**6  # rows that are counted in no time
+TOO_LONG = 0  # replaces a record that is too long
+FEW = 10**6  # largest number of rows that can be counted quickly
 
 _ROWS = f"""
 SELECT rowid, split_name, client_id,
@@ -201,7 +201,7 @@ class _DropError(Exception):
 
 def _split(name: Any, part: Part) -> str:
     if name not in SPLITS:
-        raise InputError(f"{part.source}: split_name {name!r:.40}; known are train, heldout and test")
+        raise InputError(f"{part.source}: unknown split_name {name!r:.40}; use train, heldout or test")
     return SPLITS[name]
 
 
@@ -226,19 +226,22 @@ def _sentence(proto: Any, user: str | None) -> str:
 
 
 def check_tff_sqlite(data: Path, source: Path) -> list[str]:
-    """Return a warning if there are not as many examples as `client_metadata` says.
+    """Return a warning if the number of examples differs from that in `client_metadata`.
 
-    Examples are counted only in a small table; otherwise the rowids bound their number.
+    Examples are counted only in a small table; for larger tables, rowids bound the number.
     """
     with database(data, source) as connection:
         require(connection, source, TABLES)
         ((stated,),) = connection.execute("SELECT total(num_examples) FROM client_metadata")
         bounds = span(connection, "examples")
         present = 0 if bounds is None else bounds[1] - bounds[0] + 1
-        if stated < present <= FEW:  # there may be gaps
+        if stated < present <= FEW:  # there can be gaps
             ((present,),) = connection.execute("SELECT count(*) FROM examples")
     if stated > present or (stated < present <= FEW):
-        return [f"{source}: client_metadata counts {stated:,.0f} examples, but there are {present:,}; is it complete?"]
+        return [
+            f"{source}: client_metadata counts {stated:,.0f} examples, but there are {present:,}; check that the "
+            "file is complete"
+        ]
     return []
 
 

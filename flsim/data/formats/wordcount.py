@@ -14,9 +14,9 @@ from flsim.base.files import file_digest
 from flsim.data.formats.posts import library_message
 from flsim.data.vocabulary import Layout, Vocabulary
 
-SHA256 = "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c"  # of the archive
+SHA256 = "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c"  # sha256 of the archive
 LINES = 6_005_329
-NAME = "stackoverflow.word_count"  # of the published text file, without what follows it
+NAME = "stackoverflow.word_count"  # lines of the published text file
 LONGEST_LINE = 2**16  # bytes
 
 
@@ -26,13 +26,13 @@ def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> tupl
     Args:
         path: the file.
         vocabulary_size: number of token ids, the four special ones included.
-        fit: whether a file of fewer words is taken whole, in place of an error.
+        fit: whether all words of a shorter file are used, instead of an error.
 
     Returns:
-        The vocabulary, and warnings if the file is not the published one.
+        The vocabulary, and warnings if the file differs from the published file.
 
     Raises:
-        InputError: the file cannot be read, a line is not a word and a count, the counts are not in order, a word
+        InputError: the file cannot be read, a line is not a word with a count, the counts are not in order, a word
             occurs twice, or there are too few words.
     """
     needed = Layout(vocabulary_size).words
@@ -48,7 +48,7 @@ def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> tupl
             last = count
             if len(counts) < needed:
                 if word in counts:
-                    raise InputError(f"{path}: line {lines}: {word!r:.40} is there twice")
+                    raise InputError(f"{path}: line {lines}: {word!r:.40} occurs twice; remove one line")
                 counts[word] = count
     if len(counts) < needed and not (fit and counts):
         raise InputError(
@@ -56,7 +56,7 @@ def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> tupl
             f"{needed:,}; give --vocabulary {len(counts) + vocabulary_size - needed} or less"
         )
     warnings = []
-    # Another name is a file of one's own, which need not be as long as the published one.
+    # A file with another name is custom, and can have another length than the published file.
     if lines != LINES and (_is_archive(path) or path.name.startswith(NAME)):
         warnings.append(f"{path}: {lines:,} lines, but the published word counts have {LINES:,}")
     if _is_archive(path) and (sha256 := file_digest(path)) != SHA256:
@@ -84,11 +84,13 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
                     if content is not None:
                         yield content
                         return
-            raise InputError(f"{path}: an archive without a file")
+            raise InputError(f"{path}: the archive has no file")
     except InputError:
         raise
     except (tarfile.TarError, EOFError, OSError, ValueError) as error:
-        raise InputError(f"{path}: cannot be read as word counts ({library_message(error)}); get it again") from error
+        raise InputError(
+            f"{path}: cannot be read as word counts ({library_message(error)}); download it again"
+        ) from error
 
 
 def _lines(file: IO[bytes]) -> Iterator[bytes]:

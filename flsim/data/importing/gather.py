@@ -1,8 +1,8 @@
-"""Step 2 of an import: a range of authors, gathered from all parts, becomes balanced users.
+"""Step 2 of an import: the texts of a range of authors, from all parts, become balanced users.
 
 Authors with too few words are dropped. The others are cut into users, and their sentences are cut at `record_words`
-words. Test and held-out authors are also kept whole, one user each, in the splits `WHOLE`. The users go to disk with
-token ids of their bucket: line i of the bucket's words is its token i.
+words. Test and held-out authors are also stored complete, one user each, in the splits `WHOLE`. Users are written with
+token ids of their bucket: line i of the words of a bucket is its token i.
 """
 
 import json
@@ -36,14 +36,14 @@ class ImportHParams:
         vocabulary_size: number of token ids, the four special ones included.
         record_words: a record is a sentence cut at this many words.
         words_per_user: authors who wrote fewer words are dropped. The others are cut into users who wrote at least this
-            many. Punctuation is not counted, and sentences are counted before they are cut. None keeps authors whole;
-            otherwise test and held-out authors are also kept whole, in splits of their own.
-        heldout: expected share of authors kept out of training, for attacks that need texts of non-members. Authors
-            whose split the source states are not counted.
+            many. Punctuation is not counted, and sentences are counted before they are cut. None keeps authors
+            complete; otherwise test and held-out authors are also stored complete, in separate splits.
+        heldout: expected share of authors kept out of training, for attacks that need texts of non-members. Authors are
+            not counted if the source states their split.
         test: expected share of authors kept out of training to measure utility, with the same exception.
-        seed: decides which authors are kept out.
+        seed: determines which authors are kept out.
         layout: layout of token ids; a key of `flsim.data.vocabulary.LAYOUTS`.
-        by: "characters" takes each character of a sentence for a word, spaces and punctuation too. The other settings
+        by: "characters" makes each character of a sentence a word, including spaces and punctuation. The other settings
             then count characters; set a larger `record_words`, e.g. 600.
         ascii: whether characters outside ASCII are removed from plain text, as in TensorFlow Federated's Stack Overflow
             data. Formats that publish sentences as tokens are read as they are.
@@ -68,12 +68,13 @@ class ImportHParams:
         Layout(self.vocabulary_size, self.record_words, self.layout)
         if self.heldout + self.test >= 1:
             raise InputError(
-                f"heldout + test must be less than 1, or no author is left to train, found {self.heldout + self.test}"
+                "heldout + test must be less than 1, or no author remains for training, found "
+                f"{self.heldout + self.test}"
             )
 
     @property
     def described(self) -> dict[str, Any]:
-        """Return the settings by name, without defaults of `NEW_SETTINGS`, so that corpora keep their digests."""
+        """Return the settings by name, without defaults of `NEW_SETTINGS`, so digests of corpora do not change."""
         return {
             name: value
             for name, value in asdict(self).items()
@@ -82,20 +83,21 @@ class ImportHParams:
 
     @property
     def splits(self) -> tuple[str, ...]:
-        """Return the names of the corpus' splits: those of `WHOLE` are among them where authors are cut or dropped."""
+        """Return the names of the corpus' splits: including those of `WHOLE` if authors are cut or dropped."""
         return SPLITS if self.words_per_user is None else (*SPLITS, *WHOLE.values())
 
 
-LENGTHS = (2_000, 1_000, 500, 200, 100, 50, 20, 10)  # words of a user that are suggested if few authors wrote enough
+# lengths of users in words that are suggested if few authors have enough words
+LENGTHS = (2_000, 1_000, 500, 200, 100, 50, 20, 10)
 MOST_SUGGESTED = 4
 
-Counts = list[tuple[int, int]]  # for each of LENGTHS: authors who wrote so many words, and users that they make
+Counts = list[tuple[int, int]]  # for each of LENGTHS: the authors with this number of words, and the users that result
 
 
 def count_by_length(author_words: NDArray[np.int64]) -> Counts:
     """Return authors and users for each of `LENGTHS`.
 
-    A user ends with a whole sentence, so that an import makes slightly fewer users than are counted here.
+    A user ends with a complete sentence, so an import creates slightly fewer users than this count.
 
     Args:
         author_words: int64 [authors], written words.
@@ -104,14 +106,14 @@ def count_by_length(author_words: NDArray[np.int64]) -> Counts:
 
 
 def suggestion(counts: Sequence[Counts], below: int) -> str:
-    """Return shorter lengths with the users that each makes: ``"--words-per-user 500 (about 3 users of 2 authors)"``.
+    """Return shorter lengths with the resulting users: ``"--words-per-user 500 (about 3 users of 2 authors)"``.
 
     Args:
-        counts: of several ranges of authors.
-        below: words of a user, as asked for.
+        counts: counts of several ranges of authors.
+        below: requested words of a user.
 
     Returns:
-        The largest `MOST_SUGGESTED` lengths of which there is a user; empty if there is none.
+        The largest `MOST_SUGGESTED` lengths that result in a user; empty if there is none.
     """
     totals = np.array(counts, np.int64).reshape(-1, len(LENGTHS), 2).sum(axis=0).tolist()
     shorter = [
@@ -127,13 +129,12 @@ def suggestion(counts: Sequence[Counts], below: int) -> str:
 # Thakkar et al. (2020), "Dataset Construction": users of fewer than 2,000 words are discarded, the others are cut
 # into balanced users of about 2,000 words each, and remainders are discarded. For example, 4,030 words give two
 # users, and 30 words are lost.
-#
-# Words here are the words that an author wrote: before sentences are cut to the model's length, and without
-# punctuation, which the model reads as words of its own. Counting after the cut would find fewer authors long enough,
-# for a reason that lies in the model. A user of 2,000 words holds about 110 sentences of real text.
-#
-# A word is any token with a letter or a digit, a URL, or the mark of a word that a format of token ids has lost. Of a
-# corpus by characters, each character counts. Sentences that a source publishes as tokens are taken as they are.
+#  Words here are the words that an author wrote: before sentences are cut to the model's length, and without
+# punctuation, which the model reads as words of its own. If words were counted after the cut, the model would determine
+# which authors are long enough. A user of 2,000 words has about 110 sentences of real text.
+#  A word is any token with a letter or a digit, a URL, or the token of a word outside the vocabulary in formats of
+# token ids. In a corpus by characters, each character counts. Sentences that a source publishes as tokens are
+# unchanged.
 
 
 def written(tokens: Collection[str]) -> NDArray[np.bool_]:
@@ -162,7 +163,7 @@ def cut(written_words: NDArray[np.integer], words_per_user: int) -> NDArray[np.i
 
 
 def split_of(author: str, heldout: float, test: float, seed: int) -> str:
-    """Return the split of all of an author's users: a function of (seed, name) alone.
+    """Return the split of all of an author's users: a function of (seed, name) only.
 
     Args:
         author: the author's name.
@@ -174,7 +175,7 @@ def split_of(author: str, heldout: float, test: float, seed: int) -> str:
     return "test" if draw < test else "heldout" if draw < test + heldout else "train"
 
 
-BATCH = 2**20  # bytes of text, or tokens, that are looked at at one time
+BATCH = 2**20  # bytes of text, or tokens, that are processed at once
 
 
 def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: ImportHParams) -> dict[str, Any]:
@@ -187,10 +188,10 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         hparams: settings of the import.
 
     Returns:
-        ``read`` and ``dropped``, as everywhere; ``read_users``, the number of authors by split of the source;
-        ``authors``, the number of authors with enough words, by their split; ``longest``, words and name of the longest
-        dropped author; ``by_length``, see `count_by_length`; ``users``, the number of balanced users; ``words``, the
-        number of different words.
+        ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``read_users``, the number of authors by
+        split of the source; ``authors``, the number of authors with enough words, by their split; ``longest``, words
+        and name of the longest dropped author; ``by_length``, see `count_by_length`; ``users``, the number of balanced
+        users; ``words``, the number of different words.
     """
     authors = _authors(ranges)
     bounds = np.cumsum([0, *(author.records for author in authors)])
@@ -307,7 +308,7 @@ def _batches(authors: list[_Author]) -> Iterator[list[bytes]]:
 
 @dataclass(frozen=True)
 class _UsersBySplit:
-    """The users by split: which records are theirs, bool [records], their names, and their numbers of records.
+    """The users by split: the mask of their records, bool [records], their names, and their numbers of records.
 
     ``authors`` is the number of authors with enough words, by split.
     """
@@ -331,7 +332,7 @@ def _choose(
     written_words: NDArray[np.int64],
     hparams: ImportHParams,
 ) -> _UsersBySplit:
-    """Cut the authors with enough words into users, and add those whom the splits `WHOLE` take."""
+    """Cut the authors with enough words into users, and add the authors of the splits `WHOLE`."""
     chosen = _UsersBySplit(
         {split: np.zeros(len(written_words), np.bool_) for split in hparams.splits},
         {split: [] for split in hparams.splits},
@@ -371,12 +372,12 @@ def _places(lengths: NDArray[np.int64]) -> NDArray[np.uint32]:
 def _write_words(
     path: Path, tokens: NDArray[np.uint32], in_train: NDArray[np.bool_], words: list[str]
 ) -> tuple[NDArray[np.uint32], int]:
-    """Write the words that occur, in the order of a hash, each with its count in train users.
+    """Write the words that occur, in the order of their hashes, each with its count in train users.
 
     Returns:
         The tokens, whose ids are now the words' places in that order; and the number of words.
     """
-    counts = np.zeros((2, len(words)), np.int64)  # in train, and elsewhere
+    counts = np.zeros((2, len(words)), np.int64)  # in train, and in other splits
     for first in range(0, len(tokens), BATCH):
         batch, is_train = tokens[first : first + BATCH], in_train[first : first + BATCH]
         for row, mask in enumerate((is_train, ~is_train)):

@@ -1,16 +1,17 @@
 """Import of dumps as a corpus of balanced users: in parallel, in bounded memory, and resumable after a kill.
 
-1. Compressed files and pipes become files. Their parts are read independently, and sentences go to disk by author.
-2. One range of authors at a time, authors with few words are dropped and the others cut into balanced users. Sentences
-   are cut at `record_words` words, and the words of train users are counted. Test and held-out authors are also kept
-   whole, as further splits.
-3. One range of words at a time, counts are summed. The most frequent words of all ranges are the vocabulary.
+1. Compressed files and pipes become files. Their parts are read independently, and sentences are written to disk by
+   author.
+2. For each range of authors, authors with few words are dropped, and the others are cut into balanced users. Sentences
+   are cut at `record_words` words, and the words of train users are counted. Test and held-out authors are also stored
+   complete, in further splits.
+3. For each range of words, counts are summed. The most frequent words of all ranges are the vocabulary.
 4. The users of all splits are written, one range at a time, with the vocabulary's token ids.
 
-Each piece of steps 1, 2 and 3 is a task for a pool of processes. Its result is kept in a scratch folder until the
-corpus is complete.
+Each piece of steps 1, 2 and 3 is a task for a pool of processes. Its result stays in a scratch folder until the corpus
+is complete.
 
-The corpus is a function of the sources and the parameters alone, byte for byte. It does not depend on the number of
+The corpus is a function of the sources and the parameters only, byte for byte. It does not depend on the number of
 processes, parts or ranges, nor on interruptions. Users are in the order of their authors' hashes, so the order of
 sources only matters for authors who are in several of them.
 """
@@ -37,10 +38,10 @@ from flsim.data.importing.tasks import Steps, SuppliedVocabulary, words_short
 from flsim.data.importing.unpack import is_compressed
 from flsim.data.manifest import SCHEMA
 
-VERSION = 5  # of pieces; pieces of other versions are ignored
-SMALL = 2**23  # bytes of sources that are not worth other processes
-MOST_WORKERS = 12  # together they stay below 2 GB
-UNPACKED = 8  # bytes for each of a compressed source, more or less
+VERSION = 5  # version of pieces; pieces of other versions are ignored
+SMALL = 2**23  # bytes of sources up to which one process is faster
+MOST_WORKERS = 12  # all workers together need less than 2 GB
+UNPACKED = 8  # bytes of a task, approximately, for compressed sources
 
 
 def import_corpus(
@@ -59,22 +60,22 @@ def import_corpus(
 ) -> Corpus:
     """Import sources as one corpus; users that occur in several sources are one user.
 
-    An import that is interrupted by a kill, a full disk or Ctrl-C leaves a folder ``.NAME.importing`` beside `out`. The
-    same call continues from there.
+    An import that is interrupted by a kill, a full disk or Ctrl-C leaves a folder ``.NAME.importing`` next to `out`.
+    The same call continues the import.
 
     Args:
-        sources: files or pipes, read in this order; compressed ones are unpacked on the way.
-        out: folder of the new corpus; it must not exist, and does not exist after an error.
+        sources: files or pipes, read in this order; compressed files are decompressed first.
+        out: folder of the new corpus; it must not exist, and is not created if there is an error.
         hparams: settings of the import.
-        format: format of all sources: a format, a key of `FORMATS`, or ``path/to/file.py:NAME`` of a user's own reader;
-            by default detected from each file's content.
+        format: format of all sources: a format, a key of `FORMATS`, or ``path/to/file.py:NAME`` of a custom reader; by
+            default detected from each file's content.
         vocabulary_from: a file of words with counts to take the vocabulary from, instead of counting.
         columns: names of the columns of user and text, for formats that name them.
-        workers: number of processes; by default one for each core up to `MOST_WORKERS`, and only this process if there
-            is little to do.
-        fit_vocabulary: whether a corpus, or a file of words, with fewer different words than the vocabulary needs gets
-            a vocabulary of all its words, in place of an error.
-        lines_per_author: consecutive lines of plain text that count as one author; by default 200.
+        workers: number of processes; by default one per core up to `MOST_WORKERS`, or only this process for small
+            sources.
+        fit_vocabulary: whether a corpus or a file with too few different words gets a vocabulary of all its words,
+            instead of an error.
+        lines_per_author: number of consecutive lines of plain text that count as an author; by default 200.
         sites: the site of each Stack Exchange dump, in their order; by default taken from the files' names.
         delimiter: the character between two fields of CSV; by default a tab in ``.tsv`` files, and a comma in others.
 
@@ -85,7 +86,7 @@ def import_corpus(
         InputError: a source cannot be read as its format, no author has enough words, there are no train users, there
             are fewer different words than the vocabulary needs, a vocabulary of words is named for a corpus by
             characters, `lines_per_author` is less than 1 or no source is plain text, `delimiter` is not one character,
-            two sources have one name (see `flsim.data.importing.tasks.with_sites`), or `out` exists or is being
+            two sources have the same name (see `flsim.data.importing.tasks.with_sites`), or `out` exists or is being
             imported to.
         RunFailed: the disk is full.
 
@@ -97,9 +98,11 @@ def import_corpus(
         at_least_one(workers=workers)
     text = None if lines_per_author is None else text_format(lines_per_author)
     if vocabulary_from is not None and hparams.by == "characters":
-        raise InputError(f"{vocabulary_from}: counts of words, and the corpus is by characters; leave it out")
+        raise InputError(
+            f"{vocabulary_from}: this file counts words, but the corpus is by characters; remove --vocabulary-from"
+        )
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
-        raise InputError(f"delimiter must be one character, and no quote or line feed, found {delimiter!r:.40}")
+        raise InputError(f"delimiter must be one character, and not a quote or line feed, found {delimiter!r:.40}")
     if isinstance(format, str):
         format = format_named(format)
     opened = open_sources(sources)
@@ -146,6 +149,6 @@ def _read_vocabulary(path: Path, hparams: ImportHParams, fit: bool) -> SuppliedV
 
 
 def _workers(sources: Iterable[Source]) -> int:
-    """Return one process for each core, within limits, or one if there is little to do."""
+    """Return one process for each core, within limits, or one process for small sources."""
     size = sum(source.data.stat().st_size * (UNPACKED if is_compressed(source.data) else 1) for source in sources)
     return min(len(sched_getaffinity(0)), MOST_WORKERS) if size > SMALL else 1

@@ -1,16 +1,15 @@
-"""A scratch folder beside the output, where a long job keeps finished pieces so that it can continue after a kill.
+"""A scratch folder next to the output, with the finished pieces of a long job, so that it can continue after a kill.
 
-The folder is named after the output. It is locked while a job runs, and the lock ends with the process. It holds one
-folder for each plan, which is everything that the pieces are a function of. No process writes outside the folder of its
-plan, so a worker that outlives its parent for a moment does no harm.
+The folder is named after the output. The folder is locked while a job runs, and the lock ends with the process. It
+contains one folder for each plan, which is everything that the pieces depend on. No process writes outside the folder
+of its plan, so a worker can safely outlive its parent for a moment.
 
-Pieces may be hours of work, and only three kinds of them are removed: those of a completed import, those of an import
-whose input this very call found to be bad, and the rest of an earlier removal. Pieces of another plan stay, since
-sources or parameters that were mistyped once would otherwise cost finished pieces. A message names their folder, and a
-person removes it.
+Pieces can be hours of work, so only three kinds are removed: pieces of a completed import, pieces of an import whose
+input this call found to be invalid, and the rest of an earlier removal. Pieces of another plan remain, because mistyped
+sources or parameters must not cost finished pieces. A message names their folder, so that the user can remove it.
 
-The contents of the folder survive a loss of power in the order that they were written in: the data of a piece before
-its result, and the corpus in its place before the pieces are removed.
+After a loss of power, the contents of the folder are consistent: the data of a piece is durable before its result, and
+the corpus before its pieces are removed.
 """
 
 import errno
@@ -31,25 +30,23 @@ from flsim.base.files import digest, held, make_folder, new_file, refuse_existin
 from flsim.base.pool import Pool, Task, WorkerDied, ignore
 from flsim.base.progress import progress, say
 
-# Regrouping on disk, in bounded memory: files of lines in the order of a hash, read one range of hashes at a time.
-#
-# The writer of a file decides nothing about how the file is read: the ranges are chosen when all files exist and
-# their sizes are known. All lines of one hash are in one range. They come in the order of the files, and within a
-# file in the order of its lines.
+# Regrouping on disk in bounded memory: files of lines in the order of hashes, which are read by ranges of hashes.
+#  The ranges are chosen when all files exist and their sizes are known, independent of the writers. All lines of one
+# hash are in one range, in the order of the files, and within a file in the order of its lines.
 #
 # A file is its lines, then uint64 [lines] hashes, int64 [lines] ends of lines in bytes, and int64 the number of
 # lines.
 
-Range = tuple[str, int, int]  # a file, and the bytes of it from the one to before the other
+Range = tuple[str, int, int]  # file, first byte, and end
 
 
 def hash_of(text: str) -> int:
-    """Return the first 64 bits of a text's sha256, which order texts as the whole sha256 does, except for ties."""
+    """Return the first 64 bits of a text's sha256, whose order is that of the complete sha256, except for ties."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def write_lines(path: Path, hashes: Sequence[int], lines: Iterable[bytes]) -> None:
-    """Write a file, whole or not at all.
+    """Write a file, atomically.
 
     Args:
         path: the file.
@@ -84,7 +81,7 @@ def cuts(paths: Sequence[Path], ranges: int) -> NDArray[np.int64]:
 
 
 def ranges_of(paths: Sequence[Path], cuts: NDArray[np.int64], index: int) -> list[Range]:
-    """Return the lines of one range of hashes, in those files that have lines in it."""
+    """Return the lines of one range of hashes, from the files that have lines in this range."""
     bounds = zip(paths, cuts[:, index].tolist(), cuts[:, index + 1].tolist(), strict=True)
     return [(str(path), first, last) for path, first, last in bounds if first < last]
 
@@ -99,11 +96,11 @@ def read_lines(ranges: Iterable[Range]) -> Iterator[bytes]:
 
 CONTINUES = "repeat the command to continue"
 REMOVED = "removed-"
-MADE = "corpus"  # the complete output, among the pieces, before it is put into its place
+MADE = "corpus"  # name of the complete output among the pieces, before it is moved to its place
 
 
 class ResumableError(InputError):
-    """An error that stops an import but leaves its pieces valid."""
+    """An error that stops an import and leaves its pieces valid."""
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ class Scratch:
 
     Attributes:
         out: the output.
-        folder: the folder that is kept until the output is complete.
+        folder: the folder that exists until the output is complete.
         own: folders of the plans of this call.
     """
 
@@ -123,7 +120,7 @@ class Scratch:
     def plan(self, plan: dict[str, Any]) -> "Pieces":
         """Return the pieces of a plan, with those that an interrupted import finished.
 
-        Pieces of any other plan stay.
+        Pieces of other plans remain.
         """
         text = json.dumps(plan, sort_keys=True)
         pieces = Pieces(self.out, self.folder / digest(text)[:16])
@@ -133,21 +130,21 @@ class Scratch:
                 partial.unlink(missing_ok=True)
             finished = len(list(pieces.folder.glob("*.json"))) - 1
             if finished > 0:
-                say(f"{self.out}: continuing an interrupted import, of which {finished:,} pieces are done")
+                say(f"{self.out}: continuing an interrupted import; {finished:,} pieces are finished")
             return pieces
         if others := list(_needed(self.folder)):
             say(
-                f"{self.out}: starting a new import; the interrupted one had other sources or options. Its pieces stay "
-                f"in {others[0]}; remove that folder if you do not want to continue it"
+                f"{self.out}: starting a new import; the interrupted import had other sources or options. Its "
+                f"temporary files remain in {others[0]}; remove that folder if you do not want to continue it"
             )
         make_folder(pieces.folder)
         write_json(pieces.folder / "plan.json", plan)
         return pieces
 
     def remove(self) -> None:
-        """Remove pieces of this call, and those that no import needs.
+        """Remove pieces of this call, and pieces that no import needs.
 
-        The lock is removed last: a process that finds no lock has the folder to itself.
+        The lock is removed last: without a lock, no other process uses the folder.
         """
         needed = {*_needed(self.folder)} - {*self.own}
         for path in self.folder.iterdir():
@@ -157,18 +154,18 @@ class Scratch:
                 path.unlink(missing_ok=True)
         if needed:
             say(
-                f"{self.folder}: holds pieces of another interrupted import; remove the folder if you do not want to "
-                "continue it"
+                f"{self.folder}: the folder has pieces of another interrupted import; remove the folder if you "
+                "do not want to continue it"
             )
             return
         (self.folder / "lock").unlink()
-        with suppress(OSError):  # the next import has its lock in it
+        with suppress(OSError):  # the lock of the next import is in the folder
             self.folder.rmdir()
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """The finished pieces of a plan, in a folder; a task is finished once its result is there."""
+    """The finished pieces of a plan, in a folder; a task is finished when its result exists."""
 
     out: Path
     folder: Path
@@ -190,8 +187,8 @@ class Pieces:
             title: title of the progress.
             tasks: tasks by names of files; their results are JSON.
             unit: unit of the rate.
-            work: function of a result that returns how much of that unit it stands for.
-            sizes: the share of each task in the whole; by default all are equal.
+            work: function of a result that returns its number of these units.
+            sizes: the relative size of each task; by default, all are equal.
             reporting: whether the tasks report their progress themselves; otherwise completed tasks are counted.
 
         Returns:
@@ -222,19 +219,19 @@ class Pieces:
         return [results[name] for name in tasks]
 
     def finish(self, made: Path) -> None:
-        """Put a complete folder into the output's place, durably and in one step.
+        """Move a complete folder to the place of the output, durably and atomically.
 
         Raises:
-            ResumableError: the output exists by now.
+            ResumableError: the output exists.
         """
         sync_folder(made)
         try:
             refuse_existing(self.out)
         except InputError as error:
-            raise ResumableError(f"{self.out}: exists by now; remove it or rename it") from error
+            raise ResumableError(f"{self.out}: already exists; remove it or rename it") from error
         (self.folder / "finished").touch()
         made.rename(self.out)
-        sync(self.out.parent)  # before pieces go: a name is only durable once its folder is synced
+        sync(self.out.parent)  # before pieces are removed, because a name is durable only after its folder is synced
         sync(self.folder)
 
     def _result(self, name: str) -> Any:
@@ -243,7 +240,9 @@ class Pieces:
 
 @contextmanager
 def scratch(out: Path) -> Iterator[Scratch]:
-    """Yield the scratch folder of an output; it is removed after success or bad input, and kept after any other error.
+    """Yield the scratch folder of an output.
+
+    It is removed after success or invalid input, and remains after any other error.
 
     Raises:
         InputError: `out` exists, cannot be created, or is being made by another process.
@@ -261,7 +260,7 @@ def scratch(out: Path) -> Iterator[Scratch]:
         except WorkerDied:
             raise
         except ResumableError:
-            say(f"{folder}: finished pieces stay there; remove the cause, and {CONTINUES}")
+            say(f"{folder}: finished pieces remain in this folder; fix the cause, and {CONTINUES}")
             raise
         except InputError:
             place.remove()
@@ -272,7 +271,7 @@ def scratch(out: Path) -> Iterator[Scratch]:
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT):
                 raise
-            raise RunFailed(f"{folder}: {error.strerror}; make room on that disk, then {CONTINUES}") from error
+            raise RunFailed(f"{folder}: {error.strerror}; free space on this disk, then {CONTINUES}") from error
         else:
             place.remove()
 
@@ -280,7 +279,7 @@ def scratch(out: Path) -> Iterator[Scratch]:
 def _remove(pieces: Path) -> None:
     """Remove a folder of pieces.
 
-    The folder is renamed first, so that half of the pieces are never taken for all after a kill or a loss of power.
+    The folder is renamed first, so that an interrupted removal cannot leave a folder with only a part of the pieces.
     """
     removed = pieces if pieces.name.startswith(REMOVED) else pieces.rename(pieces.with_name(REMOVED + pieces.name))
     sync(removed.parent)
@@ -288,7 +287,7 @@ def _remove(pieces: Path) -> None:
 
 
 def _needed(folder: Path) -> Iterator[Path]:
-    """Yield folders of pieces that wait for the rest of their import, without the rest of finished ones."""
+    """Yield folders with pieces of unfinished imports, without remains of finished imports."""
     for path in folder.iterdir():
         finished = (path / "finished").exists() and not (path / MADE).exists()
         if path.is_dir() and not path.name.startswith(REMOVED) and not finished:
@@ -296,7 +295,7 @@ def _needed(folder: Path) -> Iterator[Path]:
 
 
 def _enter(stack: ExitStack, out: Path, folder: Path) -> None:
-    """Make the folder, and let the stack hold its lock file.
+    """Make the folder, and hold its lock file until the stack closes.
 
     Raises:
         InputError: the folder cannot be made, or another import holds the lock.
@@ -306,7 +305,7 @@ def _enter(stack: ExitStack, out: Path, folder: Path) -> None:
         try:
             make_folder(folder)
             lock.touch(0o644)
-        except FileNotFoundError:  # removed meanwhile
+        except FileNotFoundError:  # removed in the meantime
             continue
         except OSError as error:
             raise InputError(f"{out}: cannot be created ({error.strerror})") from error
@@ -314,8 +313,8 @@ def _enter(stack: ExitStack, out: Path, folder: Path) -> None:
             stack.enter_context(held(lock))
         except BlockingIOError as error:
             raise InputError(
-                f"{out}: another import into it is running; wait for it, or name another folder"
+                f"{out}: another import into this folder is running; wait for its end, or name another folder"
             ) from error
-        except FileNotFoundError:  # an import that has just ended removed it
+        except FileNotFoundError:  # an import that has just ended removed the file
             continue
         return

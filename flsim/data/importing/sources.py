@@ -1,9 +1,9 @@
-"""The source files of an import, as the user named them and as they are read.
+"""The source files of an import, with the names that the user gave and the files that are read.
 
-A corpus is made of one content of each source, whose sha256 is in the manifest. Sizes and times do not tell one content
-from another: times can be set, and writes to a mapped file show late. So a file is hashed before it is read (a
-compressed one while it is unpacked), and again after all of it was read. Content that changed in between, and was
-changed back, is not noticed.
+The sha256 of each source is in the manifest of the corpus. Sizes and times do not prove that a file is unchanged: times
+can be set, and writes to a mapped file appear late. Therefore a file is hashed before it is read (a compressed file
+while it is decompressed), and again after it was read completely. Changes that are reverted in between are not
+detected.
 """
 
 import os
@@ -26,10 +26,10 @@ class Source:
     """A source of an import.
 
     Attributes:
-        path: the path as the user named it.
+        path: the path that the user gave.
         data: the file to read: the same file, or one in the scratch folder.
-        identity: values that tell whether the file is still the same; JSON.
-        digest: bytes and sha256 of the file that the user named, once they are known.
+        identity: values that show whether the file is unchanged; JSON.
+        digest: bytes and sha256 of the file that the user named, when they are known.
         site: the site of a Stack Exchange dump, if the user named it.
         changed_at: when the file's content, name or permissions last changed before the import began, in ns.
     """
@@ -51,26 +51,26 @@ class Source:
         return "mtime" not in self.identity
 
     def refuse_if_changed(self) -> None:
-        """Raise InputError if the file's size or time differ from when the import began."""
+        """Raise InputError if the file's size or time changed since the import began."""
         if not self.is_pipe and _identity(self.path) != self.identity:
             raise changed(self.path)
 
     def refuse_if_written(self) -> None:
-        """Raise InputError if the file was written since the import began, even if its time was set back."""
+        """Raise InputError if the file was written since the import began, even if its time was reset."""
         self.refuse_if_changed()
         if self.is_pipe or self.file.stat().st_ctime_ns == self.changed_at:
             return
-        if self.digest is None or hash_file(ignore, self.file) != self.digest:  # else only its permissions changed
+        if self.digest is None or hash_file(ignore, self.file) != self.digest:  # otherwise only its permissions changed
             raise changed(self.path)
 
 
 def changed(path: Path) -> InputError:
     """Return the error that a file changed while it was read."""
-    return InputError(f"{path}: changed while it was read; import it again")
+    return InputError(f"{path}: the file changed while flsim read it; import it again")
 
 
 def open_sources(paths: Sequence[Path]) -> list[Source]:
-    """Return the sources of paths; raise InputError for the first that is no file or cannot be read."""
+    """Return the sources of paths; raise InputError for the first path that is not a file or cannot be read."""
     if not paths:
         raise InputError("no sources: name at least one file to import")
     identities = [_identity(path) for path in paths]
@@ -90,7 +90,7 @@ def _identity(path: Path) -> dict[str, Any]:
         resolved = path.resolve()
     except OSError as error:
         raise ResumableError(f"{path}: cannot be read ({error.strerror})") from error
-    if not stat.S_ISREG(status.st_mode) or not resolved.exists():  # a pipe, or a file that /dev/stdin had open last
+    if not stat.S_ISREG(status.st_mode) or not resolved.exists():  # a pipe, or the file that /dev/stdin opened last
         return {"name": path.name, "path": str(path)}
     return {"name": path.name, "path": str(resolved), "bytes": status.st_size, "mtime": status.st_mtime_ns}
 
@@ -116,10 +116,10 @@ def copy_pipes(sources: Sequence[Source], folder: Path) -> list[Source]:
 
 
 def unpack_sources(sources: Sequence[Source], pieces: Pieces, pool: Pool) -> list[Source]:
-    """Return sources that can be read in parts: compressed ones are unpacked among the pieces.
+    """Return sources that can be read in parts: compressed files are decompressed into the pieces.
 
     Raises:
-        InputError: a source is cut short or damaged.
+        InputError: a source is truncated or damaged.
     """
     packed = {f"unpacked-{index}": source for index, source in enumerate(sources) if is_compressed(source.data)}
     if not packed:
@@ -148,7 +148,7 @@ def hashed(sources: Sequence[Source], pieces: Pieces, pool: Pool) -> list[Source
 
 
 def checks(sources: Sequence[Source]) -> dict[str, Task]:
-    """Return tasks, by names of pieces, that refuse sources whose content is not what was read."""
+    """Return tasks, by names of pieces, that fail if the content of a source differs from what was read."""
     return {
         f"check-{index}": Task(str(source.path), refuse_other_content, (source,))
         for index, source in enumerate(sources)
@@ -170,7 +170,7 @@ def refuse_other_content(report: Report, source: Source) -> dict[str, Any]:
 
 @contextmanager
 def blaming_changes(sources: Sequence[Source]) -> Iterator[None]:
-    """Replace an input error by the error that a source changed while it was read, if one did."""
+    """Replace an input error by the error about a source that changed while it was read, if there is one."""
     try:
         yield
     except InputError:
@@ -181,7 +181,7 @@ def blaming_changes(sources: Sequence[Source]) -> Iterator[None]:
 
 @contextmanager
 def unchanged(path: Path) -> Iterator[str]:
-    """Yield the sha256 of a small file, and refuse the file if it changes within the block.
+    """Yield the sha256 of a small file, and raise InputError if the file changes within the block.
 
     Raises:
         InputError: the file changed, or it cannot be read.
@@ -205,7 +205,7 @@ def unchanged(path: Path) -> Iterator[str]:
 
 
 def refuse_twice(sources: Sequence[Source]) -> None:
-    """Refuse two sources of the same content, which would be memorized as text that occurs twice.
+    """Raise InputError for two sources with the same content, which would be memorized as text that occurs twice.
 
     Raises:
         InputError: two sources have the same content.
@@ -214,7 +214,7 @@ def refuse_twice(sources: Sequence[Source]) -> None:
     for source in sources:
         digest = source.digest or {}
         if digest["bytes"] and digest["sha256"] in first:
-            raise InputError(f"{source.path}: the same content as {first[digest['sha256']]}; give it once")
+            raise InputError(f"{source.path}: has the same content as {first[digest['sha256']]}; name only one of them")
         first[digest["sha256"]] = source.path
 
 

@@ -24,14 +24,15 @@ from flsim.data.importing.scratch import MADE, Pieces, Range, cuts, hash_of, ran
 from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
 from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
 
-# Step 1 of an import: a part of a source becomes files of lines, one line for the texts of an author in that part.
+# Step 1 of an import: a part of a source becomes files of lines, with one line for the texts of an author in this part.
 #
 # A line is JSON of the author's split (if the source states it) and name, then the sentences, separated by tabs,
 # which neither JSON nor a word contains. Lines are in the order of the sha256 of names.
 
 LINE = 2**12  # sentences
-ALIVE = 100  # posts between two signs of life
-REASONS_OF_READ_ROWS = ("posts_without_words", "rows_with_forbidden_characters")  # what they count is among the posts
+ALIVE = 100  # posts between two progress reports
+# these units are counted among the posts
+REASONS_OF_READ_ROWS = ("posts_without_words", "rows_with_forbidden_characters")
 
 
 def detect(_report: Report, data: Path, source: Path) -> str:
@@ -53,7 +54,7 @@ def read_part(
     """Read a part of a source, and write its sentences by author.
 
     Args:
-        report: called now and then as a sign of life.
+        report: called regularly to report progress.
         format: the format of the part.
         part: the part.
         stem: beginning of the paths to write, which end in .0, .1, and so on.
@@ -63,8 +64,8 @@ def read_part(
 
     Returns:
         ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``splits``, the number of sentences
-        by split of the source, dropped ones included, "" if the source states none; ``characters`` of the texts
-        that were cut into sentences, and how many of them were ``removed``, see `Post`; ``dropped_authors``,
+        by split of the source, including dropped sentences, "" if the source states no split; ``characters`` of the
+        texts that were cut into sentences, and how many of them were ``removed``, see `Post`; ``dropped_authors``,
         those of `drop_authors` who have posts.
 
     Raises:
@@ -103,7 +104,8 @@ def read_part(
     read = Counter(posts=posts, records=splits.total(), words=words)
     for reason, count in dropped.items():
         read[reason.split("_")[0]] += count * (reason not in REASONS_OF_READ_ROWS)
-    usual = max(splits, key=lambda split: splits[split], default="")  # a part is of one split, but where two meet
+    # a part belongs to one split, except at a boundary
+    usual = max(splits, key=lambda split: splits[split], default="")
     splits[usual] += sum(count for reason, count in dropped.items() if reason.startswith("records_"))
     return {
         "files": files,
@@ -134,10 +136,9 @@ def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By)
     return words
 
 
-# Names of sources that are part of authors' names: the site of a Stack Exchange dump, the file of a plain text.
-#
-# Users of two sites have the same numbers, and authors of two texts the same lines. Two sources with one name would
-# make one author of two persons.
+# Names of sources that are part of author names: the site of a Stack Exchange dump, or the file of a plain text.
+#  Users of two sites can have the same number, and authors of two texts the same line. If two sources had the same
+# name, two persons would become one author.
 
 
 def with_sites(sources: Sequence[Source], formats: Sequence[Format], sites: Sequence[str]) -> list[Source]:
@@ -147,7 +148,7 @@ def with_sites(sources: Sequence[Source], formats: Sequence[Format], sites: Sequ
         sources: the sources of an import.
         formats: their formats.
         sites: one site for each Stack Exchange dump, in their order; empty takes the sites from the files' names. Two
-            dumps may have the same site here: they are parts of one dump, and a line says so.
+            dumps can have the same site: they are then parts of one dump, which is printed.
 
     Raises:
         InputError: there are more or fewer sites than dumps, a site is blank, a dump is a pipe without a site, or two
@@ -158,14 +159,14 @@ def with_sites(sources: Sequence[Source], formats: Sequence[Format], sites: Sequ
         _refuse_wrong_sites(sources, sites, len(dumps))
         for site, number in Counter(sites).items():
             if number > 1:
-                say(f"--site {site}: of {number} dumps, so users of equal numbers in them are taken as the same people")
+                say(f"--site {site}: of {number} dumps, so equal user numbers in these dumps count as the same person")
         remaining = iter(sites)
         return [replace(source, site=next(remaining)) if source.path in dumps else source for source in sources]
     first: dict[tuple[str, str], Path] = {}
     for source, format in zip(sources, formats, strict=True):
         if format.name == STACKEXCHANGE.name:
             if source.is_pipe:
-                raise InputError(f"{source.path}: a pipe has no name that tells the site of a dump; add --site NAME")
+                raise InputError(f"{source.path}: the site of a dump cannot be detected from a pipe; add --site NAME")
             key, advice = (format.name, site_of(source.path)), "add --site NAME once for each dump, in their order"
         elif format.name == TEXT.name:
             key, advice = (format.name, unpacked_name(source.path)), "rename one of the files"
@@ -173,8 +174,8 @@ def with_sites(sources: Sequence[Source], formats: Sequence[Format], sites: Sequ
             continue
         if key in first:
             raise InputError(
-                f"{source.path}: has the same name {key[1]!r} as {first[key]}, so two authors "
-                f"would become one; {advice}"
+                f"{source.path}: has the same name {key[1]!r} as {first[key]}, so two authors would become one "
+                f"author; {advice}"
             )
         first[key] = source.path
     return list(sources)
@@ -182,7 +183,7 @@ def with_sites(sources: Sequence[Source], formats: Sequence[Format], sites: Sequ
 
 def _refuse_wrong_sites(sources: Sequence[Source], sites: Sequence[str], dumps: int) -> None:
     if not dumps:
-        raise InputError(f"{names_of(sources)}: remove --site: no source is a Stack Exchange dump")
+        raise InputError(f"{names_of(sources)}: no source is a Stack Exchange dump; remove --site")
     if len(sites) != dumps:
         raise InputError(
             f"{names_of(sources)}: found {len(sites)} --site for {dumps} Stack Exchange dumps; "
@@ -190,15 +191,14 @@ def _refuse_wrong_sites(sources: Sequence[Source], sites: Sequence[str], dumps: 
         )
     for site in sites:
         if not site.strip() or user_name(site) is None:
-            raise InputError(f"--site {site!r}: not a site; name one, such as ai.stackexchange.com")
+            raise InputError(f"--site {site!r}: not a site; name a site, such as ai.stackexchange.com")
 
 
-# The account of an import of characters outside ASCII, which the setting `ascii` removes.
-#
-# The corpus has no count of them: a few typographic quotes must not change the digest of a corpus. It keeps the
-# warning that much of the text is gone.
+# The counts of characters outside ASCII, which the setting `ascii` removes.
+#  The corpus does not contain these counts, because a few typographic quotes must not change its digest. It contains
+# only the warning that much text was removed.
 
-MUCH = 0.01  # share of characters whose loss changes words: of English text, typographic apostrophes alone are less
+MUCH = 0.01  # share of characters whose removal changes words; typographic apostrophes in English text are fewer
 ADVICE = "import without --ascii to keep them (docs/own-data.md)"
 
 
@@ -211,7 +211,7 @@ class Removal:
 
     @property
     def is_much(self) -> bool:
-        """Return whether a `MUCH` larger share of all characters was removed."""
+        """Return whether more than the share `MUCH` of all characters was removed."""
         return self.removed > MUCH * self.characters
 
     def __str__(self) -> str:
@@ -221,13 +221,13 @@ class Removal:
 
     @property
     def reason(self) -> str:
-        """Return the end of an error about a text without words, with its reason; empty where nothing was removed."""
+        """Return the end of an error about a text without words, with its reason; empty if nothing was removed."""
         return f": {self}" if self.removed else ""
 
 
-# Step 3 of an import: the words of buckets become the vocabulary, a range of hashes of words at a time.
-#
-# As many words of a range are kept as the vocabulary has, so memory does not grow with the number of different words.
+# Step 3 of an import: the words of buckets become the vocabulary, by ranges of hashes.
+#  A range keeps at most as many words as the vocabulary has, so memory does not grow with the number of different
+# words.
 
 Counts = list[tuple[str, int]]
 
@@ -266,7 +266,7 @@ def words_of(path: Path) -> list[bytes]:
     return [line.partition(b"\t")[0] for line in read_lines([(str(path), 0, end)])] if end else []
 
 
-# The published size of Stack Overflow, of which copies in these formats may be incomplete: the docstring of
+# The published size of Stack Overflow, because copies in these formats can be incomplete: the docstring of
 # `tff.simulation.datasets.stackoverflow.load_data`. FedJAX and pfl-research host copies of the same data.
 
 STACK_OVERFLOW_FORMATS = {"tff-sqlite", "tff-hdf5", "fedjax-sqlite", "pfl-hdf5"}
@@ -289,8 +289,8 @@ def incomplete_stack_overflow(
     if not format_names <= STACK_OVERFLOW_FORMATS:
         return []
     return [
-        f"{counts[split]:,} {unit} in {split}, but Stack Overflow as published has {published:,}: "
-        "a part of it, or another data set"
+        f"{counts[split]:,} {unit} in {split}, but Stack Overflow as published has {published:,}; this is a "
+        "part of Stack Overflow, or another data set"
         for unit, counts in (("users", users), ("sentences", sentences))
         for split, published in PUBLISHED[unit].items()
         if counts.get(split) and counts[split] != published
@@ -300,8 +300,8 @@ def incomplete_stack_overflow(
 PIECE = 2**24  # characters of sentences in a file of step 1
 BUCKET = 2**23  # bytes of sentences for a task of step 2
 COUNTED = 2**20  # words of buckets for a task of step 3
-SILENCE = 300.0  # seconds, of a fragile reader
-FEW_USERS = 100  # a training cohort of the paper's smallest scale; fewer users call for shorter ones
+SILENCE = 300.0  # seconds without progress after which a fragile reader is killed
+FEW_USERS = 100  # the cohort of the paper's smallest scale; with fewer users, shorter users are suggested
 
 
 @dataclass(frozen=True)
@@ -325,7 +325,7 @@ class SuppliedVocabulary:
 
 
 def _without_folders(warning: str, sources: list[Source], supplied: SuppliedVocabulary | None) -> str:
-    """Return a warning without the folders of files, which are private and no property of the corpus."""
+    """Return a warning without the folders of files, which are private and not a property of the corpus."""
     for path in [*(source.path for source in sources), *([supplied.path] if supplied else [])]:
         warning = warning.replace(str(path), path.name)
     return warning
@@ -336,15 +336,15 @@ def _silence(format: Format) -> float | None:
 
 
 def words_short(words: int, hparams: ImportHParams) -> str:
-    """Return the line about a vocabulary that is smaller than the default one, as --vocabulary would set it."""
+    """Return the line about a vocabulary that is smaller than the default one, with the equivalent --vocabulary."""
     return (
-        f"vocabulary: the text has only {words:,} different {hparams.by}, so that all are taken (--vocabulary "
+        f"vocabulary: the text has only {words:,} different {hparams.by}, so all are used (--vocabulary "
         f"{words + SPECIAL_TOKENS} instead of {hparams.vocabulary_size})"
     )
 
 
 class Steps:
-    """The steps of one import, and what they counted."""
+    """The steps of one import, and their counts."""
 
     def __init__(
         self,
@@ -356,7 +356,7 @@ class Steps:
         sites: Sequence[str] = (),
         delimiter: str | None = None,
     ) -> None:
-        self.text = text  # in place of the format text, if lines per author are set
+        self.text = text  # replaces the format text if lines per author are set
         self.sites, self.delimiter = sites, delimiter
         self.pieces, self.pool, self.hparams, self.fit_vocabulary = pieces, pool, hparams, fit_vocabulary
         self.read: Counter[str] = Counter()
@@ -389,7 +389,7 @@ class Steps:
         warnings += [str(self.removal)] if self.removal.is_much else []  # printed by `read_parts`
         vocabulary = supplied.vocabulary if supplied else self.count(sources, buckets, words)
         made = self.pieces.folder / MADE
-        with suppress(FileNotFoundError):  # it was being written from these very pieces when an earlier call was killed
+        with suppress(FileNotFoundError):  # an earlier call was killed while it wrote the corpus from these pieces
             shutil.rmtree(made)
         made.mkdir()
         with CorpusWriter(made, vocabulary, self.layout, self.hparams.splits) as writer:
@@ -429,17 +429,17 @@ class Steps:
         return [FORMATS[names[index]] for index in range(len(sources))]
 
     def with_lines(self, formats: list[Format], sources: list[Source]) -> list[Format]:
-        """Return the formats with the lines per author that were asked for in those of plain text.
+        """Return the formats with the requested lines per author for plain text.
 
         Raises:
-            InputError: lines per author were asked for, and no source is plain text.
+            InputError: lines per author were set, and no source is plain text.
         """
         if self.text is None:
             return formats
         if all(format.name != self.text.name for format in formats):
             raise InputError(
-                f"{names_of(sources)}: --lines-per-author is for plain text, and this is {formats[0].name}; leave it "
-                "out, or give --format text"
+                f"{names_of(sources)}: --lines-per-author is for plain text, and this is {formats[0].name}; "
+                "remove --lines-per-author, or set --format text"
             )
         return [self.text if format.name == self.text.name else format for format in formats]
 
@@ -459,7 +459,7 @@ class Steps:
                 why = f"no text of any user in {self.read['posts']:,} posts{self.removal.reason}"
                 raise InputError(f"{names_of(sources)}: {why}")
             if self.removal.removed:
-                say(str(self.removal))  # before any error about what is left
+                say(str(self.removal))  # before any error about the remaining text
         return sources, files, warnings
 
     def _read(
@@ -511,8 +511,7 @@ class Steps:
     def balance(self, sources: list[Source], files: list[Path]) -> tuple[list[Path], int]:
         """Run step 2, and return the buckets in order and the sum of their numbers of words.
 
-        A word in several buckets is counted several times. Sources are hashed again meanwhile, now that all of them
-        were read.
+        A word in several buckets is counted several times. Sources are hashed again at the same time.
         """
         (size,) = cuts(files, 1)[:, 1:].sum(axis=0).tolist()
         count = 1 + size // BUCKET
@@ -554,7 +553,7 @@ class Steps:
         if not authors:
             words, name = longest
             if not words:
-                why = f"no words of any user are left, only punctuation{self.removal.reason}"
+                why = f"no user has words, only punctuation{self.removal.reason}"
                 raise InputError(f"{names_of(sources)}: {why}")
             asked = self.hparams.words_per_user or 1
             raise InputError(
@@ -563,18 +562,22 @@ class Steps:
             )
         if not authors["train"]:
             raise InputError(
-                f"{names_of(sources)}: no train users, since heldout and test took all of the {authors.total()} long "
-                "enough; give a smaller --heldout or --test, or another --seed, or a source of train users too"
+                f"{names_of(sources)}: no train users, because heldout and test have all {authors.total()} "
+                "authors that are long enough; set a smaller --heldout or --test or another --seed, or add a "
+                "source of train users"
             )
 
     def _advise(self, authors: Counter[str], users: int, shorter: str) -> None:
-        """Print which shorter users there could be, if there are few users, or a split without any."""
+        """Print shorter lengths of users, if there are few users or a split has no users."""
         shares = {"heldout": self.hparams.heldout, "test": self.hparams.test}
         missing = [split for split, share in shares.items() if share and not authors[split]]
         if shorter and (users < FEW_USERS or missing) and self.hparams.words_per_user is not None:
             without = f", none of them in {' or '.join(missing)}" if missing else ""
             length = f"{self.hparams.words_per_user:,} {self.hparams.by}"
-            say(f"only {users:,} user{'s' * (users != 1)} of {length}{without}; a shorter length makes more: {shorter}")
+            say(
+                f"only {users:,} user{'s' * (users != 1)} of {length}{without}; a shorter length gives more users: "
+                f"{shorter}"
+            )
 
     def count(self, sources: list[Source], buckets: list[Path], words: int) -> Vocabulary:
         """Run step 3, and return the vocabulary."""

@@ -1,4 +1,4 @@
-"""Unpacking of compressed files and copying of pipes, so that sources can be read in parts."""
+"""Decompression of files and copying of pipes, so that sources can be read in parts."""
 
 import bz2
 import gzip
@@ -14,29 +14,29 @@ from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import HashedFile, new_file
 from flsim.base.pool import Report
 
-# Unpacking of the one file of text in a 7-Zip archive, as the Internet Archive has Stack Exchange dumps.
+# Unpacking of the only text file in a 7-Zip archive, the format of Stack Exchange dumps in the Internet Archive.
 
 try:
     import py7zr
     from py7zr.io import Py7zIO, WriterFactory
-except ImportError:  # the extra `7z` is not installed, and no other format needs it
+except ImportError:  # py7zr is in the extra `7z`; only this format needs it
     py7zr, Py7zIO, WriterFactory = None, object, object
 
 MAGIC = b"7z\xbc\xaf\x27\x1c"
-DUMP = "posts.xml"  # the file of a Stack Exchange archive that holds text
+DUMP = "posts.xml"  # the file of a Stack Exchange archive that contains text
 
 
 def unpack_seven_zip(packed: Path, source: Path, out: Path) -> None:
-    """Unpack the only file of an archive, or its Posts.xml, to `out`: all of it or nothing.
+    """Unpack the only file of an archive, or its Posts.xml, to `out`, atomically.
 
     Args:
         packed: the archive.
-        source: the same file as the user named it.
-        out: the file to write; no name in the archive is used.
+        source: the name that the user gave to the archive.
+        out: the file to write; names in the archive are ignored.
 
     Raises:
-        InputError: py7zr, which the extra `7z` installs, is missing; the archive is damaged or encrypted; or it holds
-            several files, of which not exactly one is Posts.xml.
+        InputError: py7zr, which the extra `7z` installs, is missing; the archive is damaged or encrypted; or it has
+            several files and not exactly one Posts.xml.
     """
     if py7zr is None:
         raise InputError(f"{source}: 7z archives need py7zr, the extra '7z', which is not installed; pip install py7zr")
@@ -48,17 +48,17 @@ def unpack_seven_zip(packed: Path, source: Path, out: Path) -> None:
     except InputError:
         raise
     except py7zr.exceptions.PasswordRequired as error:
-        raise InputError(f"{source}: encrypted; unpack it first") from error
+        raise InputError(f"{source}: the archive is encrypted; unpack it first") from error
     except OSError as error:
-        if error.errno is not None:  # the disk is full, for example
+        if error.errno is not None:  # for example, the disk is full
             raise
         raise _damaged(source, error) from error
-    except Exception as error:  # py7zr and its decoders have many types of errors for damaged archives
+    except Exception as error:  # py7zr and its decoders raise many types of errors for damaged archives
         raise _damaged(source, error) from error
 
 
 def _damaged(source: Path, error: Exception) -> InputError:
-    return InputError(f"{source}: cut short or damaged ({in_one_line(error)}); fetch it again")
+    return InputError(f"{source}: the archive is truncated or damaged ({in_one_line(error)}); download it again")
 
 
 def _member(archive: Any, source: Path) -> str:
@@ -67,12 +67,12 @@ def _member(archive: Any, source: Path) -> str:
     chosen = names if len(names) == 1 else dumps
     if len(chosen) != 1:
         listed = ", ".join(names)[:200] or "none"
-        raise InputError(f"{source}: needs 1 file or Posts.xml, found {listed!a}; unpack the text")
+        raise InputError(f"{source}: the archive must have 1 file or Posts.xml, found {listed!a}; unpack the text")
     return chosen[0]
 
 
 class _Writers(WriterFactory):  # type: ignore[misc]
-    """A factory of the only file that an extraction writes."""
+    """A factory for the only file that an extraction writes."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -82,7 +82,7 @@ class _Writers(WriterFactory):  # type: ignore[misc]
 
 
 class _Writer(Py7zIO):  # type: ignore[misc]
-    """A file as py7zr writes it."""
+    """A file with the interface that py7zr writes to."""
 
     def __init__(self, file: IO[bytes]) -> None:
         self.file = file
@@ -104,7 +104,7 @@ class _Writer(Py7zIO):  # type: ignore[misc]
 
 
 CHUNK = 2**20  # bytes
-WINDOW = 31  # log2 of bytes: the largest window of zstd, which dumps of Reddit need
+WINDOW = 31  # log2 of the largest window of zstd in bytes, which dumps of Reddit need
 
 
 def _zstd(file: Any) -> ZstdFile:
@@ -118,11 +118,11 @@ _OPENERS: dict[bytes, Callable[[Any], Any]] = {
     b"\x5d\x00\x00": lzma.LZMAFile,
     b"\x28\xb5\x2f\xfd": _zstd,
     **{bytes([first, 0x2A, 0x4D, 0x18]): _zstd for first in range(0x50, 0x60)},  # skippable frames (RFC 8878, 3.1.2)
-}  # the second LZMA is LZMA alone, as TensorFlow Federated publishes: properties, then a round dictionary size
+}  # the second LZMA is the format LZMA_alone, which TensorFlow Federated uses: properties, then a dictionary size
 
 
 def is_compressed(path: Path) -> bool:
-    """Return whether `unpack` knows how the file is compressed."""
+    """Return whether `unpack` supports the compression of the file."""
     with path.open("rb") as file:
         return file.read(8).startswith((*_OPENERS, MAGIC))
 
@@ -148,25 +148,25 @@ class _Reported(HashedFile):
 
 
 def hash_file(report: Report, path: Path) -> dict[str, Any]:
-    """Return the bytes and the sha256 of a file."""
+    """Return the size in bytes and the sha256 of a file."""
     with path.open("rb") as file:
         return _Reported(file, report).described()
 
 
 def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, Any]:
-    """Unpack a compressed file to `out`, whole or not at all, in bounded memory.
+    """Decompress a file to `out`, atomically and in bounded memory.
 
     Args:
         report: called with the number of bytes of the compressed file that were read.
         packed: the compressed file.
-        source: the same file as the user named it.
+        source: the name that the user gave to the file.
         out: the file to write.
 
     Returns:
         Bytes and sha256 of the compressed file.
 
     Raises:
-        InputError: the file is cut short or damaged.
+        InputError: the file is truncated or damaged.
     """
     with packed.open("rb") as file:
         head = file.read(8)
@@ -180,11 +180,13 @@ def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, A
             with opener(hashed) as unpacked:
                 copy(unpacked, out)
         except (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile, ZstdError) as error:
-            raise InputError(f"{source}: cut short or damaged ({in_one_line(error)}); fetch it again") from error
+            raise InputError(
+                f"{source}: the file is truncated or damaged ({in_one_line(error)}); download it again"
+            ) from error
         except OSError as error:
             if error.errno is not None:
                 raise
-            raise InputError(f"{source}: damaged ({in_one_line(error)}); fetch it again") from error
+            raise InputError(f"{source}: the file is damaged ({in_one_line(error)}); download it again") from error
         return hashed.described()
 
 
@@ -197,7 +199,7 @@ def copy_pipe(report: Report, pipe: Path, out: Path) -> dict[str, Any]:
 
 
 def copy(file: Any, out: Path) -> None:
-    """Copy an open file to `out`, whole or not at all."""
+    """Copy an open file to `out`, atomically."""
     with new_file(out) as partial, partial.open("wb") as written:
         while data := file.read(CHUNK):
             written.write(data)

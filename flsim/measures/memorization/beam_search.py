@@ -84,7 +84,7 @@ def _extend(
     model: LanguageModel, state: State, read: Tensor, scores: Tensor, ids: Tensor, width: int, rows: int
 ) -> tuple[Tensor, Tensor, State]:
     """Read one token per beam, int64 [P, B]; return best scores [P, W], their beam x ids + index, and new states."""
-    step = max(1, rows // len(read))  # beams of each prefix; all of them where there are several prefixes
+    step = max(1, rows // len(read))  # beams of each prefix; all of them if there are several prefixes
     best_scores, best, states = scores[:, :0], read[:, :0], []
     for first in range(0, read.shape[1], step):
         piece = tuple(part[first * len(read) : (first + step) * len(read)] for part in state)

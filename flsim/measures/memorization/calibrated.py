@@ -1,4 +1,4 @@
-"""Calibrated exposure, which tells how much likelier a canary has become than models without it would expect.
+"""Calibrated exposure, which tells how much more likely a canary has become than models without it would expect.
 
 Jagielski et al. (2022), "Measuring Forgetting of Memorized Training Examples", section 2.2, after Watson et al. (2021):
 the mean score over models trained without the canaries is subtracted from every score before ranking.
@@ -22,8 +22,8 @@ class Calibrated:
     """The rank of a canary by its calibrated score.
 
     Attributes:
-        score: P(s|p) minus its mean over the models trained without the canary, nats; below 0 where s has become
-            likelier.
+        score: P(s|p) minus its mean over the models trained without the canary, nats; below 0 if s has become more
+            likely.
         rank: 1 + the number of r' in R that score at most as much; from 1 to |R| + 1.
         references: |R|.
     """

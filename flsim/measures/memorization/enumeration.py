@@ -1,4 +1,4 @@
-"""Exact exposure over the whole space, by a visit to every sequence that is at least as likely as the canary.
+"""Exact exposure over the complete space, by a visit to every sequence that is at least as likely as the canary.
 
 Carlini et al. (2018), "The Secret Sharer", definitions 2 and 3.
 """

@@ -12,7 +12,7 @@ CONFIDENCE = 0.95
 
 @dataclass(frozen=True)
 class Exposure:
-    """An estimate of the exposure over a whole space, in bits, with its confidence interval.
+    """An estimate of the exposure over a complete space, in bits, with its confidence interval.
 
     Attributes:
         bits: the estimate.

@@ -165,12 +165,12 @@ FINE = 8_192  # bins of a larger sample, whose counts are fitted: of two million
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """Exposures under the assumption that scores of the whole space are skew-normal, and the fit to the scores of R.
+    """Exposures under the assumption that scores of the complete space are skew-normal, and the fit to the scores of R.
 
     Attributes:
         fitted: the distribution.
         p_value: the share of samples of the fitted distribution that are as far from their own fit, by the largest
-            distance of the two distribution functions. (Tables of that statistic suppose parameters that were not
+            distance of the two distribution functions. (Tables of that statistic assume parameters that were not
             fitted, and would hardly ever reject.) Below 0.01 scores are not skew-normal, and exposures beyond log2 |R|
             cannot be trusted. A good fit proves nothing there either, as none of R is in that tail.
         exposures: the exposure of every canary. Intervals cover the fit's sampling error, not the error of a poor fit.
@@ -207,7 +207,7 @@ def extrapolate(scores: Mapping[str, float], references: Tensor, seed: int) -> E
 
 
 def _binned(sample: Floats) -> tuple[Floats, Floats]:
-    """Return the centers of bins over the whole sample, and the number of values in each."""
+    """Return the centers of bins over the complete sample, and the number of values in each."""
     counts, edges = np.histogram(sample, FINE)
     return (edges[1:] + edges[:-1]) / 2, counts.astype(np.float64)
 

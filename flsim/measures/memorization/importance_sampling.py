@@ -1,7 +1,7 @@
-"""The share of a whole space that is at least as likely as a canary, by importance sampling from the model.
+"""The share of a complete space that is at least as likely as a canary, by importance sampling from the model.
 
 Exposure is -log2 Pr[P(r|p) <= P(s|p)] over r uniform in the space: Carlini et al. (2018), "The Secret Sharer",
-definition 3. Uniform references never meet this event for a canary that is likelier than all of them. Samples of the
+definition 3. Uniform references never meet this event for a canary that is more likely than all of them. Samples of the
 model meet it, and each is weighted by how much rarer it is among uniform ones.
 """
 
@@ -22,7 +22,7 @@ from flsim.measures.memorization.score import log_perplexity, nats, rows_at_once
 from flsim.measures.memorization.template import Template
 from flsim.models.language_model import LanguageModel, State
 
-# Samples of a whole space of continuations from several proposals, and their weights relative to uniform samples.
+# Samples of a complete space of continuations from several proposals, and their weights relative to uniform samples.
 #
 # Proposal b draws each word with probability proportional to Pr(word | p, words so far)^b over the allowed words
 # only: b = 0 is uniform, b = 1 the model. A fixed number of samples comes from each, and they are weighted by the
@@ -170,7 +170,7 @@ def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
 
     Args:
         pilot: samples that are not used for anything else, so that estimates stay unbiased.
-        events: [C, N], 1 where a sample is in the event of a canary, 0 elsewhere.
+        events: [C, N], 1 if a sample is in the event of a canary, 0 elsewhere.
         default: shares to use where the pilot met no event; a fifth of them is kept in any case.
     """
     weights, ratios = pilot.weights(), pilot.ratios()
@@ -204,7 +204,7 @@ def space_exposures(
     seed: int,
     *keys: int | str,
 ) -> list[Exposure]:
-    """Estimate the exposure over the whole space of every canary with this prefix, from one draw of samples.
+    """Estimate the exposure over the complete space of every canary with this prefix, from one draw of samples.
 
     The canary's own share is known, so only others are estimated. The interval is that of Fay and Feuer, "Confidence
     intervals for directly standardized rates" (1997), for weighted counts. It allows for one more sample of the
@@ -241,7 +241,7 @@ def space_exposures(
 
 
 def _events(draws: Draws, continuations: Tensor, bounds: Tensor) -> Floats:
-    """Return [C, N], 1 where a sample is as likely as a canary, up to ties, and not the canary itself."""
+    """Return [C, N], 1 if a sample is as likely as a canary, up to ties, and not the canary itself."""
     same = [(draws.words == continuation).all(1) for continuation in continuations]
     events = (draws.scores <= bounds[:, None]) & ~torch.stack(same)
     return np.asarray(events.double().cpu().numpy())

@@ -125,7 +125,7 @@ class OutputBounds:
 
 
 def _most_telling(probabilities: Tensor, distances: Tensor, count: int) -> Tensor:
-    """Return ids [<= count] of the likeliest words, and of words that would make the cloud of the rest wide."""
+    """Return ids [<= count] of the most likely words, and of words that would make the cloud of the rest wide."""
     far = distances.topk(min(count // 4, len(distances))).indices
     likely = probabilities.topk(min(count - count // 4, len(distances))).indices
     return torch.from_numpy(np.union1d(likely.cpu(), far.cpu())).to(likely.device)
@@ -249,7 +249,7 @@ def _refuse_non_finite(values: Tensor) -> None:
 
 TIE = 8  # in units of the model's rounding (its dtype's eps), relative to the score
 TYPICAL = 64  # references that are read in full to learn the usual costs of words
-LIKELY = (2**9, 2**14)  # numbers of the likeliest references that `decide` checks first
+LIKELY = (2**9, 2**14)  # numbers of the most likely references that `decide` checks first
 
 
 @dataclass(frozen=True)
@@ -268,7 +268,7 @@ class RandomSampling:
 
     @property
     def memorized(self) -> bool:
-        """Return whether the canary's continuation is likelier than every random one."""
+        """Return whether the canary's continuation is more likely than every random one."""
         return self.rank == 1
 
 
@@ -287,7 +287,7 @@ def references(seed: int, count: int, length: int, layout: Layout) -> Tensor:
 
 
 def refuse_too_many(count: int, length: int) -> None:
-    """Raise InputError where R, `count` continuations of `length` words, does not fit the memory of this machine."""
+    """Raise InputError if R, `count` continuations of `length` words, does not fit the memory of this machine."""
     drawn_and_sorted = 2 * 8 * count * length
     refuse_beyond_memory(drawn_and_sorted, f"evaluation.references = {count:,}", "set fewer references")
 
@@ -312,7 +312,7 @@ class RandomSampler:
         without being scored. Others whose score is within 8 units of rounding of the canary's (relative; 1e-6 in
         float32, 2e-15 in float64) count as ties too, since the order of batched sums could not tell them apart:
         rounding can make a canary look less memorized, never more. With a `LogitModel`, references are scored in full
-        only where bounds leave their side open.
+        only if bounds leave their side open.
 
         Args:
             prefix: p, int64 [L], BOS first.
@@ -332,7 +332,7 @@ class RandomSampler:
     def decide(self, prefix: Tensor, continuation: Tensor) -> bool:
         """Return whether a canary is memorized, which is a rank of 1, at a fraction of the cost; see `rank`.
 
-        The likeliest references, by the usual costs of their words, are checked first, and the search stops at the
+        The most likely references, by the usual costs of their words, are checked first, and the search stops at the
         first one that scores at most the canary's score.
         """
         canary = _Canary(self, prefix, continuation)

@@ -28,7 +28,7 @@ def rows_at_once(log_probs: Tensor) -> int:
 def floats_at_once(device: torch.device) -> int:
     """Return how many values of a piece one step may hold.
 
-    On an NVIDIA GPU this is the largest power of two that fits the share of the whole memory that this process may
+    On an NVIDIA GPU this is the largest power of two that fits the share of the complete memory that this process may
     take. The memory that is free at this moment does not count: other pieces may round scores otherwise.
     """
     if device.type == "cpu":

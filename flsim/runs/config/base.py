@@ -33,13 +33,13 @@ from flsim.runs.config.participation import Flags, Meetings
 from flsim.runs.trackers import Kind
 from flsim.training.state import Training
 
-# Settings that came after runs had digests without them.
+# Settings that are newer than some digests of runs.
 
 OWN = ("algorithm", "sampler", "server_optimizer", "server_schedule", "optimizer", "schedule")
 MILESTONES = ("milestones", "milestone_factor")
 OPTIONS = tuple(f"{name}_options" for name in OWN)
 INJECTED = ("injection_users", "injection_copies")
-# Later settings are left out of a digest where they have their defaults, so that digests of old runs stay the same.
+# Newer settings are omitted from a digest if they have their defaults, so digests of older runs do not change.
 LATER = {
     "data": ("user_holdout", "shadow"),
     "canaries": ("insertions", "controls", "coins", "windows", "arm", "source", "injections", *INJECTED, "template"),
@@ -57,29 +57,29 @@ def _default_of(setting: Field[Any]) -> object:
 
 
 def whole_rounds(rounds: float) -> int:
-    """Return the least whole number of rounds that is not below `rounds`, up to the rounding of floats."""
+    """Return `rounds` rounded up to an integer, up to floating-point rounding."""
     return math.ceil(round(rounds, 6))
 
 
 def _location(value: object) -> Path | str:
     if not isinstance(value, Path | str):
-        raise ValueError("must be a folder, or the URI of one")
+        raise ValueError("must be a folder, or the URI of a corpus")
     return value if is_uri(value) else Path(value)
 
 
 @settings
 class DataHParams:
-    """The corpus, and the partition of its users.
+    """The corpus, and the partition of its records.
 
     Attributes:
-        corpus: Folder of a corpus, relative to the configuration file, or the URI of one in an object store, such as
-            ``s3://bucket/corpus``. `flsim data` makes corpora.
+        corpus: Folder of a corpus, relative to the configuration file, or the URI of a corpus in an object store, such
+            as ``s3://bucket/corpus``. `flsim data` makes corpora.
         partition: "non-iid" trains on the users of the corpus. "iid" trains on their IID twin: users of the same sizes,
-            who hold the same records in random order.
-        user_holdout: Share of each user's records that is never trained on, e.g. 0.1: fresh text of known users, for
-            `flsim membership --unit user`. Runs of all seeds leave out the same records. Unit: probability.
-        shadow: Train on each "user", or each "record", only if a fair coin of the seed says so. Runs of several seeds
-            are then shadow models of each other. When not set: all are trained on.
+            who have the same records in random order. Change it to compare IID with non-IID.
+        user_holdout: Share of each user's records that no run trains on, e.g. 0.1. `flsim membership --unit user` needs
+            this fresh text of users. Runs of all seeds exclude the same records. Unit: probability.
+        shadow: Train on each "user", or each "record", only if a fair coin of the seed lands heads. Runs of several
+            seeds are then shadow models of each other. When not set: no coins, all are trained on.
     """
 
     corpus: Annotated[Path | str, PlainValidator(_location)]
@@ -89,22 +89,22 @@ class DataHParams:
 
     @property
     def leaves_out(self) -> bool:
-        """Return whether records of training users are left out."""
+        """Return whether records of training users are excluded."""
         return self.user_holdout > 0 or self.shadow is not None
 
     def without_withheld(self, train: Split, seed: int) -> Split:
-        """Return what a run of this seed trains on; see `flsim.data.withheld.without_withheld`."""
+        """Return the records that a run of this seed trains on; see `flsim.data.withheld.without_withheld`."""
         return without_withheld(train, self.user_holdout, self.shadow, seed)
 
 
 @settings
 class ScheduledEvaluationHParams(EvaluationHParams):
-    """Settings of what is measured of a checkpoint, and of when.
+    """Settings of the measurements of checkpoints, and of their times.
 
     Attributes:
-        every: Rounds between two evaluations; the last round is always evaluated. Unit: rounds.
-        every_epochs: In place of `every`: passes over all records between two evaluations, each rounded up to a whole
-            round. Federated and central runs are then measured after equally many records. Unit: epochs.
+        every: Number of rounds between two evaluations; the last round is always evaluated. Unit: rounds.
+        every_epochs: In place of `every`: number of passes over all records between two evaluations, rounded up to
+            complete rounds. Use it to measure federated and central runs after equally many records. Unit: epochs.
     """
 
     every: Count = 100
@@ -113,7 +113,8 @@ class ScheduledEvaluationHParams(EvaluationHParams):
     def __post_init__(self) -> None:
         if self.every_epochs is not None and self.every != type(self).every:
             raise InputError(
-                f"every_epochs ({self.every_epochs:g}) and every ({self.every}) both say when; set one of them"
+                f"every_epochs ({self.every_epochs:g}) and every ({self.every}) both set when to evaluate; set "
+                "only one of them"
             )
 
     def is_due(self, round_: int, rounds_per_epoch: float) -> bool:
@@ -121,7 +122,7 @@ class ScheduledEvaluationHParams(EvaluationHParams):
 
         Args:
             round_: the number of completed rounds.
-            rounds_per_epoch: as of `Config.rounds_per_epoch`.
+            rounds_per_epoch: see `Config.rounds_per_epoch`.
         """
         if self.every_epochs is None:
             return round_ % self.every == 0
@@ -132,17 +133,18 @@ class ScheduledEvaluationHParams(EvaluationHParams):
 
 @settings
 class CommonSystemHParams:
-    """Use of the machines, as far as both kinds of training set it.
+    """Use of the machines, for both kinds of training.
 
     Attributes:
         evaluators: Number of processes that evaluate checkpoints during training. Unit: processes.
-        gpus_for_evaluation: GPUs of each evaluator, which training leaves free; 0 evaluates on a CPU. An evaluator may
-            take this share of the GPU's memory, or 1 GiB where that is more. When not set: a small share of a GPU where
-            the cluster has GPUs, in central training only with device "cuda". Unit: GPUs.
-        evaluation_deadline: Longest time of one attempt to evaluate a checkpoint. A slower evaluator is killed; after
-            three more attempts the evaluation is recorded as failed. Unit: seconds.
-        checkpoint_every: Rounds, in central training steps, between two checkpoints; the newest two and the evaluated
-            ones are kept. Unit: rounds or steps.
+        gpus_for_evaluation: GPUs of each evaluator, which training leaves free; 0 evaluates on a CPU. An evaluator can
+            use this share of the GPU's memory, or 1 GiB if that is more. When not set: a small share of a GPU if the
+            cluster has GPUs, in central training only with device "cuda". Unit: GPUs.
+        evaluation_deadline: Longest time of an attempt to evaluate a checkpoint. A slower evaluator is killed, and
+            after three more attempts the evaluation is recorded as failed. Increase it for slow measures. Unit:
+            seconds.
+        checkpoint_every: Number of rounds (in central training, steps) between two checkpoints. The newest two
+            checkpoints and the evaluated checkpoints are kept. Unit: rounds or steps.
         tracking: Trackers that receive the values of rounds and evaluations; see `flsim.runs.trackers`.
     """
 
@@ -159,7 +161,7 @@ class CommonSystemHParams:
 
     @property
     def is_one_process(self) -> bool:
-        """Return whether one process trains, which needs no Ray where it trains on a CPU."""
+        """Return whether one process trains; on a CPU, this needs no Ray."""
         return False
 
 
@@ -167,16 +169,16 @@ class CommonSystemHParams:
 class Config(ABC):
     """The configuration of a run of either kind of training.
 
-    Its methods and the results of runs call a step of central training a round too.
+    Its methods and the results of runs also call a step of central training a round.
 
     Attributes:
         data: Corpus and its users.
         seed: Seed of everything random: canaries, weights, cohorts, noise and references. Unit: none.
-        canaries: Planted phrases, and how often they occur.
+        canaries: Planted phrases, and their numbers of copies.
         model: Architecture and size of the network.
         privacy: Clipping and noise.
-        evaluation: What is measured of each evaluated checkpoint, and when.
-        system: Use of the machines. It changes nothing in the results but float rounding.
+        evaluation: Measurements of checkpoints, and their times.
+        system: Use of the machines. These settings change results only by floating-point rounding.
     """
 
     data: DataHParams
@@ -187,8 +189,8 @@ class Config(ABC):
     evaluation: ScheduledEvaluationHParams = field(default_factory=ScheduledEvaluationHParams)
     system: CommonSystemHParams = field(default_factory=CommonSystemHParams)
 
-    unit: ClassVar[Unit]  # what an epsilon is about
-    has_a_line_per_round: ClassVar[bool]  # rounds.jsonl; otherwise it has one for each saved round
+    unit: ClassVar[Unit]  # the unit that an epsilon protects
+    has_a_line_per_round: ClassVar[bool]  # rounds.jsonl has a line for each round; otherwise only for each saved round
 
     def __post_init__(self) -> None:
         refuse_uncounted(self.canaries.template, self.evaluation.also)
@@ -200,7 +202,7 @@ class Config(ABC):
 
     @property
     def digest(self) -> str:
-        """Return the digest of the settings that change results: all but system, length and the corpus' place."""
+        """Return the digest of the settings that change results: without system, length and corpus path."""
         return self._digest_without(seed=False)
 
     @property
@@ -222,7 +224,7 @@ class Config(ABC):
             for setting in fields(getattr(self, section)):
                 if setting.name in names and values[section][setting.name] == _default_of(setting):
                     del values[section][setting.name]
-            if not values[section]:  # a section that is later itself
+            if not values[section]:  # a section that is newer
                 del values[section]
         if seed:
             del values["seed"]
@@ -231,7 +233,7 @@ class Config(ABC):
     @property
     @abstractmethod
     def _without_digest(self) -> tuple[str, ...]:
-        """Return the settings of `training` that no digest holds: the length, and what follows from other settings."""
+        """Return the settings of `training` that no digest contains: length and derived settings."""
 
     @property
     def setting(self) -> str:
@@ -240,7 +242,7 @@ class Config(ABC):
 
     @property
     def partition(self) -> Partition | None:
-        """Return the partition of the users; None where records are drawn in the same way in both partitions."""
+        """Return the partition of the users; None if records are drawn in the same way in both partitions."""
         return self.data.partition
 
     @property
@@ -257,62 +259,68 @@ class Config(ABC):
     @property
     @abstractmethod
     def sampler(self) -> str:
-        """Return the sampler of the units of privacy, as a ledger names it: a user's own sampler by content."""
+        """Return the sampler of the units of privacy, as a ledger names it: a custom sampler by content."""
 
     @property
     @abstractmethod
     def round_size(self) -> int:
-        """Return the number of users in a round, or of records in a step; an expectation where they are drawn."""
+        """Return the number of users in a round, or of records in a step.
+
+        An expectation if they are drawn at random.
+        """
 
     @abstractmethod
     def optimizer_slots(self, vocabulary_size: int) -> int:
-        """Return how many times the size of the parameters a checkpoint holds beside them."""
+        """Return the size of a checkpoint without the parameters, as a multiple of their size."""
 
     @property
     def slots_kept_by_users(self) -> int:
-        """Return the number of tensors of each parameter's shape, float32, that a sampled user keeps between rounds."""
+        """Return the number of tensors of each parameter's shape, float32, that a user stores between rounds."""
         return 0
 
     @property
     def canary_users(self) -> AuditHParams:
-        """Return the settings of canary users with random updates; training without users has none."""
+        """Return the settings of canary users with random updates; central training has no canary users."""
         return AuditHParams()
 
     def refuse_users(self, users: int) -> None:  # noqa: B027 (training without users takes any number of them)
-        """Raise InputError where so few training users have no cohort, or more shards than users."""
+        """Raise InputError if there are too few training users for the cohort or the shards."""
 
     @abstractmethod
     def meetings(self, users: Population, rounds: int) -> Meetings:
-        """Return which user met which canary in which of `rounds` rounds; see `flsim.runs.folder.participation`."""
+        """Return the rounds in which users used canaries, out of `rounds` rounds.
+
+        See `flsim.runs.folder.participation`.
+        """
 
     @abstractmethod
     def records_read(self, users: Population, rounds: int) -> Flags:
-        """Return whether training read each record in `rounds` rounds, bool [records] in the population's own order."""
+        """Return whether training read each record in `rounds` rounds, bool [records] in the population's order."""
 
     @abstractmethod
     def rounds_per_epoch(self, train: Split) -> float:
-        """Return how many rounds read as many records as the split has; an expectation where they are drawn."""
+        """Return the number of rounds per epoch; an expectation if records or users are drawn at random."""
 
     @abstractmethod
     def rounds_over(self, train: Split) -> int:
-        """Return how many rounds to train on these users.
+        """Return the number of rounds to train on these users.
 
         Raises:
-            InputError: the number depends on words, and the users have none.
+            InputError: the number depends on words, and the users have no words.
         """
 
     @abstractmethod
     def rate_steps(self, train: Split) -> float | None:
-        """Return the sum of learning rates over the steps of training that follow each other.
+        """Return the sum of learning rates over the consecutive steps of training.
 
         For central training these are all steps. For federated training they are the local steps of a user in each
-        round, at the local rate times the server's. A server optimizer that divides the update by its size, such as
-        Adam, takes a step of the server's rate in each round, however far users go. Momentum is not counted. The sum is
-        None with a user's own server optimizer.
+        round, with the product of the local learning rate and that of the server. A server optimizer that divides the
+        update by its size, such as Adam, makes a step of the server's learning rate in each round, independent of the
+        length of updates. Momentum is not counted. The sum is None with a custom server optimizer.
         """
 
     def trained_on(self, train: Split) -> Split:
-        """Return what of the corpus' training users a run with these settings trains on."""
+        """Return the training users and records of the corpus that a run with these settings trains on."""
         return self.data.without_withheld(train, self.seed)
 
     def protected(self, train: Split) -> int:
@@ -321,14 +329,14 @@ class Config(ABC):
 
     @abstractmethod
     def lasting(self, rounds: int) -> Self:
-        """Return the settings of a run of so many rounds that is otherwise the same."""
+        """Return the same settings with this number of rounds."""
 
     @abstractmethod
     def planned(self, population: int, rounds: int) -> Entry:
-        """Return the ledger's entry for `rounds` rounds on `population` users, in central training records."""
+        """Return the ledger's entry for `rounds` rounds on `population` users, or records in central training."""
 
     def resuming(self, started: "Config") -> Self:  # noqa: ARG002 (most settings depend on no earlier ones)
-        """Return these settings for a run that was started with others: what both leave open was decided then."""
+        """Return these settings for a started run, with the defaults that were chosen at its start."""
         return self
 
     @abstractmethod
@@ -343,18 +351,18 @@ class Config(ABC):
         """Return the training of these users.
 
         Args:
-            users: the training users; without canaries it is known as well whether training can begin.
+            users: the training users; also without canaries, it is checked whether training can begin.
             rounds: number of rounds.
-            device: torch's device in this process; where None the one of the settings, or a CPU.
-            user_states: what users keep between rounds; in memory where None.
-            micro_cohorts: the record of sizes of micro-cohorts; in memory where None.
+            device: torch's device in this process; if None, the device of the settings, or a CPU.
+            user_states: the tensors that users store between rounds; in memory if None.
+            micro_cohorts: the record of sizes of micro-cohorts; in memory if None.
 
         Raises:
             InputError: training cannot begin.
         """
 
 
-# The arms of a run: IN plants canaries in its windows, OUT never does.
+# The arms of a run: IN plants canaries in its windows, and OUT plants no canaries.
 
 
 def settings_of_both(settings: Config) -> str:
@@ -363,9 +371,9 @@ def settings_of_both(settings: Config) -> str:
 
 
 def shared_rounds(settings: Config, rounds: int) -> int:
-    """Return the number of rounds after which one arm can go on with a checkpoint of the other, out of `rounds`.
+    """Return the last of `rounds` rounds after which one arm can continue from a checkpoint of the other.
 
-    Both are equal to the bit until the first window begins. What users keep between rounds is not in checkpoints, so
-    that arms of algorithms with such states share nothing.
+    Both arms are equal bit for bit until the first window begins. Checkpoints do not contain the tensors of users, so
+    arms of algorithms with such tensors have no common rounds.
     """
     return 0 if settings.slots_kept_by_users else settings.canaries.parting(rounds)

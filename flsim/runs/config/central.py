@@ -29,8 +29,8 @@ class CentralTrainingHParams(CentralHParams):
 
     Attributes:
         kind: Kind of training: "central".
-        order: Order of records, which `data.partition` decides: "iid" for "iid", "sequence" for "non-iid". A run with
-            another value is refused. With clip or noise records are drawn at random, which is "iid".
+        order: Order of records, which follows from `data.partition`: "iid" for "iid", "sequence" for "non-iid". Other
+            values are errors. With clip or noise, records are drawn at random, which is "iid".
     """
 
     kind: Literal["central"] = "central"
@@ -39,10 +39,10 @@ class CentralTrainingHParams(CentralHParams):
 
 @settings
 class StepwiseEvaluationHParams(ScheduledEvaluationHParams):
-    """Settings of what is measured of a checkpoint in central training, and after how many steps.
+    """Settings of the measurements of checkpoints in central training, and of their times.
 
     Attributes:
-        every: Steps between two evaluations; the last step is always evaluated. Unit: steps.
+        every: Number of steps between two evaluations; the last step is always evaluated. Unit: steps.
     """
 
     every: Count = 10_000
@@ -50,23 +50,24 @@ class StepwiseEvaluationHParams(ScheduledEvaluationHParams):
 
 @settings
 class CentralSystemHParams(CommonSystemHParams):
-    """Settings of how a central run uses the machines; they change nothing in its results but float rounding.
+    """Settings of the use of machines in central training; they change results only by floating-point rounding.
 
-    A run resumes to the same bits where device, threads and physical_batch are what they were.
+    A run resumes to the same bits if device, threads and physical_batch do not change.
 
     Attributes:
-        engine: "fused" trains with a gradient that is written out, for "cifg", "lstm" and "gru". "autograd" is plain
-            PyTorch: slower, and it trains any architecture and does DP-SGD.
-        device: Device of the training.
+        engine: "fused" uses a written-out gradient, for "cifg", "lstm" and "gru". "autograd" is plain PyTorch, which is
+            slower, and supports any architecture and DP-SGD.
+        device: Device of the training process.
         threads: CPU cores, and torch threads, of the training process. Unit: cores.
         gpus: GPUs of the training process, at most 1, e.g. 0.2 for four runs on one GPU, each with an evaluator. The
-            process may fill this share of the GPU's memory. When not set with device "cuda": what the evaluators leave
-            of one GPU. With device "cpu": 0 or not set. Unit: GPUs.
-        retries: Times in a row that training restarts from the newest checkpoint after a process died, before the run
-            fails. The pauses before them are 1, 2, 4, ... seconds. Unit: attempts.
-        physical_batch: With clip or noise: records whose gradients are in memory at the same time, about 40 MB each for
-            the paper's model. Unit: records.
-        checkpoint_every: Steps between two checkpoints; the newest two and the evaluated ones are kept. Unit: steps.
+            process can use this share of the GPU's memory. When not set: the remainder of one GPU after evaluators with
+            device "cuda", and 0 with device "cpu". Unit: GPUs.
+        retries: Number of consecutive restarts from the newest checkpoint after a process died, before the run fails.
+            The pauses before restarts are 1, 2, 4, ... seconds. Unit: attempts.
+        physical_batch: With clip or noise: number of records whose gradients are in memory at the same time, about 40
+            MB each for the paper's model. Decrease it if memory runs out. Unit: records.
+        checkpoint_every: Number of steps between two checkpoints. The newest two checkpoints and the evaluated
+            checkpoints are kept. Unit: steps.
     """
 
     engine: EngineName = "fused"
@@ -120,13 +121,13 @@ class CentralConfig(Config):
             return
         if self._is_private:
             raise InputError(
-                'training.order "sequence" has no privacy accounting: with clip or noise records are drawn at random; '
-                "remove it"
+                'training.order "sequence" has no privacy accounting: with a clip or noise, records are drawn at '
+                "random; remove training.order"
             )
         other = "iid" if partition == "non-iid" else "non-iid"
         raise InputError(
-            f'training.order "{order}" contradicts data.partition "{partition}", which is order "{self.order}"; '
-            f'remove it, or set data.partition = "{other}"'
+            f'training.order "{order}" contradicts data.partition "{partition}", which requires order '
+            f'"{self.order}"; remove it, or set data.partition = "{other}"'
         )
 
     @property

@@ -1,7 +1,7 @@
-"""A user's own code in a configuration: the settings that name files, and the copies in a run folder.
+"""Custom code in a configuration: the settings that name files, and the copies in a run folder.
 
 A copy's name ends in the first digits of its digest, as in ``code/my_model.0a1b2c3d4e5f6a7b.py``, so that it can be
-checked wherever it lies.
+checked in any place.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,12 +21,12 @@ FOLDER = "code"
 LENGTHS = ("training.rounds", "training.epochs", "training.steps", "training.words")
 CHANGES_NO_RESULT = ("system.", "data.corpus", "evaluation.every", "training.order")
 TRAINED = ("architecture", "algorithm", "sampler", "noise", "optimizer", "schedule", "server optimizer")
-DIGITS = 16  # of the digest in a copy's name
+DIGITS = 16  # digits of the digest in the name of a copy
 Settings = TypeVar("Settings")
 
 
 def renamed(kind: type, values: Mapping[str, Any], change: Callable[[str], str]) -> dict[str, Any]:
-    """Return values of a dataclass's fields, at any depth, with every name of a user's own changed."""
+    """Return values of a dataclass's fields, at any depth, with every name of custom code changed."""
     changed = dict(values)
     for name, hint in _hints(kind).items():
         value = values.get(name)
@@ -43,7 +43,7 @@ def _hints(kind: type) -> dict[str, Any]:
 
 
 def _own_in(hint: Any) -> CustomName | None:
-    """Return the mark in a type hint, at any depth; None without one."""
+    """Return the annotation in a type hint, at any depth; None without one."""
     return hint if isinstance(hint, CustomName) else next(filter(None, map(_own_in, get_args(hint))), None)
 
 
@@ -54,12 +54,12 @@ def _change_each(value: Any, change: Callable[[str], str]) -> Any:
 
 
 def names_in(settings: Any) -> list[str]:
-    """Return all names of a user's own in settings, in the order of the fields."""
+    """Return all names of custom code in settings, in the order of the fields."""
     return [name for _, name in kinds_in(settings)]
 
 
 def kinds_in(settings: Any) -> list[tuple[str, str]]:
-    """Return the kind, such as "model", and the name of each object of a user's own, in the order of the fields."""
+    """Return the kind, such as "model", and the name of each custom object, in the order of the fields."""
     named: list[tuple[str, str]] = []
     kind: type = type(settings)
     for field, hint in _hints(kind).items():
@@ -73,7 +73,7 @@ def kinds_in(settings: Any) -> list[tuple[str, str]]:
 
 
 def announce(settings: Any, *kinds: str) -> None:
-    """Print the files of a user's own code that a command is about to execute, each with what it defines.
+    """Print the files of custom code that a command is about to execute, each with its objects.
 
     Args:
         settings: the settings that name the files.
@@ -85,7 +85,7 @@ def announce(settings: Any, *kinds: str) -> None:
             path, attribute = parts(name)
             defined.setdefault(str(path), []).append(f"{kind} {attribute}")
     for file, objects in defined.items():
-        # A stranger's config.toml may hold codes that move a terminal's cursor.
+        # An untrusted config.toml can contain control codes of terminals.
         say(f"Executing {file if file.isprintable() else repr(file)}: {', '.join(objects)}")
 
 
@@ -96,12 +96,12 @@ def located(name: str, base: Path) -> str:
 
 
 def relocated(value: Any, base: Path) -> Any:
-    """Return a value, or a list of values, with the names of a user's own in it as `located` returns them."""
+    """Return a value, or a list of values, with names of custom code changed by `located`."""
     return _change_each(value, lambda name: located(name, base))
 
 
 def relative(name: str, base: Path) -> str:
-    """Return the name with a path relative to `base` where the file lies below it, so that the folder can be moved."""
+    """Return the name with a path relative to `base` if the file is below it, so that the folder can be moved."""
     path, attribute = parts(name)
     return f"{below(path, base)}:{attribute}"
 
@@ -113,7 +113,7 @@ def below(path: Path | str, base: Path) -> str:
 
 
 def without_folders(settings: Any) -> dict[str, Any]:
-    """Return the values of settings, with each name of a user's own without the folder of its file.
+    """Return the values of settings, with names of custom code without the folders of files.
 
     Copies of one file have one such name in all run folders, such as ``my_model.0a1b2c3d4e5f6a7b.py:Bow``.
     """
@@ -126,9 +126,9 @@ def _without_folder(name: str) -> str:
 
 
 def with_copies(settings: Settings, folder: Path) -> Settings:
-    """Copy all files of a user's own into ``folder/code``, and return settings that name the copies.
+    """Copy all custom files into ``folder/code``, and return settings that name the copies.
 
-    A file whose content is there already is not copied again.
+    A file with existing content is not copied again.
 
     Raises:
         InputError: a file cannot be read.
@@ -153,17 +153,19 @@ def _copy(name: str, folder: Path) -> str:
 
 
 def refuse_changed_copies(settings: Any) -> None:
-    """Raise InputError where a copy that settings name is not the file that it was copied from."""
+    """Raise InputError if a copy that settings name has changed."""
     for name in names_in(settings):
         path, _ = parts(name)
         if path.parent.name == FOLDER and not path.stem.endswith(f".{source_digest(name)[:DIGITS]}"):
-            raise InputError(f"{path}: changed since the run was started; restore it, and resume the run")
+            raise InputError(
+                f"{path}: the file changed after the run was started; restore the file, and resume the run"
+            )
 
 
 def refuse_other_settings(started: Any, settings: Any, run: Path) -> None:
-    """Raise InputError where settings have another digest than those that a run was started with.
+    """Raise InputError if settings differ from those that a run was started with.
 
-    The message names the file where the content of a file is the difference.
+    If the content of a file differs, the message names the file.
     """
     if started.digest == settings.digest:
         return
@@ -171,19 +173,19 @@ def refuse_other_settings(started: Any, settings: Any, run: Path) -> None:
         (copy, was), (path, attribute) = parts(old), parts(new)
         if was == attribute and source_digest(old) != source_digest(new):
             raise InputError(
-                f"{run}: was started with another version of {path}, which is {copy}; resume it with that one, or name "
-                f"a new --out"
+                f"{run}: this run was started with another version of {path}, which is {copy}; resume with "
+                "this version, or name a new --out"
             )
     raise InputError(
-        f"{run}: was started with other settings{_difference(started, settings)}; resume it with the same ones, or "
-        f"name a new --out"
+        f"{run}: this run was started with other settings{_difference(started, settings)}; resume with the "
+        "same settings, or name a new --out"
     )
 
 
 def _difference(started: Any, settings: Any) -> str:
-    """Return the first setting that differs with both values, as words to append; empty if none can be told.
+    """Return the first setting that differs with both values, as text to append; empty if unknown.
 
-    A length is told last: it may differ in a resumed run, unless something depends on the end of training.
+    The length is the last candidate, because it can differ in a resumed run if nothing depends on it.
     """
     old, new = (dict(flat(renamed(type(values), asdict(values), by_content))) for values in (started, settings))
     differing = [key for key in dict.fromkeys([*old, *new]) if old.get(key) != new.get(key)]
@@ -193,7 +195,7 @@ def _difference(started: Any, settings: Any) -> str:
     first = min(differing, key=lambda key: key in LENGTHS)
     was, now = (_value(dict(flat(without_folders(values))), first) for values in (started, settings))
     reason = " (a schedule, or canaries with times in fractions of training, depend on the length)" * (first in LENGTHS)
-    return f": {first} was {was} and is {now} now{reason}"
+    return f": {first} was {was} and is now {now}{reason}"
 
 
 def _value(values: Mapping[str, Any], key: str) -> str:

@@ -26,7 +26,7 @@ from flsim.runs.config.base import CommonSystemHParams, Config, whole_rounds
 from flsim.runs.config.participation import Flags, Meetings
 from flsim.training.hparams import LocalHParams, label_of_steps, total_rate
 
-SHARDS = 2  # the number where neither the settings nor the client processes of a launch decide another one
+SHARDS = 2  # the default, if neither the settings nor the client processes of a launch give the number
 
 
 @settings
@@ -35,8 +35,8 @@ class TrainingHParams(FedAvgHParams):
 
     Attributes:
         kind: Kind of training: "federated".
-        epochs: In place of `rounds`: passes over all records, as far as whole rounds reach. Where users or records are
-            drawn, the number is an expectation. Unit: epochs.
+        epochs: In place of `rounds`: passes over all records, rounded up to a complete round. If users or records are
+            drawn at random, the number is an expectation. Unit: epochs.
     """
 
     kind: Literal["federated"] = "federated"
@@ -45,37 +45,42 @@ class TrainingHParams(FedAvgHParams):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.epochs is not None and self.rounds != type(self).rounds:
-            raise InputError(f"epochs ({self.epochs:g}) and rounds ({self.rounds}) both say how long; set one of them")
+            raise InputError(
+                f"epochs ({self.epochs:g}) and rounds ({self.rounds}) both set how long to train; set only one of them"
+            )
 
 
 @settings
 class SystemHParams(CommonSystemHParams):
-    """Settings of how a federated run uses the machines; they change nothing in its results but float rounding.
+    """Settings of the use of machines in federated training; they change results only by floating-point rounding.
 
     Attributes:
-        engine: "cohort" trains many users with the same kernels. "local" is plain PyTorch: slower, and it trains any
-            architecture.
-        micro_cohort: Users that the cohort engine trains at the same time. When not set: on a CPU 16 of a small CIFG,
-            up to 600,000 parameters times records of a step, otherwise one; on a GPU as many as fit its memory when the
-            run begins, which micro-cohorts.jsonl in the run folder records. Unit: users.
-        shards: Number of Flower nodes. Each holds a contiguous range of users and replies once a round. No more client
-            processes than shards work at the same time. When not set: as many as client processes have room when
-            `flsim run` begins the run, no more than the cohort; 2 under `flwr run`, and in a sweep that trains several
-            runs at once. The run folder keeps the number. Unit: nodes.
-        branch: Consecutive shards whose sums a client process adds up before the server adds the sums of these
-            branches, e.g. 10 for 100 shards; 0 for none, where the server adds all. It decides the order of additions,
-            so results differ by float rounding. When not set: none below 64 shards, from 64 on the square root of their
-            number, rounded up, which the run folder keeps from the beginning of a run. Unit: nodes.
+        engine: "cohort" trains many users with the same kernels. "local" is plain PyTorch, which is slower and supports
+            any architecture.
+        micro_cohort: Number of users that the cohort engine trains at the same time. When not set: on a CPU, 16 for a
+            small CIFG (at most 600,000 parameters times records of a step), otherwise 1; on a GPU, as many as fit in
+            its memory at the beginning of the run. The file micro-cohorts.jsonl in the run folder records the number.
+            Unit: users.
+        shards: Number of Flower nodes. Each node has a contiguous range of users and replies once per round. At most
+            this number of client processes work at the same time. When not set: the number of client processes that fit
+            when `flsim run` begins the run, at most the cohort; 2 under `flwr run`, and in a sweep that trains several
+            runs at once. The run folder stores the number. Unit: nodes.
+        branch: Number of consecutive shards whose sums a client process adds before the server adds the sums of these
+            branches, e.g. 10 for 100 shards; 0 for no branches: the server adds all sums. This setting determines the
+            order of additions, so results differ by floating-point rounding. When not set: no branches below 64 shards;
+            from 64 shards on, the square root of their number, rounded up. The run folder stores the number. Unit:
+            nodes.
         cpus_per_client: CPU cores, and torch threads, of a client process. Unit: cores.
-        gpus_per_client: GPUs of a client process, e.g. 0.4 for two on one GPU beside the evaluator; 0 trains on CPUs.
-            When not set: 1 where the cluster has GPUs, less the evaluators' share. Where clients hold all GPUs,
+        gpus_per_client: GPUs of a client process, e.g. 0.4 for two processes and an evaluator on one GPU; 0 trains on
+            CPUs. When not set: 1 minus the evaluators' share if the cluster has GPUs. If clients use all GPUs,
             evaluators run on CPUs. Unit: GPUs.
-        deadline: Longest wait for the replies of a round, from the request on, before missing ones are asked for again.
-            When not set: ten times the longest reply since the command started, at least a minute and at most an hour,
-            and an hour before the first reply (`server/federated/exchange.py`). Unit: seconds.
-        retries: Times that a shard is asked again after an error or the deadline, before the run fails. The pauses
-            before them are 1, 2, 4, ... seconds, in which a client process that died comes back. Unit: attempts.
-        checkpoint_every: Rounds between two checkpoints; the newest two and the evaluated ones are kept. Unit: rounds.
+        deadline: Longest wait for the replies of a round before missing replies are requested again. When not set: ten
+            times the longest reply since the command started, at least a minute and at most an hour; an hour before the
+            first reply (`server/federated/exchange.py`). Unit: seconds.
+        retries: Number of repeated requests to a shard after an error or the deadline, before the run fails. The pauses
+            before them are 1, 2, 4, ... seconds, in which a dead client process restarts. Unit: attempts.
+        checkpoint_every: Number of rounds between two checkpoints. The newest two checkpoints and the evaluated
+            checkpoints are kept. Unit: rounds.
     """
 
     engine: EngineName = "cohort"
@@ -97,12 +102,12 @@ class SystemHParams(CommonSystemHParams):
 
     @property
     def known_shards(self) -> int:
-        """Return the number of shards; 2 where it is not decided yet."""
+        """Return the number of shards; 2 if it is not chosen yet."""
         return SHARDS if self.shards is None else self.shards
 
     @property
     def known_branch(self) -> int:
-        """Return the number of shards in a branch; 0 where there are none, or where it is not decided yet."""
+        """Return the number of shards in a branch; 0 if there are none, or if it is not chosen yet."""
         return self.branch or 0
 
 
@@ -112,7 +117,7 @@ class FederatedConfig(Config):
 
     Attributes:
         training: Federated algorithm, cohorts, server optimizer and number of rounds.
-        local: Training of a user on the user's own records.
+        local: Training of a user on the records of the user.
         audit: Canary users, whose updates are random, to test the noise.
     """
 
@@ -132,7 +137,7 @@ class FederatedConfig(Config):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.privacy.update_noise_multiplier(self.training.cohort)  # raises where there is none
+        self.privacy.update_noise_multiplier(self.training.cohort)  # raises if there is none
         self.audit.refuse_without_clip(self.privacy)
         if self.privacy.mechanism == "dp":
             sampling.refuse_unaccounted(self.training.sampler)
@@ -228,20 +233,20 @@ class FederatedConfig(Config):
         return replace(self, training=replace(self.training, rounds=rounds, epochs=None))
 
     def with_shards(self, processes: int, users: int) -> Self:
-        """Return the settings with numbers of shards and of shards in a branch: their own ones, or the default ones.
+        """Return the settings with the numbers of shards and of shards in a branch, from the settings or by default.
 
-        The default is a shard for each client process. There are no more than users of a round, as a shard without any
-        of them has no work. For branches see `flsim.algorithms.summation.default_branch`.
+        The default is a shard for each client process. There are at most as many shards as users in a round, because a
+        shard without users has no work. For branches see `flsim.algorithms.summation.default_branch`.
 
         Args:
-            processes: number of client processes that have room, at least 1.
+            processes: number of client processes that fit, at least 1.
             users: number of training users.
         """
         shards, branch = self.system.shards, self.system.branch
         if shards is None:
             shards = min(processes, users, max(self.training.cohort, SHARDS))
         if branch is None:
-            branch = default_branch(shards) or None  # without branches config.toml stays what it was before them
+            branch = default_branch(shards) or None  # without branches, config.toml omits the setting
         return replace(self, system=replace(self.system, shards=shards, branch=branch))
 
     def resuming(self, started: Config) -> Self:
@@ -260,7 +265,7 @@ class FederatedConfig(Config):
         user_states: UserStates | None = None,
         micro_cohorts: MicroCohorts | None = None,
     ) -> FederatedTraining:
-        if self.canaries.injections:  # a split has no pseudo-users yet
+        if self.canaries.injections:  # at this point, a split has no pseudo-users
             refuse_injections(self.training, self.privacy)
         return FederatedTraining(
             users,

@@ -17,11 +17,12 @@ from flsim.runs.config.federated import FederatedConfig
 
 KINDS: dict[str, type[Config]] = {"federated": FederatedConfig, "central": CentralConfig}
 
-# Removed settings: (kind of training, section, key) -> their default, which is still read, and what to do otherwise.
+# Removed settings: (kind of training, section, key) -> their default, which is still accepted, and the remedy for other
+# values.
 REMOVED: dict[tuple[str, str, str], tuple[object, str]] = {
     ("central", "system", "workers"): (1, "one process trains; remove the setting"),
 }
-# Settings that another kind of training has under another name: (kind, key of the other kind) -> key of this kind.
+# Settings with another name in another kind of training: (kind, key of the other kind) -> key of this kind.
 OTHERWISE = {("federated", "system.device"): "system.gpus_per_client"}
 
 
@@ -34,12 +35,12 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
             to the working directory, those in the file to its folder.
 
     Raises:
-        InputError: the file is missing, no TOML, or a sweep, a key is unknown (the closest known one is named), or a
-            value is not allowed.
+        InputError: the file is missing, is not TOML, or is a sweep; a key is unknown (the message names the closest
+            key); or a value is not allowed.
     """
     values = toml.read(path, overrides, from_working_directory)
     if "grids" in values:
-        raise InputError(f"{path}: a sweep, not a run's configuration; train it with `flsim sweep`")
+        raise InputError(f"{path}: this file is a sweep, not the configuration of a run; train it with `flsim sweep`")
     config = parse(values, str(path), path.parent)
     named = {name: getattr(config.model, name) for name in FILES}
     of_base: dict[str, Any] = {
@@ -50,7 +51,7 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
 
 
 def from_working_directory(key: str, value: Any) -> Any:
-    """Return the value of an override with absolute paths, of the corpus and of files of a user's own."""
+    """Return the value of an override with absolute paths, of the corpus and of custom files."""
     if key == "data" and isinstance(value, dict):
         return {name: from_working_directory(f"{key}.{name}", part) for name, part in value.items()}
     if key == "data.corpus" and isinstance(value, str):
@@ -63,7 +64,7 @@ def from_working_directory(key: str, value: Any) -> Any:
 def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config:
     """Return the configuration of values that were read from `source`.
 
-    ``training.kind`` decides the class. Files of a user's own code are relative to `base`.
+    ``training.kind`` decides the class. Files of custom code are relative to `base`.
     """
     training = values.get("training")
     name = training.get("kind", "federated") if isinstance(training, Mapping) else "federated"
@@ -77,7 +78,7 @@ def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config
 
 
 def dump(config: Config, path: Path) -> None:
-    """Write all settings, defaults included, as TOML that `load` reads back."""
+    """Write all settings, including defaults, as TOML for `load`."""
     settings = custom_code.renamed(type(config), asdict(config), lambda name: custom_code.relative(name, path.parent))
     values = {
         name: {key: value for key, value in section.items() if value not in (None, {})}
@@ -92,7 +93,7 @@ def dump(config: Config, path: Path) -> None:
 
 
 def _without_removed(name: str, values: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return the values without removed settings; raise InputError if one differs from what it was by default."""
+    """Return the values without removed settings; raise InputError if a value differs from the old default."""
     values = dict(values)
     for (kind, section, key), (default, remedy) in REMOVED.items():
         table = values.get(section)
@@ -105,7 +106,7 @@ def _without_removed(name: str, values: Mapping[str, Any], source: str) -> dict[
 
 
 def _refuse_unknown(name: str, values: Mapping[str, Any], source: str) -> None:
-    """Refuse a key of no kind of training, with the closest known one; then all keys of the other kind."""
+    """Raise InputError for an unknown key, with the closest known key, and for keys of the other kind of training."""
     other = next(kind for kind in KINDS if kind != name)
     unknown = dict(toml.unknown_keys(KINDS[name], values))
     unknown_there = tuple(f"{key}." for key, _ in toml.unknown_keys(KINDS[other], values))
@@ -118,6 +119,6 @@ def _refuse_unknown(name: str, values: Mapping[str, Any], source: str) -> None:
         elsewhere = [place for places in meant.values() for place in places]
         hint = f", or did you mean {' or '.join(elsewhere)}?" if elsewhere else ""
         raise InputError(
-            f'{source}: {", ".join(unknown)}: of {other} training, but training.kind is "{name}"; remove what does not '
-            f"belong to it{hint}"
+            f'{source}: {", ".join(unknown)}: of {other} training, but training.kind is "{name}"; remove these '
+            f"settings{hint}"
         )

@@ -1,4 +1,4 @@
-"""The list of all settings, made from the dataclasses of a configuration and from their docstrings.
+"""The list of all settings, from the dataclasses of a configuration and their docstrings.
 
 The `Attributes` section of a docstring describes each field; ``Unit: X.`` at its end is the unit of a number.
 """
@@ -20,7 +20,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.runs.config.files import KINDS
 
 FORM = "path/to/file.py:NAME"
-VOCABULARY = 10_000  # token ids, for which parameters of architectures are counted: the paper's
+VOCABULARY = 10_000  # token ids of the paper, for which parameters of architectures are counted
 BOUNDS = {"ge": "at least", "gt": "above", "le": "at most", "lt": "below"}
 TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", Path: "text"}
 
@@ -33,8 +33,8 @@ class Setting:
         name: key within its section.
         type: type of the value, in words.
         default: default value as TOML, ``required``, or ``not set``.
-        unit: unit of a number; empty where it has none.
-        description: sentences about the value, the last one of which lists the names that are allowed.
+        unit: unit of a number; empty if it has none.
+        description: sentences about the value, the last of which lists the allowed names.
     """
 
     name: str
@@ -46,11 +46,11 @@ class Setting:
 
 @dataclass(frozen=True)
 class Section:
-    """One section of a configuration file, for one kind of training where the kinds differ.
+    """One section of a configuration file, for one kind of training if the kinds differ.
 
     Attributes:
         name: name of the section; empty for keys outside of sections.
-        kind: value of `training.kind` that the section belongs to; empty where all have the same section.
+        kind: value of `training.kind` that the section belongs to; empty if all have the same section.
         description: sentences about the section.
         settings: keys of the section, in the order of its dataclass.
     """
@@ -157,7 +157,7 @@ def _setting(item: "Field[Any]", hint: Any, description: str) -> Setting:
 
 
 def _descriptions(kind: type) -> dict[str, str]:
-    """Return the text about each attribute, from the docstrings of a dataclass and of those it derives from."""
+    """Return the text about each attribute, from the docstrings of a dataclass and of its base classes."""
     texts: dict[str, str] = {}
     for base in reversed(kind.__mro__):
         _, _, section = inspect.cleandoc(base.__doc__ or "").partition("Attributes:\n")
@@ -181,14 +181,14 @@ def _toml(value: Any) -> str:
 
 
 def _type(hint: Any) -> tuple[str, str]:
-    """Return a type in words, and a sentence that lists the names that it allows; empty where it allows any value."""
+    """Return a type in words, and a sentence that lists the names that it allows; empty if it allows any value."""
     if get_origin(hint) in (Union, UnionType):
         return _type(next(kind for kind in get_args(hint) if kind is not NoneType))
     if get_origin(hint) is Annotated:
         kind, *marks = get_args(hint)
         custom = [mark for mark in marks if isinstance(mark, CustomName)]
         if custom:
-            return "name", f"One of: {', '.join(custom[0].built_in)}, or your own as {FORM}."
+            return "name", f"One of: {', '.join(custom[0].built_in)}, or custom code as {FORM}."
         type_, choices = _type(kind)
         return type_, f"{choices} {_bounds(marks)}".strip()
     if get_origin(hint) is Literal:
@@ -201,7 +201,7 @@ def _type(hint: Any) -> tuple[str, str]:
 
 
 def _bounds(marks: Sequence[Any]) -> str:
-    """Return a sentence on the bounds of a number; empty without any."""
+    """Return a sentence on the bounds of a number; empty without bounds."""
     limits = [limit for mark in marks for limit in getattr(mark, "metadata", ())]
     values = [(item.name, getattr(limit, item.name)) for limit in limits for item in fields(limit)]
     text = " and ".join(f"{BOUNDS[name]} {value:g}" for name, value in values if name in BOUNDS)

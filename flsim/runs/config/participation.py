@@ -24,7 +24,7 @@ def holders(users: Population) -> Ints:
 
 
 def of_cohorts(users: Population, seed: int, cohort: int, sampler: str, rounds: int) -> Meetings:
-    """Return (round from 1, canary, user), int64 [n] each, for every sharer in every cohort, once where drawn twice."""
+    """Return (round from 1, canary, user), int64 [n] each, for every sharer in every cohort, once if drawn twice."""
     pairs = np.unique(np.stack([holders(users), users.overlay.canaries.astype(np.int64)]), axis=1)
     user, canary = pairs
     present = np.zeros(len(users), bool)
@@ -46,7 +46,8 @@ def of_batches(users: Population, seed: int, batch_size: int, order: Order, step
     planted[users.overlay.records] = True
     at, copies = [], []
     for epoch in tracked("drawing epochs", range(-(-steps // in_epoch))):
-        positions = positions_at(epoch, records, records, order, seed)  # one batch of all records is the epoch's order
+        # one batch of all records gives the order of the epoch
+        positions = positions_at(epoch, records, records, order, seed)
         places = np.flatnonzero(planted[positions])
         at.append(epoch * in_epoch + places // batch_size + 1)
         copies.append(np.searchsorted(users.overlay.records, positions[places]))
@@ -55,7 +56,7 @@ def of_batches(users: Population, seed: int, batch_size: int, order: Order, step
 
 
 def of_lots(users: Population, seed: int, batch_size: int, steps: int) -> tuple[Ints, Ints]:
-    """Return (step from 1, copy) like `of_batches`, for lots that draw every record with the same probability."""
+    """Return (step from 1, copy) like `of_batches`, for lots, which draw every record with the same probability."""
     records = int(users.user_offsets[-1])
     planted = np.zeros(records, bool)
     planted[users.overlay.records] = True
@@ -78,7 +79,7 @@ def of_extra(users: Population, rounds: int, is_by_copy: bool) -> Meetings:
 
 
 def read_by_cohorts(users: Population, seed: int, cohort: int, sampler: str, local: LocalHParams, rounds: int) -> Flags:
-    """Return whether a user in some cohort read each record, bool [records] in the population's own order."""
+    """Return whether a user in any cohort read each record, bool [records] in the order of the population."""
     is_read = np.zeros(users.records, bool)
     offsets = users.user_offsets
     for round_ in tracked("drawing cohorts", range(rounds)):
@@ -93,15 +94,15 @@ def read_by_cohorts(users: Population, seed: int, cohort: int, sampler: str, loc
 
 
 def read_by_batches(users: Population, seed: int, batch_size: int, order: Order, steps: int) -> Flags:
-    """Return whether some batch held each record, bool [records] in the population's own order."""
+    """Return whether any batch contained each record, bool [records] in the order of the population."""
     is_read = np.zeros(users.records, bool)
-    read = min(users.records, steps * batch_size)  # the first epoch holds each record once
+    read = min(users.records, steps * batch_size)  # the first epoch contains each record once
     is_read[positions_at(0, users.records, read, order, seed) if read else []] = True
     return is_read
 
 
 def read_by_lots(users: Population, seed: int, batch_size: int, steps: int) -> Flags:
-    """Return whether some lot held each record, bool [records] in the population's own order."""
+    """Return whether any lot contained each record, bool [records] in the order of the population."""
     is_read = np.zeros(users.records, bool)
     for step in tracked("drawing lots", range(steps)):
         is_read[poisson_lot(step, users.records, batch_size, seed)] = True

@@ -32,8 +32,8 @@ def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any],
         change: a function (key, value) -> value to set, for each override.
 
     Raises:
-        InputError: the file is missing or no TOML, an override has another form, a whole number has more than 64 bits,
-            or values are nested more than `DEEPEST` levels deep.
+        InputError: the file is missing or not TOML, an override has another form, an integer has more than 64 bits, or
+            values are nested more than `DEEPEST` levels deep.
     """
     try:
         values = tomllib.loads(path.read_text(encoding="utf-8"))
@@ -52,14 +52,14 @@ def read(path: Path, overrides: Iterable[str] = (), change: Callable[[str, Any],
 
 
 def _refuse_large(values: Any, source: str, key: str = "", depth: int = 0) -> None:
-    """Raise InputError for values that Python reads and nothing here can take.
+    """Raise InputError for values that Python can parse but settings cannot have.
 
-    They are whole numbers of more than 64 bits, which TOML does not have, and values nested more than `DEEPEST` levels
-    deep. A key with dots, such as the axis of a sweep, has a level for each of its parts.
+    They are integers of more than 64 bits, which TOML does not have, and values nested more than `DEEPEST` levels deep.
+    A key with dots, such as the axis of a sweep, has a level for each of its parts.
     """
     where = ": ".join(filter(None, (source, key)))
     if depth > DEEPEST:
-        raise InputError(f"{source}: its values are nested too deeply; {DEEPEST} levels are the most")
+        raise InputError(f"{source}: its values are nested too deeply; use at most {DEEPEST} levels")
     if isinstance(values, Mapping):
         for name, value in values.items():
             _refuse_large(value, source, f"{key}.{name}".lstrip("."), depth + 1 + name.count("."))
@@ -67,11 +67,14 @@ def _refuse_large(values: Any, source: str, key: str = "", depth: int = 0) -> No
         for value in values:
             _refuse_large(value, source, key, depth + 1)
     elif isinstance(values, int) and not -(2**63) <= values < 2**63:
-        raise InputError(f"{where}: found {values!s:.20}..., a whole number of more than 64 bits; name a smaller one")
+        raise InputError(f"{where}: found {values!s:.20}..., an integer of more than 64 bits; name a smaller one")
 
 
 def _reason(error: ValueError | RecursionError) -> str:
-    """Return why Python's parser refuses a text; tomllib documents only the first two kinds of errors."""
+    """Return the reason why the parser of Python refuses a text.
+
+    Tomllib documents only the first two kinds of errors.
+    """
     if isinstance(error, tomllib.TOMLDecodeError | UnicodeDecodeError):
         return str(error)
     if isinstance(error, RecursionError):
@@ -92,9 +95,9 @@ def validate(kind: type[Kind], values: Mapping[str, Any], source: str) -> Kind:
 
 
 def unknown_keys(kind: type, values: Any, prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Yield each key that a dataclass has no field for, at any depth, with the closest key that it has."""
+    """Yield each key without a field in a dataclass, at any depth, with the closest known key."""
     if not isinstance(values, Mapping):
-        return  # a wrong type is the validator's to explain
+        return  # the validator reports a wrong type
     known = {item.name for item in fields(kind)}
     hints = get_type_hints(kind)
     for key, value in values.items():
@@ -106,7 +109,7 @@ def unknown_keys(kind: type, values: Any, prefix: str = "") -> Iterator[tuple[st
 
 
 def places_of(kind: type, name: str, prefix: str = "") -> Iterator[str]:
-    """Yield the keys of a dataclass, at any depth, whose last part is a name."""
+    """Yield the keys of a dataclass, at any depth, whose last part is `name`."""
     for item, hint in get_type_hints(kind).items():
         if is_dataclass(hint):
             yield from places_of(hint, name, f"{prefix}{item}.")  # type: ignore[arg-type]
@@ -118,7 +121,7 @@ def override_value(values: dict[str, Any], override: str, change: Callable[[str,
     """Set a value from a ``section.key=value`` text, in place, after `change`.
 
     Raises:
-        InputError: the text has another form, a section is a value, or `_refuse_large` refuses the value.
+        InputError: the text has another form, a section is a value, or the value is too large.
     """
     key, equals, text = override.partition("=")
     *sections, name = key.strip().split(".")

@@ -1,4 +1,4 @@
-"""The definition of a sweep: a TOML file with a base, blocks of rows as products of axes, and tiers that scale them.
+"""The definition of a sweep: a TOML file with a base, grids (products of axes), and tiers (scales).
 
     title = "Thakkar et al. (2020), Table 1"
     question = "What does each part of federated learning do to memorization?"
@@ -21,7 +21,8 @@
     grids.fedavg = { set = { training.rounds = 100 }, axes = { "training.cohort" = [4, 8] } }
 
 Later settings replace earlier ones, in the order base, grid, tier, the tier's grid, axes. The axes of grids have the
-published values. A tier that gives other values gives as many, each in the place of the published value.
+published values. If a tier gives other values, it gives the same number of values, each at the position of the
+published value.
 """
 
 import json
@@ -47,15 +48,16 @@ from flsim.runs.config import Config, from_working_directory, parse, toml
 from flsim.runs.sweeps.search import TuningOutcome, read_outcome
 from flsim.runs.sweeps.values import Values, flat, merge, nested, slug
 
-LONGEST_NAME = 200  # bytes of a run's name; file systems take 255, and logs and partial files add to it
-MOST_RUNS = 10_000  # of a sweep: each has a folder, a file of settings and an entry in sweep.json
+LONGEST_NAME = 200  # largest length of a run name in bytes; file systems allow 255, and names of logs are longer
+# largest number of runs of a sweep; each has a folder, a file of settings and an entry in sweep.json
+MOST_RUNS = 10_000
 NOT_TRAINING = {"evaluation", "system"}  # sections
 Axes = dict[str, list[Any]]
 
 
 @settings
 class Published:
-    """The published table that results are compared with.
+    """The published table with which results are compared.
 
     Attributes:
         file: a file of experiments/.
@@ -76,10 +78,10 @@ class Grid:
 
     Attributes:
         name: name of the block.
-        axes: published values of settings, by setting. A value may be a table of settings, which is merged into its
+        axes: published values of settings, by setting. A value can be a table of settings, which is merged into its
             section.
         set: settings of all its runs.
-        published: columns and values that all its published rows have; None if the rows are not in the published table.
+        published: columns and values of all its published rows; None if the rows are not in the published table.
     """
 
     name: str
@@ -101,9 +103,9 @@ class TierCorpus:
     """The corpus of a tier, with either `synthetic` or `path`.
 
     Attributes:
-        synthetic: settings of a corpus that the sweep makes.
+        synthetic: settings of a corpus that the sweep creates.
         path: an existing corpus, relative to the definition, or its URI.
-        how: the command that makes the corpus of `path`.
+        how: the command that creates the corpus of `path`.
     """
 
     synthetic: SyntheticHParams | None = None
@@ -112,7 +114,7 @@ class TierCorpus:
 
     def __post_init__(self) -> None:
         if (self.synthetic is None) == (self.path is None):
-            raise InputError("a tier's corpus is either synthetic or a path")
+            raise InputError("the corpus of a tier must be either synthetic or a path")
 
 
 @settings
@@ -120,13 +122,13 @@ class Tier:
     """A scale of a sweep.
 
     Attributes:
-        about: how users, cohorts and canaries are scaled, for people.
+        about: description of the scale of users, cohorts and canaries.
         corpus: the training corpus.
         seeds: seeds of the runs.
         set: settings of all runs.
         grids: changes of grids, by name.
-        whole_cluster: whether each run takes all machines; otherwise as many run at once as fit.
-        tuned: outcome of `flsim tune`, relative to the definition, with values that its runs take.
+        whole_cluster: whether each run uses all machines; otherwise, as many runs as possible train at the same time.
+        tuned: outcome of `flsim tune`, relative to the definition, with values for its runs.
     """
 
     corpus: TierCorpus
@@ -159,7 +161,7 @@ class Planned:
         grid: its block.
         seed: seed of everything in the run.
         axes: values of the settings that the sweep varies, by setting.
-        published: the published row that it stands for; None if there is none.
+        published: its published row; None if there is none.
         config: all its settings.
     """
 
@@ -175,33 +177,38 @@ def load(path: Path) -> Definition:
     """Read a sweep file.
 
     Raises:
-        InputError: there is no such file, or it is no TOML or no definition of a sweep.
+        InputError: there is no such file, or it is not a TOML definition of a sweep.
     """
     values = toml.read(path)
     if "grids" not in values:
-        raise InputError(f"{path}: not a sweep, as it has no grids; a run's configuration is for `flsim run`")
+        raise InputError(
+            f"{path}: this file is not a sweep, because it has no grids; use `flsim run` for the configuration of a run"
+        )
     _refuse_missing(values, path)
     definition = toml.validate(Definition, values, str(path))
     names = [grid.name for grid in definition.grids]
     if not names or len(set(names)) < len(names):
-        raise InputError(f"{path}: grids need different names, and there must be one; found {names}")
-    for name in (*names, *definition.tiers):  # of folders, with more behind them
+        raise InputError(f"{path}: there must be at least one grid, and names of grids must differ; found {names}")
+    for name in (*names, *definition.tiers):  # names of folders, to which more text is appended
         if not re.fullmatch(r"\w[\w.+-]{0,60}", name):
-            raise InputError(f"{path}: {name!r:.80}: names are of letters, digits and .+-_, of 61 at most; rename it")
+            raise InputError(
+                f"{path}: {name!r:.80}: names must have letters, digits and .+-_, at most 61 characters; rename "
+                "the grid"
+            )
     for grid in definition.grids:
         if "seed" in grid.axes:
-            raise InputError(f"{path}: grids.{grid.name}: seed is no axis; use seeds of a tier, or --seeds")
+            raise InputError(f"{path}: grids.{grid.name}: seed cannot be an axis; use seeds of a tier, or --seeds")
     for name, tier in definition.tiers.items():
         unknown = [grid for grid in tier.grids if grid not in names]
         if unknown:
-            raise InputError(f"{path}: tiers.{name}.grids.{unknown[0]}: no such grid; there are {', '.join(names)}")
+            raise InputError(f"{path}: tiers.{name}.grids.{unknown[0]}: no such grid; the grids are {', '.join(names)}")
     return definition
 
 
 def tier_of(definition: Definition, name: str, source: str) -> Tier:
     """Return a tier by its name; raise InputError if there is no such tier."""
     if name not in definition.tiers:
-        raise InputError(f"{source}: has no tier {name!r}; choose one of {', '.join(definition.tiers)}")
+        raise InputError(f"{source}: there is no tier {name!r}; choose one of {', '.join(definition.tiers)}")
     return definition.tiers[name]
 
 
@@ -214,15 +221,15 @@ def planned_runs(
     only: Iterable[str] = (),
     overrides: Sequence[str] = (),
 ) -> list[Planned]:
-    """Return all runs in the table's order: grid by grid, with the first axis varying slowest, and seeds fastest.
+    """Return all runs in the order of the table: by grid, then by axes (the first varies slowest), then by seed.
 
     Args:
         definition: the sweep.
         tier: one of its tiers.
         corpus: the training corpus.
-        source: the definition's file, for messages; paths of a user's own code are relative to its folder.
-        seeds: seeds in place of the tier's.
-        only: names of the grids to take; all if empty.
+        source: the definition's file, for messages; paths of custom code are relative to its folder.
+        seeds: seeds instead of those of the tier.
+        only: names of the grids to use; all if empty.
         overrides: changes of the settings of all runs, as ``section.key=value``; paths in them are relative to the
             working directory.
 
@@ -233,7 +240,7 @@ def planned_runs(
     only, grids = list(only), [grid.name for grid in definition.grids]
     for name in only:
         if name not in grids:
-            raise InputError(f"{source}: has no grid {name!r}; choose one of {', '.join(grids)}")
+            raise InputError(f"{source}: there is no grid {name!r}; choose one of {', '.join(grids)}")
     rows = published_rows(definition.published.file, definition.published.table) if definition.published else []
     tuned, runs = tuned_of(definition, tier, source), []
     seeds = tier.seeds if seeds is None else seeds
@@ -271,27 +278,30 @@ def tuned_of(definition: Definition, tier: Tier, source: str) -> TuningOutcome |
     """Return the outcome of the search that a tier names; None if the tier names none.
 
     Raises:
-        InputError: there is no such file, or it is of another sweep, tier or training.
+        InputError: there is no such file, or it belongs to another sweep, tier or training.
     """
     if tier.tuned is None:
         return None
     tuned = read_outcome(Path(source).parent / tier.tuned)
     if tuned.title != definition.title or definition.tiers.get(tuned.tier) != tier:
-        raise InputError(f"{tuned.source}: tuned tier {tuned.tier} of {tuned.title!r}, not this one; run `flsim tune`")
+        raise InputError(
+            f"{tuned.source}: this file is for tier {tuned.tier} of {tuned.title!r}; run `flsim tune` for this sweep"
+        )
     if tuned.training != training_digest(definition, tier, {name for group in tuned.groups for name in group.values}):
         raise InputError(
-            f"{tuned.source}: tuned other grids or settings of training than {source} has; run `flsim tune`"
+            f"{tuned.source}: this file is for other grids or settings of training than those of {source}; run "
+            "`flsim tune`"
         )
     return tuned
 
 
 def training_digest(definition: Definition, tier: Tier, chosen: Collection[str]) -> str:
-    """Return the digest of what decides training in a tier: grids and settings, without those of evaluation.
+    """Return the digest of grids and settings of a tier, without settings of evaluation.
 
     Args:
         definition: the sweep.
         tier: its tier.
-        chosen: names of the settings that a search chooses, whose values in the sweep decide nothing.
+        chosen: names of the settings that a search chooses, whose values in the sweep have no effect.
     """
     parts = [definition.base, tier.set, *(grid.set for grid in definition.grids)]
     parts += [change.set for change in tier.grids.values()]
@@ -309,7 +319,7 @@ def _is_of_training(name: str) -> bool:
 
 
 def longest_first(planned: Sequence[Planned], train: Split) -> list[Planned]:
-    """Return the order in which runs are started: most epochs first, so that no long run is left at the end."""
+    """Return the order in which runs are started: most epochs first, so that no long run is last."""
 
     def epochs(run: Planned) -> float:
         users = run.config.trained_on(train)
@@ -324,7 +334,8 @@ def _points(grid: Grid, change: TierGrid, source: str) -> list[tuple[Values, Val
         if len(values) != len(grid.axes.get(axis, ())):
             raise InputError(
                 f"{source}: grids.{grid.name}: axis {axis} has {len(values)} values in a tier, and "
-                f"{len(grid.axes.get(axis, ()))} as published; each of a tier's stands for the one in its place"
+                f"{len(grid.axes.get(axis, ()))} as published; each value of a tier replaces the published "
+                "value at the same position"
             )
     published_axes = [[(axis, value) for value in values] for axis, values in grid.axes.items()]
     axes = [[(axis, value) for value in change.axes.get(axis, values)] for axis, values in grid.axes.items()]
@@ -347,26 +358,26 @@ def _published(
 
 
 def _single(value: Any) -> Any:
-    """Return the element of a list of one, because a published table has the element."""
+    """Return the only element of a list, because a published table has the element."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
 
 def _refuse_what_runs_differ_in(overrides: Iterable[str], axes: Values, where: str) -> None:
-    """Raise InputError for an override of a setting that runs differ in.
+    """Raise InputError for an override of a setting in which runs differ.
 
-    The runs' names and published rows would no longer be true.
+    Otherwise, names of runs and published rows would be wrong.
     """
     for override in overrides:
         key = override.partition("=")[0].strip()
         option = {"seed": "--seeds", "data.corpus": "--corpus"}.get(key)
         if option:
-            raise InputError(f"--set {key}: of a sweep that is for {option}")
+            raise InputError(f"--set {key}: in a sweep, use {option} for this setting")
         if key in axes:
-            raise InputError(f"--set {key}: {where} varies it; take other grids with --only, or edit the file")
+            raise InputError(f"--set {key}: {where} varies it; choose other grids with --only, or edit the file")
 
 
 def _refuse_missing(values: Mapping[str, Any], path: Path) -> None:
-    """Raise InputError that names all required keys that a sweep file lacks."""
+    """Raise InputError that names all missing keys of a sweep file."""
     missing = [key for key in ("title", "tiers") if key not in values]
     grids, tiers = values["grids"], values.get("tiers", {})
     for index, grid in enumerate(grids if isinstance(grids, list) else ()):
@@ -374,11 +385,11 @@ def _refuse_missing(values: Mapping[str, Any], path: Path) -> None:
     for name, tier in tiers.items() if isinstance(tiers, dict) else ():
         missing += [f"tiers.{name}.corpus"] if isinstance(tier, dict) and "corpus" not in tier else []
     if missing:
-        raise InputError(f"{path}: has no {', '.join(missing)}; docs/sweep-files.md lists all keys")
+        raise InputError(f"{path}: {', '.join(missing)} is missing; docs/sweep-files.md lists all keys")
 
 
 def _refuse_number(axes: Mapping[str, Mapping[str, Sequence[Any]]], seeds: Sequence[int], source: str) -> None:
-    """Raise InputError if there are no runs, or more than `MOST_RUNS`, before any of them is made.
+    """Raise InputError if there are no runs, or more than `MOST_RUNS`, before any run is created.
 
     Args:
         axes: values of each axis, by grid.
@@ -388,22 +399,22 @@ def _refuse_number(axes: Mapping[str, Mapping[str, Sequence[Any]]], seeds: Seque
     for grid, values_of in axes.items():
         for axis, values in values_of.items():
             if not values:
-                raise InputError(f"{source}: grids.{grid}: axis {axis} has no values; name one at least")
+                raise InputError(f"{source}: grids.{grid}: axis {axis} has no values; list at least one")
     if not seeds:
-        raise InputError(f"{source}: seeds has no values; name one at least")
+        raise InputError(f"{source}: seeds has no values; list at least one")
     trained = seeds.stop - seeds.start if isinstance(seeds, range) else len(seeds)  # `len` of a range overflows
     runs = sum(math.prod(map(len, values_of.values())) for values_of in axes.values()) * trained
     if runs > MOST_RUNS:
         raise InputError(
-            f"{source}: describes {runs:,} runs, and a sweep has at most {MOST_RUNS:,}; name fewer grids (--only), "
-            f"seeds or values of axes"
+            f"{source}: the sweep has {runs:,} runs, more than {MOST_RUNS:,}; name fewer grids (--only), seeds "
+            "or values of axes"
         )
     if max(seeds) >= 2**63:
-        raise InputError(f"{source}: seeds: found {max(seeds)!s:.20}..., of more than 64 bits; name smaller seeds")
+        raise InputError(f"{source}: seeds: found {max(seeds)!s:.20}..., more than 64 bits; use smaller seeds")
 
 
 def _refuse_names(names: Sequence[str], source: str) -> None:
-    """Raise InputError if two runs would share a folder, or the name of a run cannot name one."""
+    """Raise InputError if two runs would share a folder, or the name of a run is not valid for a folder."""
     for name, count in Counter(names).items():
         if count > 1 or len(name.encode()) > LONGEST_NAME:
             why = "too long" if len(name.encode()) > LONGEST_NAME else "shared by two runs"

@@ -1,4 +1,4 @@
-"""The folder of a sweep, which is made once and can be continued; `flsim.results.sweeps` reads it.
+"""The folder of a sweep, which is created once and can be continued; `flsim.results.sweeps` reads it.
 
 sweep.json      all runs, their published rows, the settings that they share, commands and sessions
 sweep.toml      the definition
@@ -8,8 +8,9 @@ runs/           run folders
 logs/           the output of each run
 tuned.toml      the search that chose settings, if the tier names one
 
-Runs of one sweep are compared with each other, so they may differ only in axes, grids and seeds. A later command may
-change the length of training, the rounds of evaluations and the use of machines, which are in no digest of a run.
+Runs of one sweep are compared with each other, so they can differ only in axes, grids and seeds. A later command can
+change the length of training, the rounds of evaluations and the use of machines, which do not belong to the digest of a
+run.
 """
 
 import json
@@ -53,7 +54,7 @@ class SweepFolder:
 
     file: ClassVar[str] = FILE
     entries: ClassVar[set[str]] = ENTRIES
-    what: ClassVar[str] = "sweep"  # the command too
+    what: ClassVar[str] = "sweep"  # also the name of the command
 
     def run(self, name: str) -> Path:
         """Return the folder of a run."""
@@ -68,7 +69,7 @@ class SweepFolder:
         return self.path / "logs" / f"{name}.log"
 
     def status(self, name: str, rounds: int) -> str:
-        """Return the status in run.json; "waits" if the run has not begun, or is to be longer than it was."""
+        """Return the status in run.json; "waits" if the run has not started, or its length was increased."""
         try:
             known = from_json((self.run(name) / "run.json").read_text(encoding="utf-8"))
             status = str(known["status"])
@@ -88,18 +89,21 @@ class SweepFolder:
             make_folder(self.path)
             names = {path.name for path in self.path.iterdir() if not path.name.startswith(".")}
             if names - self.entries and self.file not in names:
-                raise InputError(f"{self.path}: holds other things than a {self.what}; name a new folder with --out")
+                raise InputError(
+                    f"{self.path}: this folder has files that do not belong to a {self.what}; name a new folder "
+                    "with --out"
+                )
             (self.path / LOCK).touch()
         except OSError as error:
             raise InputError(
-                f"{self.path}: no folder that can be written ({error.strerror}); name another --out"
+                f"{self.path}: this folder cannot be written ({error.strerror}); name another --out"
             ) from error
         with ExitStack() as stack:
             try:
                 stack.enter_context(held(self.path / LOCK))
             except BlockingIOError:
                 raise InputError(
-                    f"{self.path}: another `flsim {self.what}` is at work there; wait for it, or end it"
+                    f"{self.path}: another `flsim {self.what}` uses this folder; wait for its end, or end it"
                 ) from None
             except OSError:
                 pass  # a filesystem without locks
@@ -121,24 +125,24 @@ class SweepFolder:
             source: the file of the sweep.
             definition: its content.
             tier: the name of a tier.
-            planned: the runs to add; some of them may be there.
+            planned: the runs to add; some of them can exist.
             command: the command that adds them.
             tuned: outcome of the search that the tier names.
             shared: settings of all grids, of `shared_settings`; None records and compares none.
 
         Raises:
-            InputError: the sweep was begun at another tier, on another synthetic corpus, with other shared settings, or
-                has one of these runs with other settings.
+            InputError: the sweep was started at another tier, on another synthetic corpus, with other shared settings,
+                or has one of these runs with other settings.
         """
         known, synthetic = self._known(), definition.tiers[tier].corpus.synthetic
         corpus = None if synthetic is None else asdict(synthetic)
         if known and (known["tier"], known["name"]) != (tier, source.stem):
             raise InputError(
-                f"{self.path}: holds sweep {known['name']} at tier {known['tier']}; name another --out for this one"
+                f"{self.path}: this folder has sweep {known['name']} at tier {known['tier']}; name another --out"
             )
         if known and known.get("synthetic", corpus) != corpus:
             raise InputError(
-                f"{self.path}: its corpus was made by other settings than {source} has now; name another --out"
+                f"{self.path}: its corpus was created with other settings than those of {source}; name another --out"
             )
         if known and shared is not None and known.get("shared") is not None:
             refuse_other_settings(self.path, known["shared"], shared)
@@ -148,7 +152,7 @@ class SweepFolder:
             before = runs.get(run.name)
             if before is not None and before["digest"] != run.config.digest:
                 raise InputError(
-                    f"{self.path}: its run {run.name} has other settings than {source} gives now; name another --out"
+                    f"{self.path}: its run {run.name} has other settings than those of {source}; name another --out"
                 )
             runs[run.name] = _entry(run)
         for name in (RUNS, "configs", "logs"):
@@ -174,7 +178,7 @@ class SweepFolder:
                 "source": published.source if published else None,
                 "command": command,
                 "commands": commands,
-                # A folder of an older version does not say what its runs share, so nothing is recorded for it later.
+                # A folder of an older version has no shared settings, and none are added later.
                 "shared": known.get("shared") if known else shared,
                 "synthetic": corpus,
                 "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},
@@ -187,7 +191,7 @@ class SweepFolder:
     def add_session(self, session: Mapping[str, Any]) -> None:
         """Record a session of work on the sweep."""
         known = self._known()
-        if known is not None:  # it was not removed meanwhile
+        if known is not None:  # the run was not removed in the meantime
             write_json(self.path / FILE, {**known, "sessions": [*known["sessions"], session]})
 
     def _known(self) -> dict[str, Any] | None:
@@ -203,25 +207,25 @@ class SweepFolder:
 
 
 def corpus_of(tier: Tier, source: Path, folder: Path) -> Path | str:
-    """Return where a tier's corpus is, or will be made; raise InputError if an existing corpus is missing."""
+    """Return the path of a tier's corpus, which can be created later; raise InputError if a named corpus is missing."""
     if tier.corpus.path is None:
         return folder / CORPUS
     path = located(tier.corpus.path, source.parent)
     if isinstance(path, Path) and not path.exists():
-        how = f"; make it: {tier.corpus.how}" if tier.corpus.how else "; name another with --corpus"
+        how = f"; create it with: {tier.corpus.how}" if tier.corpus.how else "; name another with --corpus"
         raise InputError(f"{path}: no such corpus{how}")
     return path
 
 
 def open_corpus(tier: Tier, path: Path | str, folder: Path, seed: int = CORPUS_SEED) -> Corpus:
-    """Open the corpus; make it first, from a seed, if it is the sweep's own and does not exist."""
+    """Open the corpus; create it first, from a seed, if it is a synthetic corpus of the sweep that does not exist."""
     if makes_corpus(tier, path, folder) and tier.corpus.synthetic is not None:
         make_synthetic(folder / CORPUS, tier.corpus.synthetic, seed)
     return Corpus.open(path)
 
 
 def makes_corpus(tier: Tier, path: Path | str, folder: Path) -> bool:
-    """Return whether the corpus at `path` is the sweep's own, and does not exist yet."""
+    """Return whether the corpus at `path` is a synthetic corpus of the sweep that does not exist yet."""
     made = folder / CORPUS
     return tier.corpus.synthetic is not None and path == made and not made.exists()
 
@@ -229,11 +233,11 @@ def makes_corpus(tier: Tier, path: Path | str, folder: Path) -> bool:
 def refuse_impossible_runs(
     planned: Iterable[Planned], corpus: Corpus | SyntheticHParams | Split, is_trained_here: bool = True
 ) -> None:
-    """Refuse runs that could not be trained or measured, as `flsim.runs.foresight.refuse_impossible` does.
+    """Raise InputError for runs that cannot be trained or measured; see `flsim.runs.foresight.refuse_impossible`.
 
     Args:
         planned: the runs.
-        corpus: their corpus, or the settings of the one that is yet to be made, or users that stand for it.
+        corpus: their corpus, or the settings of a corpus that does not exist yet, or users that represent it.
         is_trained_here: whether the memory of this machine bounds them.
 
     Raises:
@@ -253,10 +257,10 @@ def refuse_impossible_runs(
 
 
 def corpus_or_its_settings(tier: Tier, path: Path | str, folder: Path) -> Corpus | SyntheticHParams:
-    """Return the corpus of a tier, or the settings of the one that its sweep will make; see `open_corpus`.
+    """Return the corpus of a tier, or the settings of the corpus that its sweep will create; see `open_corpus`.
 
     Raises:
-        InputError: the corpus neither exists nor is to be made.
+        InputError: the corpus does not exist and will not be created.
     """
     if makes_corpus(tier, path, folder) and tier.corpus.synthetic is not None:
         return tier.corpus.synthetic
@@ -272,7 +276,7 @@ def shared_settings(
         definition: the sweep.
         tier: one of its tiers.
         overrides: changes of the settings of all runs, as ``section.key=value``.
-        corpus: digest of the corpus, in place of its path.
+        corpus: digest of the corpus, instead of its path.
         tuned: outcome of the search that the tier names.
     """
     values: Values = {}
@@ -297,13 +301,15 @@ def refuse_other_settings(folder: Path, before: Mapping[str, Any], now: Mapping[
         if old == new:
             continue
         if key == SHARED_CORPUS:
-            what = "its runs were trained on another corpus than this command names"
+            what = "its runs were trained on another corpus than that of this command"
         elif key == SHARED_TUNED:
             what = "its runs have settings of another search by `flsim tune` than this command"
         else:
             old, new = ("none" if value is None else json.dumps(value, ensure_ascii=False) for value in (old, new))
-            what = f"its runs have {key} = {old}, and this command gives {new}"
-        raise InputError(f"{folder}: {what}; runs of one sweep share it: give the same, or name another --out")
+            what = f"its runs have {key} = {old}, and this command has {new}"
+        raise InputError(
+            f"{folder}: {what}; runs of one sweep must be equal in it; use the same value, or name another --out"
+        )
 
 
 def _entry(run: Planned) -> dict[str, Any]:
@@ -319,7 +325,7 @@ def _entry(run: Planned) -> dict[str, Any]:
 
 
 def _commands(known: Mapping[str, Any] | None, command: str, added: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the commands so far, each with the runs that it added, and the new one unless it only repeats another."""
+    """Return the commands so far, each with its new runs, and the new command unless it repeats another."""
     commands: list[dict[str, Any]] = []
     if known:
         first = {"command": known.get("command", ""), "runs": [run["name"] for run in known["runs"]]}
@@ -331,7 +337,7 @@ def _commands(known: Mapping[str, Any] | None, command: str, added: Sequence[str
 def _in_order(runs: Mapping[str, Any], definition: Definition) -> list[Any]:
     """Return the runs grid by grid, in the order in which they were first planned.
 
-    Runs of grids that the definition no longer has come last.
+    Runs of grids that are no longer in the definition are last.
     """
     places = {grid.name: place for place, grid in enumerate(definition.grids)}
     return sorted(runs.values(), key=lambda run: places.get(run["grid"], len(places)))

@@ -1,4 +1,4 @@
-"""Progress of all runs of a sweep on one screen: a table in a terminal, plain lines elsewhere."""
+"""Progress of all runs of a sweep on one screen: a table in a terminal, otherwise plain lines."""
 
 import time
 from collections.abc import Collection, Iterator, Sequence
@@ -22,7 +22,7 @@ from flsim.results.store import read_run
 from flsim.runs import roundlog
 from flsim.runs.sweeps.folder import SweepFolder
 
-SHOWN = 16  # runs at most
+SHOWN = 16  # largest number of shown runs
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class State:
     Attributes:
         status: "waits", "runs", or the final status in run.json.
         done: share of its rounds, 0 to 1.
-        note: text beside the progress bar.
+        note: text next to the progress bar.
     """
 
     status: str
@@ -44,9 +44,10 @@ def state_of(run: Path, began: float, is_finished: bool = False) -> State:
     """Return the state of a run from its folder.
 
     Args:
-        run: the folder, which may not exist yet.
-        began: when the sweep was last continued, in seconds since 1970; a run that was not touched since then waits.
-        is_finished: whether the run had nothing left to train by then.
+        run: the folder, which can be missing.
+        began: time at which the sweep was last continued, in seconds since 1970; a run without changes since then
+            waits.
+        is_finished: whether the run was complete at that time.
     """
     try:
         known = from_json((run / "run.json").read_text(encoding="utf-8"))
@@ -66,13 +67,13 @@ def state_of(run: Path, began: float, is_finished: bool = False) -> State:
 
 
 class Screen:
-    """Display of runs while they are trained.
+    """A display of runs during training.
 
     Args:
         folder: the folder of the runs.
         names: their names.
-        began: when they were last continued, in seconds since 1970.
-        finished: names of those that had nothing left to train by then.
+        began: time at which they were last continued, in seconds since 1970.
+        finished: names of the runs that were complete at that time.
     """
 
     def __init__(self, folder: SweepFolder, names: Sequence[str], began: float, finished: Collection[str] = ()) -> None:
@@ -83,7 +84,7 @@ class Screen:
 
     @contextmanager
     def live(self) -> Iterator["Screen"]:
-        """Keep the table in place during the block, if the output is a terminal."""
+        """Show the table during the block, if the output is a terminal."""
         if not console.is_terminal:
             yield self
             return
@@ -112,7 +113,7 @@ class Screen:
         state = self._state_of(name)
         over = state.status in {"completed", "diverged"}
         outcome = " ".join(filter(None, (state.status, state.note))) if over else f"failed: {failure}"
-        say(f"{name}: {outcome} ({remaining} run{'s' * (remaining != 1)} left)")
+        say(f"{name}: {outcome} ({remaining} run{'s' * (remaining != 1)} remaining)")
 
     def _state_of(self, name: str) -> State:
         return state_of(self._folder.run(name), self._began, name in self._finished)
@@ -145,12 +146,15 @@ def _bar(done: float) -> ProgressBar:
 
 
 def _left(done: float, seconds: float) -> Text:
-    return Text(f"about {clock(seconds * (1 - done) / done)} left" if 0.02 < done < 1 else "")
+    return Text(f"about {clock(seconds * (1 - done) / done)} remaining" if 0.02 < done < 1 else "")
 
 
-@cache  # it reads all rows, and is asked for every second while others are trained
+@cache  # the result is cached, because it needs all rows and is used every second
 def _results_in_short(run: Path, _when: int) -> str:
-    """Return the results of an ended run in a few words; `_when` distinguishes its ends, if it is continued."""
+    """Return the results of an ended run in a few words.
+
+    `_when` distinguishes several ends of a run that was continued.
+    """
     try:
         results = read_run(run)
         if results.status == "diverged":

@@ -1,11 +1,11 @@
-"""The search for values of settings by loss alone, and the file with its outcome.
+"""The search for values of settings by loss only, and the file with its result.
 
 Successive halving: Jamieson and Talwalkar, "Non-stochastic Best Arm Identification and Hyperparameter Optimization"
-(2016). All trials train for a share of the length; the better half trains on, until the last ones are complete.
+(2016). All trials train for a share of the length. The better half continues, until the last trials are complete.
 
-Nothing here trains. `search` is a generator that yields the trials to measure and takes their perplexities. A tier of a
-sweep names the file (``tuned = "..."``). Its runs then take the chosen values. The seeds of the search, and the corpus
-of the search if it is another one than the sweep's, are refused.
+This module does not train. `search` is a generator that yields the trials to measure and receives their perplexities.
+If a tier of a sweep names the file (``tuned = "..."``), its runs use the chosen values. The sweep refuses the seeds of
+the search, and the corpus of the search if it differs from that of the sweep.
 """
 
 import math
@@ -25,9 +25,9 @@ from flsim.runs.config import toml
 from flsim.runs.sweeps.values import Values, slug
 
 Point = dict[str, float]
-FEWEST = 8  # trials
+FEWEST = 8  # smallest number of trials
 DIGITS = 4  # significant digits of a searched value, so that names and tables are short
-DIGEST_DIGITS = 12  # of a digest that people read
+DIGEST_DIGITS = 12  # digits of a digest in messages
 
 
 @settings
@@ -35,10 +35,10 @@ class Range:
     """The searched range of a setting.
 
     Attributes:
-        low: its least value.
+        low: its smallest value.
         high: its largest value.
         scale: "log" spaces and draws the logarithms of values evenly, "linear" the values.
-        points: number of values of method "grid"; may be left out if it is the only setting.
+        points: number of values of method "grid"; can be omitted if it is the only setting.
     """
 
     low: float
@@ -57,7 +57,7 @@ class Range:
         return float(f"{value:.{DIGITS}g}")
 
     def share(self, value: float) -> float:
-        """Return the share of the range at which a value is: the inverse of `at`, except for rounding."""
+        """Return the share of the range of a value: the inverse of `at`, except for rounding."""
         if self.scale == "linear":
             return (value - self.low) / (self.high - self.low)
         return math.log(value / self.low) / math.log(self.high / self.low)
@@ -70,7 +70,7 @@ def middle(ranges: Mapping[str, Range]) -> Point:
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of a sweep that take the same values, and the ranges that are searched for them.
+    """The runs of a sweep that share values, and the ranges of the search.
 
     Attributes:
         name: its name.
@@ -106,13 +106,13 @@ class Trial:
 
 @dataclass(frozen=True)
 class GroupOutcome:
-    """The outcome of a search for the runs of a sweep that take the same values.
+    """The result of a search for the runs of a sweep that share values.
 
     Attributes:
         name, grid, axes: see `Group`.
         values: the chosen values, by setting.
         perplexity: perplexity of the chosen trial at the end of training.
-        widenings: how often its range was widened.
+        widenings: number of extensions of its range.
         trials: all its trials.
     """
 
@@ -126,9 +126,9 @@ class GroupOutcome:
 
     @property
     def is_limited_by_stability(self) -> bool:
-        """Return whether all trials at the next lower or the next higher value of a chosen setting diverged.
+        """Return whether all trials at an adjacent value of a chosen setting diverged.
 
-        Otherwise both neighbours of the chosen value are finite, and worse.
+        Otherwise both adjacent values have finite and larger losses.
         """
         for (name, value), side in product(self.values.items(), (-1, 1)):
             values = [(side * trial.values[name], trial.has_diverged) for trial in self.trials]
@@ -144,10 +144,10 @@ class Rule:
 
     Attributes:
         method: "grid" takes all products of evenly spaced values, "random" draws values.
-        trials: number of trials before the range is widened; at least 8.
-        halving: ascending shares of the length of training after which the better half of the trials trains on; the
-            last one is 1.
-        widenings: how often the range of a group may be widened.
+        trials: number of trials before the range is extended; at least 8.
+        halving: ascending shares of the length of training after which the better half of the trials continues; the
+            last share is 1.
+        widenings: largest number of extensions of the range of a group.
     """
 
     method: Literal["grid", "random"] = "grid"
@@ -176,10 +176,10 @@ class Rule:
     def points_beyond(
         self, ranges: Mapping[str, Range], best: Point, name: str, side: int, rng: np.random.Generator
     ) -> list[Point]:
-        """Return values beyond the best one of a setting, on one side: half as many as the range had.
+        """Return values beyond the best value of a setting, on one side: half as many as the range had.
 
         A grid continues with its steps, and keeps the other settings at their best values. A random search draws within
-        half a range's width, and draws the other settings from their ranges.
+        half the width of the range, and draws the other settings from their ranges.
 
         Args:
             ranges: the ranges of all settings.
@@ -202,22 +202,22 @@ class Rule:
 def search(
     group: Group, rule: Rule, rng: np.random.Generator, is_possible: Callable[[Point], bool] = lambda _: True
 ) -> Generator[tuple[float, dict[int, Trial]], list[float], GroupOutcome]:
-    """Search for the values of a group with the least perplexity.
+    """Search for the values of a group with the lowest perplexity.
 
-    The best value of each setting is inside: some trial had a lower value, and some trial a higher one. Otherwise there
-    are further trials beyond, halved alike, unless the values beyond are impossible.
+    The best value of each setting must be inside: there are trials with a lower and with a higher value. Otherwise
+    there are further trials beyond, with the same halving, unless these values are impossible.
 
     Args:
         group: the group.
         rule: the rule of the search.
         rng: generator of a random search.
-        is_possible: function that returns whether the settings may have these values.
+        is_possible: function that returns whether these values are valid.
 
     Yields:
-        A share of training and the trials to measure after it, by number; their perplexities are to be sent.
+        A share of training and the trials to measure after it, by number; send their perplexities.
 
     Raises:
-        RunFailed: all trials diverged, or the best one is at the edge still after all widenings.
+        RunFailed: all trials diverged, or the best trial is still at the edge after all extensions.
     """
     trials = [Trial(values) for values in rule.first_points(group.ranges, rng)]
     new = dict(enumerate(trials))
@@ -229,7 +229,7 @@ def search(
                 trial.perplexities.append(perplexity)
             remaining = better_half(remaining)
         complete = [trial for trial in trials if len(trial.perplexities) == len(rule.halving)]
-        best = min(complete, key=lambda trial: trial.perplexities[-1], default=trials[0])  # of equal ones the first
+        best = min(complete, key=lambda trial: trial.perplexities[-1], default=trials[0])  # of equal trials, the first
         if best.has_diverged:
             raise RunFailed(
                 f"group {group.name}: all {len(trials)} trials diverged; search lower values of "
@@ -252,21 +252,22 @@ def search(
         trials += new.values()
     settings = ", ".join(f"{name} {best.values[name]:g}" for name, _ in sides)
     raise RunFailed(
-        f"group {group.name}: the best {settings} is at the edge after {widenings} widenings; search a range around it"
+        f"group {group.name}: the best {settings} is at the edge after {widenings} extensions; search a range "
+        "around this value"
     )
 
 
 def better_half(trials: Mapping[int, Trial]) -> dict[int, Trial]:
-    """Return the better half by the last perplexity, rounded up, in their order, without trials that diverged.
+    """Return the better half by the last perplexity, rounded up, in order, without diverged trials.
 
-    Of equal perplexities the earlier trial is better.
+    If perplexities are equal, the earlier trial is better.
     """
     better = sorted(trials, key=lambda number: trials[number].perplexities[-1])[: (len(trials) + 1) // 2]
     return {number: trials[number] for number in sorted(better) if not trials[number].has_diverged}
 
 
 def open_sides(points: Sequence[Point], best: Point) -> list[tuple[str, int]]:
-    """Return the settings and sides, -1 or 1, on which no point has a value beyond the best one."""
+    """Return the settings and sides, -1 or 1, on which no point has a value beyond the best value."""
     return [
         (name, side)
         for name, value in best.items()
@@ -277,20 +278,20 @@ def open_sides(points: Sequence[Point], best: Point) -> list[tuple[str, int]]:
 
 @dataclass(frozen=True)
 class TuningOutcome:
-    """The outcome of a search.
+    """The result of a search.
 
     Attributes:
         title, tier: the sweep's title, and the tier.
         training: digest of the grids and settings of training; see `flsim.runs.sweeps.definition.training_digest`.
         search: digest of the search: its settings, and those of its first runs.
-        objective: what was minimized, for people.
+        objective: the minimized quantity, in words.
         method, trials, halving: see `Rule`.
         runs: number of runs of a trial, over seeds and axes.
         by: axes of the sweep by which groups differ.
         seeds: seeds of the search.
         corpus: digest of the corpus of the search.
-        has_own_corpus: whether the search had another corpus than the sweep.
-        groups: outcomes by group.
+        has_own_corpus: whether the corpora of the search and the sweep differ.
+        groups: results by group.
         source: the file; empty in the file itself.
     """
 
@@ -314,31 +315,34 @@ class TuningOutcome:
         """Return the chosen values for a run.
 
         Raises:
-            InputError: the run is in no group, or an override changes a chosen value.
+            InputError: the run belongs to no group, or an override changes a chosen value.
         """
         for group in self.groups:
             if group.grid == grid and all(axes.get(axis) == value for axis, value in group.axes.items()):
                 for override in overrides:
                     if (key := override.partition("=")[0].strip()) in group.values:
                         raise InputError(
-                            f"--set {key}: {self.source} has chosen it; remove `tuned` from the tier to set it"
+                            f"--set {key}: the search in {self.source} chose this setting; remove `tuned` from "
+                            "the tier to set it"
                         )
                 return group.values
         point = ", ".join(f"{axis} {value}" for axis, value in axes.items())
-        raise InputError(f"{self.source}: nothing was tuned for grid {grid} with {point}; tune it with `flsim tune`")
+        raise InputError(f"{self.source}: no values were tuned for grid {grid} with {point}; tune it with `flsim tune`")
 
     def refuse_seed(self, seed: int) -> None:
         """Raise InputError for a seed of the search."""
         if seed in self.seeds:
             raise InputError(
-                f"seed {seed}: {self.source} was tuned on it, so it must not be reported; take other seeds"
+                f"seed {seed}: {self.source} was tuned on this seed, so results of this seed must not be "
+                "reported; choose other seeds"
             )
 
     def refuse_corpus(self, digest: str, where: object) -> None:
-        """Raise InputError for the digest of the corpus of the search, if the sweep has another one."""
+        """Raise InputError for the digest of the corpus of the search, if the sweep has another corpus."""
         if self.has_own_corpus and digest == self.corpus:
             raise InputError(
-                f"{where}: {self.source} was tuned on this corpus, so it must not be reported; take another"
+                f"{where}: {self.source} was tuned on this corpus, so results on it must not be reported; use "
+                "another corpus"
             )
 
     @property
@@ -361,10 +365,10 @@ class TuningOutcome:
             f"{' and a separate corpus' if self.has_own_corpus else ''}.",
         ]
         if widened:
-            parts.append(f"Ranges were widened, with more trials, for {', '.join(widened)}.")
+            parts.append(f"Ranges were extended, with more trials, for {', '.join(widened)}.")
         if unstable:
             parts.append(
-                f"Stability limits {unstable} of {len(self.groups)} groups: trials at a neighbouring value diverged."
+                f"Stability limits {unstable} of {len(self.groups)} groups: trials at an adjacent value diverged."
             )
         return " ".join(parts)
 
@@ -379,8 +383,8 @@ class TuningOutcome:
 def _chosen(groups: Iterable[GroupOutcome]) -> str:
     """Return the chosen values in words, each with the groups that have it.
 
-    Groups of a grid are named by no more of their axes than tell different values apart: ``sgd`` if all of its groups
-    share them, and not ``sgd-iid, sgd-non-iid``.
+    Names of groups contain only the axes that distinguish different values: ``sgd`` if all of its groups share values,
+    not ``sgd-iid, sgd-non-iid``.
     """
     by_grid: dict[str, list[GroupOutcome]] = {}
     for group in groups:
@@ -394,7 +398,7 @@ def _chosen(groups: Iterable[GroupOutcome]) -> str:
 
 
 def _shortest(grid: str, groups: Sequence[GroupOutcome]) -> dict[str, Point]:
-    """Return the values of a grid's groups by the shortest names that tell different values apart."""
+    """Return the values of a grid's groups by the shortest names that distinguish different values."""
     for length in range(max(len(group.axes) for group in groups)):
         values: dict[str, list[Point]] = {}
         for group in groups:
@@ -406,15 +410,17 @@ def _shortest(grid: str, groups: Sequence[GroupOutcome]) -> dict[str, Point]:
 
 
 def read_outcome(path: Path) -> TuningOutcome:
-    """Read the outcome of a search.
+    """Read the result of a search.
 
     Raises:
-        InputError: there is no such file, or it is no outcome of a search.
+        InputError: there is no such file, or it is not the result of a search.
     """
     if not path.exists():
-        raise InputError(f"{path}: no such file, and a tier takes its settings from it; make it with `flsim tune`")
+        raise InputError(f"{path}: no such file, but a tier needs its settings; create it with `flsim tune`")
     tuned = toml.validate(TuningOutcome, toml.read(path), str(path))
     for group in tuned.groups:
         if not math.isfinite(group.perplexity) or not group.values:
-            raise InputError(f"{path}: group {group.name} has no chosen values; make it again with `flsim tune`")
+            raise InputError(
+                f"{path}: group {group.name} has no chosen values; create the file again with `flsim tune`"
+            )
     return replace(tuned, source=str(path))

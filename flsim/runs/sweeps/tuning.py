@@ -12,9 +12,9 @@
     [tiers.smoke.grids.fedavg]
     "local.learning_rate" = { low = 0.1, high = 10.0 }
 
-A trial is all runs of its group, over seeds and axes, with canaries planted and nothing measured of them. Its
-perplexity is the geometric mean of their perplexities on test users. The folder of a search, which is made once and can
-be continued:
+A trial is all runs of its group, over seeds and axes, with planted canaries that are not measured. Its perplexity is
+the geometric mean of their perplexities on test users. The folder of a search, which is created once and can be
+continued:
 
 tune.json       the search, so that no other one continues in the folder
 tuned.toml      the outcome, once the search has ended
@@ -58,10 +58,11 @@ class TuningTier:
     """The search at one tier of the sweep.
 
     Attributes:
-        grids: ranges of settings, by grid; all grids of the sweep.
-        at: values of axes that trials have; other runs of the sweep take the chosen values without a trial.
+        grids: ranges of settings, for each grid of the sweep.
+        at: values of axes that trials have; other runs of the sweep use the chosen values without a trial.
         corpus: folder or URI of a corpus for the search only, relative to the file.
-        corpus_seed: seed of a corpus for the search only, in place of `corpus`; otherwise made as the tier's.
+        corpus_seed: seed of a corpus for the search only, instead of `corpus`; its other settings are those of the
+            tier.
     """
 
     grids: dict[str, dict[str, Range]]
@@ -73,9 +74,9 @@ class TuningTier:
         if self.corpus is not None and self.corpus_seed is not None:
             raise InputError("corpus and corpus_seed both name the corpus of the search; remove one")
         if self.corpus_seed == CORPUS_SEED:
-            raise InputError(f"corpus_seed {CORPUS_SEED} makes the sweep's own corpus; take another, or remove it")
+            raise InputError(f"corpus_seed {CORPUS_SEED} gives the corpus of the sweep; use another seed, or remove it")
         if any(not ranges for ranges in self.grids.values()):
-            raise InputError("each grid needs a range of some setting")
+            raise InputError("each grid needs a range of at least one setting")
 
 
 @settings
@@ -83,10 +84,10 @@ class Tuning(Rule):
     """The content of a file for `flsim tune`.
 
     Attributes:
-        sweep: file of the sweep, relative to this one.
+        sweep: file of the sweep, relative to this file.
         tiers: searches by tier of the sweep.
         seeds: seeds of the trials' runs.
-        by: axes of the sweep by which groups differ; grids are groups of their own.
+        by: axes of the sweep by which groups differ; each grid is a separate group.
     """
 
     sweep: str = ""
@@ -97,7 +98,9 @@ class Tuning(Rule):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not self.sweep or not self.tiers or not self.seeds:
-            raise InputError("sweep, tiers and seeds are needed: the file of a sweep, ranges by tier, a list of seeds")
+            raise InputError(
+                "sweep, tiers and seeds are required: the file of a sweep, ranges by tier, and a list of seeds"
+            )
 
 
 @dataclass(frozen=True)
@@ -109,7 +112,7 @@ class TuningFolder(SweepFolder):
     what: ClassVar[str] = "tune"
 
     def begin(self, search: "Search", digest: str) -> None:
-        """Make the folders and write tune.json; a folder that has one must have the same search.
+        """Create the folders and write tune.json; an existing tune.json must have the same search.
 
         Raises:
             InputError: the folder has another search.
@@ -121,7 +124,9 @@ class TuningFolder(SweepFolder):
             except (ValueError, KeyError, TypeError) as error:
                 raise InputError(f"{path}: damaged; restore it, or name another --out") from error
             if known != digest:
-                raise InputError(f"{self.path}: holds another search than {search.source} is now; name another --out")
+                raise InputError(
+                    f"{self.path}: this folder has another search than {search.source}; name another --out"
+                )
         for name in (RUNS, "configs", "logs"):
             make_folder(self.path / name)
         write_json(path, {"sweep": search.definition.title, "tier": search.tier_name, "digest": digest})
@@ -154,10 +159,10 @@ class Search:
     Attributes:
         source: its file.
         tuning: content of the file.
-        at: the part of the tier.
+        at: the settings of the tier.
         definition: the sweep.
         tier_name: name of the tier.
-        corpus: folder or URI of the corpus of the search, which may be yet to be made.
+        corpus: folder or URI of the corpus of the search, which can be created later.
     """
 
     source: Path
@@ -174,11 +179,11 @@ class Search:
 
     @property
     def tier(self) -> Tier:
-        """Return the tier, which takes no values of an earlier search."""
+        """Return the tier without values of an earlier search."""
         return replace(self.definition.tiers[self.tier_name], tuned=None)
 
     def open_corpus(self, folder: Path) -> Corpus:
-        """Open the corpus; make it first if it is for this search only, synthetic, and does not exist."""
+        """Open the corpus; create it first if it is a synthetic corpus of this search that does not exist."""
         seed = CORPUS_SEED if self.at.corpus_seed is None else self.at.corpus_seed
         return open_corpus(self.tier, self.corpus, folder, seed)
 
@@ -222,8 +227,8 @@ class Search:
         names = [grid.name for grid in self.definition.grids]
         if set(names) != set(self.at.grids):
             raise InputError(
-                f"{self.source}: tiers.{self.tier_name}.grids: the sweep has {', '.join(names)}, and each must be "
-                f"tuned, alike; found {', '.join(self.at.grids) or 'none'}"
+                f"{self.source}: tiers.{self.tier_name}.grids: the sweep has the grids {', '.join(names)}, and "
+                f"each must be tuned; found {', '.join(self.at.grids) or 'none'}"
             )
         groups, sizes, axes = dict[str, Group](), dict[str, int](), set[str]()
         for grid in names:
@@ -232,21 +237,26 @@ class Search:
                 axes |= set(run.axes)
                 if len(self.tuning.halving) > 1 and run.config.lasting(1).digest != run.config.lasting(2).digest:
                     raise InputError(
-                        f"{self.source}: grid {grid} has a schedule that ends with training, so no trial can train on; "
-                        f"set halving = [1.0]"
+                        f"{self.source}: grid {grid} has a schedule that ends with training, so trials cannot "
+                        "be continued; set halving = [1.0]"
                     )
                 shared = {axis: run.axes[axis] for axis in self.tuning.by if axis in run.axes}
                 name = "-".join([grid, *(slug(axis, value) for axis, value in shared.items())])
                 groups.setdefault(name, Group(name, grid, shared, ranges))
                 sizes[name] = sizes.get(name, 0) + 1
         for axis in {*self.tuning.by, *self.at.at} - axes:
-            raise InputError(f"{self.source}: {axis}: no axis of {self.sweep}, or `at` leaves no run of a grid")
+            raise InputError(
+                f"{self.source}: {axis} is not an axis of {self.sweep}, or `at` excludes all runs of a grid"
+            )
         if {group.grid for group in groups.values()} != set(names):
-            raise InputError(f"{self.source}: tiers.{self.tier_name}.at leaves no run of some grid; name its values")
+            raise InputError(
+                f"{self.source}: tiers.{self.tier_name}.at excludes all runs of a grid; list values of this grid"
+            )
         if len(set(sizes.values())) > 1:
             sizes_text = ", ".join(f"{name} {size}" for name, size in sizes.items())
             raise InputError(
-                f"{self.source}: unequal budgets, in runs a trial: {sizes_text}; equal them by `at` or `by`"
+                f"{self.source}: groups have unequal numbers of runs per trial: {sizes_text}; make them equal "
+                "with `at` or `by`"
             )
         return list(groups.values())
 
@@ -259,7 +269,7 @@ class Search:
         ]
 
     def is_possible(self, group: Group, values: Point) -> bool:
-        """Return whether the settings of a group may have these values."""
+        """Return whether these values are valid for the settings of a group."""
         try:
             self.planned(group.grid, values)
         except InputError:
@@ -288,26 +298,28 @@ def load(path: Path, tier: str, folder: Path) -> Search:
     """
     values = toml.read(path)
     if "sweep" not in values:
-        raise InputError(f"{path}: not a search, as it names no sweep; see experiments/tune-table1.toml")
+        raise InputError(
+            f"{path}: this file is not a search, because it names no sweep; see experiments/tune-table1.toml"
+        )
     tuning = toml.validate(Tuning, values, str(path))
     if tier not in tuning.tiers:
-        raise InputError(f"{path}: has no tier {tier!r}; choose one of {', '.join(tuning.tiers)}")
+        raise InputError(f"{path}: there is no tier {tier!r}; choose one of {', '.join(tuning.tiers)}")
     sweep, at = path.parent / tuning.sweep, tuning.tiers[tier]
     loaded = definition.load(sweep)
     sweep_tier = definition.tier_of(loaded, tier, str(sweep))
     if at.corpus_seed is not None and sweep_tier.corpus.synthetic is None:
-        raise InputError(f"{path}: corpus_seed: the corpus of this tier is not synthetic; name a corpus in its place")
+        raise InputError(f"{path}: corpus_seed: the corpus of this tier is not synthetic; set corpus instead")
     corpus = corpus_of(sweep_tier, sweep, folder) if at.corpus is None else located(at.corpus, path.parent)
     if at.corpus is not None and isinstance(corpus, Path) and not corpus.exists():
-        raise InputError(f"{corpus}: no such corpus; name another one in {path}")
+        raise InputError(f"{corpus}: no such corpus; name another corpus in {path}")
     return Search(path, tuning, at, loaded, tier, corpus)
 
 
 def measuring_utility(config: Config) -> Config:
     """Return the settings of a trial's run: one measurement, at the end, of utility only.
 
-    Canaries are planted as in the sweep: users whose records repeat one phrase make training less stable, and rates
-    that were chosen without them made runs with them diverge.
+    Canaries are planted as in the sweep: users whose records repeat one phrase make training less stable, and runs with
+    canaries can diverge at learning rates that were chosen without canaries.
     """
     return replace(
         config,
@@ -323,7 +335,7 @@ def shortened(config: Config, share: float, train: Split) -> tuple[Config, int]:
 
 
 def to_text(tuned: TuningOutcome) -> str:
-    """Return the chosen values as a table of at most 80 columns, with how they were chosen."""
+    """Return the chosen values as a table of at most 80 columns, with notes on the choice."""
     rows = [(group, name) for group in tuned.groups for name in group.values]
     tried = [sorted({trial.values[name] for trial in group.trials}) for group, name in rows]
     columns = [

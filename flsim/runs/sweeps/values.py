@@ -1,4 +1,4 @@
-"""Settings of a sweep as nested tables, and the parts of names that are made of them."""
+"""Settings of a sweep as nested tables, and parts of names that contain them."""
 
 import re
 from collections.abc import Iterable, Mapping
@@ -19,7 +19,7 @@ def merge(into: Values, values: Mapping[str, Any]) -> None:
 
 
 def nested(key: str, value: Any) -> Values:
-    """Return the tables of a setting's key, such as ``local.learning_rate``, with its value."""
+    """Return the nested tables of a key, such as ``local.learning_rate``, with its value."""
     *sections, name = key.split(".")
     tables: Values = {name: value}
     for section in reversed(sections):
@@ -28,13 +28,13 @@ def nested(key: str, value: Any) -> Values:
 
 
 def slug(key: str, value: Any) -> str:
-    """Return a part of a folder's name: words unchanged, numbers after the setting's name."""
+    """Return a part of a folder's name: words unchanged, numbers after the name of the setting."""
     text = re.sub(r"[^A-Za-z0-9.]+", "-", str(value)).strip("-")
     return text if isinstance(value, str) else f"{key.rpartition('.')[2]}{text}"
 
 
 def flat(point: Iterable[tuple[str, Any]]) -> Values:
-    """Return the values of axes, with those of a table under keys of their own."""
+    """Return the values of axes, with those of a table as separate keys."""
     values: Values = {}
     for axis, value in point:
         values |= (

@@ -26,10 +26,10 @@ class CentralHParams:
     Attributes:
         epochs: Passes over all records; with DP-SGD, of an expected record. Unit: epochs.
         steps: In place of `epochs`: number of steps. Unit: steps.
-        words: In place of `epochs`: number of training words to read. Training ends with the step that reaches it where
-            all steps have equally many words. Unit: words.
+        words: In place of `epochs`: number of training words to read. Training ends with the step that reaches this
+            number if all steps have equally many words. Unit: words.
         batch_size: Records in a step; with DP-SGD the expected number. Unit: records.
-        optimizer: Optimizer, with torch's defaults but for the settings of this section.
+        optimizer: Optimizer, with torch's defaults except for the settings of this section.
         learning_rate: Learning rate of the optimizer. Unit: none.
         tuned_at: Batch size that `learning_rate` is meant for. At another one the rate is multiplied by sqrt(batch_size
             / tuned_at), the rule of Thakkar et al. (2020), Table 4. When not set: the rate stays. Unit: records.
@@ -41,7 +41,7 @@ class CentralHParams:
         milestone_factor: With schedule "steps": factor of the learning rate at each milestone. Unit: none.
         warmup: Number of steps in which the learning rate rises along a line. Unit: steps.
         momentum: Momentum of optimizer "momentum". Unit: none.
-        gradient_clip: Bound on the L2 norm of a step's whole gradient. When not set: no bound. Unit: L2 norm.
+        gradient_clip: Bound on the L2 norm of the complete gradient of a step. When not set: no bound. Unit: L2 norm.
         weight_decay: Weight lambda of the penalty lambda / 2 ||w||^2 (Krogh and Hertz, 1992). Unit: none.
         dropout: Probability to drop each value of the cell's input and of the output layer's input. The recurrence is
             kept (Zaremba et al., 2014). Unit: probability.
@@ -79,10 +79,10 @@ class CentralHParams:
         refuse_wrong_options(self, "optimizer", "schedule")
         refuse_wrong_milestones(self.schedule, self.milestones)
         if self.steps is not None and self.words is not None:
-            raise InputError("steps and words both say how long to train; set one of them")
+            raise InputError("steps and words both set how long to train; set only one of them")
 
     def steps_over(self, records: int, words: int | None = None) -> int:
-        """Return the number of steps of the whole training.
+        """Return the number of steps of the complete training.
 
         Args:
             records: number of records in an epoch.

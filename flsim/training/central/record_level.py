@@ -19,7 +19,7 @@ def record_gradients(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return each record's gradient, and its summed loss in nats [B].
 
-    A record's loss is the mean over its real positions, 0 where it has none. The mean bounds nothing; the clip does.
+    A record's loss is the mean over its real positions, 0 if it has none. The mean bounds nothing; the clip does.
     Gradients are computed together by the written-out gradient, on a CPU, or by vmap, as far as the model declares
     them. Others, such as torch's own cells on a GPU and attention, take one record after another.
 

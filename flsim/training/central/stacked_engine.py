@@ -191,7 +191,7 @@ class StackedEngine:
         return (shape.times * shape.rows + shape.positions) * self._width
 
     def _stacked(self, values: Params | None, units: int) -> Params:
-        """Return a moment in the shapes of the model's weights; 0 where it has no values yet."""
+        """Return a moment in the shapes of the model's weights; 0 if it has no values yet."""
         stacked = self._model.stack(representative(self._like).dtype)
         for name, value in widened(values, units).items() if values else ():
             stacked[name].copy_(value)

@@ -129,8 +129,8 @@ class CentralTask:
         hparams: settings of a step.
         seed: the experiment's seed; batches, lots, dropout and noise are functions of (seed, step).
         order: "iid" permutes all records anew each epoch; "sequence" goes user by user, each epoch the same way.
-        privacy: mechanism "none" is plain training; "clip" and "dp" are DP-SGD, with records in the place of users.
-        steps: number of steps of the whole training, where a schedule ends; None for the number that
+        privacy: mechanism "none" is plain training; "clip" and "dp" are DP-SGD, with records in place of users.
+        steps: number of steps of the complete training, where a schedule ends; None for the number that
             `hparams.steps_over` returns.
         device: torch's name of the device.
         engine: see `flsim.training.central.engines.engine_of`.
@@ -156,7 +156,9 @@ class CentralTask:
         at_least_one(physical_batch=self.physical_batch)
         if not self.records.records:
             raise InputError("there are no training records; import a corpus whose train split has users")
-        slots_of(configured(self.hparams, "optimizer"))  # a user's own is tried, as its state has to be in checkpoints
+        slots_of(
+            configured(self.hparams, "optimizer")
+        )  # a custom optimizer is tried, because its state must fit in checkpoints
         if self.hparams.dropout and not issubclass(class_of(self.architecture), NextWordModel):
             raise InputError(f"training.dropout needs a NextWordModel, which {self.architecture} is not; set it to 0")
         if self.privacy.mechanism == "none":
@@ -189,7 +191,7 @@ class CentralTask:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return what engines may do with the model; the file of a user's own model is executed."""
+        """Return what engines may do with the model; the file of a custom model is executed."""
         return class_of(self.architecture).capabilities
 
     def model_with(self, params: Params) -> TrainableModel:
@@ -246,7 +248,7 @@ class CentralTask:
 
 
 def refuse_precision(training: CentralTask) -> None:
-    """Raise InputError where model, engine or device have only float32 and the settings ask for another precision."""
+    """Raise InputError if model, engine or device have only float32 and the settings ask for another precision."""
     precision = training.hparams.precision
     if precision == "float32":
         return

@@ -22,7 +22,7 @@ class CentralTraining(CentralTask):
     """The settings of central training with the loop of steps; a `flsim.training.state.Training`."""
 
     def first_state(self) -> State:
-        """Return the state before the first step; raise InputError where the settings name no model."""
+        """Return the state before the first step; raise InputError if the settings name no model."""
         if self.model is None:
             raise InputError("the settings of central training name no model; give it `model`")
         return init(self.records.layout.vocabulary_size, self.model, self.seed)

@@ -103,7 +103,7 @@ class Trainer(Protocol):
         ...
 
     def train(self, start: Params, packed: Any, rate: float | None = None) -> tuple[Sequence[float], Sequence[int]]:
-        """Train at a learning rate, `LocalHParams.learning_rate` where None.
+        """Train at a learning rate, `LocalHParams.learning_rate` if None.
 
         Returns:
             Each user's cross-entropy (nats) before each of its steps, summed, and its number of positions.
@@ -130,9 +130,9 @@ class CohortEngine:
             out the number is halved, all users of the call train again, and a message says so.
         memory_share: the share of a GPU's memory that this process may take.
         rounds: number of rounds of the run, which a schedule of the learning rate needs.
-        by_position: the step of stacked users, as for `flsim.training.cohort.stacked_trainer.StackedTrainer`.
-        trainer: function of the most users that train at once, which makes their trainer; by default it depends on
-            the device. With it `micro_cohort` must be set.
+        by_position: the step of stacked users, see `flsim.training.cohort.stacked_trainer.StackedTrainer`.
+        trainer: function of the largest number of users that train at once, which makes their trainer; by default it
+            depends on the device. With it `micro_cohort` must be set.
 
     Raises:
         InputError: the device cannot do what the settings ask for.
@@ -282,7 +282,7 @@ class CohortEngine:
         return trainer
 
     def _shrink(self, error: Exception) -> None:
-        """Halve how many users train at once from now on; raise RunFailed where it is one already."""
+        """Halve how many users train at once from now on; raise RunFailed if it is one already."""
         self._trainer = None
         if self._at_once == 1:
             raise self._too_little(error) from error

@@ -57,8 +57,9 @@ class Kernels(Protocol):
 
         Args:
             gates: f, o, g as `recur` left them; becomes the gradient by the gates' sums.
-            recurrent, projection, cells: as for `recur`; the values of `cells` are lost.
-            d_outputs: [u, T + 1, B, D], the gradient by r where words are predicted; becomes the whole gradient by r.
+            recurrent, projection, cells: see `recur`; the values of `cells` are lost.
+            d_outputs: [u, T + 1, B, D], the gradient by r where words are predicted; becomes the complete gradient by
+                r.
         """
         ...
 
@@ -97,7 +98,7 @@ class Kernels(Protocol):
 
         Args:
             weight: [u, m, n], of any strides.
-            low: [u, m, n], becomes the weight in the dtype of products; None where the weight has that dtype.
+            low: [u, m, n], becomes the weight in the dtype of products; None if the weight has that dtype.
             left, right: [u, k, m] and [u, k, n].
             rate: learning rate.
             bias, low_bias: [u, n], the bias and its copy in the dtype of products, or None.

@@ -26,13 +26,13 @@ class Parts(NamedTuple):
     """A step of u users, as views of the flat array.
 
     Attributes:
-        tokens: int32 [u, T, B], inputs; 0 where a record has no token.
+        tokens: int32 [u, T, B], inputs; 0 if a record has no token.
         places: int32 [u, N], the place (t + 1) B + b of each real position, as if a block came before the first time;
             padded with 0, which is in that block.
         targets: int32 [u, N].
         counts: int32 [u], number of real positions; 0 for a user that has no such step.
         number: int32 [1], the number of the step, from 1.
-        scalars: float64 [3], the step's learning rate and Adam's 1 - beta^t; 0 where the caller of `pack` gave none.
+        scalars: float64 [3], the step's learning rate and Adam's 1 - beta^t; 0 if the caller of `pack` gave none.
     """
 
     tokens: Tensor

@@ -20,7 +20,7 @@ class Target(NamedTuple):
 
     Attributes:
         value: the weight in its own dtype, or the gradient.
-        low: copy of the weight in the dtype of products; None where the weight has that dtype, and for gradients.
+        low: copy of the weight in the dtype of products; None if the weight has that dtype, and for gradients.
     """
 
     value: Tensor
@@ -82,8 +82,8 @@ class PositionKernels(Kernels, Protocol):
 
         Args:
             gates: f, o, g as `recur_positions` left them; becomes the gradient by the gates' sums.
-            recurrent, projection, cells, starts, rows: as for `recur_positions`; the values of `cells` are lost.
-            d_outputs: [u, N, D], the gradient by r where words are predicted; becomes the whole gradient by r.
+            recurrent, projection, cells, starts, rows: see `recur_positions`; the values of `cells` are lost.
+            d_outputs: [u, N, D], the gradient by r where words are predicted; becomes the complete gradient by r.
         """
         ...
 

@@ -152,8 +152,8 @@ def _say_that_float32_is_used() -> None:
 def by_onednn() -> Iterator[None]:
     """Let oneDNN multiply float32 matrices within the block; it rounds them to bfloat16 where the processor has AMX.
 
-    torch has no setting for the library. It takes oneDNN where operands may be rounded, and oneDNN rounds them only
-    where that is faster, which it is by AMX.
+    torch has no setting for the library. It takes oneDNN where operands may be rounded, and oneDNN rounds them only if
+    that is faster, which it is by AMX.
     """
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = settings.fp32_precision

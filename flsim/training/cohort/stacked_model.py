@@ -231,7 +231,7 @@ class StackedModel(StackedWeights):
     """The gradient of each model's mean cross-entropy by its own weights.
 
     Args:
-        wide, users, precision, holds_gradients: as for `StackedWeights`.
+        wide, users, precision, holds_gradients: see `StackedWeights`.
         kernels: the parts of a step that are no plain products.
         is_single: whether all steps are of a single user; products are then those of plain matrices, for which
             libraries have more algorithms.
@@ -357,7 +357,7 @@ class PositionModel(StackedWeights):
     """The gradient of each model's mean cross-entropy by its own weights; `StackedModel` is its oracle.
 
     Args:
-        wide, users, precision, holds_gradients: as for `StackedWeights`.
+        wide, users, precision, holds_gradients: see `StackedWeights`.
         kernels: the parts of a step that are no plain products.
     """
 
@@ -382,7 +382,7 @@ class PositionModel(StackedWeights):
         return self._step(shape, parts, *((rate, 1.0) if isinstance(rate, Tensor) else (None, rate)))
 
     def gradient(self, shape: Shape, parts: Parts) -> Tensor:
-        """Compute the gradients of the first u users that have positions; arguments and result as for `descend`."""
+        """Compute the gradients of the first u users that have positions; arguments and result see `descend`."""
         return self._step(shape, parts, None, None)
 
     def _step(self, shape: Shape, parts: Parts, factor: Tensor | None, rate: float | None) -> Tensor:

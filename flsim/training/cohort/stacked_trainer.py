@@ -134,7 +134,7 @@ class StackedTrainer:
         Args:
             start: the global parameters.
             group: the result of `pack`.
-            rate: the learning rate, which only a schedule changes; `LocalHParams.learning_rate` where None.
+            rate: the learning rate, which only a schedule changes; `LocalHParams.learning_rate` if None.
 
         Returns:
             Each user's cross-entropy (nats) before each of its steps, summed, and its number of positions; users are in

@@ -34,7 +34,7 @@ LOG2E = tl.constexpr(1.4426950408889634)  # GPUs compute powers of 2: e^x = 2^(x
 
 @triton.jit
 def _rows(matrix, row, valid, D: tl.constexpr, FIRST: tl.constexpr, BLOCK: tl.constexpr):
-    """Return columns of some rows of a matrix of D columns, 0 where a row is not valid."""
+    """Return columns of some rows of a matrix of D columns, 0 if a row is not valid."""
     d = FIRST + tl.arange(0, BLOCK)
     at = matrix + row[:, None] * D + d[None, :]
     if FIRST + BLOCK <= D:
@@ -95,7 +95,7 @@ def _predict(
     for first in range(0, words, BV):
         v = first + columns
         shift = next_shift.to(tl.float32) * LOG2E
-        # The biases of the next tile, which so have a whole tile's time to arrive.
+        # The biases of the next tile, which so have a complete tile's time to arrive.
         next_shift = tl.load(bias + v + BV, v + BV < V, other=float("-inf"))
         rows = _rows(embedding, v, v < V, D, 0, BD).to(low)
         scores = tl.dot(output, tl.trans(rows), input_precision=PRECISION)
@@ -170,7 +170,7 @@ def _descend_predictions(
             second_total = tl.zeros((BV, BE), tl.float32)
         shift = tl.load(bias + place, v < V, other=float("-inf")).to(tl.float32) * LOG2E
         sums = tl.zeros((BV,), tl.float32)
-        word = tl.where(v > 0, v, -1)  # as 0, which is no word, is the target beyond a user's positions
+        word = tl.where(v > 0, v, -1)  # as 0, which is not a word, is the target beyond a user's positions
         for first in range(0, count, BN):
             n = first + tl.arange(0, BN)
             at = user * N + n
@@ -250,7 +250,7 @@ class OutputLayer:
 
 
 def columns(width: int) -> tuple[int, int, int]:
-    """Return a width, and its columns as blocks of two powers of two; the second is 0 where it would save nothing.
+    """Return a width, and its columns as blocks of two powers of two; the second is 0 if it would save nothing.
 
     Examples:
         >>> columns(96), columns(100), columns(18)

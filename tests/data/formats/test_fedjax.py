@@ -105,7 +105,7 @@ def test_a_million_sentences_are_too_many(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_no_client_is_any_good(tmp_path: Path) -> None:
     path = database(tmp_path / "so.sqlite", [(b"a", b"\xff", 1), (b"b", fedjax_client(["a"]), 2)])
-    with pytest.raises(InputError, match=r"no client of rowids 1 to 2 is zlib of msgpack"):
+    with pytest.raises(InputError, match=r"no client of rowids 1 to 2 contains zlib-compressed msgpack"):
         read(path, FORMAT)
 
 

@@ -55,7 +55,9 @@ def test_content_goes_before_names(tmp_path: Path, name: str, content: bytes, fo
 
 def test_what_was_found_and_what_is_known(tmp_path: Path) -> None:
     (tmp_path / "a.log").write_text("user text\n")
-    with pytest.raises(InputError, match=r"a\.log: begins with b'user text\\n', which no known format does; known are"):
+    with pytest.raises(
+        InputError, match=r"a\.log: begins with b'user text\\n', which is not a known format; known are"
+    ):
         format_of(tmp_path / "a.log", tmp_path / "a.log")
     with closing(sqlite3.connect(tmp_path / "b")) as connection, connection:
         connection.execute("CREATE TABLE images (x)")
@@ -153,7 +155,7 @@ def test_a_column_of_authors_that_a_null_made_floats(tmp_path: Path, form: str) 
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet", "own"])
-@pytest.mark.parametrize(("user", "why"), [(2.5, "must be a string or a whole number"), (2.0**53, "a float too large")])
+@pytest.mark.parametrize(("user", "why"), [(2.5, "must be a string or an integer"), (2.0**53, "a float too large")])
 def test_other_numbers_are_refused(tmp_path: Path, form: str, user: float, why: str) -> None:
     with pytest.raises(InputError, match=why):
         READERS[form](tmp_path, [(user, "a")])

@@ -47,9 +47,9 @@ def test_nulls_and_long_texts_are_dropped(tmp_path: Path, monkeypatch: pytest.Mo
 def test_columns_are_named(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", author=["a"], body=["b"], n=[0.5])
     assert read(path, FORMAT, columns=("author", "body"))[0] == [Post("a", ["b"])]
-    with pytest.raises(InputError, match=r"a\.parquet: no column 'user'; its columns: author, body, n"):
+    with pytest.raises(InputError, match=r"a\.parquet: no column 'user'; its columns are author, body, n"):
         read(path, FORMAT)
-    with pytest.raises(InputError, match=r"column 'n' must be a string or a whole number, found 0\.5"):
+    with pytest.raises(InputError, match=r"column 'n' must be a string or an integer, found 0\.5"):
         read(path, FORMAT, columns=("n", "body"))
     with pytest.raises(InputError, match="column 'n' has double, not strings or lists of strings"):
         read(path, FORMAT, columns=("author", "n"))
@@ -75,6 +75,6 @@ def test_text_that_is_not_utf8(tmp_path: Path) -> None:
 def test_cut_short_and_not_parquet(tmp_path: Path) -> None:
     path = write(tmp_path / "a.parquet", user=["a"], text=["b"])
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(InputError, match=r"a\.parquet: cannot be read as Parquet \(.*\); is it complete"):
+    with pytest.raises(InputError, match=r"a\.parquet: cannot be read as Parquet \(.*\); check that it is complete"):
         read(path, FORMAT)
     assert path.read_bytes()[:4] == parquet.MAGIC

@@ -56,14 +56,14 @@ def test_sentences_of_every_length(tmp_path: Path) -> None:
     ("datasets", "message"),
     [
         ({"targets": None}, "has no inputs and targets"),
-        ({"inputs": [[0.5]]}, "are not whole numbers"),
+        ({"inputs": [[0.5]]}, "are not integers"),
         ({"targets": [[2, 1, 7]]}, r"inputs of shape \(1, 4\), but targets of shape \(1, 3\)"),
         ({"inputs": [6, 2, 1, 7], "targets": [2, 1, 7, 0]}, r"inputs of shape \(4,\)"),
         ({"targets": [[2, 1, 7, 8]]}, "a token id outside of the vocabulary of 8"),
-        ({"inputs": [[1, 2, 1, 7]]}, "inputs are not BOS and then the targets but the last"),
-        ({"targets": [[1, 2, 7, 0]]}, "inputs are not BOS and then the targets but the last"),
-        ({"inputs": [[6, 2, 7, 1]], "targets": [[2, 7, 1, 0]]}, "goes on after its end"),
-        ({"inputs": [[6, 2, 6, 1]], "targets": [[2, 6, 1, 7]]}, "goes on after its end"),
+        ({"inputs": [[1, 2, 1, 7]]}, "inputs must be BOS followed by all targets except the last"),
+        ({"targets": [[1, 2, 7, 0]]}, "inputs must be BOS followed by all targets except the last"),
+        ({"inputs": [[6, 2, 7, 1]], "targets": [[2, 7, 1, 0]]}, "continues after its end"),
+        ({"inputs": [[6, 2, 6, 1]], "targets": [[2, 6, 1, 7]]}, "continues after its end"),
     ],
 )
 def test_inconsistent_users_are_named(tmp_path: Path, datasets: dict[str, Any], message: str) -> None:
@@ -96,7 +96,7 @@ def test_words_that_are_none_and_groups_without_end(tmp_path: Path) -> None:
     path = file(tmp_path / "a.hdf5")
     with h5py.File(path, "a") as h5:
         h5.move('metadata/vocabulary/"the"', 'metadata/vocabulary/"t he"')
-    with pytest.raises(InputError, match="'t he' of the vocabulary is no word"):
+    with pytest.raises(InputError, match="'t he' of the vocabulary is not a word"):
         read(path, FORMAT)
     path = file(tmp_path / "b.hdf5")
     with h5py.File(path, "a") as h5:

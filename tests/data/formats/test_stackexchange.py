@@ -102,7 +102,7 @@ def test_an_external_dtd_is_never_opened(tmp_path: Path) -> None:
         (b"<posts><row></posts>", "line 1, column 15: mismatched tag"),
         (b"<posts><row PostTypeId='1' Body='\xff\xfe'/></posts>", "not well-formed"),
         (b"<users><row Id='1'/></users>", "the root element is <users>, not <posts>"),
-        (b"<posts></posts>", "no posts in it"),
+        (b"<posts></posts>", "the file has no posts"),
         (b"<?xml version='1.0' encoding='shift_jis'?><posts/>", "multi-byte encodings are not supported"),
         (b"<?xml version='1.0' encoding='nonsense'?><posts/>", "unknown encoding: nonsense"),
     ],

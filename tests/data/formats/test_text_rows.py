@@ -49,9 +49,9 @@ def test_bom_crlf_and_blank_lines(tmp_path: Path) -> None:
         (b"user,text", "not JSON (Expecting value at column 1)"),
         (b'{"user": 1, "text": "a"} x', "not JSON (Extra data at column 26)"),
         (b"[" * 100_000, "not JSON (nested too deeply)"),
-        (b'{"user": ' + b"9" * 5_000 + b', "text": "a"}', "not JSON (a number of too many digits)"),
+        (b'{"user": ' + b"9" * 5_000 + b', "text": "a"}', "not JSON (a number with too many digits)"),
         (b"[1]", "not a JSON object"),
-        (b'{"user": true, "text": "a"}', "'user' must be a string or a whole number, found true"),
+        (b'{"user": true, "text": "a"}', "'user' must be a string or an integer, found true"),
         (
             b'{"user": "a", "text": {"' + b"b" * 99 + b'": 1}}',
             "'text' must be a string or a list of strings, found {\"bbbb",
@@ -59,7 +59,7 @@ def test_bom_crlf_and_blank_lines(tmp_path: Path) -> None:
         (b'{"user": "a", "text": ["b", 3]}', "'text' must be a string or a list of strings, found [\"b\", 3]"),
         (
             b'{"user": 1e300, "text": "b"}',
-            "'user' is a float too large to be one whole number; write authors as strings",
+            "'user' is a float too large to be a single integer; write authors as strings",
         ),
         (b'{"user": "a", "text": "\xff"}', "not UTF-8 (byte 24 of the line)"),
     ],
@@ -106,7 +106,7 @@ def test_other_keys(tmp_path: Path) -> None:
     path.write_text('{"author": 7, "body": "a", "user": null}\n')
     assert reading.read(path, "jsonl", columns=("author", "body"))[0] == [Post("7", ["a"])]
     path.write_text('{"author": 7}\n')
-    with pytest.raises(InputError, match=r"line 1: no 'body'; its keys: \"author\"; name the right one with --text"):
+    with pytest.raises(InputError, match=r"line 1: no 'body'; its keys are \"author\"; name the right one with --text"):
         reading.read(path, "jsonl", columns=("author", "body"))
 
 
@@ -130,7 +130,7 @@ def test_a_file_without_lines_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(jsonl, "LONGEST_LINE", 2**20)
     path = tmp_path / "a.jsonl"
     path.write_bytes(b"x" * 2**21)
-    with pytest.raises(InputError, match=r"line 1: a line of more than 1,048,576 bytes that is no JSON object"):
+    with pytest.raises(InputError, match=r"line 1: a line of more than 1,048,576 bytes that is not a JSON object"):
         read(path)
 
 
@@ -183,13 +183,21 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rows:
 @pytest.mark.parametrize(
     ("content", "line", "message"),
     [
-        ('[\n{"user": 1},\n{"user": 1}\n]', 2, "no 'text'; its keys: \"user\"; name the right one with --text-column"),
-        ('[\n{"text": "a"}\n]', 2, "no 'user'; its keys: \"text\"; name the right one with --user-column"),
+        (
+            '[\n{"user": 1},\n{"user": 1}\n]',
+            2,
+            "no 'text'; its keys are \"user\"; name the right one with --text-column",
+        ),
+        ('[\n{"text": "a"}\n]', 2, "no 'user'; its keys are \"text\"; name the right one with --user-column"),
         ('[\n{"user": 1, "text": "a"},\n{"user": tru}\n]', 3, "not JSON (Expecting value)"),
         ('[\n{"user": 1, "text": "a"}\n', 3, "not JSON (expected ',', found the end)"),
         ('[\n{"user": 1, "text": "a"}]\n x', 3, "not JSON (expected the end, found 'x')"),
         ('[{"a":\n' + "[" * 100_000, 1, "not JSON (nested too deeply)"),
-        ('{"users": ["a"],\n"user_data": {"a":\n{"y": []}}}', 3, "user 'a' has no list 'x', which LEAF's layout has"),
+        (
+            '{"users": ["a"],\n"user_data": {"a":\n{"y": []}}}',
+            3,
+            "user 'a' has no list 'x', which the layout of LEAF requires",
+        ),
         (
             '{"users": ["a"],\n"user_data": {"a":\n{"x": [["b"]]}}}',
             3,
@@ -256,7 +264,9 @@ def test_nested_keys(tmp_path: Path) -> None:
         path.write_text(content)
         columns = ("author.id", "body.text")
         assert reading.read(path, name, columns=columns) == ([Post("7", ["a b"])], {"posts_without_user": 1})
-        with pytest.raises(InputError, match=r"no 'author\.name'; its keys: \"author\", \"body\"; name the right one"):
+        with pytest.raises(
+            InputError, match=r"no 'author\.name'; its keys are \"author\", \"body\"; name the right one"
+        ):
             reading.read(path, name, columns=("author.name", "body.text"))
     (tmp_path / "b.jsonl").write_text('{"author.id": 8, "author": {"id": 7}, "text": "a"}')
     assert reading.read(tmp_path / "b.jsonl", "jsonl", columns=("author.id", "text"))[0] == [Post("8", ["a"])]
@@ -266,10 +276,13 @@ def test_wrong_delimiters_are_one_line(tmp_path: Path, flsim: Flsim) -> None:
     source = tmp_path / "a.csv"
     source.write_text("user;text\na;b\n")
     code, _, err = flsim("data", "import", source, "--delimiter", "ab", "--out", tmp_path / "corpus")
-    assert (code, err) == (2, "flsim: delimiter must be one character, and no quote or line feed, found 'ab'\n")
+    assert (code, err) == (2, "flsim: delimiter must be one character, and not a quote or line feed, found 'ab'\n")
     code, _, err = flsim("data", "import", source, "--out", tmp_path / "corpus")
     assert code == 2
-    assert "no column 'user'; its columns, between ',': user;text; name the right one with --user-column, or set" in err
+    assert (
+        "no column 'user'; its columns, separated by ',', are user;text; name the right column with --user-column, or"
+        in err
+    )
 
 
 @pytest.mark.parametrize(("name", "delimiter", "options"), [("a.tsv", "\t", ()), ("a.csv", ";", ("--delimiter", ";"))])
@@ -313,11 +326,14 @@ def test_posts_without_an_author_and_blank_lines(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"author;text\na;b\n", "no column 'user'; its columns, between ',': author;text; name the right one with"),
-        (b"user,text,text\na,b,c\n", "no column 'text'; its columns, between ',': user, text, text; name the right"),
+        (
+            b"author;text\na;b\n",
+            "no column 'user'; its columns, separated by ',', are author;text; name the right column",
+        ),
+        (b"user,text,text\na,b,c\n", "no column 'text'; its columns, separated by ',', are user, text, text; name"),
         (b"user,text\na,b\nc,d,e\n", "line 3: a row of 3 fields, but the header has 2; put quotes around fields that"),
         (b'user,text\na,"b\n', "line 2: not CSV (unexpected end of data)"),
-        (b"user,text\n9007199254740992.0,b\n", "line 2: 'user' is a float too large to be one whole number; write"),
+        (b"user,text\n9007199254740992.0,b\n", "line 2: 'user' is a float too large to be a single integer; write"),
         (b"user,text\na,caf\xe9\n", "not UTF-8; convert the file to UTF-8"),
     ],
 )

@@ -148,7 +148,7 @@ def test_no_record_is_any_good(tmp_path: Path) -> None:
 
 def test_other_splits_are_refused(tmp_path: Path) -> None:
     path = database(tmp_path / "so.sqlite", [("val", "a", tf_example("a"))])
-    with pytest.raises(InputError, match="split_name b'val'; known are train, heldout and test"):
+    with pytest.raises(InputError, match="unknown split_name b'val'; use train, heldout or test"):
         read(path, TFF_SQLITE)
 
 
@@ -213,7 +213,7 @@ def test_metadata_is_compared_with_examples(tmp_path: Path) -> None:
     ):
         execute(path, statement)
         assert check(path, path) == [
-            f"{path}: client_metadata counts {said} examples, but there are {there}; is it complete?"
+            f"{path}: client_metadata counts {said} examples, but there are {there}; check that the file is complete"
         ]
 
 
@@ -308,7 +308,9 @@ def test_a_client_without_tokens_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tokens", [np.arange(3), np.array(b"x"), np.array([[b"x"]]), h5py.Empty("S1")])
 def test_tokens_that_are_not_strings(tmp_path: Path, tokens: Any) -> None:
-    with pytest.raises(InputError, match="client 'b': 'tokens' is not one row of strings in this file"):
+    with pytest.raises(
+        InputError, match="client 'b': 'tokens' is not a one-dimensional dataset of strings in this file"
+    ):
         read(changed(tmp_path / "a.h5", tokens), TFF_HDF5)
 
 
@@ -365,7 +367,9 @@ def test_cut_short_and_without_examples(tmp_path: Path) -> None:
     write_tff_hdf5(path, [("train", "a", "x")])
     whole = path.read_bytes()
     path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(InputError, match=r"a\.h5: libhdf5 cannot read it \(.*truncated file.*\); is it complete\?"):
+    with pytest.raises(
+        InputError, match=r"a\.h5: libhdf5 cannot read it \(.*truncated file.*\); check that it is complete"
+    ):
         read(path, TFF_HDF5)
     with h5py.File(tmp_path / "b.h5", "w") as file:
         file.create_group("train")

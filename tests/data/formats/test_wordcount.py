@@ -72,7 +72,7 @@ def test_an_own_file_of_words_is_not_held_against_the_published_one(tmp_path: Pa
         (b"a\t2\nb\t" + b"9" * 5_000, "line 2: expected a word and a count"),
         (b"a\t2\n" + b"b" * 2**17 + b"\t1", "line 2: expected a word and a count"),
         (b"a\t2\nb\t3\n", "line 2: a count of 3 after 2; sort by count, largest first"),
-        (b"a\t2\na\t1\n", "line 2: 'a' is there twice"),
+        (b"a\t2\na\t1\n", "line 2: 'a' occurs twice"),
     ],
 )
 def test_wrong_lines_are_named(tmp_path: Path, text: bytes, message: str) -> None:
@@ -93,7 +93,7 @@ def test_archives_that_cannot_be_read(tmp_path: Path) -> None:
         read_word_count(path, 6)
     with tarfile.open(path, "w:bz2"):
         pass
-    with pytest.raises(InputError, match="an archive without a file"):
+    with pytest.raises(InputError, match="the archive has no file"):
         read_word_count(path, 6)
 
 

@@ -147,13 +147,16 @@ def test_a_stand_in_is_reported_and_dropped(tmp_path: Path, flsim: Flsim, name: 
     for out in (imported, inspected):
         line = " ".join(out.split())
         assert f"largest authors by their share of all words: {name} 33.3%, user0 1.7%, user1 1.7%" in line
-        assert f"WARNING author '{name}' has 33.3% of all words, and stands for many people or for none" in line
+        assert (
+            f"WARNING author '{name}' has 33.3% of all words, and is a placeholder for many people or for nobody"
+            in line
+        )
         assert f"import again with --drop-authors '{name}'" in line
     options = ("--drop-authors", f"{name},nobody")
     code, out, err = flsim("data", "import", source, *SETTINGS, *options, "--out", tmp_path / "without")
     assert code == 0, err
     assert "--drop-authors: no post of 'nobody'\n" in err
-    assert "80 posts 33.3% by authors whom --drop-authors names" in " ".join(out.split())
+    assert "80 posts 33.3% by authors in --drop-authors" in " ".join(out.split())
     assert "author '" not in out
     manifest = Corpus.open(tmp_path / "without").manifest
     assert manifest["dropped"]["posts_of_dropped_authors"] == 80
@@ -166,7 +169,7 @@ def test_a_stand_in_of_a_small_share_is_reported_too(tmp_path: Path, flsim: Flsi
     code, out, err = flsim("data", "import", source, *SETTINGS, "--json", "--out", tmp_path / "corpus")
     assert code == 0, err
     (warning,) = json.loads(out)["author_warnings"]
-    assert warning.startswith("author '[removed]' has 2.4% of all words, and stands for many people")
+    assert warning.startswith("author '[removed]' has 2.4% of all words, and is a placeholder for many people")
 
 
 def test_shares_and_warnings() -> None:

@@ -107,10 +107,13 @@ references = 200
         (("--by", "bytes"), "'bytes'"),
         (
             ("--lines-per-author", 3, "--format", "jsonl"),
-            "--lines-per-author is for plain text, and this is jsonl; leave it out, or give --format text",
+            "--lines-per-author is for plain text, and this is jsonl; remove --lines-per-author, or set --format",
         ),
         (("--lines-per-author", 0, "--format", "text"), "lines_per_author must be at least 1, found 0"),
-        (("--by", "characters", "--vocabulary-from", "counts.txt"), "counts of words, and the corpus is by characters"),
+        (
+            ("--by", "characters", "--vocabulary-from", "counts.txt"),
+            "this file counts words, but the corpus is by characters",
+        ),
         (("--by", "characters", "--words-per-user", 90_000), "no user has 90,000 characters; the longest"),
     ],
 )

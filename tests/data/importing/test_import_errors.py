@@ -38,20 +38,20 @@ def nothing_but(folder: Path) -> bool:
         (
             "a.log",
             b"user\ttext\n1\ta\n",
-            r"a\.log: begins with b'user.*, which no known format does; known are .*py:NAME",
+            r"a\.log: begins with b'user.*, which is not a known format; known are .*py:NAME",
         ),
-        ("a.log", b"", r"a\.log: empty, so no format can be told"),
-        ("a.zip", b"PK\x03\x04", r"a\.zip: compressed; unpack it first"),
-        ("a.7z", b"7z\xbc\xaf\x27\x1c\0\4", r"a\.7z: cut short or damaged"),
+        ("a.log", b"", r"a\.log: the file is empty, so its format cannot be detected"),
+        ("a.zip", b"PK\x03\x04", r"a\.zip: the file is compressed; decompress it first"),
+        ("a.7z", b"7z\xbc\xaf\x27\x1c\0\4", r"a\.7z: the archive is truncated or damaged"),
         ("a.tsv", b"user\ttext\n1\ta\tb\n", r"a\.tsv: line 2: a row of 3 fields, but the header has 2"),
-        ("a.xml", b"\x1f\x8b\x08", r"a\.xml: cut short or damaged"),
+        ("a.xml", b"\x1f\x8b\x08", r"a\.xml: the file is truncated or damaged"),
         ("a.jsonl", b"", r"a\.jsonl: no text of any user in 0 posts"),
         ("a.jsonl", b'{"user": 1, "text": "\xe2\x80\x8b"}', r"a\.jsonl: no text of any user in 1 posts"),
         ("a.json", b"[1]", r"a\.json: line 1: not a JSON object"),
         ("a.json", b'[{"user": 1, "text": "a"}', r"a\.json: line 1: not JSON \(expected ',', found the end\)"),
         ("a.xml", b'{"user": 1, "text": "a b c"}', "no user has 12 words; the longest, '1', has 3: import more text"),
         ("a.jsonl", b"<users/>", "the root element is <users>"),
-        ("a.jsonl", b'{"user": "one", "text": "... !"}', r"a\.jsonl: no words of any user are left, only punctuation$"),
+        ("a.jsonl", b'{"user": "one", "text": "... !"}', r"a\.jsonl: no user has words, only punctuation$"),
         ("a.jsonl", b'{"user": 1, "text": "a b"}\n{"user": 1, "te', r"a\.jsonl: line 2: not JSON"),
     ],
 )
@@ -91,7 +91,7 @@ def test_a_forced_format_is_obeyed_and_must_exist(sources: Path) -> None:
 def test_the_same_content_twice(sources: Path) -> None:
     for name in ("a.jsonl", "b.jsonl"):
         write_jsonl(sources / name, [(1, TEXT)])
-    with pytest.raises(InputError, match=r"b\.jsonl: the same content as .*a\.jsonl; give it once"):
+    with pytest.raises(InputError, match=r"b\.jsonl: has the same content as .*a\.jsonl; name only one"):
         import_folder(sources)
     assert nothing_but(sources)
 
@@ -99,9 +99,7 @@ def test_the_same_content_twice(sources: Path) -> None:
 def test_nobody_is_left_to_train_on(sources: Path) -> None:
     write_jsonl(sources / "a.jsonl", [(1, TEXT)])
     write_jsonl(sources / "b.jsonl", [(2, TEXT)])
-    with pytest.raises(
-        InputError, match=r"a\.jsonl and 1 more: no train users, since heldout and test took all of the 2"
-    ):
+    with pytest.raises(InputError, match=r"a\.jsonl and 1 more: no train users, because heldout and test have all 2"):
         import_folder(sources, ImportHParams(8, 6, 12, heldout=0.49999, test=0.49999))
     assert nothing_but(sources)
 
@@ -170,7 +168,7 @@ def test_a_source_that_changes_while_it_is_read(sources: Path, monkeypatch: pyte
         return merge(*arguments)  # type: ignore[arg-type]
 
     monkeypatch.setattr("flsim.data.importing.tasks.merge", append)
-    with pytest.raises(InputError, match=r"a\.jsonl: changed while it was read; import it again"):
+    with pytest.raises(InputError, match=r"a\.jsonl: the file changed while flsim read it; import it again"):
         import_folder(sources)
     assert nothing_but(sources)
 

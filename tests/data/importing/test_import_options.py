@@ -177,7 +177,7 @@ def test_shorter_users_are_suggested_where_there_are_few(tmp_path: Path, flsim: 
     options = ["--words-per-user", "100", "--json"]
     code, out, err = flsim("data", "import", source, "--out", tmp_path / "few", *whole, *options)
     assert (code, json.loads(out)["users"]) == (0, 6), err  # as was suggested
-    assert "only 6 users of 100 words; a shorter length makes more: --words-per-user 50 (about 15 users of" in err
+    assert "only 6 users of 100 words; a shorter length gives more users: --words-per-user 50 (about 15 users of" in err
     seed = next(seed for seed in range(99) if {split_of(name, 0.0, 0.3, seed) for name in "ab"} == {"train"})
     kept_out = ["--heldout", "0", "--test", "0.3", "--seed", str(seed)]
     code, _, err = flsim("data", "import", source, "--out", tmp_path / "untested", *kept_out, *options)

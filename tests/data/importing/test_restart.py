@@ -55,8 +55,8 @@ def test_pieces_outlive_a_folder_that_comes_to_be_in_their_place(imports: Import
     imports.out.mkdir()
     imports.go()
     said = imports.finish(process, code=2).splitlines()
-    assert said[-2].endswith("finished pieces stay there; remove the cause, and repeat the command to continue")
-    assert said[-1] == f"flsim: {imports.out}: exists by now; remove it or rename it"
+    assert said[-2].endswith("finished pieces remain in this folder; fix the cause, and repeat the command to continue")
+    assert said[-1] == f"flsim: {imports.out}: already exists; remove it or rename it"
     (pieces,) = (path for path in imports.scratch.iterdir() if path.is_dir())
     (pieces / "finished").touch()
     assert (pieces / "corpus" / "manifest.json").exists()
@@ -83,9 +83,9 @@ def test_pieces_of_another_import_stay(imports: Imports, expected: dict[str, byt
     kill(imports.started(6, further=0))
     said = imports.finish(imports.start(*imports.sources[:2]))
     (pieces,) = (path for path in imports.scratch.iterdir() if path.is_dir())
-    assert "starting a new import; the interrupted one had other sources or options" in said
+    assert "starting a new import; the interrupted import had other sources or options" in said
     assert f"{pieces}; remove that folder" in said
-    assert f"{imports.scratch}: holds pieces of another interrupted import" in said
+    assert f"{imports.scratch}: the folder has pieces of another interrupted import" in said
     shutil.rmtree(imports.out)
     bad = write_jsonl(imports.folder / "bad.jsonl", [(1, "too short")])
     assert "no user has 200 words" in imports.finish(imports.start(bad), code=2)
@@ -130,7 +130,8 @@ def test_a_second_import_into_the_same_folder_is_refused(imports: Imports, expec
     with pipe.open("wb") as end:
         said = imports.finish(imports.start(), code=2)
         assert said.splitlines()[-1] == (
-            f"flsim: {imports.out}: another import into it is running; wait for it, or name another folder"
+            f"flsim: {imports.out}: another import into this folder is running; wait for its end, or name another "
+            "folder"
         )
         end.write(imports.sources[0].read_bytes())
     imports.finish(first)
@@ -170,7 +171,7 @@ def test_a_full_disk_is_one_line_and_the_same_command_continues(
             break
         assert process.returncode == 1
         assert said.splitlines()[-1] == (
-            f"flsim: {out.with_name('.corpus.importing')}: No space left on device; make room on that disk, "
+            f"flsim: {out.with_name('.corpus.importing')}: No space left on device; free space on this disk, "
             "then repeat the command to continue"
         )
         assert not out.exists()
@@ -230,7 +231,10 @@ def keeping_times(change: Callable[[Path], object], path: Path) -> None:
 
 
 def assert_refused(imports: Imports, said: str, name: str) -> None:
-    assert said.splitlines()[-1] == f"flsim: {imports.folder / name}: changed while it was read; import it again"
+    assert (
+        said.splitlines()[-1]
+        == f"flsim: {imports.folder / name}: the file changed while flsim read it; import it again"
+    )
     assert not imports.out.exists()
     assert not imports.scratch.exists()
 
@@ -286,6 +290,6 @@ def test_a_vocabulary_that_changes_while_it_is_read_is_refused(
         return found or read_word_count(path, size, fit)
 
     monkeypatch.setattr(run, "read_word_count", read)
-    with pytest.raises(InputError, match=r"words\.txt: changed while it was read; import it again"):
+    with pytest.raises(InputError, match=r"words\.txt: the file changed while flsim read it; import it again"):
         import_corpus([source], tmp_path / "out", ImportHParams(8, 6, 12, 0.0, 0.0), vocabulary_from=words)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["a.jsonl", "words.txt"]

@@ -132,7 +132,7 @@ def test_a_little_removed_text_is_counted_and_leaves_the_corpus_alone(tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("text", "why"), [("Привет мир", "no text of any user in 9 posts"), ("Привет, мир.", "no words")]
+    ("text", "why"), [("Привет мир", "no text of any user in 9 posts"), ("Привет, мир.", "no user has words")]
 )
 def test_text_of_which_nothing_is_left_says_why_and_advises_no_zero(tmp_path: Path, text: str, why: str) -> None:
     posts = [(f"user{number}", text) for number in range(9)]

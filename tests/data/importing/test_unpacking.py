@@ -69,10 +69,10 @@ def test_cut_wherever_it_is_cut(tmp_path: Path, plain: bytes, packer: Callable[[
     for length in range(6, len(whole)):
         packed.write_bytes(whole[:length])
         assert is_compressed(packed)
-        with pytest.raises(InputError, match=r"packed: cut short or damaged \([^\n]*\); fetch it again$"):
+        with pytest.raises(InputError, match=r"packed: the .* is truncated or damaged \([^\n]*\); download it again$"):
             unpack(lambda amount: None, packed, packed, tmp_path / "out")
         assert sorted(path.name for path in tmp_path.iterdir()) == ["packed", "plain.jsonl"]
-    with pytest.raises(InputError, match=r"packed: cut short or damaged"):
+    with pytest.raises(InputError, match=r"packed: the .* is truncated or damaged"):
         import_file(packed)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["packed", "plain.jsonl"]
 
@@ -187,7 +187,7 @@ def test_two_sources_of_one_site_are_refused_unless_named(tmp_path: Path, flsim:
     code, _, err = flsim("data", "import", one, two, *SETTINGS, *out)
     assert code == 2
     assert err.splitlines()[-1] == (
-        f"flsim: {two}: has the same name 'ai' as {one}, so two authors would become one; "
+        f"flsim: {two}: has the same name 'ai' as {one}, so two authors would become one author; "
         "add --site NAME once for each dump, in their order"
     )
     assert not list(tmp_path.glob("*corpus*"))
@@ -200,18 +200,18 @@ def test_two_sources_of_one_site_are_refused_unless_named(tmp_path: Path, flsim:
         "data", "import", one, two, "--site", "ai", "--site", "ai", *SETTINGS, "--out", tmp_path / "one"
     )
     assert code == 0, err
-    assert "--site ai: of 2 dumps, so users of equal numbers in them are taken as the same people" in err
+    assert "--site ai: of 2 dumps, so equal user numbers in these dumps count as the same person" in err
     assert authors(Corpus.open(tmp_path / "one")) == {f"ai/{user}" for user in range(12)}
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (seven_zip({"Posts.xml": AI})[:-9], "cut short or damaged"),
-        (seven_zip({"Posts.xml": AI})[:40] + b"xxxx" + seven_zip({"Posts.xml": AI})[44:], "cut short or damaged"),
-        (seven_zip({"Posts.xml": AI}, password="secret"), "encrypted; unpack it first|cut short or damaged"),
-        (seven_zip({"a.xml": AI, "b.xml": AI}), "needs 1 file or Posts.xml, found 'a.xml, b.xml'"),
-        (seven_zip({}), "found 'none'|cut short or damaged"),
+        (seven_zip({"Posts.xml": AI})[:-9], "truncated or damaged"),
+        (seven_zip({"Posts.xml": AI})[:40] + b"xxxx" + seven_zip({"Posts.xml": AI})[44:], "truncated or damaged"),
+        (seven_zip({"Posts.xml": AI}, password="secret"), "encrypted; unpack it first|truncated or damaged"),
+        (seven_zip({"a.xml": AI, "b.xml": AI}), "the archive must have 1 file or Posts.xml, found 'a.xml, b.xml'"),
+        (seven_zip({}), "found 'none'|truncated or damaged"),
     ],
 )
 def test_archives_that_cannot_be_read_are_one_line(tmp_path: Path, flsim: Flsim, content: bytes, message: str) -> None:
@@ -247,7 +247,7 @@ def test_zstd_with_the_largest_window(tmp_path: Path) -> None:
     corpus = import_corpus([path], tmp_path / "corpus", hparams)
     assert corpus.manifest["parameters"]["read"]["posts"] == 200
     write(path, packed[:-5])
-    with pytest.raises(InputError, match=r"RC_2026-01\.zst: cut short or damaged"):
+    with pytest.raises(InputError, match=r"RC_2026-01\.zst: the file is truncated or damaged"):
         import_corpus([path], tmp_path / "cut", hparams)
 
 
@@ -255,8 +255,8 @@ def test_zstd_with_the_largest_window(tmp_path: Path) -> None:
     ("names", "sites", "message"),
     [
         (("a.Posts.xml", "b.Posts.xml"), ("ai",), "found 1 --site for 2 Stack Exchange dumps"),
-        (("a.Posts.xml",), (" ",), "--site ' ': not a site; name one, such as ai.stackexchange.com"),
-        (("a.jsonl",), ("ai",), "a.jsonl: remove --site: no source is a Stack Exchange dump"),
+        (("a.Posts.xml",), (" ",), "--site ' ': not a site; name a site, such as ai.stackexchange.com"),
+        (("a.jsonl",), ("ai",), "a.jsonl: no source is a Stack Exchange dump; remove --site"),
         (("a.txt", "other/a.txt"), (), "has the same name 'a.txt' as"),
     ],
 )
@@ -274,7 +274,7 @@ def test_a_pipe_needs_a_site(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "flsim", "data", "import", "/dev/stdin", "--out", str(tmp_path / "corpus")]
     refused = subprocess.run([*command, *map(str, SETTINGS)], input=AI, capture_output=True)
     assert refused.returncode == 2
-    assert b"flsim: /dev/stdin: a pipe has no name that tells the site of a dump; add --site NAME\n" in refused.stderr
+    assert b"flsim: /dev/stdin: the site of a dump cannot be detected from a pipe; add --site NAME\n" in refused.stderr
 
 
 def test_an_archive_of_several_files_is_read_for_its_posts(tmp_path: Path) -> None:
