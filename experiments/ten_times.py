@@ -4,8 +4,8 @@
     python -m experiments.ten_times --summary experiments/results/ten-times.parquet     # of the stored measurements
 
 The settings are those of the tier "ten-times" of `four-settings.toml`: 4,000 users, the paper's model, 628 rounds of 51
-users. Stage 1 trains one run for each partition (IID, non-IID) and each learning rate of `GRID` on another corpus and
-with a seed that is not reported, and chooses a learning rate for each partition by `chosen`. Stage 2 trains one run of
+users. Stage 1 trains one run for each partition (IID, non-IID) and each learning rate of `GRID`, on another corpus and
+with a seed that is not reported. It chooses a learning rate for each partition by `chosen`. Stage 2 trains one run of
 each partition for every seed from 0 to 9, and evaluates it after 6 and 8 epochs. Run folders are those of `flsim run`.
 
 Directions that were stated before the first run, each tested over seeds (t test of paired differences, two-sided, 5%):
@@ -69,7 +69,7 @@ class Job:
         is_search: whether only the utility of the last round is measured.
         device: torch device.
         overrides: further settings, as ``section.key=value``.
-        until: time (`time.time`) after which the run is left, with a checkpoint.
+        until: time (`time.time`) after which the run is stopped, with a checkpoint.
     """
 
     folder: Path

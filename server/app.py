@@ -123,7 +123,7 @@ def _asked_to_end() -> Iterator[None]:
 
 RAY_DEADLINE = 120.0  # seconds until Flower has started Ray
 RAY_POLL = 0.05  # seconds
-HERE = Path(__file__).parents[1]  # where Flower has unpacked this app
+HERE = Path(__file__).parents[1]  # the folder into which Flower has unpacked this app
 
 app = ServerApp()
 

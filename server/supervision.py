@@ -199,7 +199,7 @@ def supervised(
 
 
 def _has_diverged(run: Run) -> bool:
-    """Return whether run.json says that the run diverged.
+    """Return whether run.json states that the run diverged.
 
     A missing or damaged file, which `mark` writes again, means False.
     """

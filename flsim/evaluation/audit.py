@@ -203,7 +203,7 @@ def audit(
     Args:
         model: a model with `start` and `step`; a module is moved to the device and put into evaluation mode.
         canaries: phrases that are possibly in its training data; p_u and p_e are ignored.
-        layout: the token layout, which tells which ids are words.
+        layout: the token layout, which defines which ids are words.
         hparams: settings of the evaluation.
         seed: seed of R, and of the choice of test users.
         name: name of the model, in the rows (as the run, of round 0) and in errors.

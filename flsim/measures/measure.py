@@ -88,7 +88,7 @@ class ModelProbe:
         predict: the function that predicts batches of records, see `flsim.measures.prediction.Predict`.
         test: users whose text has no canary.
         chosen: indices of the test users to measure on, ascending.
-        device: the device where the model reads tokens.
+        device: the device on which the model reads tokens.
         seed: the experiment's seed.
     """
 

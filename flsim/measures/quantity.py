@@ -43,7 +43,7 @@ class Quantity:
         is_partial: whether values of canaries can be missing; it is then listed, but not counted or averaged.
         is_standard: whether every table has a column for it, measured or not.
         is_primary: whether it is the quantity of comparisons, traces and reports; one quantity is primary.
-        places: where it is shown.
+        places: the places that show it.
         beside: name of the quantity in whose columns it is shown; empty for separate columns.
         column: prefix of the columns of its intervals; default the name.
         caption: title of a panel; default by title.
@@ -233,6 +233,6 @@ def refuse_unfit(quantity: Quantity) -> Quantity:
         )
     if quantity.is_standard or quantity.is_primary or quantity.beside or quantity.column != name:
         raise InputError(
-            f"quantity {name}: is_standard, is_primary, beside and column are for built-in quantities only"
+            f"quantity {name}: `is_standard`, `is_primary`, `beside` and `column` are for built-in quantities only"
         )
     return quantity

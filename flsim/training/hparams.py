@@ -68,7 +68,7 @@ def label_of_steps(milestones: tuple[float, ...], factor: float, whose: str = "r
 
 def _milestone(at: float) -> float:
     if not (0 < at < 1 or (at >= 1 and at.is_integer())):
-        raise ValueError("must be fractions of training below 1, or whole numbers from 1")
+        raise ValueError("must be fractions of training below 1, or integers of at least 1")
     return at
 
 

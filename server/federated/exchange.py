@@ -227,7 +227,7 @@ class _RoundExchange:
 
     Attributes:
         branches: the requests' shards by branch.
-        failures: the reason by shard where the last attempt failed.
+        failures: the reason for each shard of which the last attempt failed.
         is_own_code: whether the last failure is an error of custom code.
     """
 

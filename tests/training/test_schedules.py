@@ -62,8 +62,8 @@ def test_names_of_runs_tell_milestones(tmp_path: Path) -> None:
     [
         ({"schedule": "steps"}, 'schedule "steps" needs milestones'),
         ({"milestones": (3,)}, 'schedule "constant" has no milestones'),
-        ({"schedule": "steps", "milestones": (1.5,)}, "fractions of training below 1, or whole numbers from 1"),
-        ({"schedule": "steps", "milestones": (0,)}, "fractions of training below 1, or whole numbers from 1"),
+        ({"schedule": "steps", "milestones": (1.5,)}, "fractions of training below 1, or integers of at least 1"),
+        ({"schedule": "steps", "milestones": (0,)}, "fractions of training below 1, or integers of at least 1"),
         ({"schedule": "steps", "milestones": (3,), "milestone_factor": 0.0}, "milestone_factor must be above 0"),
     ],
 )

@@ -38,7 +38,7 @@ from flsim.models.language_model import LanguageModel, LogitModel, State, Steppe
 LARGEST = 50.0  # beyond this m the bound is E exp(X) <= exp(m), which avoids overflow
 # Allowance in a logit, in units of rounding, relative to |e| |r| + |b|; a dot product of 96 needs 48 at worst.
 ROUNDING = 64
-REDUCED = 2.0**-7  # unit of rounding where torch may multiply float32 in less than float32
+REDUCED = 2.0**-7  # unit of rounding if torch may multiply float32 in less than float32
 LOOSE = 1e-4  # relative allowance in the moments, which have the precision of the model
 
 

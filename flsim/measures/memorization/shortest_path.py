@@ -99,7 +99,7 @@ class _Node:
         self.bound = float(self.costs[-1]) if len(costs) else self.bound
 
     def next(self, ids: Path) -> "tuple[float, Path, _Node] | None":
-        """Return the frontier's entry for the rest of this node; None if nothing is left."""
+        """Return the frontier's entry for the rest of this node; None if nothing remains."""
         if self.used == len(self.costs):
             return (self.bound, self.path, self) if self.more else None
         child = self.fetched[self.used - len(self.costs)]

@@ -163,8 +163,9 @@ def allocate(
         pin, scalars: see `pack`.
 
     Returns:
-        The data, int32, the steps one after another; where in it the tokens, places and targets of each segment begin,
-        int64 [3, segments]; and the number of rows in the shape of each segment's step, int64 [segments].
+        The data, int32, the steps one after another; the indices at which the tokens, places and targets of each
+        segment begin, int64 [3, segments]; and the number of rows in the shape of each segment's step, int64
+        [segments].
     """
     parts = np.array([[_aligned(size) for size in shape.sizes] for shape in shapes], np.int64)
     parts = parts.reshape(-1, len(Parts._fields))
@@ -282,7 +283,7 @@ class Segments:
     has_eos: NDArray[np.bool_]
 
     def parts(self, positions: int) -> "Iterator[tuple[slice, Segments]]":
-        """Yield the segments of whole steps, with about this many positions, and the slice of these segments."""
+        """Yield the segments of complete steps, with about this many positions, and the slice of these segments."""
         filled = np.cumsum(np.bincount(self.step, self.sizes.sum(1))) // positions
         ends = np.searchsorted(self.step, np.flatnonzero(np.diff(filled, append=-1)), side="right").tolist()
         rows = np.append(0, np.cumsum(self.sizes[:, 0]))

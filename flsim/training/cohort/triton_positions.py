@@ -496,7 +496,7 @@ class TritonPositionKernels(OutputLayer, TritonKernels):
         rate: float | None,
     ) -> None:  # fmt: skip
         (users, positions, m), n = lefts[0].shape, right.shape[2]
-        # The narrower side is one block where possible, so the wider factor is read once.
+        # The narrower side is one block if possible, so the wider factor is read once.
         narrow = block(min(m, n), 128)
         wide = block(max(m, n), SUMS // narrow)
         block_m, block_n = (narrow, wide) if m <= n else (wide, narrow)
