@@ -1,7 +1,7 @@
 """Check of the pinned packages for known vulnerabilities, as osv.dev lists them.
 
-Exit code 0: there are none. Exit code 1: there are some, which are printed. Exit code 3: osv.dev could not be asked, so
-nothing is known. Options are passed to pip-audit.
+Exit code 0: there are none. Exit code 1: there are some, which are printed. Exit code 3: osv.dev could not be reached,
+so the result is unknown. Options are passed to pip-audit.
 """
 
 import json
@@ -11,7 +11,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 PINNED = ("constraints.txt", "constraints-peers.txt")
-ACCEPTED: dict[str, str] = {}  # vulnerability -> why it does not reach us
+ACCEPTED: dict[str, str] = {}  # vulnerability -> why it does not affect flsim
 NOT_ASKED = 3
 
 
@@ -29,7 +29,7 @@ def audit(pinned: str) -> int:
         packages = json.loads(done.stdout)["dependencies"]
     except (ValueError, KeyError):
         why = (done.stderr.strip().splitlines() or [f"pip-audit ended with {done.returncode}"])[-1]
-        print(f"audit: NOT DONE of {pinned}, osv.dev could not be asked: {why:.300}")
+        print(f"audit: NOT DONE of {pinned}, osv.dev could not be reached: {why:.300}")
         return NOT_ASKED
     skipped = [package["name"] for package in packages if "skip_reason" in package]
     known = [(package, flaw) for package in packages for flaw in package.get("vulns", [])]

@@ -5,7 +5,7 @@
 
 The modules and the equivalent mutants are listed in .ci/mutants.toml. Everything runs in a copy of the project. First
 the nearest test files of the modules run once, and each call of a function of the modules is recorded. Then each mutant
-is tested by the fastest of the tests that call the changed function, in a process of its own, up to the first failure.
+is tested by the fastest tests that call the changed function, in a separate process, up to the first failure.
 """
 
 import argparse
@@ -75,7 +75,7 @@ def main() -> None:
         sys.path[:0] = [str(root)]
         for name in HEAVY.split():
             importlib.import_module(name)
-        gc.freeze()  # children need not look for garbage in what is imported
+        gc.freeze()  # garbage collection in children skips imported objects
         calls = json.loads(kept.read_text()) if kept and kept.exists() else recorded(files, tests)
         if kept:
             kept.write_text(json.dumps(calls))
@@ -96,7 +96,10 @@ def draw(files: list[str], seed: int, count: int) -> list[Mutant]:
 
 
 def nearest(file: str) -> list[str]:
-    """Return the test files that import a module: of its own folder of tests, of any folder for a module of base."""
+    """Return the test files that import a module: of the module's folder of tests.
+
+    Of any folder for a module of base.
+    """
     package, name = Path(file).with_suffix("").as_posix().replace("/", ".").rsplit(".", 1)
     imports = re.compile(rf"{re.escape(package)}(\.| import .*\b){name}\b")
     folder = HERE.parent / tests_of(Path(file).parent)
@@ -149,11 +152,11 @@ class Recorder:
             self.calls[item.nodeid] = {"seconds": processor_seconds() - start, "calls": sorted(calls)}
 
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """Leave out tests of trained runs, which take longer than all others."""
+        """Deselect tests of trained runs, which take longer than all others."""
         items[:] = [item for item in items if not {"trained", "trained_here"} & {*getattr(item, "fixturenames", ())}]
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
-        """Leave out tests that do not pass."""
+        """Ignore tests that do not pass."""
         if not report.passed:
             self.bad.add(report.nodeid)
 
@@ -202,8 +205,8 @@ def outcome(mutant: Mutant, root: Path, calls: Calls, seconds: float) -> str:
 def forked(work: Callable[[], int], seconds: int, quiet: bool = True) -> int:
     """Run work in a separate process group and return its code.
 
-    A busy machine must not look like a change that never ends. So `seconds` limit the processor time, beyond which the
-    code is that of SIGXCPU; it is that of SIGKILL if the work waits for a complete `PATIENCE`.
+    Load on the machine must not look like a change that never ends. So `seconds` limits the processor time, and the
+    exit code is then that of SIGXCPU. It is that of SIGKILL if the work takes longer than `PATIENCE` seconds.
     """
     sys.stdout.flush()
     child = os.fork()
@@ -229,7 +232,7 @@ def forked(work: Callable[[], int], seconds: int, quiet: bool = True) -> int:
         time.monotonic() < end or not quiet
     ):
         time.sleep(0.02)
-    with suppress(ProcessLookupError):  # also what it has left behind, before its number is free for another group
+    with suppress(ProcessLookupError):  # also its descendants, before the number of the group can be reused
         os.killpg(child, signal.SIGKILL)
     return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
 

@@ -40,8 +40,8 @@ FUNCTIONS = {
 }
 COMMUTATIVE = {"min", "max", "minimum", "maximum", "hypot", "logaddexp", "union1d", "gcd", "isclose", "array_equal"}
 WORDS = {"left": "right", "right": "left"}  # sides of a search in a sorted array
-SKIPPED = (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)  # messages, and what has no formula
-CHECKS = "strict"  # the argument of zip that turns unequal lengths into an error
+SKIPPED = (ast.Raise, ast.JoinedStr, ast.Import, ast.ImportFrom)  # messages, and code without formulas
+CHECKS = "strict"  # the argument of zip that makes unequal lengths an error
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Mutant:
 
     Attributes:
         path: the file's path inside the project.
-        line, end: first and last line of the function or method in which the change lies; 0 outside of functions.
+        line, end: first and last line of the function or method of the change; 0 outside of functions.
         place: number of the changed line.
         before, after: the changed lines, without line breaks and indentation.
         source: text of the changed file.
@@ -81,7 +81,7 @@ def mutants_of(path: str, source: str) -> list[list[Mutant]]:
 
 
 def changes(node: ast.AST) -> Iterator[ast.expr | ast.AugAssign]:
-    """Yield what a node can be replaced by."""
+    """Yield the possible replacements of a node."""
     match node:
         case ast.BinOp(op=op) if type(op) in OPERATORS and not any(map(_is_text, (node.left, node.right))):
             yield _with(node, op=OPERATORS[type(op)]())
@@ -143,7 +143,7 @@ def _is_text(node: ast.expr) -> bool:
 
 
 def _nodes(tree: ast.Module) -> Iterator[tuple[ast.stmt, ast.AST]]:
-    """Yield the nodes that may be mutated, each with the statement of the file or class in which it lies."""
+    """Yield the nodes that may be mutated, each with the statement of the file or class that contains it."""
     for statement in tree.body:
         for owner in statement.body if isinstance(statement, ast.ClassDef) else [statement]:
             yield from ((owner, node) for node in _inside(owner))

@@ -1,4 +1,4 @@
-"""Install the newest releases of all dependencies, without pins and upper limits, and say in newest.md what breaks.
+"""Install the newest releases of all dependencies, without pins and upper limits, and report failures in newest.md.
 
 python3.11 .ci/newest.py            # makes .venv-newest; takes as long as `make test`
 python3.11 .ci/newest.py --list     # only prints what it would install
@@ -38,7 +38,7 @@ def main() -> int:
     if code:
         REPORT.write_text(f"# They cannot be installed together\n\n{block(output)}", encoding="utf-8")
         return 2
-    # --no-deps: the project's own upper limits would refuse what is installed now.
+    # --no-deps: the upper limits of the project would reject the installed releases.
     subprocess.run([*PIP, "install", "--quiet", "--no-deps", "--editable", ROOT], check=True)
     done = {check: run(PYTHON, *arguments) for check, arguments in CHECKS.items()}
     report = ["# Newest releases\n", *releases(wanted)]
@@ -81,7 +81,7 @@ def releases(wanted: list[str]) -> Iterator[str]:
 
 
 def listed(*options: str) -> list[dict[str, str]]:
-    """Return what `pip list` says of the environment."""
+    """Return what `pip list` reports about the environment."""
     output = subprocess.run([*PIP, "list", "--format", "json", *options], stdout=subprocess.PIPE, check=True).stdout
     return [dict(entry) for entry in json.loads(output)]
 

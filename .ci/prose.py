@@ -1,9 +1,12 @@
-"""Check the prose of README and docs/: words to replace, long sentences, many numbers, wide tables, long pages.
+"""Check the prose of README, docs/ and code: words to replace, long sentences; in pages also numbers, tables.
 
-`python .ci/prose.py` prints a line for each finding in pages that follow the writing rules; the exit code is then 1.
-`python .ci/prose.py PAGE...` prints the findings of these pages, whether or not they follow the rules yet.
+In code it reads docstrings, comments, and strings of several words: messages, log lines and help texts.
+`python .ci/prose.py` reads all pages and code, and prints a line for each finding; the exit code is then 1.
+`python .ci/prose.py FILE...` reads only these files.
 """
 
+import ast
+import inspect
 import re
 import sys
 from collections.abc import Iterator
@@ -11,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+CODE = ("flsim", "clients", "server", "experiments", "benchmarks", "deploy", ".ci")
+COMMENTED = (".py", ".toml", ".sh", ".yaml", "Dockerfile")
 GENERATED = {"command-line.md", "configuration.md"}
 LONGEST_SENTENCE, MOST_NUMBERS, MOST_COLUMNS = 30, 2, 6
 # The largest number of words of a page, code aside: of a part of the navigation, and of single pages.
@@ -22,8 +27,8 @@ OF_PAGE = {
     "claims.md": 1000,  # 400 words of text, and a table
 }
 REPLACE = {
-    r"where(?! (do|does|is|are|to)\b)": "if, when",
-    r"beside": "next to, with, in addition to",
+    r"(?<!, )where(?! (do|does|is|are|to)\b)": "if, when",
+    r"beside(?!:)": "next to, with, in addition to",
     r"(IID|non-IID|FedAvg|SGD) less": "the difference between A and B",
     r"(is|are) left": "remain",
     r"alone": "only",
@@ -31,7 +36,7 @@ REPLACE = {
     r"(goes|go|went|gone) on": "continues, resumes",
     r"mended|made good": "fixed, recovered",
     r"says|said|tells|told": "prints, reports, is logged",
-    r"whole": "complete, entire",
+    r"(?<!-)whole(?!:)": "complete, entire",
     r"forth and back": "forward and backward",
     r"worlds?": "partition",
     r"(learn|learns|learned|learnt) by heart|gives? away": "memorize, reveal, extract",
@@ -40,6 +45,7 @@ REPLACE = {
     r"(?<=, )as (it|its|they|their|there|these|those) (is|are|has|have|was|were)": "because",
     r"predicts? best": "has the lowest validation perplexity",
 }
+TO_REPLACE = re.compile(rf"\b(?:{'|'.join(REPLACE)})\b")
 # What looks like a number and is a name: a year, a version, a number of a table, an interval in parentheses.
 NAMES = (
     r"\([^()]*\bto\b[^()]*\)|(?:[Tt]ables?|[Ff]igures?|[Ss]ections?|[Aa]lgorithm|[Tt]heorem|[Rr]ounds?|[Ss]eeds?|Python|"
@@ -57,7 +63,7 @@ class Text:
 
 
 def texts_of(page: str) -> Iterator[Text]:
-    """Yield the paragraphs and the rows of tables of a page; code and comments are left out."""
+    """Yield the paragraphs and the rows of tables of a page; code and comments are omitted."""
     lines, fenced, block, start = page.splitlines(), False, [], 0
     for number, line in enumerate([*lines, ""], 1):
         plain = line.strip()
@@ -79,15 +85,70 @@ def texts_of(page: str) -> Iterator[Text]:
             block.append(_unmarked(re.sub(r"^([-*:]|#+|\d+\.) ", "", plain)))
 
 
+def texts_in_code(name: str, source: str) -> Iterator[Text]:
+    """Yield the paragraphs of docstrings, the strings of several words, and the comments of a file."""
+    rows = source.splitlines()
+    lines = list(rows)
+    for node, text in _strings(ast.parse(source)) if name.endswith(".py") else ():
+        if isinstance(node, ast.Expr) or "\n" in text:
+            yield from (Text(node.lineno + part.line - 1, part.text) for part in texts_of(_page_of(text)))
+        elif len(re.findall(r"\b[a-z]+\b(?!,)", text)) > 3 and not rows[node.lineno - 1][node.col_offset :].startswith(
+            "r"
+        ):
+            yield Text(node.lineno, _unmarked(text))
+        lines[node.lineno : node.end_lineno] = [""] * ((node.end_lineno or 0) - node.lineno)
+    comments, is_after_code = [], False
+    for line in lines:
+        found = re.search(r"(^|\s)\s*# (.*)", line)
+        follows = found is not None and found.start() > 0
+        text = "" if found is None or found[2].startswith(" ") else found[2]  # indented: a command
+        comments.append("- " + text if text and (follows or is_after_code) else text)
+        is_after_code = follows
+    yield from texts_of("\n".join(comments))
+
+
+def _strings(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.Expr, str]]:
+    """Yield each string of a module, with the names of its fields as VALUE; a docstring comes as its statement."""
+    parts = set()
+    for node in ast.walk(tree):
+        string = node.value if isinstance(node, ast.Expr) else node
+        if isinstance(string, ast.JoinedStr):
+            parts.update(id(part) for part in string.values)
+            text = "".join(str(part.value) if isinstance(part, ast.Constant) else "VALUE" for part in string.values)
+        elif isinstance(string, ast.Attribute) and string.attr == "split":
+            parts.add(id(string.value))  # a list of words
+            continue
+        elif isinstance(string, ast.Constant) and isinstance(string.value, str) and id(string) not in parts:
+            text = string.value
+            parts.add(id(string))
+        else:
+            continue
+        yield node, text
+
+
+def _page_of(docstring: str) -> str:
+    """Return a docstring as a page: without code; each described name and each row of a table is a list item."""
+    lines, is_code, before = [], False, ""
+    for line in inspect.cleandoc(docstring).splitlines():
+        is_item = re.match(r"    \*{0,2}\w+(, \w+)*: | {9}|.*\S {2}", line)
+        starts_code = line.strip().startswith(">>>") or (line.startswith("    ") and not before and not is_item)
+        is_code = starts_code or (is_code and line.strip() != "")
+        before = "" if is_code else "- " + line.strip() if is_item else line.strip()
+        lines.append(before)
+    return "\n".join(lines)
+
+
 def _unmarked(text: str) -> str:
-    text = re.sub(r"`[^`]*`", "CODE", text)
+    text = re.sub(r"`+[^`]*`+", "CODE", text)
     text = re.sub(r"\]\([^)]*\)|[\[\]]|<[^>]*>", "", text)
     return text.replace("**", "").replace("\\|", "")
 
 
-def sentences_of(text: str) -> list[str]:
-    """Split at the ends of sentences; an abbreviation such as "e.g." or "et al." ends none."""
-    return re.split(r"(?<!e\.g\.)(?<!i\.e\.)(?<!al\.)(?<=[.!?:])\**\s+(?=[A-Z*(\"]|flsim)", text)
+def sentences_of(text: str, is_page: bool = True) -> list[str]:
+    """Split at the ends of sentences; an abbreviation such as "e.g." or "et al." ends none, ":" and ";" in code do."""
+    return re.split(
+        ("" if is_page else r"[;:]\s+|") + r"(?<!e\.g\.)(?<!i\.e\.)(?<! al\.)(?<=[.!?:])\**\s+(?=[A-Z*(\"]|flsim)", text
+    )
 
 
 def findings(page: Path, budget: int | None) -> Iterator[str]:
@@ -96,19 +157,23 @@ def findings(page: Path, budget: int | None) -> Iterator[str]:
 
 
 def findings_in(page: Path, text: str, budget: int | None) -> Iterator[str]:
-    """Yield a line for each thing to change in the text of a page."""
-    name, words = page.relative_to(ROOT), 0
-    for part in texts_of(text):
+    """Yield a line for each thing to change in the text of a page or a file of code."""
+    name, words, is_page = page.relative_to(ROOT), 0, page.suffix == ".md"
+    for part in texts_of(text) if is_page else texts_in_code(page.name, text):
         words += len(part.text.split())
-        for pattern, instead in REPLACE.items():
-            for found in re.finditer(rf"\b(?:{pattern})\b", part.text):
-                yield f"{name}:{part.line}: {found[0]!r}: write {instead}"
-        for sentence in sentences_of(part.text):
-            if (length := len(sentence.split())) > LONGEST_SENTENCE:
+        for found in TO_REPLACE.finditer(part.text):
+            instead = next(new for old, new in REPLACE.items() if re.search(rf"\b(?:{old})\b", found[0]))
+            yield f"{name}:{part.line}: {found[0]!r}: write {instead}"
+        for sentence in sentences_of(part.text, is_page):
+            if (
+                length := len([word for word in sentence.split() if is_page or word[1:2].isalpha()])
+            ) > LONGEST_SENTENCE:
                 yield f"{name}:{part.line}: {length} words in a sentence: {sentence[:60]}..."
             numbers = re.findall(r"(?<![\w.-])\d[\d,.]*", re.sub(NAMES, "", sentence))
-            if len(numbers) > MOST_NUMBERS and not part.is_cell:
+            if len(numbers) > MOST_NUMBERS and is_page and not part.is_cell:
                 yield f"{name}:{part.line}: {len(numbers)} numbers in a sentence: {sentence[:60]}..."
+    if not is_page:
+        return
     outside = re.sub(r"(?ms)^```.*?^```", lambda block: "\n" * block[0].count("\n"), text)  # of code
     for number, line in enumerate(outside.splitlines(), 1):
         if re.fullmatch(r"(\|[-: ]+)+\|", line) and line.count("|") > MOST_COLUMNS + 1:
@@ -127,10 +192,11 @@ def budgets() -> dict[str, int]:
 
 def main(names: list[str]) -> int:
     written = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in GENERATED]
-    pages = [Path(name).resolve() for name in names] or [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *written]
+    code = [path for folder in CODE for path in sorted((ROOT / folder).rglob("*")) if path.name.endswith(COMMENTED)]
+    pages = [Path(name).resolve() for name in names] or [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *written, *code]
     limits = budgets()
     found = [line for page in pages for line in findings(page, limits.get(page.name))]
-    print("\n".join(found) or f"prose: {len(pages)} pages, nothing to change")
+    print("\n".join(found) or f"prose: {len(pages)} files, nothing to change")
     return 1 if found else 0
 
 

@@ -13,7 +13,7 @@ from flsim.cli.options import PANELS
 from flsim.cli.settings import marked
 
 DOCS = Path(__file__).parents[1] / "docs"
-# Pages that show a command at work.
+# Pages with examples of a command.
 GUIDES = {
     "demo": "first-run.md",
     "settings": "configuration.md",
@@ -90,7 +90,7 @@ def documents() -> dict[Path, str]:
 
 
 def commands() -> dict[str, click.Command]:
-    """Return all commands by name, groups left out, in the order of the panels of `flsim --help`."""
+    """Return all commands by name, without groups, in the order of the panels of `flsim --help`."""
     found = dict(_commands(ROOT, ""))
     panel_of = {name: getattr(command, "rich_help_panel", None) for name, command in ROOT.commands.items()}  # type: ignore[attr-defined]
     return dict(sorted(found.items(), key=lambda item: list(PANELS).index(panel_of[item[0].split()[0]])))
@@ -129,7 +129,7 @@ def _sections() -> Iterator[str]:
 
 
 def _panels(command: click.Command) -> dict[str, list[click.Parameter]]:
-    """Return the parameters by the panel that the help shows them in; `--help` itself is left out."""
+    """Return the parameters by the panel that the help shows them in; without `--help`."""
     panels: dict[str, list[click.Parameter]] = {}
     for parameter in command.params:
         kind = "Arguments" if isinstance(parameter, click.Argument) else "Options"

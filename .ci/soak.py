@@ -1,8 +1,10 @@
-"""A long run of a small model, and what each of its processes holds over the rounds: `make soak`, and in short a test.
+"""A long run of a small model, and the resources of each of its processes over the rounds: `make soak`.
 
-From outside: /proc for memory, descriptors and threads, and the raylet's own account of objects, which `ray memory`
-asks for as well. Slopes are least squares over means of blocks of rounds after the warm-up: single samples depend on
-those before, and would make an interval too narrow.
+A short run is a test.
+
+Sources: /proc for memory, descriptors and threads, and the raylet's count of objects, as in `ray memory`. Slopes are
+least squares over means of blocks of rounds after the warm-up. Consecutive samples are not independent, and would make
+an interval too narrow.
 """
 
 import json
@@ -50,9 +52,9 @@ references = 500
 checkpoint_every = {every}
 """
 USERS = ("--users", "40", "--words-per-user", "60", "--vocabulary", "2000", "--test-users", "4", "--heldout-users", "4")
-WARM_UP = 0.2  # of the rounds
-BLOCKS = 20  # of the rest
-PAPER_ROUNDS = 7_840  # flat: over the paper's run it grows by less than this share of what it holds
+WARM_UP = 0.2  # share of the rounds
+BLOCKS = 20  # share of the rest
+PAPER_ROUNDS = 7_840  # flat: the growth over the paper's run is below this share of the present value
 SHARE = 0.10
 TITLES = {"ray::Client": "client", "ray::_Evaluator": "evaluator", "DashboardAgent": "dashboard agent"}
 TITLES |= {"RuntimeEnvAgent": "environments' agent"}
@@ -61,13 +63,13 @@ MEGABYTE = 2**20
 
 @dataclass
 class Held:
-    """What a process held, a value for each sample.
+    """The resources of a process, a value for each sample.
 
     Attributes:
         kind: what it is.
         rounds: that were completed.
-        resident: bytes in memory, those included that it shares with others or that are of mapped files.
-        own: bytes of them that are its own.
+        resident: bytes in memory, with those of mapped files and those shared with other processes.
+        own: bytes of them that are private to the process.
         descriptors: open files, sockets and the like.
         threads: their number.
     """
@@ -82,13 +84,13 @@ class Held:
 
 @dataclass
 class Objects:
-    """What Ray holds, a value for each sample.
+    """The objects in Ray, a value for each sample.
 
     Attributes:
         rounds: that were completed.
         references: to objects, of all processes.
-        owned: objects that some process made and keeps.
-        stored: bytes in the object store; it frees what nobody refers to once a second.
+        owned: objects of which a process is the owner.
+        stored: bytes in the object store; it frees unreferenced objects once a second.
     """
 
     rounds: list[int] = field(default_factory=list)
@@ -108,13 +110,13 @@ class Soaked:
 
 
 def soak(folder: Path, rounds: int, every: int, seconds: float = 0.5) -> Soaked:
-    """Train in the folder, in the command's own process, and look at its processes meanwhile.
+    """Train in the folder, in the process of the command, and sample its processes during training.
 
     Args:
         folder: an empty one.
         rounds: of the run.
         every: rounds between two evaluations.
-        seconds: between two looks.
+        seconds: between two samples.
     """
     flsim = [sys.executable, "-m", "flsim"]
     subprocess.run(
@@ -158,7 +160,7 @@ def _sample(process: psutil.Process, driver: int, done: int, into: dict[int, Hel
             name, line = process.name(), " ".join(process.cmdline())
     except psutil.NoSuchProcess:
         return
-    if not line:  # it ends: it has given its memory back, and its title
+    if not line:  # it is ending: it has released its memory, and has no title
         return
     held = into.setdefault(process.pid, Held(""))
     known = (kind for part, kind in TITLES.items() if part in line)
@@ -214,7 +216,7 @@ class Slope:
         return cls(1_000 * float(fit.slope), 1_000 * error)
 
     def is_flat(self, unit: float) -> str:
-        """Return what the interval says of growth over a run of the paper's length, as a share of `of`."""
+        """Return the interval of the growth over a run of the paper's length, as a share of `of`."""
         least, most = ((self.value + end) * PAPER_ROUNDS / 1_000 / unit for end in (-self.error, self.error))
         return "yes" if most < SHARE else "**no**" if least > SHARE else "unclear"
 
@@ -230,7 +232,7 @@ def after_warm_up(rounds: list[int], values: list[int], total: int) -> tuple[lis
 
 
 def describe(soaked: Soaked) -> str:
-    """Return a table in Markdown, and what it comes to."""
+    """Return a table in Markdown, and its conclusion."""
     lines = [
         f"{soaked.rounds:,} rounds in {soaked.seconds:.0f} s, {len(soaked.objects.rounds)} samples; slopes after the "
         f"first {WARM_UP:.0%} of rounds, in KB a 1,000 rounds, with 95% intervals",
@@ -265,7 +267,7 @@ def _row(held: Held, total: int) -> str:
 
 
 def grows(values: list[int]) -> bool:
-    """Whether all of the last fifth exceed all of the first: what comes and goes does not, what is left behind does."""
+    """Return whether all values of the last fifth exceed all of the first fifth, as with a leak."""
     fifth = max(1, len(values) // 5)
     return min(values[-fifth:]) > max(values[:fifth])
 
@@ -295,7 +297,7 @@ def main(
     out: Annotated[Path | None, typer.Option(help="Figure, .png or .svg.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print all samples.")] = False,
 ) -> None:
-    """Train for long, and say whether anything grows."""
+    """Train for a long time, and report whether anything grows."""
     with tempfile.TemporaryDirectory(prefix="flsim-soak-") as folder:
         soaked = soak(Path(folder), rounds, every)
     if out:

@@ -15,7 +15,7 @@ def main() -> None:
     """Print a table in Markdown: files, their numbers of tests and their seconds, the slowest first."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("report", type=Path)
-    parser.add_argument("--least", type=float, default=40.0, help="seconds of a file that has a row of its own")
+    parser.add_argument("--least", type=float, default=40.0, help="seconds of a file with a separate row")
     options = parser.parse_args()
     seconds = seconds_by_file(options.report)
     rows = sorted(((sum(times), len(times), file) for file, times in seconds.items()), reverse=True)
@@ -31,7 +31,7 @@ def main() -> None:
 
 
 def seconds_by_file(report: Path) -> dict[str, list[float]]:
-    """Return the seconds of each test that ran, by its file; skipped tests are left out."""
+    """Return the seconds of each test that ran, by its file; without skipped tests."""
     seconds = defaultdict(list)
     for case in ElementTree.parse(report).iter("testcase"):  # noqa: S314 (our own file)
         if case.find("skipped") is None:

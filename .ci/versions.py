@@ -68,7 +68,7 @@ def results(checkout: Path, config: str, *options: str) -> Results:
         flsim(checkout, "run", str(Path(config).resolve()), "--out", str(run), *options)
         lines = [json.loads(line) for line in (run / "rounds.jsonl").read_text(encoding="utf-8").splitlines()]
         rows = [row for path in sorted((run / "rows").glob("*.parquet")) for row in pq.read_table(path).to_pylist()]
-    # The repr of two floats is equal where they are equal bit for bit, and for NaN.
+    # The repr of two floats is equal if they are equal bit for bit, and for NaN.
     return {
         "digests": {f"round {line['round']}": line["digest"] for line in lines},
         "rows": {f"round {row['round']}, {row['metric']} {row['canary']}": repr(row["value"]) for row in rows},
@@ -104,7 +104,7 @@ def flsim(checkout: Path, *arguments: str) -> str:
 
 
 def run(checkout: Path, module: str, *arguments: str) -> str:
-    """Return the output of a module of a checkout that is run as a program."""
+    """Return the output of a module of a checkout, run as a program."""
     environment = {**os.environ, "PYTHONPATH": str(checkout)}  # before the installed one
     command = [sys.executable, "-m", module, *arguments]
     return subprocess.run(command, cwd=checkout, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
@@ -125,7 +125,7 @@ def figures(value: Any, name: str = "") -> Iterator[tuple[str, float]]:
 def size(checkout: Path) -> dict[str, int]:
     """Return lines and files of the product, the number of its rooms, and the number of imports between rooms.
 
-    A room is a folder in flsim/, server/ and so on, or a module beside these folders.
+    A room is a folder in flsim/, server/ and so on, or a module next to these folders.
     """
     files = sorted(path for name in PRODUCT for path in (checkout / name).rglob("*.py"))
     names = {

@@ -12,7 +12,7 @@ from flsim.cli.options import Json, TorchDevice
 
 bench = typer.Typer(
     name="python -m benchmarks",
-    help="Measure how fast flsim is on this machine, from a checkout of the project.",
+    help="Measure the speed of flsim on this machine, from a checkout of the project.",
     epilog="Example: python -m benchmarks training",
     no_args_is_help=True,
     add_completion=False,
@@ -38,7 +38,7 @@ def training(
     """Measure users per second of federated training.
 
     Compares the engines, the complete system, pfl-research and Flower on the same users; the last two also with a plain
-    LSTM over padded records, as their own examples have it. Takes about five minutes on two cores.
+    LSTM over padded records, as in their examples. Takes about five minutes on two cores.
     """
     from benchmarks.training import PEERS, bench_training, describe
 
@@ -55,7 +55,7 @@ def central(
     threads: Annotated[int, typer.Option(min=1, metavar="N", help="CPU threads for torch.")] = 2,
     precision: Annotated[
         Literal["float32", "tf32", "bf16"],
-        typer.Option(help="Precision to train in, beside float32; the plain loop trains in float32."),
+        typer.Option(help="Precision of training, in addition to float32; the plain loop trains in float32."),
     ] = "float32",
     device: TorchDevice = "cpu",
     as_json: Json = False,
@@ -82,17 +82,20 @@ def engine(
         ),
     ] = None,
     precision: Annotated[
-        Literal["float32", "tf32", "bf16"], typer.Option(help='Precision to train in; "tf32" needs a GPU.')
+        Literal["float32", "tf32", "bf16"], typer.Option(help='Precision of training; "tf32" needs a GPU.')
     ] = "bf16",
     cohort: Annotated[int, typer.Option(min=1, metavar="N", help="Users in a round, e.g. 1584.")] = 16,
-    both: Annotated[bool, typer.Option("--both", help="Both steps, padded and by position; else the faster.")] = False,
+    both: Annotated[
+        bool,
+        typer.Option("--both", help="Measure both kinds of step, padded and by position; default: the faster one."),
+    ] = False,
     device: TorchDevice = "cpu",
     as_json: Json = False,
 ) -> None:
-    """Measure users per second of stacked users, as on GPUs.
+    """Measure users per second of stacked training, as on GPUs.
 
-    Of whole rounds, of training and of packing alone, with the memory that they take. `make gpu` measures the same on a
-    machine that has only torch, Triton, numpy and pytest.
+    Measures complete rounds, training without packing, packing without training, and the peak memory. `make gpu`
+    measures the same on a machine that has only torch, Triton, numpy and pytest.
     """
     from benchmarks.engine import bench_engine, describe
 
@@ -174,8 +177,8 @@ def evaluation(
 ) -> None:
     """Measure the time to rank canaries by random sampling.
 
-    Compares ranks and decisions with scoring every reference in full. The model has the paper's size and is trained for
-    a minute first. On a CPU every tenth canary is ranked.
+    Compares ranks and decisions with scoring every reference completely. The model has the paper's size and is trained
+    for a minute first. On a CPU every tenth canary is ranked.
     """
     from benchmarks.evaluation import bench_evaluation, describe
 
@@ -188,10 +191,10 @@ def alarms(
     simulations: Annotated[int, typer.Option(min=1, metavar="N", help="Simulations of each bound and truth.")] = 2_000,
     as_json: Json = False,
 ) -> None:
-    """Measure how often lower bounds on epsilon are above the truth.
+    """Measure how often lower bounds on epsilon exceed the true value.
 
-    Simulates models that know nothing and mechanisms of a known epsilon, for the bounds of flsim audit and those of
-    other projects. Takes about two minutes.
+    Simulates models without information, and mechanisms with a known epsilon, for the bounds of flsim audit and those
+    of other projects. Takes about two minutes.
     """
     from benchmarks.alarms import bench_alarms, describe
 
@@ -230,10 +233,10 @@ def forgetting(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Measure when models forget, where theory says it.
+    """Measure when models forget, for problems with a known theory.
 
-    Simulates k-means, training in a known order and federated mean estimation, beside formulas. Takes about half a
-    minute.
+    Simulates k-means, training in a known order and federated mean estimation, and compares them with formulas. Takes
+    about half a minute.
     """
     from benchmarks.forgetting import bench_forgetting, describe
     from benchmarks.forgetting_figures import refuse_other_than_folder, write_figures

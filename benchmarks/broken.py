@@ -1,4 +1,4 @@
-"""Samplers, noise and an algorithm that state more privacy than they give, for `benchmarks.detection`.
+"""Samplers, noise and an algorithm that state more privacy than they provide, for `benchmarks.detection`.
 
 Runs name the classes of this file as custom code. All pass the checks before training, because nothing proves what
 custom code states.
@@ -49,12 +49,12 @@ class FixedCohort(Poisson):
 
 
 class OneUserManyTimes(Poisson):
-    """Poisson sampling, but the first user is in the sum 50 times whenever it is drawn."""
+    """Poisson sampling, but the first user is in the sum 50 times whenever it is sampled."""
 
     has_repeats = True
 
     def sizes(self, population: int) -> tuple[int, int]:
-        """Return the fewest and the most users."""
+        """Return the smallest and the largest number of users."""
         return 0, population + TIMES - 1
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:

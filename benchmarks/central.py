@@ -1,7 +1,7 @@
 """Benchmark `python -m benchmarks central`: records per second of central training and of a plain PyTorch loop.
 
-Both train the same steps. The benchmark needs only torch and numpy, and draws its records itself. It also runs as
-`python -m benchmarks.central`.
+Both train the same steps. The benchmark needs only torch and numpy, and generates its records. It also runs as `python
+-m benchmarks.central`.
 """
 
 import argparse
@@ -33,12 +33,13 @@ from flsim.training.state import State
 from flsim.training.update import global_norm
 
 PAPER_STEPS = 37_500_000
-# Shares of what training changed. Beyond them two sides have not done the same. Rounding to 11 bits and to 8 moves a
-# gradient by 0.2% and 1.4% (sqrt(12) 2^-11 and sqrt(12) 2^-8, a dozen rounded tensors), to float32 by 1e-6.
+# Largest distance of two final models, relative to the change by training; beyond it the sides trained differently.
+# Rounding to 11 bits and to 8 moves a gradient by 0.2% and 1.4% (sqrt(12) 2^-11 and sqrt(12) 2^-8, a dozen rounded
+# tensors), to float32 by 1e-6.
 FAR: dict[Precision, float] = {"float32": 0.01, "tf32": 0.02, "bf16": 0.1}
 PLAIN = "plain"
 SIDES: dict[str, Precision] = {"ours": "float32", "ours, tf32": "tf32", "ours, bf16": "bf16"}
-TURN = {"cpu": 2_048, "cuda": 32_768}  # records; on a GPU 64 steps take little longer than reading their state back
+TURN = {"cpu": 2_048, "cuda": 32_768}  # records; on a GPU 64 steps take little longer than copying their state
 
 
 @dataclass(frozen=True)
@@ -47,10 +48,10 @@ class CentralBenchHParams:
 
     Attributes:
         batch_sizes: batch sizes to measure, one after another.
-        records: records that each side reads in a turn, which sets the number of steps; None for 2,048 on a CPU and
-            32,768 on a GPU.
-        turns: number of turns of each side. Sides alternate, so that a noisy machine disturbs both; the first turn is
-            left out.
+        records: number of records that each side reads in a turn, which determines the number of steps; None for 2,048
+            on a CPU and 32,768 on a GPU.
+        turns: number of turns of each side. Sides alternate, so that load on the machine affects both; the first turn
+            is not counted.
         threads: torch threads on a CPU.
         model: sizes of the model.
         users: number of users of 2,000 words, who have the records.
@@ -67,7 +68,7 @@ class CentralBenchHParams:
 
 
 def bench_central(hparams: CentralBenchHParams = CentralBenchHParams(), device: str = "cpu") -> dict[str, Any]:
-    """Return `measure_central`, having checked that both sides trained the same.
+    """Return the result of `measure_central`, after a check that both sides trained the same.
 
     Raises:
         RunFailed: the final models differ.
@@ -76,7 +77,9 @@ def bench_central(hparams: CentralBenchHParams = CentralBenchHParams(), device: 
     for size, distances in measured["distance"].items():
         for name, distance in distances.items():
             if not distance < FAR[SIDES[name]]:
-                raise RunFailed(f"batch {size}: the plain loop came to another model: {distance:.1%} off {name}")
+                raise RunFailed(
+                    f"batch {size}: the plain loop trained a different model: distance {distance:.1%} from {name}"
+                )
     return measured
 
 
@@ -85,11 +88,11 @@ def measure_central(hparams: CentralBenchHParams, device: str) -> dict[str, Any]
 
     Returns:
         ``records_per_second`` by batch size and side: "ours" (with reading and packing; in tf32 "ours, tf32", in bf16
-        "ours, bf16") and "plain" (with batches made before). By batch size and side of ours: ``ratio``, to the plain
+        "ours, bf16") and "plain" (with batches made before). By batch size and flsim side: ``ratio``, to the plain
         loop's records per second, and ``distance`` of the final model from the plain loop's, relative to the change by
-        training. ``hours_of_the_paper``, of 37.5 million steps at the smallest batch size, by side of ours.
-        ``products``: on a CPU, floating-point operations per second of our first side, and of matrix products of its
-        shapes alone. ``device``, ``threads``.
+        training. ``hours_of_the_paper``, of 37.5 million steps at the smallest batch size, by flsim side. ``products``:
+        on a CPU, floating-point operations per second of the first flsim side, and of only matrix products of its
+        shapes. ``device``, ``threads``.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(hparams.threads)
@@ -124,7 +127,7 @@ def describe(measured: dict[str, Any]) -> str:
                 f"{ratio:.2f} times"
             )
         if done := measured["products"].get(size):
-            lines.append(f"{'':12}{done['training'] / 1e9:.0f} GFLOP/s; products alone {done['alone'] / 1e9:.0f}")
+            lines.append(f"{'':12}{done['training'] / 1e9:.0f} GFLOP/s; only products {done['alone'] / 1e9:.0f}")
     hours = ", ".join(f"{name} {hours:,.1f} hours" for name, hours in measured["hours_of_the_paper"].items())
     return "\n".join([*lines, f"37.5 million steps would take: {hours}"])
 
@@ -161,7 +164,7 @@ def _measure(records: Split, size: int, hparams: CentralBenchHParams, device: st
 
 
 class _Side:
-    """Our training in one precision, by one engine, whose CUDA graphs are captured in the first turn.
+    """Training by flsim in one precision, by one engine; its CUDA graphs are captured in the first turn.
 
     Attributes:
         name: name of the side, in `SIDES`.
@@ -234,17 +237,17 @@ def distance(first: State, ours: State, model: TrainableModel) -> float:
 
 
 def _weights(model: ModelHParams) -> int:
-    """Return the number of weights that a position is multiplied by: the cell's, and the output's."""
+    """Return the number of weights by which a position is multiplied: those of the cell, and those of the output."""
     return model.embedding * (2 * 3 * model.units + model.units + LAYOUT.vocabulary_size)
 
 
 def _products_alone(positions: int, model: ModelHParams, like: Params) -> float:
-    """Return floating-point operations per second of the six large products of a step, by the library that ours takes.
+    """Return floating-point operations per second of the six large products of a step, by the chosen library.
 
     Args:
         positions: number of positions that the step predicts.
         model: sizes of the model.
-        like: parameters of the model, by whose sizes the library is chosen.
+        like: parameters of the model; their sizes choose the library.
     """
     outputs, vocabulary = torch.ones(positions, model.embedding), torch.ones(LAYOUT.vocabulary_size, model.embedding)
     gates, weight = torch.ones(positions, 3 * model.units), torch.ones(model.embedding, 3 * model.units)
@@ -252,7 +255,7 @@ def _products_alone(positions: int, model: ModelHParams, like: Params) -> float:
     work: tuple[Callable[[], object], ...] = (
         lambda: products.multiply(outputs, vocabulary.T, logits),
         lambda: products.multiply(logits, vocabulary, read),
-        lambda: products.add(logits.T, outputs, 1e-9, vocabulary),  # BLAS would skip a product times 0
+        lambda: products.add(logits.T, outputs, 1e-9, vocabulary),  # BLAS would skip a multiplication by 0
         lambda: products.multiply(outputs, weight, gates),
         lambda: products.multiply(gates, weight.T, read),
         lambda: products.add(outputs.T, gates, 1e-9, weight),

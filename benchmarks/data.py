@@ -1,8 +1,8 @@
-"""Benchmark of the import from every format: sentences per second of the whole command, and peak memory at two sizes.
+"""Benchmark of the import from every format: sentences per second, and peak memory at two sizes.
 
-Files hold generated sentences in the format's true schema (`benchmarks.writers`). Users have 400 sentences, the mean
-of Stack Overflow's train users. Sentences have 5 to 19 words from a Zipf law, and each twentieth has a rare word. The
-files are written before the clock starts. The clock measures `flsim data import` as a user runs it, from start to exit.
+Files hold generated sentences in the format's true schema (`benchmarks.writers`). Users have 400 sentences, the mean of
+Stack Overflow's train users. Sentences have 5 to 19 words from a Zipf law, and each twentieth has a rare word. The
+files are written before the measurement, which covers `flsim data import` from the start of the command to its exit.
 """
 
 import lzma
@@ -25,11 +25,11 @@ from flsim.base.progress import say
 from flsim.base.rng import stream
 
 SENTENCES = 2_000_000
-SMALLER = 4  # times fewer sentences, to see whether memory grows
+SMALLER = 4  # factor of fewer sentences, to measure the growth of memory
 PER_USER = 400
 DIFFERENT = 100_000  # sentences
 WORDS = 50_000  # of the Zipf law
-RARE = 20  # each so manieth sentence has a word of its own
+RARE = 20  # one in so many sentences has a unique word
 
 
 def _write_lzma(path: Path, examples: writers.Examples) -> None:
@@ -115,7 +115,7 @@ def _bench_reader(reader: str, sentences: int) -> dict[str, Any]:
             _, complaints = child.communicate()
         seconds = time.perf_counter() - began
         if child.returncode:
-            silent = f"exit code {child.returncode}"  # as of a process that a signal killed
+            silent = f"exit code {child.returncode}"  # as for a process that a signal ended
             raise RunFailed(f"{reader}: the import failed: {(complaints.strip().splitlines() or [silent])[-1]}")
         return {
             "sentences": sentences,
@@ -126,7 +126,7 @@ def _bench_reader(reader: str, sentences: int) -> dict[str, Any]:
 
 
 def examples(sentences: int) -> Iterator[tuple[str, str, str]]:
-    """(split, client_id, tokens) of train users, a user's sentences following each other."""
+    """(split, client_id, tokens) of train users, consecutive for each user."""
     pool = _sentences()
     rng = stream(0, "benchmark examples")
     written = 0

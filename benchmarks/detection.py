@@ -1,4 +1,4 @@
-"""Benchmark of what an audit detects: real runs with a broken mechanism, and how often each method refutes the ledger.
+"""Benchmark of what an audit detects: runs with a broken mechanism, and ledgers that each method refutes.
 
 It makes the table of docs/audit-tests.md, "What an audit detects". A repetition trains a small model for 20 rounds
 with each mechanism, audits the simulation as `flsim audit` does, and counts which methods contradict the ledger.
@@ -37,7 +37,7 @@ def own(name: str) -> str:
 
 @contextmanager
 def without_clip() -> Iterator[None]:
-    """Do not clip updates within the block."""
+    """Do not clip updates in the block."""
     setattr(update, "clip_factor", lambda norm, bound: 1.0)  # noqa: ARG005, B010
     try:
         yield
@@ -65,7 +65,7 @@ def clip_of_each_layer() -> Iterator[None]:
 
 @dataclass(frozen=True)
 class Mechanism:
-    """A mechanism: custom code that a run names, and a change of the platform's own code while the run trains."""
+    """A mechanism: custom code that a run names, and a change of the platform's code during training."""
 
     sampler: str = "poisson"
     noise: str = "independent"

@@ -2,7 +2,7 @@
 
     python -m benchmarks.engine --device cuda --profile
 
-The benchmark needs only torch and numpy, and draws its users itself.
+The benchmark needs only torch and numpy, and generates its users.
 """
 
 import argparse
@@ -33,7 +33,7 @@ from flsim.training.hparams import LocalHParams, Precision
 LAYOUT = Layout(10_000)
 USER_WORDS = 2_000
 CLIP = 0.2
-ROUNDS = 5  # that are measured on a GPU, whose rounds take less than a second
+ROUNDS = 5  # number of measured rounds on a GPU, where a round takes less than a second
 FULL = ModelHParams()
 Packed = TypeVar("Packed")
 
@@ -43,8 +43,8 @@ class DrawnUsers:
 
     Args:
         users: number of users.
-        spread: standard deviation of the logarithm of a user's number of words, whose median is 2,000: 0 for balanced
-            users as in the paper, 1 or more for those of a real population.
+        spread: standard deviation of the logarithm of a user's number of words, with a median of 2,000. It is 0 for
+            balanced users as in the paper, and 1 or more for a real population.
         words: the median of a user's number of words; None for 2,000.
         layout: the tokens; None for a vocabulary of 10,000.
     """
@@ -78,10 +78,10 @@ def bench_engine(
     sizes: ModelHParams = FULL,
     by_position: Sequence[bool | None] = (None,),
 ) -> dict[str, Any]:
-    """Measure users per second of whole rounds (reading, packing, training, clipping, summing), and of parts of them.
+    """Measure users per second of complete rounds (reading, packing, training, clipping, summing), and of their parts.
 
-    The first round, which compiles kernels and captures graphs, does not count. On a GPU the seconds are
-    the median of the next five, as pinned memory for packed users is found in the first few.
+    The first round, which compiles kernels and captures graphs, does not count. On a GPU the seconds are the median of
+    the next five, because pinned memory for packed users is allocated in the first few rounds.
 
     Args:
         device: "cuda" or "cpu".
@@ -89,16 +89,16 @@ def bench_engine(
         precisions: precisions of `LocalHParams`.
         cohort: users in a round.
         spread: spread of `DrawnUsers`.
-        profile: whether torch's profiler reports where the time of a micro-cohort goes, without graphs.
+        profile: whether torch's profiler reports the time of a micro-cohort by operation, without graphs.
         words: words of a user; None for 2,000.
         sizes: sizes of the model.
         by_position: steps of `StackedTrainer`.
 
     Returns:
         ``device``, ``unit``, and ``rows`` with ``micro_cohort``, ``precision``, ``step``, ``users_per_second``,
-        ``training_alone`` (users already packed), ``packing_alone`` (what the engine's packing thread does: draw the
-        order of records, lay out and pack), ``peak_gigabytes`` of the device's memory, ``said_gigabytes`` (the estimate
-        of `StackedTrainer.memory`), and ``profile`` if requested.
+        ``training_alone`` (users already packed), ``packing_alone`` (the work of the engine's packing thread: choose
+        the order of records, lay out and pack), ``peak_gigabytes`` of the device's memory, ``said_gigabytes`` (the
+        estimate of `StackedTrainer.memory`), and ``profile`` if requested.
     """
     start = start_of(torch.device(device), sizes)
     population = Held(DrawnUsers(cohort, spread, words))
@@ -117,7 +117,7 @@ def start_of(device: torch.device, sizes: ModelHParams) -> Params:
 
 
 class Held:
-    """Users that are drawn once, so that drawing is not measured."""
+    """Users that are generated once, so that their generation is not measured."""
 
     layout = LAYOUT
 
@@ -138,7 +138,7 @@ def packed_groups(
     """Yield packed micro-cohorts of `size` users, as the engine's packing thread makes them.
 
     Args:
-        pack: the `pack` of a trainer, which draws the order of records, lays out and packs.
+        pack: the `pack` of a trainer, which chooses the order of records, lays out and packs.
         users: the users.
         chosen: indices of the users to pack.
         size: number of users of a micro-cohort; the last one may be smaller.
@@ -148,7 +148,7 @@ def packed_groups(
 
 
 def bench_packing(users_at_once: int, rounds: int = 20) -> float:
-    """Return the users a second that one thread lays out and packs, as for a GPU; the median over rounds."""
+    """Return the users per second that one thread lays out and packs, as for a GPU; the median over rounds."""
     users, hparams = Held(DrawnUsers(users_at_once)), LocalHParams()
 
     def pack(group: list[Participant]) -> PackedGroup:
@@ -164,8 +164,10 @@ def bench_packing(users_at_once: int, rounds: int = 20) -> float:
 
 def describe(measured: dict[str, Any]) -> str:
     """Return the results as text."""
-    lines = [f"{measured['device']}, torch {measured['torch']}, {measured['cohort']} users a round; {measured['unit']}"]
-    lines.append("precision step         at once   users/s   training   packing   peak GB   said GB")
+    lines = [
+        f"{measured['device']}, torch {measured['torch']}, {measured['cohort']} users per round; {measured['unit']}"
+    ]
+    lines.append("precision step         at once   users/s   training   packing   peak GB    est. GB")
     for row in measured["rows"]:
         if "failed" in row:
             lines.append(f"{row['precision']:<9} {row['step']:<11} {row['micro_cohort']:>8}   {row['failed']}")
@@ -225,7 +227,7 @@ def _round_seconds(start: Params, users: Held, hparams: LocalHParams, size: int,
 
 
 def _seconds(work: Callable[[], object], device: torch.device, times: int = 1) -> float:
-    """Do the work once, and then some times more, of whose seconds the median is returned."""
+    """Do the work once, then several times, and return the median seconds of the latter."""
     seconds = []
     for _ in range(1 + times):
         began = time.perf_counter()
@@ -237,7 +239,7 @@ def _seconds(work: Callable[[], object], device: torch.device, times: int = 1) -
 
 
 def profiled(work: Callable[[], object], on_gpu: bool) -> Any:
-    """Do the work twice, and return torch's events of the second time by their names (`torch.profiler`)."""
+    """Do the work twice, and return the events of the second time by their names (`torch.profiler`)."""
     from torch.profiler import ProfilerActivity, profile
 
     work()
@@ -249,7 +251,7 @@ def profiled(work: Callable[[], object], on_gpu: bool) -> Any:
 
 
 def table_of(events: Any, on_gpu: bool) -> str:
-    """Return the table of the events of `profiled` that take longest."""
+    """Return the table of the slowest events of `profiled`."""
     order = f"self_{'cuda' if on_gpu else 'cpu'}_time_total"
     return str(events.table(sort_by=order, row_limit=25, max_name_column_width=60))
 
@@ -260,13 +262,15 @@ def main() -> None:
     parser.add_argument("--at-once", type=int, nargs="+", default=[64, 128, 192, 256, 384, 512])
     parser.add_argument("--precision", nargs="+", choices=get_args(Precision), default=["bf16", "tf32"])
     parser.add_argument("--cohort", type=int, default=1024, help="users in a round")
-    parser.add_argument("--spread", type=float, default=0.0, help="of users' sizes; 1 for a real population")
+    parser.add_argument("--spread", type=float, default=0.0, help="spread of users' sizes; 1 for a real population")
     parser.add_argument(
-        "--both", action="store_true", help="both steps, padded and by position, and not the faster one"
+        "--both",
+        action="store_true",
+        help="measure both kinds of step, padded and by position; default: the faster one",
     )
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--packing", action="store_true", help="measure only how fast one thread packs users")
+    parser.add_argument("--packing", action="store_true", help="measure only the packing of users by one thread")
     chosen = parser.parse_args()
     if chosen.packing:
         for size in chosen.at_once:

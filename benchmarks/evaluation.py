@@ -1,4 +1,4 @@
-"""Benchmark of ranking canaries among R, and of deciding on them, against scoring every reference in full."""
+"""Benchmark of ranks of canaries among R, of decisions on them, and of complete scores of every reference."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -25,8 +25,8 @@ LAYOUT, SEED, WORDS = Layout(10_000), 0, 5
 RECORDS, CANARY_RECORDS, LEARNING_RATE, MOMENTUM = 24, 8, 0.05, 0.9
 CORPUS = SyntheticHParams(users=60, words_per_user=2_000, vocabulary_size=LAYOUT.vocabulary_size)
 RANKED = 10  # every tenth canary is ranked on a CPU, and scored straightforwardly anywhere
-STRAIGHTFORWARD = 20_000  # references that are scored in full
-SLACK = 1e-5  # relative: references whose scores are closer to the canary's may be on either side of it
+STRAIGHTFORWARD = 20_000  # references that are scored completely
+SLACK = 1e-5  # relative: references with scores closer to the canary's may be above or below it
 
 Pair = tuple[Tensor, Tensor]
 Result = TypeVar("Result")
@@ -68,7 +68,7 @@ def bench_evaluation(
     ranked, scored = pairs[::every], pairs[::RANKED]
     drawn, few = (references(SEED, size, WORDS - 1, LAYOUT).to(device) for size in (count, min(STRAIGHTFORWARD, count)))
     sampler, of_few = RandomSampler(model, drawn), RandomSampler(model, few)
-    of_few.rank(*pairs[0])  # starts whatever starts with first use
+    of_few.rank(*pairs[0])  # initializes everything that is initialized at the first use
     decisions, decide_seconds = _timed("decisions", sampler.decide, pairs)
     ranks, rank_seconds = _timed("exact ranks", sampler.rank, ranked)
     scores, plain_seconds = _timed("straightforward", lambda p, _: log_perplexity(model, p, few), scored)
@@ -89,9 +89,9 @@ def bench_evaluation(
     return {
         "device": torch.cuda.get_device_name() if device == "cuda" else "cpu",
         "threads": torch.get_num_threads(),
-        "model": f"V = {LAYOUT.vocabulary_size:,}, {units} units, in mid-training: {steps:,} steps of SGD with "
-        f"momentum on {RECORDS} synthetic records and {CANARY_RECORDS} copies of canaries each; a third of them "
-        "planted often, four ninths ever more rarely, the others never",
+        "model": f"V = {LAYOUT.vocabulary_size:,}, {units} units, partly trained: {steps:,} steps of SGD with momentum "
+        f"on {RECORDS} synthetic records and {CANARY_RECORDS} copies of canaries each; a third of the canaries "
+        "is planted often, four ninths more and more rarely, the others never",
         "memorized": sum(decisions),
         **{f"{name}_seconds": value for name, value in seconds.items()},
         "measured_at": measured_at,
@@ -105,12 +105,12 @@ def describe(measured: dict[str, Any]) -> str:
     for name, at in measured["measured_at"].items():
         line = f"{name:<16}{measured[f'{name}_seconds']:9.2f} s for {at['canaries']} canaries, |R| {at['references']:,}"
         faster = measured["speedup"].get(name)
-        lines.append(line + (f", {faster:,.0f} times as fast as straightforward" if faster else ""))
+        lines.append(line + (f", {faster:,.0f} times as fast as straightforward scores" if faster else ""))
     return "\n".join([*lines, f"memorized       {measured['memorized']} canaries"])
 
 
 def mid_training(phrases: Sequence[tuple[int, ...]], steps: int, units: int, device: str = "cpu") -> CIFGLanguageModel:
-    """Return a model that has memorized some phrases, is about to memorize others, and never saw the rest."""
+    """Return a model that has memorized some phrases, has partly memorized others, and has not read the rest."""
     rarer = 4 * len(phrases) // 9
     often = max(1, len(phrases) // 3)
     plan = np.zeros(len(phrases))

@@ -17,12 +17,12 @@ from flsim.show.table import Column, markdown
 TRIALS = 2_000  # of k-means on each side
 STAGES = (0, 1, 2, 5, 10, 20, 50)  # later data sets
 RATES = (0.01, 0.1)
-RUNS = 100  # pairs in a known order
+RUNS = 100  # pairs of runs in a known order
 ROUNDS = (1, 2, 5, 10)
 SEEDS = 5  # of federated runs on each side, each of `POSITIONS` repetitions
 POSITIONS = 200
 RATE = 0.025  # of local steps
-MOVED = 56  # either way: 7 standard deviations of users apart
+MOVED = 56  # in both directions: a distance of 7 standard deviations of users
 POPULATION = 1_000
 BY_COHORT = ((2, 1), (8, 1), (32, 1))  # (cohort, local steps)
 BY_STEPS = ((2, 1), (2, 4), (2, 16))
@@ -37,7 +37,7 @@ def settings() -> list[FederatedMeans]:
 
 
 def bench_forgetting(seeds: int = SEEDS) -> dict[str, Any]:
-    """Return what each theorem says and what its simulation gives, as values for JSON.
+    """Return the prediction of each theorem and the result of its simulation, as values for JSON.
 
     Args:
         seeds: number of federated runs on each side of a setting.

@@ -21,8 +21,8 @@ from flsim.base.rng import stream
 from flsim.show.figure import INK, LINES, line_style, write_figure
 
 CHANCE: dict[str, Any] = {"color": "#555555", "linestyle": (0, (1, 2)), "linewidth": 1, "zorder": 1}
-LATER = 30  # rounds that curves of federated means are drawn over
-STEPS = 3_000  # steps that curves of a known order are drawn over
+LATER = 30  # rounds of the curves of federated means
+STEPS = 3_000  # steps of the curves of a known order
 
 
 def write_figures(measured: dict[str, Any], folder: Path) -> list[Path]:
@@ -88,7 +88,7 @@ def draw_k_means(rows: Sequence[dict[str, Any]]) -> Figure:
 
 
 def draw_order(rows: Sequence[dict[str, Any]]) -> Figure:
-    """Return a figure of the difference of two runs in one order, and of attackers who know the order or do not."""
+    """Return a figure of the difference of two runs in one order, and of attackers with known or unknown order."""
     figure, (left, right) = _panels()
     rate, steps = RATES[0], np.arange(STEPS + 1)
     left.plot(steps, [difference(rate, step, 2) for step in steps.tolist()], color=INK, linestyle=":", label="exact")

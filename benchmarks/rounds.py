@@ -22,7 +22,7 @@ from server.launch import train as train_on_ray
 class BenchHParams:
     """Settings of the benchmark, which trains the same users in every round.
 
-    The first round starts processes and is left out.
+    The first round starts processes and is not counted.
 
     Attributes:
         users: number of users in the population, and in each round.
@@ -30,8 +30,9 @@ class BenchHParams:
         rounds: number of rounds, with the first.
         vocabulary_size: V.
         model: sizes of the model.
-        local: local training. Its learning rate is low, which changes no time. After a few rounds at 0.3 the loss falls
-            fast, and rounding grows to a percent, so that equal work could not be told from other work.
+        local: local training. Its learning rate is low, which does not change times. At 0.3 the loss falls fast after a
+            few rounds, and differences by rounding grow to a percent, so that equal work could not be distinguished
+            from different work.
     """
 
     users: int
@@ -44,7 +45,7 @@ class BenchHParams:
     def __post_init__(self) -> None:
         at_least_one(users=self.users, words=self.words)
         if self.rounds < 2:
-            raise InputError(f"rounds must be at least 2, found {self.rounds}: the first is left out")
+            raise InputError(f"rounds must be at least 2, found {self.rounds}: the first one is not counted")
 
 
 def new_run(folder: Path, hparams: BenchHParams, shards: int) -> Run:

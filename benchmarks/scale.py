@@ -27,7 +27,7 @@ from flsim.data.synthetic import SyntheticHParams, make_synthetic
 PAPER_USERS = 392_000
 COHORT = 5_000
 ROUNDS = 7
-SAMPLE_EVERY = 0.25  # seconds; a sample walks the pages that are mapped, which holds up a process that maps more
+SAMPLE_EVERY = 0.25  # seconds; a sample reads the mapped pages, which delays a process that maps more
 PARTITIONS: tuple[Partition, ...] = ("non-iid", "iid")
 DRAWS = 10_000  # of all sharers and insertions, for the range of their extremes
 # Fewest and most over the 90 canaries, at 392,000 users: Thakkar et al. (2020), section 4.1, "Canary Insertion".
@@ -42,7 +42,7 @@ PUBLISHED = {
 def bench_scale(users: int = PAPER_USERS) -> dict[str, Any]:
     """Make a synthetic corpus, plant the paper's canaries, make and open both partitions, and read cohorts.
 
-    A cohort is cold if no file of the corpus is in the system's cache, and warm if all are. Every cohort has other
+    A cohort is cold if no file of the corpus is in the system's cache, and warm if all are. All cohorts have different
     users. The benchmark needs about 5 GB of disk for 392,000 users, in the folder for temporary files.
 
     Args:
@@ -104,7 +104,7 @@ def extremes(sharers: NDArray[np.int64], insertions: NDArray[np.int64]) -> NDArr
 def drawn_extremes(canaries: Sequence[Canary], users: int, records: int, draws: int = DRAWS) -> NDArray[np.int64]:
     """Draw the extremes of the paper's law, int64 [4, draws]: sharers are binomial, and so are their insertions.
 
-    Users are taken to have equally many records. Two canaries are taken not to claim one record.
+    Assumes the same number of records for all users, and no record with two canaries.
     """
     rng = stream(0, "benchmark extremes")
     p_u, p_e = (np.array([getattr(canary, name) for canary in canaries]) for name in ("p_u", "p_e"))
@@ -113,7 +113,7 @@ def drawn_extremes(canaries: Sequence[Canary], users: int, records: int, draws: 
 
 
 def _extremes_beside_published(planting: Planting, train: Split) -> dict[str, dict[str, Any]]:
-    """Return, for each extreme, its value here, the range of 99% of drawings, and the published value."""
+    """Return, for each extreme, its value here, the range of 99% of draws, and the published value."""
     planted = extremes(planting.sharers, planting.insertions)
     drawn = drawn_extremes(planting.canaries, len(train), train.records)
     ranges = np.quantile(drawn, [0.005, 0.995], axis=1, method="closest_observation").T.astype(np.int64)
@@ -159,7 +159,7 @@ def _bench_partition(
 
 
 def _read_cohort(population: Population, round_: int) -> None:
-    """Draw users without replacement, and read every token of theirs."""
+    """Draw users without replacement, and read all of their tokens."""
     rng = stream(0, "benchmark cohort", round_)
     for user in rng.choice(len(population), min(COHORT, len(population)), replace=False).tolist():
         population[user].tokens.max(initial=0)

@@ -41,9 +41,9 @@ def work_of(run: Run) -> Work:
 
 
 def plain_work_of(work: Work, run: Run) -> Work:
-    """Return the same work as other platforms' own examples do it: with a plain LSTM over records of equal length."""
+    """Return the same work as in the examples of other platforms: with a plain LSTM over records of equal length."""
     sizes, layout = run.config.model, run.users.layout
-    rng, bound = stream(0, "bench plain"), 1 / math.sqrt(sizes.units)  # as torch's LSTM draws its weights
+    rng, bound = stream(0, "bench plain"), 1 / math.sqrt(sizes.units)  # as torch's LSTM initializes its weights
     start = {
         name: torch.from_numpy(rng.uniform(-bound, bound, value.shape)).float()
         for name, value in PlainLSTM(layout.vocabulary_size, sizes.embedding, sizes.units).state_dict().items()
@@ -57,7 +57,7 @@ def plain_work_of(work: Work, run: Run) -> Work:
 
 
 def train_with_engines(sides: Mapping[str, tuple[Run, EngineName]]) -> dict[str, Result]:
-    """Train all rounds of runs on one thread; they alternate, so that a noisy machine disturbs all of them.
+    """Train all rounds of runs on one thread; they alternate, so that load on the machine affects all of them.
 
     Args:
         sides: for each name, the run, and the engine that trains it. All runs have the same number of rounds.
@@ -76,7 +76,7 @@ def train_with_engines(sides: Mapping[str, tuple[Run, EngineName]]) -> dict[str,
 
 
 def train_with_peer(name: str, work: Path, processors: int, python: Sequence[str]) -> Result:
-    """Train all rounds of the work in a file with another platform, in a process of its own.
+    """Train all rounds of the work in a file with another platform, in a separate process.
 
     Raises:
         RunFailed: the platform failed; the message has the last lines of its output.
@@ -93,5 +93,5 @@ def train_with_peer(name: str, work: Path, processors: int, python: Sequence[str
         check=False,
     )
     if done.returncode or not result.exists():
-        raise RunFailed("\n".join([f"{name} failed; it said last:", *done.stdout.splitlines()[-20:]]))
+        raise RunFailed("\n".join([f"{name} failed; the end of its output:", *done.stdout.splitlines()[-20:]]))
     return Result.load(result)

@@ -1,7 +1,7 @@
 """Benchmark of users per second of local training: the engines, the complete system, and other platforms, in one run.
 
-All train the same users of the same synthetic corpus. The first round of each is left out: it starts processes and
-warms caches. These sides train from the same model, with the same batches in the same order, and must reach the same
+All train the same users of the same synthetic corpus. The first round of each is not counted: it starts processes and
+fills caches. These sides train from the same model, with the same batches in the same order, and must reach the same
 model:
 
     local            the `local` engine only, in float32, on one thread
@@ -13,8 +13,8 @@ model:
     flower           Flower: a node for each user, FedAvg, its simulation on Ray; a client of one thread for each
                      processor
 
-`pfl as it comes` and `flower as it comes` train as these platforms' own examples do: a plain LSTM of torch, of the same
-sizes, over records that are all padded to the longest. They must lower the loss.
+`pfl as it comes` and `flower as it comes` train as in the examples of these platforms: a plain LSTM of torch, of the
+same sizes, over records that are all padded to the longest. They must lower the loss.
 """
 
 import math
@@ -41,12 +41,12 @@ from flsim.training.hparams import Precision
 from flsim.training.update import global_norm
 
 PEERS = ROOT / ".venv-peers" / "bin" / "python"
-FAR = {"float32": 1e-4, "bf16": 2**-8}  # of the way that training went: rounding leaves 1e-5 and 1e-3 of it, or less
+FAR = {"float32": 1e-4, "bf16": 2**-8}  # relative to the change by training: rounding causes at most 1e-5 and 1e-3
 PROCESSORS = len(os.sched_getaffinity(0))
 FULL = BenchHParams(users=16 * PROCESSORS)
 TINY = BenchHParams(
     users=8 * PROCESSORS, words=20, rounds=13
-)  # a step or two a user: what is left of a round is overhead
+)  # one or two steps per user: the rest of a round is overhead
 PLAIN = " as it comes"
 NAMES = ("local", "cohort", "system", "system float32", "pfl", "flower", f"pfl{PLAIN}", f"flower{PLAIN}")
 
@@ -61,7 +61,7 @@ def bench_training(
     """Measure all sides.
 
     Args:
-        peers: Python of the environment that pfl-research is installed in; without it there is no figure for pfl.
+        peers: Python of the environment with pfl-research; without it there is no figure for pfl.
         hparams: the measured training.
         tiny: the training that measures the overhead of rounds, with a shard per processor and with `many_shards`.
         many_shards: a larger number of shards.
@@ -149,7 +149,7 @@ def distances(results: Mapping[str, Result], start: Params, far: Mapping[str, fl
     """Return the distance of each final model from that of `local`, relative to the distance of `local` from the start.
 
     Raises:
-        RunFailed: a distance is larger than `far` has for that side, which is too large for the same training.
+        RunFailed: a distance is larger than the limit of that side in `far`, so the training was not the same.
     """
     local = results["local"].params
 
@@ -161,7 +161,9 @@ def distances(results: Mapping[str, Result], start: Params, far: Mapping[str, fl
     relative = {name: apart(result.params, local) / apart(start, local) for name, result in results.items()}
     for name, distance in relative.items():
         if not distance < far[name]:
-            raise RunFailed(f"{name} trained something else than local: its model is {distance:.1%} of the way off")
+            raise RunFailed(
+                f"{name} and local trained different models: the distance is {distance:.1%} of the change by training"
+            )
     return relative
 
 

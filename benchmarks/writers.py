@@ -2,7 +2,7 @@
 
 All writers take examples, (split, client_id, tokens), with split one of train, heldout, test and tokens joined by
 spaces. They hold one client at a time in memory. Formats with one row or group per client need the examples of a client
-to follow each other. Formats without splits leave them out.
+to follow each other. Formats without splits omit them.
 """
 
 import csv

@@ -1,6 +1,7 @@
-"""The Flower ClientApp: it decodes a request, opens the shard, trains and replies, and keeps nothing but caches.
+"""The Flower ClientApp: it decodes a request, opens the shard, trains and replies, and stores only caches.
 
-Any process may serve any shard: the corpus is memory-mapped, and a user's batches depend on the request alone.
+Any process can serve any shard, because the corpus is memory-mapped, and the batches of a user depend only on the
+request.
 """
 
 import os
@@ -37,7 +38,7 @@ def train(message: Message, context: Context) -> Message:
     try:
         update = training.update(engine, request)
     finally:
-        run.verify()  # a file that changed meanwhile explains any failure, and makes any result wrong
+        run.verify()  # a file that changed in the meantime can cause any failure, and makes all results wrong
     reply = ShardReply(request.round, request.shard, update, _worker(), time.perf_counter() - began)
     return Message(encode_reply(reply), reply_to=message)
 
@@ -46,11 +47,11 @@ def train(message: Message, context: Context) -> Message:
 def _open(address: Address, flower_run: int) -> tuple[Run, FederatedTraining, Engine]:  # noqa: ARG001 (see below)
     """Return the run folder and an engine on the device that Ray gave to this process, once per process and Flower run.
 
-    A process that trains a run and then continues with it, by another Flower run, opens it anew.
+    A process that trains a run and then continues with it, in another Flower run, opens it again.
     """
     run = Run.open(Path(address.run))
     if run.config.digest != address.config:
-        raise InputError(f"{address.run}: its config.toml is not the one that the server trains with")
+        raise InputError(f"{address.run}: its config.toml differs from that of the server")
     gpus = _gpus(run.federated.system.gpus_per_client)
     states, sizes = UserStates(run.path / FOLDER), MicroCohorts(run.path)
     training = run.federated.training_of(run.users, run.rounds, "cuda" if gpus else "cpu", states, sizes)
@@ -58,7 +59,10 @@ def _open(address: Address, flower_run: int) -> tuple[Run, FederatedTraining, En
 
 
 def _gpus(asked: float | None) -> float:
-    """Return the share of a GPU that Ray gave to this process; outside Ray what is asked for, or 1. 0 without a GPU."""
+    """Return the share of a GPU that Ray gave to this process; outside Ray, the requested share or 1.
+
+    0 without a GPU.
+    """
     if not torch.cuda.is_available():
         return 0.0
     if not ray.is_initialized():

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# The steps of the image, as a script, so that they run without Docker too (make image-check):
+# The steps of the image, as a script, so that they also run without Docker (make image-check):
 #
 #     install.sh system VARIANT           what is needed of Debian, and the user (as root)
 #     install.sh python PREFIX VARIANT    a virtual environment with flsim and everything that it needs, pinned

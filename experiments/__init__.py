@@ -1,1 +1,1 @@
-"""Configurations of runs; each file says what it is for and what it costs."""
+"""Configurations of runs; each file states its purpose and its cost."""

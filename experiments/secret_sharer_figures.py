@@ -70,7 +70,7 @@ def secret_pairs(runs: Sequence[RunResults], measures: Sequence[Measure], figure
             raise InputError(_missing(runs, measures, measure, figure))
     if pairs[EXACT].isna().all():
         raise InputError(
-            f"{figure}: no evaluation has an exact rank: it is of an earlier version, or ran out of nodes; "
+            f"{figure}: no evaluation has an exact rank: it is too old, or `evaluation.nodes` did not suffice; "
             f"measure again with more: {_command(runs, measures)} --nodes 1000000"
         )
     phrases = (pairs[EXACT] * 2 ** pairs[built_in.SPACE_BITS.name]).round()
@@ -114,9 +114,9 @@ def new_figure(ylabel: str) -> tuple[Figure, Axes]:
 
 
 def draw_points(panel: Axes, pairs: pd.DataFrame, column: str, is_filled: "pd.Series[bool]") -> list[Line2D]:
-    """Draw a column of pairs against exposure, open where not filled, and return a handle for each setting.
+    """Draw a column of pairs against exposure, as open circles if not filled, and return a handle for each setting.
 
-    There are no handles where all pairs are of one setting.
+    There are no handles if all pairs are of one setting.
     """
     handles = []
     settings = list(dict.fromkeys(pairs["setting"]))
@@ -211,8 +211,8 @@ def draw_search(pairs: pd.DataFrame) -> Figure:
 RANKS = (SPACE, EXTRAPOLATION)
 POOR = 0.01  # p-value of a fit that is rejected, as in flsim.measures.memorization.extrapolation
 NEAR = 10  # times the expected number
-RANKS_NOTE = """A point is a secret and an evaluated model. Ranks are exact, counted over all phrases of the format, the
-secret included. {near:,} of {drawn:,} points are within a factor of ten of the expected number, or of 1 if fewer
+RANKS_NOTE = """A point is a secret and an evaluated model. Ranks are exact, counted over all phrases of the format,
+with the secret. Of {drawn:,} points {near:,} are within a factor of ten of the expected number, or of 1 if fewer
 than one phrase is expected{unique}."""
 UNIQUE = "; of {:,} secrets with an estimated exposure above log2 |R|, {:,} have rank 1"
 RANKS_UNKNOWN = " {:,} more points are not drawn, because evaluation.nodes did not suffice to count their rank."
@@ -233,7 +233,7 @@ def plot_ranks(runs: Sequence[RunResults], path: Path) -> None:
 def draw_ranks(pairs: pd.DataFrame) -> Figure:
     """Return the figure of pairs that `secret_pairs` gives.
 
-    The line is the number of phrases that the estimated exposure says, |R| 2^-exposure. A point is open where the
+    The line is the number of phrases that the estimated exposure predicts, |R| 2^-exposure. A point is open if the
     skew-normal distribution does not fit the references' scores, so that the estimate has no basis.
     """
     figure, panel = new_figure("phrases at least as likely as the secret")

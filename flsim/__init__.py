@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flsim.api import *  # noqa: F403
 
-    __version__: str  # of the installed distribution; pyproject.toml is the only file that holds it
+    __version__: str  # of the installed distribution; only pyproject.toml contains it
 
 __all__ = [
     "Canaries",
@@ -62,19 +62,19 @@ __all__ = [
 ]
 
 
-if not TYPE_CHECKING:  # or it would take every name that is misspelt for one of these
+if not TYPE_CHECKING:  # otherwise mypy would accept every misspelled name
 
     def __getattr__(name: str) -> Any:
         """Load the public names on first use.
 
-        `import flsim` alone therefore takes no time.
+        Therefore `import flsim` takes no time.
         """
         if name == "__version__":
             from importlib.metadata import PackageNotFoundError, version
 
             try:
                 return version("flsim-memorization")
-            except PackageNotFoundError:  # a folder of source that is not installed, such as Flower's copy of the app
+            except PackageNotFoundError:  # a source folder that is not installed, such as Flower's copy of the app
                 return "0+unknown"
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

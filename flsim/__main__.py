@@ -1,4 +1,4 @@
-"""Entry point of `python -m flsim`, which does the same as the command `flsim`."""
+"""Entry point of `python -m flsim`, which is equivalent to the command `flsim`."""
 
 from flsim.cli import main
 

@@ -1,4 +1,4 @@
-"""The objects of the public names in `flsim.__all__`; `flsim` loads this module when one of them is used."""
+"""The objects of the public names in `flsim.__all__`; `flsim` loads this module at their first use."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -57,7 +57,7 @@ def open_corpus(path: Path | str, verify: bool = True) -> Corpus:
         verify: whether to read every file again and compare it with the digest in the manifest.
 
     Returns:
-        The corpus. Its files are memory-mapped, so an open corpus takes little memory.
+        The corpus. Its files are memory-mapped, so an open corpus needs little memory.
 
     Raises:
         InputError: the path is not a corpus, or a file is missing or changed.
@@ -76,7 +76,7 @@ def make_corpus(
     writing: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Corpus:
-    """Write a corpus that code generates, as `flsim data make` does.
+    """Write a corpus that code generates, like `flsim data make`.
 
     The corpus is a function of the code and of these arguments.
 
@@ -85,11 +85,11 @@ def make_corpus(
         seed: seed of everything that is drawn.
         maker: "synthetic", whose options are those of `flsim.data.synthetic.SyntheticHParams`, such as ``users=400``;
             or ``"path/to/file.py:NAME"``, a function that yields (user, sentences) or (user, sentences, split).
-        writing: settings of `ImportSettings` for a maker of one's own, such as ``{"vocabulary_size": 500}``.
+        writing: settings of `ImportSettings` for a custom maker, such as ``{"vocabulary_size": 500}``.
         options: options of the maker.
 
     Raises:
-        InputError: `out` exists, an option is wrong, or a maker of one's own failed.
+        InputError: `out` exists, an option is wrong, or a custom maker failed.
 
     Examples:
         >>> corpus = flsim.make_corpus("corpora/demo", seed=1, users=400, vocabulary_size=600)     # doctest: +SKIP
@@ -128,16 +128,16 @@ def run(
     head: str | None = None,
     in_process: bool = False,
 ) -> Run:
-    """Train a run on Ray and evaluate its checkpoints meanwhile, as `flsim run` does.
+    """Train a run on Ray and evaluate its checkpoints at the same time, like `flsim run`.
 
     Args:
         config: the settings, or a TOML file of settings.
         out: the run folder; it must be new, unless `resume` is set.
-        overrides: changes of the file's settings, as ``"section.key=value"``; relative paths in them are relative to
-            the working directory.
+        overrides: changes of the settings in the file, as ``"section.key=value"``; relative paths in them are relative
+            to the working directory.
         resume: whether to continue the run in `out` from its newest valid checkpoint.
-        retrain_lost: with `resume`, whether to train the rounds again that the log of rounds has lost.
-        begin_from: a run of the other `canaries.arm`, whose rounds before the first window are taken over.
+        retrain_lost: with `resume`, whether to train the rounds again that are missing in the log.
+        begin_from: a run of the other `canaries.arm`, whose rounds before the first window are copied.
         address: address of a running Ray cluster, such as "auto"; by default a local cluster is started.
         cpus: cores of the local cluster, or of the head; all by default.
         head: "HOST:PORT" of this machine, to start a Ray head that other machines can join.
@@ -166,11 +166,11 @@ def run(
         if begin_from is not None:
             opened = arms.begin_from(opened, Run.open(Path(begin_from)))
         train(opened, address, cpus, head, retrain_lost, in_process)
-    except InputError:  # no cluster there, or none large enough
+    except InputError:  # there is no cluster, or no cluster that is large enough
         if not resume:
             discard(opened)
         raise
-    return Run.open(path)  # with what was decided when training began
+    return Run.open(path)  # with the settings that were chosen at the start of training
 
 
 def evaluate(
@@ -189,11 +189,11 @@ def evaluate(
         model: one of three kinds. A state of `simulate` needs its `architecture`. A checkpoint's file (.safetensors) is
             measured with the settings of its run, and its rows are also stored in the run folder. Any other model is an
             object that implements `flsim.models.language_model.LanguageModel`, or ``path/to/model.py:factory``.
-        planted: the users and canaries; left out for a checkpoint, whose run knows them.
+        planted: the users and canaries; omitted for a checkpoint, which uses those of its run.
         architecture: the model settings that a state was trained with.
         seed: seed of the references R and of the choice of test users; ignored for a checkpoint.
         device: torch device, such as "cuda".
-        threads: torch threads; the default of one gives the same bits as a run's evaluators.
+        threads: torch threads; the default of 1 gives the same bits as a run's evaluators.
         settings: fields of `flsim.evaluation.evaluate.EvaluationHParams`, such as ``references=20_000``.
 
     Returns:
@@ -216,7 +216,7 @@ def evaluate(
         with threads_of_torch(threads):
             return frame(evaluate_where_writable(path.resolve().parent.parent, path, device, **settings))
     if not isinstance(planted, Planted):
-        raise InputError("evaluate: name what is planted, as `flsim.plant` returns it")
+        raise InputError("evaluate: pass the result of `flsim.plant`")
     how, test = EvaluationHParams(**settings), planted.corpus.test_users
     if isinstance(model, State):
         if not isinstance(architecture, Model):
@@ -238,8 +238,8 @@ def table(*runs: Path | str, round: int | None = None, epoch: float | None = Non
 
     Args:
         runs: run folders and folders of sweeps; or folders that hold some, such as the folder of a demo.
-        round: the evaluated round to show; by default the last one of each run.
-        epoch: the number of passes over all records to show, in place of `round`.
+        round: the evaluated round to show; by default the last round of each run.
+        epoch: the number of passes over all records to show, instead of `round`.
 
     Raises:
         InputError: a folder is not a run, a run is damaged, or no run was evaluated at that round or epoch.
@@ -259,12 +259,12 @@ def plot(*runs: Path | str, out: Path | str, over_seeds: bool | None = None) -> 
         over_seeds: whether runs that differ only in their seed share one curve; None if a setting has two seeds.
 
     Raises:
-        InputError: a folder is not a run, or `out` has another ending.
+        InputError: a folder is not a run, or `out` has another suffix.
 
     Examples:
         >>> flsim.plot("runs/iid", "runs/non-iid", out="rounds.svg")           # doctest: +SKIP
     """
-    from flsim.show.plots import plot as write_plot  # matplotlib, which nothing else here needs
+    from flsim.show.plots import plot as write_plot  # matplotlib, which no other function of this module needs
 
     write_plot(list(read_shown(expanded(runs)).values()), Path(out), over_seeds)
 
@@ -282,7 +282,7 @@ def write_report(*runs: Path | str, out: Path | str) -> None:
     Examples:
         >>> flsim.write_report("runs/iid", "runs/non-iid", out="report.html")  # doctest: +SKIP
     """
-    from flsim.report.page import write_report as write_page  # matplotlib, too
+    from flsim.report.page import write_report as write_page  # matplotlib
 
     write_page(expanded(runs), Path(out))
 
@@ -293,8 +293,8 @@ def compare(a: Path | str, b: Path | str, round: int | None = None, epoch: float
     Args:
         a: a run folder.
         b: another run folder.
-        round: the evaluated round to compare; by default the last one of each run.
-        epoch: the number of passes over all records to compare at, in place of `round`.
+        round: the evaluated round to compare; by default the last round of each run.
+        epoch: the number of passes over all records for the comparison, instead of `round`.
 
     Raises:
         InputError: a folder is not a run, or the runs have different canaries.

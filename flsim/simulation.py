@@ -7,7 +7,7 @@ A notebook runs the same loop as `flsim run`:
     for state in flsim.simulate(users, flsim.Model(32, 64), flsim.FedAvg(cohort=40), rounds=100):
         ...
 
-A state holds what a checkpoint holds. Any state can be the `start` of another simulation.
+A state has the content of a checkpoint. Any state can be the `start` of another simulation.
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -53,11 +53,11 @@ from flsim.training.state import State
 
 @dataclass(frozen=True)
 class Planted:
-    """The users of a corpus with canaries planted in their records.
+    """The users of a corpus with planted canaries.
 
     Attributes:
         corpus: the corpus of the users; utility is measured on its test users.
-        partition: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
+        partition: "non-iid" for the users of the corpus, "iid" for their shuffled twin.
         users: the training users.
         canaries: the planted canaries.
         roster: a row per canary, with the columns of `flsim.canaries.roster`: its phrase, sharers and insertions.
@@ -89,15 +89,15 @@ def plant(
 ) -> Planted:
     """Plant canaries in the training users of a corpus, in memory; the corpus on disk stays unchanged.
 
-    The same arguments give what `flsim run` plants (Thakkar et al., 2020, section 4.1).
+    The same arguments give the canaries of `flsim run` (Thakkar et al., 2020, section 4.1).
 
     Args:
         corpus: a corpus, or its folder or URI.
-        canaries: which canaries to plant; by default the paper's grid, or the canaries already planted in the corpus.
-        partition: "non-iid" for the corpus' own users, "iid" for their shuffled twin.
+        canaries: the canaries to plant; by default the paper's grid, or the canaries that are planted in the corpus.
+        partition: "non-iid" for the users of the corpus, "iid" for their shuffled twin.
         seed: seed of phrases, sharers and records, of the twin's order, and of the coins of `shadow`.
-        user_holdout: share of each user's records that is left out, as `data.user_holdout`.
-        shadow: whether coins leave out users or records, as `data.shadow`; None for no coins.
+        user_holdout: share of each user's records to exclude, see `data.user_holdout`.
+        shadow: whether coins exclude users or records, see `data.shadow`; None for no coins.
         rounds: number of rounds of training, for windows of canaries that are fractions of it.
 
     Raises:
@@ -127,7 +127,7 @@ def refuse_not_planted(planted: object) -> None:
 
 
 def refuse_impossible(seed: int, threads: int, device: str) -> None:
-    """Raise InputError for a seed, a number of threads or a device that cannot be."""
+    """Raise InputError for a seed, a number of threads or a device that is invalid."""
     not_negative(seed=seed)
     at_least_one(threads=threads)
     refuse_missing_device(device)
@@ -139,22 +139,23 @@ class FedAvg:
 
     Attributes:
         cohort: users per round; the expected number if the sampler is "poisson".
-        algorithm: "fedavg", "fedprox", "scaffold", or one's own as ``path/to/file.py:NAME``; see docs/algorithms.md.
+        algorithm: "fedavg", "fedprox", "scaffold", or a custom algorithm as ``path/to/file.py:NAME``; see
+            docs/algorithms.md.
         sampler: "fixed-size" draws exactly `cohort` users without replacement; "poisson" draws each user independently;
-            "with-replacement" draws `cohort` times from all users, and counts a user drawn twice twice;
-            "round-robin" takes the users in a fixed random order, cohort after cohort; or one's own as
+            "with-replacement" draws `cohort` times from all users, and a user that is drawn twice counts twice;
+            "round-robin" takes the users in a fixed random order, one cohort after another; or a custom sampler as
             ``path/to/file.py:NAME``, see docs/privacy.md.
         local: settings of local training.
         server: the server's optimizer; by default the average update is the step.
         privacy: clip norm and noise; by default neither.
-        canary_users: users beside those of the corpus whose updates are random, for `flsim.audit_simulation`; by
-            default there are none. They need a clip norm.
-        shards: number of contiguous ranges of users whose updates are summed first. A run has `system.shards` of them,
-            and equal numbers give equal bits.
-        branch: number of consecutive shards whose sums are added before those of branches, as `system.branch`; 0 for
-            none. None for the default of a run with as many shards.
+        canary_users: users in addition to those of the corpus, whose updates are random, for `flsim.audit_simulation`;
+            by default there are none. They need a clip norm.
+        shards: number of contiguous ranges of users whose updates are summed first. In a run, this is `system.shards`;
+            equal numbers give equal bits.
+        branch: number of consecutive shards whose sums are added before those of branches, see `system.branch`; 0 for
+            no branches, and None for the default of a run with this number of shards.
         algorithm_options: options of a custom algorithm: arguments of its class by name, numbers or text.
-        sampler_options: options of a custom sampler, likewise.
+        sampler_options: options of a custom sampler: arguments of its class by name, numbers or text.
 
     Examples:
         >>> flsim.FedAvg(cohort=40, local=flsim.LocalSGD(learning_rate=0.5))   # doctest: +SKIP
@@ -200,16 +201,16 @@ class FedAvg:
 
 
 def epsilon(state: State, delta: float | None = None, conventions: Iterable[str] | None = None) -> dict[str, float]:
-    """Return what the completed rounds of a state spent: epsilon of (epsilon, delta)-DP, by the name of a convention.
+    """Return epsilon of (epsilon, delta)-DP of the completed rounds of a state, by the name of a convention.
 
     Neighbours differ in a user in federated training, and in a record in central training. Conventions are those of
-    docs/dp.md; numbers of different conventions do not compare.
+    docs/dp.md; epsilons of different conventions are not comparable.
 
     Args:
         state: a state of `simulate`, or of a run.
-        delta: delta; by default 1 / (10 N) for N users, or records, as `privacy.delta`.
-        conventions: names such as "poisson-pld"; by default those that runs report: the paper's, where it is about the
-            sampler, and a sound one.
+        delta: delta; by default 1 / (10 N) for N users, or records, see `privacy.delta`.
+        conventions: names such as "poisson-pld"; by default those that runs report: that of the paper, if it is for the
+            sampler, and a sound convention.
 
     Returns:
         Epsilon by convention; infinite if a round had no noise.
@@ -274,10 +275,10 @@ def simulate(
         planted: the users and their canaries.
         model: the network and its size.
         algorithm: `FedAvg` or `Central`.
-        rounds: number of rounds; for central training, of steps.
+        rounds: number of rounds; for central training, the number of steps.
         seed: seed of everything that is drawn.
         start: the state to continue from; by default the first state of a new model.
-        every: yield a state after every so many rounds, or after each round for which this function is true. The last
+        every: yield a state after every `every` rounds, or after each round for which this function is true. The last
             state is always yielded.
         device: torch device, such as "cuda".
         threads: torch threads during training.
@@ -287,7 +288,7 @@ def simulate(
 
     Raises:
         InputError: the settings do not fit the users or each other.
-        Diverged: values are not finite, or the loss is absurdly high; the message names the round.
+        Diverged: values are not finite, or the loss is implausibly large; the message names the round.
 
     Examples:
         >>> model, algorithm = flsim.Model(32, 64), flsim.FedAvg(cohort=40)    # doctest: +SKIP
@@ -302,7 +303,7 @@ def simulate(
     refuse_unfit(model, planted.corpus.layout, seed, is_new=start is None)
     if start is not None:
         refuse_other(State, "a state of flsim.simulate", start=start)
-        restore(start.params, model, planted.corpus.layout.vocabulary_size)  # raises where it is of another model
+        restore(start.params, model, planted.corpus.layout.vocabulary_size)  # raises if it belongs to another model
     training = algorithm.config(planted, model, rounds, seed).training_of(planted.users, rounds, device)
     is_wanted = every if callable(every) else lambda round_: round_ % every == 0
     return _on_threads(training.states(start or training.first_state(), rounds, is_wanted), threads)
@@ -311,7 +312,7 @@ def simulate(
 def _on_threads(states: Iterator[State], number: int) -> Iterator[State]:
     """Yield the same states, and release torch's threads between them.
 
-    Whoever uses a state then has the number of threads from before.
+    The caller then has its own number of threads.
     """
     while True:
         with threads_of_torch(number):

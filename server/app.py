@@ -1,4 +1,4 @@
-"""The Flower ServerApp for `flwr run .`, which trains the run of the run config, a new one or an existing one."""
+"""The Flower ServerApp for `flwr run .`, which trains the new or existing run of the run config."""
 
 import os
 import time
@@ -25,17 +25,18 @@ from server.federated import rounds
 from server.federated.rounds import with_shards
 from server.stopping import Stop, stopping
 
-DEADLINE = 180.0  # seconds without a SuperNode; one that starts again is accepted when Flower has missed it, after 60
-AVOIDED = 60.0  # seconds for which a SuperNode that failed comes last; if it is gone, Flower knows it by then
+# seconds without a SuperNode; a restarted SuperNode is accepted after Flower has noticed its absence, after 60 s
+DEADLINE = 180.0
+AVOIDED = 60.0  # seconds for which a failed SuperNode is used last; Flower notices its end within this time
 POLL = 0.2  # seconds
 
 
 class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
     """Flower nodes 0 to shards - 1, one for each shard.
 
-    As long as the same SuperNodes are connected, a shard's requests go to the same one in all rounds. A second request
-    for a shard in a round goes to another one. A SuperNode that joins is used from the next round on; one that leaves
-    is replaced by the others.
+    As long as the same SuperNodes are connected, the requests of a shard go to the same SuperNode in all rounds. A
+    second request for a shard in a round goes to another SuperNode. A SuperNode that joins is used from the next round
+    on; a SuperNode that leaves is replaced by the others.
     """
 
     def __init__(self, grid: Grid, shards: int, stop: Stop) -> None:
@@ -54,15 +55,15 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         return self._grid.create_message(*arguments, **options)
 
     def get_node_ids(self) -> list[int]:
-        """Return all nodes once a SuperNode is connected, none before."""
+        """Return all nodes if a SuperNode is connected, otherwise none."""
         return list(range(self._shards)) if self._grid.get_node_ids() else []
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
         """Give each message to a SuperNode; wait until one is connected.
 
         Raises:
-            Interrupted: the run shall end.
-            RunFailed: no SuperNode connected in time, or Flower takes no more messages of this run.
+            Interrupted: the run must end.
+            RunFailed: no SuperNode connected in time, or Flower no longer accepts messages of this run.
         """
         messages, connected = list(messages), self._wait()
         for message in messages:
@@ -75,7 +76,7 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
         return sent
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return replies that have come, without waiting; raise Interrupted if the run was stopped."""
+        """Return replies that have arrived, without waiting; raise Interrupted if the run was stopped."""
         with _asked_to_end():
             return list(self._grid.pull_messages(message_ids))
 
@@ -111,7 +112,7 @@ class SuperNodes(Grid):  # type: ignore[misc]  # Flower brings no types
 
 @contextmanager
 def _asked_to_end() -> Iterator[None]:
-    """Turn the refusal of this run's token, by which a SuperLink tells of `flwr stop`, into Interrupted."""
+    """Turn the refusal of this run's token, with which a SuperLink reports `flwr stop`, into Interrupted."""
     try:
         yield
     except httpx.HTTPStatusError as error:
@@ -122,7 +123,7 @@ def _asked_to_end() -> Iterator[None]:
 
 RAY_DEADLINE = 120.0  # seconds until Flower has started Ray
 RAY_POLL = 0.05  # seconds
-HERE = Path(__file__).parents[1]  # where Flower has unpacked this app
+HERE = Path(__file__).parents[1]  # the folder into which Flower has unpacked this app
 
 app = ServerApp()
 
@@ -135,7 +136,7 @@ def main(grid: Grid, context: Context) -> None:
         if is_simulated(grid):
             refuse_other_code(Path.cwd())
         run, stop = run_of(str(asked["config"]), str(asked["out"]), resume=bool(asked["resume"])), Stop()
-        # SuperNodes connect one after another, so that their number now would be a matter of chance.
+        # SuperNodes connect one after another, so their current number would be random.
         run = with_shards(run, SHARDS)
         system = run.federated.system
         with ray_for_evaluators(grid), stopping(stop):
@@ -143,7 +144,7 @@ def main(grid: Grid, context: Context) -> None:
             rounds.train(grid, run, stop, system.gpus_for_evaluation or 0.0)
     except (InputError, RunFailed) as error:
         say(f"flsim: {error}")
-        raise error.with_traceback(None) from None  # Flower prints a complete traceback, and only the line matters
+        raise error.with_traceback(None) from None  # Flower prints a complete traceback, but only the line matters
 
 
 def run_of(config_path: str, out: str, resume: bool) -> Run:
@@ -153,7 +154,7 @@ def run_of(config_path: str, out: str, resume: bool) -> Run:
         InputError: see `Run.create` and `Run.reopen`; or a path is relative, or training is central.
     """
     for key, path in (("config", config_path), ("out", out)):
-        if not Path(path).is_absolute():  # Flower runs this in the folder in which its SuperLink was started
+        if not Path(path).is_absolute():  # Flower runs this in the folder in which the SuperLink was started
             raise InputError(
                 f"run config: {key} must be an absolute path, found {path!r}; "
                 f"flwr run . --run-config \"config='/data/one.toml' out='/data/runs/one'\""
@@ -164,7 +165,7 @@ def run_of(config_path: str, out: str, resume: bool) -> Run:
     if resume:
         return Run.reopen(settings, Path(out))
     if Path(out).exists():
-        raise InputError(f"{out}: exists already; continue it with resume=true, or name another folder")
+        raise InputError(f"{out}: already exists; continue it with resume=true, or name another folder")
     return Run.create(settings, Path(out))
 
 
@@ -172,15 +173,15 @@ def run_of(config_path: str, out: str, resume: bool) -> Run:
 def ray_for_evaluators(grid: Grid) -> Iterator[None]:
     """Provide Ray in this process until the block ends.
 
-    Flower's simulation starts Ray in another thread. A call into Ray before that is done would start a second Ray,
-    which ends both. The grid of a simulation is in memory; with any other grid, this function starts Ray itself.
+    Flower's simulation starts Ray in another thread. A call into Ray before this start would start a second Ray, and
+    both would end. The grid of a simulation is in memory; with any other grid, this function starts Ray itself.
 
     Raises:
         RunFailed: Flower has not started Ray in time.
     """
     if not is_simulated(grid):
         os.environ["PYTHONPATH"] = os.pathsep.join([str(HERE), *filter(None, [os.environ.get("PYTHONPATH")])])
-        os.chdir(HERE)  # Ray's processes look for code in the working directory first
+        os.chdir(HERE)  # Ray's processes search code in the working directory first
         with cluster():
             yield
         return
@@ -193,7 +194,7 @@ def ray_for_evaluators(grid: Grid) -> Iterator[None]:
 
 
 def refuse_other_code(folder: Path) -> None:
-    """Raise InputError if simulated clients would run the code in a folder, and not this app's."""
+    """Raise InputError if simulated clients would run the code in a folder, instead of the code of this app."""
     if _code(folder) not in ({}, _code(HERE)):
         raise InputError(
             f"{folder}: clients would run the code in this folder, which differs from the submitted code; "

@@ -1,6 +1,6 @@
 """The launch of a central run, without Flower.
 
-Training and evaluation run on Ray, and this process supervises them; or all of it is in this process, without Ray.
+Training and evaluation run on Ray, and this process supervises them; or everything runs in this process, without Ray.
 """
 
 import time
@@ -37,11 +37,11 @@ from server.pool.evaluations import EvaluationInProcess, gpu_shares
 from server.stopping import Stop, StopFile, stopping
 from server.supervision import Evaluations, RoundMetrics, supervised
 
-NEWS_EVERY = 0.5  # seconds between two news
+NEWS_EVERY = 0.5  # seconds between two progress reports
 
 
 class Lost(Exception):  # noqa: N818 (an outcome)
-    """A training process was lost; the run can be resumed from its newest checkpoint."""
+    """The loss of a training process; the run can be resumed from its newest checkpoint."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +50,9 @@ class News:
 
     Attributes:
         step: number of completed steps.
-        loss: nats a position, since the last news.
+        loss: nats per position, since the last report.
         saved: whether there is a checkpoint of this step.
-        spent: epsilons by the name of the convention, where they were computed.
+        spent: epsilons by the name of the convention, if they were computed.
     """
 
     step: int
@@ -66,15 +66,15 @@ def train(path: Path, gpus: float) -> Generator[News]:
 
     Args:
         path: the run's folder.
-        gpus: share of a GPU that this process may fill.
+        gpus: share of a GPU that this process can use.
 
     Yields:
-        News for the driver.
+        Progress reports for the driver.
 
     Raises:
-        InputError: see `opened`; or there is no GPU where the settings ask for one.
+        InputError: see `opened`; or the settings require a GPU and there is none.
         Diverged: values are not finite; the message names the step.
-        Interrupted: the driver asked for the end; there is a checkpoint.
+        Interrupted: the driver requested the end; there is a checkpoint.
         RunFailed: another process trains the run, or custom code failed.
     """
     run, stop = Run.open(path), StopFile(path)
@@ -91,7 +91,7 @@ def opened(run: Run) -> tuple[CentralTraining, State]:
 
 
 def _use(system: CentralSystemHParams, gpus: float) -> None:
-    """Restrict this process to its share of the machine; raise InputError if the settings ask for a GPU it lacks."""
+    """Restrict this process to its share of the machine; raise InputError if a required GPU is missing."""
     torch.set_num_threads(system.threads)
     if system.device == "cuda":
         if not torch.cuda.is_available():
@@ -103,10 +103,10 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
     """Save and log the training from `state` on; every saved state has a line about the steps before it.
 
     Yields:
-        News for the driver.
+        Progress reports for the driver.
 
     Raises:
-        Interrupted: training ended before the last step, after a saved state, as the driver asked.
+        Interrupted: training ended before the last step, after a saved state, on request of the driver.
     """
     roundlog.settle(run.path, state.round, run.has_a_line_per_round)
     spent, metrics = run.epsilons(state), RoundMetrics(run)
@@ -146,13 +146,13 @@ def _mean(log: Log) -> float | None:
 
 
 LOOK = 0.2  # seconds between two items of the iterator
-PATIENCE = 3.0  # seconds until a message says that others hold the resources of the training
+PATIENCE = 3.0  # seconds until a message reports that other programs use the resources of the training
 
 
 def simulate(
     run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None, retrain_lost: bool = False
 ) -> None:
-    """Train a run on Ray in a separate process; arguments and errors are those of `server.launch.train`."""
+    """Train a run on Ray in a separate process; for arguments and errors, see `server.launch.train`."""
     with _driven(run):
         gpus, evaluation_gpus = process_gpu_shares(run.central.system)
         stop, stop_file = Stop(), StopFile(run.path)
@@ -175,7 +175,7 @@ def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
     Each checkpoint is evaluated before training continues. If the process dies, `--resume` continues the run.
     """
     if not run.central.system.is_one_process:
-        raise InputError('--in-process: trains on a CPU; set system.device = "cpu"')
+        raise InputError('--in-process needs a CPU; set system.device = "cpu"')
     stop, stop_file = Stop(), StopFile(run.path)
     with _driven(run), stopping(stop):
         _begin(run, retrain_lost)
@@ -190,15 +190,15 @@ def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
 
 @contextmanager
 def _driven(run: Run) -> Iterator[None]:
-    """Lock and check the run, and change nothing in it."""
+    """Lock and check the run without changing it."""
     with hold_lock(run, DRIVEN), logging_to(run.path):
         run.central.training_of(run.users, run.rounds)
         yield
 
 
 def _begin(run: Run, retrain_lost: bool) -> None:
-    """Record the settings and recover the run, once every check has passed."""
-    with hold_lock(run):  # a trainer whose driver died may still write
+    """Record the settings and recover the run, after all checks have passed."""
+    with hold_lock(run):  # a trainer whose driver died can still write
         run.record()
         recover(run, retrain_lost)
     opened(run)
@@ -210,14 +210,14 @@ def process_gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
 
 
 def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_file: StopFile) -> None:
-    """Train in attempts: where a process dies, the next one starts from the newest checkpoint after 1, 2, 4, ... s.
+    """Train in attempts: if a process dies, the next starts from the newest checkpoint after 1, 2, 4, ... s.
 
     Args:
         run: the run.
         gpus: GPUs of the training process.
         evaluations: evaluations of the run.
-        stop: the event that asks the run to end.
-        stop_file: the file that asks the training process to end.
+        stop: the event that requests the end of the run.
+        stop_file: the file that requests the end of the training process.
 
     Raises:
         Interrupted: `stop` was set.
@@ -247,14 +247,14 @@ def attempt(run: Run, gpus: float) -> Generator[News | None]:
     """Train a run in one task on the Ray cluster until it ends; closing the iterator ends the training.
 
     Args:
-        run: the run, whose folder all nodes see.
+        run: the run, whose folder all nodes can read.
         gpus: GPUs of the training process.
 
     Yields:
-        News, and every now and then None if there is none.
+        Progress reports, and regularly None if there is no report.
 
     Raises:
-        Lost: the process died, or ran out of memory; the newest checkpoint is good.
+        Lost: the process died, or ran out of memory; the newest checkpoint is valid.
         Exception: training raised this error.
     """
     system = run.central.system
@@ -298,13 +298,13 @@ def attempt(run: Run, gpus: float) -> Generator[News | None]:
 
 
 def refuse_what_does_not_fit(system: CentralSystemHParams, gpus: float, nodes: list[dict[str, float]]) -> None:
-    """Raise InputError if the training would wait for ever on nodes with these resources."""
+    """Raise InputError if the training could never start on nodes with these resources."""
     if gpus and not any(node.get("GPU") for node in nodes):
         raise InputError('system.device is "cuda", but no Ray node has a GPU; set system.device = "cpu"')
     if not any(node.get("CPU", 0) >= system.threads and node.get("GPU", 0) >= gpus for node in nodes):
         raise InputError(
-            f"training needs {_in_words(system, gpus)}, and no Ray node has room for them; lower system.threads or "
-            f"system.gpus"
+            f"training needs {_in_words(system, gpus)}, but no Ray node has these resources; lower "
+            "system.threads or system.gpus"
         )
 
 
@@ -315,7 +315,7 @@ def _in_words(system: CentralSystemHParams, gpus: float) -> str:
 def _followed(
     run: Run, told: Generator[News | None], evaluations: Evaluations, stop: Stop, stop_file: StopFile
 ) -> Iterator[News]:
-    """Yield the news of an attempt with a progress display, and submit its checkpoints to the evaluation."""
+    """Yield the reports of an attempt with a progress display, and submit its checkpoints to the evaluation."""
     config, spent, advance = run.config, dict[str, float](), None
     with ExitStack() as stack:
         for news in stack.enter_context(closing(told)):
@@ -326,7 +326,7 @@ def _followed(
             evaluations.poll()
             if news is None:
                 continue
-            if advance is None:  # the first news: training has begun
+            if advance is None:  # the first report: training has started
                 advance = stack.enter_context(progress(run.name, run.rounds, news.step, unit="steps"))
             advance(news.step, "" if news.loss is None else f"loss {news.loss:.2f}")
             if news.saved:

@@ -1,4 +1,4 @@
-"""The launch of a run, the one place of the server that tells kinds of training apart."""
+"""The launch of a run, the only module of the server that distinguishes kinds of training."""
 
 from collections.abc import Sequence
 
@@ -23,13 +23,13 @@ def train(
         run: the run; its status, checkpoints, rows and log are kept up to date.
         address: address of an existing Ray cluster ("auto" searches for one); None starts a local one.
         cpus: cores of the local cluster, or of the head; None for all.
-        head: "HOST:PORT" of this machine on which to start a head that others can join, in place of `address`.
+        head: "HOST:PORT" of this machine on which to start a head that others can join, instead of `address`.
         retrain_lost: see `flsim.runs.recovery.recover`.
         in_process: whether to train and evaluate in this process, without Ray.
 
     Raises:
-        InputError: there is no cluster at the address, or none on which the training fits; or the run cannot be trained
-            in this process.
+        InputError: there is no cluster at the address, or no cluster on which the training fits; or the run cannot be
+            trained in this process.
         Diverged: values are not finite; the message names the round and the last good checkpoint.
         Interrupted: a signal ended the run, after a checkpoint.
         RunFailed: training or an evaluation failed.
@@ -37,14 +37,14 @@ def train(
     launch = central if isinstance(run.config, CentralConfig) else federated
     if in_process:
         if address or head or cpus:
-            raise InputError("--in-process: starts no Ray; leave out --address, --head and --cpus")
+            raise InputError("--in-process does not use Ray; remove --address, --head and --cpus")
         launch.simulate_in_process(run, retrain_lost)
         return
     launch.simulate(run, address, cpus, head, retrain_lost)
 
 
 def share(config: Config, resources: Sequence[dict[str, float]]) -> tuple[int, float]:
-    """Return the CPU cores and GPUs that a run holds on nodes with these resources, with its evaluators' GPUs."""
+    """Return the CPU cores and GPUs that a run uses on nodes with these resources, with its evaluators' GPUs."""
     system = config.system
     if isinstance(config, FederatedConfig):
         training, evaluation = federated.client_gpu_shares(config.system, [node.get("GPU", 0.0) for node in resources])
@@ -57,12 +57,12 @@ def share(config: Config, resources: Sequence[dict[str, float]]) -> tuple[int, f
 
 
 def needs_no_ray(config: Config, gpus: float) -> bool:
-    """Return whether a sweep trains a run that holds so many GPUs in one process, which evaluates it too."""
+    """Return whether a sweep trains a run with this number of GPUs in one process, which also evaluates it."""
     return config.system.is_one_process and not gpus
 
 
 def refuse_what_does_not_fit(name: str, config: Config, machines: Sequence[dict[str, float]]) -> None:
-    """Raise InputError if no machine, of Ray resources by name, has the CPUs and GPUs that a run holds."""
+    """Raise InputError if no machine, given as Ray resources by name, has the CPUs and GPUs that a run needs."""
     cpus, gpus = share(config, machines)
     if not any(node.get("CPU", 0) >= cpus and node.get("GPU", 0) >= gpus for node in machines):
         without = (
@@ -71,6 +71,6 @@ def refuse_what_does_not_fit(name: str, config: Config, machines: Sequence[dict[
             else "--set system.device=cpu --set system.gpus=0"
         )
         raise InputError(
-            f"run {name} takes {cpus} CPUs and {gpus:g} GPUs, and no Ray node has them; lower them"
+            f"run {name} needs {cpus} CPUs and {gpus:g} GPUs, but no Ray node has these resources; lower the settings"
             + (f", or train on CPUs: {without}" if gpus else "")
         )

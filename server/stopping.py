@@ -1,4 +1,4 @@
-"""The end of a run on SIGTERM or Ctrl-C: a checkpoint is written, from which the run can be resumed."""
+"""The end of a run on SIGTERM or Ctrl-C: training writes a checkpoint from which the run can be resumed."""
 
 import signal
 import threading
@@ -16,7 +16,7 @@ LOOK = 0.2  # seconds between two checks of the disk
 
 
 class Stop(threading.Event):
-    """An event that is set when the run shall end; `signal` is the number of the signal, 0 if none ended it."""
+    """An event that is set when the run must end; `signal` is the number of the signal, or 0 without a signal."""
 
     signal = 0
 
@@ -27,7 +27,7 @@ class Stop(threading.Event):
 
 
 class StopFile:
-    """A file by which the driver asks the training process, maybe on another machine, to save and end."""
+    """A file with which the driver asks a training process on any machine to save and end."""
 
     def __init__(self, run: Path) -> None:
         self._path, self._looked, self._is_asked = run / ".stop", -LOOK, False
@@ -47,9 +47,9 @@ class StopFile:
 
 @contextmanager
 def stopping(stop: Stop) -> Iterator[None]:
-    """Let the first signal in the block set `stop`; a second one ends the process at once, as signals do elsewhere.
+    """Let the first signal in the block set `stop`; a second signal ends the process immediately.
 
-    Only Python's main thread gets signals; in any other thread this changes nothing.
+    Only the main thread of Python gets signals; in other threads this has no effect.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -71,9 +71,9 @@ def stopping(stop: Stop) -> Iterator[None]:
 
 @contextmanager
 def no_signal_lost() -> Iterator[None]:
-    """Raise Interrupted after the block where a signal came in it and the block went on.
+    """Raise Interrupted after the block if a signal arrived in it and the block continued.
 
-    Handlers end a program by an exception, which a library may catch: Ray does so here and there while it starts.
+    Handlers end a program with an exception, which a library can catch, as Ray does during its start.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -1,4 +1,4 @@
-"""The supervision of a run in training: its checkpoints are evaluated, and run.json records how it ended."""
+"""The supervision of a run in training: evaluation of its checkpoints, and the record of its end in run.json."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -26,13 +26,13 @@ from flsim.training.state import State
 from server.pool.evaluations import EvaluationInProcess, EvaluationService, ServiceHParams
 from server.stopping import Stop
 
-LOOK = 0.5  # seconds between two checks whether the run shall end
+LOOK = 0.5  # seconds between two checks whether the run must end
 
 
 class Evaluations:
-    """The evaluations of one run, beside its training, which neither waits for them nor fails with them.
+    """The evaluations of one run during its training, which does not wait for them or fail with them.
 
-    Checkpoints that the service has no room for stay on disk, and are submitted once it has room.
+    Checkpoints that do not fit in the queue of the service remain on disk, and are submitted later.
     """
 
     def __init__(self, run: Run, service: EvaluationService | EvaluationInProcess, stop: Stop | None = None) -> None:
@@ -42,7 +42,7 @@ class Evaluations:
         self._left_over = False
 
     def submit(self, path: Path) -> None:
-        """Submit a checkpoint to the evaluation, now or once there is room."""
+        """Submit a checkpoint to the evaluation, now or when the queue has space."""
         if not self._service.submit(self._key, path.resolve()):
             if not self._left_over:
                 behind = (
@@ -69,11 +69,11 @@ class Evaluations:
         self._see(self._service.poll(self._key))
 
     def finish(self) -> None:
-        """Wait for all evaluations that are due, including those that had no room before.
+        """Wait for all evaluations that are due, including those that were not submitted yet.
 
         Raises:
             Diverged: see `poll`.
-            Interrupted: the run shall end.
+            Interrupted: the run must end.
             RunFailed: evaluations failed, now or during training; `--resume` repeats them.
         """
         with progress(f"{self._run.name}: evaluating", total=1) as advance:
@@ -88,7 +88,7 @@ class Evaluations:
             raise RunFailed(self.complaint or "some checkpoints have no rows; `flsim run --resume` evaluates them")
 
     def wait(self) -> None:
-        """Wait for all evaluations that are due, whatever their outcome, or until the run shall end."""
+        """Wait for all evaluations that are due, with any outcome, or until the run must end."""
         while self._is_busy and not self._stop.is_set():
             with suppress(Diverged):
                 self._see(self._service.drain(self._key, timeout=LOOK))
@@ -99,7 +99,7 @@ class Evaluations:
 
     @property
     def complaint(self) -> str | None:
-        """Return in one line which evaluation failed, and why; None without failures."""
+        """Return a failed evaluation and the reason in one line; None without failures."""
         failed = failures(self._run.path)
         if not failed:
             return None
@@ -122,7 +122,7 @@ class Evaluations:
                     f"{self._run.name}: the evaluation of {evaluation.checkpoint} failed: {evaluation.reason}", **fields
                 )
         self._failed |= {evaluation.checkpoint for evaluation in failed}
-        if failed and not _has_diverged(self._run):  # of which `finish` wants to know
+        if failed and not _has_diverged(self._run):  # which `finish` reports
             self._run.mark("running", self.complaint)
         if ended and self._left_over:
             self.submit_unevaluated()
@@ -131,7 +131,7 @@ class Evaluations:
             raise Diverged(f"the evaluation of {diverged.checkpoint} failed: {diverged.reason}")
 
     def _print_in_short(self, round_: int) -> None:
-        """Print in a line what is memorized so far."""
+        """Print the memorization so far in one line."""
         if results := round_in_short(self._run.path, round_):
             console.print(f"{self._run.name}: evaluated after {round_:,}: {results}", markup=False, soft_wrap=True)
 
@@ -150,13 +150,13 @@ def supervised(
     Args:
         run: the run after its recovery; its status is kept up to date.
         evaluation_gpus: GPUs of an evaluator; 0 evaluates on a CPU.
-        service: a service that other runs use too, whose work is `evaluate_checkpoint`; None for one of the run's own.
-        stop: the event that asks the run to end.
+        service: a service with the work `evaluate_checkpoint`, which other runs can share; None for a separate service.
+        stop: the event that requests the end of the run.
 
     Raises:
         Diverged: values are not finite; the message names the round and the last good checkpoint.
         Interrupted: `stop` was set.
-        RunFailed: an evaluation failed, or the block did.
+        RunFailed: an evaluation failed, or the block failed.
     """
     shared, service = service is not None, service or _service_of(run, evaluation_gpus)
     evaluations = Evaluations(run, service, stop)
@@ -164,7 +164,7 @@ def supervised(
     with tracking(run.path, run.config.system.tracking, run.parameters):
         log.info("training", extra={"round": checkpoint.round_of(newest) if newest else 0, "rounds": run.rounds})
         try:
-            if not _has_diverged(run):  # of which `finish` wants to know
+            if not _has_diverged(run):  # which `finish` reports
                 run.mark("running", evaluations.complaint)
             evaluations.submit_unevaluated()
             yield evaluations
@@ -172,9 +172,9 @@ def supervised(
         except Diverged as error:
             newest = checkpoint.latest(run.path / "checkpoints")
             reason = f"{error}; last good checkpoint: {newest or 'none'}"
-            run.mark("diverged", reason)  # before the wait, which a second signal or a kill may end
+            run.mark("diverged", reason)  # before the wait, which a second signal or a kill can end
             log.error("diverged", extra={"reason": reason})
-            evaluations.wait()  # checkpoints from before the failure are still good
+            evaluations.wait()  # checkpoints from before the failure are still valid
             raise Diverged(reason) from error
         except BaseException as error:
             ended = isinstance(error, (Interrupted, KeyboardInterrupt))
@@ -183,7 +183,7 @@ def supervised(
                 log.warning("interrupted")
             else:
                 log.error("failed", extra={"reason": reason})
-            with suppress(OSError):  # such as that of a full disk, which the error reports
+            with suppress(OSError):  # for example on a full disk, which the error reports
                 run.mark("interrupted" if ended else "failed", reason)
             raise
         finally:
@@ -199,7 +199,10 @@ def supervised(
 
 
 def _has_diverged(run: Run) -> bool:
-    """Return whether run.json says that the run diverged; a lost or damaged one, which `mark` writes anew, does not."""
+    """Return whether run.json states that the run diverged.
+
+    A missing or damaged file, which `mark` writes again, means False.
+    """
     try:
         return bool(read_run_file(run.path)["status"] == "diverged")
     except InputError:
@@ -207,7 +210,7 @@ def _has_diverged(run: Run) -> bool:
 
 
 def _log_complaint(run: Run) -> str | None:
-    """Return which rounds the log of a run has lost, in one line; None if it has lost none."""
+    """Return the missing rounds of the log of a run in one line; None if there are none."""
     lost = roundlog.lost(run.path)
     return (
         f"{roundlog.FILE} has lost {'rounds' if run.has_a_line_per_round else 'steps'} {roundlog.in_words(lost)}"
@@ -223,7 +226,7 @@ def _service_of(run: Run, num_gpus: float) -> EvaluationService:
 
 
 def keep(run: Run, state: State, evaluations: Evaluations) -> None:
-    """Save a state, and submit it to the evaluation where that is due."""
+    """Save a state, and submit it to the evaluation if that is due."""
     path = run.save(state)
     log.info("checkpoint", extra={"round": state.round, "file": path.name})
     run.mark("running", evaluations.complaint)
@@ -235,18 +238,21 @@ def keep(run: Run, state: State, evaluations: Evaluations) -> None:
 
 
 GAUGES = {
-    "round": "Completed rounds, of central training steps.",
-    "rounds": "Rounds, or steps, that the run is to have.",
-    "loss": "Training loss of the last round, nats a position.",
-    "seconds": "Seconds of the last round, of central training since the line before.",
-    "epsilon": "Epsilon at the last evaluated round, by convention, of a user or a record.",
+    "round": "Completed rounds; in central training, steps.",
+    "rounds": "Planned rounds or steps of the run.",
+    "loss": "Training loss of the last round, nats per position.",
+    "seconds": "Seconds of the last round; in central training, since the previous line.",
+    "epsilon": "Epsilon at the last evaluated round, by convention, for a user or a record.",
 }
 COUNTERS = {"users": "Users trained by this process.", "examples": "Records trained by this process."}
 TAGS = {"epsilon": ("convention", "of")}
 
 
 class RoundMetrics:
-    """Ray metrics of the process that trains a run; their names begin with ``flsim_``. Without Ray there are none."""
+    """The Ray metrics of the process that trains a run; their names begin with ``flsim_``.
+
+    Without Ray there are none.
+    """
 
     def __init__(self, run: Run) -> None:
         self._run, self._metrics = run, dict[str, Gauge | Counter]()
@@ -267,7 +273,7 @@ class RoundMetrics:
                 self._add("epsilon", epsilon, convention=convention, of=unit)
 
     def _add(self, name: str, value: float | None, **tags: str) -> None:
-        """Set a gauge, or raise a counter; values that are missing, not finite or 0 of a counter change nothing."""
+        """Set a gauge, or raise a counter; missing, infinite and NaN values, and 0 for a counter, have no effect."""
         metric = self._metrics.get(name)
         if metric is None or value is None or not math.isfinite(value):
             return

@@ -1,13 +1,13 @@
-"""A sweep: many runs on a Ray cluster, each by `flsim run` in a process of its own, within a Ray task.
+"""A sweep: many runs on a Ray cluster, each with `flsim run` in a separate process, within a Ray task.
 
-The task holds the run's share of a node. A run of one process on a CPU trains there without Ray. Any other run starts
-its own Ray there with the same share, which takes some ten seconds. A run counts on all cores of the machines that its
-Ray has, so that two federated runs on one Ray would wait for each other's processes. With a process for each run a
-failure stays with its run, and its memory is freed. Linux ends the process when its task ends (PR_SET_PDEATHSIG), and
-the run's Ray ends with the process, so that nothing outlives a sweep that was killed. On SIGTERM or Ctrl-C the sweep
-asks its runs to save what they have, and gives them some seconds.
+The task has the share of the run on a node. A run of one process on a CPU trains without Ray. Any other run starts a
+separate Ray with the same share, which takes about ten seconds. A run assumes all cores of the machines of its Ray, so
+two federated runs on one Ray would wait for each other's processes. With a process for each run, a failure affects only
+its run, and memory is freed. Linux kills the process when its task ends (PR_SET_PDEATHSIG), and the Ray of the run ends
+with the process, so nothing outlives a killed sweep. On SIGTERM or Ctrl-C, the sweep asks its runs to write a
+checkpoint, and waits some seconds.
 
-A sweep has no `--resume`: its folder lists its runs, and each call trains those that are missing.
+A sweep has no `--resume`: its folder lists its runs, and each call trains the missing runs.
 """
 
 import os
@@ -41,7 +41,7 @@ TRIES = 2  # attempts at a run whose process died
 LOOK = 1.0  # seconds between two checks of the runs' progress
 MEMORY_EVERY = 2.0  # seconds between two measurements, which cost some milliseconds for each process
 BAD_INPUT = 2  # exit code
-SAVING = 15.0  # seconds that a run has to save; batch systems kill what has not ended 30 s after SIGTERM
+SAVING = 15.0  # seconds for a run to save; batch systems kill processes 30 s after SIGTERM
 OVER = {"completed", "diverged"}  # statuses of runs that have a result
 
 
@@ -55,8 +55,7 @@ class Job:
         file: TOML file with the settings.
         out: folder of the run; an existing one is resumed.
         log: file for its output.
-        twin: the folder of the run of arm IN whose first rounds this one of arm OUT begins with, once that run is over;
-            None for none.
+        twin: the folder of the finished run of arm IN whose first rounds this run of arm OUT copies; None for none.
     """
 
     name: str
@@ -90,10 +89,10 @@ def sweep(
     at_once: int | None = None,
     whole_cluster: bool = False,
 ) -> dict[str, str]:
-    """Train all runs that are not over, the longest first, so that no long one remains at the end.
+    """Train all unfinished runs, the longest first, so that no long run is last.
 
     Args:
-        folder: folder of the sweep, which records every session, however it ends.
+        folder: folder of the sweep, which records every session.
         planned: the runs of the sweep.
         train: the train split of the runs' corpus.
         address, at_once, whole_cluster: see `train_all`.
@@ -151,7 +150,7 @@ def sweep(
 
 
 def twins_of(planned: Sequence[Planned], rounds: Mapping[str, int]) -> dict[str, str]:
-    """Return, by the name of a run of arm OUT, the run of arm IN that it shares its first rounds with.
+    """Return, by the name of a run of arm OUT, the run of arm IN with which it shares its first rounds.
 
     Args:
         planned: the runs of a sweep.
@@ -174,12 +173,12 @@ def train_all(
     whole_cluster: bool = False,
     look: Callable[[], None] = lambda: None,
 ) -> Iterator[JobEnd]:
-    """Train all jobs, in their order, as many at once as fit.
+    """Train all jobs in order, as many as possible at the same time.
 
     Args:
-        jobs: the jobs, with the twin of each before it.
+        jobs: the jobs, each after its twin.
         address: address of an existing Ray cluster; None starts a local one.
-        at_once: the most jobs at once; None for no limit.
+        at_once: largest number of jobs at the same time; None for no limit.
         whole_cluster: whether each run takes the complete cluster, one after another.
         look: function that is called about once a second.
 
@@ -187,8 +186,8 @@ def train_all(
         The end of each job, when it ends.
 
     Raises:
-        InputError: there is no cluster at the address, or none with a node on which a run fits.
-        Interrupted: a signal ended it; runs have saved what they had trained.
+        InputError: there is no cluster at the address, or no cluster with a node on which a run fits.
+        Interrupted: a signal ended it; runs have saved their training.
     """
     stop = Stop()
     try:
@@ -207,7 +206,7 @@ def train_all(
 def _as_resources_allow(
     jobs: Sequence[Job], at_once: int | None, look: Callable[[], None], stop: Stop
 ) -> Iterator[JobEnd]:
-    """Train jobs on the connected cluster, as tasks: an actor would cost each run a new process."""
+    """Train jobs on the connected cluster, as tasks, because an actor would need a new process for each run."""
     machines = nodes()
     for job in jobs:
         refuse_what_does_not_fit(job.name, job.config, machines)
@@ -244,9 +243,9 @@ def _as_resources_allow(
 
 
 def _let_save(tasks: Sequence[ray.ObjectRef], stop_file: StopFile) -> None:
-    """Wait until the runs of these tasks have saved what they trained, or for as long as they may take."""
+    """Wait until the runs of these tasks have saved their training, or until a deadline."""
     say("Runs save a checkpoint and end. A second signal ends them immediately.")
-    stop_file.write()  # Ray's own way, `ray.cancel`, does nothing in a shell's background, where Ctrl-C is ignored
+    stop_file.write()  # `ray.cancel` of Ray has no effect in the background of a shell, where Ctrl-C is ignored
     try:
         ray.wait(list(tasks), num_returns=len(tasks), timeout=SAVING + 2 * LOOK)
     finally:
@@ -271,7 +270,7 @@ def _in_process(
     look: Callable[[], None] = lambda: None,
     is_told_to_end: Callable[[], bool] | None = None,
 ) -> tuple[int, str, float]:
-    """Return exit code, last line and seconds of a command, which ends with this process, without Ray's variables."""
+    """Return exit code, last line and seconds of a command that ends with this process, without variables of Ray."""
     environment = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
     is_told_to_end = is_told_to_end or StopFile(log.parent)
     with log.open("ab") as file:  # keeps the output of earlier attempts
@@ -283,7 +282,7 @@ def _in_process(
             stderr=subprocess.STDOUT,
             env=environment,
             preexec_fn=ending_with_this_process(),
-            process_group=0,  # a terminal's Ctrl-C would be a first signal, and `_end`'s a second one
+            process_group=0,  # Ctrl-C in a terminal would be a first signal, and that of `_end` a second signal
         )
         try:
             while not _has_ended(process, LOOK) and not is_told_to_end():
@@ -295,7 +294,7 @@ def _in_process(
 
 
 def _has_ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
-    """Return whether a process ends within so many seconds."""
+    """Return whether a process ends within a number of seconds."""
     try:
         process.wait(seconds)
     except subprocess.TimeoutExpired:
@@ -304,7 +303,7 @@ def _has_ended(process: subprocess.Popen[bytes], seconds: float) -> bool:
 
 
 def _end(process: subprocess.Popen[bytes]) -> int:
-    """Return the exit code of a process, ended by SIGTERM, upon which a run saves what it has, or else by SIGKILL."""
+    """Return the exit code of a process, ended by SIGTERM, after which a run writes a checkpoint, or by SIGKILL."""
     try:
         process.terminate()
         _has_ended(process, SAVING)

@@ -1,8 +1,8 @@
-"""A search for settings: trials trained as the runs of a sweep, a share of their length at a time.
+"""A search for settings: trials are trained like runs of a sweep, in shares of their length.
 
-The search itself is a function of perplexities (`flsim.runs.sweeps.search`), which are read from run folders. So a
-search that was killed continues by asking again: what is measured is not trained again. Neither the number of runs that
-train at the same time nor the order in which they end changes a choice, as all trials of a share are compared together.
+The search itself is a function of perplexities (`flsim.runs.sweeps.search`), which are read from run folders. A killed
+search therefore continues when it is repeated: measured trials are not trained again. The number of parallel runs and
+the order of their ends do not affect choices, because all trials of a share are compared together.
 """
 
 import math
@@ -30,7 +30,7 @@ class Tuner:
     """A search for the settings of all groups, whose trials train at the same time.
 
     Attributes:
-        folder: its folder; what is measured in it is not trained again.
+        folder: its folder; measured trials in it are not trained again.
         search: the search.
         train: the train split of its corpus.
         address, at_once: see `server.sweep.train_all`.
@@ -43,7 +43,7 @@ class Tuner:
     at_once: int | None = None
 
     def tune(self, corpus: str) -> TuningOutcome:
-        """Search for the settings of all groups, write the outcome into the folder, and return it.
+        """Search for the settings of all groups, write the result into the folder, and return it.
 
         Args:
             corpus: digest of the corpus.
@@ -97,7 +97,7 @@ class Tuner:
         return tuple(outcomes[group.name] for group in groups)
 
     def _search(self, group: Group) -> Generator[tuple[float, dict[int, Trial]], list[float], GroupOutcome]:
-        # Groups of a grid draw the same values, so that the partitions are tuned alike.
+        # Groups of a grid draw the same values, so that the partitions are tuned equally.
         rng = stream(self.search.tuning.seeds[0], "tuning", group.grid)
         return search(group, self.search.tuning, rng, lambda values: self.search.is_possible(group, values))
 
@@ -142,6 +142,6 @@ class Tuner:
 def _chosen(outcome: GroupOutcome) -> str:
     values = ", ".join(f"{name} {value:g}" for name, value in outcome.values.items())
     limit = (
-        "; trials at a neighbouring value diverged: stability is the limit" if outcome.is_limited_by_stability else ""
+        "; trials at an adjacent value diverged, so stability is the limit" if outcome.is_limited_by_stability else ""
     )
     return f"{outcome.name}: {values}, perplexity {outcome.perplexity:.2f}, of {len(outcome.trials)} trials{limit}"

@@ -1,4 +1,4 @@
-"""The verification of a run: rounds are trained again, without Ray and Flower, and compared with the run's log."""
+"""The verification of a run: repeated training of rounds, without Ray and Flower, and comparison with the log."""
 
 from dataclasses import dataclass
 
@@ -15,13 +15,14 @@ from flsim.training.state import State
 
 @dataclass(frozen=True)
 class Verification:
-    """The result of training rounds again.
+    """The result of repeated training.
 
     Attributes:
         round: the round; in central training, the step.
         start: round of the checkpoint that training started from; 0 for none.
-        logged: digest of the state after the round, as the run logged it.
-        found: digest of the state after the round, trained again; of the first round that differs, where one does.
+        logged: digest of the state after the round, in the log of the run.
+        found: digest of the state after the round, trained again; if a round differs, that of the first different
+            round.
         differs: the first round after `start` whose digests differ; None if all are equal.
     """
 
@@ -39,9 +40,9 @@ def verify(run: Run, round_: int | None = None, device: str = "cpu") -> Verifica
 
     Args:
         run: the run.
-        round_: the round, from 1; in central training, a step that has a line in the log. By default
-            the last one in the log.
-        device: torch's name of the device of the run's clients; central training has its own setting.
+        round_: the round, from 1; in central training, a step that has a line in the log. By default the last round in
+            the log.
+        device: torch's name of the device of the run's clients; central training uses its setting.
 
     Raises:
         InputError: there is no such round in the log, or it was logged without a digest.
@@ -75,7 +76,7 @@ def _logged(run: Run) -> dict[int, str]:
 
 
 def _state_before(run: Run, round_: int) -> State:
-    """Return the state of the newest valid checkpoint of fewer rounds; the first state if there is none."""
+    """Return the state of the newest valid checkpoint with fewer rounds; the first state if there is none."""
     for path in reversed(checkpoint.all_in(run.path / "checkpoints")):
         if checkpoint.round_of(path) < round_:
             try:

@@ -164,12 +164,12 @@ def test_a_process_fills_a_gpu_together_with_its_evaluators() -> None:
 @pytest.mark.parametrize(
     ("system", "nodes", "message"),
     [
-        (CentralSystemHParams(threads=3), [{"CPU": 2.0}, {"CPU": 2.0}], "training needs 3 CPUs, and no Ray node has"),
+        (CentralSystemHParams(threads=3), [{"CPU": 2.0}, {"CPU": 2.0}], "training needs 3 CPUs, but no Ray node has"),
         (CentralSystemHParams(device="cuda"), [{"CPU": 2.0}], 'system.device is "cuda", but no Ray node has a GPU'),
         (
             CentralSystemHParams(device="cuda", threads=2),
             [{"CPU": 1.0, "GPU": 1.0}, {"CPU": 8.0}],
-            "needs 2 CPUs and 0.95 GPUs, and no Ray node",
+            "needs 2 CPUs and 0.95 GPUs, but no Ray node",
         ),
     ],
 )

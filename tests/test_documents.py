@@ -205,6 +205,31 @@ def test_prose_against_the_rules_is_found() -> None:
     ]
 
 
+def test_prose_against_the_rules_is_found_in_code() -> None:
+    prose = runpy.run_path(str(ROOT / ".ci" / "prose.py"))
+    code = [
+        '"""Return a value beside `beside`.',
+        "",
+        "    Args:",
+        f"        one: {'word ' * 31}",
+        "        row  the whole row",
+        '"""',
+        "value = 1  # where it is set",
+        "# A comment on two lines tells",
+        "# more.",
+        "raise ValueError('one two three {value} is left', r'(one|two|three|four) told')",
+    ]
+    found = list(prose["findings_in"](ROOT / "flsim" / "file.py", "\n".join(code), None))
+    assert sorted(line.removeprefix("flsim/file.py:") for line in found) == [
+        "10: 'is left': write remain",
+        "1: 'beside': write next to, with, in addition to",
+        f"4: 31 words in a sentence: {'word ' * 12}...",
+        "5: 'whole': write complete, entire",
+        "7: 'where': write if, when",
+        "8: 'tells': write prints, reports, is logged",
+    ]
+
+
 def test_every_command_has_a_guide() -> None:
     """The page of the command line names for each command a page that shows it."""
     guides = runpy.run_path(str(ROOT / ".ci" / "reference.py"))["GUIDES"]

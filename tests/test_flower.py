@@ -124,4 +124,4 @@ def test_a_client_that_keeps_failing_fails_the_run(experiment: Experiment) -> No
     about = json.loads((experiment.folder / "broken" / "run.json").read_text())
     assert about["status"] == "failed"
     assert "failed 2 times" in about["reason"]
-    assert "no single one of its users is the cause" in about["reason"]
+    assert "none of its users is the single cause" in about["reason"]

@@ -220,7 +220,7 @@ def test_supernodes_train_the_same_run_though_one_is_killed(tiny: Experiment, tr
 
     said = flower.flwr("run", ROOT, "--stream", "--run-config", run_config(tiny, "deployed"))
     path = tiny.folder / "deployed"
-    assert f"\nflsim: {path}: exists already; continue it with resume=true, or name another folder\n" in said
+    assert f"\nflsim: {path}: already exists; continue it with resume=true, or name another folder\n" in said
     (run, *_) = json.loads(flower.flwr("list", "--format", "json", "--limit", "1"))["runs"]
     assert run["status"] == "finished:failed"
 

@@ -71,8 +71,8 @@ def test_divergence_ends_it_with_its_reason(
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--address", "auto"), "--in-process: starts no Ray; leave out --address, --head and --cpus"),
-        (("--cpus", "2"), "--in-process: starts no Ray; leave out --address, --head and --cpus"),
+        (("--address", "auto"), "--in-process does not use Ray; remove --address, --head and --cpus"),
+        (("--cpus", "2"), "--in-process does not use Ray; remove --address, --head and --cpus"),
         (("--set", "system.device=cuda"), '--in-process: trains on a CPU; set system.device = "cpu"'),
     ],
 )

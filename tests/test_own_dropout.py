@@ -184,7 +184,7 @@ def test_central_states_repeat_and_resume(hparams: ModelHParams) -> None:
     ((other, _),) = train_central(first, replace(training, seed=1), 4)
     assert not same(other, half)
     private = PrivacyHParams("dp", clip=0.5, noise_multiplier=0.3)
-    with pytest.raises(InputError, match="Adapted: DP-SGD refuses models that draw at random in training"):
+    with pytest.raises(InputError, match="Adapted: DP-SGD does not support random numbers in training"):
         CentralTraining(source(RECORDS), settings, 0, privacy=private, model=hparams)
     CentralTraining(source(RECORDS), settings, 0, privacy=private, model=replace(hparams, options={"dropout": 0.0}))
 

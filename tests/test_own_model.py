@@ -188,8 +188,8 @@ CHANGES: dict[str, list[tuple[str, str]]] = {
     "TwistedGRU: TypeError: ": [("__init__(self, vocabulary_size: int, hparams: ModelSettings)", "__init__(self)")],
     "Can't instantiate abstract class TwistedGRU with abstract method forward": [("    def forward", "    def read")],
     "the logits of forward differ between two calls": [("self.out(hidden)", "self.out(nn.functional.dropout(hidden))")],
-    "lets a position depend on later tokens": [("self.out(hidden)", "self.out(hidden.flip(1))")],
-    "forward gives [2, 40], and not logits [2, 4, 40]": [("self.out(hidden)", "self.out(hidden)[:, -1]")],
+    "positions of forward depend on later tokens": [("self.out(hidden)", "self.out(hidden.flip(1))")],
+    "forward returns [2, 40], not logits [2, 4, 40]": [("self.out(hidden)", "self.out(hidden)[:, -1]")],
     "the loss does not depend on parameter more": [(TIED, f"{TIED}; self.more = nn.Parameter(torch.zeros(1))")],
     "differ between two constructions; the constructor must": [
         ("torch.from_numpy(twist).float()", "torch.randn(size, size)")
@@ -223,7 +223,7 @@ def test_what_is_no_such_network_is_refused_before_training(
     [
         (TINY_OWN, "local.precision='bf16'", "trains in float32; local.precision 'bf16' needs \"cifg\""),
         (CENTRAL, "training.precision='bf16'", 'trains in float32; training.precision "bf16" needs "cifg"'),
-        (CENTRAL, "training.dropout=0.1", "training.dropout needs a NextWordModel, which "),
+        (CENTRAL, "training.dropout=0.1", "training.dropout needs a NextWordModel, but "),
         (TINY_OWN, "model.options.scale=inf", "scale must be text, true, false or a finite number, found inf"),
         (TINY_OWN, "model.architecture='gru'", 'options are for custom code only, found "gru"; remove them'),
     ],

@@ -1,4 +1,4 @@
-"""Benchmark of false alarms: how often lower bounds, ours and those of other projects, are above a known truth."""
+"""Benchmark of false alarms: how often lower bounds of flsim and of other projects exceed a known true value."""
 
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -34,7 +34,7 @@ def bench_alarms(simulations: int = SIMULATIONS) -> dict[str, Any]:
 
 
 def describe(measured: dict[str, Any]) -> str:
-    """Return the results as tables in Markdown, with a mark where noise does not explain the number of alarms."""
+    """Return the results as tables in Markdown, with a mark if noise does not explain the number of alarms."""
     simulations = measured["simulations"]
 
     def share(alarms: int, promised: float | None) -> str:
@@ -65,7 +65,7 @@ def describe(measured: dict[str, Any]) -> str:
             table(of_ours, [*rows("bounds")]),
             table(of_ours, [*rows("estimates")]),
             table(("Project", "Procedure", "Above it", "flsim", "Promised"), others),
-            f"{MARK} More than three standard deviations above what is promised.",
+            f"{MARK} More than three standard deviations above the promised number.",
         ]
     )
 

@@ -1,4 +1,4 @@
-"""A bound compared with a simulated truth, and how often it may be above that truth."""
+"""A bound, a simulated true value, and the probability with which the bound may exceed it."""
 
 import math
 from collections.abc import Callable
@@ -22,7 +22,7 @@ class Case:
         bound: the function of `flsim.attacks.audit`.
         truth: what is simulated.
         exceeds: (random numbers, simulations) -> bool [simulations], whether the bound of each is above the truth.
-        promised: probability of a bound above the truth that the bound promises; None if it promises nothing here.
+        promised: probability of a bound above the truth that the bound promises; None without a promise.
     """
 
     bound: str
@@ -36,7 +36,7 @@ class Case:
 
 
 def most_alarms(promised: float, simulations: int) -> float:
-    """Return the number of alarms that noise explains: three standard deviations above what is promised."""
+    """Return the number of alarms that noise explains: three standard deviations above the promised number."""
     return promised * simulations + 3 * math.sqrt(promised * (1 - promised) * simulations)
 
 

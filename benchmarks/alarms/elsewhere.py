@@ -1,6 +1,6 @@
-"""Bounds as other projects compute them, each written anew in a few lines, beside ours on the same simulations.
+"""Bounds of other projects, each reimplemented in a few lines, and bounds of flsim on the same simulations.
 
-Each procedure is that of a repository at a commit. All but one get scores that know nothing, so that each bound above
+Each procedure is that of a repository at a commit. All but one get scores without information, so that each bound above
 zero is a false alarm.
 """
 
@@ -21,7 +21,8 @@ from flsim.base.statistics import upper_bound
 CANARIES = 1_000
 DELTA = 1e-5
 Both = tuple[Flags, Flags]
-# (random numbers, simulations) -> whether their bound is above the truth, and whether ours is on the same data
+# (random numbers, simulations) -> whether their bound is above the truth, and whether that of flsim is, on the same
+# data
 Simulate = Callable[[np.random.Generator, int], Both]
 
 
@@ -31,7 +32,7 @@ class Elsewhere:
 
     Attributes:
         project: name of the project.
-        source: repository, file and commit that it was read in.
+        source: repository, file and commit of the procedure.
         procedure: the procedure, in words.
         promised: probability of a bound above the truth that it states.
         simulate: see `Simulate`.
@@ -44,7 +45,7 @@ class Elsewhere:
     simulate: Simulate
 
     def alarms(self, simulations: int, seed: int = 0) -> tuple[int, int]:
-        """Return the number of simulations whose bound is above the truth, theirs and ours."""
+        """Return the number of simulations whose bound is above the truth, for their bound and that of flsim."""
         theirs, ours = self.simulate(stream(seed, "false alarms elsewhere", self.procedure), simulations)
         return int(theirs.sum()), int(ours.sum())
 
@@ -55,7 +56,7 @@ def half(rng: np.random.Generator, simulations: int, canaries: int) -> Flags:
 
 
 def by_fixed_guesses(planted: Flags, significance: float = 0.05) -> Flags:
-    """Return whether our bound is above zero: a tenth of canaries is guessed at each end of the order by score."""
+    """Return whether the bound of flsim is above zero; a tenth of canaries is guessed at each end by score."""
     tenth = planted.shape[1] // 10
     right = planted[:, -tenth:].sum(axis=1) + (~planted[:, :tenth]).sum(axis=1)
     made = 2 * tenth
@@ -89,8 +90,8 @@ def ten_numbers_of_guesses(rng: np.random.Generator, simulations: int) -> Both:
 def numbers_of_guesses_by_f_dp(largest_noise: float) -> Simulate:
     """Guess equally many at each end, for 50 numbers from 10 to m / 2; half of the canaries are planted.
 
-    The answer is the noise of a Gaussian mechanism, among noises up to the largest that is tried. An alarm is an answer
-    below that one.
+    The result is the noise of a Gaussian mechanism, among noises up to the largest tested one. A result below the
+    largest one is an alarm.
     """
 
     def simulate(rng: np.random.Generator, simulations: int) -> Both:
@@ -123,7 +124,7 @@ def best_threshold(rng: np.random.Generator, simulations: int) -> Both:
     # Two-sided intervals at 95%, so that both upper ends together hold with 95%.
     highest = np.array([upper_bound(count, models, 0.025) for count in range(models + 1)])
     at_best = [highest[np.take_along_axis(counts, best, axis=1)[:, 0]] for counts in (missed, alarms)]
-    above = (scores > 0).sum(axis=2).tolist()  # at a threshold that was fixed before
+    above = (scores > 0).sum(axis=2).tolist()  # at a threshold that is fixed in advance
     ours = [thresholds.epsilon_of_threshold(hits, models, others, models, delta) > 0 for hits, others in above]
     return _odds(at_best[0], at_best[1], delta) > 1, np.array(ours)
 
@@ -171,7 +172,7 @@ def _one_run_by_f_dp(hits: Counts, alarms: Counts, part: float) -> bool:
 
 
 def _absolute_mu(hits: Counts, alarms: Counts, part: float) -> bool:
-    """Return whether |mu| at the upper ends is above zero: a forward bound below zero is taken for a backward one."""
+    """Return whether |mu| at the upper ends is above zero: a forward bound below zero counts as a backward one."""
     members, others = int(hits.max()), int(alarms.max())
     rates = [
         (upper_bound(alarm, others, part / 2), upper_bound(members - hit, members, part / 2))

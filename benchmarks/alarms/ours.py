@@ -1,6 +1,6 @@
 """Simulated truths for the bounds of `flsim.attacks.audit`.
 
-Models that know nothing, and mechanisms of a known epsilon.
+Models without information, and mechanisms with a known epsilon.
 """
 
 import math
@@ -87,7 +87,7 @@ def fresh_phrases(epsilon: float) -> Simulate:
 
 
 def coins_of_randomized_response(epsilon: float, users: int) -> Simulate:
-    """Return the simulation of coins that are told with the odds e^(g epsilon); 100 of 200 are guessed."""
+    """Return the simulation of coins that are revealed with the odds e^(g epsilon); 100 of 200 are guessed."""
 
     def exceeds(rng: np.random.Generator, simulations: int) -> Flags:
         right = rng.binomial(100, expit(users * epsilon), simulations)
@@ -99,7 +99,7 @@ def coins_of_randomized_response(epsilon: float, users: int) -> Simulate:
 def right_guesses(rng: np.random.Generator, simulations: int, mu: float) -> Counts:
     """Draw numbers of right guesses of 20, [simulations]: ten of 100 canaries are guessed at each end.
 
-    Scores are N(0, 1), and N(mu, 1) where the coin says so.
+    Scores are N(0, 1), and N(mu, 1) if the coin is 1.
     """
     planted = tossed(rng, simulations, 100)
     scores = rng.normal(size=planted.shape) + mu * planted
@@ -107,7 +107,7 @@ def right_guesses(rng: np.random.Generator, simulations: int, mu: float) -> Coun
 
 
 def coins_of_gaussians(mu: float) -> Simulate:
-    """Return the simulation of coins that a Gaussian mechanism hides, whose own trade-off function is tested."""
+    """Return the simulation of coins that a Gaussian mechanism hides; its trade-off function is tested."""
 
     def exceeds(rng: np.random.Generator, simulations: int) -> Flags:
         wrong = coins.of_one(trade_off.gaussian(mu))
@@ -117,7 +117,7 @@ def coins_of_gaussians(mu: float) -> Simulate:
 
 
 def coins_of_noise(rng: np.random.Generator, simulations: int) -> Flags:
-    """Guess coins that scores know nothing of."""
+    """Guess coins from scores without information."""
     right = right_guesses(rng, simulations, 0.0)
     return judged(right, lambda count: coins.epsilon_of_coins(100, 20, count, DELTA) > 0)
 
@@ -138,8 +138,8 @@ def coins_under_a_ledger(noise: float, users: int) -> Simulate:
 def measured_canary_users(noise: float | None, simulations: int) -> tuple[NDArray[np.float64], Flags]:
     """Return cosines and coins of 100 canary users of 500 parameters, both [simulations, 100].
 
-    The change of the model is the sum of the unit vectors of those whose coins say so, and noise of a deviation. With
-    the noise None it is noise alone, as if the updates of no canary user were in the sum.
+    The change of the model is the sum of the unit vectors of users with coin 1, and noise of a deviation. With the
+    noise None it is only noise, as if no update of a canary user were in the sum.
     """
     settings, zero = AuditHParams(USERS, canary_coins=True), {"weights": torch.zeros(PARAMETERS, dtype=torch.float64)}
     angles, coins_of_users = [], []
@@ -182,7 +182,7 @@ def canary_users_under_a_ledger(noise: float) -> Simulate:
 
 
 def estimates_of_canary_users(noise: float | None) -> Simulate:
-    """Return the simulation of the estimate of canary users, above an epsilon where its delta is above `DELTA`."""
+    """Return the simulation of the estimate of canary users, above an epsilon at which its delta exceeds `DELTA`."""
     epsilon = epsilon_of_noise(noise)
 
     def exceeds(_: np.random.Generator, simulations: int) -> Flags:
@@ -273,7 +273,7 @@ def lower_ends(probability: float, trials: int) -> Simulate:
 
 
 def small_p_values(rng: np.random.Generator, simulations: int) -> Flags:
-    """Return whether p is at most 5%, of a canary among 20,000 references and scores that know nothing."""
+    """Return whether p is at most 5%, of a canary among 20,000 references, for scores without information."""
     own = rng.normal(size=simulations)
     better = rng.binomial(20_000, ndtr(-own))
     return ranks.p_values(1.0 + better, 20_000) <= 0.05

@@ -1,4 +1,4 @@
-"""The program behind `make gpu`: each part is a process with its own time limit, and what is measured is written."""
+"""The program behind `make gpu`: each part is a process with a time limit, and writes its results."""
 
 import argparse
 import json
@@ -19,7 +19,7 @@ from flsim.base.errors import InputError, RunFailed
 from flsim.base.files import new_file, write_json
 from flsim.base.progress import say
 
-# The most valuable first, with seconds after which a part is ended. The tests need a separate call: `--parts tests`.
+# The most valuable parts first, with their time limits in seconds. The tests need a separate call: `--parts tests`.
 LIMITS: dict[str, tuple[Callable[[parts.Setup], parts.Measured], float]] = {
     "env": (parts.env, 30),
     "engine": (parts.engine, 200),
@@ -31,20 +31,20 @@ LIMITS: dict[str, tuple[Callable[[parts.Setup], parts.Measured], float]] = {
     "ranks": (parts.ranks, 80),
     "tests": (parts.tests, 400),  # most of which compiles kernels
 }
-SHORTEST = 5.0  # seconds; a part that has less is not begun
+SHORTEST = 5.0  # seconds; with less time a part is not started
 
 
 def main() -> None:
-    """Measure the parts that the command line names; exit code 1 if one did not end well."""
+    """Measure the parts that the command line names; exit code 1 if one did not succeed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=_first_line(__doc__))
     parser.add_argument("--out", type=Path, default=Path("gpu"), help="folder of gpu.json and gpu.md (default: gpu)")
     parser.add_argument(
-        "--parts", nargs="+", choices=list(LIMITS), default=list(LIMITS), help="what to measure, in this order"
+        "--parts", nargs="+", choices=list(LIMITS), default=list(LIMITS), help="parts to measure, in this order"
     )
-    parser.add_argument("--quick", action="store_true", help="tiny sizes, which say only that every part works")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes, which check only that every part works")
     parser.add_argument("--device", choices=["cuda", "cpu"], default="cuda")
-    parser.add_argument("--minutes", type=float, default=9.5, help="for all parts together (default: 9.5)")
-    parser.add_argument("--inside", choices=list(LIMITS), help=argparse.SUPPRESS)  # the part that this process is
+    parser.add_argument("--minutes", type=float, default=9.5, help="limit for all parts together (default: 9.5)")
+    parser.add_argument("--inside", choices=list(LIMITS), help=argparse.SUPPRESS)  # the part that this process measures
     chosen = parser.parse_args()
     if chosen.device == "cuda" and not (torch.cuda.is_available() and torch.version.cuda):
         parser.error("torch finds no NVIDIA GPU on this machine; look at nvidia-smi, or try --device cpu --quick")
@@ -69,11 +69,11 @@ def _measure_all(chosen: argparse.Namespace) -> int:
 
 
 def _in_a_process(name: str, chosen: argparse.Namespace, limit: float) -> dict[str, Any]:
-    """Measure a part in a process of its own, and return its figures, its status and its seconds."""
+    """Measure a part in a separate process, and return its figures, its status and its seconds."""
     own, log = chosen.out / f"{name}.json", chosen.out / f"{name}.log"
     own.unlink(missing_ok=True)
     if limit < SHORTEST:
-        return {"status": "not begun, as the time was up", "seconds": 0.0, "figures": [], "details": []}
+        return {"status": "not started, because no time remained", "seconds": 0.0, "figures": [], "details": []}
     options = ["--inside", name, "--out", str(chosen.out), "--device", chosen.device]
     command = [sys.executable, "-u", "-m", "benchmarks.gpu", *options, *(["--quick"] if chosen.quick else [])]
     began = time.monotonic()
@@ -84,7 +84,7 @@ def _in_a_process(name: str, chosen: argparse.Namespace, limit: float) -> dict[s
             ).returncode
             status = "done" if code == 0 else f"failed: {_last_line(log)}"
         except subprocess.TimeoutExpired:
-            status = f"cut off after {limit:.0f} s: {_last_line(log)}"
+            status = f"stopped after {limit:.0f} s: {_last_line(log)}"
     partial = json.loads(own.read_text(encoding="utf-8")) if own.exists() else {"figures": [], "details": []}
     return {"status": status, "seconds": time.monotonic() - began, **partial}
 
@@ -95,7 +95,7 @@ def _measure(name: str, setup: parts.Setup, out: Path) -> int:
     details: list[dict[str, Any]] = []
     measure, _ = LIMITS[name]
     if setup.is_quick:
-        torch.set_num_threads(1)  # tiny sizes gain nothing by more
+        torch.set_num_threads(1)  # more threads do not help with tiny sizes
     try:
         for item in measure(setup):
             if isinstance(item, Figure):

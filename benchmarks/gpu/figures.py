@@ -30,8 +30,8 @@ class Detail:
     text: str
 
 
-# For an NVIDIA H200: what was measured on one, less what later changes should save. docs/gpu.md has predictions
-# from before anything had run, and docs/benchmarks.md what the present ones follow from.
+# For an NVIDIA H200: measurements on one, minus the expected savings of later changes. docs/gpu.md has predictions from
+# before any measurement. docs/benchmarks.md has the basis of the present ones.
 PREDICTED: dict[str, dict[str, str]] = {
     "env": {
         "copy in memory": "4,190 GB/s",
@@ -58,8 +58,8 @@ PREDICTED: dict[str, dict[str, str]] = {
     "profile": {
         "by position: a step of 264 users": "4.4 to 4.6 ms; 5.9 before tuning",
         "padded: a step of 264 users": "7.2 to 7.6 ms; 7.7 before gates were prefetched",
-        "padded: recurrence, forth and back": "2.3 to 2.7 ms; 2.8 before",
-        "padded: output layer": "0.6 ms, of the cross-entropy alone",
+        "padded: recurrence, forward and backward": "2.3 to 2.7 ms; 2.8 before",
+        "padded: output layer": "0.6 ms, of the cross-entropy only",
         "padded: gradients by weights, and update": "3.1 ms",
         "padded: products of cuBLAS": "0.9 ms",
         "padded: gathers and the rest": "0.25 ms",
@@ -93,13 +93,13 @@ def predicted(part: str, name: str) -> str:
 
 
 def page(measured: Mapping[str, Any]) -> str:
-    """Return a page of Markdown: what was measured beside what was predicted for an H200, part by part.
+    """Return a page of Markdown: measurements and predictions for an H200, part by part.
 
     Args:
         measured: the content of gpu.json: by the name of each part its ``status``, ``seconds``, ``figures`` and
             ``details``.
     """
-    lines = ["# Measured on a GPU, beside what was predicted", ""]
+    lines = ["# Measurements on a GPU, with predictions", ""]
     lines += ["Predictions are for one NVIDIA H200 at the full sizes.", ""]
     for name, part in measured.items():
         lines += [f"## {name}: {part['status']}, {part['seconds']:.0f} s", ""]

@@ -1,4 +1,4 @@
-"""The parts of `make gpu`. Each is a generator, so that the figures before a failure or the end of time are kept."""
+"""The parts of `make gpu`. Each is a generator, so that figures from before a failure or a timeout are not lost."""
 
 import os
 import platform
@@ -79,7 +79,7 @@ class Setup:
 
 
 def env(setup: Setup) -> Measured:
-    """Name the machine, and measure its memory's bandwidth and its products."""
+    """Describe the machine, and measure its memory bandwidth and its matrix products."""
     yield Figure("Python, torch, numpy", f"{platform.python_version()}, {torch.__version__}, {np.__version__}")
     yield Figure("Triton", _triton_version())
     yield Figure("CPU cores", len(os.sched_getaffinity(0)))
@@ -89,7 +89,7 @@ def env(setup: Setup) -> Measured:
         free, whole = torch.cuda.mem_get_info(device)
         yield Figure("GPU", f"{about.name}, compute capability {about.major}.{about.minor}, CUDA {torch.version.cuda}")
         yield Figure("multiprocessors", about.multi_processor_count)
-        yield Figure("memory, free and whole", f"{free / 1e9:.1f} and {whole / 1e9:.1f} GB")
+        yield Figure("memory, free and total", f"{free / 1e9:.1f} and {whole / 1e9:.1f} GB")
     if tool := shutil.which("nvidia-smi"):
         query = "--query-gpu=driver_version,power.limit,clocks.max.sm,clocks.max.memory"
         command = [tool, query, "--format=csv,noheader"]
@@ -110,7 +110,7 @@ def env(setup: Setup) -> Measured:
 
 
 def _fastest(work: Callable[[], object], device: torch.device) -> float:
-    """Return the seconds of the fastest of some repetitions."""
+    """Return the seconds of the fastest of several repetitions."""
     seconds = []
     for _ in range(8):
         began = time.perf_counter()
@@ -193,7 +193,7 @@ def engine(setup: Setup) -> Measured:
                 sizes=setup.sizes,
                 by_position=[by_position],
             )
-        except Exception as error:  # the other rows are worth measuring, whatever it is
+        except Exception as error:  # measure the other rows after any error
             yield failure(name, error)
             failed += 1
             continue
@@ -211,14 +211,14 @@ def engine(setup: Setup) -> Measured:
 
 
 def failure(name: str, error: Exception) -> Figure:
-    """Print an error with its place, and return the figure that stands for it."""
+    """Print an error with its place, and return a figure with the error."""
     traceback.print_exception(error)
     lines = str(error).strip().splitlines() or [""]
     return Figure(name, f"failed: {type(error).__name__}: {lines[0]:.100}")
 
 
 def central(setup: Setup) -> Measured:
-    """Measure milliseconds of a step of central training at batch 32 by precision, beside a plain PyTorch loop."""
+    """Measure milliseconds of a step of central training at batch 32 by precision, and of a plain PyTorch loop."""
     hparams = CentralBenchHParams((32,), turns=3, model=setup.sizes, precisions=setup.precisions)
     if setup.is_quick:
         hparams = replace(hparams, records=128, turns=2, users=2, threads=1)
@@ -227,7 +227,7 @@ def central(setup: Setup) -> Measured:
         yield Figure(name, 32e3 / rate, "ms a step")
         yield Figure(f"{name}: records", rate, "records/s")
     for name, distance in measured["distance"]["32"].items():
-        yield Figure(f"{name}: distance from the plain loop's model", distance, "of the way that training went")
+        yield Figure(f"{name}: distance from the plain loop's model", distance, "of the change by training")
 
 
 def ranks(setup: Setup) -> Measured:
@@ -282,7 +282,7 @@ def _rounds(precision: Precision, users: Held, setup: Setup) -> dict[str, float]
     first, again = train(used, start, 0), train(used, start, 0)
     after = {name: (value.cpu() + first.delta[name] / first.counts.weight).float() for name, value in start.items()}
     second = train(used, after, 1)
-    del used  # each engine takes all of the memory
+    del used  # each engine uses all of the memory
     resumed = train(CohortEngine(start, LAYOUT, hparams), after, 1)
     other = train(CohortEngine(start, LAYOUT, hparams), start, 0)
     return {

@@ -1,4 +1,4 @@
-"""The parts of `make gpu` that time kernels: where a step's time goes, and the recurrence with other tiles."""
+"""The parts of `make gpu` that time kernels: time by kind of kernel, and the recurrence with other tiles."""
 
 from functools import partial
 from typing import Any
@@ -15,9 +15,9 @@ from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 
 TILES = ((2**14, 2), (2**13, 3), (2**13, 2), (2**12, 4))  # bytes of a block of weights, and blocks loaded at once
-# Kernels by a part of their names; a kernel is of the first kind that fits.
+# Kernels by a part of their names; a kernel has the first kind that matches.
 KINDS = {
-    "recurrence, forth and back": ("_forwards", "_backwards", "_recur_positions"),
+    "recurrence, forward and backward": ("_forwards", "_backwards", "_recur_positions"),
     "output layer": ("_cross_entropy", "_predict"),
     "gradients by weights, and update": ("_descend",),
     "products of cuBLAS": ("gemm", "nvjet", "cutlass", "cublas", "aten::bmm"),
@@ -26,9 +26,9 @@ KINDS = {
 
 
 def profile(setup: Setup) -> Measured:
-    """Measure where the time of a micro-cohort goes: a step's milliseconds by kind of kernel, without CUDA graphs.
+    """Measure the time of a micro-cohort: milliseconds of a step by kind of kernel, without CUDA graphs.
 
-    The output layer by position is all of it, with its products; that of the padded step is the cross-entropy alone.
+    The output layer by position includes its products; that of the padded step is only the cross-entropy.
     """
     on_gpu = setup.device == "cuda"
     for by_position in (True, False):
@@ -58,9 +58,9 @@ def _profiled(setup: Setup, by_position: bool) -> tuple[Any, int]:
 
 
 def recurrence(setup: Setup) -> Measured:
-    """Measure the recurrence by position with other tiles: milliseconds of a step, each way.
+    """Measure the recurrence by position with other tiles: milliseconds of a step, forward and backward.
 
-    What is fastest here belongs into `BLOCK` and `STAGES` of `flsim.training.cohort.triton_recurrence`.
+    Set the fastest tiles as `BLOCK` and `STAGES` of `flsim.training.cohort.triton_recurrence`.
     """
     if setup.device != "cuda":
         yield Figure("tiles", "a CPU has no kernel with tiles")
@@ -72,7 +72,7 @@ def recurrence(setup: Setup) -> Measured:
         try:
             with patch.multiple(triton_positions, BLOCK=size, STAGES=stages):
                 events, steps = _profiled(setup, by_position=True)
-        except Exception as error:  # the other tiles are worth measuring, whatever it is
+        except Exception as error:  # measure the other tiles after any error
             yield failure(name, error)
             continue
         times = {"forth": 0.0, "back": 0.0}

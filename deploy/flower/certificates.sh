@@ -1,5 +1,6 @@
 #!/bin/sh
-# Certificates of a test federation: an authority of its own, and a SuperLink's certificate for the names it is reached by.
+# Certificates of a test federation: a new certificate authority, and a certificate of a SuperLink for its names and
+# addresses.
 #   certificates.sh FOLDER [NAME or ADDRESS]...
 # localhost and 127.0.0.1 are always among them: the SuperLink's own processes reach it there. Valid for a year.
 # Give ca.crt to every SuperNode and to everyone who runs `flwr run`; ca.key and superlink.key to nobody.
@@ -21,7 +22,7 @@ if [ -e superlink.key ]; then
     exit 2
 fi
 
-printf '[req]\ndistinguished_name = name\n[name]\n' >empty.cnf # or openssl would add what its own file says
+printf '[req]\ndistinguished_name = name\n[name]\n' >empty.cnf # without it, openssl adds values of its default file
 openssl genpkey -algorithm EC -pkeyopt ec_paramgen_curve:P-384 -out ca.key
 openssl req -config empty.cnf -x509 -new -key ca.key -out ca.crt -days 365 -subj "/CN=Authority of a test federation" \
     -addext basicConstraints=critical,CA:TRUE,pathlen:0 -addext keyUsage=critical,keyCertSign,cRLSign \

@@ -1,6 +1,6 @@
 #!/bin/sh
-# A SuperLink: where SuperNodes connect, where `flwr run` submits, and where the ServerApp and its evaluators run.
-# Set by variables of the environment; see README.md.
+# A SuperLink: SuperNodes connect to it, `flwr run` submits to it, and it runs the ServerApp and its evaluators. Set by
+# variables of the environment; see README.md.
 set -eu
 state=${FLSIM_STATE:?a folder for the database, the installed apps and nothing else}
 host=${FLSIM_HOST:-127.0.0.1}

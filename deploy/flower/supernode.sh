@@ -1,6 +1,6 @@
 #!/bin/sh
-# A SuperNode: trains the shard that it is asked to. It must see corpus and run folder under the server's paths.
-# Set by variables of the environment; see README.md.
+# A SuperNode: trains the shards that it is asked to train. It must have the corpus and the run folder under the
+# server's paths. Set by variables of the environment; see README.md.
 set -eu
 state=${FLSIM_STATE:?a folder for the installed apps and nothing else}
 superlink=${FLSIM_SUPERLINK:-127.0.0.1:8000}

@@ -1,10 +1,10 @@
 """Training in a known order, which never forgets in exact arithmetic, and forgets in floats when the difference rounds.
 
-Jagielski et al. (2022), section 5.2 and appendix D.2: Algorithm 3 estimates a mean by steps
-theta <- theta - 2 eta (theta - x) over examples in a fixed order. A step is one-to-one in theta for 0 < eta < 1/2, so
-two runs that once differed always differ (Theorem 2), and an attacker who reruns training tells them apart. A step
-also multiplies the difference by 1 - 2 eta. Floats hold differences down to the spacing of floats near theta, so the
-two runs become equal, for good, after about log2(difference / spacing) / log2(1 / (1 - 2 eta)) steps.
+Jagielski et al. (2022), section 5.2 and appendix D.2: Algorithm 3 estimates a mean by steps theta <- theta - 2 eta
+(theta - x) over examples in a fixed order. A step is one-to-one in theta for 0 < eta < 1/2. So two runs that once
+differed always differ (Theorem 2), and an attacker who repeats training can distinguish them. A step also multiplies
+the difference by 1 - 2 eta. Floats represent differences down to the spacing of floats near theta. So the two runs
+become equal, and remain equal, after about log2(difference / spacing) / log2(1 / (1 - 2 eta)) steps.
 """
 
 import math
@@ -52,7 +52,7 @@ def steps_until_equal(rate: float, moved: float, near: float = 1.0, bits: int = 
     Args:
         rate: eta.
         moved: size of the difference of the two examples.
-        near: size of theta meanwhile.
+        near: size of theta during these steps.
         bits: bits of the floats' significand.
     """
     first = difference(rate, 0, abs(moved))

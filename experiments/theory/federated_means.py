@@ -1,4 +1,4 @@
-"""Federated mean estimation by the platform's own rounds, to hold against `experiments.theory.mean_estimation`.
+"""Federated mean estimation by the platform's own rounds, to compare with `experiments.theory.mean_estimation`.
 
 The model is `experiments.theory.gaussian_words`, named as a custom model. Cohorts, local steps, sums and
 the server's step are those of `flsim run`.
@@ -54,7 +54,7 @@ class MeanUsers:
 
     @property
     def extra(self) -> ExtraUsers:
-        """Return that nobody takes part beside these users."""
+        """Return that nobody takes part in addition to these users."""
         return NOBODY
 
     def at(self, round_: int) -> "MeanUsers":
@@ -99,7 +99,7 @@ class FederatedMeans:
     def values(self) -> NDArray[np.int64]:
         """Return the users' values, int64 [users, positions].
 
-        All positions have the same values, normal over the users, and each position has them in an order of its own.
+        All positions have the same values, normal over the users, each in a different order.
         """
         quantiles = SPREAD * ndtri((np.arange(self.population) + 0.5) / self.population)
         rounded = np.rint(quantiles).astype(np.int64)
@@ -115,7 +115,7 @@ class FederatedMeans:
     def theta(self, seed: int, sign: int) -> Floats:
         """Return theta after each round, float64 [rounds + 1, positions], of the run in which the user holds sign v.
 
-        Runs of one seed have all cohorts in common.
+        Runs of one seed have the same cohorts.
         """
         options = {"positions": float(self.positions), "tau": float(SPREAD)}
         rate = gaussian_words.rate_for(self.rate, options)
@@ -135,7 +135,7 @@ class FederatedMeans:
     def pairs(self, seeds: int) -> Floats:
         """Return theta of runs with +v and of runs with -v, float64 [2, rounds, repetitions], from round 1 on.
 
-        No two runs have a seed in common.
+        All runs have different seeds.
         """
         return np.stack(
             [
@@ -155,6 +155,6 @@ def separation(pairs: Floats) -> tuple[Floats, Floats]:
 
 
 def accuracy(pairs: Floats) -> Floats:
-    """Return the share of runs that the sign of theta tells right, float64 [rounds]."""
+    """Return the share of runs that the sign of theta identifies correctly, float64 [rounds]."""
     right: Floats = ((pairs[0] > 0).mean(axis=-1) + (pairs[1] < 0).mean(axis=-1)) / 2
     return right

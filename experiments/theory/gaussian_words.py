@@ -10,7 +10,7 @@ NEVER = -1e9  # logit of the special tokens, which no record holds
 
 
 def values_of(vocabulary_size: int) -> Tensor:
-    """Return the number that each token id stands for, float32 [V]: consecutive integers around 0, NaN for others."""
+    """Return the number that each token id represents, float32 [V]: consecutive integers around 0, NaN for others."""
     layout = Layout(vocabulary_size)
     values = torch.full((vocabulary_size,), torch.nan)
     values[layout.first_word : layout.last_word + 1] = torch.arange(layout.words) - (layout.words - 1) / 2
@@ -18,12 +18,12 @@ def values_of(vocabulary_size: int) -> Tensor:
 
 
 class GaussianWords(TrainableModel):
-    """A normal distribution over the numbers that words stand for; its mean at each position is all that is learnt.
+    """A normal distribution over the numbers that words represent; only its mean at each position is learned.
 
     The logit of a word of value x at position t is -(x - theta_t)^2 / (2 tau^2). On a lattice of spacing 1 the
     normalizing sum depends on theta_t by less than exp(-2 pi^2 tau^2), as long as theta_t is several tau from either
     end. So the cross-entropy is (x - theta_t)^2 / (2 tau^2) and a constant, and a step of SGD is a step of mean
-    estimation (`experiments.theory.mean_estimation`), for each position on its own. `rate_for` has the learning rate.
+    estimation (`experiments.theory.mean_estimation`), for each position separately. `rate_for` has the learning rate.
 
     `options` are `positions`, the number of words of a record, and `tau`, at least 1.
     """
@@ -34,7 +34,7 @@ class GaussianWords(TrainableModel):
         self.register_buffer("values", values_of(vocabulary_size), persistent=False)
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return logits [B, T, V] of tokens int64 [B, T]; they depend on the position alone."""
+        """Return logits [B, T, V] of tokens int64 [B, T]; they depend only on the position."""
         time = tokens.shape[1]
         values: Tensor = self.values  # type: ignore[assignment]
         away = (values - self.theta[:time, None]) / float(self.hparams.options["tau"])

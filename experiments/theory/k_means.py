@@ -1,7 +1,7 @@
 """Two-means of three clusters, which never forgets an outlier.
 
-Jagielski et al. (2022), section 5.1 and appendix D.1. Clusters lie around -1, mu and 1 on a line, and two centres are
-learnt. A first data set D0 has points of the outer clusters alone, and in the runs IN one outlier of the middle one.
+Jagielski et al. (2022), section 5.1 and appendix D.1. Clusters are around -1, mu and 1 on a line, and two centres are
+learned. A first data set D0 has points of the outer clusters only, and in the runs IN one outlier of the middle one.
 Later data sets D1 have points of all three. The middle cluster must join a neighbour. Without the outlier it joins the
 right one, which is nearer. With the outlier the left centre begins nearer to the middle, and mostly takes that cluster
 over. That is another local optimum, so no number of later points undoes it.
@@ -29,7 +29,7 @@ class KMeansExperiment:
         outlier: the point that D0 has in the runs IN.
         first: m, the number of points of each outer cluster in D0.
         later: n, the number of points of each of the three clusters in a D1.
-        has_first: whether later training reads D0 again, beside each D1.
+        has_first: whether later training reads D0 again, in addition to each D1.
 
     Raises:
         InputError: a number of points is below 1.
@@ -102,7 +102,7 @@ def two_means(points: Floats) -> Floats:
 
 
 def lloyd(points: Floats, centres: Floats) -> Floats:
-    """Return the centres, float64 [trials, 2], where Lloyd's algorithm ends on points [trials, n] from centres.
+    """Return the final centres, float64 [trials, 2], of Lloyd's algorithm on points [trials, n] from centres.
 
     Raises:
         InputError: a cluster lost all its points, or the algorithm did not end.
@@ -117,4 +117,4 @@ def lloyd(points: Floats, centres: Floats) -> Floats:
         if np.array_equal(moved, centres):
             return moved
         centres = moved
-    raise InputError(f"k-means: not at rest after {MOST_STEPS:,} steps; take fewer points")
+    raise InputError(f"k-means: no convergence after {MOST_STEPS:,} steps; take fewer points")

@@ -82,7 +82,7 @@ class MeanEstimation:
     def separation(self, rounds: int) -> float:
         """Return d_k: the distance between the two models' means, in standard deviations of one model.
 
-        It is infinite if nothing is random: before the first random round, and where all users take part.
+        It is infinite if nothing is random: before the first random round, and if all users take part.
 
         Args:
             rounds: k, the number of rounds after the one that differs.
@@ -96,7 +96,7 @@ class MeanEstimation:
         return self.distance * math.sqrt(math.exp(rounds * log_a) * -math.expm1(log_a) / noise)
 
     def accuracy(self, rounds: int) -> float:
-        """Return Phi(d_k / 2), the accuracy of the best test where both histories are equally likely."""
+        """Return Phi(d_k / 2), the accuracy of the best test if both histories are equally likely."""
         return float(ndtr(self.separation(rounds) / 2))
 
     def true_positives(self, rounds: int, false_positives: float) -> float:

@@ -2,9 +2,9 @@
 
 McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017), Algorithm 1; with
 clip and noise, Thakkar et al. (2020), Algorithm 1. The order of this file is that of the algorithm. Other modules
-contain the rest: other algorithms (`algorithm`, `built_in`), steps of the server (`server_optimizers`), noise
-(`flsim.privacy.mechanism`), engines that train many users at once to the same result (`flsim.training.cohort`), the
-order of sums (`summation`), messages (`wire`), and settings with their checks (`rounds`).
+contain the rest: other algorithms (`algorithm`, `built_in`); steps of the server (`server_optimizers`); noise
+(`flsim.privacy.mechanism`); engines that train many users at once with the same result (`flsim.training.cohort`); the
+order of sums (`summation`); messages (`wire`); settings with their checks (`rounds`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence

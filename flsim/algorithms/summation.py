@@ -153,7 +153,7 @@ class TreeSum:
         return tree
 
     def add(self, reply: Reply) -> None:
-        """Add the reply of a shard or of a whole branch; raise ValueError for a reply that is not expected."""
+        """Add the reply of a shard or of a complete branch; raise ValueError for a reply that is not expected."""
         self._work |= {work.shard: work for work in reply.work}
         if isinstance(reply, BranchReply):
             self._total.add(reply.branch, reply.update)

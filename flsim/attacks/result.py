@@ -37,8 +37,8 @@ def over_seeds(frame: pd.DataFrame, by: Sequence[str], value: Mapping[str, str])
         value: columns of values, each with the prefix of its interval's columns ``low`` and ``high``.
 
     Returns:
-        A row per group, in the order of the frame, with the columns of `by`, ``seeds`` (number of rows), and the mean
-        of each value with the ends of its 95% interval by Student's t over seeds; NaN if no seed has the value.
+        A row per group, in the order of the frame. Columns: those of `by`; ``seeds`` (number of rows); the mean of
+        each value with the ends of its 95% interval by Student's t over seeds. NaN if no seed has the value.
     """
     rows = []
     for key, group in frame.groupby(list(by), sort=False, dropna=False):

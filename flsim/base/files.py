@@ -383,7 +383,7 @@ def file_digest(path: Path) -> str:
 
 
 @lru_cache(maxsize=1_024)
-def _digest_of(path: Path, *signature: int) -> str:  # noqa: ARG001 (it tells one state of the file from the next)
+def _digest_of(path: Path, *signature: int) -> str:  # noqa: ARG001 (a key of the cache)
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

@@ -252,10 +252,10 @@ class Roc:
         """Return an interval of the true-positive rate at a false-positive rate in the population.
 
         The population's rate at the k-th highest score of n others is distributed as Beta(k, n - k + 1), or is
-        conservative if scores are equal. Therefore one score is a threshold whose false-positive rate is at most
-        `level`, and another score is a threshold whose rate is at least `level`, each with an error probability of a
-        quarter of 1 - `confidence`. The members above each threshold have the interval of Clopper and Pearson, each
-        with another quarter. Members and others are assumed independent. The coverage of the interval is at least
+        conservative if scores are equal. Therefore one score is a threshold with a false-positive rate of at most
+        `level`, and another one is a threshold with a rate of at least `level`. Each holds with an error probability of
+        (1 - `confidence`) / 4. The members above each threshold have the interval of Clopper and Pearson, each with the
+        same error probability. Members and others are assumed independent. The coverage of the interval is at least
         `confidence`.
         """
         tail = (1 - confidence) / 4
@@ -356,7 +356,7 @@ def log_rank_p(one: Sequence[tuple[int, bool]], other: Sequence[tuple[int, bool]
     It is NaN if a group is empty, and 1 if there was no event, or all events were at the same time.
 
     Args:
-        one: the times of a group, each with whether it is censored: the event was not seen until then.
+        one: the times of a group, each with whether it is censored (the event was not observed by then).
         other: the same of the other group.
     """
     if not one or not other:

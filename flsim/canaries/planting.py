@@ -190,8 +190,8 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
         rounds: number of rounds of training, for windows that are fractions of it.
 
     Raises:
-        InputError: canaries are longer than records, the vocabulary is too small, a window does not fit the rounds,
-            held-out users have too few records with this number of words, or a template does not fit the corpus.
+        InputError: canaries are longer than records; the vocabulary is too small; a window does not fit the rounds;
+            held-out users have too few records with this number of words; or a template does not fit the corpus.
     """
     layout = corpus.layout
     planted = configurations(hparams)

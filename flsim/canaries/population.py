@@ -4,10 +4,10 @@ A population on disk is a small folder in addition to the corpus:
 
     roster.parquet     a row per canary (flsim.canaries.roster)
     overlay.i64/.u16   replaced records, counted in the population's own order, and their canaries
-    twin.u32           IID only: the corpus' records in their new order (twin.i64 where there are more than 2^32)
-    twin_users.i64     IID only: where each synthetic user starts in that order, and its end
-    kept.u32           only of a run that leaves records out (`flsim.data.withheld`): the others, as positions in the
-                       corpus, which everything above counts (kept.i64 where there are 2^32 or more in the corpus)
+    twin.u32           IID only: the corpus' records in their new order (twin.i64 if there are more than 2^32)
+    twin_users.i64     IID only: start of each synthetic user in that order, and the end of the last one
+    kept.u32           only of a run that excludes records (`flsim.data.withheld`): the others, as positions in the
+                       corpus, which everything above counts (kept.i64 if there are 2^32 or more in the corpus)
     population.json    partition, digest of the corpus, counts, digests of the files above
 """
 
@@ -283,7 +283,7 @@ def open_population(folder: Path, corpus: Corpus) -> tuple[Population, tuple[Can
         if not overlay.is_of(split.records, canaries):
             raise ValueError("planted records or canaries do not exist")
         twin = None
-        if description["world" if "world" in description else "partition"] == "iid":  # older runs use the key "world"
+        if description["world" if "world" in description else "partition"] == "iid":  # older runs use another key
             dtype = order_dtype(split.records)
             order = flat_file(folder / ORDER_FILES[dtype], dtype, split.records)
             twin = Twin(order, flat_file(folder / "twin_users.i64", "<i8", len(split) + 1))

@@ -9,9 +9,9 @@
 The columns of `LATER` are only in rosters that need them. Without them all canaries are planted in every round:
 
     is_planted                             false for a control, which is drawn and measured like the others
-    coin                                   the coin that decided whether it is planted; missing where no coin did
+    coin                                   the coin that decided whether it is planted; missing without a coin
     first_round, last_round                the rounds in which it is planted, from 1; missing for no bound
-    pseudo_users                           pseudo-users who inject it in its first round; missing where users hold it
+    pseudo_users                           pseudo-users who inject it in its first round; missing if users hold it
     template                               the template that the phrase fills; missing for none
     is_natural                             true for text of a held-out user, which is no random phrase
 """

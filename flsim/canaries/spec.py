@@ -62,7 +62,7 @@ def bounds_of(window: Window, rounds: int | None) -> Bounds:
 
     Args:
         window: the window.
-        rounds: number of rounds of the whole training; None if it is unknown.
+        rounds: number of rounds of the complete training; None if it is unknown.
 
     Raises:
         InputError: the window is a fraction and `rounds` is unknown, or it begins after the last round.
@@ -91,7 +91,7 @@ def injection_bounds(at: float, rounds: int | None) -> Bounds:
 
     Args:
         at: completed rounds, or a fraction of training below 1.
-        rounds: number of rounds of the whole training; None if it is unknown.
+        rounds: number of rounds of the complete training; None if it is unknown.
 
     Raises:
         InputError: `at` is a fraction and `rounds` is unknown, or the round is after the last round.
@@ -147,8 +147,8 @@ class CanaryHParams:
         injection_users: With injections: number of pseudo-users of each canary. Unit: users.
         injection_copies: With injections: records of each pseudo-user; all are the canary. Unit: records.
         template: With source "template": text with holes for secrets, e.g. "the random number is {d9}" for 9 digits.
-            {l9} stands for letters, {w2} for words of the vocabulary, {card} for a payment card number, {ssn} for a US
-            social security number. In a corpus of words each digit or letter is a token. {k5} stands for a key, which
+            Other holes: {l9} for letters; {w2} for words of the vocabulary; {card} for a payment card number; {ssn} for
+            a US social security number. In a corpus of words each digit or letter is a token. {k5} is a key, which
             attackers know, and which differs for each canary: 5 letters, or words in a corpus of words. Attackers know
             the text before the first secret. The length of the template replaces `length` and evaluation.prefix.
 

@@ -75,9 +75,9 @@ def table(
     The columns are those of Thakkar et al. (2020): RS counts the canaries that Random Sampling extracts, and BS
     those that Beam Search extracts. For runs of a sweep, published values are printed next to the measured values.
 
-    If a setting has two or more seeds, the table holds means with intervals over seeds, and a paired test compares IID
-    with non-IID, at the end of training and at equal perplexity. P-values of several settings are also corrected for
-    the number of settings (Holm). --each-seed shows a row for each run instead, as CSV and Parquet do.
+    If a setting has two or more seeds, the table shows means with intervals over seeds. A paired test compares IID with
+    non-IID, at the end of training and at equal perplexity. P-values of several settings are also corrected for the
+    number of settings (Holm). --each-seed shows a row for each run instead, as CSV and Parquet do.
 
     Example: flsim table runs/iid runs/non-iid --format csv
 

@@ -5,10 +5,10 @@
     train/  heldout/  test/  split.json    token layout and counts, so that a split can be read without the rest
                              tokens.u16    word ids of all records, one after another; tokens.u32 if the
                                            vocabulary has more than 65,536 ids
-                             records.i64   where each record starts among the tokens, and its end
-                             users.i64     where each user starts in records.i64, and its end
+                             records.i64   start of each record among the tokens, and the end of the last one
+                             users.i64     start of each user in records.i64, and the end of the last one
                              names.json    the users' names
-    heldout-whole/  test-whole/  the same authors, neither cut into users nor dropped; where an import cut them
+    heldout-whole/  test-whole/  the same authors, neither cut into users nor dropped; only if an import cut them
 
 Held-out and test users are never trained on. All numbers are little-endian.
 """

@@ -21,7 +21,7 @@ REASONS = {
     "posts_without_owner": "whose author is not known",
     "posts_without_text": "without a text",
     "posts_without_user": "whose author is not known",
-    "posts_without_words": "without words: formulas, code or pictures alone",
+    "posts_without_words": "without words: only formulas, code or pictures",
     "records_duplicated": "that repeat an earlier record",
     "records_near_duplicated": "that are similar to an earlier record",
     "records_not_utf8": "that are not UTF-8 text",

@@ -15,7 +15,7 @@ WINDOW = 2**20  # values
 
 
 def windows(values: NDArray[Any], size: int | None = None, overlap: int = 0) -> Iterator[tuple[int, NDArray[Any]]]:
-    """Yield consecutive pieces of a whole array, each with the index where it starts.
+    """Yield consecutive pieces of an array, each with the index of its start.
 
     Pieces of a memory-mapped file are read, because touched pages of a mapping count as memory of this process.
 

@@ -72,7 +72,7 @@ class Spellings:
 
     @cached_property
     def _flat(self) -> tuple[NDArray[np.int64], NDArray[np.uint16]]:
-        """Return where each word begins, int64 [words + 1], in symbols of all words, each with a space after it."""
+        """Return the begin of each word, int64 [words + 1], in symbols of all words, each with a space after it."""
         flat = [SYMBOLS.index(symbol) for text in self.texts for symbol in f"{text} "]
         ends = np.cumsum([len(text) + 1 for text in self.texts])
         return np.concatenate([[0], ends]), np.array(flat, np.uint16)

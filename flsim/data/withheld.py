@@ -2,7 +2,7 @@
 
 user_holdout     a share of each user's records, which no run trains on: fresh text of known users, for user inference
                  (Kandpal et al., "User Inference Attacks on Large Language Models", 2023, section 3)
-shadow           each user, or each record, is trained on only if a fair coin of the run's seed says so: runs of many
+shadow           each user, or each record, is trained on only if a fair coin of the run's seed is heads: runs of many
                  seeds are the shadow models of Carlini et al., "Membership Inference Attacks From First Principles"
                  (2022), section 4
 """

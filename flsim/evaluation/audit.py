@@ -1,7 +1,7 @@
-"""The audit of models that are not flsim's: any model with `start` and `step` as in `LanguageModel`.
+"""The audit of models from other systems: any model with `start` and `step` of `LanguageModel`.
 
-Every answer of such a model is checked before anything is concluded from it. A model in training mode, or one whose
-log-probs are logits, gives ranks that look like results.
+All outputs of such a model are checked before they are used, because a model in training mode, or with logits instead
+of log-probs, gives plausible but wrong ranks.
 """
 
 import importlib
@@ -35,17 +35,17 @@ from flsim.results.rows import REFERENCES, Row
 
 CPU = torch.device("cpu")
 Made = TypeVar("Made")
-SLACK = 1e-2  # nats by which half a batch, TF32 or another kernel may change a score
+SLACK = 1e-2  # nats tolerance of scores for other batch sizes, TF32 or other kernels
 IMPOSSIBLE = torch.finfo(torch.float16).min  # nats, in every type
-SUM_SLACK = 1e-3  # by which rounding may change the sum of probabilities
+SUM_SLACK = 1e-3  # tolerance of the sum of probabilities for rounding
 
 
 class ForwardModel(nn.Module):
     """A causal module as a `LanguageModel`; each step reads all tokens so far again.
 
-    It is simple, and correct for any map from tokens to logits. A model with a cache of its own is faster through its
-    own `start` and `step`. A state is the tokens int64 [N, context] and the number of tokens so far, int64 [N], so that
-    rows of different lengths can be stepped at once.
+    It is simple, and correct for any map from tokens to logits. A model with a cache is faster with custom `start` and
+    `step`. A state is the tokens int64 [N, context] and the number of tokens so far, int64 [N], so that rows of
+    different lengths can be stepped at once.
     """
 
     def __init__(self, module: nn.Module, context: int) -> None:
@@ -64,12 +64,13 @@ class ForwardModel(nn.Module):
         return self._answer(read.scatter(1, place[:, None], tokens[:, None]), place + 1)
 
     def _answer(self, read: Tensor, lengths: Tensor) -> tuple[State, Tensor]:
-        tokens = read[:, : int(lengths.max())]  # tokens after a row's own do not matter to a causal module
+        tokens = read[:, : int(lengths.max())]  # tokens after the end of a row do not affect a causal module
         output = self.module(tokens)
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != tokens.shape:
             raise InputError(
-                f"forward must map tokens [B, T] to logits [B, T, V]; of {list(tokens.shape)} it made {_shape(logits)}"
+                f"forward must map tokens [B, T] to logits [B, T, V]; for {list(tokens.shape)}, it returned "
+                f"{_shape(logits)}"
             )
         last = logits[torch.arange(len(tokens), device=tokens.device), lengths - 1]
         return (read, lengths), last.to(torch.promote_types(last.dtype, torch.float32)).log_softmax(-1)
@@ -80,8 +81,8 @@ def from_forward(module: nn.Module, context: int) -> ForwardModel:
 
     Args:
         module: causal module; logits at a position are of the next token. It may also return an object with `.logits`.
-        context: number of tokens that it reads; of longer sequences it reads the last ones. BOS and the longest canary
-            are enough for canaries; for utility BOS and a record (20 words).
+        context: number of tokens that it reads; for longer sequences, it reads the last tokens. BOS and the longest
+            canary are enough for canaries; for utility BOS and a record (20 words).
     """
     if context < 1:
         raise InputError(f"context must be at least 1 token, found {context}")
@@ -89,11 +90,11 @@ def from_forward(module: nn.Module, context: int) -> ForwardModel:
 
 
 class Checked:
-    """A `LanguageModel` whose answers are all checked; without gradients.
+    """A `LanguageModel` with checks of all outputs, and without gradients.
 
     Args:
         model: the model.
-        layout: the token layout, which tells which ids exist.
+        layout: the token layout, which determines which ids exist.
         name: name of the model, for errors.
 
     Raises:
@@ -104,8 +105,8 @@ class Checked:
         for method in ("start", "step"):
             if not callable(getattr(model, method, None)):
                 raise InputError(
-                    f"{name}: made a {type(model).__name__}, which has no method {method}; give it start and step, or "
-                    f"wrap a module with flsim.evaluation.audit.from_forward(module, context)"
+                    f"{name}: returned a {type(model).__name__}, which has no method {method}; give it start "
+                    "and step, or wrap a module with flsim.evaluation.audit.from_forward(module, context)"
                 )
         self.model, self.layout, self.name = model, layout, name
 
@@ -128,7 +129,8 @@ class Checked:
         if not isinstance(state, tuple) or any(not isinstance(p, Tensor) or p.shape[:1] != (rows,) for p in state):
             raise self._wrong(method, f"must return a state that is a tuple of tensors with a row for each of {rows}")
         self._check(method, log_probs, rows)
-        # Padding and BOS may be impossible, which no attack scores; but infinity would look like an overflow.
+        # Padding and BOS can have probability 0, because attacks do not score them; infinity is replaced, because it
+        # would look like an overflow.
         return state, log_probs.masked_fill(log_probs.isneginf(), IMPOSSIBLE)
 
     def _check(self, method: str, log_probs: Any, rows: int) -> None:
@@ -137,11 +139,11 @@ class Checked:
             raise self._wrong(method, f"must return log-probs, a tensor of floats, found {_shape(log_probs)}")
         if log_probs.shape != (rows, size):
             raise self._wrong(
-                method, f"returned log-probs {_shape(log_probs)}, but the vocabulary asks for [{rows}, {size}]"
+                method, f"returned log-probs {_shape(log_probs)}, but the vocabulary requires [{rows}, {size}]"
             )
         if bool(log_probs.isnan().any()):
             raise self._wrong(method, "returned log-probs that are NaN")
-        # The last bits of a half's log-probs are less precise than their sum requires.
+        # The last bits of a half's log-probs are not precise enough for this sum.
         slack = max(SUM_SLACK, 8 * torch.finfo(log_probs.dtype).eps)
         sums = log_probs.to(torch.promote_types(log_probs.dtype, torch.float32)).logsumexp(1).exp()
         worst = float(sums[(sums - 1).abs().argmax()])
@@ -151,7 +153,7 @@ class Checked:
                 f"returned log-probs whose probabilities sum to {worst:.6g}, not to 1; logits need a log_softmax",
             )
         if not bool(log_probs[:, layout.first_word : layout.last_word + 1].isfinite().all()):
-            raise self._wrong(method, "gave a word the probability 0, so that its log-perplexity is infinite")
+            raise self._wrong(method, "gave a word the probability 0, so its log-perplexity is infinite")
 
     def _wrong(self, method: str, what: str) -> InputError:
         return InputError(f"{self.name}: {method} {what}")
@@ -200,8 +202,8 @@ def audit(
 
     Args:
         model: a model with `start` and `step`; a module is moved to the device and put into evaluation mode.
-        canaries: phrases that may have been in its training data; p_u and p_e are ignored.
-        layout: the token layout, which tells which ids are words.
+        canaries: phrases that are possibly in its training data; p_u and p_e are ignored.
+        layout: the token layout, which defines which ids are words.
         hparams: settings of the evaluation.
         seed: seed of R, and of the choice of test users.
         name: name of the model, in the rows (as the run, of round 0) and in errors.
@@ -209,7 +211,7 @@ def audit(
         test: users to measure utility on; None for no rows of utility.
 
     Raises:
-        InputError: the model breaks the protocol, or a canary is no longer than the prefix.
+        InputError: the model breaks the protocol, or a canary is not longer than the prefix.
     """
     checked = Checked(model, layout, name)
     refuse_short(canaries, hparams)
@@ -241,8 +243,8 @@ def model_of_factory(spec: str, option: str = "") -> Any:
     """Return the result of a factory, whose code is executed; prints go to standard error.
 
     Args:
-        spec: ``package.module:factory``, importable from here or installed, or ``path/to/model.py:factory``, which can
-            import its neighbours. The factory takes no arguments.
+        spec: ``package.module:factory``, importable from the current folder or installed, or
+            ``path/to/model.py:factory``, which can import files of its folder. The factory takes no arguments.
         option: the beginning of messages, such as "--model ".
 
     Raises:

@@ -1,4 +1,4 @@
-"""The evaluation of one model: every canary by the attacks, and the model's utility."""
+"""The evaluation of one model: the attacks on every canary, and the utility of the model."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -42,20 +42,21 @@ class EvaluationHParams:
     """Settings of an evaluation; the defaults are the paper's (section 4.1, "Evaluation Methods").
 
     Attributes:
-        references: Number |R| of references, random continuations that each canary is ranked against. Unit: references.
+        references: Number |R| of references, which are random continuations for the rank of each canary. More
+            references give larger possible exposures, and take more time. Unit: references.
         beam_width: Number of phrases that Beam Search keeps at each step. Unit: phrases.
-        prefix: Number of a canary's first words that the attacker knows; of canaries.template it is the text before the
-            first hole, and this number has no effect. Unit: words.
+        prefix: Number of a canary's first words that the attacker knows; for canaries.template, it is the text before
+            the first hole, and this number has no effect. Unit: words.
         test_users: Number of test users that utility is measured on, drawn once from the seed. If the corpus has
             complete test authors, each of these authors is one user. When not set, or if the corpus has fewer: all.
             Unit: users.
-        decide: Measure only whether each canary is memorized, at a fraction of the cost of its rank; without exposure
-            then.
+        decide: Measure only whether each canary is memorized, at a fraction of the cost of its rank. Exposure is then
+            not available.
         also: Further measures; see docs/measures.md.
         samples: Number of sequences that the measures "space" and "generation" draw. Unit: sequences.
         nodes: Largest number of prefixes that the searches of the measures "space" and "path" read. Unit: prefixes.
-        weight_bits: Bits that each of the model's weights is rounded to before it is measured. When not set: weights
-            stay as trained. Unit: bits.
+        weight_bits: Number of bits to which weights are rounded before measuring. When not set: weights are not
+            rounded. Unit: bits.
         utility_only: Measure only the utility of the model, and no canaries.
     """
 
@@ -71,14 +72,14 @@ class EvaluationHParams:
     utility_only: bool = False
 
     def refuse_too_large(self, length: int, continuations: int) -> None:
-        """Refuse references and beams that do not fit this machine's memory.
+        """Raise InputError if references or beams exceed the memory of this machine.
 
         Args:
             length: number of the unknown words of a canary.
-            continuations: number of phrases that those words can be; a beam keeps no more.
+            continuations: number of possible phrases of these words, which limits a beam.
 
         Raises:
-            InputError: they do not fit it.
+            InputError: they exceed the memory.
         """
         refuse_too_many(self.references, length)
         width = min(self.beam_width, continuations)
@@ -97,26 +98,27 @@ def evaluate(
     round: int,
     without: Sequence[LanguageModel] = (),
 ) -> list[Row]:
-    """Return all measurements of one model, as a function of the arguments alone, in whatever order canaries are.
+    """Return all measurements of one model, as a function of the arguments only, for any order of canaries.
 
-    R is one draw from the seed for all canaries, rounds and runs, so that their exposures are paired.
+    R is one draw from the seed for all canaries, rounds and runs, so their exposures are paired.
 
     Args:
         model: the model, on any device.
         canaries: the planted canaries.
-        test: users whose text holds no canary.
+        test: users whose text has no canary.
         hparams: settings of the evaluation.
         seed: the experiment's seed.
         run: name of the run in the rows; see `flsim.results.rows.identity_of`.
         round: number of completed rounds.
-        without: models that never saw the canaries, to calibrate exposures by; for every canary they score all of R.
+        without: models that were not trained on the canaries, to calibrate exposures; they score all of R for every
+            canary.
 
     Returns:
         Rows of each canary, in the order of their ids, then those of the model; see `flsim.results.rows.Row`.
 
     Raises:
         Diverged: a parameter or a score is not finite.
-        InputError: a canary is no longer than the prefix, or model and test users do not fit.
+        InputError: a canary is not longer than the prefix, or the vocabularies of model and test users differ.
     """
     _refuse_mismatch(model, canaries, test, hparams)
     try:
@@ -148,7 +150,7 @@ def _refuse_mismatch(
             f"{test.layout.vocabulary_size:,}; evaluate it on the corpus that it was trained on"
         )
     if not len(test):
-        raise InputError("the corpus has no test users to measure utility on; import it with a larger test split")
+        raise InputError("the corpus has no test users for utility; import it with a larger test split")
     refuse_short(canaries, hparams)
     for template in {canary.template for canary in canaries if canary.template}:
         refuse_uncounted(template.template, hparams.also)
@@ -160,17 +162,17 @@ def refuse_uncounted(template: str, also: Sequence[str]) -> None:
     for hole in ("{card}", "{ssn}"):
         if hole in template and counting:
             raise InputError(
-                f"evaluation.also: {counting[0]} does not count fillings of {hole}; use {{dN}}, or leave it out"
+                f"evaluation.also: {counting[0]} does not count fillings of {hole}; use {{dN}}, or remove the measure"
             )
 
 
 def known_words(canary: Canary, hparams: EvaluationHParams) -> int:
-    """Return how many of a canary's first words the attacker knows: `prefix`, or the text before a secret."""
+    """Return the number of a canary's first words that the attacker knows: `prefix`, or the text before a secret."""
     return canary.template.known if canary.template else hparams.prefix
 
 
 def count_references(canaries: Sequence[Canary], hparams: EvaluationHParams) -> int:
-    """Return |R|: the number in the settings, or of a small template all fillings that are no canary."""
+    """Return |R|: the number in the settings, or, for a small template, all fillings that are not canaries."""
     templates = {canary.template.hidden for canary in canaries if canary.template}
     counts = (one.count_references(hparams.references, len(_secrets(one, canaries))) for one in templates)
     return min(counts, default=hparams.references)
@@ -188,7 +190,7 @@ def refuse_short(canaries: Sequence[Canary], hparams: EvaluationHParams) -> None
 
 def _refuse_non_finite(model: TrainableModel) -> None:
     """Raise Diverged if a parameter is not finite."""
-    # A NaN compares false with everything, so that every canary would come out as memorized.
+    # Comparisons with NaN are false, so every canary would count as memorized.
     for name, parameter in model.named_parameters():
         bad = parameter.numel() - int(parameter.isfinite().sum())
         if bad:
@@ -204,7 +206,7 @@ def measure_canaries(
     device: torch.device,
     without: Sequence[LanguageModel] = (),
 ) -> list[tuple[str, dict[str, float]]]:
-    """Return (id, metric -> value) of each canary, in the order of ids, by a model that reads tokens on `device`."""
+    """Return (id, metric -> value) of each canary, in the order of ids, with a model that reads tokens on `device`."""
     chosen = _chosen("canary", hparams) | {measure.name: measure for measure in WITH_OTHER_MODELS if without}
     drawn = {
         space: _references(*space, canaries, layout, hparams, seed).to(device)
@@ -238,7 +240,7 @@ def measure_canaries(
 
 
 def _space(canary: Canary, hparams: EvaluationHParams) -> tuple[Secrets | None, int]:
-    """Return what is hidden of a canary: its template, and its length; canaries for which both are equal share R."""
+    """Return the template and the length of the hidden part; canaries with equal values share R."""
     return canary.template and canary.template.hidden, len(canary.tokens) - known_words(canary, hparams)
 
 
@@ -250,7 +252,7 @@ def _references(
     hparams: EvaluationHParams,
     seed: int,
 ) -> torch.Tensor:
-    """Return R, int64 [|R|, length]: random words, or fillings of a template that are no canary."""
+    """Return R, int64 [|R|, length]: random words, or fillings of a template that are not canaries."""
     if template is None:
         return references(seed, hparams.references, length, layout)
     secrets = _secrets(template, canaries)
@@ -294,10 +296,10 @@ def _chosen(subject: Subject, hparams: EvaluationHParams) -> dict[str, Measure]:
 
 
 def measures(also: Iterable[str]) -> dict[str, Measure]:
-    """Return measures by the names that `also` lists, executing the files of a user's own.
+    """Return measures by the names that `also` lists, executing custom files.
 
     Raises:
-        InputError: a name is unknown, a file fails, or it has no fit `Measure`.
+        InputError: a name is unknown, a file fails, or it has no valid `Measure`.
     """
     taken = dict.fromkeys(TAKEN, "a table of results")
     taken |= {column: "flsim" for quantity in QUANTITIES.values() for column in names_of(quantity)}
@@ -325,7 +327,7 @@ def refuse_own_of_model(also: Iterable[str]) -> None:
     """Raise InputError if a custom measure is of the model, which is measured only with test users."""
     for name, measure in measures(also).items():
         if measure.subject == "model":
-            raise InputError(f"{name}: measures the model, which takes test users; name a --corpus that has some")
+            raise InputError(f"{name}: measures the model, which needs test users; name a --corpus with test users")
 
 
 def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[str, float]:
@@ -333,7 +335,7 @@ def values_of(name: str, measure: Measure, probe: Probe | ModelProbe) -> dict[st
 
     Raises:
         RunFailed: a custom measure failed, and the message names its file and line; or it changed the model or the
-            words that it read, or computed something else than finite numbers of its quantities.
+            words that it read, or did not compute finite numbers for its quantities.
         Diverged: a built-in measure met a value that is not finite.
     """
     if not is_custom(name):
@@ -361,28 +363,28 @@ def _number(name: str, quantity: Quantity | None, key: object, value: object, wh
         raise RunFailed(
             f"{name}: computed {key!r:.60} of {where}, which is not one of its quantities; add it to the quantities"
         )
-    is_scalar = getattr(value, "shape", None) == () and hasattr(value, "item")  # a tensor's or an array's number
+    is_scalar = getattr(value, "shape", None) == () and hasattr(value, "item")  # the number in a tensor or an array
     number = value.item() if is_scalar else value  # type: ignore[attr-defined]
     problem = ""
     if not isinstance(number, Real):
-        problem = "not a number; return a number, or leave the value out"
+        problem = "not a number; return a number, or omit the value"
     elif not math.isfinite(number):
-        problem = "not finite; return a finite number, or leave the value out"
+        problem = "not finite; return a finite number, or omit the value"
     elif quantity.is_flag and number not in (0, 1):
         problem = "not a flag; return 1 if the canary is memorized, otherwise 0"
     elif quantity.kind == "count" and number % 1:
         problem = "not a count; return an integer"
     elif quantity.is_log and number <= 0:
-        problem = "not above 0, as a logarithmic axis needs it"
+        problem = "not above 0, which a logarithmic axis requires"
     if problem:
         raise RunFailed(f"{name}: {quantity.name} of {where} is {number!r:.60}, which is {problem}")
     return float(number)  # type: ignore[arg-type]
 
 
 def _fit(measure: object, name: str) -> Measure:
-    """Return a custom measure; raise InputError if it is none, or its quantities cannot be stored or shown."""
+    """Return a custom measure; raise InputError if it is not a measure, or its quantities are invalid."""
     if not isinstance(measure, Measure):
-        raise InputError(f"{name}: is a {type(measure).__name__}, not a flsim.measures.Measure; make it one")
+        raise InputError(f"{name}: found a {type(measure).__name__}, not a flsim.measures.Measure; use a Measure")
     if not callable(measure.compute) or not isinstance(measure.quantities, tuple) or not measure.quantities:
         raise InputError(f"{name}: a Measure needs a function `compute` and a tuple of at least one Quantity")
     if measure.family is not None:
@@ -395,7 +397,7 @@ def _fit(measure: object, name: str) -> Measure:
         except InputError as error:
             raise InputError(f"{name}: {error}") from error
     if len({quantity.subject for quantity in measure.quantities}) > 1:
-        raise InputError(f"{name}: quantities of canaries and of the model are two measures; split it")
+        raise InputError(f"{name}: quantities of canaries and of the model need two measures; split this measure")
     return measure
 
 
@@ -410,8 +412,8 @@ def refuse_failing(
     """Call each of custom measures once, of an untrained model, one canary and one test user.
 
     Raises:
-        InputError: a file failed, or has no fit `Measure`; or a measure failed, or computed something else than finite
-            numbers of its quantities. The message names the file.
+        InputError: a file failed, or has no valid `Measure`; or a measure failed, or did not compute finite numbers for
+            its quantities. The message names the file.
     """
     measures(hparams.also)
     own = tuple(name for name in hparams.also if is_custom(name))
@@ -426,7 +428,7 @@ def refuse_failing(
         raise InputError(f"evaluation.also: {error} (tried with an untrained model)") from error
 
 
-# The token ids that Beam Search writes after the known words of canaries.
+# The token ids that Beam Search generates after the known words of canaries.
 
 
 def write_on(
@@ -434,7 +436,7 @@ def write_on(
 ) -> dict[str, tuple[int, ...]]:
     """Return, by the id of each canary, its known words and the most likely continuation that a beam search finds.
 
-    A canary is extracted where these are its own tokens.
+    A canary is extracted if these are its tokens.
 
     Args:
         model: the model, on its device.
@@ -443,7 +445,7 @@ def write_on(
         hparams: prefix, beam width and bits of weights, as in an evaluation.
 
     Raises:
-        InputError: the prefix leaves nothing of a canary.
+        InputError: the prefix covers a complete canary.
         Diverged: a log-probability is not finite.
     """
     refuse_short(canaries, hparams)

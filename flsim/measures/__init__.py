@@ -1,6 +1,6 @@
 """The measures of an evaluation; `flsim.measures.built_in` has those of flsim.
 
-A user's measure is a file with a `Measure` and its `Quantity`s, which ``evaluation.also`` names as
+A custom measure is a file with a `Measure` and its `Quantity`s, which ``evaluation.also`` names as
 ``path/to/file.py:NAME``.
 """
 

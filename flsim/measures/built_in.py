@@ -1,6 +1,6 @@
 """The built-in measures: what each computes, and how its numbers are described and shown.
 
-Results are shown without torch. So functions import the mathematics, in `flsim.measures.memorization` and
+Results are shown without torch. Therefore functions import the mathematics, in `flsim.measures.memorization` and
 `flsim.measures.prediction`, when they are called.
 """
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 LOG_PERPLEXITY = Quantity(
     name="log_perplexity",
-    description="Negative log-likelihood of a canary's unknown words after its known ones.",
+    description="Negative log-likelihood of a canary's unknown words after its known words.",
     unit="nats",
     title="Log-perplexity",
     heading="Nats",
@@ -41,7 +41,7 @@ RANK = Quantity(
 )
 EXPOSURE = Quantity(
     name="exposure",
-    description="By how many bits of guessing the model narrows down a canary among random continuations.",
+    description="Number of bits by which the model reduces the work of guessing a canary among random continuations.",
     unit="bits",
     better="lower",
     title="Exposure",
@@ -69,7 +69,7 @@ MEMORIZED = Quantity(
 
 
 def random_sampling(probe: Probe) -> dict[str, float]:
-    """Rank a canary among R; with `decide` only tell whether it comes first, at a fraction of the cost."""
+    """Rank a canary among R; with `decide`, compute only whether it has rank 1, at a fraction of the cost."""
     from flsim.measures.memorization.exposure import exposure
 
     if probe.decide:
@@ -93,7 +93,7 @@ RANDOM_SAMPLING = Measure(
 
 EXTRACTED = Quantity(
     name="bs",
-    description="Whether a beam search from the canary's known words ends in its unknown ones.",
+    description="Whether a beam search from the canary's known words ends in its unknown words.",
     better="lower",
     kind="flag",
     title="Beam Search",
@@ -122,7 +122,7 @@ BEAM_SEARCH = Measure("beam search", search, (EXTRACTED,), "extraction by beam s
 
 ACCURACY = Quantity(
     name="accuracy",
-    description="Recall@1 on test text: how many of the words there are the model's first choice.",
+    description="Recall@1 on test text: share of words that are the first choice of the model.",
     better="higher",
     subject="model",
     title="Accuracy",
@@ -136,7 +136,7 @@ ACCURACY = Quantity(
 )
 ACCURACY_ALL_TOKENS = Quantity(
     name="accuracy_all_tokens",
-    description="Recall@1 on test text over all tokens, ends of records and unknown words included.",
+    description="Recall@1 on test text over all tokens, including ends of records and unknown words.",
     better="higher",
     subject="model",
     is_percentage=True,
@@ -173,12 +173,13 @@ def utility(probe: ModelProbe) -> dict[str, float]:
 UTILITY = Measure("utility", utility, (ACCURACY, ACCURACY_ALL_TOKENS, PERPLEXITY), "accuracy and perplexity")
 
 
-# Exposure over the complete space of continuations, beyond log2 |R|: exact where few sequences can be as likely as the
-# canary, and by importance sampling elsewhere.
+# Exposure over the complete space of continuations, beyond log2 |R|: exact if few sequences can be as likely as the
+# canary, and otherwise with importance sampling.
 
 SPACE_BITS = Quantity(
     name="space_exposure",
-    description="By how many bits of guessing the model narrows down a canary among all continuations of its length.",
+    description="Number of bits by which the model reduces the work of guessing a canary "
+    "among all continuations of its length.",
     unit="bits",
     better="lower",
     title="whole space",
@@ -195,7 +196,8 @@ SPACE_LOW, SPACE_HIGH = interval_of(SPACE_BITS)
 
 SPACE_RANK = Quantity(
     name="space_rank",
-    description="How many continuations are at least as likely as the canary, itself included; missing if estimated.",
+    description="Number of continuations that are at least as likely as the canary, including the canary; missing if "
+    "estimated.",
     kind="count",
     is_partial=True,
     format="{:,.0f}",
@@ -203,7 +205,7 @@ SPACE_RANK = Quantity(
 )
 SPACE_NODES = Quantity(
     name="space_nodes",
-    description="How many beginnings of sequences are at least as likely as the canary; missing if not counted.",
+    description="Number of beginnings of sequences that are at least as likely as the canary; missing if not counted.",
     kind="count",
     is_partial=True,
     format="{:,.0f}",
@@ -212,7 +214,7 @@ SPACE_NODES = Quantity(
 
 
 def space(probe: Probe) -> dict[str, float]:
-    """Enumerate the sequences that can be as likely as the canary, or sample where they are too many."""
+    """Enumerate the sequences that can be as likely as the canary, or sample if there are too many."""
     from flsim.measures.memorization.enumeration import enumerate_space
     from flsim.measures.memorization.importance_sampling import space_exposures
 
@@ -237,10 +239,10 @@ SPACE = Measure(
 
 # Exposure by a skew-normal distribution.
 
-# Most references in the sample of a fit. Scoring takes the time: with the paper's model 100,000 take 52 s a canary on
-# one core. Carlini et al. (2018) fit to 10^6. On spaces that can be enumerated, the sampling error of exposure at 14
-# bits is 0.5 bits with 2,000 references, 0.14 with 20,000 and 0.04 with 200,000; the error of the assumed distribution,
-# up to 3 bits, stays.
+# Most references in the sample of a fit. Scoring dominates the time: with the paper's model, 100,000 references take 52
+# s per canary on one core. Carlini et al. (2018) fit to 10^6. On spaces that can be enumerated, the sampling error of
+# exposure at 14 bits is 0.5 bits with 2,000 references, 0.14 with 20,000 and 0.04 with 200,000; the error of the
+# assumed distribution, up to 3 bits, remains.
 MOST_ON_CPU = 100_000
 MOST = 1_000_000
 FIT_BITS = Quantity(
@@ -256,7 +258,7 @@ FIT_BITS = Quantity(
 FIT_LOW, FIT_HIGH = interval_of(FIT_BITS)
 FIT_P = Quantity(
     name="extrapolation_p",
-    description="How well the skew-normal distribution fits: the p-value of a test that it does.",
+    description="Goodness of fit of the skew-normal distribution: the p-value of a test that it fits.",
     better="higher",
     short="p",
     format="{:.2f}",
@@ -294,7 +296,7 @@ def extrapolation(probe: Probe) -> dict[str, float]:
 
 
 def sample_of(references: "Tensor") -> "Tensor":
-    """Return all of R [|R|, n], or if it has more references than a fit takes, a part that is evenly spread over R."""
+    """Return all of R [|R|, n], or an evenly spread part of R if it has more references than a fit uses."""
     most = MOST_ON_CPU if references.device.type == "cpu" else MOST
     return references[:: max(1, ceil(len(references) / most))]
 
@@ -322,7 +324,7 @@ PATH_PROVEN = Quantity(
 )
 PATH_NODES = Quantity(
     name="path_nodes",
-    description="How many beginnings of sequences the shortest-path search read.",
+    description="Number of beginnings of sequences that the shortest-path search read.",
     kind="count",
     format="{:,.0f}",
     places=(),
@@ -332,10 +334,9 @@ PATH_NODES = Quantity(
 def path(probe: Probe) -> dict[str, float]:
     """Return 1 if no continuation is more likely than the canary, 0 if another is as likely, none if unknown.
 
-    The search ends when the most likely continuation is proven, or at the limit of nodes. A more likely answer is a
-    proof that the canary is not the most likely, even if the search ended early. A less likely one proves nothing.
-    Proofs are of the model as computed: two continuations whose log-perplexities differ by less than rounding may
-    change places.
+    The search ends when the most likely continuation is proven, or at the limit of nodes. A more likely answer proves
+    that the canary is not the most likely, even if the search ended early. A less likely answer proves nothing. Proofs
+    hold up to rounding: two continuations whose log-perplexities differ by less than rounding can change places.
     """
     from flsim.measures.memorization.shortest_path import shortest_path
 
@@ -353,7 +354,7 @@ PATH = Measure("path", path, (PATH_PROVEN, PATH_NODES), "extraction by shortest-
 
 GENERATION_HITS = Quantity(
     name="generation_hits",
-    description="How many samples of the model were the canary.",
+    description="Number of samples of the model that were the canary.",
     better="lower",
     kind="count",
     short="hits",
@@ -364,7 +365,7 @@ GENERATION_HITS = Quantity(
 
 
 def generation(probe: Probe) -> dict[str, float]:
-    """Sample continuations from the model, and count the canary's."""
+    """Sample continuations from the model, and count those equal to the canary's."""
     from flsim.base.rng import stream
     from flsim.measures.memorization.generation import generate
 
@@ -421,10 +422,10 @@ def contexts(probe: Probe) -> dict[str, float]:
     }
 
 
-CONTEXTS = Measure("contexts", contexts, (), "exposure with prefix and suffix known or not", family=context)
+CONTEXTS = Measure("contexts", contexts, (), "exposure with known or unknown prefix and suffix", family=context)
 
 
-# Exposure after the scores of models that never saw the canary are subtracted.
+# Exposure after subtracting the scores of models that were not trained on the canary.
 
 CALIBRATED_SCORE = Quantity(
     name="calibrated_score",

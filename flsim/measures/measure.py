@@ -1,4 +1,4 @@
-"""The contract of a measure: its name, its computation for a canary or for the model, and its numbers."""
+"""The interface of a measure: its name, its computation for a canary or for the model, and its quantities."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Probe:
-    """A canary before a model: the input of a measure of canaries.
+    """A canary with a model: the input of a measure of canaries.
 
     Attributes:
         model: the model.
@@ -31,13 +31,13 @@ class Probe:
         continuation: int64 [n], the other words.
         references: R, int64 [|R|, n].
         sampler: the sampler that ranks among R; canaries of one length share it.
-        layout: the token layout, which tells which ids are words.
+        layout: the token layout, which determines which ids are words.
         beam_width: width of a beam search.
-        decide: whether to compute only if the canary is memorized, where its rank costs more.
+        decide: whether to compute only whether the canary is memorized, if its rank is more expensive.
         samples: number of samples of the space, and of the model.
-        nodes: limit of exact searches: the most beginnings of sequences that they read.
+        nodes: limit of exact searches: largest number of beginnings of sequences to read.
         seed: the experiment's seed.
-        without: models that never saw the canary.
+        without: models that were not trained on the canary.
     """
 
     model: "LanguageModel"
@@ -68,9 +68,9 @@ class Probe:
 
 
 def continuations(canary: "Canary", known: int, layout: "Layout") -> "Template":
-    """Return what may follow a canary's first `known` words: the rest of its template, or any words in its length.
+    """Return the space after a canary's first `known` words: the rest of its template, or words of its length.
 
-    Any digits may stand for a card or social security number.
+    For a card or social security number, all digits are allowed.
     """
     from flsim.measures.memorization.template import Template
 
@@ -81,14 +81,14 @@ def continuations(canary: "Canary", known: int, layout: "Layout") -> "Template":
 
 @dataclass(frozen=True)
 class ModelProbe:
-    """A model before text that it was not trained on: the input of a measure of the model.
+    """A model with text that it was not trained on: the input of a measure of the model.
 
     Attributes:
         model: the model.
         predict: the function that predicts batches of records, see `flsim.measures.prediction.Predict`.
-        test: users whose text holds no canary.
+        test: users whose text has no canary.
         chosen: indices of the test users to measure on, ascending.
-        device: the device where the model reads tokens.
+        device: the device on which the model reads tokens.
         seed: the experiment's seed.
     """
 
@@ -105,10 +105,10 @@ class Measure:
     """A measure that an evaluation computes.
 
     Attributes:
-        name: the name by which a built-in measure is requested, and by which readers of a file know a user's own.
-        compute: function of a `Probe`, or of a `ModelProbe` where its quantities are of the model. It returns the value
-            of each quantity by name, or the number itself if there is one quantity. A value may be left out where its
-            quantity is partial.
+        name: the name by which a built-in measure is requested, or the name of a custom measure in its file.
+        compute: function of a `Probe`, or of a `ModelProbe` if its quantities are of the model. It returns the value of
+            each quantity by name, or the number itself if there is one quantity. Values of partial quantities can be
+            omitted.
         quantities: descriptions of its numbers.
         description: a phrase about the measure, for the help of the command line.
         family: function that describes values whose names depend on the canaries, by name.

@@ -19,7 +19,7 @@ POOL_WORDS = 2**16  # words of a pool of users, whose records are sorted by leng
 LOGITS = 2**22  # logits in one batch
 
 Predict = Callable[[Tensor, Tensor, int], tuple[Tensor, Tensor, Tensor]]
-"""From (inputs, targets, pad) to (targets, nats, choices), as `flsim.models.language_model.predictions` of a model."""
+"""From (inputs, targets, pad) to (targets, nats, choices), like `flsim.models.language_model.predictions`."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Utility:
 
     Attributes:
         cross_entropy: summed cross-entropy, nats.
-        tokens: number of targets, EOS and OOV included.
+        tokens: number of targets, including EOS and OOV.
         correct_tokens: number of targets that were the model's first choice.
         words: number of targets that are words.
         correct_words: number of targets that are words and were the model's first choice.
@@ -56,7 +56,7 @@ class Utility:
 
     @property
     def accuracy_all_tokens(self) -> float:
-        """Return Recall@1 over all targets, EOS and OOV included; NaN without targets."""
+        """Return Recall@1 over all targets, including EOS and OOV; NaN without targets."""
         return self.correct_tokens / self.tokens if self.tokens else math.nan
 
     @property
@@ -71,13 +71,13 @@ class Utility:
 
 
 def predict_with(model: TrainableModel) -> Predict:
-    """Return a function that predicts all positions of a batch at once, by a flsim model on its device."""
+    """Return a function that predicts all positions of a batch at once, with a flsim model on its device."""
     device = model.device
     return lambda inputs, targets, pad: predictions(model, inputs.to(device), targets.to(device), pad)
 
 
 def predict_by_steps(model: LanguageModel, device: torch.device) -> Predict:
-    """Return a function that predicts one position after another, by any model that reads tokens on that device.
+    """Return a function that predicts one position after another, with any model that reads tokens on this device.
 
     Padding is at the end, and is not read.
     """
@@ -105,7 +105,7 @@ def utility(model: TrainableModel | Predict, users: Users, chosen: Iterable[int]
     """Measure a model on every record of a population.
 
     Args:
-        model: a flsim model, on any device, or the function by which any other model predicts (`predict_by_steps`).
+        model: a flsim model, on any device, or the prediction function of another model (`predict_by_steps`).
         users: the population.
         chosen: indices of the users to measure on; None for all.
 
@@ -129,7 +129,7 @@ def _measure(predict: Predict, part: Batch, layout: Layout) -> Utility:
 
 
 def _batches(users: Users, chosen: Iterable[int]) -> Iterator[Batch]:
-    """Yield all records of the chosen users in batches of like length, so that little is padding."""
+    """Yield all records of the chosen users in batches of similar length, with little padding."""
     layout = users.layout
     positions = max(1, LOGITS // layout.vocabulary_size)
     for records in _pools(users, chosen):
@@ -140,7 +140,7 @@ def _batches(users: Users, chosen: Iterable[int]) -> Iterator[Batch]:
 def _pools(users: Users, chosen: Iterable[int]) -> Iterator[Records]:
     """Yield the chosen users' records, joined until they have `POOL_WORDS` words."""
     pool: list[Records] = []
-    words = 0  # in the pool, which may hold thousands of whole authors
+    words = 0  # within the pool, which can have thousands of complete authors
     for user in chosen:
         pool.append(users[user])
         words += pool[-1].words

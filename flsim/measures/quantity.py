@@ -1,7 +1,8 @@
-"""The description of a number of an evaluation: its unit, its direction, a sentence about it, and where it is shown.
+"""The description of a number of an evaluation: its unit, its direction, a sentence about it, and its places.
 
-Tables, plots, reports, comparisons, traces and trackers read these descriptions, and know no measure by its name. A
-description is plain data: that of a custom measure is stored with the rows, so that showing results runs no code.
+Tables, plots, reports, comparisons, traces and trackers read these descriptions, and contain no names of measures. A
+description is plain data: that of a custom measure is stored with the rows, so that showing results does not execute
+code.
 """
 
 import re
@@ -18,7 +19,7 @@ Place = Literal["table", "plot", "report", "compare", "trace", "canaries", "scre
 EVERYWHERE: tuple[Place, ...] = ("table", "plot", "report", "compare", "trace", "canaries")
 NAME = re.compile(r"[a-z][a-z0-9_]{0,39}", re.ASCII)
 FORMAT = re.compile(r"\{:[+,]{0,2}(\.\d)?[feg]\}", re.ASCII)
-LONGEST = 500  # characters of a text
+LONGEST = 500  # largest length of a text
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,13 +38,13 @@ class Quantity:
         format: format of a value, as `str.format` takes it.
         is_percentage: whether it is a fraction that is shown times 100; only for the model.
         is_log: whether it is above 0 and drawn on a logarithmic axis.
-        is_ranked: whether it is from a rank among |R| references: two values compare where |R| is equal, and none
-            exceeds log2(|R| + 1).
-        is_partial: whether canaries may lack it, so that it is listed, and neither counted nor averaged.
+        is_ranked: whether it comes from a rank among |R| references: two values are comparable if |R| is equal, and no
+            value exceeds log2(|R| + 1).
+        is_partial: whether values of canaries can be missing; it is then listed, but not counted or averaged.
         is_standard: whether every table has a column for it, measured or not.
-        is_primary: whether comparisons, traces and reports are about it; one quantity is primary.
-        places: where it is shown.
-        beside: name of the quantity in whose columns it is shown; empty for columns of its own.
+        is_primary: whether it is the quantity of comparisons, traces and reports; one quantity is primary.
+        places: the places that show it.
+        beside: name of the quantity in whose columns it is shown; empty for separate columns.
         column: prefix of the columns of its intervals; default the name.
         caption: title of a panel; default by title.
         axis: label of its axis; default the unit.
@@ -97,7 +98,10 @@ class Quantity:
 
     @property
     def is_listed(self) -> bool:
-        """Return whether a list of canaries has a column for it; built-in ones without place or text have none."""
+        """Return whether a list of canaries has a column for it.
+
+        Built-in quantities without place or text have none.
+        """
         return bool(self.is_standard or self.places or self.about)
 
     @property
@@ -117,7 +121,7 @@ class Quantity:
         return 100 if self.is_percentage else 1
 
     def is_like(self, other: "Quantity") -> bool:
-        """Return whether values of two quantities compare; descriptions may differ only in words."""
+        """Return whether values of two quantities are comparable; descriptions can differ only in text."""
         return all(
             getattr(self, field) == getattr(other, field)
             for field in ("name", "subject", "kind", "unit", "better", "is_ranked", "is_log", "is_percentage")
@@ -131,7 +135,7 @@ class Quantity:
 
 
 def interval_of(quantity: Quantity) -> tuple[Quantity, Quantity]:
-    """Return the descriptions of the ends of a quantity's 95% interval, which are shown nowhere by themselves."""
+    """Return the descriptions of the ends of a quantity's 95% interval, which are not shown separately."""
     low, high = (
         Quantity(
             name=f"{quantity.name}_{end}",
@@ -152,12 +156,12 @@ def select_for(quantities: Iterable[Quantity], place: Place) -> list[Quantity]:
 
 
 def panels_first(quantities: Iterable[Quantity]) -> list[Quantity]:
-    """Return the quantities with those of the model that have a panel in a plot before those that have none."""
+    """Return the quantities with those of the model that have a panel in a plot before those without a panel."""
     return sorted(quantities, key=lambda quantity: not quantity.of_canaries and "plot" not in quantity.places)
 
 
 def flags(quantities: Iterable[Quantity]) -> list[Quantity]:
-    """Return the quantities that tell of each canary whether it is memorized."""
+    """Return the quantities that are flags of each canary."""
     return [quantity for quantity in quantities if quantity.is_flag]
 
 
@@ -177,10 +181,10 @@ def to_json(quantity: Quantity) -> dict[str, Any]:
 
 
 def from_json(values: Mapping[str, Any]) -> Quantity:
-    """Return the description that `to_json` wrote, checked as if a stranger had written it.
+    """Return the description that `to_json` wrote, with all checks for untrusted data.
 
     Raises:
-        InputError: the values are no description.
+        InputError: the values are not a description.
     """
     try:
         kinds = {field.name: field.type for field in fields(Quantity)}
@@ -201,7 +205,7 @@ def refuse_unfit(quantity: Quantity) -> Quantity:
     """Return a custom description unchanged, after its checks.
 
     Raises:
-        InputError: it cannot be stored or shown, or claims what only built-in ones may.
+        InputError: it cannot be stored or shown, or uses fields of built-in quantities.
     """
     name = quantity.name
     if not isinstance(name, str) or not NAME.fullmatch(name):
@@ -221,7 +225,7 @@ def refuse_unfit(quantity: Quantity) -> Quantity:
     if not quantity.description:
         raise InputError(f"quantity {name}: a description is required; describe the quantity in one sentence")
     if quantity.is_flag and not quantity.of_canaries:
-        raise InputError(f"quantity {name}: a flag is of a canary; make it a number, or leave out its subject")
+        raise InputError(f"quantity {name}: a flag needs the subject canary; make it a number, or remove the subject")
     if quantity.is_percentage and quantity.of_canaries:
         raise InputError(
             f"quantity {name}: is_percentage needs a quantity of the model, not of canaries; multiply by 100, and "
@@ -229,6 +233,6 @@ def refuse_unfit(quantity: Quantity) -> Quantity:
         )
     if quantity.is_standard or quantity.is_primary or quantity.beside or quantity.column != name:
         raise InputError(
-            f"quantity {name}: is_standard, is_primary, beside and column are for built-in quantities only"
+            f"quantity {name}: `is_standard`, `is_primary`, `beside` and `column` are for built-in quantities only"
         )
     return quantity

@@ -200,7 +200,7 @@ class TrainableModel(nn.Module, ABC):
         return float((6 / (one + other)) ** 0.5)
 
     def logits_at(self, inputs: Tensor, real: Tensor, dropout_mask: Tensor | None = None) -> Tensor:
-        """Return logits [n, V] at the n positions of tokens int64 [B, T] where `real`, bool [B, T], is set.
+        """Return logits [n, V] at the n positions of tokens int64 [B, T] at which `real`, bool [B, T], is set.
 
         Args:
             inputs: the tokens.

@@ -7,7 +7,7 @@ the third part. The second part gives the time of a round, because the first one
 evaluation gives the time of an evaluation, because the first one includes the start of the evaluator. The start is
 the remaining time of the short run, from the start of its process to its end.
 
-Training is assumed to wait for evaluations. Where evaluators have cores of their own, runs end earlier.
+Training is assumed to wait for evaluations. If evaluators have separate cores, runs end earlier.
 """
 
 import json
@@ -37,8 +37,8 @@ from server.sweep import Job, train_all
 
 STEPS = 20  # steps of central training in a part of a short run: a single step is too short to be measured
 PARTS, EVALUATIONS = 3, 2  # of a short run
-# Settings that do not change the time of a round or of an evaluation. Runs that differ in no other setting than these
-# and their length are measured once.
+# Settings that do not change the time of a round or of an evaluation. Runs that differ only in these settings and in
+# their length are measured once.
 SAME_TIME = {
     *("seed", "data.partition", "data.shadow", "canaries.arm", "local.learning_rate"),
     *("training.learning_rate", "training.server_learning_rate"),
@@ -136,7 +136,7 @@ def _planted_sooner(canaries: CanaryHParams) -> CanaryHParams:
 
 
 def cost_key(config: Config) -> str:
-    """Return a text that configurations share whose rounds and evaluations take equally long."""
+    """Return a text that is equal for configurations with equally long rounds and evaluations."""
     sections = {
         section: {name: value for name, value in values.items() if f"{section}.{name}" not in SAME_TIME}
         for section, values in asdict(short_run(config)).items()
@@ -151,7 +151,7 @@ def measure(
     """Return the times of each configuration, by `cost_key`, and how short runs were measured.
 
     They are trained in a temporary folder, which is removed in any case. There are at least as many short runs as the
-    sweep trains at the same time, so that the times include what runs take from each other.
+    sweep trains at the same time, so that the times include the competition between runs.
 
     Args:
         planned: the runs of the sweep.

@@ -56,7 +56,7 @@ from flsim.runs.sweeps.definition import Planned
 from flsim.runs.sweeps.folder import corpus_of, corpus_or_its_settings, open_corpus, refuse_impossible_runs
 from flsim.show.table import Column, markdown, note
 
-# Measured on runs of experiments/table1.toml, tier smoke; small beside checkpoints.
+# Measured on runs of experiments/table1.toml, tier smoke; small in comparison with checkpoints.
 CHECKPOINT_HEADER = 900
 ROUND, STEPS = 340, 150  # a line of rounds.jsonl, of federated and of central training
 TRACKED, TRACKED_EVALUATION = 540, 700  # of tensorboard/, for such a line and for an evaluation
@@ -99,7 +99,7 @@ def disk_of(runs: Sequence[Planned], train: Split, at_once: int, corpus: int) ->
 
 
 def parameters_of(config: Config, vocabulary: int) -> int:
-    """Return the number of the model's trained weights; a custom model code is executed."""
+    """Return the number of the model's trained weights; executes the code of a custom model."""
     return sum(value.numel() for value in build(vocabulary, config.model).trainable.values())
 
 
@@ -149,9 +149,9 @@ two_digits = "{:.2f}".format
 class Provable:
     """The largest lower bounds on epsilon of one unit that the canaries of equal rows can prove.
 
-    `relation` is what neighbours of the run's ledger differ in, and "replace-one" without a ledger, as in an audit.
-    Values that do not apply are None: bounds of coins without coins or with too few of them, values of canary users
-    without these users, and alphas without windows. `note` is a sentence on what an epsilon is not about.
+    `relation` is the difference between neighbours in the run's ledger, or "replace-one" without a ledger, as in an
+    audit. Values that do not apply are None: bounds of coins without coins or with too few of them, values of canary
+    users without these users, and alphas without windows. `note` is a sentence on what an epsilon is not about.
     """
 
     name: str = cell("Row, first of", is_number=False)
@@ -169,7 +169,9 @@ class Provable:
         "random", "{:.2g}".format, "Random: updates of canary users for each update of a user; they cost utility."
     )
     alpha: float | None = cell(
-        "alpha", two_digits, "Alpha: the least that `flsim forgetting` can show with a group of canaries of all seeds."
+        "alpha",
+        two_digits,
+        "Alpha: the smallest alpha that `flsim forgetting` can show with a group of canaries of all seeds.",
     )
     pooled_alpha: float | None = cell("pooled", two_digits, "Pooled: alpha with the canaries of a window (--pool).")
     relation: str = cell("neighbours", is_number=False)
@@ -199,7 +201,7 @@ def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...
 
 
 def least_alphas(canaries: CanaryHParams, seeds: int) -> tuple[float | None, float | None]:
-    """Return the least alphas that can be shown by canaries with windows: by those of a group, and of a window.
+    """Return the smallest alphas that canaries with windows can show: those of a group, and those of a window.
 
     Args:
         canaries: the settings.
@@ -249,7 +251,7 @@ def _provable(config: Config, train: Split, seeds: int) -> Provable:
 def groups_of(config: Config, users: Users) -> list[int]:
     """Return the expected number of units that share each canary, at least 1, counted as an audit counts them.
 
-    In an IID twin the copies of a canary lie with about as many synthetic users.
+    In an IID twin about as many synthetic users hold the copies of a canary.
     """
     groups = []
     for one in configurations(config.canaries):
@@ -289,8 +291,7 @@ class Request:
         tier: the tier of a sweep; None for a run.
         planned: the runs.
         train: the training users.
-        is_there: whether the corpus exists; otherwise there are as many users as in the published experiment, all
-            alike.
+        is_there: whether the corpus exists; otherwise the plan assumes the published number of users, all equal.
         makes: bytes of the corpus that the sweep makes; 0 if it exists.
         whole_cluster: whether runs are trained one after another.
         published: scale of the published experiment; None if it is not known.
@@ -310,7 +311,7 @@ class Request:
 
 @dataclass(frozen=True)
 class Privacy:
-    """Epsilon of runs that release equally much, by convention; None if it cannot be computed, or is infinite."""
+    """Epsilon, by convention, of runs with equal releases; None if it cannot be computed, or is infinite."""
 
     name: str = cell("Row, first of", is_number=False)
     unit: str = cell("unit", is_number=False)
@@ -349,7 +350,7 @@ class Session:
 
 @dataclass(frozen=True)
 class Plan:
-    """A complete plan, in the order of its page; None and no rows stand for parts that do not apply."""
+    """A complete plan, in the order of its page; parts that do not apply are None or have no rows."""
 
     name: str
     tier: str | None
@@ -388,7 +389,7 @@ def read_request(
         tier: tier of the sweep.
         seeds: seeds of the sweep.
         only: grids of the sweep to plan; all if empty.
-        corpus: the corpus to train on, in place of the file's.
+        corpus: the corpus to train on, instead of the file's.
         overrides: changes of settings, as ``section.key=value``.
 
     Raises:

@@ -81,7 +81,7 @@ def answers(*parts: Any) -> str:
 
 
 def with_unit(template: str, unit: str, missing: str = "none") -> Text:
-    """Return a function that formats numbers of a unit; `missing` stands for None."""
+    """Return a function that formats numbers of a unit; `missing` is the text for None."""
     return lambda value: f"{missing if value is None else template.format(value)} {unit}"
 
 
@@ -112,7 +112,7 @@ def share(fraction: float) -> str:
 
 
 def three_digits(value: float) -> str:
-    """Return a number with three digits, or with all digits of a larger whole number."""
+    """Return a number with three digits, or with all digits of a larger integer."""
     return f"{value:,.0f}" if value >= 99.5 else f"{value:.3g}"
 
 
@@ -153,9 +153,11 @@ class Users:
         return cls(len(users), users.records, users.words, users.layout.vocabulary_size)
 
     def split(self) -> Split:
-        """Return as many users, all alike, so that a configuration can compute how long it trains; nothing can be read.
+        """Return as many equal users, from which a configuration can compute how long it trains.
 
-        Offsets are views of a single number, therefore they take no memory whatever their length.
+        They have no records to read.
+
+        Offsets are views of a single number, so their memory does not grow with their length.
         """
         return Split(
             Layout(self.vocabulary, 20),
@@ -167,9 +169,9 @@ class Users:
 
 
 def trained_on(config: Config, train: Split) -> Split:
-    """Return the users that a run trains on, without what `data.user_holdout` and `data.shadow` leave out.
+    """Return the users that a run trains on, without what `data.user_holdout` and `data.shadow` exclude.
 
-    Where records are left out the result is for counting alone: nothing can be read of it, as of `Users.split`.
+    If records are excluded, the result is only for counting: it has no records to read, like `Users.split`.
 
     Args:
         config: settings of the run.
@@ -359,7 +361,7 @@ def published_scale(
 
     Args:
         definition: the sweep, whose base and axes are as published.
-        planned: the runs that stand for the published ones.
+        planned: the runs that reproduce the published ones.
         rows: these runs by row.
         source: the definition's file, for messages.
         only: the planned grids.

@@ -157,7 +157,7 @@ def _about(ledger: Ledger) -> list[Convention]:
 def to_text(lines: list[Line], calibration: bool = False) -> str:
     """Return a table within 80 columns, with notes on soundness and on missing values.
 
-    If every value is infinite because there is no noise, return one line that says so.
+    If every value is infinite because there is no noise, return one line that states this.
     """
     if lines and all(line.note == NO_NOISE for line in lines):
         return f"{NO_NOISE}, under every convention\n"

@@ -17,7 +17,7 @@ The frame of `contrasts` has a row for each contrast and quantity:
     scope                "factor": a mean over all pairs of settings; "pair": the IID and the non-IID run of one setting
     is_main              whether the row is of a factor, or of the only pair of settings that a factor has
     pairs, of_pairs      number of compared pairs of settings, of all
-    left_out             seeds or runs that are left out, with the reasons; empty without any
+    left_out             excluded seeds or runs, with the reasons; empty without any
 """
 
 import math

@@ -54,7 +54,7 @@ ROUNDING = 9  # decimals of a share or a bit, so that means that are mathematica
 
 
 def size(low: float, high: float, published: float) -> str:
-    """Return "same" if the published share lies in our interval, otherwise whether ours is "lower" or "higher"."""
+    """Return "same" if the published share is in our interval, otherwise whether ours is "lower" or "higher"."""
     return "same" if low <= published <= high else "lower" if high < published else "higher"
 
 

@@ -1,10 +1,10 @@
 """The canaries of a run at one evaluation, one row each: the phrase, its copies, and the measured quantities.
 
     canary, phrase           its id, and its words
-    p_u, p_e                 the probabilities by which it was planted; blank where it has a number of copies
+    p_u, p_e                 the probabilities by which it was planted; blank if it has a number of copies
     planned_insertions       records that were drawn for it
-    sharers, insertions      users that have it, and records that are it; blank for runs that do not say
-    first_round, last_round  rounds in which it is planted, blank for no bound; only where canaries have windows
+    sharers, insertions      users that have it, and records that are it; blank for runs without these counts
+    first_round, last_round  rounds in which it is planted, blank for no bound; only if canaries have windows
     round                    completed rounds of the evaluated model; of central training, steps
 
 Further columns have the quantities of canaries, by name; unknown values are blank. On request, ``written`` has the

@@ -6,7 +6,7 @@ seeds have different canaries. Seeds are then the independent unit. Canaries of 
 the pooled canaries of all seeds would report false differences.
 
     row                the settings that both sides have in common; of two runs "all" canaries, or those of one
-                       configuration: (p_u, p_e) or a number of copies, with the rounds where they are planted in some
+                       configuration: (p_u, p_e) or a number of copies, with rounds if some are planted in a window
     a, b               the two settings, as in a table
     at                 "end": the evaluation that is compared, by default each run's last; "equal perplexity": the
                        lowest perplexity that both runs of a seed reached
@@ -14,7 +14,7 @@ the pooled canaries of all seeds would report false differences.
                        at_ceiling: canaries of the largest exposure that |R| references show, log2(|R| + 1);
                        diverged: runs that diverged, an outcome; such a seed is dropped from both sides;
                        epochs; canaries: those compared, planted in either run, a mean over seeds;
-                       round: where a perplexity was first reached, between two evaluations a fraction;
+                       round: in which a perplexity was first reached, between two evaluations a fraction;
                        published_rs, published_bs, published_canaries: of the published rows
     over, n            the independent unit, "seeds" or "canaries", and the number of them
     test               "t": Student's; "signed ranks": Wilcoxon's with Pratt's zeros; "exchange": Fisher's

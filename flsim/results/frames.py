@@ -5,7 +5,7 @@
 
 `runs` has a row per run and evaluated round, with these columns and then those of `flsim.results.tables`:
 
-    folder                   the run's folder, which tells runs of equal names apart
+    folder                   the run's folder, which distinguishes runs of equal names
     sweep, grid              the sweep of the run, and the block of its rows there; blank without a sweep
     partition                    "iid" or "non-iid"; blank if records are drawn at random, which makes both the same
     seed, series             seed of the run; a digest equal for runs that differ only in their seed

@@ -24,9 +24,9 @@ class PairedCanaries:
     """The values of the same canaries in two runs.
 
     Attributes:
-        canaries: a row per canary that was planted in either run, indexed by its id, with p_u, p_e and copies (the
-            planned number, if p_u is not set), first_round and last_round if canaries have windows, and NAME_a and
-            NAME_b for each measured quantity.
+        canaries: a row per canary that was planted in either run, indexed by its id. Columns: p_u, p_e and copies (the
+            planned number, if p_u is not set); first_round and last_round if canaries have windows; NAME_a and NAME_b
+            for each measured quantity.
         never_planted: number of canaries that were planted in neither run, and are excluded from all statistics.
         quantities: the quantities that were measured in both runs, the primary quantity first.
         references: |R| of both.
@@ -50,8 +50,8 @@ def paired_canaries(
         epoch: the number of epochs to compare at, in place of `round`.
 
     Raises:
-        InputError: there are fewer than two planted canaries, the canaries or |R| of the runs differ, a run diverged or
-            was not evaluated at this point, or both a round and an epoch are given.
+        InputError: there are fewer than two planted canaries; the canaries or |R| of the runs differ; a run diverged or
+            was not evaluated at this point; or both a round and an epoch are given.
     """
     refuse_two_points(round, epoch)
     _refuse_other_canaries(a, b)

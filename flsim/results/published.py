@@ -75,7 +75,7 @@ def published_rows(file: str, table: str) -> list[dict[str, object]]:
 
 
 def with_question(row: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a published row with the columns of `ROW_OF_QUESTION`, which sweeps of older versions did not store."""
+    """Return a published row with the columns of `ROW_OF_QUESTION`, which old sweeps did not store."""
     for rows in _files().values():
         for known in rows:
             if dict(row) == {name: cell for name, cell in known.items() if name not in ROW_OF_QUESTION}:

@@ -109,7 +109,7 @@ def _partition_and_label(about: Mapping[str, Any]) -> tuple[str | None, str]:
         return (
             (partitions[0], setting.removeprefix(f"{PARTITIONS[partitions[0]]}, ")) if partitions else (None, setting)
         )
-    # older runs use the key "world"
+    # older runs use another key
     partition, label = about["world" if "world" in about else "partition"], about["label"]
     if not (partition is None or partition in PARTITIONS) or not _is_line(label) or not label.strip():
         raise ValueError

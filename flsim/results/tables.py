@@ -20,7 +20,7 @@ If they were measured (`also`), there are the columns of further measures. A fla
 of canaries has a mean and an interval like exposure, and a number of the model has one column. The columns of a custom
 measure have the names of its quantities. Those of "space" are
 
-    mean_space_exposure      mean over canaries of the exposure over the whole space, bits: beyond log2 |R|
+    mean_space_exposure      mean over canaries of the exposure over the complete space, bits: beyond log2 |R|
     space_low, space_high    its 95% confidence interval over canaries, Student's t
 
 If the test users are complete authors:
@@ -41,16 +41,16 @@ If some run has noise on users' updates:
 
 If some run has noise on records' gradients:
 
-    record_epsilon           of one record, which says nothing of a user: by the convention in record_convention
+    record_epsilon           of one record, not of a user: by the convention in record_convention
     record_delta             its delta
 
 If some run diverged, failed, was interrupted, or has checkpoints that could not be evaluated:
 
     reason                   why
 
-If runs stand for published rows, published_table, _data and _setting name the row, published_rs and so on are its
-values (`flsim.results.columns`), and rs_size and so on tell how ours agree (`flsim.results.against_published`). Beside
-published_references, _prefix and _length, which say what the paper's counts answer, there are ours:
+If runs reproduce published rows, published_table, _data and _setting name the row. Its values are published_rs and so
+on (`flsim.results.columns`); the agreement is rs_size and so on (`flsim.results.against_published`). The paper's
+measurement is described by published_references, _prefix and _length, and that of flsim by these columns:
 
     prefix                   number of a canary's first words that the attacker knows
     length                   number of words of a planted canary; blank if they differ
@@ -73,8 +73,8 @@ With by="series", runs that differ only in their seed are a row, in the columns 
     accuracy_sd, ...         standard deviation over seeds of a number of the model, which is a mean
     left_out                 runs that are not averaged, and the reasons
 
-Controls are then those of all seeds pooled, epsilons those of the run with the largest, and a cell is also blank if it
-was not measured in every run of a row, or if it needs two seeds and there is one.
+Controls are then those of all seeds pooled, and epsilons those of the run with the largest. A cell is also blank if it
+was not measured in every run of a row, or if it needs two seeds and there is only one.
 """
 
 from collections.abc import Mapping, Sequence

@@ -115,8 +115,8 @@ class Run:
         Nothing in the folder changes. `record` writes the settings after the run is locked and all checks have passed.
 
         Raises:
-            InputError: there is no such run, it was started with settings that give other results, its files have
-                changed, its rows belong to another run, its folder of checkpoints is missing, or more rounds are
+            InputError: there is no such run; it was started with settings that give other results; its files have
+                changed; its rows belong to another run; its folder of checkpoints is missing; or more rounds are
                 trained than the settings have.
         """
         refuse_missing(settings.system.tracking)

@@ -8,7 +8,7 @@ removed.
 
 RUN/tensorboard/    events
 RUN/mlflow/         run_id; mlflow.db, unless MLFLOW_TRACKING_URI names another store
-RUN/wandb/          run_id; a folder per session. Offline unless WANDB_MODE or a login says otherwise
+RUN/wandb/          run_id; a folder per session. Offline unless WANDB_MODE or a login changes this
 """
 
 import json

@@ -47,7 +47,7 @@ def to_csv(table: pd.DataFrame) -> str:
 
 
 def to_json(table: pd.DataFrame) -> str:
-    """Return a JSON list of rows; null stands for a metric that was not measured."""
+    """Return a JSON list of rows; null is a metric that was not measured."""
     return json.dumps(json_rows(table))
 
 

@@ -1,4 +1,4 @@
-"""The settings of local training, for whichever engine trains."""
+"""The settings of local training, for all engines."""
 
 import math
 from collections.abc import Callable
@@ -23,9 +23,8 @@ from flsim.base.settings import Count, Fraction, NotNegative, Options, Positive,
 from flsim.training.optimizers import OPTIMIZERS, optimizer_named
 
 # Learning rate schedules: each is a function (step or round, total) -> factor of the learning rate.
-#
-# Central steps, local training and the server's step share them. A user's own, ``path/to/file.py:NAME``, is such a
-# function, which may take options as further arguments. Steps and rounds count from 0, so the last one is total - 1.
+#  Central steps, local training and the server's step share them. A custom schedule, ``path/to/file.py:NAME``, is such
+# a function, which can have options as further arguments. Steps and rounds count from 0, so the last one is total - 1.
 
 Schedule = Callable[[int, int], float]
 
@@ -36,7 +35,7 @@ def constant(_at: int, _total: int) -> float:
 
 
 def linear(at: int, total: int) -> float:
-    """Return 1 - t / T, which falls along a line and would be 0 one step after the last."""
+    """Return 1 - t / T, which decreases linearly, and would be 0 one step after the last."""
     return 1 - at / total
 
 
@@ -46,7 +45,7 @@ def cosine(at: int, total: int) -> float:
 
 
 def steps(at: int, total: int, milestones: tuple[float, ...] = (), factor: float = 0.1) -> float:
-    """Return `factor` to the power of the number of milestones that are behind, like torch's MultiStepLR.
+    """Return `factor` to the power of the number of passed milestones, like torch's MultiStepLR.
 
     Args:
         at: the step or round, from 0.
@@ -57,19 +56,19 @@ def steps(at: int, total: int, milestones: tuple[float, ...] = (), factor: float
     return factor ** sum(at >= (round(one * total) if one < 1 else one) for one in milestones)
 
 
-SAMPLES = 1_000  # rates of a schedule that their sum is estimated from
+SAMPLES = 1_000  # number of learning rates from which their sum is estimated
 SCHEDULES: dict[str, Schedule] = {"constant": constant, "linear": linear, "cosine": cosine, "steps": steps}
 
 
 def label_of_steps(milestones: tuple[float, ...], factor: float, whose: str = "rate") -> str:
-    """Return the part of a run's name that tells milestones, e.g. ``"rate x0.1 at 60%"``; empty without any."""
+    """Return the part of a run's name for milestones, e.g. ``"rate x0.1 at 60%"``; empty without any."""
     times = ", ".join(f"{100 * one:g}%" if one < 1 else f"{one:g}" for one in milestones)
     return f"{whose} x{factor:g} at {times}" if milestones else ""
 
 
 def _milestone(at: float) -> float:
     if not (0 < at < 1 or (at >= 1 and at.is_integer())):
-        raise ValueError("must be fractions of training below 1, or whole numbers from 1")
+        raise ValueError("must be fractions of training below 1, or integers of at least 1")
     return at
 
 
@@ -102,13 +101,15 @@ def rate_at(
     """Return the learning rate of a step or round.
 
     Args:
-        rate: the highest learning rate, which the schedule's factor multiplies.
-        schedule: a key of `SCHEDULES`, or a user's own.
+        rate: the highest learning rate, which is multiplied by the factor of the schedule.
+        schedule: a key of `SCHEDULES`, or a custom schedule.
         at: the step or round, from 0.
         total: number of steps or rounds of the complete training.
-        warmup: number of first steps in which the rate rises along a line; the schedule covers the other steps.
-        milestones: of schedule "steps", when the rate changes; counted from the beginning, also with a warmup.
-        factor: of schedule "steps", what each milestone multiplies the rate by.
+        warmup: number of first steps in which the learning rate increases linearly; the schedule covers the other
+            steps.
+        milestones: for schedule "steps": when the learning rate changes; counted from the beginning, also with a
+            warmup.
+        factor: for schedule "steps": factor of the learning rate at each milestone.
 
     Raises:
         InputError: a custom schedule failed, or returned a factor that is negative or not finite.
@@ -121,13 +122,16 @@ def rate_at(
         factor = made(schedule, resolve(schedule, SCHEDULES, "schedule"), at - warmup, max(total - warmup, 1))
     if is_custom(schedule) and not (isinstance(factor, int | float) and 0 <= factor < math.inf):
         raise InputError(
-            f"{schedule}: gave the factor {factor!r} at {at:,} of {total:,}; return a finite number of at least 0"
+            f"{schedule}: returned the factor {factor!r} at {at:,} of {total:,}; return a finite number of at least 0"
         )
     return rate * factor
 
 
 def total_rate(rate: Callable[[int], float], steps: int) -> float:
-    """Return the sum of the rates of steps 0 to `steps` - 1; of many steps it is estimated from evenly spaced ones."""
+    """Return the sum of the learning rates of steps 0 to `steps` - 1.
+
+    For many steps, an estimate from evenly spaced steps.
+    """
     sampled = range(steps) if steps <= SAMPLES else np.linspace(0, steps - 1, SAMPLES).astype(int).tolist()
     return steps * float(np.mean([rate(step) for step in sampled]))
 
@@ -144,24 +148,23 @@ class LocalHParams:
 
     Attributes:
         epochs: Number of passes of a user over their records in a round. Unit: epochs.
-        batch_size: Records in a step; the last batch of an epoch may be smaller. Unit: records.
+        batch_size: Number of records in a step; the last batch of an epoch can be smaller. Unit: records.
         learning_rate: Learning rate of the optimizer at the highest value of `schedule`. Unit: none.
-        optimizer: Optimizer of the user. "momentum" adds `momentum` times the last step's direction; "adam" and
-            "rmsprop" have torch's defaults.
+        optimizer: Optimizer of the user. "momentum" adds `momentum` times the previous direction; "adam" and "rmsprop"
+            have torch's defaults.
         momentum: Momentum of optimizer "momentum". Unit: none.
         gradient_clip: Bound on the L2 norm of the complete gradient of a step. When not set: no bound. Unit: L2 norm.
         proximal: Weight mu of FedProx's term mu / 2 ||w - w_global||^2 in the loss (Li et al., 2020, equation 2). Unit:
             none.
         max_records: Largest number of records that a user trains on in a round. Each round draws new records. When not
             set: all. Unit: records.
-        precision: Precision of matrix products: "float32"; "tf32", on GPUs that have it; "bf16", with weights in
-            float32 and products in bfloat16, on GPUs activations too; on a CPU only large products, if the processor
+        precision: Precision of matrix products: "float32"; "tf32", on GPUs that support it; or "bf16", with weights in
+            float32 and products in bfloat16, on GPUs also activations; on a CPU only large products, if the processor
             has instructions for bfloat16 (AMX, avx512_bf16), and float32 elsewhere. The last two need engine "cohort".
-        schedule: Schedule of the learning rate over the rounds of the run: it stays ("constant"), or falls towards 0
-            along a line ("linear") or half a cosine ("cosine"), or is multiplied by `milestone_factor` at each of the
-            `milestones` ("steps").
-        milestones: With schedule "steps": when the learning rate changes, in completed rounds, e.g. 120, or below 1 in
-            fractions of training, e.g. 0.6. Unit: rounds.
+        schedule: Schedule of the learning rate over the rounds of the run: "constant"; "linear" or "cosine", which
+            decrease towards 0; or "steps", which multiplies it by `milestone_factor` at each of the `milestones`.
+        milestones: With schedule "steps": when the learning rate changes: a number of completed rounds, e.g. 120, or a
+            fraction of training below 1, e.g. 0.6. Unit: rounds.
         milestone_factor: With schedule "steps": factor of the learning rate at each milestone. Unit: none.
         optimizer_options: Options of a custom optimizer, e.g. { beta = 0.99 }: keyword
             arguments, numbers or text. Unit: none.
@@ -215,10 +218,10 @@ class LocalHParams:
         return rate_at(self.learning_rate, schedule, round_, rounds, milestones=milestones, factor=factor)
 
     def optimizer_over(self, parameters: list[Tensor], rate: float | None = None) -> torch.optim.Optimizer:
-        """Return a new torch optimizer over parameters; a `rate` of None stands for `learning_rate`."""
+        """Return a new torch optimizer over parameters; a `rate` of None means `learning_rate`."""
         rate = self.learning_rate if rate is None else rate
         return optimizer_named(configured(self, "optimizer")).over(parameters, rate, self.momentum, 0.0)
 
     def examples(self, records: int) -> int:
-        """Return how many of a user's records it trains on in a round, from how many it has."""
+        """Return the number of records that a user with this number of records trains on in a round."""
         return records if self.max_records is None else min(records, self.max_records)

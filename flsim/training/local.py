@@ -1,4 +1,4 @@
-"""The parts that all engines of training share: training mode, the order of records, the clip of gradients, threads."""
+"""The common parts of all training engines: training mode, the order of records, the clip of gradients, threads."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -14,20 +14,19 @@ from flsim.data.vocabulary import Layout
 from flsim.models.language_model import Params, TrainableModel
 from flsim.training.hparams import LocalHParams
 
-# The random numbers that a network draws while it is trained, such as those of dropout.
-#
-# torch's modules draw from generators that a process shares. Here these generators are seeded for each piece of
-# training, so that the numbers depend neither on the process nor on what it trained before.
+# The random numbers of a network during training, such as those of dropout.
+#  torch's modules draw from generators that a process shares. Here these generators are seeded for each piece of
+# training, so the numbers do not depend on the process or on previous training.
 
 
 @contextmanager
 def training_mode(model: TrainableModel, seed: int, *keys: int) -> Iterator[None]:
     """Set a model to training mode, in which dropout is active, and seed the shared generators within the block.
 
-    After the block the model is in evaluation mode, and the generators are in their states from before.
+    After the block the model is in evaluation mode, and the generators have their previous states.
 
     Args:
-        model: the model, whose device tells which generators it draws from.
+        model: the model, whose device determines its generators.
         seed: the experiment's seed.
         keys: the round and the user of federated training; the step of central training.
     """
@@ -41,7 +40,7 @@ def training_mode(model: TrainableModel, seed: int, *keys: int) -> Iterator[None
 
 @torch.no_grad()
 def draws(model: TrainableModel, tokens: Tensor) -> bool:
-    """Return whether reading tokens int64 [B, T] in training mode draws from a generator that the process shares."""
+    """Return whether reading tokens int64 [B, T] in training mode uses a shared generator of the process."""
     with training_mode(model, 0):
         before = states_of_shared_generators()
         model(tokens)
@@ -52,11 +51,11 @@ def draws(model: TrainableModel, tokens: Tensor) -> bool:
 
 
 def epoch_orders(records: int, hparams: LocalHParams, rng: np.random.Generator) -> list[NDArray[np.int64]]:
-    """Return the records of each epoch in the order of training, int64 [examples] each, shuffled anew for every epoch.
+    """Return the records of each epoch in the order of training, int64 [examples] each, shuffled in each epoch.
 
     Args:
-        records: number of records that the user has. If it exceeds `hparams.max_records`, that many are drawn once and
-            used in all epochs.
+        records: number of records of the user. If it exceeds `hparams.max_records`, this many records are drawn once
+            for all epochs.
         hparams: settings of local training.
         rng: random stream of the user and the round.
     """
@@ -74,7 +73,7 @@ def local_batches(records: Records, layout: Layout, hparams: LocalHParams, rng: 
 
 def bound_norm(gradients: Sequence[Tensor], bound: float) -> tuple[Tensor, ...]:
     """Return the gradients times min(1, bound / their norm as one vector)."""
-    # torch's clip_grad_norm_ is not used, as it adds 1e-6 to the norm.
+    # torch's clip_grad_norm_ is not used, because it adds 1e-6 to the norm.
     norm = torch.nn.utils.get_total_norm(gradients)
     return tuple(gradient * (bound / norm).clamp(max=1) for gradient in gradients)
 
@@ -89,14 +88,14 @@ def restored(model: TrainableModel, start: Params) -> Params:
     return update
 
 
-# The number of threads that torch computes with in this process.
+# The number of threads of torch in this process.
 
 
 @contextmanager
 def threads(number: int) -> Iterator[None]:
-    """Let torch compute with `number` threads within the block, and put the former number back afterwards.
+    """Let torch compute with `number` threads within the block, and restore the previous number afterwards.
 
-    Small products gain nothing from a second thread, and wait for it where cores are busy.
+    Small products do not benefit from a second thread, and wait for it if cores are busy.
     """
     before = torch.get_num_threads()
     torch.set_num_threads(number)

@@ -1,4 +1,4 @@
-"""The optimizers of local and central steps: each is one value in this file, and nothing else knows it by name.
+"""The optimizers of local and central steps: each is a value in this file, and no other module contains its name.
 
 A custom optimizer, ``path/to/file.py:NAME``, is one of three things: a class of `torch.optim.Optimizer`; a function
 (parameters, lr) that makes such an optimizer; or an `Optimizer` as below, whose `direction` then also runs stacked on a
@@ -38,9 +38,9 @@ class Optimizer:
     Attributes:
         label: the optimizer's name in a table.
         over: (parameters, learning rate, momentum, weight decay) -> torch's optimizer over the parameters. This is the
-            oracle, and every engine on a CPU steps with it.
-        slots: torch's names of the tensors that the optimizer keeps for each weight, in the weight's shape.
-        counts_steps: whether torch also keeps "step", a number, for each weight.
+            reference, and all engines on a CPU use it.
+        slots: torch's names of the tensors that the optimizer stores for each weight, in the weight's shape.
+        counts_steps: whether torch also stores "step", a number, for each weight.
         direction: (gradient, moments, corrections, momentum) -> (direction, new moments). Stacked users step along the
             direction: w <- w - rate * direction. `moments` are in the order of `slots`; `corrections` are Adam's 1 -
             beta^t for both of `BETAS`. None if only torch's optimizer exists.
@@ -69,7 +69,7 @@ SGD = Optimizer(
 
 
 def _momentum(gradient: Tensor, moments: Moments, _corrections: Moments, momentum: float) -> tuple[Tensor, Moments]:
-    """Return m <- mu m + g (Polyak, 1964), as torch has it: the first m is g."""
+    """Return m <- mu m + g (Polyak, 1964), as in torch: the first m is g."""
     m = momentum * moments[0] + gradient
     return m, (m,)
 
@@ -125,7 +125,7 @@ def optimizer_named(name: str) -> Optimizer:
     """Return an optimizer by a key of `OPTIMIZERS`, or a custom optimizer by ``path/to/file.py:NAME``.
 
     Raises:
-        InputError: the user's file has nothing of that name, what it has is no optimizer, or the file failed.
+        InputError: the custom file has no object with this name, the object is not an optimizer, or the file failed.
     """
     thing = resolve(name, OPTIMIZERS, "optimizer")
     if isinstance(thing, Optimizer) and options_of(name):
@@ -135,26 +135,30 @@ def optimizer_named(name: str) -> Optimizer:
 
 @lru_cache(maxsize=32)
 def _own(name: str, make: object) -> Optimizer:
-    """Return an `Optimizer` that wraps a user's class of torch optimizers, or a function that makes one."""
+    """Return an `Optimizer` that wraps a custom class of torch optimizers, or a function that returns an optimizer."""
     if not callable(make):
-        raise InputError(f"{name}: must be a torch.optim.Optimizer, a function that makes one, or flsim's Optimizer")
+        raise InputError(
+            f"{name}: must be a torch.optim.Optimizer, a function that returns one, or an Optimizer of flsim"
+        )
 
     def over(parameters: Iterable[Tensor], rate: float, _momentum: float, decay: float) -> torch.optim.Optimizer:
         settings = {"lr": rate} | ({"weight_decay": decay} if decay else {}) | options_of(name)
         try:
             with custom_code_errors(InputError):
                 made = make(parameters, **settings)
-        except TypeError as error:  # raised by the call itself, and so not inside the user's code
-            raise InputError(f"{name}: cannot be made of (parameters, {', '.join(settings)}): {error}") from error
+        except TypeError as error:  # raised by the call, not inside the custom code
+            raise InputError(f"{name}: cannot be created from (parameters, {', '.join(settings)}): {error}") from error
         if not isinstance(made, torch.optim.Optimizer) or not all("lr" in group for group in made.param_groups):
-            raise InputError(f"{name}: made {type(made).__name__}, not a torch.optim.Optimizer with a learning rate")
+            raise InputError(
+                f"{name}: returned {type(made).__name__}, not a torch.optim.Optimizer with a learning rate"
+            )
         return made
 
     return Optimizer(parts(name)[1] + options_as_text(name), over)
 
 
 def label_of(name: str) -> str:
-    """Return an optimizer's name in a table, without executing a user's code."""
+    """Return an optimizer's name in a table, without executing custom code."""
     return declared_label(name) if is_custom(name) else OPTIMIZERS[name].label
 
 
@@ -177,14 +181,16 @@ def slots_of(name: str) -> tuple[str, ...]:
     """Return the slots of an optimizer's state that have the weights' shape; a custom optimizer is tried for one step.
 
     Raises:
-        InputError: the step failed, or a checkpoint cannot hold all of the optimizer's state.
+        InputError: the step failed, or a checkpoint cannot store the complete state of the optimizer.
     """
     optimizer = optimizer_named(name)
     if not is_custom(name):
         return optimizer.slots
     stepped, before, weights = _tried(optimizer)
     if _settings_of(stepped) != before:
-        raise InputError(f"{name}: its steps change param_groups, which no checkpoint holds; keep that in its state")
+        raise InputError(
+            f"{name}: its steps change param_groups, which checkpoints do not store; store this in its state"
+        )
     return tuple(sorted(set().union(*(_slots_of(name, stepped.state[weight], weight) for weight in weights))))
 
 
@@ -211,7 +217,7 @@ def _slots_of(name: str, state: Mapping[str, object], weight: Tensor) -> set[str
         if not isinstance(value, Tensor) or value.shape != shape or not slot.isidentifier():
             kind = f"a tensor of shape {tuple(value.shape)}" if isinstance(value, Tensor) else type(value).__name__
             raise InputError(
-                f"{name}: keeps {slot!r}, {kind}, of a weight of shape {tuple(weight.shape)}; a checkpoint holds "
+                f"{name}: stores {slot!r}, {kind}, for a weight of shape {tuple(weight.shape)}; a checkpoint holds "
                 f'tensors of the weight\'s shape, and "step", a tensor of one number'
             )
     return set(state) - {"step"}

@@ -1,4 +1,4 @@
-"""The check of a custom network before training: what training, attacks and resuming need of it."""
+"""The check of a custom network before training: the requirements of training, attacks and resuming."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import TrainableModel, digest_of, loss_sum
 from flsim.training.local import training_mode
 
-TOLERANCE = 1e-4  # absolute and relative, of log-probabilities in float32
+TOLERANCE = 1e-4  # absolute and relative tolerance of log-probabilities in float32
 NOT_DETERMINISTIC = (
     "{}: the logits of forward differ between two calls in evaluation mode; use random numbers only if "
     "self.training is set, like nn.Dropout"
@@ -27,17 +27,17 @@ NOT_DETERMINISTIC = (
 
 
 def refuse_unfit(model: ModelHParams, layout: Layout, seed: int, is_new: bool = True) -> None:
-    """Try a custom network on a few tokens and on the longest record; of a built-in one check only the size.
+    """Try a custom network on a few tokens and on the longest record; for a built-in network, check only the size.
 
     Args:
         model: settings of the network.
         layout: the corpus' token layout.
         seed: the experiment's seed.
-        is_new: whether training begins with this network; a run that continues has its first weights already.
+        is_new: whether training begins with this network; a resumed run already has its first weights.
 
     Raises:
-        InputError: the network does not fit this machine's memory, cannot be made, or is not what `TrainableModel` asks
-            for. The message names what is wrong; an error of the user's code names its file and line.
+        InputError: the network does not fit this machine's memory, cannot be created, or violates `TrainableModel`. The
+            message names the fault; an error of custom code has its file and line.
     """
     if not is_custom(model.architecture):
         refuse_too_large(model, layout)
@@ -54,11 +54,11 @@ def refuse_unfit(model: ModelHParams, layout: Layout, seed: int, is_new: bool = 
 
 
 def refuse_too_large(model: ModelHParams, layout: Layout) -> None:
-    """Raise InputError if a built-in network does not fit this machine's memory; no code of a user is executed."""
+    """Raise InputError if a built-in network exceeds the memory of this machine; no custom code is executed."""
     if is_custom(model.architecture):
         return
     number = weights_of(layout.vocabulary_size, model)
-    update = 8  # bytes of a weight in a sum of updates, which are added in float64
+    update = 8  # bytes of a weight in a sum of updates, which is in float64
     refuse_beyond_memory(
         (4 + update) * number, f"a model of {number:,} weights", "set a smaller model.embedding or model.units"
     )
@@ -78,7 +78,7 @@ def _try(model: ModelHParams, layout: Layout, seed: int, is_new: bool) -> None:
         _refuse_gradient(model.label, one, layout)
     _refuse_unseeded(model.label, one, layout, seed)
     if one.frozen_digest != untouched:
-        raise InputError(f"{model.label}: reading changes its buffers or frozen parameters, which must stay")
+        raise InputError(f"{model.label}: reading changes its buffers or frozen parameters, which must not change")
 
 
 def frozen_digest(vocabulary_size: int, model: ModelHParams) -> str:
@@ -114,10 +114,10 @@ def _try_base(model: ModelHParams, layout: Layout, seed: int) -> None:
 
 
 def _refuse_overwritten(name: str, one: TrainableModel, other: TrainableModel) -> None:
-    """Refuse a network whose constructor sets weights that the inherited `initialize` would replace.
+    """Raise InputError if the inherited `initialize` would replace weights that the constructor sets.
 
-    A matrix that is the same in two models was loaded, or set to zeros as the matrices B of LoRA are. If all matrices
-    are zeros, then the constructor leaves them to `initialize`, as the built-in networks do.
+    A matrix that is the same in two models was loaded, or set to zeros like the matrices B of LoRA. If all matrices are
+    zeros, then the constructor leaves them to `initialize`, as the built-in networks do.
     """
     matrices = {key: value for key, value in one.trainable.items() if value.dim() > 1}
     is_set = [key for key, value in matrices.items() if torch.equal(value, other.trainable[key])]
@@ -158,13 +158,13 @@ def _refuse_logits(name: str, model: TrainableModel, layout: Layout) -> None:
     expected = (*tokens.shape, layout.vocabulary_size)
     if not isinstance(logits, Tensor) or logits.shape != expected:
         shape = list(logits.shape) if isinstance(logits, Tensor) else f"a {type(logits).__name__}"
-        raise InputError(f"{name}: forward gives {shape}, and not logits {list(expected)} for tokens [2, 4]")
+        raise InputError(f"{name}: forward returns {shape}, not logits {list(expected)} for tokens [2, 4]")
     if not logits.isfinite().all():
-        raise InputError(f"{name}: forward gives logits that are not finite")
+        raise InputError(f"{name}: forward returns logits that are not finite")
     if not torch.equal(model(tokens), logits):
         raise InputError(NOT_DETERMINISTIC.format(name))
     if not _near(model(tokens[:, :2]), logits[:, :2]):
-        raise InputError(f"{name}: forward lets a position depend on later tokens, or on how many there are")
+        raise InputError(f"{name}: positions of forward depend on later tokens, or on the number of tokens")
     state, stepped = model.start(tokens[:, :2])
     again, after = model.step(tuple(part[[1, 0, 1]] for part in state), tokens[[1, 0, 1], 2])
     _, last = model.step(again, tokens[[1, 0, 1], 3])
@@ -187,9 +187,9 @@ def _refuse_short(name: str, model: TrainableModel, layout: Layout) -> None:
 
 
 def _refuse_unseeded(name: str, model: TrainableModel, layout: Layout, seed: int) -> None:
-    """Refuse what is drawn at random outside of training, or from a generator that the process does not share.
+    """Raise InputError for random numbers outside training, or from generators that are not shared.
 
-    All trained parameters get random values first, since zeros, such as the matrices B of LoRA, hide what is drawn.
+    All trained parameters get random values first, because zeros, such as the matrices B of LoRA, hide random numbers.
     """
     tokens = _tokens(layout)
     with torch.no_grad():

@@ -1,4 +1,4 @@
-"""The state of training, whatever the algorithm; a checkpoint holds the state and nothing else."""
+"""The state of training, for any algorithm; a checkpoint contains only the state."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping
@@ -14,16 +14,16 @@ Moments = dict[str, Params]
 
 @dataclass(frozen=True)
 class State:
-    """Everything that training carries from one round to the next; central training counts its steps as rounds.
+    """Everything that the next round of training needs; central training counts steps as rounds.
 
-    Checkpoints, messages and digests know no more of an algorithm than this.
+    Checkpoints, messages and digests contain nothing else of an algorithm.
 
     Attributes:
         round: number of completed rounds.
         params: the model's parameters by name.
         moments: other named tensors, such as an optimizer's: slot -> parameter -> tensor.
         values: numbers by name, such as the "clip" of the next round.
-        ledger: what the completed rounds released.
+        ledger: the ledger of the completed rounds.
 
     Examples:
         >>> state = flsim.open_run("runs/iid").latest_state()                  # doctest: +SKIP
@@ -38,7 +38,7 @@ class State:
 
     @property
     def clip(self) -> float | None:
-        """Return the bound on the norm of users' updates in the next round; None if nothing is clipped."""
+        """Return the bound on the norm of users' updates in the next round; None if there is no clip."""
         return self.values.get("clip")
 
 
@@ -48,7 +48,7 @@ def flat(slots: Mapping[str, Params]) -> Params:
 
 
 def by_slot(tensors: Params) -> Moments:
-    """Return tensors by slot and parameter, from the keys that `flat` made."""
+    """Return tensors by slot and parameter, from keys of `flat`."""
     slots: Moments = {}
     for key, value in tensors.items():
         slot, _, name = key.partition("/")
@@ -57,14 +57,13 @@ def by_slot(tensors: Params) -> Moments:
 
 
 # The check of the training loss that finds diverged models whose values are all finite.
-#
-# Such a model memorizes nothing, and would pass for a private one.
+#  Such a model memorizes nothing, and would look private.
 
-ABSURD = 10  # times the loss of uniform guessing
+ABSURD = 10  # multiple of the loss of uniform guessing
 
 
 def refuse_absurd_loss(when: str, loss: float, tokens: int, vocabulary_size: int, culprit: str) -> None:
-    """Refuse a training loss that is far above the loss of uniform guessing.
+    """Raise Diverged if a training loss is far above the loss of uniform guessing.
 
     Args:
         when: the round or step, for the message.
@@ -84,7 +83,7 @@ def refuse_absurd_loss(when: str, loss: float, tokens: int, vocabulary_size: int
         )
 
 
-# The contract of training for its callers, whichever algorithm trains.
+# The interface of training for callers, for all algorithms.
 
 
 class Training(Protocol):
@@ -100,9 +99,9 @@ class Training(Protocol):
         Args:
             state: the state to continue from; it is not changed.
             until: the last round; in central training, the last step.
-            is_wanted: whether to yield the state after that many rounds; the last state is always yielded.
+            is_wanted: whether to yield the state after a number of rounds; the last state is always yielded.
 
         Raises:
-            Diverged: values are not finite, or a loss is absurd; the message names the round.
+            Diverged: values are not finite, or a loss is implausibly large; the message names the round.
         """
         ...

@@ -27,7 +27,7 @@ def clip_factor(norm: float, bound: float) -> float:
     """Return min(1, bound / norm), which is 1 for a norm of 0.
 
     Raises:
-        ValueError: the norm is not finite: infinity times 0 would be a NaN, and no factor mends a NaN.
+        ValueError: the norm is not finite: infinity times 0 is NaN, and no factor removes a NaN.
     """
     if not math.isfinite(norm):
         raise ValueError(f"an update of norm {norm} cannot be clipped")
@@ -39,14 +39,14 @@ class Counts:
     """The counts of users' local training; they add, and `Counts()` is the identity.
 
     Attributes:
-        weight: sum of the users' weights: numbers of local examples, or 1 a user where updates are clipped.
+        weight: sum of the users' weights: numbers of local examples, or 1 per user if updates are clipped.
         users: number of users, including users without records.
         loss: summed training cross-entropy in nats, over all local steps.
         tokens: number of positions in `loss`.
         norms: sum of the finite norms of users' updates, before the clip.
         clipped: number of users whose norm exceeded the clip.
-        non_finite: number of users whose update is not finite. Such updates are left out of the sum, and their number
-            fails the round in `flsim.algorithms.fedavg.step`.
+        non_finite: number of users whose update is not finite. Such updates are excluded from the sum, and a number
+            above 0 fails the round in `flsim.algorithms.fedavg.step`.
         examples: number of local examples.
         left_out: number of records beyond the users' `max_records`, which were not trained on.
     """
@@ -84,7 +84,7 @@ class Counts:
         """Return the counts of one user, and the factor of its update in a sum: its weight, or that of the clip.
 
         Args:
-            norm: norm of the user's update before the clip. Where it is not finite, the factor is 0.
+            norm: norm of the user's update before the clip. If it is not finite, the factor is 0.
             examples, loss, tokens, left_out: see the attributes.
             clip: S, the bound on the norm of the complete update; None for no clip.
             weight: the weight of an update without clip; None for `examples`.
@@ -102,10 +102,10 @@ class Counts:
 class UpdateSum:
     """A sum over users of weight x (local model - global model), with counts; sums merge, and `zero` is the identity.
 
-    Where updates are clipped, `delta` sums the clipped updates and every user's weight is 1.
+    If updates are clipped, `delta` sums the clipped updates and every user's weight is 1.
 
     Attributes:
-        delta: the sum, in float64, so that the order and grouping of users change it by about 1e-15 of its size only.
+        delta: the sum, in float64, so the order and grouping of users change it by only about 1e-15 of its size.
         counts: the counts of the same users.
     """
 
@@ -130,8 +130,8 @@ class UpdateSum:
     ) -> "UpdateSum":
         """Return one user's part of a sum: weighted by its examples, or clipped and of weight 1.
 
-        An update that is not finite is counted and left out of `delta`, since no clip would mend it. Arguments are
-        those of `Counts.of_user`, with the update, float64, in place of its norm.
+        An update that is not finite is counted and left out of `delta`, because no clip would correct it. For
+        arguments, see `Counts.of_user`, with the update, float64, instead of its norm.
         """
         counts, factor = Counts.of_user(
             global_norm(update), examples, loss, tokens, clip=clip, left_out=left_out, weight=weight
@@ -141,19 +141,22 @@ class UpdateSum:
         return cls({name: (value * factor).cpu() for name, value in update.items()}, counts)
 
     def merge(self, other: "UpdateSum", in_place: bool = False) -> "UpdateSum":
-        """Return the sum of both; with `in_place` it takes the memory of this one, which is then of no use."""
+        """Return the sum of both; with `in_place` the memory of this sum is reused, and this sum becomes invalid."""
         add = torch.Tensor.add_ if in_place else torch.Tensor.add
         delta = {name: add(value, other.delta[name]) for name, value in self.delta.items()}
         return UpdateSum(delta, self.counts + other.counts)
 
     def refuse_divergence(self, when: str, vocabulary_size: int) -> None:
-        """Raise Diverged if a value is not finite or the loss is absurd; `when` names the round, for the message."""
+        """Raise Diverged if a value is not finite or the loss is implausibly large.
+
+        `when` names the round, for the message.
+        """
         counts = self.counts
         if not self.is_finite:
             of_users = f" with {counts.non_finite:,} of {counts.users:,} users" if counts.non_finite else ""
             raise Diverged(
-                f"{when}: local training gave values that are not finite{of_users}; "
-                f"most likely local.learning_rate is too high"
+                f"{when}: local training produced values that are not finite{of_users}; most likely "
+                "local.learning_rate is too high"
             )
         refuse_absurd_loss(when, counts.loss, counts.tokens, vocabulary_size, "local.learning_rate")
 
@@ -174,7 +177,7 @@ def with_canaries(total: Params, users: NDArray[int64], seed: int, clip: float) 
 
     Args:
         total: sum of the real users' updates, float64 by parameter; it is not changed.
-        users: int64 [n], the canary users of the round; one that is drawn twice counts twice.
+        users: int64 [n], the canary users of the round; a user that is drawn twice counts twice.
         seed: the experiment's seed.
         clip: S of the round.
     """

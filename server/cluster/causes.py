@@ -1,4 +1,4 @@
-"""The causes why a process of Ray ended, or none starts, in one line, from logs and from the system's limits."""
+"""The reasons why processes of Ray ended or do not start, in one line, from logs and system limits."""
 
 import os
 import re
@@ -12,18 +12,18 @@ from flsim.base.errors import InputError, RunFailed, in_one_line, last_line
 from flsim.base.machine import machine_memory, of_group, text_of
 from server.cluster.internals import logs_folder
 
-TAIL = 1 << 16  # bytes that are read at the end of a log
+TAIL = 1 << 16  # number of bytes that are read at the end of a log
 FEWER = "run fewer processes at once (system.shards, system.evaluators)"
 
-# The system's refusals as they appear in logs, of C++ as of Python.
+# Errors of the system in logs of C++ and Python.
 NO_PROCESS = re.compile(r"Resource temporarily unavailable|can't start new thread")
 NO_ROOM = re.compile(r"No space left on device")
 NO_MEMORY = re.compile(r"Cannot allocate memory|std::bad_alloc|MemoryError")
-NO_FILE = re.compile(r"Too many open files|Try setting `ulimit -n")  # the system's words, and those of Ray's raylet
+NO_FILE = re.compile(r"Too many open files|Try setting `ulimit -n")  # the message of the system, and that of the raylet
 
 
 def death(error: RayError) -> str:
-    """Return how a process died, and why as far as this machine knows; without Ray's guesses."""
+    """Return how and why a process died, from data of this machine, without Ray's guesses."""
     text = " ".join(str(error).split())
     if isinstance(error, OutOfMemoryError):
         used = re.search(r" was (\S+ / \S+) ", text)
@@ -34,7 +34,7 @@ def death(error: RayError) -> str:
 
 
 def _logs_of(error: str) -> list[Path]:
-    """Return the logs of the process whose number an error names, where it ran on this machine."""
+    """Return the logs of the process in an error message, if it ran on this machine."""
     folder, pid = logs_folder(), re.search(r" pid: (\d+) ", error)
     return list(folder.glob(f"worker-*-{pid[1]}.*")) if folder and pid else []
 
@@ -54,34 +54,37 @@ def reason_of(error: RayError) -> str:
 
 
 def named_in(*texts: str | Path) -> str | None:
-    """Return what stops processes, and what to do, as far as texts or the ends of logs tell; None if they do not."""
+    """Return the cause that stops processes, with the remedy, from texts or ends of logs; None if unknown."""
     text = "\n".join(_tail(text) if isinstance(text, Path) else text for text in texts)
     if NO_PROCESS.search(text):
-        return f"no further process or thread may be started ({limits()}); raise the limit, or {FEWER}"
+        return f"the system refuses further processes or threads ({limits()}); raise the limit, or {FEWER}"
     if NO_ROOM.search(text):
-        return "a disk is full, most likely that of the temporary folder; make room there, or set RAY_TMPDIR to another"
+        return (
+            "a disk is full, most likely that of the temporary folder; free space there, or set RAY_TMPDIR to "
+            "another folder"
+        )
     if NO_MEMORY.search(text):
-        return f"there is not enough memory ({limits()}); {FEWER}, or give them more"
+        return f"there is not enough memory ({limits()}); {FEWER}, or give them more memory"
     if NO_FILE.search(text):
-        return f"no further file may be opened (`ulimit -n` is {most_files()}); raise that limit, or {FEWER}"
+        return f"the system refuses further open files (`ulimit -n` is {most_files()}); raise the limit, or {FEWER}"
     return None
 
 
 def memory_that_ran_out() -> str | None:
-    """Return how often the kernel killed for want of memory since this process started, and what to do; else None."""
+    """Return the number of processes killed by the kernel for lack of memory, with the remedy; None if none."""
     kills = oom_kills() - _BEFORE
     if kills <= 0:
         return None
     times = "once" if kills == 1 else f"{kills} times"
     size = _in_gigabytes(machine_memory())
     return (
-        f"the kernel killed processes {times} because memory ran out ({size} on this machine); {FEWER}, or give "
-        "them more"
+        f"the kernel killed processes {times} because memory ran out ({size} on this machine); {FEWER}, or "
+        "give them more memory"
     )
 
 
 def oom_kills() -> int:
-    """Return how many processes the kernel has killed for want of memory in this control group, else on the machine."""
+    """Return the number of processes that the kernel killed for lack of memory, in this control group if known."""
     for text in (of_group("memory", "memory.events", "memory.oom_control"), text_of(Path("/proc/vmstat"))):
         if line := re.search(r"^oom_kill (\d+)$", text, re.MULTILINE):
             return int(line[1])
@@ -89,13 +92,13 @@ def oom_kills() -> int:
 
 
 def most_files() -> int:
-    """Return how many files this process, and each process that it starts, may have open at once."""
+    """Return the number of files that this process, and each child process, can have open."""
     most, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return most
 
 
 def limits() -> str:
-    """Return the limits of this process and its children, on threads and on memory, for a parenthesis."""
+    """Return the limits of this process and its children on threads and memory, as text."""
     known = []
     for option, number, unit in (("u", resource.RLIMIT_NPROC, 1), ("v", resource.RLIMIT_AS, 1024)):
         most, _ = resource.getrlimit(number)

@@ -1,6 +1,6 @@
-"""The private parts of Ray and Flower that this project needs, each with the public interface that is missing.
+"""The private parts of Ray and Flower that flsim needs, each with the missing public interface.
 
-No other file of the product imports private parts, so that a new version is checked against this file alone.
+No other file imports private parts, so only this file must be checked for a new version.
 """
 
 import os
@@ -21,13 +21,13 @@ if TYPE_CHECKING:  # central training starts without Flower
     from flwr.app import Message
     from flwr.serverapp import Grid
 
-# The command `ray`. Its heads would open port 10001 for clients from elsewhere wherever grpcio is installed, and
-# `ray start` has no option against it: --ray-client-server-port only chooses another port.
+# The command `ray`. Its heads would open port 10001 for remote clients if grpcio is installed, and `ray start` has no
+# option against this: --ray-client-server-port only chooses another port.
 RAY_WITHOUT_CLIENTS = (
     "from ray.scripts import scripts; scripts.get_ray_client_dependency_error = ImportError; scripts.main()"
 )
 AGENT_PORTS = ("metrics_agent_port", "metrics_export_port", "runtime_env_agent_port", "dashboard_agent_listen_port")
-FIRST_PORT, BLOCKS = 20_000, 3_000  # below the ports that systems give to connections, above those of Ray's workers
+FIRST_PORT, BLOCKS = 20_000, 3_000  # between the ports of Ray's workers and those that systems assign to connections
 SERVICES = ("start_api_server", "start_monitor", "start_log_monitor")  # methods of Ray's `Node`
 
 
@@ -49,9 +49,9 @@ def logs_folder() -> Path | None:
 
 
 def arguments_of_own_processes() -> set[str]:
-    """Return command-line arguments that only this process's raylet and control store on this machine have.
+    """Return command-line arguments that only the raylet and control store of this process have on this machine.
 
-    No public function tells which processes are Ray's own.
+    No public function identifies the processes of Ray.
     """
     this = worker.global_worker.node
     return {f"--raylet_socket_name={this.raylet_socket_name}", f"--session-name={this.session_name}"}
@@ -59,9 +59,9 @@ def arguments_of_own_processes() -> set[str]:
 
 @contextmanager
 def no_handler_of_sigterm() -> Iterator[None]:
-    """Keep Ray from setting a handler of SIGTERM in the block: its own one ends the process at once, with other codes.
+    """Keep Ray from setting its handler of SIGTERM in the block, which ends the process immediately with other codes.
 
-    `ray.init` has no option against it.
+    `ray.init` has no option against this.
     """
     set_handler = utils.set_sigterm_handler
     utils.set_sigterm_handler = lambda _: None
@@ -74,8 +74,8 @@ def no_handler_of_sigterm() -> Iterator[None]:
 def take_sigterm_back() -> None:
     """Set Python's handler of SIGTERM again after `ray.init`.
 
-    The library below Ray has a handler too, which prints a stack trace before it calls the one that was there before.
-    It has no option against it. Only Python's main thread may set handlers.
+    The C++ library of Ray also has a handler, which prints a stack trace before it calls the previous handler. It has
+    no option against this. Only the main thread of Python can set handlers.
     """
     if threading.current_thread() is threading.main_thread():
         signal.signal(signal.SIGTERM, signal.getsignal(signal.SIGTERM))
@@ -85,8 +85,8 @@ def take_sigterm_back() -> None:
 def without_services() -> Iterator[None]:
     """Keep Ray from starting a dashboard, an autoscaler and a reader of logs in the block.
 
-    A local cluster that nobody else joins needs none of them, and they take a tenth of a short run's processor time.
-    `ray.init(include_dashboard=False)` starts a process all the same, and has no option against the other two.
+    A local cluster that other machines do not join needs none of them, and they use a tenth of the processor time of a
+    short run. `ray.init(include_dashboard=False)` still starts a process, and has no option against the other two.
     """
     kept = {name: getattr(node.Node, name) for name in SERVICES}
     for name in SERVICES:
@@ -103,8 +103,8 @@ def agents_not_waited_for() -> Iterator[None]:
     """Choose the ports of the agents of a node that is started in the block, so that the node does not wait for them.
 
     A raylet waits until its agents, which are Python processes, have written the ports that they chose, and aborts
-    after 15 seconds: on a busy machine no run would start. It does not wait for ports that it is given, except for one,
-    which it reads from a file all the same. `ray.init` has no options for these ports.
+    after 15 seconds: on a busy machine no run would start. It does not wait for given ports, except for one, which it
+    still reads from a file. `ray.init` has no options for these ports.
     """
     start = node.Node.start_raylet
 
@@ -123,7 +123,10 @@ def agents_not_waited_for() -> Iterator[None]:
 
 
 def _free_ports() -> list[int]:
-    """Return a free port for each agent. Processes that start at the same time have other ones, by their numbers."""
+    """Return a free port for each agent.
+
+    Processes that start at the same time have different ports, by their process numbers.
+    """
     size = len(AGENT_PORTS)
     for attempt in range(BLOCKS):
         first = FIRST_PORT + size * ((os.getpid() + attempt) % BLOCKS)
@@ -144,9 +147,10 @@ def _is_free(port: int) -> bool:
 def loopback() -> Iterator[None]:
     """Make Ray's processes that start in the block listen on loopback.
 
-    A node whose address is 127.0.0.1 does so. But on Linux Ray replaces this address by another one of the machine, and
-    `ray.init` has no option against it. On systems where Ray has no clusters it does not replace the address, and this
-    is the switch. Ray reads the constant in this process, and the variable in the processes that it starts.
+    A node whose address is 127.0.0.1 does this. But on Linux, Ray replaces this address by another address of the
+    machine, and `ray.init` has no option against this. On systems without clusters, Ray does not replace the address;
+    this constant selects that behaviour. Ray reads the constant in this process, and the variable in the processes that
+    it starts.
     """
     name, before = ray_constants.ENABLE_RAY_CLUSTERS_ENV_VAR, ray_constants.ENABLE_RAY_CLUSTER
     variable = os.environ.get(name)
@@ -161,7 +165,7 @@ def loopback() -> Iterator[None]:
 
 
 def address_of_control_store(address: str) -> str:
-    """Return the "HOST:PORT" that `ray.init(address=...)` would connect to; empty if it would find none.
+    """Return the "HOST:PORT" that `ray.init(address=...)` would connect to; empty if there is none.
 
     `ray.init` is the only public function that resolves an address such as "auto", and it tries for minutes.
     """
@@ -170,7 +174,7 @@ def address_of_control_store(address: str) -> str:
 
 
 def address_for_others(host: str) -> str:
-    """Return the address of this host that Ray tells other nodes; for loopback, an address that they can reach.
+    """Return the address of this host that Ray gives to other nodes; for loopback, an address that they can reach.
 
     The public `ray.util.get_node_ip_address` takes no host.
     """
@@ -178,7 +182,7 @@ def address_for_others(host: str) -> str:
 
 
 def send_as(run: int, node: int) -> None:
-    """Set the run and the node that Flower's messages of this process come from.
+    """Set the run and the node of Flower's messages of this process.
 
     `Message` reads both from a private global, which only Flower's own processes set.
     """
@@ -188,9 +192,9 @@ def send_as(run: int, node: int) -> None:
 
 
 def numbered(message: "Message", number: int) -> "Message":
-    """Return the message with a number for its id, as Flower's own grids send it.
+    """Return the message with a number for its id, like grids of Flower.
 
-    `Message` has no public way to set its id, and `Metadata` leaves `delivered_at` to be set afterwards.
+    `Message` has no public way to set its id, and `Metadata` requires setting `delivered_at` afterwards.
     """
     from flwr.app import Message, Metadata
 
@@ -213,7 +217,7 @@ def numbered(message: "Message", number: int) -> "Message":
 def is_simulated(grid: "Grid") -> bool:
     """Return whether a grid is that of Flower's simulation, whose clients run on the Ray that Flower starts.
 
-    The public `Grid` and `Context` do not tell a simulation from a deployment.
+    The public `Grid` and `Context` do not distinguish a simulation from a deployment.
     """
     from flwr.superlink.grid import InMemoryGrid
 

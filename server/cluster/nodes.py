@@ -1,8 +1,8 @@
-"""The Ray nodes that a run may use: those that run the same code, and see the same files, as this process.
+"""The Ray nodes that a run can use: those with the same code and files as this process.
 
-Any difference in a version is refused, though most would change no result, as nobody knows which do. Another processor
-is only reported, since few clusters consist of equal ones. The digest of the code is compared although the code is
-shipped (`server.cluster.start`): a worker may import an older checkout all the same.
+Any difference in a version is an error, because it is unknown which differences change results. A different processor
+is only reported, because few clusters have equal processors. The digest of the code is compared although the code is
+shipped (`server.cluster.start`), because a worker can still import an older checkout.
 """
 
 from dataclasses import dataclass
@@ -21,9 +21,10 @@ from flsim.data.stores import is_uri, located
 from flsim.runs.config import load
 from server.cluster.causes import death
 
-DEADLINE = 300.0  # seconds in which all nodes answer at a run's start; a cold one imports from a shared filesystem
-SHARE = "put it on a filesystem that all nodes share, under the same path"
-REACH = "give it a way to that store, and credentials in the environment that its Ray was started in"
+# seconds in which all nodes must answer at the start of a run; a cold node imports from a shared filesystem
+DEADLINE = 300.0
+SHARE = "move it to a filesystem that all nodes share, under the same path"
+REACH = "give the node access to the store, and credentials in the environment of its Ray"
 
 Node = dict[str, Any]
 
@@ -36,7 +37,7 @@ class Environment:
         versions: versions of code and libraries.
         processor: model of the processor.
         run: digest of the run's settings, as far as results depend on them, and of its custom code; None if the node
-            does not see the folder.
+            cannot read the folder.
         corpus: digest of the corpus's manifest; None if the node cannot open the corpus.
         trouble: the reason why it cannot open the corpus.
     """
@@ -51,7 +52,7 @@ class Environment:
 def environment_of(run: Path, corpus: Path | str) -> Environment:
     """Return the code, files and processor of this node; a corpus in an object store is fetched."""
     try:
-        settings = load(run / "config.toml").digest  # not of the file, which a run that begins replaces
+        settings = load(run / "config.toml").digest  # not of the file, which is replaced at the start of a run
     except (InputError, OSError):
         settings = None
     try:
@@ -63,16 +64,16 @@ def environment_of(run: Path, corpus: Path | str) -> Environment:
 class Nodes:
     """The nodes of the connected cluster, checked for a run.
 
-    A node that left is never asked again; a node that comes back is another node to Ray.
+    A node that left is never asked again; for Ray, a node that returns is another node.
     """
 
     def __init__(self, run: Path, corpus: Path | str, is_local: bool = False) -> None:
-        """Prepare the checks; no node is asked yet.
+        """Prepare the checks, without asking nodes.
 
         Args:
-            run, corpus: folders of run and corpus, which all nodes are to see; or the URI of a corpus.
-            is_local: whether this process has started the cluster for itself alone. Its one node then runs this code
-                and sees these files, and is not asked: a process that answers takes as long to start as a client.
+            run, corpus: folders of run and corpus, which all nodes must be able to read; or the URI of a corpus.
+            is_local: whether this process has started a local cluster. Its only node has this code and these files, and
+                is not asked, because an answering process would take as long to start as a client.
         """
         self._paths = run.resolve(), located(corpus)
         self._local = environment_of(*self._paths)
@@ -85,8 +86,9 @@ class Nodes:
         """Ask all nodes of the cluster, and wait for their answers.
 
         Raises:
-            InputError: nodes differ from this process, or do not answer; the message says which, and in what.
-            RunFailed: no node differs, but Ray lost a process that was to answer, as if memory runs out.
+            InputError: nodes differ from this process, or do not answer; the message names the nodes and the
+                differences.
+            RunFailed: no node differs, but Ray lost an answering process, for example because memory ran out.
         """
         self._ask_new(_alive())
         _, silent = (
@@ -101,7 +103,7 @@ class Nodes:
     def usable(self) -> list[Node]:
         """Return nodes that are alive and equal to this process, as `ray.nodes` describes them, without waiting.
 
-        New nodes are asked meanwhile, and are among those of a later call. Changes are reported once.
+        New nodes are asked at the same time, and are included in a later call. Changes are reported once.
         """
         alive = _alive()
         for node in self._good - alive.keys():
@@ -112,7 +114,7 @@ class Nodes:
             if node in alive:
                 say(
                     f"{self._name(node)} "
-                    + (f"joined, but is not used: it {why}" if why else f"joined: {_size(alive[node])}")
+                    + (f"joined, but is not used, because it {why}" if why else f"joined: {_size(alive[node])}")
                 )
         return [alive[node] for node in alive if node in self._good]
 
@@ -124,7 +126,7 @@ class Nodes:
             self._asked[task.remote(*self._paths)] = node
 
     def _answers(self) -> list[tuple[str, str]]:
-        """Return nodes with new answers, and why each is not usable, or ""; without nodes that left."""
+        """Return nodes with new answers, with the reason why each is not usable, or ""; without nodes that left."""
         answers = []
         for reply in ray.wait(list(self._asked), num_returns=len(self._asked), timeout=0)[0] if self._asked else ():
             node = self._asked.pop(reply)
@@ -143,24 +145,24 @@ class Nodes:
         return answers
 
     def _differs(self, node: str, remote: Environment) -> str:
-        """Return in what a node differs, for a sentence that begins with the node; empty if it does not."""
+        """Return the differences of a node, for a sentence that begins with the node; empty if there are none."""
         local, (run, corpus) = self._local, self._paths
         both = {*local.versions, *remote.versions}
         names = sorted(name for name in both if local.versions.get(name) != remote.versions.get(name))
         if names:
             return "has " + ", ".join(
-                f"{name} {_short(remote, name)} where this process has {_short(local, name)}" for name in names
+                f"{name} {_short(remote, name)} but this process has {_short(local, name)}" for name in names
             )
         if remote.corpus is None and is_uri(corpus):
-            return f"does not see the corpus {corpus} ({remote.trouble}); {REACH}"
+            return f"cannot read the corpus {corpus} ({remote.trouble}); {REACH}"
         for seen, expected, what, path in (
             (remote.run, local.run, "run folder", run),
             (remote.corpus, local.corpus, "corpus", corpus),
         ):
             if seen is None:
-                return f"does not see the {what} {path}; {SHARE}"
+                return f"cannot read the {what} {path}; {SHARE}"
             if seen != expected:
-                return f"sees another {what} at {path}; {SHARE}"
+                return f"has another {what} at {path}; {SHARE}"
         if remote.processor != local.processor:
             say(
                 f"{self._name(node)} has a different processor ({remote.processor}) from this machine "

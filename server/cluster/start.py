@@ -1,8 +1,8 @@
-"""A Ray cluster for the time of a run; no other file starts Ray or joins a cluster.
+"""A Ray cluster for the duration of a run; no other file starts Ray or joins a cluster.
 
-A start is refused without room for Ray. Ray's processes on this machine are watched: if one is killed, Ray's calls wait
-for long, or for ever. Ray does not report that its raylet is gone: a round would wait for all of `system.deadline`. So
-a thread checks, and ends this process as SIGKILL would; of all ends of a run, tests cover that one best.
+Ray is not started without enough disk space, files and threads. The processes of Ray on this machine are watched: if
+one is killed, calls of Ray can wait forever, and Ray does not report the loss of its raylet. A thread checks them, and
+ends this process as SIGKILL would, which is the best-tested end of a run.
 """
 
 import ctypes
@@ -33,15 +33,15 @@ from server.cluster import causes, internals
 from server.stopping import no_signal_lost
 
 START_DEADLINE = 60.0  # seconds until a head answers, or until it has ended
-NO_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # a frame of HTTP/2: length, type, flags, stream
-ROOM = 1 << 20  # bytes: a short run writes a quarter of it, and without room Ray waits for itself
-THREADS = 300  # a run of two clients and an evaluator has 250; with a few less Ray hangs within a call, for ever
-FILES = 100  # open at once in one process: the raylet of a run of two clients and an evaluator has 70
-MAKE_ROOM = "make room there, or set RAY_TMPDIR to another folder"
-START_GRACE = 2.0  # seconds in which Ray may report that one of its processes has ended while it starts
-GRACE = 5.0  # seconds before the exit: a signal to all processes asks for a checkpoint of the last round
+NO_SETTINGS = bytes([0, 0, 0, 4, 0, 0, 0, 0, 0])  # the header of an HTTP/2 frame: length, type, flags, stream
+ROOM = 1 << 20  # bytes of free disk space: a short run writes a quarter of it, and Ray hangs on a full disk
+THREADS = 300  # threads: a run of two clients and an evaluator has 250; with fewer, Ray can hang forever within a call
+FILES = 100  # open files in one process: the raylet of a run of two clients and an evaluator has 70
+MAKE_ROOM = "free space there, or set RAY_TMPDIR to another folder"
+START_GRACE = 2.0  # seconds in which Ray can report the end of one of its processes during the start
+GRACE = 5.0  # seconds before the exit: a signal to all processes requests a checkpoint of the last round
 LOOK = 0.1  # seconds between two checks of Ray's processes
-# Loaded here: in a child of a process with threads a lock of the loader may be held for ever.
+# Loaded at import, because in a child of a process with threads, a lock of the loader can be held forever.
 PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 
 
@@ -49,13 +49,13 @@ PRCTL = ctypes.CDLL(None).prctl if sys.platform == "linux" else None
 def cluster(address: str | None = None, cpus: int | None = None, head: str | None = None) -> Iterator[None]:
     """Provide Ray, initialised in this thread, until the block ends.
 
-    A local cluster listens on loopback alone. Nodes of another cluster run the code of this process, which is shipped.
+    A local cluster listens only on loopback. Nodes of another cluster run the code of this process, which is shipped.
 
     Args:
         address: address of an existing cluster ("auto" searches for one); None starts a local one.
         cpus: cores of the local cluster, or of the head; None for all.
-        head: "HOST:PORT" of this machine on which to start a head, for the time of the block, that other nodes can
-            join; in place of `address`.
+        head: "HOST:PORT" of this machine on which to start a head during the block, which other nodes can join; instead
+            of `address`.
 
     Raises:
         InputError: there is no cluster at the address, or no head can be started there.
@@ -63,10 +63,10 @@ def cluster(address: str | None = None, cpus: int | None = None, head: str | Non
         RunFailed: no local cluster starts.
     """
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Task events are of use to a dashboard alone, and the control store keeps 100,000: hundreds of MB in a long run.
+    # Task events are only useful for a dashboard, and the control store keeps 100,000: hundreds of MB in a long run.
     os.environ.setdefault("RAY_task_events_report_interval_ms", "0")
-    # Ray would start workers before it answers, and never answer if one of them took over a minute, as on a machine
-    # that is busy with something else (https://github.com/ray-project/ray/issues/40131).
+    # By default, Ray starts workers before it answers, and never answers if a worker takes over a minute, as on a busy
+    # machine (https://github.com/ray-project/ray/issues/40131).
     os.environ.setdefault("RAY_prestart_worker_first_driver", "0")
     if address is not None and head is not None:
         raise InputError("--address joins a cluster, and --head starts a cluster; use only one of these options")
@@ -92,7 +92,7 @@ def nodes() -> list[dict[str, float]]:
 
 
 def say_where(run: Path, is_local: bool) -> None:
-    """Say where a run is written, and on which Ray cluster it is trained, in one line."""
+    """Print the folder and the Ray cluster of a run in one line."""
     alive = nodes()
     cores, gpus = (sum(node.get(name, 0.0) for node in alive) for name in ("CPU", "GPU"))
     size = f"{cores:g} cores" + f" and {gpus:g} GPU{'s' * (gpus != 1)}" * (gpus > 0)
@@ -103,13 +103,13 @@ def say_where(run: Path, is_local: bool) -> None:
 
 
 def ending_with_this_process() -> Callable[[], None]:
-    """Return a `preexec_fn` with which Linux kills the child when this process ends, however it ends."""
+    """Return a `preexec_fn` with which Linux kills the child at any end of this process."""
     parent = os.getpid()
 
     def end_with_parent() -> None:
         if PRCTL is not None:
             PRCTL(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
-            if os.getppid() != parent:  # which ended before the call
+            if os.getppid() != parent:  # the parent ended before the call
                 os._exit(1)
 
     return end_with_parent
@@ -121,7 +121,7 @@ def _connect(address: str | None, cpus: int | None) -> None:
         raise InputError(
             f"--address {address}: flsim joins a cluster as a node, not as a Ray client; use the form HOST:PORT"
         )
-    if address is None:  # "local": without it Ray would join any cluster of this machine, even one that is ending
+    if address is None:  # "local": without it Ray would join any cluster of this machine, even a cluster that is ending
         with starting(), internals.loopback(), internals.without_services(), internals.agents_not_waited_for():
             quiet = options | {"logging_level": logging.CRITICAL}  # the reason of a failed start is in flsim's message
             ray.init(address="local", num_cpus=cpus, include_dashboard=False, **quiet)
@@ -134,16 +134,18 @@ def _connect(address: str | None, cpus: int | None) -> None:
             f"--address {address}: no Ray cluster answers there; start one with `ray start --head`"
         ) from error
     try:
-        with chdir("/"):  # Ray's workers import from this folder first, before the shipped code
+        with chdir("/"):  # Ray's workers import from this folder before the shipped code
             ray.init(address=address, runtime_env=_this_code(), **options)
     except Exception as error:
-        raise InputError(f"--address {address}: cannot join the Ray cluster there: {first_line(error)}") from error
+        raise InputError(
+            f"--address {address}: cannot join the Ray cluster at this address: {first_line(error)}"
+        ) from error
 
 
 def _refuse_silence(address: str) -> None:
-    """Raise OSError or ValueError if nothing at the address answers in HTTP/2, on which gRPC is built.
+    """Raise OSError or ValueError if there is no HTTP/2 server (the basis of gRPC) at the address.
 
-    Ray itself would try for minutes where a cluster has ended or hangs, also at a stale address that "auto" finds.
+    Ray would try for minutes if a cluster has ended or hangs, also at a stale address found by "auto".
     """
     host, _, port = internals.address_of_control_store(address).rpartition(":")
     with socket.create_connection((host.strip("[]"), int(port)), timeout=5) as connection:
@@ -154,7 +156,7 @@ def _refuse_silence(address: str) -> None:
 
 
 def _this_code() -> dict[str, list[str]]:
-    """Return a Ray runtime environment in which all nodes run this process's packages, whatever is installed there."""
+    """Return a Ray runtime environment in which all nodes run the packages of this process."""
     specs = [importlib.util.find_spec(name) for name in PACKAGES]
     folders = [str(Path(spec.origin).parent) for spec in specs if spec and spec.origin]
     return {"py_modules": folders, "excludes": ["**/__pycache__/**"]}
@@ -162,13 +164,12 @@ def _this_code() -> dict[str, list[str]]:
 
 @contextmanager
 def _head(place: str, cpus: int | None) -> Iterator[str]:
-    """Start a head node in processes that end with this one; yield its address.
+    """Start a head node whose processes end with this process; yield its address.
 
-    Ray ends what `ray start --block` started when that is killed, so it is enough that the end of this process kills
-    it.
+    If `ray start --block` is killed, Ray ends its processes, so it is sufficient to kill this command at the end.
 
-    Loopback is refused: Ray would listen on all addresses, and no machine could join. No token is required unless the
-    environment says so (RAY_AUTH_MODE): a token of flsim's own would have to be carried to each machine that joins.
+    Loopback addresses are errors, because Ray would listen on all addresses, and no machine could join. A token is only
+    required if the environment sets RAY_AUTH_MODE, because users would have to copy a token of flsim to each machine.
     """
     host, port = _place(place)
     refuse_without_room(internals.temporary_folder())
@@ -182,7 +183,8 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            start_new_session=True,  # Ctrl-C is for this process, which may have something to write first
+            # only this process receives Ctrl-C, because it may have to write a checkpoint first
+            start_new_session=True,
             preexec_fn=ending_with_this_process(),
         )
         try:
@@ -190,8 +192,8 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
             if process.poll() is not None:
                 output.seek(0)
                 why = " ".join(next((line for line in reversed(output.readlines()) if line.strip()), "").split())
-                raise InputError(f"--head {place}: Ray does not start there ({why})")
-            say(f"Ray head at {address}; another machine joins with: ray start --address {address}")
+                raise InputError(f"--head {place}: Ray does not start at this address ({why})")
+            say(f"Ray head at {address}; other machines join with: ray start --address {address}")
             if os.environ.get("RAY_AUTH_MODE") != "token":
                 say(f"every machine that reaches {host} can run code there; set RAY_AUTH_MODE=token to require a token")
             yield address
@@ -205,7 +207,7 @@ def _head(place: str, cpus: int | None) -> Iterator[str]:
 
 
 def _place(text: str) -> tuple[str, int]:
-    """Return host and port on which a head can listen; raise InputError if it cannot, or where nobody could join."""
+    """Return host and port on which a head can listen; raise InputError if this is impossible or nobody could join."""
     host, _, port = text.rpartition(":")
     try:
         host, number = socket.gethostbyname(host or " "), int(port)
@@ -215,8 +217,8 @@ def _place(text: str) -> tuple[str, int]:
                 free.bind(where)
     except (OSError, ValueError, OverflowError) as error:
         raise InputError(
-            f"--head {text}: cannot listen there ({error}); name an address of this machine and a free port, "
-            f"such as {ray.util.get_node_ip_address()}:6379"
+            f"--head {text}: cannot listen at this address ({error}); name an address of this machine and a "
+            f"free port, such as {ray.util.get_node_ip_address()}:6379"
         ) from error
     reachable = internals.address_for_others(host)
     if reachable != host:
@@ -239,7 +241,7 @@ def _wait_for(process: "subprocess.Popen[bytes]", host: str, port: int) -> None:
 
 
 class _RayMessages(io.TextIOBase):
-    """A stream that sends Ray's messages to standard error, line by line, as standard output is for results."""
+    """A stream that sends Ray's messages to standard error, line by line, because standard output is for results."""
 
     def __init__(self) -> None:
         self._line = ""
@@ -255,11 +257,11 @@ class _RayMessages(io.TextIOBase):
 def starting() -> Iterator[None]:
     """Watch a start of Ray within the block.
 
-    Ray would wait for half a minute for a process of its own that ends meanwhile, in a call that nothing interrupts. So
-    a thread watches those processes, reports why one has ended, and ends this process with exit code 1.
+    If a process of Ray ends, Ray waits for it for half a minute in a call that cannot be interrupted. Therefore a
+    thread watches these processes, reports why one ended, and ends this process with exit code 1.
 
     Raises:
-        RunFailed: Ray does not start; the message says why, and what to do.
+        RunFailed: Ray does not start; the message has the reason and the remedy.
     """
     folder = internals.temporary_folder()
     refuse_without_room(folder)
@@ -270,7 +272,7 @@ def starting() -> Iterator[None]:
     thread.start()
     try:
         yield
-    except Exception as error:  # Ray raises bare ones, too
+    except Exception as error:  # Ray also raises plain exceptions
         raise RunFailed(_failure(folder, first_line(error))) from error
     finally:
         over.set()
@@ -278,28 +280,29 @@ def starting() -> Iterator[None]:
 
 
 def refuse_without_room(folder: Path) -> None:
-    """Raise RunFailed if Ray's temporary folder cannot be made, or its filesystem is full."""
+    """Raise RunFailed if Ray's temporary folder cannot be created, or its filesystem is full."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
         free = shutil.disk_usage(folder).free
     except OSError as error:
-        raise RunFailed(f"{folder}: Ray cannot use it ({error.strerror}); set RAY_TMPDIR to another folder") from error
+        raise RunFailed(
+            f"{folder}: Ray cannot use this folder ({error.strerror}); set RAY_TMPDIR to another folder"
+        ) from error
     if free < ROOM:
         raise RunFailed(f"{folder}: Ray needs {ROOM:,} bytes in this folder, and only {free:,} are free; {MAKE_ROOM}")
 
 
 def _refuse_without_files() -> None:
-    """Raise RunFailed if Ray's processes could not open their files; its raylet would end while clients start."""
-    if 0 <= (most := causes.most_files()) < FILES:  # no limit is -1
+    """Raise RunFailed if processes of Ray cannot open their files, because its raylet would end during the start."""
+    if 0 <= (most := causes.most_files()) < FILES:  # -1 means no limit
         raise RunFailed(
-            f"Ray's processes need {FILES} open files each, and `ulimit -n` is {most}: there would "
-            f"be too many open files; raise the limit (`ulimit -n 1024`), or run without Ray "
-            f"(--in-process)"
+            f"Ray's processes need {FILES} open files each, and `ulimit -n` is {most}: which is too low; raise "
+            "the limit (`ulimit -n 1024`), or run without Ray (--in-process)"
         )
 
 
 def _refuse_without_threads() -> None:
-    """Raise RunFailed if Ray could not start its threads; they are tried, as limits are of many kinds."""
+    """Raise RunFailed if Ray cannot start its threads; a trial covers all kinds of limits."""
     over, threads = threading.Event(), list[threading.Thread]()
     try:
         for _ in range(THREADS):
@@ -308,8 +311,8 @@ def _refuse_without_threads() -> None:
             threads.append(thread)
     except RuntimeError as error:
         raise RunFailed(
-            f"a run needs some {THREADS} threads on this machine, and may not start them ({causes.limits()}); "
-            f"raise the limit"
+            f"a run needs about {THREADS} threads on this machine, but cannot start them ({causes.limits()}); "
+            "raise the limit"
         ) from error
     finally:
         over.set()
@@ -318,9 +321,9 @@ def _refuse_without_threads() -> None:
 
 
 def _failure(folder: Path, reason: str) -> str:
-    """Return the message for a start that failed: the cause in Ray's logs, or else the reason that Ray gave."""
+    """Return the message for a start that failed: the cause in logs of Ray, or the reason in its error."""
     if "AF_UNIX path length" in reason:
-        reason = f"{folder} is too long a path for its sockets; set RAY_TMPDIR to a shorter one, such as /tmp"
+        reason = f"the path {folder} is too long for its sockets; set RAY_TMPDIR to a shorter path, such as /tmp"
     else:
         logs = [path for session in folder.glob(f"session_*_{os.getpid()}") for path in (session / "logs").glob("*.*")]
         reason = causes.named_in(reason, *logs) or causes.memory_that_ran_out() or reason
@@ -338,18 +341,18 @@ def _watch_start(folder: Path, over: threading.Event) -> None:
 
 
 def _of_ray() -> list[psutil.Process]:
-    """Return the control store and the raylet that this process has started, even where they have ended."""
+    """Return the control store and the raylet that this process has started, even if they have ended."""
     return [child for child in psutil.Process().children() if child.name() in ("gcs_server", "raylet")]
 
 
 @contextmanager
 def watched() -> Iterator[None]:
-    """End this process, with exit code 1, where Ray ends on this machine before the block does.
+    """End this process with exit code 1 if Ray ends on this machine before the block.
 
-    Without a raylet no result comes, and no call fails; without the control store any thread may be inside a call of
-    Ray for a minute. So no thread is asked to stop: the process ends as if it had been killed, and `--resume` continues
-    the run. Ray ends it without a word where a thread calls the raylet before this one looks: with the same exit code.
-    On other machines Ray may end: a run continues without those nodes.
+    Without a raylet, no results arrive and no call fails; without the control store, any thread can be in a call of Ray
+    for a minute. Therefore threads are not asked to stop: the process ends as if it were killed, and `--resume`
+    continues the run. If a thread calls the raylet before this thread checks, Ray ends the process silently, with the
+    same exit code. If Ray ends on other machines, a run continues without them.
     """
     over = threading.Event()
     thread = threading.Thread(target=_watch, args=(_processes(), over), daemon=True)
@@ -362,7 +365,7 @@ def watched() -> Iterator[None]:
 
 
 def _processes() -> list[psutil.Process]:
-    """Return the raylet of this machine, and the control store where it is on this machine, without hidden ones."""
+    """Return the raylet of this machine, and the control store if it is on this machine, without hidden processes."""
     arguments = internals.arguments_of_own_processes()
     return [
         process
@@ -375,11 +378,11 @@ def _watch(processes: list[psutil.Process], over: threading.Event) -> None:
     while not over.wait(LOOK):
         ended = next((process for process in processes if not is_alive(process)), None)
         if ended is not None:
-            try:  # at once: Ray itself may end this process within the grace, without a word
+            try:  # print immediately, because Ray can end this process silently within the grace period
                 reason = f"Ray's {ended.info['name']} on this machine has ended{_cause(ended.info['name'])}"
                 log.error("failed", extra={"reason": reason})
                 say(f"flsim: {reason}; `flsim run --resume` continues from the newest checkpoint")
-            finally:  # without memory the message may fail, and the process must end all the same
+            finally:  # without memory, the message can fail, but the process must still end
                 if not over.wait(GRACE):
                     os._exit(1)
             return
@@ -393,7 +396,7 @@ def _cause(name: str) -> str:
 
 
 def is_alive(process: psutil.Process) -> bool:
-    """Return whether a process lives, as far as can be seen; True if memory or descriptors do not suffice to see."""
+    """Return whether a process lives, if it can be determined; True if memory or descriptors are insufficient."""
     try:
         return process.is_running() and process.status() != psutil.STATUS_ZOMBIE
     except psutil.NoSuchProcess:

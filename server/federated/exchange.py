@@ -1,6 +1,6 @@
 """The exchange of a round's requests and replies as Flower messages, and the causes of its failures.
 
-It is not Flower's Strategy, which averages the replies that came; here a missing reply fails the run.
+It is not a Strategy of Flower, which averages the received replies, because a missing reply must fail the run.
 """
 
 import time
@@ -25,24 +25,25 @@ from server.pool.client import sum_request
 from server.pool.grid import OWN_CODE_FAILED
 from server.stopping import Stop
 
-FIRST = 3600.0  # seconds, while this process has seen no reply
-FLOOR = 60.0  # seconds, at least: another process on the machine, or a slow disk, is no reason to ask again
+FIRST = 3600.0  # seconds before the first reply to this process
+# smallest deadline in seconds: another process on the machine, or a slow disk, is no reason for a second request
+FLOOR = 60.0
 FACTOR = 10.0  # multiple of the longest reply so far
 
 
 class Deadline:
-    """The number of seconds that replies may take, counted from their request.
+    """The deadline of replies in seconds, counted from their request.
 
-    A fixed number holds in every round. Without one the deadline follows the longest reply of this process's rounds: it
-    is ten times as long, at least a minute, and at most an hour or twice the longest reply. So a client that hangs in a
-    round of a second costs a minute, and not an hour.
+    A fixed number holds in every round. Without a fixed number, the deadline follows the longest reply of this
+    process's rounds: it is ten times as long, at least a minute, and at most an hour or twice the longest reply.
+    Therefore a client that hangs in a round of a second costs a minute, not an hour.
 
-    The longest reply of all rounds counts, not of the last few. It is mostly in the first round, whose clients open
-    files that no cache holds and compile kernels. A client that replaces another does the same.
+    The longest reply of all rounds counts, not only that of recent rounds. It is usually in the first round, in which
+    clients open uncached files and compile kernels. A client that replaces another client does the same.
 
-    A deadline that is too short must fail no run, as a machine may become more than ten times slower. So the deadline
-    doubles with each attempt, replies that came are kept, and the last attempt lasts as long as without any
-    measurement: an hour.
+    A deadline that is too short must not fail a run, because a machine can become more than ten times slower. Therefore
+    the deadline doubles with each attempt, received replies are kept, and the last attempt lasts an hour, as without
+    measurements.
     """
 
     def __init__(self, fixed: float | None) -> None:
@@ -54,26 +55,26 @@ class Deadline:
         return max(FIRST, 2 * self._longest) if self._fixed is None else self._fixed
 
     def of_attempt(self, attempt: int, retries: int) -> float:
-        """Return the seconds of an attempt, of which 0 is the first and `retries` the last one."""
+        """Return the seconds of an attempt; attempt 0 is the first, and `retries` the last."""
         if self._fixed is not None or not self._longest or attempt == retries:
             return self.patience
         return min(2.0**attempt * max(FLOOR, FACTOR * self._longest), self.patience)
 
     def saw(self, seconds: float) -> None:
-        """Record how long a reply took, in seconds."""
+        """Record the duration of a reply in seconds."""
         self._longest = max(self._longest, seconds)
 
 
-POLL = 0.005  # seconds, at first; Grid.send_and_receive would sleep 0.1
-START_POLL = 0.02  # while client processes start, which need the processor
-PATIENT_POLL = 0.1  # seconds, where replies take long
-NODES_DEADLINE = 600.0  # seconds, as an evaluator has: a machine that is busy with other work starts none for minutes
-WITNESSES = 3  # users that are tried in addition to the one that fails alone
-WORTH_SAYING = 60.0  # seconds without a client until a message says so
+POLL = 0.005  # seconds between polls at first; Grid.send_and_receive would sleep 0.1
+START_POLL = 0.02  # seconds between polls during the start of client processes, which need the processor
+PATIENT_POLL = 0.1  # seconds between polls for slow replies
+NODES_DEADLINE = 600.0  # seconds for the start of a client, as for an evaluator: a busy machine needs minutes
+WITNESSES = 3  # number of users that are tried in addition to a failing user
+WORTH_SAYING = 60.0  # seconds without a client until a message is printed
 
 
 class ShardFailed(RunFailed):
-    """A shard failed in all attempts, or in one by custom code, which would fail again.
+    """A failure of a shard in all attempts, or once in custom code, which would fail again.
 
     Attributes:
         request: the request to the shard.
@@ -93,12 +94,12 @@ class Exchange:
     Attributes:
         grid: Flower's message layer.
         shards: number of shards; each has a node of the grid.
-        branch: number of consecutive shards that a client process adds up; 0 for all. It is used only with a grid that
+        branch: number of consecutive shards that a client process adds; 0 for all. It is used only with a grid that
             holds arrays.
         address: the run that requests are about.
-        deadline: how long to wait for replies; it learns from their durations.
-        retries: how often a shard is asked again after an error or the deadline.
-        stop: the event that asks the run to end.
+        deadline: the deadline of replies, which adapts to their durations.
+        retries: number of repeated requests to a shard after an error or the deadline.
+        stop: the event that requests the end of the run.
     """
 
     grid: Grid
@@ -110,15 +111,16 @@ class Exchange:
     stop: Stop
 
     def send(self, asked: Sequence[RoundRequest]) -> Iterator[Reply]:
-        """Send each request to its shard's node, and yield replies as they come: each shard alone or in its branch.
+        """Send each request to the node of its shard, and yield replies of shards or of branches in order of arrival.
 
-        A shard that answers with an error, or not within the attempt's deadline, is asked again, at most `retries`
-        times, after 1, 2, 4, ... seconds. Requests wait until a client runs, and deadlines count from then on. Where
-        the sum of a branch fails, all its shards are asked again. An error of custom code ends the exchange at once.
+        A shard that answers with an error, or not within the attempt's deadline, gets the request again, at most
+        `retries` times, after 1, 2, 4, ... seconds. Requests wait until a client runs, and deadlines count from then
+        on. If the sum of a branch fails, all its shards get the request again. An error of custom code ends the
+        exchange immediately.
 
         Raises:
-            ShardFailed: a shard failed in every attempt, or by custom code; the message has the last reason.
-            RunFailed: no client came back within two minutes or the longest deadline, whichever is longer.
+            ShardFailed: a shard failed in every attempt, or in custom code; the message has the last reason.
+            RunFailed: no client returned within two minutes or the longest deadline, whichever is longer.
             Interrupted: `stop` was set.
         """
         self.stop.check()
@@ -139,7 +141,7 @@ class Exchange:
             raise ShardFailed(failed, 1 + self.retries, reason, exchanged.is_own_code)
 
     def send_once(self, request: RoundRequest) -> dict[int, str]:
-        """Make one attempt at one request; return the reason by shard where it failed, else nothing."""
+        """Make one attempt at one request; return the reason of each failed shard."""
         exchanged = _RoundExchange([request], self.branch)
         for _ in self._attempt([request], lambda: self.deadline.patience, exchanged):
             pass
@@ -148,11 +150,11 @@ class Exchange:
     def _attempt(
         self, asked: Sequence[RoundRequest], limit: Callable[[], float], exchanged: "_RoundExchange"
     ) -> Iterator[Reply]:
-        """Make one attempt, once clients run, and yield replies.
+        """Make one attempt after clients run, and yield replies.
 
         `limit` returns the seconds that a message has, from when it is sent: first those of shards, and later those of
-        sums, which are fewer where replies of shards were quick. The attempt sets `exchanged.failures`, and tells the
-        deadline how long each shard's reply took.
+        sums, which are fewer if replies of shards were fast. The attempt sets `exchanged.failures`, and records the
+        durations of replies for the deadline.
         """
         nodes = wait_for_nodes(self.grid, self.shards, self.stop, max(self.deadline.patience, NODES_DEADLINE))
         messages = [
@@ -193,7 +195,7 @@ class Exchange:
                     (id_,) = self.grid.push_messages([sum_request([nodes[shard] for shard in shards], round_)])
                     pending[id_] = _Pending(shards, time.monotonic(), limit(), branch)
             now = time.monotonic()
-            if not is_idle:  # replies that came in time may still wait to be fetched
+            if not is_idle:  # replies that arrived in time may not be fetched yet
                 last = now
                 continue
             for id_, late in [(id_, its) for id_, its in pending.items() if now - its.since >= its.seconds]:
@@ -205,13 +207,13 @@ class Exchange:
 
 @dataclass(frozen=True)
 class _Pending:
-    """A message without an answer: about one shard, or the sum of a branch.
+    """A message without an answer, for one shard or for the sum of a branch.
 
     Attributes:
-        shards: the shards that are asked again if it fails.
+        shards: the shards to which the request is sent again if it fails.
         since: `time.monotonic` when it was sent.
-        seconds: how long it may take.
-        branch: the branch whose sum it asks for; None for a request to a shard.
+        seconds: its deadline.
+        branch: the branch whose sum it requests; None for a request to a shard.
     """
 
     shards: tuple[int, ...]
@@ -225,7 +227,7 @@ class _RoundExchange:
 
     Attributes:
         branches: the requests' shards by branch.
-        failures: the reason by shard where the last attempt failed.
+        failures: the reason for each shard of which the last attempt failed.
         is_own_code: whether the last failure is an error of custom code.
     """
 
@@ -234,10 +236,10 @@ class _RoundExchange:
         self.failures: dict[int, str] = {}
         self.is_own_code = False
         self._round = asked[0].round if asked else 0
-        self._held: dict[int, ShardReply] = {}  # without their sums, which client processes hold
+        self._held: dict[int, ShardReply] = {}  # without their sums, which are in client processes
 
     def fail(self, pending: _Pending, reason: str) -> None:
-        """Record the failure of a message; where a branch's sum failed, what is held of its shards is of no use."""
+        """Record the failure of a message; if the sum of a branch failed, the sums of its shards are useless."""
         if pending.branch is not None:
             reason = f"the sum of its branch failed: {reason}"
         for shard in pending.shards:
@@ -245,10 +247,10 @@ class _RoundExchange:
             self._held.pop(shard, None)
 
     def read(self, message: Message, pending: _Pending) -> Reply | None:
-        """Return the reply in a message; None for a shard's whose sum a client process holds.
+        """Return the reply in a message; None for a shard whose sum is in a client process.
 
         Raises:
-            ValueError: the message does not answer the request; KeyError or TypeError if it is no such message.
+            ValueError: the message does not answer the request; KeyError or TypeError if it is not such a message.
         """
         if pending.branch is not None:
             counts = reduce(UpdateSum.merge, [self._held[shard].update for shard in pending.shards])
@@ -264,13 +266,13 @@ class _RoundExchange:
         return None
 
     def held_branch(self, shard: int) -> int | None:
-        """Return the branch of a shard if client processes hold the sums of all its shards; else None."""
+        """Return the branch of a shard if the sums of all its shards are in client processes; otherwise None."""
         branch, shards = next((branch, shards) for branch, shards in self.branches.items() if shard in shards)
         return branch if all(shard in self._held for shard in shards) else None
 
 
 def wait_for_nodes(grid: Grid, shards: int, stop: Stop, seconds: float) -> list[int]:
-    """Return as many node ids as there are shards, in ascending order; nodes exist while clients run."""
+    """Return a node id for each shard, in ascending order; nodes exist while clients run."""
     began, is_told = time.monotonic(), False
     while len(nodes := sorted(grid.get_node_ids())) < shards:
         stop.check()
@@ -292,7 +294,7 @@ def explain(run: Run, failed: ShardFailed, ask: Callable[[RoundRequest], dict[in
 
     Args:
         run: the run.
-        failed: the shard's request, and how it failed.
+        failed: the request of the shard, and its failure.
         ask: function that makes one attempt at a request and returns the reasons of failure, by shard.
     """
     try:
@@ -301,7 +303,7 @@ def explain(run: Run, failed: ShardFailed, ask: Callable[[RoundRequest], dict[in
         file, _, _ = str(error).partition(": ")
         return RunFailed(str(failed) if f"{file}: " in str(failed) else f"{failed}; {error}")
     if failed.is_own_code or any(f"{parts(name)[0]}:" in str(failed) for name in names_in(run.config)):
-        return RunFailed(str(failed))  # an error of the custom code, which no single user of the population causes
+        return RunFailed(str(failed))  # an error of custom code, which is not caused by a single user
     say(
         f"{run.name}: {failed}; searching for the user whose records cause it",
         round=failed.request.round + 1,
@@ -313,7 +315,7 @@ def explain(run: Run, failed: ShardFailed, ask: Callable[[RoundRequest], dict[in
 
     place = culprit(range(len(failed.request.users)), fails)
     if place is None:
-        return RunFailed(f"{failed}; no single one of its users is the cause; `flsim run --resume` tries again")
+        return RunFailed(f"{failed}; none of its users is the single cause; `flsim run --resume` tries again")
     user = int(failed.request.users[place])
     others = others_than(user, failed.request.users.tolist(), len(run.users))
     if all(ask(replace(failed.request, users=np.array([other]))) for other in others):
@@ -327,9 +329,9 @@ def explain(run: Run, failed: ShardFailed, ask: Callable[[RoundRequest], dict[in
 
 
 def others_than(user: int, cohort: Sequence[int], population: int) -> list[int]:
-    """Return a few other users: of the cohort, or of the population where the cohort has no other.
+    """Return a few other users: of the cohort, or of the population if the cohort has no other user.
 
-    A user who fails alone is to blame only if one of them passes.
+    A user who fails without other users is the cause only if one of these users succeeds.
 
     >>> others_than(5, [2, 5, 7, 9, 11], 40)
     [2, 7, 9]
@@ -342,7 +344,9 @@ def others_than(user: int, cohort: Sequence[int], population: int) -> list[int]:
 
 
 def culprit(users: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> int | None:
-    """Return one of `users` that fails on its own, by halving; None if there is none, or where no user fails too.
+    """Return one of `users` that fails without the others, by bisection.
+
+    None if there is none, or if an empty list fails.
 
     >>> culprit(range(8), lambda users: 5 in users)
     5

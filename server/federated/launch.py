@@ -26,15 +26,15 @@ from server.pool.evaluations import EvaluationInProcess, gpu_shares
 from server.pool.grid import ClientShare, ShardGrid, code_of, log_fields, places, ray_grid
 from server.stopping import Stop, stopping
 
-APP = "clients.app:app"  # by name, as server and clients know nothing of each other but messages
-ROUNDING = 1e-4  # of a GPU, the smallest share that Ray counts
-RUNS = count(1)  # Flower's numbers of this process' runs
+APP = "clients.app:app"  # by name, because server and clients share only messages
+ROUNDING = 1e-4  # the smallest share of a GPU in Ray
+RUNS = count(1)  # numbers of this process's runs in Flower
 
 
 def simulate(
     run: Run, address: str | None = None, cpus: int | None = None, head: str | None = None, retrain_lost: bool = False
 ) -> None:
-    """Train a run on Ray, with a Flower node per shard; arguments and errors are those of `server.launch.train`."""
+    """Train a run on Ray, with a Flower node per shard; for arguments and errors, see `server.launch.train`."""
     system, stop = run.federated.system, Stop()
     _warn_of_capped_canaries(run)
     _say_canary_users(run)
@@ -45,7 +45,7 @@ def simulate(
         run = with_shards(run, sum(share.fits(node) for node in nodes()))
         shards = run.federated.system.known_shards
         say_what_stays_idle(run.name, share, shards, nodes(), cpus)
-        shard_ranges(len(run.users), shards)  # refuses more shards than users
+        shard_ranges(len(run.users), shards)  # raises an error for more shards than users
         evaluation_gpus = gpus_of_evaluators(run.name, system, nodes(), shards)
         refuse_tf32_without_gpu(run.federated.local.precision, client_gpus)
         machines = Nodes(run.path, run.config.data.corpus, is_local=address is None and head is None)
@@ -73,7 +73,7 @@ def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
 
 
 def _warn_of_capped_canaries(run: Run) -> None:
-    """Warn where `max_records` leaves copies of canaries out."""
+    """Warn if `max_records` excludes copies of canaries."""
     # A canary that is trained on less often than it was planted looks less memorized.
     cap = run.federated.local.max_records
     if cap is None:
@@ -87,7 +87,7 @@ def _warn_of_capped_canaries(run: Run) -> None:
 
 
 def _say_canary_users(run: Run) -> None:
-    """Say what canary users cost, where there are any; half of them take part where coins decide."""
+    """Print the cost of canary users, if there are any; with coins, half of them take part."""
     audit = run.federated.audit
     if audit.update_canaries:
         say(f"{run.name}: {audit.cost(len(run.users))}")
@@ -96,17 +96,17 @@ def _say_canary_users(run: Run) -> None:
 def client_gpu_shares(system: SystemHParams, gpus: Sequence[float]) -> tuple[float, float]:
     """Return the GPUs of a client and of an evaluator, on nodes with these numbers of GPUs.
 
-    Nodes are filled with clients by their totals, whatever else runs on them. So one client per GPU takes a little less
-    than the complete GPU, and the rest is for the evaluators, which need no CPU.
+    Nodes are filled with clients by their totals, independent of other processes. Therefore a single client per GPU
+    uses slightly less than the complete GPU, and the rest is for evaluators, which need no CPU.
     """
     return gpu_shares(system.gpus_per_client, system.gpus_for_evaluation, system.evaluators, any(gpus))
 
 
 def gpus_of_evaluators(name: str, system: SystemHParams, resources: Sequence[dict[str, float]], shards: int) -> float:
-    """Return the GPUs of an evaluator; 0 if clients leave evaluators no share and no setting puts them on GPUs.
+    """Return the GPUs of an evaluator; 0 if clients use all GPUs and no setting puts evaluators on GPUs.
 
-    Client processes start on the node with most room, as in `server.pool.grid.RayGrid`. Ray chooses among the GPUs of a
-    node, and fills one before the next. Evaluators take what remains.
+    Client processes start on the node with most free resources, as in `server.pool.grid.RayGrid`. Ray chooses among the
+    GPUs of a node, and fills one before the next. Evaluators take what remains.
 
     Args:
         name: name of the run.
@@ -115,8 +115,8 @@ def gpus_of_evaluators(name: str, system: SystemHParams, resources: Sequence[dic
         shards: number of shards.
 
     Raises:
-        InputError: the settings ask for evaluators on GPUs, and clients leave them no room. An evaluator without room
-            would be ordered again and again, and its evaluation would fail.
+        InputError: the settings put evaluators on GPUs, but clients use all of them. Otherwise evaluators would be
+            requested repeatedly, and evaluations would fail.
     """
     gpus = [node.get("GPU", 0.0) for node in resources]
     client, evaluator = client_gpu_shares(system, gpus)
@@ -136,18 +136,18 @@ def gpus_of_evaluators(name: str, system: SystemHParams, resources: Sequence[dic
             f"gpus_for_evaluation to 0 to evaluate on CPUs"
         )
     say(
-        f"{name}: clients of system.gpus_per_client = {client:g} hold all GPUs, so evaluators run on CPUs; leave "
-        f"gpus_per_client unset to evaluate on GPUs"
+        f"{name}: clients of system.gpus_per_client = {client:g} use all GPUs, so evaluators run on CPUs; to "
+        "evaluate on GPUs, do not set gpus_per_client"
     )
     return 0.0
 
 
 def take_gpus(free: list[float], share: float, processes: int) -> int:
-    """Give processes a share of one GPU each, or whole GPUs; return the number of processes that found theirs.
+    """Assign processes a share of one GPU each, or complete GPUs; return the number of processes that fit.
 
     Args:
-        free: the share of each GPU that no process holds, which is changed.
-        share: GPUs of a process; 0 takes none.
+        free: the free share of each GPU, which is modified.
+        share: GPUs of a process; 0 for none.
         processes: number of processes.
     """
     needed = max(1, round(share))  # GPUs of a process
@@ -163,44 +163,44 @@ def take_gpus(free: list[float], share: float, processes: int) -> int:
 def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
     """Raise InputError if the precision is TF32 and clients have no GPU."""
     if precision == "tf32" and not client_gpus:
-        raise InputError('local.precision "tf32" needs an NVIDIA GPU, and clients have none here; set "float32"')
+        raise InputError('local.precision "tf32" needs an NVIDIA GPU, but clients have none; set "float32"')
 
 
 def say_what_stays_idle(
     name: str, share: ClientShare, shards: int, nodes: Sequence[dict[str, float]], cpus: int | None
 ) -> None:
-    """Say that fewer client processes work than a person made room for: GPUs, or cores that were asked for.
+    """Print that fewer client processes work than the GPUs, or the requested cores, allow.
 
     Args:
         name: name of the run.
         share: the share of a machine of each process.
         shards: number of shards.
         nodes: resources of the machines.
-        cpus: cores that a person asked for; None if nobody did.
+        cpus: requested cores; None if not requested.
     """
     room = sum(share.fits(node) for node in nodes)
     idle = int(sum(node.get("GPU", 0.0) for node in nodes) - shards * share.gpus) if share.gpus else 0
     if room > shards and (idle >= 1 or cpus is not None):
         gpus = f" {idle} GPU{'s' * (idle > 1)} stay{'s' * (idle == 1)} idle;" if idle >= 1 else ""
         say(
-            f"{name}: {room} client processes have room, and {shards} work at once, as system.shards = {shards};{gpus} "
-            f"a new run with system.shards = {room} would use all"
+            f"{name}: {room} client processes fit, but only {shards} work at the same time, because "
+            f"system.shards = {shards};{gpus} a new run with system.shards = {room} would use all"
         )
 
 
 def _refuse_what_does_not_fit(share: ClientShare) -> None:
-    """Raise InputError if no machine can hold a client."""
+    """Raise InputError if a client fits on no machine."""
     if not any(share.fits(node) for node in nodes()):
         raise InputError(
-            f"a client needs {share.cpus:g} CPUs and {share.gpus:g} GPUs; no Ray node has them; lower "
-            f"system.cpus_per_client or system.gpus_per_client"
+            f"a client needs {share.cpus:g} CPUs and {share.gpus:g} GPUs; no Ray node has these resources; "
+            "lower system.cpus_per_client or system.gpus_per_client"
         )
 
 
 class InProcessGrid(ShardGrid):
     """A grid that answers one message at each call of `pull_messages`, in the order in which they were pushed.
 
-    ClientApp and messages are those of `server.pool.grid.RayGrid`, and so are results, bit for bit.
+    ClientApp and messages are those of `server.pool.grid.RayGrid`, and results are equal bit for bit.
 
     Args:
         app: Flower's ClientApp as ``module:attribute``.
@@ -225,8 +225,8 @@ class InProcessGrid(ShardGrid):
         return [message.metadata.message_id for message in pushed]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Answer the first of these messages that waits, and return its reply; nothing if none waits."""
-        # One at a time: the sums of many shards need not fit into memory at once, and a signal waits for one shard.
+        """Answer the first of these messages that is waiting, and return its reply; empty if none is waiting."""
+        # One at a time, so that the sums of many shards need not fit in memory, and a signal waits for only one shard.
         asked = {*message_ids}
         message = next((message for message in self._waiting if message.metadata.message_id in asked), None)
         if message is None:
@@ -246,7 +246,7 @@ class InProcessGrid(ShardGrid):
         """Return the app's reply, or an error with its reason, as a client process would."""
         try:
             return self._app(message, self._context(message.metadata.dst_node_id))
-        except Exception as error:  # whatever it is, the shard is asked again, and then it fails the run
+        except Exception as error:  # after any error, the request is repeated, and finally the run fails
             reason = one_line(error)
             log.warning("client failed", extra=log_fields(message) | {"failure": "client raised", "reason": reason})
             return Message(Error(code_of(error), reason), reply_to=message)

@@ -1,4 +1,4 @@
-"""The rounds of a federated run: each is trained, logged, saved and evaluated as the settings say."""
+"""The rounds of a federated run: training, logging, checkpoints and evaluations."""
 
 import time
 from collections import defaultdict
@@ -44,24 +44,25 @@ def train(
     Args:
         grid: Flower's message layer, with a node per shard.
         run: the run; its status, checkpoints, rows and log are kept up to date.
-        stop: the event that asks to save the last completed round and end.
+        stop: the event that requests a checkpoint of the last completed round and the end.
         evaluation_gpus: GPUs of the evaluator; 0 evaluates on a CPU.
         retrain_lost: see `flsim.runs.recovery.recover`.
         service: the evaluation, in this process; None for processes on Ray.
 
     Raises:
-        InputError: the run is a central one.
+        InputError: the run is central.
         Diverged: values are not finite; the message names the round and the last good checkpoint.
         Interrupted: `stop` was set.
         RunFailed: a shard kept failing, or an evaluation failed.
     """
     system = run.federated.system
-    # Sums of whole models wait for memory: a second thread would only wait for cores that clients keep busy.
+    # Sums of complete models are limited by memory bandwidth, and a second thread would wait for cores that clients
+    # use.
     with hold_lock(run), logging_to(run.path), threads(1):
-        if not _is_trained(run):  # else only evaluations may be missing, which need no client
+        if not _is_trained(run):  # otherwise only evaluations can be missing, which need no client
             wait_for_nodes(grid, system.known_shards, stop, NODES_DEADLINE)
         has_user_states = run.federated.training_of(run.users, run.rounds).method.user_slots
-        run.record()  # now that the run is locked, and nothing refuses it any more
+        run.record()  # now, because the run is locked and all checks have passed
         recover(run, retrain_lost)
         address = Address(str(run.path.resolve()), run.config.digest)
         exchange = Exchange(
@@ -87,14 +88,14 @@ def train(
 
 
 def with_shards(run: Run, processes: int) -> Run:
-    """Return the run with the numbers of shards and of shards in a branch, its own ones or those decided now.
+    """Return the run with the numbers of shards and of shards in a branch, from its settings or chosen now.
 
-    `train` records what is decided. A run that has rounds already keeps the order in which its sums were added.
-    Where it recorded no number of shards, it had 2; where it recorded no branches, it had none.
+    `train` records the choice. A run with completed rounds keeps the order of its sums: without a recorded number of
+    shards, it had 2; without recorded branches, it had none.
 
     Args:
         run: the run.
-        processes: number of client processes that have room.
+        processes: number of client processes that fit.
     """
     system, has_begun = run.federated.system, run.last_round or latest(run.path / "checkpoints")
     if system.shards is not None and (system.branch is not None or has_begun):
@@ -107,7 +108,7 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
     """Train all rounds from `state` on; `send` turns a round's requests into replies, in any order."""
     training, metrics = run.federated.training_of(run.users, run.rounds), RoundMetrics(run)
     sizes = NewLines(run.path / micro_cohorts.FILE)
-    sizes.take()  # those of earlier processes are known
+    sizes.take()  # epsilons of earlier processes are known
     with progress(run.name, run.rounds, start=state.round) as advance:
         began, spent, spent_by = time.monotonic(), run.epsilons(state), f"by round {state.round}"
         try:
@@ -151,14 +152,15 @@ def _is_trained(run: Run) -> bool:
 
 
 def say_micro_cohorts(name: str, lines: Sequence[Any]) -> None:
-    """Log how many users clients train at once, and say where memory ran out."""
+    """Log how many users clients train at once, and print when memory ran out."""
     for line in filter(micro_cohorts.is_line, lines):
         if "shard" not in line:
             log.info("micro-cohort", extra={"users": line["users"], "device": str(line.get("device"))})
             continue
         say(
-            f"{name}: memory ran out in round {line['round'] + 1}; from then on {line['users']:,} users of shard "
-            f"{line['shard']} train at once, also after a resume; a smaller system.micro_cohort would avoid it",
+            f"{name}: memory ran out in round {line['round'] + 1}; from then on {line['users']:,} users of "
+            f"shard {line['shard']} train together, also after a resume; a smaller system.micro_cohort would "
+            "avoid this",
             round=line["round"] + 1,
             shard=line["shard"],
             users=line["users"],

@@ -1,7 +1,7 @@
-"""A pool of Ray actors that may die at any moment and work on one job at a time.
+"""A pool of Ray actors that can die at any moment and work on one job at a time.
 
-The grid and the evaluation service share it. The owner of a pool decides which actor works on which job, for how long,
-and whether a job is tried again.
+The grid and the evaluation service share it. The owner of a pool assigns jobs to actors, sets deadlines, and repeats
+jobs.
 """
 
 import time
@@ -31,14 +31,15 @@ class Actor(Generic[Job]):
 
 
 class Actors(list[Actor[Job]], Generic[Job]):
-    """The actors that were started and not ended; no method waits."""
+    """The actors that were started and have not ended; no method waits."""
 
     def start(self, kind: type, *arguments: Any, machine: str | None = None, **options: Any) -> Actor[Job]:
         """Start an actor of a class that has a method `ready`, which returns None.
 
-        It is bound to `machine`, the id of a Ray node, where that is not None; `options` are Ray's.
+        It is bound to `machine`, the id of a Ray node, if that is not None; `options` are Ray's.
         """
-        # Ray restarts and retries nothing: it keeps no order among tasks that it retries, and would not report them.
+        # Restarts and retries of Ray are off, because Ray does not keep the order of retried tasks, and does not report
+        # them.
         options |= {"max_restarts": 0, "max_task_retries": 0}
         if machine is not None:
             options["scheduling_strategy"] = NodeAffinitySchedulingStrategy(machine, soft=False)
@@ -47,7 +48,7 @@ class Actors(list[Actor[Job]], Generic[Job]):
         return self[-1]
 
     def started(self) -> Iterator[tuple[Actor[Job], RayError | None]]:
-        """Yield actors that have become ready, and, with an error, those that never will."""
+        """Yield actors that have become ready, and, with an error, actors that never will."""
         for actor, error in _outcomes({actor.ready: actor for actor in self if not actor.is_ready}):
             actor.is_ready = error is None
             yield actor, error
@@ -61,10 +62,10 @@ class Actors(list[Actor[Job]], Generic[Job]):
         return [(actor, actor.job) for actor in self if actor.job is not None]
 
     def send(self, actor: Actor[Job], job: Job, method: str, *arguments: Any, values: int = 1) -> Any:
-        """Have an actor, ready or not, work on a job by calling one of its methods.
+        """Give a job to an actor, ready or not, by calling one of its methods.
 
-        Where the method returns two `values`, the first is the result of the job. The reference to the second one is
-        returned here, and nobody fetches it unasked.
+        If the method returns two `values`, the first is the result of the job. The reference to the second value is
+        returned, and the value is not fetched.
         """
         references = getattr(actor.handle, method).options(num_returns=values).remote(*arguments)
         actor.reply, apart = references if values == 2 else (references, None)
@@ -89,7 +90,7 @@ class Actors(list[Actor[Job]], Generic[Job]):
 
 
 def _outcomes(pending: Mapping[Any, Key]) -> Iterator[tuple[Key, Any]]:
-    """Yield keys whose references have a value or never will, and the value or a RayError."""
+    """Yield keys with finished references, and the value or a RayError."""
     if not pending:
         return
     for reference in ray.wait([*pending], num_returns=len(pending), timeout=0, fetch_local=False)[0]:

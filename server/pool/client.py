@@ -1,7 +1,7 @@
-"""The client process: a Ray actor that applies Flower's ClientApp to messages, and adds up sums that it is given.
+"""The client process: a Ray actor that applies Flower's ClientApp to messages, and adds given sums.
 
-Arrays travel apart from messages. Parameters are in Ray's object store once for all shards of a round, and Ray spreads
-them from node to node. Sums stay in the store of the node that made them until a process needs them.
+Arrays travel apart from messages. Parameters are stored once in Ray's object store for all shards of a round, and Ray
+copies them between nodes. Sums remain in the store of the node that computed them until a process needs them.
 """
 
 import importlib
@@ -12,19 +12,19 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordD
 from flwr.clientapp import ClientApp
 from numpy.typing import NDArray
 
-SUM = "query.sum"  # type of the message that asks for the sum of held arrays, which no ClientApp sees
+SUM = "query.sum"  # type of the message that requests the sum of stored arrays, which does not reach a ClientApp
 
 Arrays = dict[str, ArrayRecord]
 Values = dict[str, dict[str, NDArray[Any]]]  # by record and name; processes of a node read them without a copy
 
 
 def sum_request(nodes: list[int], round_: str) -> Message:
-    """Return the message that asks for the sum of the arrays that nodes hold, in this order, e.g. of a branch."""
+    """Return the message that requests the sum of the stored arrays of nodes, in this order, e.g. of a branch."""
     return Message(RecordDict({"sum": ConfigRecord({"nodes": nodes})}), nodes[0], SUM, group_id=round_)
 
 
 def summed_nodes(message: Message) -> list[int]:
-    """Return the nodes whose arrays a message asks to add; none for a message of another type."""
+    """Return the nodes whose arrays a message requests to add; empty for other messages."""
     return list(message.content.config_records["sum"]["nodes"]) if message.metadata.message_type == SUM else []
 
 
@@ -41,7 +41,7 @@ def app_named(app: str) -> ClientApp:
 
 
 class Client:
-    """The actor, which works on one message after another."""
+    """The actor, which processes one message after another."""
 
     def __init__(self, app: str) -> None:
         self._app = app_named(app)
@@ -57,9 +57,9 @@ class Client:
         Args:
             message: the request, without its arrays.
             context: Flower's context of the node.
-            holds: whether the reply's arrays are for `sum`, and not for a message.
+            holds: whether the reply's arrays are for `sum`, not for a message.
             names: names of the request's arrays.
-            *arrays: these arrays, which Ray takes out of its object store.
+            *arrays: these arrays, which Ray reads from its object store.
         """
         for name, record in zip(names, arrays, strict=True):
             message.content[name] = record
@@ -79,7 +79,7 @@ def added(parts: Sequence[Values]) -> Arrays:
     first, *others = parts
     sums: Arrays = {}
     for record, arrays in first.items():
-        totals = {name: value.copy() for name, value in arrays.items()}  # what Ray's store holds is read-only
+        totals = {name: value.copy() for name, value in arrays.items()}  # arrays in Ray's store are read-only
         for other in others:
             for name, total in totals.items():
                 total += other[record][name]

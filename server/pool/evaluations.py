@@ -1,7 +1,7 @@
-"""Evaluation beside training: Ray actors that work off a bounded queue of checkpoints, of one run or several.
+"""Evaluation during training: Ray actors that process a bounded queue of checkpoints of one or several runs.
 
-A checkpoint is on disk before it is submitted, and its rows are on disk, whole, once it is evaluated. So whatever dies,
-`Run.unevaluated` finds the work that is missing, and an evaluation that is done twice changes nothing.
+A checkpoint is on disk before it is submitted, and its rows are on disk, atomically, after its evaluation. Therefore
+`Run.unevaluated` finds missing work after any failure, and a repeated evaluation has no effect.
 """
 
 import math
@@ -23,14 +23,14 @@ from flsim.results.run_file import Evaluation, Outcome, log_evaluation
 from server.cluster.causes import reason_of
 from server.pool.actors import Actor, Actors
 
-NICENESS = 5  # training goes first: with the 15 of any process of Ray it makes 19, the lowest priority of Linux
-# Seconds until a new process runs, in the first attempt, and twice as long in each further one: Ray may lose an order
-# to start a process, and then waiting is in vain; but a busy machine, or a GPU that others hold, takes longer.
+NICENESS = 5  # training has priority: with the 15 of all processes of Ray, this gives 19, the lowest priority in Linux
+# Deadline in seconds for the start of a process in the first attempt, which doubles in each further attempt. Ray can
+# lose a request to start a process, but a busy machine, or a GPU in use, also takes longer.
 START_DEADLINE = 120.0
 LOOK = 1.0  # seconds between two checks of deadlines while no evaluation ends
 
-EVALUATION_SHARE = 0.05  # share of a GPU, for all evaluators; the rest of it is for training
-MEMORY = 2**30  # bytes of a GPU that a process may take however small its share is: two million references fit
+EVALUATION_SHARE = 0.05  # share of a GPU for all evaluators; the rest is for training
+MEMORY = 2**30  # bytes of a GPU that a process can use for any share, enough for two million references
 Work = Callable[[Path, Path], object]
 
 
@@ -40,9 +40,10 @@ class ServiceHParams:
 
     Attributes:
         evaluators: number of processes.
-        num_gpus: GPUs of each process, which clients have to leave free; may be a fraction. A process takes at most
-            this share of the GPU's memory, or 1 GiB where that is more. With 0 each process runs on one CPU thread.
-        queue: the most checkpoints of a run in the service, including those whose outcome was not asked for yet.
+        num_gpus: GPUs of each process, which clients must leave free; can be a fraction. A process uses at most this
+            share of the GPU's memory, or 1 GiB if that is more. With 0, each process runs on one CPU thread.
+        queue: largest number of checkpoints of a run in the service, including those with outcomes that were not
+            returned yet.
         deadline: seconds for an attempt; a process that takes longer is killed.
         retries: number of further attempts at a checkpoint whose process died, was killed, or ran out of memory.
     """
@@ -67,7 +68,7 @@ def gpu_shares(training: float | None, evaluation: float | None, evaluators: int
     By default one training process and all evaluators fill a GPU.
 
     Args:
-        training: GPUs that a setting names for a training process; None if it does not.
+        training: GPUs of a training process in the settings; None if not set.
         evaluation: the same for an evaluator.
         evaluators: number of evaluators.
         has_gpu: whether there is a GPU to train on.
@@ -95,7 +96,7 @@ class _Evaluator:
         """Return once the process runs."""
 
     def evaluate(self, run: Path, checkpoint: Path, _ready: None) -> tuple[float, float, float]:
-        """Return the seconds of the work, its time of end, and the processor seconds since the work before or start."""
+        """Return the seconds of the work, its time of end, and the processor seconds since the last work."""
         began = time.monotonic()
         self._work(run, checkpoint)
         spent, self._spent = self._spent, time.process_time()
@@ -103,11 +104,11 @@ class _Evaluator:
 
 
 def limit_memory(num_gpus: float) -> None:
-    """Keep torch in this process from more of the GPU's memory than its share, as Ray only keeps accounts of shares.
+    """Keep torch in this process from using more GPU memory than its share, which Ray does not enforce.
 
     A process beyond its share would take memory from the clients that train on the same GPU.
     """
-    if torch.cuda.is_available():  # otherwise the work itself says that there is no GPU
+    if torch.cuda.is_available():  # otherwise the work raises the error about the missing GPU
         whole = torch.cuda.get_device_properties(0).total_memory
         torch.cuda.set_per_process_memory_fraction(min(1.0, max(num_gpus, MEMORY / whole)))
 
@@ -120,16 +121,16 @@ class _Job:
 
 
 class EvaluationService:
-    """A service that evaluates checkpoints of any number of runs while they train; only `drain` waits.
+    """A service that evaluates checkpoints of any number of runs during training; only `drain` waits.
 
     Processes start with the first submissions. A process that dies, hangs, or runs out of memory is replaced, and its
-    checkpoint is tried again, after the others of its run in the queue. When its retries are spent, the failure is its
-    outcome. Every attempt that ends has a line in its run's evaluations.jsonl.
+    checkpoint is tried again, after the others of its run in the queue. After its retries, the failure is its outcome.
+    Every attempt that ends has a line in its run's evaluations.jsonl.
 
-    The queue is bounded for each run. Where it is full, `submit` returns False and drops the checkpoint, which is to be
-    submitted again when there is room: training neither waits nor fills memory. Runs take turns.
+    The queue is bounded for each run. If it is full, `submit` returns False and drops the checkpoint, which must be
+    submitted again later, so training does not wait and memory does not grow. Runs take turns.
 
-    The queue is in the caller's process, and moves on in `submit`, `poll` and `drain`. Several threads may use the
+    The queue is in the caller's process, and advances in `submit`, `poll` and `drain`. Several threads can use the
     service.
 
     >>> service = EvaluationService(evaluate_checkpoint, ServiceHParams(num_gpus=0.05))     # doctest: +SKIP
@@ -140,9 +141,9 @@ class EvaluationService:
         """Prepare the service; no process starts yet.
 
         Args:
-            work: function of the paths of a run and of a checkpoint, which stores its results, so that storing them
-                twice changes nothing. Other processes import it; it may be a `functools.partial`. `Diverged` means that
-                the model is not finite; any other error is a failure.
+            work: function of the paths of a run and of a checkpoint, which stores its results idempotently. Other
+                processes import it; it can be a `functools.partial`. `Diverged` means that the model is not finite; any
+                other error is a failure.
             hparams: number of processes, deadline and retries.
         """
         self._work, self._hparams = work, hparams
@@ -152,15 +153,15 @@ class EvaluationService:
         self._lock = RLock()
 
     def pending(self, run: Path) -> int:
-        """Return the number of a run's submissions whose outcome no `poll` or `drain` has returned."""
+        """Return the number of a run's submissions whose outcomes were not returned by `poll` or `drain`."""
         with self._lock:
             return len(self._jobs(run)) + len(self._ended.get(run, ()))
 
     def submit(self, run: Path, checkpoint: Path) -> bool:
-        """Queue a checkpoint and return at once; one that is queued or being evaluated is not queued again.
+        """Queue a checkpoint without waiting; a queued or running checkpoint is not queued again.
 
         Returns:
-            Whether there was room.
+            Whether the queue had space.
 
         Raises:
             RunFailed: Ray is not initialised.
@@ -187,14 +188,14 @@ class EvaluationService:
 
         Args:
             run: the folder of the run.
-            timeout: the most seconds to wait; pending evaluations then continue.
+            timeout: largest number of seconds to wait; pending evaluations then continue.
         """
         until = time.monotonic() + timeout
         ended = self.poll(run)
         while self.pending(run) and (seconds := until - time.monotonic()) > 0:
             with self._lock:
                 replies = [actor.reply for actor, _ in self._pool.busy()]
-            if replies:  # several runs may share the pool: any reply moves the queue on
+            if replies:  # several runs can share the pool, so any reply advances the queue
                 ray.wait(replies, timeout=min(LOOK, seconds))
             ended += self.poll(run)
         return ended
@@ -223,7 +224,7 @@ class EvaluationService:
         self._waiting.setdefault(job.run, deque()).append(job)
 
     def _advance(self) -> None:
-        """Process evaluations that ended or take too long, and give out queued jobs."""
+        """Process ended and late evaluations, and assign queued jobs."""
         _refuse_without_ray()
         for actor, job, outcome in self._pool.ended():
             self._conclude(actor, job, outcome)
@@ -236,7 +237,7 @@ class EvaluationService:
         self._dispatch()
 
     def _dispatch(self) -> None:
-        """Give queued jobs to idle processes, and start as many processes as allowed; runs take turns."""
+        """Assign queued jobs to idle processes, and start the allowed number of processes; runs take turns."""
         while self._waiting:
             if not self._pool.idle() and len(self._pool) == self._hparams.evaluators:
                 return
@@ -244,15 +245,15 @@ class EvaluationService:
             run = next(iter(self._waiting))
             jobs = self._waiting.pop(run)
             job = jobs.popleft()
-            # The reply of `ready` is an argument, so that no work begins before this process can know that the actor
-            # runs. An actor that froze in between would have the deadline of a start.
+            # The reply of `ready` is an argument, so work begins only after this process knows that the actor runs.
+            # Otherwise an actor that hangs in between would have the deadline of a start.
             self._pool.send(actor, job, "evaluate", job.run, job.checkpoint, actor.ready)
             if jobs:
                 self._waiting[run] = jobs  # at the end of the dict, so that other runs have their turns first
 
     def _start(self) -> Actor[_Job]:
-        # num_cpus=0: client processes are counted by all the CPUs of a machine (`RayGrid`, and Flower's simulation),
-        # and one for which an evaluator held a CPU would wait for ever.
+        # num_cpus=0: the number of client processes is computed from all CPUs of a machine (`RayGrid`, and Flower's
+        # simulation), so a client whose CPU is used by an evaluator would wait forever.
         gpus = self._hparams.num_gpus
         return self._pool.start(_Evaluator, self._work, gpus, num_cpus=0, num_gpus=gpus)
 
@@ -261,12 +262,12 @@ class EvaluationService:
         if actor.is_ready:
             limit, what, hint = self._hparams.deadline, "no result", ""
         else:
-            limit, what = START_DEADLINE * 2 ** (job.attempt - 1), "no process started for it"
+            limit, what = START_DEADLINE * 2 ** (job.attempt - 1), "no process started"
             hint = "; check that its share of the GPUs is free" if self._hparams.num_gpus else ""
         return f"{what} within {limit:g} s{hint}" if time.monotonic() - actor.since > limit else None
 
     def _conclude(self, actor: Actor[_Job], job: _Job, outcome: tuple[float, float, float] | RayError) -> None:
-        """Record the end of an attempt, with whatever outcome."""
+        """Record the end of an attempt with any outcome."""
         if not isinstance(outcome, RayError):
             self._end(actor, job, "stored", took=outcome)
         elif not isinstance(outcome, RayTaskError) or is_out_of_memory(outcome.cause or outcome):
@@ -277,7 +278,7 @@ class EvaluationService:
             self._end(actor, job, "diverged" if isinstance(outcome.cause, Diverged) else "failed", reason_of(outcome))
 
     def _lose(self, actor: Actor[_Job], job: _Job, reason: str) -> None:
-        """Replace a process that is gone or useless; try its job again, or end it as failed."""
+        """Replace a dead or useless process; repeat its job, or record a failure."""
         self._pool.end(actor)
         if job.attempt > self._hparams.retries:
             tries = f" {job.attempt} times, last with" if job.attempt > 1 else ""
@@ -321,11 +322,11 @@ class EvaluationInProcess:
         self._ended: list[Evaluation] = []
 
     def pending(self, run: Path) -> int:  # noqa: ARG002 (the interface of a service for several runs)
-        """Return the number of submissions whose outcome no `poll` or `drain` has returned."""
+        """Return the number of submissions whose outcomes were not returned by `poll` or `drain`."""
         return len(self._ended)
 
     def submit(self, run: Path, checkpoint: Path) -> bool:
-        """Evaluate a checkpoint, and return True; a failure is the outcome."""
+        """Evaluate a checkpoint, and return True; a failure is an outcome."""
         began, cpu, threads = time.monotonic(), time.process_time(), torch.get_num_threads()
         torch.set_num_threads(1)  # as in evaluators, which gives the same bits
         outcome: Outcome = "stored"
@@ -334,7 +335,7 @@ class EvaluationInProcess:
             self._work(run, checkpoint)
         except Diverged as error:
             outcome, reason = "diverged", str(error)
-        except Exception as error:  # whatever it is, training continues
+        except Exception as error:  # training continues after any error
             outcome, reason = "failed", str(error) or repr(error)
         finally:
             torch.set_num_threads(threads)
@@ -354,9 +355,9 @@ class EvaluationInProcess:
         return self.poll(run)
 
     def forget(self, run: Path) -> None:  # noqa: ARG002
-        """Drop outcomes that were not asked for."""
+        """Drop outcomes that were not requested."""
         self._ended.clear()
 
     def close(self) -> None:
-        """Drop outcomes that were not asked for."""
+        """Drop outcomes that were not requested."""
         self._ended.clear()

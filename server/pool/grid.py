@@ -1,10 +1,10 @@
 """Flower's message layer on Ray: a Flower Grid whose nodes are shards, served by client processes on all Ray nodes.
 
-It replaces Flower's simulation engine for four reasons. That engine counts its processes once, when it starts, and
-never uses a machine that joins. It works on min(32, cores of the driver + 4) messages at a time, whatever the size of
-the cluster. It polls for messages every 0.1 s. A process that hangs, or whose machine leaves, takes its message with
-it. Here processes come and go with the machines, and an idle one serves the next shard. ClientApp, messages and
-ServerApp are the same on Flower's own runtimes, and results are equal bit for bit (test_flower_runtimes.py).
+It replaces Flower's simulation engine for four reasons. That engine counts its processes once at its start, and never
+uses a machine that joins. It processes min(32, cores of the driver + 4) messages at a time, for any size of the
+cluster. It polls for messages every 0.1 s. If a process hangs or its machine leaves, the message is lost. In this grid,
+processes follow the machines, and an idle process serves the next shard. ClientApp, messages and ServerApp are the same
+on runtimes of Flower, and results are equal bit for bit (test_flower_runtimes.py).
 """
 
 import time
@@ -31,7 +31,7 @@ from server.pool.client import Client, apart, summed_nodes
 
 SERVER = 0  # the node that sends requests
 CLIENT_FAILED = 0  # Flower's code for an error that has no code
-OWN_CODE_FAILED = 1_000  # an error of custom code, which another attempt meets again; Flower's codes are below
+OWN_CODE_FAILED = 1_000  # code for an error of custom code, which would occur again; Flower's codes are smaller
 
 
 def log_fields(message: Message) -> dict[str, Any]:
@@ -40,7 +40,7 @@ def log_fields(message: Message) -> dict[str, Any]:
 
 
 def code_of(error: BaseException | None) -> int:
-    """Return the code of the Flower error by which an exception of a client is reported."""
+    """Return the code of the Flower error for an exception of a client."""
     return OWN_CODE_FAILED if isinstance(error, CustomCodeError) else CLIENT_FAILED
 
 
@@ -57,11 +57,11 @@ class ShardGrid(Grid):  # type: ignore[misc]  # Flower brings no types
         send_as(run=run_id, node=SERVER)
 
     def set_run(self, run: Any) -> None:
-        """Accept Flower's run and ignore it, as a grid is for one run."""
+        """Accept Flower's run and ignore it, because a grid belongs to one run."""
 
     @property
     def run(self) -> Any:
-        """Raise an error, as there is no run of Flower's and no code here asks for it."""
+        """Raise an error, because there is no Flower run, and flsim does not request it."""
         raise AttributeError("a run of flsim is flsim.runs.folder.Run, not one of Flower's")
 
     def create_message(
@@ -78,22 +78,22 @@ class ShardGrid(Grid):  # type: ignore[misc]  # Flower brings no types
 
 
 LOOK = 1.0  # seconds between two checks of the machines
-PATIENCE = 20.0  # seconds in which all processes start once the first one has
+PATIENCE = 20.0  # seconds in which all processes start after the first
 PULLED = 4  # replies with arrays that a call returns
-STARTS = 5  # processes in a row that end during their start, after which the run fails
+STARTS = 5  # number of consecutive processes that end during their start before the run fails
 
 Machine = TypeVar("Machine")
 
 
 @dataclass(frozen=True)
 class ClientShare:
-    """The share of a machine that a client process holds."""
+    """The share of a machine that a client process uses."""
 
     cpus: int
     gpus: float = 0.0
 
     def fits(self, resources: dict[str, float]) -> int:
-        """Return how many client processes a machine with these resources has room for."""
+        """Return the number of client processes that fit on a machine with these resources."""
         of_cpus = int(resources.get("CPU", 0.0) / self.cpus)
         if not self.gpus:
             return of_cpus
@@ -102,10 +102,10 @@ class ClientShare:
 
 
 def places(room: Mapping[Machine, int], processes: int) -> list[Machine]:
-    """Return the machines on which processes start, the one with most room first; fewer if there is no more room.
+    """Return the machines on which processes start, with most free resources first; fewer if resources run out.
 
     Args:
-        room: number of processes that each machine still has room for.
+        room: number of further processes that fit on each machine.
         processes: largest number of processes.
     """
     free, machines = dict(room), list[Machine]()
@@ -118,7 +118,7 @@ def places(room: Mapping[Machine, int], processes: int) -> list[Machine]:
 
 @dataclass(frozen=True)
 class RemoteArrays:
-    """Arrays of a reply that stay on the machine that made them."""
+    """Arrays of a reply that remain on the machine that computed them."""
 
     arrays: ObjectRef
     machine: str | None
@@ -131,8 +131,8 @@ class Job:
     Attributes:
         message: the request, without its arrays.
         arrays: references to its arrays, by name.
-        parts: the held arrays that it asks to add; none for a message to the ClientApp.
-        replied: reference to the arrays of the reply, once the message is sent.
+        parts: the stored arrays that it requests to add; none for a message to the ClientApp.
+        replied: reference to the arrays of the reply, after the message is sent.
     """
 
     message: Message
@@ -155,7 +155,7 @@ class Job:
 
 
 def nearest(idle: list[Actor[Job]], parts: Sequence[RemoteArrays]) -> list[Actor[Job]]:
-    """Return those of idle processes on the machine that holds most of the arrays."""
+    """Return the idle processes on the machine with most of the arrays."""
     on = Counter(part.machine for part in parts)
     most = max(on[process.machine] for process in idle)
     return [process for process in idle if on[process.machine] == most]
@@ -165,16 +165,16 @@ class RayGrid(ShardGrid):
     """Flower nodes 0 to shards - 1, one for each shard, and the processes that serve them.
 
     There are as many processes as fit on the machines, and no more than shards. A message goes to the process that
-    served its node before, which has the shard in memory, or else to an idle one. A process that dies is replaced, and
+    served its node before, which has the shard in memory, or to an idle process. A process that dies is replaced, and
     its message is answered with an error. Messages of a machine that leaves go to other machines; a machine that joins
-    is used from the next check on. A newer message to a node replaces an unanswered one, and the process that still
-    works on the older one is ended, as it hangs.
+    is used from the next check on. A newer message to a node replaces an unanswered one, and the process of the older
+    message is killed, because it hangs.
 
-    A grid that holds arrays returns replies without them. They stay on the machines that made them, until a message
-    `server.pool.client.sum_request` asks for the sum of several nodes' arrays. One process adds them, and the sum comes
-    to the caller with the reply to that message. A newer message to a node drops what is held of it.
+    A grid that holds arrays returns replies without them. The arrays remain on the machines that computed them, until a
+    message `server.pool.client.sum_request` requests the sum of the arrays of several nodes. One process adds them, and
+    the caller gets the sum with the reply to that message. A newer message to a node drops its stored arrays.
 
-    The grid moves on when messages are pushed or pulled, in the caller's thread.
+    The grid advances when messages are pushed or pulled, in the caller's thread.
     """
 
     def __init__(self, app: str, shards: int, share: ClientShare, machines: Nodes, holds: bool = False) -> None:
@@ -184,8 +184,8 @@ class RayGrid(ShardGrid):
             app: Flower's ClientApp as ``module:attribute``, which each process imports.
             shards: number of Flower nodes.
             share: the share of a machine of each process.
-            machines: the Ray nodes that may be used.
-            holds: whether arrays of replies stay where they were made, until their sum is asked for.
+            machines: the usable Ray nodes.
+            holds: whether arrays of replies remain on their machines until their sum is requested.
         """
         super().__init__(shards)
         self._app, self._share, self._machines, self._holds = app, share, machines, holds
@@ -198,10 +198,10 @@ class RayGrid(ShardGrid):
         self._looked, self._failed_starts = -LOOK, 0
 
     def get_node_ids(self) -> list[int]:
-        """Return all nodes while processes run to serve them, else none.
+        """Return all nodes while processes run, otherwise none.
 
-        At first the call waits for all processes that have room, but not for long once one runs: other programs may
-        hold the room.
+        The first call waits for all processes that fit, but only briefly after one runs, because other programs can use
+        the resources.
         """
         self._advance()
         ready = [process.is_ready for process in self._processes]
@@ -215,7 +215,7 @@ class RayGrid(ShardGrid):
         return list(range(self._shards))
 
     def push_messages(self, messages: Iterable[Message]) -> list[str]:
-        """Give messages to processes, or queue them; returns at once.
+        """Assign messages to processes, or queue them, without waiting.
 
         Arrays that several messages share are put into Ray's object store once.
         """
@@ -224,7 +224,7 @@ class RayGrid(ShardGrid):
         self._withdraw({job.node for job in jobs})
         for job in jobs:
             if job.parts:
-                self._waiting.appendleft(job)  # sums go first, as they free memory
+                self._waiting.appendleft(job)  # sums are first, because they free memory
             else:
                 self._held.pop(job.node, None)
                 self._waiting.append(job)
@@ -232,7 +232,7 @@ class RayGrid(ShardGrid):
         return [job.id for job in jobs]
 
     def pull_messages(self, message_ids: Iterable[str]) -> list[Message]:
-        """Return replies that have come, each of them once; does not wait.
+        """Return each received reply once, without waiting.
 
         At most `PULLED` of them have arrays, so that few arrays are in the caller's memory at the same time.
         """
@@ -242,7 +242,7 @@ class RayGrid(ShardGrid):
         return [self._fetched(*self._replies.pop(id_)) for id_ in ready if id_ not in later]
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Push messages and wait for all replies, or those that come within `timeout` seconds."""
+        """Push messages and wait for all replies, or for `timeout` seconds."""
         until = time.monotonic() + (float("inf") if timeout is None else timeout)
         unanswered = self.push_messages(messages)
         replies: list[Message] = []
@@ -260,7 +260,7 @@ class RayGrid(ShardGrid):
         self._waiting.clear()
 
     def _advance(self) -> None:
-        """Follow the machines, process ends of work, and give out queued messages."""
+        """Follow the machines, process finished work, and assign queued messages."""
         if time.monotonic() - self._looked >= LOOK:
             self._look()
             self._looked = time.monotonic()
@@ -296,10 +296,10 @@ class RayGrid(ShardGrid):
         fields = {"machine": process.machine, "failure": "client did not start", "reason": reason_of(error)}
         log.warning("client process did not start", extra=fields)
         if self._failed_starts >= STARTS:
-            raise RunFailed(f"client processes do not start; the last one: {reason_of(error)}") from error
+            raise RunFailed(f"client processes do not start; the last error: {reason_of(error)}") from error
 
     def _conclude(self, process: Actor[Job], job: Job, reply: Message | RayError) -> None:
-        """Store a reply, or an error if none will come."""
+        """Store a reply, or an error if there will be no reply."""
         if isinstance(reply, RayError):
             lives = isinstance(reply, RayTaskError)
             fields = {"reason": reason_of(reply), "failure": "client raised" if lives else "client died"}
@@ -315,7 +315,7 @@ class RayGrid(ShardGrid):
         self._replies[job.id] = job, reply
 
     def _fetched(self, job: Job, reply: Message) -> Message:
-        """Return a reply with its arrays, or with an error if they were lost with the machine that made them."""
+        """Return a reply with its arrays, or with an error if they were lost with their machine."""
         if job.replied is None or reply.has_error():
             return reply
         try:
@@ -328,7 +328,7 @@ class RayGrid(ShardGrid):
         return reply
 
     def _dispatch(self) -> None:
-        """Give queued messages to idle processes."""
+        """Assign queued messages to idle processes."""
         for _ in range(len(self._waiting)):
             if not (idle := self._processes.idle()):
                 return
@@ -350,7 +350,10 @@ class RayGrid(ShardGrid):
         return next((process for process in idle if process not in reserved), idle[0])
 
     def _job(self, message: Message, stored: dict[int, ObjectRef]) -> Job:
-        """Return a message as a job, with its arrays in Ray's object store; `stored` are those that already are."""
+        """Return a message as a job, with its arrays in Ray's object store.
+
+        `stored` are arrays that are already stored.
+        """
         message = self._numbered(message)
         message.content, arrays = apart(message.content)
         for record in arrays.values():
@@ -360,7 +363,7 @@ class RayGrid(ShardGrid):
         return Job(message, references, [self._held[node] for node in summed_nodes(message)])
 
     def _withdraw(self, nodes: set[int]) -> None:
-        """Drop earlier messages to nodes; a process that still works on one of them hangs, and is ended."""
+        """Drop earlier messages to nodes; a process that still works on one of them hangs, and is killed."""
         self._waiting = deque(job for job in self._waiting if job.node not in nodes)
         self._replies = {id_: (job, reply) for id_, (job, reply) in self._replies.items() if job.node not in nodes}
         for process, job in self._processes.busy():
@@ -371,7 +374,7 @@ class RayGrid(ShardGrid):
 
     def _end(self, process: Actor[Job]) -> None:
         self._processes.end(process)
-        self._looked = -LOOK  # so that another one replaces it at once
+        self._looked = -LOOK  # so that another process replaces it immediately
         self._served_by = {node: served for node, served in self._served_by.items() if served is not process}
         log.info("client process ended", extra=self._room(process))
 

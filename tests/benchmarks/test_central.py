@@ -36,5 +36,5 @@ def test_other_work_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
         return rate(self, step, steps) * (1 if len(asked) == 1 else 2)
 
     monkeypatch.setattr(CentralHParams, "rate", drifting)
-    with pytest.raises(RunFailed, match="the plain loop came to another model"):
+    with pytest.raises(RunFailed, match="the plain loop trained a different model"):
         bench_central(replace(TINY, batch_sizes=(2,)))

@@ -111,7 +111,7 @@ def test_tokens_instead_of_words_and_a_corpus_for_utility(flsim: Flsim, experime
         (["--model", "mine.py:leaves"], "failed with SystemExit"),
         (["--model", "mine.py:nothing"], "made a NoneType, which has no method start"),
         (["--model", "mine.py:NaN"], "mine.py:NaN: start returned log-probs that are NaN"),
-        (["--model", "mine.py:Uniform", "--vocabulary", "41"], "the vocabulary asks for [2, 41]"),
+        (["--model", "mine.py:Uniform", "--vocabulary", "41"], "the vocabulary requires [2, 41]"),
         (["--model", "mine.py:Uniform", "--vocabulary", "nowhere"], "not a number or a readable file"),
         (["--model", "mine.py:Uniform", "--prefix", "3"], "a prefix of 3 covers all words of canary"),
         (["--model", "mine.py:Uniform", "--references", "0"], "references must be at least 1, found 0"),

@@ -25,7 +25,7 @@ def test_nodes_come_and_go_and_those_that_differ_are_not_used(
     settings.write_text("seed = 0\n" + TINY)
     place, said = free_place(), ""
     node = f"node {place.partition(':')[0]}"
-    different = f"has flwr 0.1 where this process has {versions()['flwr']}"
+    different = f"has flwr 0.1 but this process has {versions()['flwr']}"
 
     def ids(nodes: Nodes) -> set[str]:
         nonlocal said
@@ -50,7 +50,7 @@ def test_nodes_come_and_go_and_those_that_differ_are_not_used(
             with joined(place, PYTHONPATH=older_release(tmp_path / "old", "flwr")):
                 wait_until(lambda: (ids(nodes), "is not used" in said)[1])
                 assert len(ids(nodes)) == 2
-                assert said.count(f"{node} joined, but is not used: it {different}") == 1
+                assert said.count(f"{node} joined, but is not used, because it {different}") == 1
                 asked = Nodes(run, corpus)
                 assert refusal() == f"{node} {different}"
             named(tree(start), "raylet").kill()
@@ -59,7 +59,7 @@ def test_nodes_come_and_go_and_those_that_differ_are_not_used(
 
         asked = Nodes(run, corpus)
         settings.rename(run / "hidden")
-        assert f"{node} does not see the run folder {run}; put it on a filesystem that all nodes share" in refusal()
+        assert f"{node} cannot read the run folder {run}; move it to a filesystem that all nodes share" in refusal()
         (run / "hidden").rename(settings)
         asked = Nodes(run, corpus)
         settings.write_text("seed = 1\n" + TINY)
@@ -69,7 +69,7 @@ def test_nodes_come_and_go_and_those_that_differ_are_not_used(
         assert f"{node} sees another corpus at {corpus}" in refusal()
         asked = Nodes(run, corpus)
         (corpus / "vocabulary.tsv").unlink()
-        assert f"{node} does not see the corpus {corpus}" in refusal()
+        assert f"{node} cannot read the corpus {corpus}" in refusal()
 
 
 def test_a_process_that_ray_loses_is_no_bad_input(

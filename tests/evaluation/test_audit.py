@@ -206,7 +206,7 @@ def changed(index: int, value: float) -> Tensor:
         (UNIFORM + 0.01, r"sum to 1.01005, not to 1; logits need a log_softmax"),
         (UNIFORM.exp(), r"sum to 13.0\d*, not to 1"),
         (torch.zeros(V).long(), "must return log-probs, a tensor of floats"),
-        (UNIFORM[:-1], r"log-probs \[2, 11\], but the vocabulary asks for \[2, 12\]"),
+        (UNIFORM[:-1], r"log-probs \[2, 11\], but the vocabulary requires \[2, 12\]"),
         (WITHOUT_PAD.roll(1), "gave a word the probability 0"),
     ],
 )

@@ -26,7 +26,7 @@ def test_a_network_that_is_slow_or_cut_changes_nothing(experiment: Experiment, t
     with joined_machines(experiment.folder, DELAY, LOSS) as line:
         here, there = line.within
         process = start(experiment, "--out", "apart", *options, "--head", PLACE, "--cpus", "1", within=here)
-        wait_for(experiment.folder / "said", "another machine joins with: ray start --address")
+        wait_for(experiment.folder / "said", "other machines join with: ray start --address")
         with started("--address", PLACE, "--num-cpus=1", within=there):
             wait_until(lambda: events(run).count("client process started") == 2)
             go_on(experiment)

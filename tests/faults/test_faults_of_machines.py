@@ -45,7 +45,7 @@ def test_three_machines_train_what_one_does_and_one_that_dies_is_not_missed(expe
     hold.touch()
     place = free_place()
     process = start(experiment, "--out", "three", *OPTIONS, *SHARDS, "--head", place, "--cpus", "1")
-    wait_for(experiment.folder / "said", "another machine joins with: ray start --address")
+    wait_for(experiment.folder / "said", "other machines join with: ray start --address")
     with joined(place), joined(place) as third:
         wait_until(lambda: events(three).count("client process started") == 3)
         hold.unlink()

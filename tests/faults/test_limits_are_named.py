@@ -57,16 +57,16 @@ def test_a_limit_of_open_files_is_named() -> None:
 def test_a_temporary_folder_that_is_no_good_is_named(tmp_path: Path) -> None:
     with small_disk(tmp_path / "small", megabytes=1) as disk:
         fill(disk)
-        with pytest.raises(RunFailed, match=f"^{disk}.* make room there, or set RAY_TMPDIR"):
+        with pytest.raises(RunFailed, match=f"^{disk}.* free space there, or set RAY_TMPDIR"):
             refuse_without_room(disk / "ray")
     (tmp_path / "file").touch()
-    with pytest.raises(RunFailed, match=r"file/ray: Ray cannot use it \(Not a directory\); set RAY_TMPDIR"):
+    with pytest.raises(RunFailed, match=r"file/ray: Ray cannot use this folder \(Not a directory\); set RAY_TMPDIR"):
         refuse_without_room(tmp_path / "file" / "ray")
 
 
 def test_a_temporary_folder_whose_path_is_too_long_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path / ("x" * 80)))
-    assert refused().endswith("too long a path for its sockets; set RAY_TMPDIR to a shorter one, such as /tmp")
+    assert refused().endswith("is too long for its sockets; set RAY_TMPDIR to a shorter path, such as /tmp")
 
 
 def test_a_process_of_rays_that_ends_while_ray_starts_ends_the_command(experiment: Experiment) -> None:
@@ -97,18 +97,18 @@ def test_clients_without_memory_say_so(experiment: Experiment) -> None:
 @pytest.mark.parametrize(
     ("said", "cause"),
     [
-        ("RuntimeError: can't start new thread\n", "no further process or thread may be started"),
+        ("RuntimeError: can't start new thread\n", "the system refuses further processes or threads"),
         (
             "what():  thread: Resource temporarily unavailable [system:11]",
-            "no further process or thread may be started",
+            "the system refuses further processes or threads",
         ),
         ("OSError: [Errno 28] No space left on device: 'x'", "a disk is full"),
         ("terminate called after throwing an instance of 'std::bad_alloc'", "there is not enough memory"),
         ("MemoryError\n", "there is not enough memory"),
-        ("OSError: [Errno 24] Too many open files: '/dev/null'", "no further file may be opened"),
+        ("OSError: [Errno 24] Too many open files: '/dev/null'", "the system refuses further open files"),
         (
             "Too many workers, failed to create a file. Try setting `ulimit -n <num_files>` then restart Ray.",
-            "no further file may be opened",
+            "the system refuses further open files",
         ),
     ],
 )

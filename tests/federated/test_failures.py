@@ -112,7 +112,7 @@ ALL = "so the cause is not a user"
         (user_three, [1, 3, 4, 8], BLAMED),
         (bool, [3], ALL),
         (bool, [1, 3, 4, 8], ALL),
-        (lambda users: len(users) > 1, [1, 3, 4, 8], "no single one of its users is the cause"),
+        (lambda users: len(users) > 1, [1, 3, 4, 8], "none of its users is the single cause"),
     ],
 )
 def test_a_user_is_blamed_only_where_another_one_passes(

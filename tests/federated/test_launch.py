@@ -34,7 +34,7 @@ def test_tf32_is_refused_where_clients_train_on_cpus() -> None:
 
 
 EIGHT = {"CPU": 64.0, "GPU": 8.0}
-ALL_HELD = "one: clients of system.gpus_per_client = 1 hold all GPUs, so evaluators run on CPUs"
+ALL_HELD = "one: clients of system.gpus_per_client = 1 use all GPUs, so evaluators run on CPUs"
 
 
 @pytest.mark.parametrize(

@@ -239,8 +239,8 @@ def test_a_process_that_never_starts_is_ordered_again_and_has_twice_as_long(
     service.submit(run, run / "a")
     (failed,) = service.drain(run, TIMEOUT)
     assert [line.reason for line in read_evaluations(run)] == [
-        *(f"no process started for it within {seconds} s; {FREE}" for seconds in (0.2, 0.4)),
-        f"it failed 3 times, last with: no process started for it within 0.8 s; {FREE}",
+        *(f"no process started within {seconds} s; {FREE}" for seconds in (0.2, 0.4)),
+        f"it failed 3 times, last with: no process started within 0.8 s; {FREE}",
     ]
     assert failed.outcome == "failed"
     service.close()

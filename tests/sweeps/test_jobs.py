@@ -52,16 +52,16 @@ def test_a_run_holds_what_its_processes_take(
 @pytest.mark.parametrize(
     ("config", "message"),
     [
-        (federated(shards=9), "run a takes 9 CPUs and 0 GPUs, and no Ray node has them; lower them"),
+        (federated(shards=9), "run a needs 9 CPUs and 0 GPUs, but no Ray node has these resources; lower the settings"),
         (
             federated(shards=1, gpus_per_client=0.4, gpus_for_evaluation=0.1),
-            "run a takes 1 CPUs and 0.5 GPUs, and no Ray node has them; lower them, or train on CPUs: "
-            "--set system.gpus_per_client=0",
+            "run a needs 1 CPUs and 0.5 GPUs, but no Ray node has these resources; lower the settings, or "
+            "train on CPUs: --set system.gpus_per_client=0",
         ),
         (
             central(device="cuda", gpus=0.3, gpus_for_evaluation=0.1),
-            "run a takes 1 CPUs and 0.4 GPUs, and no Ray node has them; lower them, or train on CPUs: "
-            "--set system.device=cpu --set system.gpus=0",
+            "run a needs 1 CPUs and 0.4 GPUs, but no Ray node has these resources; lower the settings, or "
+            "train on CPUs: --set system.device=cpu --set system.gpus=0",
         ),
     ],
 )

@@ -157,7 +157,7 @@ def test_values_that_are_not_finite_stop_the_run(value: float) -> None:
     state = init(LAYOUT.vocabulary_size, SIZES, 0)
     total = UpdateSum.zero(state.params)
     total.delta["gate_bias"][3] = value
-    with pytest.raises(Diverged, match=r"round 1: local training gave values that are not finite"):
+    with pytest.raises(Diverged, match=r"round 1: local training produced values that are not finite"):
         step(state, UpdateSum(total.delta, Counts(1.0, 1, 1.0, 1)))
     with pytest.raises(Diverged, match="round 1"):
         step(state, UpdateSum(UpdateSum.zero(state.params).delta, Counts(1.0, 1, value, 1)))

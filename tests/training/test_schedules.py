@@ -62,8 +62,8 @@ def test_names_of_runs_tell_milestones(tmp_path: Path) -> None:
     [
         ({"schedule": "steps"}, 'schedule "steps" needs milestones'),
         ({"milestones": (3,)}, 'schedule "constant" has no milestones'),
-        ({"schedule": "steps", "milestones": (1.5,)}, "fractions of training below 1, or whole numbers from 1"),
-        ({"schedule": "steps", "milestones": (0,)}, "fractions of training below 1, or whole numbers from 1"),
+        ({"schedule": "steps", "milestones": (1.5,)}, "fractions of training below 1, or integers of at least 1"),
+        ({"schedule": "steps", "milestones": (0,)}, "fractions of training below 1, or integers of at least 1"),
         ({"schedule": "steps", "milestones": (3,), "milestone_factor": 0.0}, "milestone_factor must be above 0"),
     ],
 )
@@ -153,7 +153,7 @@ def test_a_schedule_of_ones_own(tmp_path: Path) -> None:
     path.write_text(OWN)
     assert [rate_at(0.8, f"{path}:halves", at, 3) for at in range(3)] == [0.8, 0.4, 0.2]
     with pytest.raises(
-        InputError, match=r"negative: gave the factor -1 at 1 of 3; return a finite number of at least 0"
+        InputError, match=r"negative: returned the factor -1 at 1 of 3; return a finite number of at least 0"
     ):
         rate_at(0.8, f"{path}:negative", 1, 3)
     with pytest.raises(InputError, match=r"my_schedules\.py:9: KeyError: 2"):

@@ -3,7 +3,7 @@
 Each row has a kind:
 
     bound       holds with the stated confidence, whatever the training and the attacker
-    estimate    supposes something that is said, such as a Gaussian mechanism
+    estimate    depends on an assumption that is stated, such as a Gaussian mechanism
     heuristic   treats canaries of one model as independent, which they are not
 """
 
@@ -204,8 +204,8 @@ def audit_simulation(
         Rows with the columns of `flsim.attacks.audit.audit.COLUMNS`, for the run "simulation".
 
     Raises:
-        InputError: `rows` have another round or other canaries, the roster of `planted` does not match its canaries and
-            users, the settings do not fit each other, or there are fewer references than the threshold.
+        InputError: `rows` have another round or other canaries; the roster of `planted` does not match its canaries and
+            users; the settings are inconsistent; or there are fewer references than the threshold.
 
     Examples:
         >>> rows = flsim.evaluate(state, users, model, references=20_000)      # doctest: +SKIP

@@ -7,9 +7,10 @@ probability at most
     q(epsilon, f) = f e^epsilon / (f e^epsilon + 1 - f)
 
 if training is epsilon-DP for the records of the canary (replace-one): the odds of two phrases change by at most
-e^epsilon, and also those of two sets. Taking canaries in sequence, the number of hits is dominated by the sum of m
-independent coins with these probabilities (the argument of Steinke, Nasr and Jagielski, "Privacy Auditing with One (1)
-Training Run", 2023, Theorem 5.2, with sets instead of bits). A canary of g users has g epsilon instead of epsilon.
+e^epsilon, and also those of two sets. If canaries are taken in sequence, the number of hits is dominated by the sum of
+m independent coins with these probabilities. This is the argument of Steinke, Nasr and Jagielski, "Privacy Auditing
+with One (1) Training Run" (2023), Theorem 5.2, with sets instead of bits. A canary of g users has g epsilon instead of
+epsilon.
 
 The set contains all phrases that are more likely than the t-th most likely of R random references, and the canary hits
 if its rank is at most t. The share of that set is random: given the model, Beta(t, R - t + 1), because the references

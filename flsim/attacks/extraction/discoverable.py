@@ -104,7 +104,7 @@ def probability_within(tries: float, log_probs: Floats) -> Floats:
         tries: n.
         log_probs: log p_z, float64 [N].
     """
-    with np.errstate(divide="ignore"):  # where p_z is 1
+    with np.errstate(divide="ignore"):  # if p_z is 1
         within: Floats = -np.expm1(tries * np.log1p(-np.exp(log_probs)))
     return within
 
@@ -115,6 +115,6 @@ def least_tries(log_probs: Floats, p: float) -> Floats:
     >>> least_tries(np.log([0.1, 0.001]), 0.5).tolist()
     [7.0, 693.0]
     """
-    with np.errstate(divide="ignore"):  # where p_z is 0 or 1
+    with np.errstate(divide="ignore"):  # if p_z is 0 or 1
         least: Floats = np.ceil(np.log1p(-p) / np.log1p(-np.exp(log_probs)))
     return least.clip(1)

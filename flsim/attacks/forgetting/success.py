@@ -45,8 +45,8 @@ class Accuracy:
 def accuracy(members: Floats, others: Floats, chooses: NDArray[np.bool_]) -> Accuracy:
     """Return the accuracy of a threshold that half of the canaries choose and the rest test.
 
-    Both arms of a canary are in the same half. The arms are not independent, but the variance of outcomes is at most
-    that of independent trials with the mean accuracy, if harder canaries score higher in both arms or in neither.
+    Both arms of a canary are in the same half. The arms are not independent. However, if harder canaries score higher
+    in both arms or in neither, the variance of outcomes is at most that of independent trials with the mean accuracy.
 
     Args:
         members: scores in arm IN, float64 [canaries].

@@ -101,7 +101,7 @@ class CanaryTime(NamedTuple):
 
     Attributes:
         rounds: rounds since the end of the canary's window; the largest evaluated number if the time is censored.
-        is_censored: whether the canary was not forgotten until then.
+        is_censored: whether the canary was not forgotten by then.
     """
 
     rounds: int

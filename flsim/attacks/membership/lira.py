@@ -1,7 +1,7 @@
 """LiRA, the likelihood-ratio attack with shadow models.
 
 Carlini et al., "Membership Inference Attacks From First Principles" (2022), sections 4 and 5 and Algorithm 1. Shadow
-models are trained like the target, each on a random half of the data, so each point x was in the training data of some
+models are trained like the target, each on a random half of the data. So each point x was in the training data of some
 models (IN) and not of others (OUT). The scores phi(x) of both kinds are assumed to be normal:
 
     online     log N(phi; m_in, s_in^2) - log N(phi; m_out, s_out^2)

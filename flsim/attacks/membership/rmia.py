@@ -1,7 +1,7 @@
 """RMIA, the robust attack by pairwise likelihood ratios.
 
 Zarifzadeh, Liu and Shokri, "Low-Cost High-Power Membership Inference Attacks" (2024), section 3, as in its authors'
-ml_privacy_meter (modules/mia/attacks/rmia.py, commit e384af8), except that OUT models are chosen by their masks,
+ml_privacy_meter (modules/mia/attacks/rmia.py, commit e384af8). One difference: OUT models are chosen by their masks,
 because that code assumes that exactly half are OUT.
 
     ratio(x) = p(x | theta) / p(x),        p(x): the mean of p(x | theta') over reference models theta'

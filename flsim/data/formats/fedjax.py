@@ -38,9 +38,10 @@ def fedjax_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Par
 def read_fedjax(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield posts of up to 64 sentences of a client.
 
-    Dropped are ``users_too_large`` (256 MB after decompression, or a million sentences), ``users_not_fedjax`` (not zlib
-    of msgpack of an array of bytes ``tokens``, or not `num_examples` of them), ``users_not_utf8`` (the client id),
-    ``records_not_utf8``, ``records_too_long`` (more than 1 MB) and ``records_without_words``.
+    Counts of dropped data: ``users_too_large`` (256 MB after decompression, or a million sentences);
+    ``users_not_fedjax`` (not zlib of msgpack of an array of bytes ``tokens``, or not `num_examples` of them);
+    ``users_not_utf8`` (the client id); ``records_not_utf8``, ``records_too_long`` (more than 1 MB) and
+    ``records_without_words``.
 
     Raises:
         InputError: SQLite cannot read the part, or no client in it can be read.

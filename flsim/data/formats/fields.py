@@ -31,9 +31,9 @@ class WrongFieldError(Exception):
 def posts_of(user: Any, text: Any, dropped: Counter[str], reading: Reading, split: str | None = None) -> Iterator[Post]:
     """Yield the post of an author and a text, or one post for each text of a list.
 
-    Dropped, under the first reason that applies, are ``posts_without_user`` and ``posts_without_text`` (null or blank),
-    ``posts_too_long`` (more than `LONGEST_TEXT` characters) and ``posts_not_utf8`` (the author or the text contains
-    half of a surrogate pair).
+    Counts of dropped posts, by the first reason that applies: ``posts_without_user`` and ``posts_without_text`` (null
+    or blank); ``posts_too_long`` (more than `LONGEST_TEXT` characters); ``posts_not_utf8`` (the author or the text
+    contains half of a surrogate pair).
 
     Args:
         user: a string, or an integer, also as a float; 7, 7.0 and "7" are one author.

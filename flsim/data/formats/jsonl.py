@@ -31,7 +31,7 @@ def jsonl_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part
 
 
 def _after_line_feed(file: IO[bytes], offset: int) -> int:
-    """Return where the first line at or after an offset begins; the end of the file if there is none."""
+    """Return the offset of the first line at or after an offset; the end of the file if there is none."""
     file.seek(offset - 1)
     while line := file.readline(CHUNK):
         if line.endswith(b"\n"):

@@ -69,8 +69,8 @@ class Part:
     Attributes:
         path: the data on disk; for compressed sources, a scratch file with another name.
         source: the file as the user named it, for messages and for formats that read the file's name.
-        first: where the part begins, in the unit of the format: bytes, rowids, row groups or clients.
-        last: where the part ends: exclusive, except for rowids, where it is the last one.
+        first: begin of the part, in the unit of the format: bytes, rowids, row groups or clients.
+        last: end of the part: exclusive, except for rowids: the last one.
         columns: the keys or columns of user and text, for formats that name them.
         line: number of the part's first line in the file, from 1, for formats that count lines.
         reading: the options for reading the source.

@@ -224,9 +224,9 @@ def _next_row(file: IO[bytes], offset: int, size: int) -> int:
 def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     """Yield the questions and answers of a dump, by users named ``site/OwnerUserId``.
 
-    Dropped, under the first reason that applies, are ``posts_of_other_types`` (tag wikis and the like),
-    ``posts_without_owner``, ``posts_of_community_user`` (OwnerUserId -1), ``posts_without_body`` and ``posts_too_long``
-    (a body of more than a million characters, or 20,000 tags, which is not written by a person).
+    Counts of dropped posts, by the first reason that applies: ``posts_of_other_types`` (tag wikis and the like);
+    ``posts_without_owner``; ``posts_of_community_user`` (OwnerUserId -1); ``posts_without_body``; ``posts_too_long`` (a
+    body of more than a million characters, or 20,000 tags, which is not written by a person).
     ``rows_with_forbidden_characters`` counts rows that are read without their forbidden characters.
 
     Raises:

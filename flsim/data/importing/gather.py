@@ -357,7 +357,7 @@ def _choose(
 
 
 def _any_of(masks: Iterable[NDArray[np.bool_]]) -> NDArray[np.bool_]:
-    """Return where any of the masks is true."""
+    """Return a mask that is true if any of the masks is true."""
     union: NDArray[np.bool_] = np.logical_or.reduce(list(masks))
     return union
 

@@ -83,10 +83,10 @@ def import_corpus(
         The new corpus.
 
     Raises:
-        InputError: a source cannot be read as its format, no author has enough words, there are no train users, there
-            are fewer different words than the vocabulary needs, a vocabulary of words is named for a corpus by
-            characters, `lines_per_author` is less than 1 or no source is plain text, `delimiter` is not one character,
-            two sources have the same name (see `flsim.data.importing.tasks.with_sites`), or `out` exists or is being
+        InputError: a source cannot be read as its format; no author has enough words; there are no train users; there
+            are fewer different words than the vocabulary needs; a vocabulary of words is named for a corpus by
+            characters; `lines_per_author` is less than 1 or no source is plain text; `delimiter` is not one character;
+            two sources have the same name (see `flsim.data.importing.tasks.with_sites`); or `out` exists or is being
             imported to.
         RunFailed: the disk is full.
 

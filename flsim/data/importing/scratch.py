@@ -4,8 +4,8 @@ The folder is named after the output. The folder is locked while a job runs, and
 contains one folder for each plan, which is everything that the pieces depend on. No process writes outside the folder
 of its plan, so a worker can safely outlive its parent for a moment.
 
-Pieces can be hours of work, so only three kinds are removed: pieces of a completed import, pieces of an import whose
-input this call found to be invalid, and the rest of an earlier removal. Pieces of another plan remain, because mistyped
+Pieces can be hours of work, so only three kinds are removed: pieces of a completed import; pieces of an import whose
+input this call found to be invalid; and the rest of an earlier removal. Pieces of another plan remain, because mistyped
 sources or parameters must not cost finished pieces. A message names their folder, so that the user can remove it.
 
 After a loss of power, the contents of the folder are consistent: the data of a piece is durable before its result, and
@@ -65,7 +65,7 @@ def write_lines(path: Path, hashes: Sequence[int], lines: Iterable[bytes]) -> No
 
 
 def cuts(paths: Sequence[Path], ranges: int) -> NDArray[np.int64]:
-    """Return where each of `ranges` equal ranges of hashes begins in each file: int64 [files, ranges + 1], bytes."""
+    """Return the begin of each of `ranges` equal ranges of hashes in each file: int64 [files, ranges + 1], bytes."""
     bounds = np.array([(index << 64) // ranges for index in range(ranges)], np.uint64)
     starts_in_files = np.zeros((len(paths), ranges + 1), np.int64)
     for row, path in enumerate(paths):

@@ -1,7 +1,7 @@
-"""Beam Search (BS), which tells whether the model, given a prefix, completes it to the canary.
+"""Beam Search (BS), which tests whether the model completes a prefix to the canary.
 
-Thakkar et al. (2020), section 4.1, "Evaluation Methods"; Carlini et al. (2018), "The Secret Sharer", section 5.3, where
-a template gives the words that each position allows.
+Thakkar et al. (2020), section 4.1, "Evaluation Methods"; Carlini et al. (2018), "The Secret Sharer", section 5.3, with
+a template that gives the allowed words at each position.
 """
 
 import torch
@@ -15,8 +15,8 @@ from flsim.models.language_model import LanguageModel, State
 def beam_search(model: LanguageModel, prefix: Tensor, template: Template, width: int) -> tuple[Tensor, Tensor]:
     """Return the most likely continuations in a template's space that a beam of `width` finds after one prefix.
 
-    They are in order, best first. Only allowed tokens continue a beam: canaries hold no PAD, OOV, BOS or EOS. The
-    probability of other tokens still counts, so that a score is the same log-perplexity as everywhere else. Ties go to
+    They are in order, best first. Only allowed tokens continue a beam: canaries have no PAD, OOV, BOS or EOS. The
+    probability of other tokens still counts, so scores are the same log-perplexities as in other measures. Ties go to
     the beam that ranked higher one token before, then to the lower id.
 
     Args:
@@ -26,8 +26,8 @@ def beam_search(model: LanguageModel, prefix: Tensor, template: Template, width:
         width: number of beams kept after each token.
 
     Returns:
-        Continuations, int64 [width, length], and their log-perplexities in nats, float64 [width]; fewer than `width`
-        where there are not that many continuations.
+        Continuations, int64 [width, length], and their log-perplexities in nats, float64 [width]; fewer than `width` if
+        there are fewer continuations.
 
     Raises:
         Diverged: a log-probability is not finite.
@@ -39,19 +39,19 @@ def beam_search(model: LanguageModel, prefix: Tensor, template: Template, width:
 def beam_searches(model: LanguageModel, prefixes: Tensor, template: Template, width: int) -> tuple[Tensor, Tensor]:
     """Return the result of `beam_search` for many prefixes of one length, over a template's space.
 
-    As many prefixes as memory allows make one batch. Where a single prefix's beams exceed memory, they are read in
+    A batch has as many prefixes as fit in memory. If the beams of a single prefix exceed memory, they are read in
     parts. Neither changes the result, up to the model's rounding.
 
     Args:
         model: the model.
         prefixes: int64 [P, L], BOS first.
         template: the allowed tokens at each position of a continuation.
-        width: number of beams of each prefix that are kept after each token. Where the space has no more than `width`
+        width: number of beams of each prefix that are kept after each token. If the space has at most `width`
             sequences, it is enumerated; then the first k are the k most likely.
 
     Returns:
         Continuations, int64 [P, W, n], best first, and their log-perplexities in nats, float64 [P, W], where W is
-        `width`, or the size of the space where that is smaller.
+        `width`, or the size of the space if that is smaller.
 
     Raises:
         Diverged: a log-probability is not finite.
@@ -66,7 +66,7 @@ def beam_searches(model: LanguageModel, prefixes: Tensor, template: Template, wi
 def _beam_searches(
     model: LanguageModel, prefixes: Tensor, template: Template, width: int, rows: int
 ) -> tuple[Tensor, Tensor]:
-    """Search for prefixes whose beams make one batch of at most `rows` sequences, or for one prefix."""
+    """Search for prefixes whose beams form one batch of at most `rows` sequences, or for one prefix."""
     own = torch.arange(len(prefixes), device=prefixes.device)[:, None]
     state, log_probs = model.start(prefixes)
     beams, allowed = prefixes[:, None, :0], template.on(prefixes.device)

@@ -1,4 +1,4 @@
-"""Calibrated exposure, which tells how much more likely a canary has become than models without it would expect.
+"""Calibrated exposure, the exposure relative to models that were not trained on the canary.
 
 Jagielski et al. (2022), "Measuring Forgetting of Memorized Training Examples", section 2.2, after Watson et al. (2021):
 the mean score over models trained without the canaries is subtracted from every score before ranking.
@@ -41,7 +41,7 @@ class Calibrated:
 def mean_scores(models: Sequence[LanguageModel], prefix: Tensor, continuations: Tensor) -> Tensor:
     """Return the mean log-perplexity of continuations over models, float64 [N], nats.
 
-    It depends on the prefix and not on the measured model: compute R's once for all rounds.
+    It depends on the prefix and not on the measured model: compute the means of R once for all rounds.
 
     Args:
         models: models trained without the canaries.
@@ -66,9 +66,9 @@ def calibrated_rank(
 ) -> Calibrated:
     """Return the rank of a canary's continuation s among references by calibrated scores, exactly.
 
-    A reference with mean m counts if P(r'|p) <= d + m, where d is the canary's calibrated score. So it is dropped as
-    soon as its cost so far exceeds that; for a memorized canary, d is far below 0. Ties are as in `RandomSampler`, by
-    identity and within 8 units of rounding of the four compared scores.
+    A reference with mean m counts if P(r'|p) <= d + m, where d is the canary's calibrated score. Therefore it is
+    dropped as soon as its cost so far exceeds this value; for a memorized canary, d is far below 0. Ties are as in
+    `RandomSampler`, by identity and within 8 units of rounding of the four compared scores.
 
     Args:
         model: the measured model.

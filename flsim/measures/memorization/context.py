@@ -1,4 +1,4 @@
-"""Exposure by context: how much more of a canary adversaries learn who know the text around its secret.
+"""Exposure by context: the exposure to adversaries who know the text around the secret.
 
 Carlini et al. (2018), "The Secret Sharer", section 6.4 and table 3: one model and one secret, scored by adversaries who
 know the text before the secret, the text after it, both, or neither. All of them know the text between a secret's
@@ -26,7 +26,7 @@ class Secret:
     """A secret: some positions of a canary.
 
     Attributes:
-        tokens: the canary's ids without BOS; EOS at the end where the record's end is part of the context.
+        tokens: the canary's ids without BOS; EOS at the end if the end of the record is part of the context.
         positions: the positions of the secret's tokens, ascending.
     """
 
@@ -40,7 +40,7 @@ class Secret:
         return [Context(prefix, suffix) for suffix in sorted({0, after}) for prefix in range(before + 1)]
 
     def place(self, words: Tensor, context: Context, bos: int) -> tuple[Tensor, Tensor]:
-        """Put words in the secret's place.
+        """Replace the secret with words.
 
         The known prefix comes directly after BOS, without the tokens before it in the canary.
 
@@ -64,7 +64,7 @@ def context_sampling(
 ) -> dict[Context, RandomSampling]:
     """Rank a secret among the same references in its place, for each adversary.
 
-    A known suffix is scored too. It is the same for all, but its score depends on the words in the secret's place. Most
+    A known suffix is also scored. The suffix is the same for all, but its score depends on the words before it. Most
     references are dropped before the suffix is read, by their cost so far.
 
     Args:
@@ -74,8 +74,7 @@ def context_sampling(
         bos: id of BOS.
 
     Returns:
-        For each of `secret.contexts`, the log-perplexity of everything that is scored, and the rank; `exposure` takes
-        the rank.
+        For each of `secret.contexts`, the log-perplexity of all scored tokens, and the rank; `exposure` takes the rank.
 
     Raises:
         Diverged: a required score is not finite.

@@ -41,7 +41,7 @@ class Enumeration:
 
 @dataclass
 class _Budget:
-    """The number of sequences that may still be read; the search is given up below 0."""
+    """The remaining number of sequences to read; the search stops below 0."""
 
     left: float
 
@@ -51,10 +51,10 @@ def enumerate_space(
 ) -> Enumeration | None:
     """Rank a canary's continuation s among all of a template's space, exactly.
 
-    First words that cost more than the canary's whole score are not read on, as no word costs less than 0. At most
-    exp(P(s|p)) sequences of each length remain, as their probabilities sum to at most 1. So even in a vast space a
-    canary that the model knows well is ranked at once. Ties are as in `RandomSampler`: the canary counts by identity,
-    and scores within the model's rounding of its own count.
+    Beginnings that cost more than the canary's complete score are not continued, because no word costs less than 0. At
+    most exp(P(s|p)) sequences of each length remain, because their probabilities sum to at most 1. Therefore a
+    memorized canary is ranked quickly even in a very large space. Ties are as in `RandomSampler`: the canary counts by
+    identity, and scores within the model's rounding of its own count.
 
     Args:
         model: the model.
@@ -83,7 +83,7 @@ def enumerate_space(
 def _walk(
     model: LanguageModel, prefix: Tensor, continuation: Tensor, limit: float, template: Template, budget: _Budget
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield scores [N] of continuations, and which equal `continuation`; those beyond `limit` may be missing."""
+    """Yield scores [N] of continuations, and which equal `continuation`; those beyond `limit` can be missing."""
 
     def below(
         state: State, log_probs: Tensor, spent: Tensor, own: Tensor, read: int

@@ -1,4 +1,4 @@
-"""Exposure, the number of bits of guessing by which a model narrows down a secret.
+"""Exposure, the number of bits by which a model reduces the work of guessing a secret.
 
 Carlini et al. (2018), "The Secret Sharer", section 4.2 and appendix C: log2 |space| - log2 rank, which is
 -log2 Pr[P(r|p) <= P(s|p)] over r uniform in the space.
@@ -17,7 +17,7 @@ class Exposure:
     Attributes:
         bits: the estimate.
         low: lower end of the interval.
-        high: upper end; infinity where nothing bounds it.
+        high: upper end; infinity if there is no bound.
     """
 
     bits: float
@@ -28,8 +28,8 @@ class Exposure:
 def exposure(rank: int, references: int) -> float:
     """Return the exposure, in bits, of a canary ranked among references.
 
-    The space is the |R| + 1 sequences R and s, so that exposure lies between 0 (all are at least as likely as the
-    canary) and log2(|R| + 1) (none is). Repetitions in R count each time.
+    The space is the |R| + 1 sequences R and s, so exposure is between 0 (all are at least as likely as the canary) and
+    log2(|R| + 1) (none is). Repetitions in R count each time.
 
     Args:
         rank: from 1 to `references` + 1.

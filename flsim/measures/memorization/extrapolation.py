@@ -1,7 +1,7 @@
 """Exposures of named canaries from the scores of references, by extrapolation beyond them.
 
 Carlini et al. (2018), "The Secret Sharer", section 4.3. The numbers are those of tensorflow-privacy 0.9
-(privacy_tests/secret_sharer/exposures.py), whose functions lose track of which canary is which.
+(privacy_tests/secret_sharer/exposures.py), whose functions do not return which canary has which exposure.
 """
 
 from collections.abc import Mapping
@@ -18,14 +18,13 @@ from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.measures.memorization.exposure import CONFIDENCE, Exposure
 
-# The skew-normal distribution, by maximum likelihood, and its distribution function far into the lower tail.
-#
-# Density 2/w phi(u) Phi(alpha u) with u = (x - xi) / w: Azzalini (1985), "A class of distributions which includes the
-# normal ones". scipy has both. But its fit searches by simplex, and its tail is an integral to an absolute 1e-8,
-# where the exposures of memorized canaries need a relative precision.
+# The skew-normal distribution, by maximum likelihood, and its distribution function in the far lower tail.
+#  Density 2/w phi(u) Phi(alpha u) with u = (x - xi) / w: Azzalini (1985), "A class of distributions which includes the
+# normal ones". scipy has both, but its fit uses a simplex search, and its tail is an integral with absolute precision
+# 1e-8. The exposures of memorized canaries need relative precision.
 
 Floats = NDArray[np.float64]
-STEEPEST = 1000.0  # |alpha|; the likelihood of a sample without a lower tail grows for ever
+STEEPEST = 1000.0  # |alpha|; the likelihood of a sample without a lower tail increases without bound
 MOST_SKEW = 0.99  # no skew-normal distribution has a skewness beyond 0.9953
 TAIL = 1e-5
 
@@ -77,12 +76,12 @@ class SkewNormal:
 def fit(x: Floats, counts: Floats | None = None, start: SkewNormal | None = None) -> SkewNormal:
     """Return the skew-normal distribution of maximum likelihood.
 
-    The normal distribution is a stationary point of the likelihood. So the search starts on either side of it, at the
-    sample's moments and at their mirror image, and the better end is taken.
+    The normal distribution is a stationary point of the likelihood. Therefore the search starts on both sides of it, at
+    the sample moments and at their mirror image, and the better result is used.
 
     Args:
         x: [N], not all the same.
-        counts: [N], how often each value occurs; None for once each.
+        counts: [N], number of occurrences of each value; None for one each.
         start: the only start of the search; None for both.
 
     Returns:
@@ -104,7 +103,7 @@ def fit(x: Floats, counts: Floats | None = None, start: SkewNormal | None = None
 
 
 def _climb(z: Floats, shares: Floats, start: SkewNormal) -> tuple[float, SkewNormal]:
-    """Return the end of a search from `start`, after its mean negative log-likelihood."""
+    """Return the mean negative log-likelihood and the result of a search from `start`."""
 
     def loss(at: Floats) -> tuple[float, Floats]:
         alpha, location, log_scale = at
@@ -140,7 +139,7 @@ def _of_moments(skew: float) -> SkewNormal:
 
 def _special() -> Any:
     """Return scipy.special."""
-    import scipy  # not at the top: ranks need torch and numpy only
+    import scipy  # not at the top, because ranks need only torch and numpy
 
     return scipy.special
 
@@ -160,7 +159,7 @@ def _mills(x: Floats) -> Floats:
 FEWEST = 20
 BINS, WIDEST = 1024, 6
 RESAMPLES = 100  # refits of the parametric bootstrap, from which the intervals and the p-value come
-FINE = 8_192  # bins of a larger sample, whose counts are fitted: of two million scores in 1.5 s in place of 29
+FINE = 8_192  # bins of a larger sample, whose counts are fitted: for two million scores in 1.5 s instead of 29 s
 
 
 @dataclass(frozen=True)
@@ -170,9 +169,9 @@ class Extrapolation:
     Attributes:
         fitted: the distribution.
         p_value: the share of samples of the fitted distribution that are as far from their own fit, by the largest
-            distance of the two distribution functions. (Tables of that statistic assume parameters that were not
-            fitted, and would hardly ever reject.) Below 0.01 scores are not skew-normal, and exposures beyond log2 |R|
-            cannot be trusted. A good fit proves nothing there either, as none of R is in that tail.
+            distance of the two distribution functions. (Tables of this statistic assume fixed parameters, and would
+            almost never reject.) Below 0.01, scores are not skew-normal, and exposures beyond log2 |R| are unreliable.
+            A good fit does not prove them either, because R has no scores in this tail.
         exposures: the exposure of every canary. Intervals cover the fit's sampling error, not the error of a poor fit.
     """
 
@@ -194,9 +193,7 @@ def extrapolate(scores: Mapping[str, float], references: Tensor, seed: int) -> E
     """
     sample, names = _numbers(references, FEWEST), list(_finite(scores))
     if np.ptp(sample) <= 1e-9 * np.abs(sample).max():
-        raise InputError(
-            "all references score the same, so that no distribution can be fitted to them; look at the model"
-        )
+        raise InputError("all references score the same, so no distribution can be fitted; check the model")
     at = np.array([scores[name] for name in names], dtype=np.float64)
     fitted = fit(*_binned(sample)) if len(sample) > FINE else fit(sample)
     p_value, resampled = _bootstrap(fitted, sample, at, RESAMPLES, seed)
@@ -216,7 +213,7 @@ def _bootstrap(fitted: SkewNormal, sample: Floats, at: Floats, resamples: int, s
     """Return the p-value of the fit, and the bits at each score by every refit, [resamples, canaries].
 
     Samples are drawn as counts in 1,024 bins, 1/50 to 1/85 of a standard deviation wide. The sample's own distance is
-    computed on the same bins, so that like is compared with like.
+    computed on the same bins, so that both are comparable.
     """
     edges = np.linspace(fitted.location - WIDEST * fitted.scale, fitted.location + WIDEST * fitted.scale, BINS - 1)
     width = edges[1] - edges[0]

@@ -1,7 +1,7 @@
-"""Extraction by generative sampling, which tells how often the model generates the canary.
+"""Extraction by generative sampling, which counts how often the model generates the canary.
 
 Carlini et al. (2018), "The Secret Sharer", section 5.2: a template is filled from left to right, each token drawn from
-the model's distribution over those that fit.
+the model's distribution over the allowed tokens.
 """
 
 import numpy as np
@@ -12,7 +12,7 @@ from flsim.measures.memorization.score import nats, rows_at_once
 from flsim.measures.memorization.template import Template
 from flsim.models.language_model import LanguageModel
 
-PIECE = 2**13  # continuations that are sampled at once: shared beginnings are read once
+PIECE = 2**13  # continuations that are sampled at once: common beginnings are read once
 
 
 def generate(
@@ -25,7 +25,7 @@ def generate(
         prefix: p, int64 [L], BOS first.
         template: the allowed tokens at each of the n positions.
         samples: number of continuations.
-        rng: random stream of the canary, so that other canaries do not change the samples.
+        rng: random stream of the canary, so other canaries do not change the samples.
 
     Raises:
         Diverged: a log-probability is not finite.
@@ -40,7 +40,7 @@ def generate(
 def _generate(model: LanguageModel, prefix: Tensor, template: Template, uniform: Tensor) -> Tensor:
     """Return one continuation for each row of numbers from [0, 1), float64 [M, n], by inverse distribution functions.
 
-    Each beginning is read once, however many samples share it.
+    Each beginning is read once for all samples with it.
     """
     state, log_probs = model.start(prefix[None])
     step = rows_at_once(log_probs)
@@ -67,7 +67,7 @@ def _generate(model: LanguageModel, prefix: Tensor, template: Template, uniform:
 def _invert(summed: Tensor, rows: Tensor, uniform: Tensor) -> Tensor:
     """Return, for each of `uniform` [M], the first column of its row of `summed` [N, A] above that share of the total.
 
-    The result is never a column that adds nothing: the total times a number below 1 does not round up to the total.
+    The result is never a column of value 0, because the total times a number below 1 does not round up to the total.
     """
     order = rows.sort(stable=True).indices
     sizes = rows.bincount(minlength=len(summed))

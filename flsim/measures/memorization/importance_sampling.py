@@ -1,8 +1,8 @@
 """The share of a complete space that is at least as likely as a canary, by importance sampling from the model.
 
 Exposure is -log2 Pr[P(r|p) <= P(s|p)] over r uniform in the space: Carlini et al. (2018), "The Secret Sharer",
-definition 3. Uniform references never meet this event for a canary that is more likely than all of them. Samples of the
-model meet it, and each is weighted by how much rarer it is among uniform ones.
+definition 3. If a canary is more likely than all uniform references, they contain no sample of this event. Samples from
+the model contain it, and each is weighted by its density ratio to uniform samples.
 """
 
 from collections.abc import Sequence
@@ -29,14 +29,14 @@ from flsim.models.language_model import LanguageModel, State
 # balance heuristic: Veach and Guibas, "Optimally Combining Sampling Techniques for Monte Carlo Rendering" (1995).
 
 Floats = NDArray[np.float64]
-Shares = dict[float, float]  # share of the samples by the power b of their proposal
+Shares = dict[float, float]  # shares of the samples, by the power b of their proposal
 STEPS = 100
-KEPT, LEAST = 0.2, 0.01  # kept part of the default shares; least share that is worth its normalizer
+KEPT, LEAST = 0.2, 0.01  # kept part of the default shares; smallest share of a proposal
 
 
 @dataclass(frozen=True)
 class Draws:
-    """N samples of the space, one proposal's after another's; q is the mixture of all proposals.
+    """N samples of the space, grouped by proposal; q is the mixture of all proposals.
 
     Attributes:
         words: int64 [N, n].
@@ -73,11 +73,11 @@ class Draws:
         return np.asarray(np.exp(-self.log_space - mixture))
 
     def heaviest(self, bound: float) -> float:
-        """Return the greatest weight of a sequence that scores at most `bound` nats.
+        """Return the largest weight of a sequence that scores at most `bound` nats.
 
         Proposal b draws it with probability exp(-b P(r|p)) / Z_b(r), where Z_b(r) is the product of its words'
-        normalizers. That is least for a score of `bound` and the greatest Z_b, for which the greatest among the samples
-        stands.
+        normalizers. This is smallest for a score of `bound` and the largest Z_b, which is estimated by the largest
+        value among the samples.
         """
         powers = np.array(self.powers)
         log_normalizers = -powers * self.scores.cpu().numpy()[:, None] - self.log_densities.cpu().numpy()
@@ -93,7 +93,7 @@ def draw(
     samples: int,
     rng: np.random.Generator,
 ) -> Draws:
-    """Draw about `samples` sequences from proposals in these shares, at least two of each.
+    """Draw about `samples` sequences from proposals in these shares, at least two from each.
 
     Args:
         model: the model.
@@ -156,22 +156,22 @@ def _draw(
 
 def _logsumexp(values: Floats, **options: Any) -> Floats:
     """Return scipy.special.logsumexp of the values."""
-    import scipy  # not at the top: ranks need torch and numpy only
+    import scipy  # not at the top, because ranks need only torch and numpy
 
     return np.asarray(scipy.special.logsumexp(values, **options))
 
 
 def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
-    """Return shares of proposals that minimize the estimates' relative variances, judged by a pilot.
+    """Return shares of proposals that minimize the estimates' relative variances, estimated with a pilot.
 
     The second moment of an estimate, E[1{event} u / q] with u uniform and q the mixture, is convex in the shares. The
     multiplicative step of optimal design, share * sqrt(-slope), decreases it (Fellman, "On the Allocation of Linear
     Observations", 1974).
 
     Args:
-        pilot: samples that are not used for anything else, so that estimates stay unbiased.
-        events: [C, N], 1 if a sample is in the event of a canary, 0 elsewhere.
-        default: shares to use where the pilot met no event; a fifth of them is kept in any case.
+        pilot: samples that are used only for this purpose, so that estimates remain unbiased.
+        events: [C, N], 1 if a sample is in the event of a canary, otherwise 0.
+        default: shares for events without pilot samples; a fifth of them is always kept.
     """
     weights, ratios = pilot.weights(), pilot.ratios()
     means = events @ weights / len(weights)
@@ -189,8 +189,8 @@ def best_shares(pilot: Draws, events: Floats, default: Shares) -> Shares:
     return {power: every[power] / total for power in sorted(every)}
 
 
-# The powers that the pilot chooses among, and the share of each without a pilot, or where it met no event: power 0 has
-# some, since that bounds the weight of a sample.
+# The powers of the proposals, with the share of each if there is no pilot sample of an event; power 0 has a share,
+# which bounds the weight of a sample.
 POWERS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5)
 SHARES = {0.0: 0.1, 1.0: 0.9}
 
@@ -206,19 +206,20 @@ def space_exposures(
 ) -> list[Exposure]:
     """Estimate the exposure over the complete space of every canary with this prefix, from one draw of samples.
 
-    The canary's own share is known, so only others are estimated. The interval is that of Fay and Feuer, "Confidence
-    intervals for directly standardized rates" (1997), for weighted counts. It allows for one more sample of the
-    greatest weight (`Draws.heaviest`), so that it covers also where few or no samples met the event.
-    Ties are as in `RandomSampler`.
+    The canary's own share is known, so only the rest is estimated. The interval is that of Fay and Feuer, "Confidence
+    intervals for directly standardized rates" (1997), for weighted counts. It includes one more sample of the largest
+    weight (`Draws.heaviest`), so that it also has the right coverage with few or no samples of the event. Ties are as
+    in `RandomSampler`.
 
     Args:
         model: the model.
         prefix: p, int64 [L], BOS first.
         continuations: s of each canary, int64 [C, n], in the space.
         template: the space, such as words^n.
-        samples: number of samples of the estimate. A tenth as many, in equal shares of all powers, choose the shares.
+        samples: number of samples of the estimate. A tenth of this number, in equal shares of all powers, determines
+            the shares.
         seed: the experiment's seed.
-        keys: keys of this draw, such as the canary's id, which make its random stream differ from others.
+        keys: keys of this draw, such as the canary id, which distinguish its random stream.
 
     Returns:
         One estimate for each canary.
@@ -241,15 +242,15 @@ def space_exposures(
 
 
 def _events(draws: Draws, continuations: Tensor, bounds: Tensor) -> Floats:
-    """Return [C, N], 1 if a sample is as likely as a canary, up to ties, and not the canary itself."""
+    """Return [C, N], 1 if a sample is as likely as a canary, up to ties, and not equal to the canary."""
     same = [(draws.words == continuation).all(1) for continuation in continuations]
     events = (draws.scores <= bounds[:, None]) & ~torch.stack(same)
     return np.asarray(events.double().cpu().numpy())
 
 
 def _estimate(draws: Draws, weighted: Floats, heaviest: float) -> Exposure:
-    """Return the estimate from every sample's part of it [N], 0 outside the event, and the most that one could add."""
-    import scipy  # not at the top: ranks need torch and numpy only
+    """Return the estimate from the terms of samples [N], 0 outside the event, and the largest possible term."""
+    import scipy  # not at the top, because ranks need only torch and numpy
 
     others, squares = float(weighted.sum()), float((weighted**2).sum())
     tail = (1 - CONFIDENCE) / 2

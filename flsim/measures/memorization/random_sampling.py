@@ -1,4 +1,4 @@
-"""Random Sampling (RS), which tells whether the model favors the canary over every one of many random continuations.
+"""Random Sampling (RS), which tests whether the canary is more likely than all random continuations.
 
 Thakkar et al. (2020), section 4.1, "Evaluation Methods", after Carlini et al. (2018).
 """
@@ -19,28 +19,27 @@ from flsim.data.vocabulary import Layout
 from flsim.measures.memorization.score import count_at_most, log_perplexity, nats, rows_at_once
 from flsim.models.language_model import LanguageModel, LogitModel, State, Stepper
 
-# The sorting of references by bounds on their scores, exact, so that few references have to be scored in full.
-#
-# References are a tree of shared first words, walked in pieces that bound memory. A reference is dropped as soon as a
-# lower bound on its cost so far exceeds the canary's score. It counts where an upper bound on its score does not. The
-# others are open, for the plain scorer; they are few, as the bounds are hundredths of a nat apart. The bounds allow
-# for rounding, so that no decision differs from the plain scorer's.
+# The sorting of references by bounds on their scores, exactly, so that only few references need a full score.
+#  References are a tree of shared first words, walked in pieces that bound memory. A reference is dropped as soon as a
+# lower bound on its cost so far exceeds the canary's score. A reference counts if an upper bound on its score does not
+# exceed it. The rest is undecided, and is scored in full; these are few, because the bounds differ by hundredths of a
+# nat. The bounds include rounding errors, so decisions are equal to those of full scores.
 
 # Bounds on the cost of a next word: -log Pr(w) = log Z(r) - (e_w.r + b_w), Z(r) the sum over v of exp(e_v.r + b_v).
-#
-# Words that matter are summed. The other words are one cloud with its first two moments, weighted as at a center c
-# near the expected outputs. With d = r - c, mu the cloud's mean, S its covariance, X = (e_v - mu).d and m >= |X|,
+#  Important words are summed. The other words are treated as one cloud with its first two moments, weighted as at a
+# center c near the expected outputs. With d = r - c, mu the cloud's mean, S its covariance, X = (e_v - mu).d and m >=
+# |X|,
 #
 #     sum over the rest = exp(mu.d) E[exp X] times its value at c,   1 + d'Sd phi(-m) <= E[exp X] <= 1 + d'Sd phi(m),
 #
 # as E X = 0 and phi(x) = (exp x - 1 - x) / x^2 increases: Bennett's inequality (1962) and its mirror image. The
 # bounds hold for every r, and are tighter for r near c. A single logit is bounded by Cauchy and Schwarz.
 
-LARGEST = 50.0  # beyond this m the bound is E exp(X) <= exp(m), so that nothing overflows
+LARGEST = 50.0  # beyond this m the bound is E exp(X) <= exp(m), which avoids overflow
 # Allowance in a logit, in units of rounding, relative to |e| |r| + |b|; a dot product of 96 needs 48 at worst.
 ROUNDING = 64
-REDUCED = 2.0**-7  # unit of rounding where torch may multiply float32 in less than float32
-LOOSE = 1e-4  # relative allowance in the moments, which have the model's precision
+REDUCED = 2.0**-7  # unit of rounding if torch may multiply float32 in less than float32
+LOOSE = 1e-4  # relative allowance in the moments, which have the precision of the model
 
 
 class Interval(NamedTuple):
@@ -83,7 +82,7 @@ class OutputBounds:
         self.length, self.offset = weight.norm(dim=1).max().double(), bias.abs().max().double()
 
     def rounding(self, outputs: Tensor) -> Tensor:
-        """Return the most by which two computations of a word's cost differ, float64 [M], for outputs [M, D]."""
+        """Return the largest difference of two computations of a word's cost, float64 [M], for outputs [M, D]."""
         unit = torch.finfo(outputs.dtype).eps
         if outputs.dtype == torch.float32 and torch.get_float32_matmul_precision() != "highest":
             unit = REDUCED
@@ -139,14 +138,14 @@ def _phi(x: Tensor) -> Tensor:
 
 
 SUMMED = 256  # number of words whose exponentials a bound on log Z sums one by one
-WIDE = 0.5  # nats between the bounds on a log Z beyond which it is computed
+WIDE = 0.5  # nats between the bounds on a log Z above which it is computed exactly
 
 
 class Clear(NamedTuple):
     """The result for a piece of the references.
 
     Attributes:
-        counted: number of references that surely score at most the bound.
+        counted: number of references whose score is certainly at most the bound.
         open: int64 [k, n], the references that the bounds do not decide.
     """
 
@@ -156,7 +155,7 @@ class Clear(NamedTuple):
 
 @dataclass(frozen=True)
 class Sifter:
-    """Everything about one canary that the walk over references needs.
+    """The data of a canary for the traversal of references.
 
     Attributes:
         step: the model's stepper.
@@ -179,7 +178,10 @@ class Sifter:
         yield from self._descend(state, _Open(references, nodes, spent, spent), 1)
 
     def _descend(self, state: State, open_: "_Open", column: int) -> Iterator[Clear]:
-        """Yield the results for references whose first `column` words are paid; `state` is after one word less."""
+        """Yield the results for references whose first `column` words are already included.
+
+        `state` is after one word fewer.
+        """
         open_ = open_.where(open_.low <= self.bound)
         if column == open_.words.shape[1]:
             sure = open_.high <= self.bound
@@ -199,7 +201,10 @@ class Sifter:
             yield from self._descend(stepped, self._pay(stepped[0], below, column), column + 1)
 
     def _pay(self, outputs: Tensor, open_: "_Open", column: int) -> "_Open":
-        """Add the cost of the word at `column` after outputs [N, D], its nodes; drop references that are too dear."""
+        """Add the cost of the word at `column` after outputs [N, D], its nodes.
+
+        Drop references whose cost is too large.
+        """
         bounds = self.bounds[column - 1]
         rounding, (low, high) = bounds.rounding(outputs), bounds.log_sum_exp(outputs)
         _refuse_non_finite(rounding + low)
@@ -248,7 +253,7 @@ def _refuse_non_finite(values: Tensor) -> None:
 
 
 TIE = 8  # in units of the model's rounding (its dtype's eps), relative to the score
-TYPICAL = 64  # references that are read in full to learn the usual costs of words
+TYPICAL = 64  # references that are read in full to estimate typical costs of words
 LIKELY = (2**9, 2**14)  # numbers of the most likely references that `decide` checks first
 
 
@@ -268,7 +273,7 @@ class RandomSampling:
 
     @property
     def memorized(self) -> bool:
-        """Return whether the canary's continuation is more likely than every random one."""
+        """Return whether the canary's continuation is more likely than every random continuation."""
         return self.rank == 1
 
 
@@ -287,7 +292,7 @@ def references(seed: int, count: int, length: int, layout: Layout) -> Tensor:
 
 
 def refuse_too_many(count: int, length: int) -> None:
-    """Raise InputError if R, `count` continuations of `length` words, does not fit the memory of this machine."""
+    """Raise InputError if R, `count` continuations of `length` words, exceeds the memory of this machine."""
     drawn_and_sorted = 2 * 8 * count * length
     refuse_beyond_memory(drawn_and_sorted, f"evaluation.references = {count:,}", "set fewer references")
 
@@ -307,12 +312,12 @@ class RandomSampler:
     def rank(self, prefix: Tensor, continuation: Tensor) -> RandomSampling:
         """Rank a canary's continuation s among references, exactly, as if each r' were scored in full.
 
-        A reference is dropped as soon as its cost so far exceeds the canary's score: as no word costs less than 0, the
-        cost cannot fall again, whatever the rounding. A reference that equals s is a tie by identity and counts,
-        without being scored. Others whose score is within 8 units of rounding of the canary's (relative; 1e-6 in
-        float32, 2e-15 in float64) count as ties too, since the order of batched sums could not tell them apart:
-        rounding can make a canary look less memorized, never more. With a `LogitModel`, references are scored in full
-        only if bounds leave their side open.
+        A reference is dropped as soon as its cost so far exceeds the canary's score: because no word costs less than 0,
+        the cost cannot decrease, for any rounding. A reference that equals s is a tie by identity and counts, without a
+        score. References whose score is within 8 units of rounding of the canary's (relative; 1e-6 in float32, 2e-15 in
+        float64) also count as ties, because the order of batched sums cannot distinguish them. Rounding can therefore
+        make a canary look less memorized, but never more. With a `LogitModel`, references are scored in full only if
+        the bounds do not decide.
 
         Args:
             prefix: p, int64 [L], BOS first.
@@ -332,7 +337,7 @@ class RandomSampler:
     def decide(self, prefix: Tensor, continuation: Tensor) -> bool:
         """Return whether a canary is memorized, which is a rank of 1, at a fraction of the cost; see `rank`.
 
-        The most likely references, by the usual costs of their words, are checked first, and the search stops at the
+        The most likely references, by the typical costs of their words, are checked first, and the search stops at the
         first one that scores at most the canary's score.
         """
         canary = _Canary(self, prefix, continuation)
@@ -365,7 +370,7 @@ class _Canary:
         self.bound = self.score * (1 + TIE * torch.finfo(self.log_probs.dtype).eps)
 
     def within(self, references: Tensor) -> Tensor:
-        """Return the references whose first word alone does not cost more than the bound."""
+        """Return the references whose first word does not cost more than the bound."""
         return references[(nats(self.log_probs[0]) <= self.bound)[references[:, 0]]]
 
     @cached_property
@@ -405,7 +410,7 @@ class _Canary:
             yield Clear(count_at_most(self.model, self.state, self.log_probs, part, bounds), part[:0])
 
     def score_open(self, pieces: list[Tensor]) -> int:
-        """Return how many of the references that bounds left open score at most the canary's score."""
+        """Return the number of undecided references that score at most the canary's score."""
         open_ = torch.cat(pieces) if pieces else self.references[:0]
         same = (open_ == self.continuation).all(1)
         others = open_[~same]

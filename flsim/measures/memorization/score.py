@@ -10,14 +10,15 @@ from torch import Tensor
 from flsim.base.errors import Diverged
 from flsim.models.language_model import LanguageModel, State
 
-CPU_FLOATS = 2**22  # log-probs in one piece; a step holds up to three: 50 MB in float32
-GPU_FLOATS = 2**28  # on a GPU at most: few large steps, as each step has about a hundred launches of kernels
+CPU_FLOATS = 2**22  # log-probs in one piece; a step has up to three pieces: 50 MB in float32
+GPU_FLOATS = 2**28  # largest number on a GPU: few large steps, because each step launches about a hundred kernels
 OTHER_FLOATS = 2**25  # on other devices
-BYTES = 48  # of a GPU's memory for each float of a piece; ranks take 20 with the paper's model, others' cells more
+# bytes of GPU memory for each float of a piece; ranks need 20 with the paper's model, and more with other cells
+BYTES = 48
 
 
 def rows_at_once(log_probs: Tensor) -> int:
-    """Return how many sequences one step may read, to bound memory and, on a CPU, to stay near its caches.
+    """Return the number of sequences that one step can read, to bound memory and, on a CPU, to stay near its caches.
 
     Args:
         log_probs: [N, V] of any step of the model.
@@ -26,10 +27,10 @@ def rows_at_once(log_probs: Tensor) -> int:
 
 
 def floats_at_once(device: torch.device) -> int:
-    """Return how many values of a piece one step may hold.
+    """Return the number of values of a piece that one step can have.
 
-    On an NVIDIA GPU this is the largest power of two that fits the share of the complete memory that this process may
-    take. The memory that is free at this moment does not count: other pieces may round scores otherwise.
+    On an NVIDIA GPU this is the largest power of two that fits the share of the complete memory that this process can
+    use. Currently free memory is not used, because other sizes of pieces can change the rounding of scores.
     """
     if device.type == "cpu":
         return CPU_FLOATS
@@ -41,7 +42,7 @@ def floats_at_once(device: torch.device) -> int:
 
 
 def nats(log_probs: Tensor) -> Tensor:
-    """Return -log Pr in nats, float64, of the same shape; never below 0, so that sums of them never decrease.
+    """Return -log Pr in nats, float64, of the same shape; never below 0, so sums never decrease.
 
     Raises:
         Diverged: a value is not finite.
@@ -86,10 +87,10 @@ def _score(model: LanguageModel, state: State, log_probs: Tensor, continuations:
 
 
 def count_at_most(model: LanguageModel, state: State, log_probs: Tensor, references: Tensor, bounds: Tensor) -> int:
-    """Return how many of references [M, n] score at most their own bound [M], after a prefix with this one-row state.
+    """Return the number of references [M, n] that score at most their bounds [M], after a one-row state.
 
-    A reference whose cost so far exceeds its bound is not read on. The state after shared first words is computed once
-    for neighboring references.
+    A reference whose cost so far exceeds its bound is not continued. The state after common first words is computed
+    once for adjacent references.
     """
     rows = references.new_zeros(len(references))  # the row of the state that each reference continues
     spent = nats(log_probs[rows, references[:, 0]])

@@ -1,8 +1,9 @@
-"""Extraction by shortest path, which finds the most likely sequence of a template's space with a proof that it is.
+"""Extraction by shortest path, which finds the most likely sequence of a template's space with a proof.
 
 Carlini et al. (2018), "The Secret Sharer", section 5.4: partial sequences form a tree whose edges cost -log Pr, and
 Dijkstra's algorithm expands the cheapest first. Their search expands many at once, which gives up the guarantee, and
-then searches twice as long. This search keeps it: an answer is proven only when it costs no more than the rest.
+then searches twice as long. This search keeps the guarantee: an answer is proven only when it costs no more than all
+other nodes.
 """
 
 import heapq
@@ -21,10 +22,10 @@ from flsim.measures.memorization.template import Template, cheapest
 from flsim.models.language_model import LanguageModel
 
 Path = tuple[int, ...]
-CHILDREN = 32  # of a node in one fetch; more of them cost another evaluation of the node
+CHILDREN = 32  # children of a node in one fetch; further children need another evaluation of the node
 BEAMS = 5  # width of the beam search for the first answer
 NODES = 1_000_000
-FRONTIER = 1_000_000  # nodes kept in memory, 1.2 KB each; beyond it the costlier half is given up
+FRONTIER = 1_000_000  # nodes kept in memory, 1.2 KB each; beyond this number the more expensive half is dropped
 
 
 @dataclass(frozen=True)
@@ -45,21 +46,21 @@ class Extraction:
 
     @property
     def complete(self) -> bool:
-        """Return whether no other can cost less; otherwise a limit ended the search with the best so far."""
+        """Return whether no other sequence can cost less; otherwise a limit ended the search."""
         return self.score <= self.bound
 
 
 def shortest_path(model: LanguageModel, prefix: Tensor, template: Template, nodes: int = NODES) -> Extraction:
     """Return the most likely sequence of a template after a prefix.
 
-    Nodes are expanded in batches of the cheapest, which grow with the search, so that at most about twice as many are
-    expanded as by one at a time. That is at most exp(P) of each length, where P is the answer's log-perplexity: no
-    more beginnings can be that likely. States are not kept: the model reads a node's tokens anew, which takes less than
-    the log-probs of the next one, whereas a state takes several KB. A beam search comes first, since nodes that cost
-    more than its answer need not be kept.
+    Nodes are expanded in batches of the cheapest, which grow with the search, so at most about twice as many nodes are
+    expanded as with single nodes. This is at most exp(P) of each length, where P is the log-perplexity of the answer,
+    because there cannot be more beginnings with this probability. States are not stored: the model reads the tokens of
+    a node again, which is cheaper than the next log-probs, and a state needs several KB. A beam search is run first,
+    because nodes that cost more than its answer can be dropped.
 
     Scores are exact up to the model's rounding, which depends on the sizes of batches: sequences whose scores are
-    closer than that may change places.
+    closer than that can change places.
 
     Args:
         model: the model.
@@ -86,7 +87,7 @@ class _Node:
         self.used = 0  # number of these
 
     def fetch(self, children: NDArray[np.int64], costs: NDArray[np.float64], more: bool) -> None:
-        """Add the next cheapest children; rounding in another batch could put one before those already taken.
+        """Add the next cheapest children; rounding in another batch can order one before the children already used.
 
         Args:
             children: indices of the allowed ids.
@@ -98,7 +99,7 @@ class _Node:
         self.bound = float(self.costs[-1]) if len(costs) else self.bound
 
     def next(self, ids: Path) -> "tuple[float, Path, _Node] | None":
-        """Return the frontier's entry for the rest of this node; None if nothing is left."""
+        """Return the frontier's entry for the rest of this node; None if nothing remains."""
         if self.used == len(self.costs):
             return (self.bound, self.path, self) if self.more else None
         child = self.fetched[self.used - len(self.costs)]
@@ -107,10 +108,10 @@ class _Node:
 
 
 class _Search:
-    """A search, whose frontier has an entry (bound, path, node) for each expanded node: its cheapest child not taken.
+    """A search, whose frontier has an entry (bound, path, node) for each expanded node: its cheapest unused child.
 
-    Where the path is the node's own, its next children have to be fetched, none of which costs less than the bound. So
-    the least bound, of the frontier and of what was given up, bounds everything that was not visited.
+    If the path is that of the node, its next children must be fetched, none of which costs less than the bound.
+    Therefore the smallest bound of the frontier and of dropped nodes bounds all sequences that were not visited.
     """
 
     def __init__(self, model: LanguageModel, prefix: Tensor, template: Template, most: int) -> None:
@@ -139,7 +140,7 @@ class _Search:
         return Extraction(tokens, score, bound, self.nodes)
 
     def _take(self) -> list[_Node]:
-        """Return the cheapest nodes of the frontier that could still lead to an answer, to expand them at once."""
+        """Return the cheapest nodes of the frontier that could still lead to an answer, to expand them together."""
         size = min(self.rows, max(1, self.nodes), self.most - self.nodes)
         taken: list[_Node] = []
         while len(taken) < size and self.frontier and self.frontier[0][:2] <= self.best:
@@ -155,7 +156,7 @@ class _Search:
             heapq.heappush(self.frontier, entry)
 
     def _expand(self, nodes: list[_Node], length: int) -> None:
-        """Fetch the cheapest children of nodes of one length: answers where they are whole, else for the frontier."""
+        """Fetch the cheapest children of nodes of one length: answers if complete, otherwise for the frontier."""
         ids, allowed = self.ids[length], self.template.allowed[length]
         paths = self.prefix.new_tensor([node.path for node in nodes]).view(len(nodes), length)
         _, log_probs = self.model.start(torch.cat([self.prefix.expand(len(nodes), -1), paths], dim=1))

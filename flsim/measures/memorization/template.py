@@ -1,7 +1,7 @@
-"""The format of a secret that an attacker knows: which tokens each of its positions allows.
+"""The format of a secret that an attacker knows: the allowed tokens at each position.
 
 Carlini et al. (2018), "The Secret Sharer", section 5: a format s with holes, and sigma(s_k), the tokens that fit the
-k-th position, which is one token where the format fixes it.
+k-th position, which is one token if the format fixes it.
 """
 
 from collections.abc import Iterable, Sequence
@@ -20,7 +20,7 @@ class Template:
     """The space of sequences of an attack: every choice of one allowed token for each position.
 
     Attributes:
-        allowed: for each position its token ids, ascending, without repetition; one where the position is fixed.
+        allowed: for each position its token ids, ascending, without repetition; one id if the position is fixed.
     """
 
     allowed: tuple[tuple[int, ...], ...]
@@ -66,18 +66,18 @@ class Template:
 def cheapest(costs: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the `count` lowest costs of each row, ascending, and their columns; ties go to the lower column.
 
-    `torch.topk` leaves the order of ties, and which of them it keeps, open; sorting whole rows takes far longer.
+    `torch.topk` does not define the order and choice of ties; sorting complete rows takes much longer.
 
     Args:
         costs: [N, M], no NaN.
-        count: at least 1; all M where there are fewer.
+        count: at least 1; all M if there are fewer.
 
     Returns:
         Costs and columns (int64), each [N, min(count, M)].
     """
     count = min(count, costs.shape[1])
     highest = costs.topk(count, largest=False).values.amax(dim=1, keepdim=True)
-    row, column = (costs <= highest).nonzero(as_tuple=True)  # row after row; ties may make a row longer than `count`
+    row, column = (costs <= highest).nonzero(as_tuple=True)  # row after row; ties can make a row longer than `count`
     order = costs[row, column].sort(stable=True).indices
     order = order[row[order].sort(stable=True).indices]
     sizes = row.bincount(minlength=len(costs))

@@ -107,7 +107,7 @@ def _inner_sections(section: type) -> list[tuple[str, type]]:
 
 
 def _merged(of_kinds: Sequence[Section]) -> list[Section]:
-    """Return the keys that all kinds share, then those of each kind; sections without keys are left out."""
+    """Return the keys that all kinds share, then those of each kind; sections without keys are omitted."""
     first = of_kinds[0]
     is_shared = len(of_kinds) == len(KINDS)
     common = [key for key in first.settings if is_shared and all(key in section.settings for section in of_kinds)]

@@ -234,8 +234,8 @@ def planned_runs(
             working directory.
 
     Raises:
-        InputError: there is no such grid, the number of runs is 0 or too large, a run's settings are wrong, an override
-            changes a setting that runs differ in, axes of a tier do not fit, or a published row is missing.
+        InputError: there is no such grid; the number of runs is 0 or too large; a run's settings are wrong; an override
+            changes a setting in which runs differ; axes of a tier do not fit; or a published row is missing.
     """
     only, grids = list(only), [grid.name for grid in definition.grids]
     for name in only:

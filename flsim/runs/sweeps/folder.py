@@ -178,7 +178,7 @@ class SweepFolder:
                 "source": published.source if published else None,
                 "command": command,
                 "commands": commands,
-                # A folder of an older version has no shared settings, and none are added later.
+                # An old folder has no shared settings, and none are added later.
                 "shared": known.get("shared") if known else shared,
                 "synthetic": corpus,
                 "versions": {"python": platform.python_version(), **{name: version(name) for name in PACKAGES}},

@@ -1,7 +1,7 @@
 """Central training over records: an explicit state, the settings of training, and engines that train.
 
 Thakkar et al. (2020), section 4.2: SGD, Momentum or Adam over records in random order, or in sequence through users.
-With clip, or clip and noise, it is DP-SGD over records (`flsim.training.central.record_level`).
+With a clip, or a clip and noise, it is DP-SGD over records (`flsim.training.central.record_level`).
 """
 
 from flsim.training.central.hparams import CentralHParams

@@ -1,6 +1,6 @@
 """The engines of central training on a CPU, `autograd` and `fused`, and the choice of the engine of a task.
 
-Engine `autograd` is plain PyTorch, the oracle of the faster engines, and trains DP-SGD.
+Engine `autograd` is plain PyTorch, the reference for the faster engines, and trains DP-SGD.
 """
 
 from collections.abc import Sequence
@@ -109,7 +109,8 @@ class PackedEngine:
         self._model = packed_model(state.params, products_for(training.hparams.precision, state.params))
         self._model.load(state.params)
         self._optimizer: torch.optim.Optimizer | None = None
-        if not training.hparams.is_plain:  # an optimizer that does nothing would load torch's compiler, in two seconds
+        # an unused optimizer would load the compiler of torch, which takes two seconds
+        if not training.hparams.is_plain:
             self._optimizer = training.hparams.optimizer_over(self._model.weights.values())
             load_moments(self._optimizer, self._model.weights, state.moments)
 
@@ -159,15 +160,15 @@ class PackedEngine:
 
 
 def engine_of(training: CentralTask, state: State) -> Engine:
-    """Return the engine that the settings ask for, holding the state.
+    """Return the engine of the settings, with the state.
 
-    Engine "autograd" is plain PyTorch with torch's optimizers, on any device, and the oracle of the others. It also
-    trains DP-SGD, which needs each record's gradient, and models that declare no written-out gradient. Engine "fused"
-    is the written-out gradient: on a CPU without padding, elsewhere as one user of the cohort engine, with
-    its kernels and graphs.
+    Engine "autograd" is plain PyTorch with torch's optimizers, on any device, and the reference for the other engines.
+    It also trains DP-SGD, which needs each record's gradient, and models that declare no written-out gradient. Engine
+    "fused" is the written-out gradient: on a CPU without padding, and on other devices as one user of the cohort
+    engine, with its kernels and graphs.
 
     Raises:
-        InputError: the engine, or the device, lacks the precision of the settings.
+        InputError: the engine, or the device, does not support the precision of the settings.
     """
     refuse_precision(training)
     able = training.capabilities
@@ -183,10 +184,13 @@ def engine_of(training: CentralTask, state: State) -> Engine:
 
 
 def _has_kernels(training: CentralTask) -> bool:
-    """Return whether there are kernels for the model and the optimizer; says where only the optimizer has none."""
+    """Return whether there are kernels for the model and the optimizer.
+
+    Prints a line if only the optimizer has no kernel.
+    """
     if not training.capabilities.stacked:
         return False
     if optimizer_named(configured(training.hparams, "optimizer")).direction is None:
-        say(f'optimizer "{training.hparams.optimizer}" has no kernel; engine "autograd" trains in its place')
+        say(f'optimizer "{training.hparams.optimizer}" has no kernel; engine "autograd" is used instead')
         return False
     return True

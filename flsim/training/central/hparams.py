@@ -24,27 +24,27 @@ class CentralHParams:
     it, and then `weight_decay` adds its part, as in torch's optimizers.
 
     Attributes:
-        epochs: Passes over all records; with DP-SGD, of an expected record. Unit: epochs.
+        epochs: Number of passes over all records; with DP-SGD, the expected number. Unit: epochs.
         steps: In place of `epochs`: number of steps. Unit: steps.
         words: In place of `epochs`: number of training words to read. Training ends with the step that reaches this
             number if all steps have equally many words. Unit: words.
-        batch_size: Records in a step; with DP-SGD the expected number. Unit: records.
+        batch_size: Number of records in a step; with DP-SGD, the expected number. Unit: records.
         optimizer: Optimizer, with torch's defaults except for the settings of this section.
-        learning_rate: Learning rate of the optimizer. Unit: none.
-        tuned_at: Batch size that `learning_rate` is meant for. At another one the rate is multiplied by sqrt(batch_size
-            / tuned_at), the rule of Thakkar et al. (2020), Table 4. When not set: the rate stays. Unit: records.
-        schedule: Schedule of the learning rate after `warmup`: it stays ("constant"), or falls towards 0 along a line
-            ("linear") or half a cosine ("cosine"), or is multiplied by `milestone_factor` at each of the `milestones`
-            ("steps").
-        milestones: With schedule "steps": when the learning rate changes, in completed steps, e.g. 12000, or below 1 in
-            fractions of training, e.g. 0.6. Unit: steps.
+        learning_rate: Learning rate of the optimizer at the highest value of `schedule`. Unit: none.
+        tuned_at: Batch size for which `learning_rate` was tuned. For another batch size, the learning rate is
+            multiplied by sqrt(batch_size / tuned_at), the rule of Thakkar et al. (2020), Table 4. When not set: no
+            multiplication. Unit: records.
+        schedule: Schedule of the learning rate after `warmup`: "constant"; "linear" or "cosine", which decrease towards
+            0; or "steps", which multiplies it by `milestone_factor` at each of the `milestones`.
+        milestones: With schedule "steps": when the learning rate changes: a number of completed steps, e.g. 12000, or a
+            fraction of training below 1, e.g. 0.6. Unit: steps.
         milestone_factor: With schedule "steps": factor of the learning rate at each milestone. Unit: none.
-        warmup: Number of steps in which the learning rate rises along a line. Unit: steps.
+        warmup: Number of steps in which the learning rate increases linearly. Unit: steps.
         momentum: Momentum of optimizer "momentum". Unit: none.
         gradient_clip: Bound on the L2 norm of the complete gradient of a step. When not set: no bound. Unit: L2 norm.
         weight_decay: Weight lambda of the penalty lambda / 2 ||w||^2 (Krogh and Hertz, 1992). Unit: none.
-        dropout: Probability to drop each value of the cell's input and of the output layer's input. The recurrence is
-            kept (Zaremba et al., 2014). Unit: probability.
+        dropout: Probability to drop each value of the cell's input and of the output layer's input. Recurrent
+            connections have no dropout (Zaremba et al., 2014). Unit: probability.
         precision: Precision of matrix products, as in `flsim.training.hparams.LocalHParams`. "tf32" and "bf16" need
             engine "fused", and exclude DP-SGD.
         optimizer_options: Options of a custom optimizer, e.g. { beta = 0.99 }: keyword
@@ -96,7 +96,7 @@ class CentralHParams:
         epochs = self.epochs
         if self.words is not None:
             if not words:
-                raise InputError("training.words needs records that have words; set epochs or steps in its place")
+                raise InputError("training.words needs records with words; set epochs or steps instead")
             epochs = self.words / words
         return max(1, math.ceil(round(epochs * steps_per_epoch(records, self.batch_size), 6)))
 

@@ -1,7 +1,7 @@
-"""DP-SGD over records: Poisson-sampled lots, each record's gradient clipped whole, Gaussian noise once a step.
+"""DP-SGD over records: Poisson-sampled lots, clipped gradients of records, and Gaussian noise once per step.
 
 Abadi et al., "Deep Learning with Differential Privacy" (2016), Algorithm 1, with opacus' optimizer for clip, sum, noise
-and scale (Yousefpour et al., 2021); any torch optimizer may follow, as RMSProp does in Carlini et al. (2019), section
+and scale (Yousefpour et al., 2021); any torch optimizer can follow, such as RMSProp in Carlini et al. (2019), section
 8.3. The mechanism bounds the addition or removal of one record: a phrase that occurs k times is k records.
 """
 
@@ -19,12 +19,12 @@ def record_gradients(
 ) -> tuple[dict[str, Tensor], Tensor]:
     """Return each record's gradient, and its summed loss in nats [B].
 
-    A record's loss is the mean over its real positions, 0 if it has none. The mean bounds nothing; the clip does.
-    Gradients are computed together by the written-out gradient, on a CPU, or by vmap, as far as the model declares
-    them. Others, such as torch's own cells on a GPU and attention, take one record after another.
+    A record's loss is the mean over its real positions, 0 if it has none. Only the clip bounds it. Gradients are
+    computed together with the written-out gradient on a CPU, or with vmap, if the model declares them. Otherwise, for
+    example for torch's cells on a GPU and attention, records are computed one after another.
 
     Args:
-        model: the model, whose trained parameters the gradients are of.
+        model: the model, whose parameters are trained.
         inputs: int64 [B >= 1, T].
         targets: int64 [B, T]; `pad` after the end of a record.
 
@@ -65,26 +65,26 @@ def private_step(
     physical_batch: int = 8,
     pad: int = 0,
 ) -> tuple[float, int]:
-    """Take one step, in place, along (sum of clipped gradients + noise) / expected; an empty lot is noise alone.
+    """Take one step, in place, along (sum of clipped gradients + noise) / expected; for an empty lot, only noise.
 
     Args:
-        model: as in `record_gradients`.
+        model: see `record_gradients`.
         optimizer: torch's optimizer over the model's trained parameters.
         inputs: int64 [n, T], the lot.
         targets: int64 [n, T].
-        clip: C, the bound on the L2 norm of a record's whole gradient.
+        clip: C, the bound on the L2 norm of the complete gradient of a record.
         noise_multiplier: z; the noise on the sum has the standard deviation z C.
         expected: L, the expected size of a lot, which is the fixed denominator.
         seed, step: the experiment's seed, and the step from 0; the noise is a function of both.
-        physical_batch: number of records whose gradients are in memory at a time. For the paper's model a record takes
-            about 40 MB, 6 MB of which are the gradient.
+        physical_batch: number of records whose gradients are in memory at a time. For the paper's model, a record needs
+            about 40 MB, of which the gradient needs 6 MB.
         pad: the id of padding.
 
     Returns:
-        The summed loss (nats) before the step, and its number of positions. They have no noise, and are for the person
-        who runs a simulation, not for release.
+        The summed loss (nats) before the step, and its number of positions. They have no noise, and must not be
+        released.
     """
-    from flsim.privacy.record_optimizer import SeededDPOptimizer  # opacus takes a second
+    from flsim.privacy.record_optimizer import SeededDPOptimizer  # importing opacus takes a second
 
     private = SeededDPOptimizer(
         optimizer,
@@ -95,7 +95,7 @@ def private_step(
         expected_batch_size=expected,
     )
     lengths = (targets != pad).sum(1)
-    order = lengths.argsort(stable=True)  # records of like length go together, which takes less padding
+    order = lengths.argsort(stable=True)  # records of similar length are grouped, which reduces padding
     batches = torch.split(order, physical_batch)
     total = 0.0
     for index, rows in enumerate(batches):

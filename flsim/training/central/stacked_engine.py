@@ -1,7 +1,7 @@
 """The `fused` engine on a GPU, and for bfloat16: central training as one user of the cohort engine, whose weights stay.
 
-A chunk's steps go to the device as one array. It also holds learning rates and Adam's corrections, so that one CUDA
-graph fits every step of its shape. Nothing waits for the device before the chunk's losses are read.
+A chunk's steps go to the device as one array. The array also has learning rates and Adam's corrections, so one CUDA
+graph fits all steps of its shape. The program waits for the device only when it reads the losses of a chunk.
 """
 
 from collections.abc import Sequence
@@ -53,11 +53,12 @@ class StackedEngine:
     Args:
         training: the settings and records of training.
         state: the state to continue from.
-        kernels: the kernels of a step; None for Triton's on an NVIDIA GPU that has it, else PyTorch's.
-        graphs: whether to use CUDA graphs; None for yes where Triton's kernels are used on a GPU.
+        kernels: the kernels of a step; None for those of Triton on an NVIDIA GPU if available, otherwise those of
+            PyTorch.
+        graphs: whether to use CUDA graphs; None for yes if Triton's kernels are used on a GPU.
 
     Raises:
-        torch.OutOfMemoryError: the device's memory does not suffice, also in `train` (RuntimeError on a CPU).
+        torch.OutOfMemoryError: the memory of the device is too small, also in `train` (RuntimeError on a CPU).
     """
 
     def __init__(
@@ -163,13 +164,13 @@ class StackedEngine:
             )  # fmt: skip
 
     def _scalars(self, step: int) -> tuple[float, ...]:
-        """Return a step's learning rate and Adam's 1 - beta^t, as in `Parts.scalars`."""
+        """Return a step's learning rate and Adam's 1 - beta^t, see `Parts.scalars`."""
         return self._training.rate(step), *(1 - beta ** (step + 1 - self._began) for beta in BETAS)
 
     def _drop(self, chunk: Chunk, steps: Steps, shapes: Sequence[Shape]) -> Tensor:
-        """Return dropout of all steps, flat uint8, 1 for values that stay.
+        """Return dropout of all steps, flat uint8, 1 for kept values.
 
-        A step's part is [T B + N, D]: what the cell reads, then what words are predicted from.
+        A step's part is [T B + N, D]: inputs of cells, then inputs of the output layer.
         """
         size = sum(map(self._mask_values, shapes))
         mask = torch.empty(size, dtype=torch.uint8, pin_memory=self._device.type == "cuda")
@@ -206,13 +207,13 @@ class StackedEngine:
 def _rule(hparams: CentralHParams) -> Rule:
     optimizer = optimizer_named(configured(hparams, "optimizer"))
     if optimizer is MOMENTUM and not hparams.momentum:
-        optimizer = SGD  # torch keeps no buffer then
+        optimizer = SGD  # torch then has no buffer
     return Rule(optimizer, hparams.momentum, decay=hparams.weight_decay)
 
 
 def _by_token(steps: Steps) -> Steps:
     """Return the steps with positions of the same input next to each other, as `SpreadKernels` requires."""
-    # Places make the keys unique, so that a stable sort, which is slower, is not needed.
+    # Positions make the keys unique, so a stable sort, which is slower, is not needed.
     places = np.arange(len(steps.inputs))
     order = np.argsort((steps.step * (int(steps.inputs.max(initial=0)) + 1) + steps.inputs) * len(places) + places)
     sorted_ = {name: getattr(steps, name)[order] for name in ("inputs", "targets", "step", "time", "row")}
@@ -220,5 +221,5 @@ def _by_token(steps: Steps) -> Steps:
 
 
 def _factor(dropout: float) -> float:
-    """Return the factor of values that stay, rounded to float32 as in `factors`."""
+    """Return the factor of kept values, rounded to float32 as in `factors`."""
     return float(np.float32(1) / np.float32(1 - dropout))

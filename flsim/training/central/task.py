@@ -1,4 +1,4 @@
-"""The settings, records and first state of central training, and the contract of its engines."""
+"""The settings, records and first state of central training, and the interface of its engines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -31,7 +31,7 @@ class Log:
     """Sums over some steps.
 
     Attributes:
-        loss: summed cross-entropy in nats, each step's before the step.
+        loss: summed cross-entropy in nats, before each step.
         tokens: number of positions in `loss`.
         records: number of records.
     """
@@ -50,7 +50,7 @@ def init(vocabulary_size: int, hparams: ModelSettings, seed: int) -> State:
 
 
 def load_moments(optimizer: torch.optim.Optimizer, parameters: Params, moments: Moments) -> None:
-    """Give a new optimizer the state of an earlier one."""
+    """Give a new optimizer the state of an earlier optimizer."""
     for name, parameter in parameters.items():
         optimizer.state[parameter] = {slot: _placed(values[name], parameter) for slot, values in moments.items()}
 
@@ -65,7 +65,7 @@ def moments_of(optimizer: torch.optim.Optimizer, parameters: Params) -> Moments:
 
 
 def _placed(value: torch.Tensor, parameter: torch.Tensor) -> torch.Tensor:
-    """Return a copy on the parameter's device; counts of steps, which Adam and RMSProp keep, stay on the CPU."""
+    """Return a copy on the parameter's device; counts of steps, which Adam and RMSProp store, remain on the CPU."""
     return value.to(parameter.device, copy=True) if value.dim() else value.clone()
 
 
@@ -79,7 +79,7 @@ class Chunk:
     Attributes:
         first: the first of the steps, from 0.
         records: the records of all steps, one step after another.
-        counts: int64 [steps], number of records of each step; under DP-SGD it may be 0.
+        counts: int64 [steps], number of records of each step; under DP-SGD it can be 0.
     """
 
     first: int
@@ -101,10 +101,10 @@ class Chunk:
 
 
 class Engine(Protocol):
-    """An engine holds parameters and an optimizer, and trains the parameters in place."""
+    """An engine with parameters and an optimizer, which trains the parameters in place."""
 
     def pack(self, chunk: Chunk) -> Any:
-        """Return the argument of `train`; may run in another thread, while an earlier chunk trains."""
+        """Return the argument of `train`; can run in another thread while an earlier chunk trains."""
         ...
 
     def train(self, packed: Any) -> tuple[Sequence[float], Sequence[int]]:
@@ -122,23 +122,23 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class CentralTask:
-    """Everything that central training needs besides the state.
+    """The data and settings of central training, without the state.
 
     Attributes:
         records: the training records of all users.
         hparams: settings of a step.
         seed: the experiment's seed; batches, lots, dropout and noise are functions of (seed, step).
-        order: "iid" permutes all records anew each epoch; "sequence" goes user by user, each epoch the same way.
-        privacy: mechanism "none" is plain training; "clip" and "dp" are DP-SGD, with records in place of users.
-        steps: number of steps of the complete training, where a schedule ends; None for the number that
+        order: "iid" permutes all records in each epoch; "sequence" uses the order of users, the same in each epoch.
+        privacy: mechanism "none" is plain training; "clip" and "dp" are DP-SGD, with records instead of users.
+        steps: number of steps of the complete training, at which a schedule ends; None for the number that
             `hparams.steps_over` returns.
         device: torch's name of the device.
         engine: see `flsim.training.central.engines.engine_of`.
         physical_batch: number of records whose gradients are in memory at a time under DP-SGD.
-        model: settings of the model; None for a CIFG whose sizes the state's tensors tell.
+        model: settings of the model; None for a CIFG with the sizes of the tensors in the state.
 
     Raises:
-        InputError: there are no records, or the settings ask for what DP-SGD over records cannot do.
+        InputError: there are no records, or DP-SGD over records does not support the settings.
     """
 
     records: RecordsByRound
@@ -160,7 +160,9 @@ class CentralTask:
             configured(self.hparams, "optimizer")
         )  # a custom optimizer is tried, because its state must fit in checkpoints
         if self.hparams.dropout and not issubclass(class_of(self.architecture), NextWordModel):
-            raise InputError(f"training.dropout needs a NextWordModel, which {self.architecture} is not; set it to 0")
+            raise InputError(
+                f"training.dropout needs a NextWordModel, but {self.architecture} is not one; set dropout to 0"
+            )
         if self.privacy.mechanism == "none":
             return
         if self.order == "sequence":
@@ -181,8 +183,8 @@ class CentralTask:
         layout = self.records.layout
         if draws(build(layout.vocabulary_size, self.model), torch.tensor([[layout.bos, layout.first_word]])):
             raise InputError(
-                f"{self.architecture}: DP-SGD refuses models that draw at random in training, "
-                f"e.g. dropout; set its probabilities to 0"
+                f"{self.architecture}: DP-SGD does not support random numbers in training, e.g. dropout; set "
+                "its probabilities to 0"
             )
 
     @property
@@ -191,7 +193,7 @@ class CentralTask:
 
     @property
     def capabilities(self) -> Capabilities:
-        """Return what engines may do with the model; the file of a custom model is executed."""
+        """Return the capabilities of the model; this executes the file of a custom model."""
         return class_of(self.architecture).capabilities
 
     def model_with(self, params: Params) -> TrainableModel:
@@ -207,7 +209,7 @@ class CentralTask:
     def chunk(self, first: int, end: int) -> Chunk:
         """Return the records that the steps from `first` to `end` - 1 read, counted from 0.
 
-        Records of pseudo-users of a step follow those that are drawn for it.
+        Records of pseudo-users in a step follow the drawn records.
         """
         size, records = self.hparams.batch_size, self.records.records
         if self.privacy.mechanism == "none":
@@ -232,14 +234,14 @@ class CentralTask:
 
     @property
     def largest_batch(self) -> int:
-        """Return the most records of a step of fixed size."""
+        """Return the largest number of records in a step with fixed batch size."""
         return self.hparams.batch_size + self.records.extra.most_records
 
     def released_by(self, steps: int) -> Entry:
         """Return the ledger's entry for this many steps.
 
-        Training without noise has an entry too, of noise multiplier 0: without one the ledger would say that nothing
-        was released.
+        Training without noise also has an entry, with noise multiplier 0, because an empty ledger would mean that
+        nothing was released.
         """
         records, size = self.records.records, self.hparams.batch_size
         if self.privacy.mechanism == "none":
@@ -248,7 +250,7 @@ class CentralTask:
 
 
 def refuse_precision(training: CentralTask) -> None:
-    """Raise InputError if model, engine or device have only float32 and the settings ask for another precision."""
+    """Raise InputError if model, engine or device support only float32, and the settings have another precision."""
     precision = training.hparams.precision
     if precision == "float32":
         return

@@ -14,21 +14,21 @@ from flsim.training.central.task import CentralTask, Engine, Log, init
 from flsim.training.cohort.prefetch import prefetched
 from flsim.training.state import State, refuse_absurd_loss
 
-CHUNK = 2_048  # records to read at once
+CHUNK = 2_048  # number of records to read together
 
 
 @dataclass(frozen=True)
 class CentralTraining(CentralTask):
-    """The settings of central training with the loop of steps; a `flsim.training.state.Training`."""
+    """The settings of central training and the loop of steps; a `flsim.training.state.Training`."""
 
     def first_state(self) -> State:
         """Return the state before the first step; raise InputError if the settings name no model."""
         if self.model is None:
-            raise InputError("the settings of central training name no model; give it `model`")
+            raise InputError("the settings of central training have no model; pass `model`")
         return init(self.records.layout.vocabulary_size, self.model, self.seed)
 
     def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[State]:
-        """Train to step `until`; yield the last state, and those after which `is_wanted` of the step is true."""
+        """Train to step `until`; yield the last state, and each state whose step satisfies `is_wanted`."""
         for _, _, reached in train_chunks(state, self, until, is_wanted):
             if reached is not None:
                 yield reached
@@ -48,12 +48,12 @@ def train_central(
         state: the state to continue from; it is not changed.
         training: settings and records of training.
         until_step: the last step.
-        stop_at: whether to yield the state after that many steps; the last state is always yielded.
+        stop_at: whether to yield the state after a number of steps; the last state is always yielded.
         title: title of the progress display.
         engine: as in `train_chunks`.
 
     Yields:
-        The state, on the CPU, and the log of the steps since the state before.
+        The state, on the CPU, and the log of the steps since the previous state.
 
     Raises:
         Diverged: see `train_chunks`.
@@ -81,23 +81,24 @@ def train_chunks(
 ) -> Generator[tuple[int, Log, State | None]]:
     """Train like `train_central`, but without progress display, and also yield between states.
 
-    A separate thread reads and packs the next records meanwhile.
+    A separate thread reads and packs the next records at the same time.
 
     Args:
         state: the state to continue from; it is not changed.
         training: settings and records of training.
         until_step: the last step.
-        stop_at: whether to yield the state after that many steps, a function of the number alone; the last state is
+        stop_at: whether to yield the state after that many steps, a function of the number only; the last state is
             always yielded.
-        engine: an engine that holds the state; None for the one that `training` names.
+        engine: an engine with the state; None for the engine of `training`.
         ends_early: whether to end before `until_step`; called once after each chunk of steps.
 
     Yields:
-        The number of completed steps, the log of the steps since the last item, and the state where `stop_at` is true
-        or training ends.
+        The number of completed steps, the log of the steps since the last item, and the state if `stop_at` is true or
+        training ends.
 
     Raises:
-        Diverged: a loss or the parameters of a state are not finite, or a loss is absurd; the message names the step.
+        Diverged: a loss or the parameters of a state are not finite, or a loss is implausibly large; the message names
+            the step.
     """
     if state.round >= until_step:
         return
@@ -121,7 +122,7 @@ def train_chunks(
 def _packed(
     engine: Engine, training: CentralTask, first: int, until_step: int, stop_at: Callable[[int], bool]
 ) -> Iterator[tuple[int, Any, Any]]:
-    """Yield chunks as (first step, records of each step, packed chunk); a chunk ends wherever a state is yielded."""
+    """Yield chunks as (first step, records of each step, packed chunk); a chunk ends when a state is yielded."""
     at_once = max(1, CHUNK // training.hparams.batch_size)
     while first < until_step:
         end = first + 1

@@ -16,12 +16,14 @@ from flsim.training.hparams import Precision
 
 
 def kernels_for(like: Params, precision: Precision, is_single: bool = False) -> Kernels:
-    """Return Triton's kernels on NVIDIA GPUs, in float32 and for embeddings that are not too wide, else PyTorch's.
+    """Return Triton's kernels on NVIDIA GPUs, in float32 and for embeddings of limited width.
+
+    Otherwise those of PyTorch.
 
     Args:
         like: parameters of the model.
         precision: precision of matrix products.
-        is_single: whether a single user is to fill the GPU; its positions of the same token are neighbors.
+        is_single: whether a single user uses the complete GPU, with adjacent positions for equal tokens.
     """
     if not _has_triton(like, precision):
         return TorchKernels()
@@ -43,14 +45,14 @@ def position_kernels_for(like: Params, precision: Precision) -> PositionKernels:
 def by_position_is_faster(like: Params, precision: Precision) -> bool:
     """Return whether stacked users train faster by position, which depends on the products of the output layer.
 
-    Those of bfloat16 are fused with the softmax by position. For float32 and TF32 Triton's are slower than cuBLAS's
-    (docs/benchmarks.md, "On a GPU").
+    Products in bfloat16 are fused with the softmax by position. For float32 and TF32, those of Triton are slower than
+    those of cuBLAS (docs/benchmarks.md, "On a GPU").
     """
     return precision == "bf16" and _has_triton(like, precision)
 
 
 def _has_triton(like: Params, precision: Precision) -> bool:
-    """Return whether Triton's kernels run where these parameters are, in this precision."""
+    """Return whether Triton's kernels support the device of these parameters and this precision."""
     value = representative(like)
     nvidia = value.device.type == "cuda" and torch.version.cuda is not None
     if not nvidia or value.dtype != torch.float32 or importlib.util.find_spec("triton") is None:
@@ -61,13 +63,13 @@ def _has_triton(like: Params, precision: Precision) -> bool:
 
 
 def current(device: torch.device) -> AbstractContextManager[object]:
-    """Make the device the current one within the block, as kernels are launched on the current device."""
+    """Make the device the current one within the block, because kernels are launched on the current device."""
     return torch.cuda.device(device) if device.type == "cuda" else nullcontext()
 
 
 @contextmanager
 def products(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Set the precision of matrix products on a GPU, summed in float32, and restore the former one afterwards."""
+    """Set the precision of matrix products on a GPU, summed in float32, and restore it afterwards."""
     if device.type != "cuda":
         yield
         return
@@ -83,15 +85,15 @@ def products(precision: Precision, device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def float32_products(precision: Precision) -> Iterator[None]:
-    """Set whether products of float32 matrices on GPUs use TF32, and restore all former settings afterwards.
+    """Set whether products of float32 matrices on GPUs use TF32, and restore all previous settings afterwards.
 
     torch has an older setting (`allow_tf32`, `set_float32_matmul_precision`) and newer ones (`fp32_precision`, for GPUs
-    and for CPUs). Its functions that read the older setting raise RuntimeError where a newer one contradicts it. In the
-    block they agree.
+    and for CPUs). Its functions that read the older setting raise RuntimeError if a newer setting contradicts it. In
+    the block, they are consistent.
     """
     gpu, cpu = torch.backends.cuda.matmul, torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     newer = gpu.fp32_precision, cpu.fp32_precision
-    gpu.fp32_precision = cpu.fp32_precision = "ieee"  # with which the older setting can be read, whatever it is
+    gpu.fp32_precision = cpu.fp32_precision = "ieee"  # value with which the older setting can always be read
     older = torch.get_float32_matmul_precision()
     try:
         gpu.allow_tf32 = precision == "tf32"  # sets the older setting, and the newer one for GPUs
@@ -123,9 +125,9 @@ class Graphs:
         """Do the step.
 
         Args:
-            step: function of the shape and `reads`; where `reads` are zeros, it must change nothing.
-            shape: the shape of the step, which tells which graph to replay.
-            reads: tensors whose memory stays the same until `forget`.
+            step: function of the shape and `reads`; if `reads` are zeros, it must change nothing.
+            shape: the shape of the step, which identifies the graph to replay.
+            reads: tensors whose memory is the same until `forget`.
             data: values to copy to `reads` before the step.
         """
         graph = self._graphs.get(shape)
@@ -138,7 +140,7 @@ class Graphs:
     def _capture(self, step: Step, shape: Shape, reads: Sequence[Tensor]) -> torch.cuda.CUDAGraph:
         """Return a graph of the step, after one run that compiles its kernels and, over zeros, changes nothing.
 
-        Other threads read and pack meanwhile, and may allocate pinned memory.
+        Other threads can read, pack, and allocate pinned memory at the same time.
         """
         for read in reads:
             read.zero_()
@@ -149,15 +151,16 @@ class Graphs:
         torch.cuda.current_stream(self._device).wait_stream(stream)
         graph = torch.cuda.CUDAGraph()
         capture = torch.cuda.graph(graph, self._pool, stream, capture_error_mode="thread_local")
-        with torch.cuda.stream(stream), capture:  # where a capture cannot be ended, it leaves its stream current
+        with torch.cuda.stream(stream), capture:  # a capture that cannot be ended leaves its stream current
             step(shape, *reads)
         return graph
 
 
 @cache
 def capture_stream(device: torch.device) -> torch.cuda.Stream:
-    """Return the stream on which all graphs of a device are captured; replays run on the caller's own stream.
+    """Return the stream on which all graphs of a device are captured; replays run on the stream of the caller.
 
-    Libraries keep memory for each stream that they ever ran on: cuBLAS 32 MiB on an H200. So one stream is for all.
+    Libraries keep memory for each stream that they were used on (cuBLAS: 32 MiB on an H200), so all graphs share one
+    stream.
     """
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]

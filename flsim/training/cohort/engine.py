@@ -1,8 +1,8 @@
-"""The `cohort` engine: users of like size form micro-cohorts, each of which trains at once and sums its updates.
+"""The `cohort` engine: users of similar size form micro-cohorts, which train together and sum their updates.
 
-It equals `flsim.training.local`, its oracle, up to rounding. On a CPU the matrices of one user fill the caches, so that
-users train one after another (`packed`). On other devices they are stacked (`stacked`), and so they are on a CPU where
-a step of one user is too little work for the calls that it takes (`users_on_cpu`).
+It equals `flsim.training.local`, its reference, up to rounding. On a CPU, the matrices of one user fill the caches, so
+users train one after another. On other devices, users are stacked. On a CPU, they are also stacked if a step of one
+user is too little work for the overhead of calls (`users_on_cpu`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -25,7 +25,7 @@ from flsim.training.hparams import LocalHParams
 from flsim.training.local import bound_norm
 from flsim.training.update import Counts, UpdateSum, global_norm
 
-# Local training on a CPU, one user at a time, by the written-out gradient of `gradient`.
+# Local training on a CPU, one user at a time, with the written-out gradient of `gradient`.
 
 
 class PackedTrainer:
@@ -88,18 +88,18 @@ class PackedTrainer:
 Member = tuple[int, Records]
 
 # Measured: docs/benchmarks.md, "Small models".
-SMALL_STEP = 600_000  # parameters times records of a step, up to which users are quicker stacked
+SMALL_STEP = 600_000  # parameters times records of a step, up to which stacked users are faster
 STACKED_ON_CPU = 16
 
 
 class Trainer(Protocol):
-    """A trainer trains a micro-cohort from the global parameters, and keeps the users' parameters until the next one.
+    """A trainer of a micro-cohort from the global parameters, which keeps the parameters of users until the next one.
 
-    Where memory runs out, the tensors that updates are added to are unchanged.
+    If memory runs out, the tensors that updates are added to do not change.
     """
 
     def pack(self, group: Sequence[Participant]) -> Any:
-        """Return the argument of `train`; may run in another thread, while another group trains."""
+        """Return the argument of `train`; can run in another thread while another group trains."""
         ...
 
     def train(self, start: Params, packed: Any, rate: float | None = None) -> tuple[Sequence[float], Sequence[int]]:
@@ -111,31 +111,31 @@ class Trainer(Protocol):
         ...
 
     def norms(self) -> Sequence[float]:
-        """Return the L2 norm of each user's whole update, summed in float64."""
+        """Return the L2 norm of the complete update of each user, summed in float64."""
         ...
 
     def add_updates(self, factors: Sequence[float], into: Params) -> None:
-        """Add every user's update times its factor to float64 tensors; users of factor 0 are left out."""
+        """Add every user's update times its factor to float64 tensors; users with factor 0 are omitted."""
         ...
 
 
 class CohortEngine:
-    """An engine that trains cohorts in micro-cohorts, and keeps its buffers from one cohort to the next.
+    """An engine that trains cohorts in micro-cohorts, and reuses its buffers for the next cohort.
 
     Args:
         like: parameters of the model, for names, shapes, dtype and device.
         layout: the corpus' token layout.
         hparams: settings of local training.
-        micro_cohort: number of users that train at once; None to choose it by the device's memory. Where memory runs
-            out the number is halved, all users of the call train again, and a message says so.
-        memory_share: the share of a GPU's memory that this process may take.
+        micro_cohort: number of users that train at once; None to choose it by the device's memory. If memory runs out,
+            the number is halved, all users of the call train again, and a message is printed.
+        memory_share: the share of a GPU's memory that this process can use.
         rounds: number of rounds of the run, which a schedule of the learning rate needs.
         by_position: the step of stacked users, see `flsim.training.cohort.stacked_trainer.StackedTrainer`.
         trainer: function of the largest number of users that train at once, which makes their trainer; by default it
             depends on the device. With it `micro_cohort` must be set.
 
     Raises:
-        InputError: the device cannot do what the settings ask for.
+        InputError: the device does not support the settings.
     """
 
     def __init__(
@@ -156,7 +156,7 @@ class CohortEngine:
         self._by_position = by_position
         self._device = representative(like).device
         if hparams.precision == "tf32" and self._device.type != "cuda":
-            raise InputError('precision "tf32" needs an NVIDIA GPU, of which this process has none; set "float32"')
+            raise InputError('precision "tf32" needs an NVIDIA GPU, but this process has none; set "float32"')
         self._stacked = trainer is not None or is_stacked(like, micro_cohort)
         if self._device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_share, self._device)
@@ -165,7 +165,7 @@ class CohortEngine:
 
     @property
     def is_stacked(self) -> bool:
-        """Return whether users train stacked, so that the size of a micro-cohort may change the last bits of sums."""
+        """Return whether users train stacked, so the size of a micro-cohort can change the last bits of sums."""
         return self._stacked
 
     @property
@@ -176,21 +176,21 @@ class CohortEngine:
 
     @property
     def micro_cohort(self) -> int:
-        """Return the most users that train at once; fewer than before where memory ran out."""
+        """Return the largest number of users that train together, which decreases when memory runs out."""
         return self._at_once
 
     @micro_cohort.setter
     def micro_cohort(self, users: int) -> None:
         if users != self._at_once:
-            self._at_once, self._trainer = users, None  # buffers of the trainer have the former size
+            self._at_once, self._trainer = users, None  # buffers of the trainer have the old size
 
     def train(
         self, start: Params, users: Users, cohort: Iterable[int], seed: int, round_: int, clip: float | None = None
     ) -> UpdateSum:
-        """Train users and return the sum of their updates; arguments are as in `flsim.algorithms.fedavg.train_users`.
+        """Train users and return the sum of their updates; for arguments, see `flsim.algorithms.fedavg.train_users`.
 
         Raises:
-            RunFailed: the memory does not suffice for a single user.
+            RunFailed: the memory is too small for a single user.
         """
         try:
             start = {name: value.to(self._device) for name, value in start.items()}
@@ -199,7 +199,7 @@ class CohortEngine:
             if not is_out_of_memory(error):
                 raise
             raise self._too_little(error) from error
-        # Largest first: users that train at once are of like size, and memory runs out early if at all.
+        # Largest first: users that train together have similar sizes, and memory runs out early or never.
         members = sorted(((user, users[user]) for user in cohort), key=lambda member: -len(member[1]))
         while True:
             try:
@@ -209,7 +209,7 @@ class CohortEngine:
                 if not is_out_of_memory(error):
                     raise
                 self._shrink(error)
-            # All users train again, so that the sum is that of an engine that had the smaller size from the beginning.
+            # All users train again, so the sum equals that of an engine with the smaller size from the beginning.
             for value in delta.values():
                 value.zero_()
 
@@ -223,7 +223,7 @@ class CohortEngine:
         delta: Params,
     ) -> Counts:
         """Train all members and add their updates to `delta`; return their counts."""
-        # A function of its own, so that nothing holds the memory of a trainer that did not fit.
+        # A separate function, so that no reference keeps the memory of a trainer that did not fit.
         trainer, rate = self._trainer or self._build(), self._hparams.rate(round_, self._rounds)
         groups = self._packed(trainer, members, seed, round_)
         counts = Counts()
@@ -282,12 +282,12 @@ class CohortEngine:
         return trainer
 
     def _shrink(self, error: Exception) -> None:
-        """Halve how many users train at once from now on; raise RunFailed if it is one already."""
+        """Halve the number of users that train together; raise RunFailed if it is already one."""
         self._trainer = None
         if self._at_once == 1:
             raise self._too_little(error) from error
         self._at_once //= 2
-        say(f"{self._device}: out of memory; from now on {self._at_once} users train at once")
+        say(f"{self._device}: out of memory; from now on, {self._at_once} users train together")
 
     def _too_little(self, error: Exception) -> RunFailed:
         return RunFailed(f"{self._device}: not enough memory to train one user ({first_line(error)})")
@@ -299,9 +299,9 @@ def is_stacked(like: Params, micro_cohort: int | None) -> bool:
 
 
 def users_on_cpu(like: Params, hparams: LocalHParams) -> int | None:
-    """Return how many users train fastest at once on a CPU, if that is more than one; None otherwise, or on a GPU.
+    """Return the fastest number of users to train together on a CPU, if more than one; otherwise, or on a GPU, None.
 
-    It depends on the model and the settings alone, so that every process and every resume groups users alike.
+    It depends only on the model and the settings, so all processes and resumed runs have the same groups.
     """
     values = sum(value.numel() for value in like.values())
     is_small = values * hparams.batch_size <= SMALL_STEP and hparams.precision == "float32"
@@ -309,10 +309,10 @@ def users_on_cpu(like: Params, hparams: LocalHParams) -> int | None:
 
 
 def bounds(users: int, at_once: int) -> list[int]:
-    """Return the bounds of the fewest groups of at most `at_once` users, whose sizes differ by 1 at most.
+    """Return the bounds of the fewest groups of at most `at_once` users, whose sizes differ by at most 1.
 
-    A last group of the few users that are left would leave most of a GPU idle: 625 users of whom 264 fit train as 208,
-    208 and 209, and not as 264, 264 and 97.
+    A small last group would leave most of a GPU idle: 625 users with 264 per group train as 208, 208 and 209, not as
+    264, 264 and 97.
     """
     groups = -(-users // at_once)
     return [users * group // groups for group in range(groups + 1)] if groups else []

@@ -1,11 +1,10 @@
-"""A model's gradient over one batch on a CPU, written out, and plain SGD by this gradient.
+"""A model's gradient over one batch on a CPU, written out, and plain SGD with this gradient.
 
-Five things make it fast. Nothing is padded: a batch is a sequence of ever shorter blocks, see `Steps`. The gradient of
-the cross-entropy takes the place of the logits. All that does not depend on another time step is done for all steps at
-once. Buffers are used again. For plain SGD the matrix products update the weights themselves.
+Five properties make it fast. There is no padding: a batch is a sequence of ever shorter blocks, see `Steps`. The
+gradient of the cross-entropy overwrites the logits. Everything that does not depend on another time step is computed
+for all steps together. Buffers are reused. For plain SGD, the matrix products update the weights directly.
 
-All models share embeddings, the output layer that is tied to them, and the loss. The layers between differ by
-architecture.
+All models share embeddings, the tied output layer, and the loss. The layers between differ by architecture.
 
 Shapes: N positions of a batch, D embedding, H units, V vocabulary.
 """
@@ -32,8 +31,8 @@ class PackedBatch:
     Attributes:
         inputs, targets: int64 [N].
         sizes: number of rows at each time, in descending order.
-        dropout_mask: factors, [N, D] of what the cells read and [N, D] of what words are predicted from; None without
-            dropout.
+        dropout_mask: factors, [N, D] for the inputs of cells and [N, D] for the inputs of the output layer; None
+            without dropout.
     """
 
     inputs: Tensor
@@ -70,7 +69,7 @@ def packed_batches(steps: Steps) -> Iterator[PackedBatch]:
 
 @dataclass(frozen=True)
 class Gradients:
-    """The gradients of a batch's summed loss, as terms of its positions.
+    """The gradients of a batch's summed loss, as terms per position.
 
     Attributes:
         read: [rows, D], by the embeddings that are read.
@@ -83,15 +82,15 @@ class Gradients:
     sums: dict[str, Tensor]
 
 
-Backward = Callable[[Tensor], Gradients]  # of d_outputs [rows, D], which it may overwrite
+Backward = Callable[[Tensor], Gradients]  # of d_outputs [rows, D], which it can overwrite
 
 
 class PackedModel(ABC):
-    """Weights and the gradient of the mean cross-entropy by them, in buffers that are used again.
+    """Weights and the gradient of the mean cross-entropy by them, in buffers that are reused.
 
     Args:
         like: parameters of the model, for names, shapes and dtype (float32 or float64); on a CPU.
-        products: the large matrix products; None for those in the dtype of the weights.
+        products: the large matrix products; None for products in the dtype of the weights.
     """
 
     def __init__(self, like: Params, products: Products | None = None) -> None:
@@ -106,7 +105,7 @@ class PackedModel(ABC):
 
     @abstractmethod
     def _forward(self, read: Tensor, sizes: list[int]) -> tuple[Tensor, Backward]:
-        """Run the cells over embeddings [rows, D]; return r [rows, D] and the way back."""
+        """Run the cells over embeddings [rows, D]; return r [rows, D] and the backward function."""
 
     def load(self, params: Params) -> None:
         """Copy parameters into the weights."""
@@ -154,7 +153,7 @@ class PackedModel(ABC):
         return {name: gradients[name] for name in self.weights}, losses.new_zeros(records).index_add_(0, record, losses)
 
     def _step(self, batch: PackedBatch, into: Params, factor: float) -> float:
-        """Add the mean loss' gradient times a factor to tensors, which may be the weights; return the summed loss."""
+        """Add the mean loss' gradient times a factor to tensors, which can be the weights; return the summed loss."""
         losses, cells = self._back(batch)
         scale = factor / max(len(batch.inputs), 1)
         for name, (left, right) in cells.products.items():
@@ -192,7 +191,7 @@ class PackedModel(ABC):
         return losses, cells
 
     def _rows(self, name: str, count: int, width: int) -> Tensor:
-        """Return memory for `count` positions, and rows of zeros up to the number that the products take."""
+        """Return memory for `count` positions, with rows of zeros up to the number of rows in products."""
         rows = self._buffer(name, self._products.rows(count), width)
         rows[count:] = 0
         return rows
@@ -223,7 +222,7 @@ def previous(sizes: list[int]) -> Tensor:
 
 
 def shifted(values: Tensor, sizes: list[int], out: Tensor) -> Tensor:
-    """Write each position's value of the time before, of values [N, ...], to `out`; 0 at the first time."""
+    """Write each position's value at the previous time, of values [N, ...], to `out`; 0 at the first time."""
     first, count = sizes[0], sum(sizes)
     out[:first] = 0
     torch.index_select(values, 0, previous(sizes), out=out[first:count])
@@ -231,10 +230,10 @@ def shifted(values: Tensor, sizes: list[int], out: Tensor) -> Tensor:
 
 
 # The gradients of LSTM and GRU networks.
-#
-# Cells are those of torch.nn.LSTM and torch.nn.GRU, whose names and order of gates the weights have. A gate's
-# gradient is that of the cell's memory, or of its output, times a factor that no other time changes. So factors are
-# computed for all times at once, in the memory of the gates, and the way back through time only multiplies.
+#  Cells are those of torch.nn.LSTM and torch.nn.GRU, whose names and order of gates the weights have. The gradient of a
+# gate is that of the cell's memory, or of its output, times a factor that does not depend on other times. Therefore
+# factors are computed for all times together, in the memory of the gates, and the backward pass through time only
+# multiplies.
 #
 # Shapes: N positions of a batch, in blocks of one time after another; D embedding, H units.
 
@@ -279,7 +278,7 @@ class PackedRecurrent(PackedModel):
 
 
 class Cell(ABC):
-    """One layer of a recurrent network; `weights` and `scratch` are those of its `PackedModel`."""
+    """One layer of a recurrent network; `weights` and `scratch` are those of the `PackedModel`."""
 
     def __init__(self, layer: int, weights: Params, scratch: Scratch) -> None:
         self._layer, self._weights, self._scratch = layer, weights, scratch
@@ -288,11 +287,11 @@ class Cell(ABC):
 
     @abstractmethod
     def forward(self, read: Tensor, sizes: list[int]) -> Tensor:
-        """Return h [N, H] over inputs [N, m] of rows that begin with nothing, and keep what `backward` needs."""
+        """Return h [N, H] over inputs [N, m] from an empty state, and keep the values for `backward`."""
 
     @abstractmethod
     def backward(self, d_hidden: Tensor) -> Gradients:
-        """Return gradients for that by h [N, H], which is overwritten; `Gradients.read` is by the inputs [N, m]."""
+        """Return gradients from that by h [N, H], which is overwritten; `Gradients.read` is by the inputs [N, m]."""
 
     def _weight(self, name: str) -> Tensor:
         return self._weights[self._named(name)]
@@ -304,13 +303,13 @@ class Cell(ABC):
         return self._scratch(f"{name} {self._layer}", len(self._read), self._units if width is None else width)
 
     def _inputs(self, read: Tensor, sizes: list[int], bias: Tensor) -> Tensor:
-        """Keep the inputs, and return their part of the gates, [N, gates x H], with a bias."""
+        """Keep the inputs, and return their contribution to the gates, [N, gates x H], with a bias."""
         self._read, self._sizes = read, sizes
         weight = self._weight("weight_ih")
         return torch.addmm(bias, read, weight.T, out=self._buffer("gates", len(weight)))
 
     def _gradients(self, hidden: Tensor, d_inputs: Tensor, d_recurrent: Tensor) -> Gradients:
-        """Return gradients, of those by the gates' parts [N, gates x H] that come of the inputs and of the past."""
+        """Return gradients from those by the contributions of inputs and of the past to the gates, [N, gates x H]."""
         d_read = self._buffer("d_read", self._read.shape[1])
         before = shifted(hidden, self._sizes, self._buffer("before"))
         return Gradients(
@@ -414,7 +413,7 @@ class GRUCell(Cell):
                 d_h[:going_on].addmm_(d_later_gate, recurrent).addcmul_(d_later, kept_later)
             d_rzn.mul_(d_h[:, None])
             later = rows, d_gate, d_h, keep
-        d_inputs = self._past  # in memory that is not needed any more
+        d_inputs = self._past  # in memory that is no longer needed
         d_inputs[:, : 2 * units].copy_(self._gates[:, : 2 * units])
         torch.mul(of_n, d_hidden, out=pushed)
         return self._gradients(self._hidden, d_inputs, self._gates)
@@ -432,18 +431,17 @@ def _blocks(parts: tuple[Tensor, ...], sizes: list[int]) -> list[tuple[int, tupl
 
 
 # The gradient of the CIFG.
-#
-# The large products may round their operands to bfloat16 (`flsim.training.cohort.products`); those of a single time
-# are too small to gain by it, and all else stays in the dtype of the weights.
+#  The large products may round their operands to bfloat16 (`flsim.training.cohort.products`); products of a single time
+# are too small to benefit, and all other values have the dtype of the weights.
 #
 # Shapes: N positions of a batch, D embedding, H units; gates f, o, g as in `flsim.models.cifg`.
 
 
 @dataclass(frozen=True)
 class Tape:
-    """The forward pass' values that the gradient needs, as blocks of one time after another.
+    """The values of the forward pass that the gradient needs, as blocks of one time after another.
 
-    Matrices that go into large products may have more than N rows, see `Products.rows`.
+    Matrices in large products can have more than N rows, see `Products.rows`.
 
     Attributes:
         read: [N, D], embeddings of the inputs, after dropout.
@@ -513,7 +511,8 @@ class PackedCIFG(PackedModel):
     def _through_time(self, tape: Tape, d_outputs: Tensor) -> Tensor:
         """Return the gradient by the gates' inputs [rows, 3H], in the gates' memory; `d_outputs` becomes that by r.
 
-        A gate's gradient is that of c, or of o tanh c, times a factor that no other time changes: factors come first.
+        A gate's gradient is that of c, or of o tanh c, times a factor that does not depend on other times; factors are
+        computed first.
         """
         (count, units), first = tape.memory.shape, tape.sizes[0]
         recurrent, projection = (self.weights[name].T for name in ("recurrent_weight", "projection"))
@@ -548,7 +547,7 @@ def packed_model(like: Params, products: Products | None = None) -> PackedModel:
     """Return the written-out gradient of a built-in model that declares one.
 
     Args:
-        like: parameters of the model, whose names and shapes tell its architecture; on a CPU.
+        like: parameters of the model, whose names and shapes determine its architecture; on a CPU.
         products: see `PackedModel`.
     """
     recurrent = like.get("cells.weight_hh_l0")

@@ -1,7 +1,7 @@
-"""The parts of a stacked step that are no plain products, in PyTorch: for any device, and as oracle of other kernels.
+"""The operations of a stacked step besides products, in PyTorch, which are the reference for other kernels.
 
 Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabulary. Products and activations have the
-dtype of the weights in the products; everything that is summed over time or steps has that of the master weights.
+dtype of the weights in the products; sums over time or steps have that of the master weights.
 """
 
 from typing import NamedTuple, Protocol
@@ -17,11 +17,11 @@ sigmoid_backward, tanh_backward = torch.ops.aten.sigmoid_backward, torch.ops.ate
 
 
 class Rule(NamedTuple):
-    """An optimizer with its settings, for gradients that are already scaled to the bound on their norm.
+    """An optimizer with its settings, for gradients that are already clipped.
 
     Attributes:
         optimizer: an optimizer that has a `direction`.
-        momentum: factor of the last step's direction, for optimizer "momentum".
+        momentum: factor of the previous direction, for optimizer "momentum".
         proximal: FedProx's mu.
         decay: lambda of torch's weight decay.
     """
@@ -42,7 +42,7 @@ class Kernels(Protocol):
         """Run the cells over time, as in `flsim.models.cifg`.
 
         Args:
-            gates: [u, T, B, 3H], the inputs' part of the gates' sums; becomes f, o, g.
+            gates: [u, T, B, 3H], the contribution of inputs to the sums of gates; becomes f, o, g.
             bias, recurrent, projection: [u, 3H], [u, D, 3H], [u, H, D].
             outputs: [u, T + 1, B, D], becomes r after each time, with a block of zeros before the first time.
             cells: [u, T + 1, B, H], becomes c after each time, with a block of zeros before the first time.
@@ -58,8 +58,7 @@ class Kernels(Protocol):
         Args:
             gates: f, o, g as `recur` left them; becomes the gradient by the gates' sums.
             recurrent, projection, cells: see `recur`; the values of `cells` are lost.
-            d_outputs: [u, T + 1, B, D], the gradient by r where words are predicted; becomes the complete gradient by
-                r.
+            d_outputs: [u, T + 1, B, D], the gradient by r from the output layer; becomes the complete gradient by r.
         """
         ...
 
@@ -69,11 +68,11 @@ class Kernels(Protocol):
         """Compute softmax, cross-entropy and its gradient.
 
         Args:
-            logits: [u, N, V], without the bias; becomes the gradient by the logits, 0 beyond a user's positions.
+            logits: [u, N, V], without the bias; becomes the gradient by the logits, 0 after the positions of a user.
             bias: [u, V].
             targets: int32 [u, N].
             counts: int32 [u], number of positions of each user, which are the first ones.
-            losses: [u, N], becomes the cross-entropy in nats, 0 beyond a user's positions.
+            losses: [u, N], becomes the cross-entropy in nats, 0 after the positions of a user.
             rate: float64 [1], factor of the gradient; 1 if None.
         """
         ...
@@ -83,7 +82,7 @@ class Kernels(Protocol):
 
         Args:
             table: [u, V, D].
-            low: the table in the dtype of products, as in `descend`.
+            low: the table in the dtype of products, see `descend`.
             rows: [u, T B, D].
             parts: positions and tokens of the step.
             scale: factor of all rows.
@@ -112,10 +111,10 @@ class Kernels(Protocol):
         """Take a step of the optimizer, for users that have positions.
 
         Args:
-            weight, low: [u, ...], as in `descend`.
+            weight, low: [u, ...], see `descend`.
             gradient: [u, ...].
             start: [...], the global weights.
-            moments: [u, ...] for each slot of the rule's optimizer.
+            moments: [u, ...] for each slot of the optimizer of the rule.
             scale: float64 [u], factor of the gradient after FedProx's term was added.
             counts: int32 [u], number of positions of each user.
             scalars: float64 [3], learning rate and Adam's 1 - beta^t.
@@ -128,7 +127,9 @@ class Kernels(Protocol):
         ...
 
     def add_updates(self, weight: Tensor, start: Tensor, factors: Tensor, into: Tensor) -> None:
-        """Add the sum over users of factor times (weight - start); users of factor 0 are left out, whatever they hold.
+        """Add the sum over users of factor times (weight - start).
+
+        Users with factor 0 are omitted, even with invalid values.
 
         Args:
             weight: [u, ...].
@@ -140,7 +141,7 @@ class Kernels(Protocol):
 
 
 class TorchKernels:
-    """The `Kernels` in plain PyTorch, on any device."""
+    """The `Kernels` in plain PyTorch, for any device."""
 
     def recur(
         self, gates: Tensor, bias: Tensor, recurrent: Tensor, projection: Tensor, outputs: Tensor, cells: Tensor,
@@ -197,7 +198,7 @@ class TorchKernels:
         own = torch.arange(users, device=rows.device)[:, None]
         added = rows[own, places].masked_fill(~real[..., None], 0).to(table.dtype)
         flat = (tokens + own * table.shape[1]).flatten()
-        if table.is_cuda:  # where index_add_ adds in no fixed order, and index_put_ sorts first
+        if table.is_cuda:  # on GPUs, index_add_ adds in no fixed order, and index_put_ sorts first
             table.flatten(0, 1).index_put_((flat,), scale * added.flatten(0, 1), accumulate=True)
         else:
             table.flatten(0, 1).index_add_(0, flat, added.flatten(0, 1), alpha=scale)

@@ -18,7 +18,7 @@ from flsim.training.cohort.steps import Ints, Participant, Steps
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import epoch_orders
 
-ALIGNED = 4  # int32 values: every part begins at a multiple of 16 bytes
+ALIGNED = 4  # int32 values, so that every part begins at a multiple of 16 bytes
 SCALARS = 3
 
 
@@ -27,10 +27,10 @@ class Parts(NamedTuple):
 
     Attributes:
         tokens: int32 [u, T, B], inputs; 0 if a record has no token.
-        places: int32 [u, N], the place (t + 1) B + b of each real position, as if a block came before the first time;
-            padded with 0, which is in that block.
+        places: int32 [u, N], the place (t + 1) B + b of each real position, with an additional block before the first
+            time; padded with 0, which is in this block.
         targets: int32 [u, N].
-        counts: int32 [u], number of real positions; 0 for a user that has no such step.
+        counts: int32 [u], number of real positions; 0 for a user without this step.
         number: int32 [1], the number of the step, from 1.
         scalars: float64 [3], the step's learning rate and Adam's 1 - beta^t; 0 if the caller of `pack` gave none.
     """
@@ -73,18 +73,18 @@ class Shape(NamedTuple):
         return parts._replace(scalars=parts.scalars.view(torch.float64))
 
 
-EXACT = Shape(1, 1, 1, 1)  # nothing is rounded up
+EXACT = Shape(1, 1, 1, 1)  # shapes are not rounded up
 
 
 @dataclass(frozen=True)
 class PackedGroup:
-    """Users, ordered by number of steps, so that the users that still train at any step are the first ones.
+    """Users, ordered by number of steps, so that the active users of any step are the first users.
 
     Attributes:
-        order: int64 [users], the index in the argument of `pack` or `pack_users` of the user at each place.
+        order: int64 [users], the index of each user in the argument of `pack` or `pack_users`.
         tokens: number of positions of each user over all steps, in the order of the argument.
         shapes: the shape of each step.
-        data: int32, the steps one after another; in pinned memory where `pin` was set.
+        data: int32, the steps one after another; in pinned memory if `pin` was set.
     """
 
     order: Ints
@@ -109,7 +109,7 @@ def pack(
         group: the users' steps.
         rounding: shapes are rounded up to multiples of these values, so that there are few different shapes.
         most: the largest values, which rounding does not exceed; None for no limit.
-        pin: whether the data go to pinned memory, from where a GPU copies them by itself.
+        pin: whether the data go to pinned memory, from which a GPU copies asynchronously.
         scalars: float64 [steps, 3], see `Parts`; None for zeros.
     """
     users, steps = len(group), max(map(len, group))
@@ -154,24 +154,25 @@ def allocate(
     pin: bool = False,
     scalars: NDArray[np.float64] | None = None,
 ) -> tuple[Tensor, Ints, Ints]:
-    """Return the flat array of steps without their positions, and where these belong.
+    """Return the flat array of steps without their positions, and their offsets.
 
     Args:
         shapes: the shape of each step.
         step, user, count: int64 [segments], the step, user and number of positions of each segment, which is a step of
             a user.
-        pin, scalars: as in `pack`.
+        pin, scalars: see `pack`.
 
     Returns:
-        The data, int32, the steps one after another; where in it the tokens, places and targets of each segment begin,
-        int64 [3, segments]; and the number of rows in the shape of each segment's step, int64 [segments].
+        The data, int32, the steps one after another; the indices at which the tokens, places and targets of each
+        segment begin, int64 [3, segments]; and the number of rows in the shape of each segment's step, int64
+        [segments].
     """
     parts = np.array([[_aligned(size) for size in shape.sizes] for shape in shapes], np.int64)
     parts = parts.reshape(-1, len(Parts._fields))
     first = (np.cumsum(parts) - parts.ravel()).reshape(parts.shape).T  # [part, step]
     data = torch.empty(int(parts.sum()), dtype=torch.int32, pin_memory=pin)
     flat: NDArray[np.int32] = data.numpy()
-    flat.fill(0)  # by NumPy, in this thread: threads of torch would wait for each other
+    flat.fill(0)  # by NumPy, in this thread: because threads of torch would wait for each other
     flat[first[3][step] + user] = count
     flat[first[4]] = np.arange(1, len(shapes) + 1)
     if scalars is not None:
@@ -191,7 +192,7 @@ def shapes_of(
         step, count, time, row: int64 [segments], the step, number of positions, last time and last row of each segment,
             which is a step of a user.
         steps: number of steps.
-        rounding, most: as in `pack`.
+        rounding, most: see `pack`.
     """
     sizes = np.zeros((4, steps), np.int64)
     sizes[0] = np.bincount(step, minlength=steps)
@@ -202,7 +203,7 @@ def shapes_of(
 
 
 def _peaks(values: NDArray[np.int32], begin: Ints, count: Ints) -> Ints:
-    """Return the largest value of each segment; 0 of an empty one."""
+    """Return the largest value of each segment; 0 for an empty segment."""
     peaks, has_positions = np.zeros(len(begin), np.int64), count > 0
     if has_positions.any():
         peaks[has_positions] = np.maximum.reduceat(values, begin[has_positions])
@@ -213,9 +214,9 @@ def _aligned(values: int) -> int:
     return -(-values // ALIGNED) * ALIGNED
 
 
-# Parameters with more units than the model has; the added units are 0, get gradients of 0, and so stay 0.
-#
-# With a unit's weights 0 its c is 0, and so is o tanh c. With its row of the projection 0 its gates' gradients are 0.
+# Parameters with more units than the model has; the added units are 0, have gradients of 0, and therefore remain 0.
+#  If the weights of a unit are 0, its c and o tanh c are 0. If its row of the projection is 0, the gradients of its
+# gates are 0.
 
 GATES = ("input_weight", "recurrent_weight", "gate_bias")
 
@@ -229,7 +230,7 @@ def width_of(params: Params) -> int:
 
 
 def widened(params: Params, units: int) -> Params:
-    """Return the same model with this many units, no fewer than it has."""
+    """Return the same model with this many units, at least its own number."""
     own = units_of(params)
 
     def widen(name: str, value: Tensor) -> Tensor:
@@ -252,11 +253,11 @@ def narrowed(params: Params, like: Params) -> Params:
     return {name: narrow(name, value) for name, value in params.items()}
 
 
-# The same array made from the users' records at once: only records are sorted, and the rows of a step that reach a
-# time are its first ones, so that their number at each time places every position.
+# The same array, directly from the records of users: only records are sorted, and the rows of a step at a time are its
+# first rows, so their numbers determine all positions.
 
 
-AT_ONCE = 2**15  # positions, so that the intermediate arrays stay in a processor's cache
+AT_ONCE = 2**15  # positions, so that intermediate arrays fit in the cache of a processor
 
 
 @dataclass(frozen=True)
@@ -270,7 +271,7 @@ class Segments:
         step, user: int64 [segments].
         sizes: int64 [segments, times], number of rows at each time; the sum over times is the number of positions.
         length: int64 [rows], number of positions of each row; by segment, longest row first.
-        start: int64 [rows], place of each row's first word in all words of the users.
+        start: int64 [rows], position of the first word of each row in all words of the users.
         has_eos: bool [rows], whether the row's last target is EOS.
     """
 
@@ -282,7 +283,7 @@ class Segments:
     has_eos: NDArray[np.bool_]
 
     def parts(self, positions: int) -> "Iterator[tuple[slice, Segments]]":
-        """Yield the segments of whole steps, about this many positions at a time, and which segments these are."""
+        """Yield the segments of complete steps, with about this many positions, and the slice of these segments."""
         filled = np.cumsum(np.bincount(self.step, self.sizes.sum(1))) // positions
         ends = np.searchsorted(self.step, np.flatnonzero(np.diff(filled, append=-1)), side="right").tolist()
         rows = np.append(0, np.cumsum(self.sizes[:, 0]))
@@ -315,7 +316,7 @@ def pack_users(
     count, rows, times = sizes.sum(1), sizes[:, 0], np.count_nonzero(sizes, axis=1)
     shapes = shapes_of(step, count, times - 1, rows - 1, int(step.max(initial=-1)) + 1, rounding, most)
     data, first, step_rows = allocate(shapes, step, segments.user, count, pin)
-    # One token more at either end: the input of a first word and the target of a last one are replaced.
+    # One additional token at both ends: the input of a first word and the target of a last one are replaced.
     unread = np.zeros(1, layout.token_type)
     words = np.concatenate([unread, *(records.tokens for records, _ in members), unread], dtype=layout.token_type)
     for own, part in segments.parts(AT_ONCE):
@@ -353,7 +354,7 @@ def _segments(members: Sequence[Participant], layout: Layout, hparams: LocalHPar
     by_length = segment * longest + (longest - length)
     table = np.bincount(by_length, minlength=int(users.sum()) * longest).reshape(-1, longest)
     sizes = np.ascontiguousarray(np.cumsum(table, axis=1)[:, ::-1])
-    # Keys that hold the row itself are unique: they can be sorted, which is faster than an argsort.
+    # Keys that contain the row are unique: they can be sorted, which is faster than an argsort.
     keys = by_length * len(row) + row
     keys.sort()
     order = keys % max(len(row), 1)
@@ -362,9 +363,9 @@ def _segments(members: Sequence[Participant], layout: Layout, hparams: LocalHPar
 
 
 def _begins(users: Sequence[Records]) -> tuple[Ints, Ints]:
-    """Return where the records of all users begin in all words, and the place of each user's first record in this.
+    """Return the offsets of all records in all words, and the index of each user's first record in them.
 
-    Each user's part has one value more than the user has records: where the last one ends.
+    Each user's part has one value more than the user has records: the end of the last record.
     """
     parts = np.array([len(records.offsets) for records in users])
     words = np.array([records.words for records in users])
@@ -376,15 +377,15 @@ def _fill(flat: NDArray[np.int32], first: Ints, rows: Ints, segments: Segments, 
     """Write the positions of some segments.
 
     Args:
-        flat: int32, the flat array of all steps, where positions are 0.
-        first: int64 [3, segments], where in it the tokens, places and targets of each segment begin.
+        flat: int32, the flat array of all steps, in which positions are 0.
+        first: int64 [3, segments], the offsets of the tokens, places and targets of each segment.
         rows: int64 [segments], number of rows in the shape of the segment's step.
         segments: the segments to write.
         words: all words of the users, with one token before and one after.
         layout: the corpus' token layout.
     """
     count, times = segments.sizes.sum(1), segments.sizes.shape[1]
-    block = segments.sizes.ravel()  # a block holds the positions of a segment at a time, by row
+    block = segments.sizes.ravel()  # a block has the positions of a segment at a time, by row
     begin = (np.cumsum(block) - block).reshape(-1, times)
     time = np.arange(times)
     in_segment = segments.sizes[:, 0]
@@ -395,7 +396,7 @@ def _fill(flat: NDArray[np.int32], first: Ints, rows: Ints, segments: Segments, 
     row += position
     source = segments.start.take(row)
     source += np.repeat(np.tile(time, len(count)), block)
-    # Values get the type of the array first: an assignment by index converts them more slowly.
+    # Values are converted to the type of the array first, because indexed assignments convert more slowly.
     inputs, targets = (part.take(source).astype(np.int32) for part in (words, words[1:]))
     owner = np.repeat(np.arange(len(count)), in_segment)
     in_step = np.arange(len(owner)) - first_row[owner]

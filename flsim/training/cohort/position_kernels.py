@@ -1,7 +1,7 @@
-"""The operations of a stacked step whose activations are by position, in PyTorch: the oracle of Triton's kernels.
+"""The operations of a stacked step whose activations are by position, in PyTorch: the reference for Triton's kernels.
 
-A user's positions are in the order of time, then row, without gaps. The output layer stores no logits: the first pass
-leaves the log-sum-exp of each position, and the second pass computes the logits again, while it updates the weights.
+A user's positions are in the order of time, then row, without gaps. The output layer does not store logits: the first
+pass stores the log-sum-exp of each position, and the second pass recomputes the logits while it updates the weights.
 
 Shapes: u users, T times, N positions, D embedding, H units, V vocabulary. dtypes are as in `kernels`.
 """
@@ -34,9 +34,10 @@ class Prediction(NamedTuple):
         chosen: [u, N, D], r at each position.
         embedding: [u, V, D]; rounded to the dtype of `chosen` before it is multiplied.
         bias: [u, V].
-        targets: int32 [u, N]; 0, which is padding and no word, beyond a user's positions.
+        targets: int32 [u, N]; 0, which is padding and not a word, after the positions of a user.
         counts: int32 [u], number of positions of each user, which are the first ones.
-        log_sums: [u, N], log-sum-exp of the logits (nats), infinite beyond a user's positions; written by `predict`.
+        log_sums: [u, N], log-sum-exp of the logits (nats), infinite after the positions of a user; written by
+            `predict`.
         factor: float64 [1], factor of all gradients; 1 if None.
     """
 
@@ -50,10 +51,10 @@ class Prediction(NamedTuple):
 
 
 class PositionKernels(Kernels, Protocol):
-    """The operations of a step by position; methods write to their arguments, beyond a user's positions to nothing.
+    """The operations of a step by position; methods write to their arguments, but only within the positions of a user.
 
-    Gradients are of each user's mean loss. Where `rate` is None a method writes gradients to its targets, otherwise it
-    subtracts rate times the gradient from them. Users without positions keep what their targets hold.
+    Gradients are of each user's mean loss. If `rate` is None, a method writes gradients to its targets; otherwise it
+    subtracts rate times the gradient from them. Targets of users without positions do not change.
     """
 
     def recur_positions(
@@ -63,14 +64,14 @@ class PositionKernels(Kernels, Protocol):
         """Run the cells over time, as in `flsim.models.cifg`.
 
         Args:
-            gates: [u, N, 3H], the inputs' part of the gates' sums; becomes f, o, g.
+            gates: [u, N, 3H], the contribution of inputs to the sums of gates; becomes f, o, g.
             bias, recurrent, projection: [u, 3H], [u, D, 3H], [u, H, D].
-            before: [u, N, D], becomes r of the time before each position, 0 at the first time.
+            before: [u, N, D], becomes r of the previous time of each position, 0 at the first time.
             outputs: [u, N, D], becomes r.
             cells: [u, N, H], becomes c.
             hidden: [u, N, H], becomes o tanh c.
             starts: int32 [u, T + 1], the first position of each time, then the number of positions.
-            rows: the most rows of a time.
+            rows: the largest number of rows at a time.
         """
         ...
 
@@ -83,7 +84,7 @@ class PositionKernels(Kernels, Protocol):
         Args:
             gates: f, o, g as `recur_positions` left them; becomes the gradient by the gates' sums.
             recurrent, projection, cells, starts, rows: see `recur_positions`; the values of `cells` are lost.
-            d_outputs: [u, N, D], the gradient by r where words are predicted; becomes the complete gradient by r.
+            d_outputs: [u, N, D], the gradient by r from the output layer; becomes the complete gradient by r.
         """
         ...
 
@@ -92,8 +93,8 @@ class PositionKernels(Kernels, Protocol):
 
         Args:
             prediction: operands; its log-sum-exps are written.
-            losses: [u, N], becomes the cross-entropy in nats, 0 beyond a user's positions.
-            d_chosen: [u, N, D], becomes the gradient by `chosen`, 0 beyond a user's positions.
+            losses: [u, N], becomes the cross-entropy in nats, 0 after the positions of a user.
+            d_chosen: [u, N, D], becomes the gradient by `chosen`, 0 after the positions of a user.
         """
         ...
 
@@ -101,7 +102,7 @@ class PositionKernels(Kernels, Protocol):
         """Compute the gradients by the embedding [u, V, D] and by the bias [u, V], and store or apply them.
 
         Args:
-            prediction: operands after `predict`; its embedding may be the weight itself.
+            prediction: operands after `predict`; its embedding can be the weight.
             weight, bias: targets of both gradients.
             rate: learning rate; None to write the gradients.
         """
@@ -205,7 +206,7 @@ def _live(starts: Tensor, time: int, rows: int) -> tuple[Tensor, Tensor, Tensor]
 
 
 def _real(prediction: Prediction) -> Tensor:
-    """Return whether each place holds a position, bool [u, N]."""
+    """Return whether each place has a position, bool [u, N]."""
     places = torch.arange(prediction.chosen.shape[1], device=prediction.chosen.device)
     return places < prediction.counts[:, None]
 
@@ -222,7 +223,7 @@ def _scores(prediction: Prediction) -> Tensor:
 
 
 def _errors(prediction: Prediction) -> Tensor:
-    """Return the gradient by the logits [u, N, V], 0 beyond a user's positions."""
+    """Return the gradient by the logits [u, N, V], 0 after the positions of a user."""
     errors = (_scores(prediction) - prediction.log_sums[..., None]).exp_()
     chosen = prediction.targets.long()[..., None]
     errors.scatter_add_(-1, chosen, torch.full_like(chosen, -1, dtype=errors.dtype))

@@ -1,4 +1,4 @@
-"""An iterator that makes its next items in a thread of its own, while earlier items are used."""
+"""An iterator that computes its next items in a separate thread while earlier items are used."""
 
 from collections.abc import Generator, Iterable
 from queue import Full, Queue
@@ -10,9 +10,9 @@ PATIENCE = 0.1  # seconds between two checks whether the iterator was closed
 
 
 def prefetched(items: Iterable[Item], depth: int = 2) -> Generator[Item]:
-    """Yield the same items in the same order; up to `depth` items are made before they are asked for.
+    """Yield the same items in the same order; up to `depth` items are computed in advance.
 
-    An exception while an item is made is raised where the item would have been yielded. The thread ends when the
+    An exception during the computation of an item is raised when the item is requested. The thread ends when the
     iterator is closed or exhausted.
     """
     made: Queue[tuple[Item | None, BaseException | None, bool]] = Queue(depth)

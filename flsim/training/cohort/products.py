@@ -8,10 +8,11 @@ the processor. Some processors multiply bfloat16 several times as fast as float3
     avx512_bf16   the library needs operands, and returns products, that are bfloat16 in memory. One core of a Zen 5:
                   240 GFLOP/s in float32, 370 to 430 in bfloat16.
 
-Products of few rows gain nothing: the recurrence's, of 16 rows at most, take twice as long with AMX as in float32.
+Products with few rows do not benefit: those of the recurrence, with at most 16 rows, take twice as long with AMX as in
+float32.
 
-In float32 torch has two libraries. MKL, which it takes, uses AVX-512 on Intel's processors alone: one core of a Zen 5
-does 105 GFLOP/s with it, and 240 with oneDNN (docs/benchmarks.md).
+In float32 torch has two libraries. The default, MKL, uses AVX-512 only on Intel processors: one core of a Zen 5 has 105
+GFLOP/s with MKL, and 240 with oneDNN (docs/benchmarks.md).
 """
 
 from collections.abc import Iterator
@@ -30,7 +31,7 @@ LARGE = 2**18  # entries of the largest weight
 
 
 class Scratch:
-    """Uninitialised memory by name, which grows to the largest size that was asked for, and is used again."""
+    """Uninitialised memory by name, which grows to the largest requested size, and is reused."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         self._dtype = dtype
@@ -48,11 +49,11 @@ class Products:
     """Products in the dtype of their operands."""
 
     def rows(self, count: int) -> int:
-        """Return how many rows a matrix of `count` positions shall have, at least `count`; further ones hold zeros."""
+        """Return the number of rows of a matrix of `count` positions, at least `count`; further rows are zero."""
         return count
 
     def operand(self, name: str, value: Tensor) -> Tensor:  # noqa: ARG002 (a name of memory, where that is needed)
-        """Return a matrix as an operand of any number of products; the next operand of that name overwrites it."""
+        """Return a matrix as an operand of any number of products; the next operand with this name overwrites it."""
         return value
 
     def multiply(self, left: Tensor, right: Tensor, out: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -65,10 +66,10 @@ class Products:
 
 
 class OneDNNProducts(Products):
-    """Products of float32 operands by oneDNN, which rounds them to bfloat16 on a processor with AMX, and on no other.
+    """Products of float32 operands by oneDNN, which rounds them to bfloat16 only on a processor with AMX.
 
-    The library compiles a kernel for each shape that it meets, in up to 3 ms. Matrices with a multiple of 16 rows, an
-    AMX tile, make shapes repeat from step to step.
+    The library compiles a kernel for each new shape, in up to 3 ms. Matrices with a multiple of 16 rows, an AMX tile,
+    make shapes repeat from step to step.
     """
 
     def rows(self, count: int) -> int:
@@ -116,10 +117,10 @@ def products_for(precision: Precision, like: Params) -> Products:
 
 
 def precision_here(precision: Precision) -> Precision:
-    """Return the precision that a processor has for one that is asked for.
+    """Return the precision that the processor supports instead of the requested precision.
 
-    A processor without instructions for bfloat16 would take longer for it than for float32, and gives float32; a
-    message says so once.
+    A processor without instructions for bfloat16 would be slower with bfloat16 than with float32, and therefore uses
+    float32; a message is printed once.
     """
     able = torch.cpu.get_capabilities()
     if precision != "bf16" or able.get("amx_bf16") or able.get("avx512_bf16"):
@@ -129,9 +130,9 @@ def precision_here(precision: Precision) -> Precision:
 
 
 def onednn_is_faster() -> bool:
-    """Return whether oneDNN multiplies float32 faster than MKL here, and as exactly: on AMD's processors from Zen 5 on.
+    """Return whether oneDNN multiplies float32 faster than MKL and equally exactly: on AMD's processors from Zen 5 on.
 
-    They compute with all of AVX-512's 512 bits at once, which MKL leaves to Intel's; Zen 4 takes two steps for them.
+    They compute all 512 bits of AVX-512 at once, which MKL uses only on Intel processors; Zen 4 needs two steps.
     """
     able = torch.cpu.get_capabilities()
     is_zen_5 = "AMD" in able.get("cpu_name", "") and able.get("avx512_f") and able.get("avx_vnni")
@@ -139,21 +140,21 @@ def onednn_is_faster() -> bool:
 
 
 def _torch_takes_onednn() -> bool:
-    """Return whether `by_onednn` has an effect: not where ONEDNN_MAX_CPU_ISA keeps it to older instructions."""
+    """Return whether `by_onednn` has an effect: not if ONEDNN_MAX_CPU_ISA restricts it to older instructions."""
     return bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())
 
 
 @cache
 def _say_that_float32_is_used() -> None:
-    say('this processor has no instructions for bfloat16 (avx512_bf16, AMX); "bf16" computes in float32 here')
+    say('this processor has no instructions for bfloat16 (avx512_bf16, AMX); "bf16" computes in float32')
 
 
 @contextmanager
 def by_onednn() -> Iterator[None]:
-    """Let oneDNN multiply float32 matrices within the block; it rounds them to bfloat16 where the processor has AMX.
+    """Let oneDNN multiply float32 matrices within the block; it rounds them to bfloat16 if the processor has AMX.
 
-    torch has no setting for the library. It takes oneDNN where operands may be rounded, and oneDNN rounds them only if
-    that is faster, which it is by AMX.
+    torch has no setting for the library. It uses oneDNN if operands may be rounded, and oneDNN rounds them only if that
+    is faster, which is the case with AMX.
     """
     settings = torch.backends.mkldnn.matmul  # type: ignore[attr-defined]
     before = settings.fp32_precision

@@ -1,4 +1,4 @@
-"""The written-out gradient of stacked users' models, and plain SGD by it; every product covers all users.
+"""The written-out gradient of stacked users' models, and plain SGD with it; every product covers all users.
 
 Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabulary.
 """
@@ -16,14 +16,14 @@ from flsim.training.cohort.packing import Parts, Shape, units_of, widened
 from flsim.training.cohort.position_kernels import PositionKernels, Prediction, Target
 from flsim.training.hparams import Precision
 
-# The memory of a stacked step beside weights, which is used again from step to step.
+# The memory of a stacked step without weights, which is reused in each step.
 
 
 class Activations(NamedTuple):
     """The activations of a step of u users, T times, B rows and N positions; r and c have a block before time 0.
 
     Attributes:
-        read: [u, T B, D], embeddings of the inputs; `d_read` their gradient.
+        read: [u, T B, D], embeddings of the inputs; `d_read` is their gradient.
         gates: [u, T, B, 3H], and then their gradient.
         outputs: [u, T + 1, B, D], r; `d_outputs` their gradient.
         cells: [u, T + 1, B, H], c, in the dtype of the master weights.
@@ -52,7 +52,7 @@ class PositionActivations(NamedTuple):
     Attributes:
         read: [u, N, D], embeddings of the inputs; `d_read` their gradient.
         gates: [u, N, 3H], and then their gradient.
-        before: [u, N, D], r of the time before.
+        before: [u, N, D], r of the previous time.
         outputs: [u, N, D], r; `d_outputs` its gradient.
         cells: [u, N, H], c, in the dtype of the master weights.
         hidden: [u, N, H], o tanh c.
@@ -115,7 +115,7 @@ class PositionSizes(Sizes):
 
 
 class Buffers:
-    """Flat memory that grows to the largest step so far."""
+    """Flat memory that grows to the largest step."""
 
     def __init__(self, sizes: Sizes, device: torch.device) -> None:
         self._sizes, self._device = sizes, device
@@ -134,7 +134,7 @@ class Buffers:
                 values = torch.Size(shape).numel()
                 if name not in self._flat or len(self._flat[name]) < values:
                     moved = True
-                    self._flat.pop(name, None)  # before the new one is there
+                    self._flat.pop(name, None)  # free the old memory before allocating
                     dtype = torch.int32 if name == "data" else self._sizes.dtype(name)
                     self._flat[name] = torch.zeros(values, dtype=dtype, device=self._device)
         return moved
@@ -149,16 +149,16 @@ class Buffers:
         return tuple(self._flat[name][: torch.Size(shape).numel()].view(shape) for name, shape in named)
 
 
-UNITS = 16  # H is rounded up to a multiple of it: rows of matrices then begin where wide loads can
+UNITS = 16  # H is rounded up to a multiple of it: rows of matrices then have the alignment of wide loads
 
 
 class Dropped(NamedTuple):
-    """Dropout of a step, 1 for values that stay and 0 for others.
+    """Dropout of a step, 1 for kept values and 0 for others.
 
     Attributes:
-        read: uint8 [u, T B, D], for what the cell reads.
-        predicted: uint8 [u, N, D], for what words are predicted from.
-        factor: multiplier of the values that stay.
+        read: uint8 [u, T B, D], for the inputs of cells.
+        predicted: uint8 [u, N, D], for the inputs of the output layer.
+        factor: multiplier of kept values.
     """
 
     read: Tensor
@@ -167,7 +167,7 @@ class Dropped(NamedTuple):
 
 
 class Term(NamedTuple):
-    """A gradient as a product: left' right is that of a weight (`turned`: of its transpose), right's sum of a bias."""
+    """A gradient as a product: left' right of a weight (`turned`: of its transpose), or right's sum for a bias."""
 
     weight: str
     left: Tensor
@@ -179,7 +179,7 @@ class Term(NamedTuple):
 class StackedWeights:
     """The weights of models of the same sizes, with memory for a step.
 
-    Buffers for activations grow to the largest step so far, and are used again.
+    Buffers for activations grow to the largest step so far, and are reused.
 
     Args:
         wide: parameters of a model as `widened_for` returns them, for names, shapes, dtype and device.
@@ -189,7 +189,7 @@ class StackedWeights:
 
     Attributes:
         weights: [u, ...], all 0 at first.
-        low: the weights in the dtype of products; the same tensors where that is the weights' own.
+        low: the weights in the dtype of products; the same tensors if that is the dtype of the weights.
         gradients: [u, ...], in the dtype of products; empty without `holds_gradients`.
         buffers: memory of activations.
     """
@@ -223,18 +223,18 @@ class StackedWeights:
                 self.low[name].copy_(value.expand_as(self.low[name]))
 
     def _flat_places(self, index: Tensor, per_user: int) -> Tensor:
-        """Return indices within each user [u, n] as flat indices among all users, each of which has `per_user`."""
+        """Return indices within each user [u, n] as flat indices among all users, with `per_user` indices each."""
         return (index + self._own[: len(index)] * per_user).flatten()
 
 
 class StackedModel(StackedWeights):
-    """The gradient of each model's mean cross-entropy by its own weights.
+    """The gradient of each model's mean cross-entropy by its weights.
 
     Args:
         wide, users, precision, holds_gradients: see `StackedWeights`.
-        kernels: the parts of a step that are no plain products.
-        is_single: whether all steps are of a single user; products are then those of plain matrices, for which
-            libraries have more algorithms.
+        kernels: the operations of a step besides plain products.
+        is_single: whether all steps are of a single user; products then use plain matrices, for which libraries have
+            more algorithms.
     """
 
     def __init__(
@@ -254,12 +254,12 @@ class StackedModel(StackedWeights):
 
         Args:
             shape, parts: the step of the first u users.
-            rate: learning rate. A tensor, float64 [1], may change under a CUDA graph; it is then a factor of the
+            rate: learning rate. A tensor, float64 [1], can change under a CUDA graph; it is then a factor of the
                 gradient by the logits.
             dropped: dropout of the step; None for none.
 
         Returns:
-            [u, N], the cross-entropy in nats before the step, 0 beyond a user's positions.
+            [u, N], the cross-entropy in nats before the step, 0 after the positions of a user.
         """
         varying, factor = (rate, 1.0) if isinstance(rate, Tensor) else (None, rate)
         terms, a = self._differentiate(shape, parts, varying, dropped)
@@ -339,26 +339,25 @@ class StackedModel(StackedWeights):
 
 
 def widened_for(kernels: Kernels, like: Params) -> Params:
-    """Return parameters with the number of units that the kernels are fastest at."""
+    """Return parameters with the number of units at which the kernels are fastest."""
     units = units_of(like)
     return like if isinstance(kernels, TorchKernels) else widened(like, -(-units // UNITS) * UNITS)
 
 
 # A step of stacked users whose activations are by position, without padding between the records of a batch.
-#
-# The recurrence has the rows of each time one after another, so that what it leaves is what words are predicted from.
-# The output layer stores no logits (`position_kernels`). Each product of the weights' gradients ends with a user's
+#  The recurrence has the rows of each time in sequence, so its results are directly the inputs of the output layer. The
+# output layer does not store logits (`position_kernels`). Each product of the weights' gradients ends with a user's
 # positions.
 #
 # Shapes: u users, T times, B rows, N positions, D embedding, H units, V vocabulary.
 
 
 class PositionModel(StackedWeights):
-    """The gradient of each model's mean cross-entropy by its own weights; `StackedModel` is its oracle.
+    """The gradient of each model's mean cross-entropy by its weights; `StackedModel` is its reference.
 
     Args:
         wide, users, precision, holds_gradients: see `StackedWeights`.
-        kernels: the parts of a step that are no plain products.
+        kernels: the operations of a step besides plain products.
     """
 
     sizes = PositionSizes
@@ -374,15 +373,15 @@ class PositionModel(StackedWeights):
 
         Args:
             shape, parts: the step of the first u users; positions are in the order of time, then row.
-            rate: learning rate. A tensor, float64 [1], may change under a CUDA graph.
+            rate: learning rate. A tensor, float64 [1], can change under a CUDA graph.
 
         Returns:
-            [u, N], the cross-entropy in nats before the step, 0 beyond a user's positions.
+            [u, N], the cross-entropy in nats before the step, 0 after the positions of a user.
         """
         return self._step(shape, parts, *((rate, 1.0) if isinstance(rate, Tensor) else (None, rate)))
 
     def gradient(self, shape: Shape, parts: Parts) -> Tensor:
-        """Compute the gradients of the first u users that have positions; arguments and result see `descend`."""
+        """Compute the gradients of the first u users that have positions; for arguments and result, see `descend`."""
         return self._step(shape, parts, None, None)
 
     def _step(self, shape: Shape, parts: Parts, factor: Tensor | None, rate: float | None) -> Tensor:
@@ -403,7 +402,7 @@ class PositionModel(StackedWeights):
         kernels.recur_positions(
             a.gates, w["gate_bias"], *weights, a.before, a.outputs, a.cells, a.hidden, starts, shape.rows
         )
-        # Where the low copy is the rounded weight, the second pass reads the weight alone, which it needs anyway.
+        # If the low copy is the rounded weight, the second pass reads only the weight, which it needs anyway.
         prediction = Prediction(
             a.outputs, w["embedding"], w["output_bias"], parts.targets, parts.counts, a.log_sums, factor
         )
@@ -424,7 +423,7 @@ class PositionModel(StackedWeights):
 
 
 def _by_position(shape: Shape, parts: Parts) -> tuple[Parts, Tensor]:
-    """Return the step as one time with a row for each position, and where times begin, int32 [u, T + 1].
+    """Return the step as one time with a row for each position, and the offsets of times, int32 [u, T + 1].
 
     The last value of a user is its number of positions.
     """

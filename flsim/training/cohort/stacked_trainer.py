@@ -1,6 +1,6 @@
 """Local training of many users at once: their weights are stacked, and every product covers all users.
 
-On an NVIDIA GPU with Triton (`triton_kernels`) each shape of step is one CUDA graph; elsewhere it is plain PyTorch
+On an NVIDIA GPU with Triton (`triton_kernels`) each shape of step is one CUDA graph; otherwise it is plain PyTorch
 (`kernels`). `stacked_model` has the gradient; this module has the optimizers and the sums of updates. Shapes: u users.
 """
 
@@ -29,7 +29,7 @@ from flsim.training.cohort.steps import Participant
 from flsim.training.hparams import LocalHParams
 from flsim.training.optimizers import BETAS, optimizer_named
 
-GRAPHS = Shape(users=16, times=4, rows=16, positions=32)  # coarse, so that there are few different shapes
+GRAPHS = Shape(users=16, times=4, rows=16, positions=32)  # coarse, for few different shapes
 WAVES = 2  # users for each multiprocessor of a GPU
 CPU_USERS = 8
 SLACK = 0.9  # share of this process' memory; the rest is for libraries
@@ -45,14 +45,15 @@ class StackedTrainer:
         like: parameters of the model, for names, shapes, dtype (float64: not with Triton) and device.
         hparams: settings of local training.
         layout: the corpus' token layout.
-        users: the most users that train at once.
-        kernels: the kernels of a step; None for Triton's on an NVIDIA GPU that has it, else PyTorch's.
-        graphs: whether to use CUDA graphs; None for yes where Triton's kernels are used on a GPU.
-        by_position: whether the step is that of `PositionModel`, with `PositionKernels`, and not of `StackedModel`;
-            None for the faster one (`by_position_is_faster`).
+        users: the largest number of users that train together.
+        kernels: the kernels of a step; None for those of Triton on an NVIDIA GPU if available, otherwise those of
+            PyTorch.
+        graphs: whether to use CUDA graphs; None for yes if Triton's kernels are used on a GPU.
+        by_position: whether the step is that of `PositionModel`, with `PositionKernels`, not of `StackedModel`; None
+            for the faster one (`by_position_is_faster`).
 
     Raises:
-        torch.OutOfMemoryError: the device's memory does not suffice, also in `train` (RuntimeError on a CPU).
+        torch.OutOfMemoryError: the memory of the device is too small, also in `train` (RuntimeError on a CPU).
     """
 
     def __init__(
@@ -92,10 +93,10 @@ class StackedTrainer:
     def users_that_fit(
         like: Params, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0, by_position: bool | None = None
     ) -> int:
-        """Return how many users fill the device and fit the share of its whole memory, at least 1.
+        """Return the number of users that fill the device and fit in the share of its memory, at least 1.
 
-        The number depends on the device and the share alone. What other programs hold at this moment would make it
-        another number after a restart, and other groups may change the last bits of sums.
+        The number depends only on the device and the share. If it depended on the memory of other programs, a restart
+        could change the groups, and with them the last bits of sums.
         """
         device = representative(like).device
         if device.type != "cuda":
@@ -109,8 +110,8 @@ class StackedTrainer:
     def memory(like: Params, hparams: LocalHParams, layout: Layout, by_position: bool | None = None) -> tuple[int, int]:
         """Return bytes of the device's memory: the fixed part, and that of a user whose records are longest.
 
-        The fixed part is `like`, the parameters that a round starts from as the caller has them and as the trainer has
-        them, and two sums of updates in float64: the caller's and the trainer's.
+        The fixed part is `like`, the first parameters of a round in the caller and in the trainer, and two sums of
+        updates in float64: the caller's and the trainer's.
         """
         model, usual_kernels = _model(like, hparams, by_position)
         wide = widened_for(usual_kernels(like, hparams.precision), like)
@@ -129,7 +130,7 @@ class StackedTrainer:
 
     @torch.no_grad()
     def train(self, start: Params, group: PackedGroup, rate: float | None = None) -> tuple[list[float], list[int]]:
-        """Train at most `users` users over all of their steps; their weights stay for `norms` and `add_updates`.
+        """Train at most `users` users over all of their steps; their weights remain for `norms` and `add_updates`.
 
         Args:
             start: the global parameters.
@@ -160,14 +161,14 @@ class StackedTrainer:
 
     @torch.no_grad()
     def norms(self) -> list[float]:
-        """Return the L2 norm of each user's whole update, in the order of the argument of `pack`."""
+        """Return the L2 norm of the complete update of each user, in the order of the argument of `pack`."""
         with current(self._device):
             squares = self._sum_squares(len(self._order), 1.0, {})
         return self._as_given(squares.sqrt().cpu()).tolist()
 
     @torch.no_grad()
     def add_updates(self, factors: Sequence[float], into: Params) -> None:
-        """Add the sum over users of factor times update; an update of factor 0 adds 0, whatever it holds.
+        """Add the sum over users of factor times update; an update with factor 0 adds 0, even with invalid values.
 
         Args:
             factors: a factor for each user, in the order of the argument of `pack`.
@@ -196,7 +197,7 @@ class StackedTrainer:
         """Take one step of each user that has one."""
         parts = shape.parts(data)
         if self._hparams.is_plain:
-            # A CUDA graph keeps numbers as they were when it was captured, and reads tensors anew.
+            # A CUDA graph stores numbers at capture, and reads tensors at each replay.
             is_tensor = self._graphs is not None and self._hparams.schedule != "constant"
             losses = self._model.descend(shape, parts, self._rate if is_tensor else self._given_rate)
         else:

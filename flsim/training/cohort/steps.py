@@ -30,7 +30,7 @@ class Participant(NamedTuple):
 class Steps:
     """The real positions of batches, in the order of training: by step, then time, then row.
 
-    The rows of a batch are its records, longest first. So the records that reach a time are the first rows, and a step
+    The rows of a batch are its records, longest first. Therefore the records at a time are the first rows, and a step
     is a sequence of ever shorter blocks that needs neither padding nor masks.
 
     Attributes:
@@ -59,7 +59,7 @@ class Steps:
 
 
 def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.random.Generator) -> Steps:
-    """Return a user's batches as positions; they are those of `flsim.training.local.local_batches`."""
+    """Return a user's batches as positions; equal to `flsim.training.local.local_batches`."""
     orders = epoch_orders(len(records), hparams, rng)
     examples, batch = hparams.examples(len(records)), hparams.batch_size
     steps_an_epoch = -(-examples // batch)
@@ -70,7 +70,7 @@ def steps_of(records: Records, layout: Layout, hparams: LocalHParams, rng: np.ra
 def lay_out(records: Records, layout: Layout, record: Ints, step: Ints, steps: int) -> Steps:
     """Return batches of records as positions.
 
-    A record is read as BOS and its words, and predicted as its words and EOS where `layout.ends_with_eos`.
+    A record is read as BOS and its words, and predicted as its words and EOS if `layout.ends_with_eos`.
 
     Args:
         records: the records to choose from.

@@ -1,6 +1,6 @@
 """Triton's versions of `flsim.training.cohort.kernels`, for NVIDIA GPUs and master weights of float32.
 
-Nothing here depends on the order in which programs run: there are no atomics, so a GPU gives the same result each time.
+Results do not depend on the order of programs: there are no atomics, so a GPU always gives the same result.
 """
 # mypy: disable-error-code="no-untyped-def"
 
@@ -78,7 +78,7 @@ def _add_rows(
 ):
     """Add the rows of some of a user's positions: the first position of each token adds all rows of that token.
 
-    A matrix of 0 and 1 tells which positions have the token, and the sums are its product with the rows.
+    A matrix of 0 and 1 marks the positions with the token, and the sums are its product with the rows.
     """
     user = tl.program_id(1).to(tl.int64)
     count = tl.load(counts + user)
@@ -114,7 +114,7 @@ def _former(weight, at, valid, GRADIENT: tl.constexpr):
 
 @triton.jit
 def _settle(weight, low, at, valid, former, rate, gradient, LOW: tl.constexpr, GRADIENT: tl.constexpr):
-    """Store a gradient, or the former weight minus rate times it, of which `low` is a copy."""
+    """Store a gradient, or the old weight minus rate times the gradient; `low` is a copy."""
     value = gradient
     if not GRADIENT:
         value = former - rate * gradient
@@ -154,7 +154,7 @@ def _descend(
     sums = tl.zeros((BN,), tl.float32)
     for first in range(0, K, BK):
         k = first + tl.arange(0, BK)
-        begin = tl.cast(first, tl.int64)  # positions times vocabulary may be beyond 32 bits
+        begin = tl.cast(first, tl.int64)  # positions times vocabulary can exceed 32 bits
         at_left = begin * M + tl.arange(0, BK)[None, :] * M + m[:, None]
         at_right = begin * N + tl.arange(0, BK)[:, None] * N + n[None, :]
         a = tl.load(left + at_left, (m < M)[:, None] & (k < K)[None, :], other=0.0)
@@ -240,7 +240,7 @@ def _squares(weight, start, gradient, squares, size, mu, GRADIENT: tl.constexpr,
 
 @triton.jit
 def _add_updates(weight, start, factors, into, users, size, BLOCK: tl.constexpr, AT_ONCE: tl.constexpr):
-    """Compute some values of the sum over all users, of whom several are read at once."""
+    """Compute some values of the sum over all users, several of whom are read together."""
     i = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     valid = i < size
     origin = tl.load(start + i, valid, other=0.0)
@@ -287,7 +287,7 @@ class TritonKernels(Recurrence):
         self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
         bias: Tensor | None = None, low_bias: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Descend as in `Kernels`; in float32 by the library's products."""
+        """Descend as in `Kernels`; in float32 with products of the library."""
         if low is None:
             TorchKernels().descend(weight, low, left, right, rate, bias)
             return

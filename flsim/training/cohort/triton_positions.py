@@ -1,6 +1,6 @@
 """Triton's versions of `flsim.training.cohort.position_kernels`, for NVIDIA GPUs and master weights of float32.
 
-Nothing here depends on the order in which programs run: there are no atomics, so a GPU gives the same result each time.
+Results do not depend on the order of programs: there are no atomics, so a GPU always gives the same result.
 """
 
 # mypy: disable-error-code="no-untyped-def"
@@ -19,16 +19,15 @@ from flsim.training.cohort.triton_recurrence import BLOCK, DOT, STAGES, _advance
 from flsim.training.hparams import Precision
 
 # The output layer of stacked users in Triton: two passes over the vocabulary, neither of which stores logits.
-#
-# The first pass has some positions of a user and streams the embedding, as attention streams its keys: it keeps the
+#  The first pass has some positions of a user and streams the embedding, as attention streams its keys: it keeps the
 # largest logit so far, the sum of exponentials and the sum of rows that they weight (Dao et al., 2022, Algorithm 1,
-# with the embedding as both keys and values). The second pass has some rows of the embedding and streams the
-# positions. So each gradient is a sum in the registers of one program, in one order.
+# with the embedding as both keys and values). The second pass has some rows of the embedding and streams the positions.
+# Each gradient is therefore a sum in the registers of one program, in a fixed order.
 
 # Positions and words of a tile of logits in the first pass, and in the second.
 TILES = {"bf16": ((64, 64), (32, 64)), "tf32": ((32, 32), (32, 32)), "ieee": ((16, 16), (16, 16))}
-REGISTERS = 168  # of a thread of the first pass, so that three programs of bfloat16 fit a multiprocessor
-VALUES = 2**13  # of a sum of rows that registers hold
+REGISTERS = 168  # registers of a thread in the first pass, so that three programs of bfloat16 fit on a multiprocessor
+VALUES = 2**13  # columns of a sum of rows in registers
 LOG2E = tl.constexpr(1.4426950408889634)  # GPUs compute powers of 2: e^x = 2^(x log2 e)
 
 
@@ -95,7 +94,7 @@ def _predict(
     for first in range(0, words, BV):
         v = first + columns
         shift = next_shift.to(tl.float32) * LOG2E
-        # The biases of the next tile, which so have a complete tile's time to arrive.
+        # The biases of the next tile, which are loaded during the current tile.
         next_shift = tl.load(bias + v + BV, v + BV < V, other=float("-inf"))
         rows = _rows(embedding, v, v < V, D, 0, BD).to(low)
         scores = tl.dot(output, tl.trans(rows), input_precision=PRECISION)
@@ -157,7 +156,7 @@ def _descend_predictions(
     GRADIENT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Compute the gradient by some rows of the embedding and by their biases, over all of a user's positions."""
+    """Compute the gradient by some rows of the embedding and by their biases, over all positions of a user."""
     user = tl.program_id(1).to(tl.int64)
     v = tl.program_id(0) * BV + tl.arange(0, BV)
     place = user * V + v
@@ -238,7 +237,7 @@ class OutputLayer:
     def _tile(self, prediction: Prediction, number: int) -> dict[str, Any]:
         """Return the sizes of a tile of logits in the first pass, number 0, or the second.
 
-        Wide embeddings have small tiles, as their sums are in registers.
+        Wide embeddings have small tiles, because their sums are in registers.
         """
         (_, positions, width), vocabulary = prediction.chosen.shape, prediction.bias.shape[1]
         most = max(DOT, VALUES // block(width))
@@ -445,7 +444,7 @@ def _descend_positions(
         sums = tl.zeros((BC,), tl.float32)
         for first in range(0, count, BK):
             k = first + tl.arange(0, BK)
-            begin = tl.cast(first, tl.int64)  # positions times columns may be beyond 32 bits
+            begin = tl.cast(first, tl.int64)  # positions times columns can exceed 32 bits
             at_left = begin * M + tl.arange(0, BK)[None, :] * M + m[:, None]
             real = (m < M)[:, None] & (k < count)[None, :]
             at_right = begin * C + tl.arange(0, BK)[:, None] * C + n[None, :]
@@ -497,7 +496,7 @@ class TritonPositionKernels(OutputLayer, TritonKernels):
         rate: float | None,
     ) -> None:  # fmt: skip
         (users, positions, m), n = lefts[0].shape, right.shape[2]
-        # The narrower side is one block where possible, so that the wider factor is read once.
+        # The narrower side is one block if possible, so the wider factor is read once.
         narrow = block(min(m, n), 128)
         wide = block(max(m, n), SUMS // narrow)
         block_m, block_n = (narrow, wide) if m <= n else (wide, narrow)

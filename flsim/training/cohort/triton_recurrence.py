@@ -1,9 +1,9 @@
 """The recurrence of stacked users in Triton, forwards and backwards.
 
-One program has some rows of a user, at all times. It streams its user's recurrent weights at every time step, in blocks
-of units. The weights are the same at each step, so that they come from the cache as long as the users in flight fit it.
-r, as the next time step needs it, stays in registers. A barrier ends each time step, since what one thread writes to
-memory another may read at the next.
+One program has some rows of a user, at all times. It streams the recurrent weights of the user at every time step, in
+blocks of units. The weights are equal at each step, so they come from the cache if the active users fit in it. r of the
+last time step remains in registers. A barrier ends each time step, because values that one thread writes can be read by
+another thread in the next step.
 """
 # mypy: disable-error-code="no-untyped-def"
 
@@ -11,11 +11,11 @@ import triton  # type: ignore[import-untyped]
 import triton.language as tl  # type: ignore[import-untyped]
 from torch import Tensor
 
-DOT = 16  # least size of a side of Triton's matrix products
-ROWS = 64  # most rows of a program
+DOT = 16  # smallest size of a side of Triton's matrix products
+ROWS = 64  # largest number of rows of a program
 WIDEST = {"bf16": 512, "tf32": 256, "float32": 256}  # the widest embeddings whose blocks fit an A100's shared memory
 STATE = 2**13  # values of r from which on a program has twice as many warps; rows of wide embeddings stay below
-BLOCK = 2**14  # bytes of a block of weights, where rows are few
+BLOCK = 2**14  # bytes of a block of weights, if there are few rows
 STAGES = 2  # blocks of weights that are loaded at once
 
 
@@ -32,8 +32,8 @@ def launch(
     Args:
         gates: [users, ...].
         projection: [users, H, D].
-        rows: the most rows of a time.
-        most: bytes of a block of weights, where rows are few.
+        rows: the largest number of rows at a time.
+        most: bytes of a block of weights, if there are few rows.
         stages: blocks of weights that are loaded at once.
     """
     _, units, width = projection.shape
@@ -56,10 +56,10 @@ def _tanh(x):
 
 @triton.jit
 def _gate(output, column, weights, gate, valid, own, inside, PRECISION: tl.constexpr):
-    """Return the sum of a gate for a block of units: recurrent product, what the inputs gave, and bias.
+    """Return the sum of a gate for a block of units: recurrent product, contribution of the inputs, and bias.
 
-    A plain sum would make `gate` the accumulator of the product, and Triton does not prefetch what an accumulator
-    loads: every block of units would wait for it.
+    A plain sum would make `gate` the accumulator of the product, and Triton does not prefetch loads of an accumulator,
+    so every block of units would wait.
     """
     product = tl.dot(output, tl.load(column, weights, other=0.0), input_precision=PRECISION)
     total = tl.fma(product, 1.0, tl.load(gate, valid, other=0.0).to(tl.float32))
@@ -68,7 +68,7 @@ def _gate(output, column, weights, gate, valid, own, inside, PRECISION: tl.const
 
 @triton.jit
 def _advanced(f, o, g, c):
-    """Return f, o, g, the new c and o tanh c, from the gates' sums and the c of the time before."""
+    """Return f, o, g, the new c and o tanh c, from the gates' sums and the c of the previous time."""
     f = tl.sigmoid(f)
     o = tl.sigmoid(o)
     g = _tanh(g)
@@ -78,12 +78,12 @@ def _advanced(f, o, g, c):
 
 @triton.jit
 def _differentiated(f, o, g, c, before, later, dm):
-    """Return the gradients by the gates' sums and by the c of the time before.
+    """Return the gradients by the gates' sums and by the c of the previous time.
 
     Args:
         f, o, g, c: values of this time.
-        before: c of the time before.
-        later: the gradient by c that the next time left.
+        before: c of the previous time.
+        later: the gradient by c from the next time.
         dm: the gradient by o tanh c.
     """
     bounded = _tanh(c)
@@ -161,7 +161,7 @@ def _backwards(
     BH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Run the cells backwards; the gradient by c of the time before overwrites the c that is no longer needed."""
+    """Run the cells backwards; the gradient by c of the previous time overwrites the c that is no longer needed."""
     user = tl.program_id(1).to(tl.int64)
     row = tl.program_id(0) * BB + tl.arange(0, BB)
     d = tl.arange(0, BD)

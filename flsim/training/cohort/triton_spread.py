@@ -1,9 +1,10 @@
-"""Triton's kernels for a user that has the GPU to itself: its units are spread over programs, one launch for each time.
+"""Triton's kernels for a single user on a GPU: its units are spread over programs, one launch for each time.
 
-A single program for a user would stream all recurrent weights through one multiprocessor at each time, a megabyte for
-the paper's model in float32, and leave the other multiprocessors idle. Here a program has a block of units and some
-rows. It leaves its units' part of r [B, D] in memory. At the next time every program sums the parts of all programs, in
-one order. Parts of even and of odd times have memory of their own, as programs of one launch both read and write.
+A single program for a user would stream all recurrent weights (a megabyte for the paper's model in float32) through one
+multiprocessor at each time, while the other multiprocessors are idle. Here, a program has a block of units and some
+rows. It writes the contribution of its units to r [B, D] to memory. At the next time, every program sums the
+contributions of all programs, in a fixed order. Contributions of even and odd times have separate memory, because
+programs of one launch both read and write.
 """
 # mypy: disable-error-code="no-untyped-def"
 
@@ -18,9 +19,9 @@ from flsim.training.cohort.triton_recurrence import DOT, _advanced, _differentia
 
 BLOCK = 2**13  # bytes of a block of weights
 AT_ONCE = 8  # programs whose parts of r are loaded at once
-MANY = 128  # rows; with more rows, a program takes as many as registers suffice for
-STATE = 2**13  # values of r for which registers suffice
-SAME = 32  # positions of a token that are read at once
+MANY = 128  # rows; with more rows, a program has as many as fit in registers
+STATE = 2**13  # values of r that fit in registers
+SAME = 32  # positions of a token that are read together
 
 
 @triton.jit
@@ -57,7 +58,7 @@ def _cell(
     AT_ONCE: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Run one time forwards; sum r of the time before, which the programs of the first block of units store."""
+    """Run one time forwards; sum r of the previous time, which the programs of the first block of units store."""
     user, users, K = tl.program_id(2).to(tl.int64), tl.num_programs(2), tl.num_programs(0)
     row = tl.program_id(1) * BB + tl.arange(0, BB)
     d = tl.arange(0, BD)
@@ -216,7 +217,7 @@ def _add_neighbors(
 class SpreadKernels(TritonKernels):
     """The `flsim.training.cohort.kernels.Kernels` for few users on an NVIDIA GPU.
 
-    Each user's positions of the same token must be neighbors.
+    Each user's positions of the same token must be adjacent.
     """
 
     def recur(
@@ -252,7 +253,7 @@ class SpreadKernels(TritonKernels):
         self, weight: Tensor, low: Tensor | None, left: Tensor, right: Tensor, rate: float,
         bias: Tensor | None = None, low_bias: Tensor | None = None,
     ) -> None:  # fmt: skip
-        """Descend as in `Kernels`; in float32 by the library's products of plain matrices."""
+        """Descend as in `Kernels`; in float32 with products of plain matrices of the library."""
         if low is not None:
             super().descend(weight, low, left, right, rate, bias, low_bias)
             return

@@ -82,7 +82,7 @@ def test_budgets() -> None:
     assert CentralHParams(batch_size=8, steps=5).steps_over(100) == 5
     assert CentralHParams(batch_size=8, words=3_000).steps_over(100, 1_000) == 39
     assert CentralHParams(batch_size=8, words=1).steps_over(100, 1_000) == 1
-    with pytest.raises(InputError, match=r"training\.words needs records that have words"):
+    with pytest.raises(InputError, match=r"training\.words needs records with words"):
         CentralHParams(words=3_000).steps_over(100, 0)
     with pytest.raises(InputError, match="steps and words both set how long"):
         CentralHParams(words=3_000, steps=5)
