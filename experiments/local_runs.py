@@ -7,7 +7,7 @@ Experiments, in the order of the command line; each finished run is added to the
 time loses unfinished runs only:
 
 - `table1`: Table 1 of Thakkar et al. (2020), tier `smoke` of `table1.toml`. Learning rates are searched between the one
-  in `tuned/table1-smoke.toml` and its double, in steps of a factor of 1.2 and with six seeds, and below it where a seed
+  in `tuned/table1-smoke.toml` and its double, in steps of a factor of 1.2 and with six seeds, and below it if a seed
   diverges even there. Seeds 10 to 19 are then trained at the chosen learning rate and at half of it (`chosen`).
 - `ten-times`: four settings with ten times the users (see `docs/result-ten-times.md`), seeds 0 to 9.
 - `dp-small`: `dp-small.toml` with seeds 0 to 4: FedAvg, clip, and clip with noise multiplier 1.
@@ -21,13 +21,13 @@ differences at 5%, and Holm's correction over the four sizes of Table 1:
    data, at the chosen learning rates and at half of them. The same for each of four batch sizes of SGD. Whether FedAvg
    or SGD has the higher exposure under IID data is tested without a direction.
 2. `ten-times`: canaries of IID data have a higher mean exposure than those of non-IID data at the searched learning
-   rates, and also at learning rates with which both partitions end at about the same perplexity after equal epochs.
+   rates. They also do at learning rates with which both partitions end at about the same perplexity after equal epochs.
 3. `secret-sharer-once:small:101-400` (section 4.1 of The Secret Sharer): more than half of 300 new networks prefer the
    secret that they read once to another number (two-sided binomial test).
 4. `secret-sharer-table1:smoke:6-25`: over 20 new seeds, a network of two recurrent layers has another mean exposure
    than one of one layer (GRU and LSTM; no direction, as the paper has one for each).
-5. `dp-small`: mean exposure is lower with the clip than without it, and lower with noise (epsilon 8.6) than with the
-   clip alone. Perplexity rises in the same order.
+5. `dp-small`: mean exposure is lower with the clip than without it, and lower with noise (epsilon 8.6) than with
+   only the clip. Perplexity rises in the same order.
 
 The same command with the same `--out` continues what is not finished.
 
@@ -98,7 +98,7 @@ class Machine:
     Attributes:
         runs: folder of run folders.
         device: torch device.
-        until: time (`time.time`) after which a run is left, with a checkpoint.
+        until: time (`time.time`) after which a run stops, with a checkpoint.
         corpora: folder of corpora.
         is_quick: whether corpora and models are tiny, which only tries the script.
     """
@@ -191,7 +191,7 @@ def train(job: Job, machine: Machine) -> Outcome:
 def chosen(perplexities: Mapping[float, Sequence[float]]) -> float:
     """Return the learning rate with the lowest mean perplexity over tuning seeds, or one with a margin to divergence.
 
-    Learning rates at which a seed diverged are left out. If the next higher learning rate is one of them, or there is
+    Learning rates at which a seed diverged do not count. If the next higher learning rate is one of them, or there is
     none, the limit is stability, or unknown. Then the result is the highest tried learning rate that is lower than the
     best one by the factor `STEP` at least, or the best one divided by `STEP`.
 
@@ -217,7 +217,7 @@ class Pool:
 
     Attributes:
         executor: the processes.
-        machine: where they train.
+        machine: folders and device of training.
         out: folder of outcomes and archives.
         outcomes: the outcomes so far.
     """
