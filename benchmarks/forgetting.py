@@ -1,4 +1,4 @@
-"""Benchmark of forgetting in theory: formulas of `experiments.theory` and simulations, for docs/result-forgetting-theory.md.
+"""Benchmark of forgetting in theory: formulas of `experiments.theory` and simulations, for result-forgetting-theory.md.
 
 Jagielski et al. (2022), section 5 and appendix D.
 """
