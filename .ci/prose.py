@@ -13,6 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from notebooks import markdown, notebooks
+
 ROOT = Path(__file__).parents[1]
 CODE = ("flsim", "clients", "server", "experiments", "benchmarks", "deploy", ".ci")
 COMMENTED = (".py", ".toml", ".sh", ".yaml", "Dockerfile")
@@ -153,7 +155,8 @@ def sentences_of(text: str, is_page: bool = True) -> list[str]:
 
 def findings(page: Path, budget: int | None) -> Iterator[str]:
     """Yield a line for each thing to change in a page."""
-    yield from findings_in(page, page.read_text(encoding="utf-8"), budget)
+    text = page.read_text(encoding="utf-8")
+    yield from findings_in(page, markdown(text) if page.suffix == ".ipynb" else text, budget)
 
 
 def findings_in(page: Path, text: str, budget: int | None) -> Iterator[str]:
@@ -193,7 +196,8 @@ def budgets() -> dict[str, int]:
 def main(names: list[str]) -> int:
     written = [path for path in sorted((ROOT / "docs").glob("*.md")) if path.name not in GENERATED]
     code = [path for folder in CODE for path in sorted((ROOT / folder).rglob("*")) if path.name.endswith(COMMENTED)]
-    pages = [Path(name).resolve() for name in names] or [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *written, *code]
+    every = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *written, *notebooks(), *code]
+    pages = [Path(name).resolve() for name in names] or every
     limits = budgets()
     found = [line for page in pages for line in findings(page, limits.get(page.name))]
     print("\n".join(found) or f"prose: {len(pages)} files, nothing to change")

@@ -2,12 +2,19 @@
 
 import dataclasses
 import inspect
+import sys
+from pathlib import Path
 from typing import Any, get_type_hints
 
+from docutils import nodes
+from myst_parser.parsers.sphinx_ import MystParser
 from pygments.lexers.special import TextLexer
 from sphinx.application import Sphinx
 
 import flsim
+
+sys.path.append(str(Path(__file__).parents[1] / ".ci"))
+from notebooks import markdown
 
 project = "flsim"
 html_title = f"flsim {flsim.__version__}"
@@ -59,7 +66,18 @@ def shorten_defaults(*event: Any) -> tuple[str, str] | None:
     return (signature.replace("<factory>", "..."), returned) if signature else None
 
 
+class NotebookParser(MystParser):
+    """Reads a notebook, with its stored outputs, as a page in Markdown."""
+
+    supported = ("notebook",)
+
+    def parse(self, inputstring: str, document: nodes.document) -> None:
+        super().parse(markdown(inputstring), document)
+
+
 def setup(app: Sphinx) -> None:
     show_public_names()
+    app.add_source_suffix(".ipynb", "notebook")
+    app.add_source_parser(NotebookParser)
     app.connect("autodoc-process-signature", shorten_defaults)
     app.add_lexer("csv", TextLexer)  # Pygments has none

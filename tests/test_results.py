@@ -63,10 +63,20 @@ def test_a_figure_is_in_one_file() -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_intervals_in_sentences_are_in_the_files(page: Path) -> None:
+def test_numbers_in_sentences_are_in_the_files(page: Path) -> None:
+    """Decimals, and the ends of intervals as pairs."""
+    text = re.sub(r"<!-- table:.*?<!-- end -->|^```.*?^```", "", page.read_text(encoding="utf-8"), flags=re.S | re.M)
+    text = re.sub(r"[Ss]ection \S+", "", " ".join(text.split()))
+    stated = {
+        number
+        for frame in FRAMES
+        for row in RESULTS["rows_of"](frame)
+        for cell in row.values()
+        for number in re.findall(r"\d+\.\d+", cell)
+    }
+    assert set(re.findall(r"(?<![\w.:/])(\d+\.\d+)(?![\w.])", text)) <= stated
     known = {figure[1:] for _, figure in intervals()}
-    text = re.sub(r"<!-- table:.*?<!-- end -->", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
-    for low, high in re.findall(r"\(95% CI (?:over \w+ )?(-?[\d.]+) to (-?[\d.]+)\)", " ".join(text.split())):
+    for low, high in re.findall(r"\(95% CI (?:over \w+ )?(-?[\d.]+) to (-?[\d.]+)\)", text):
         assert {(float(low), float(high)), (-float(high), -float(low))} & known, (low, high)
 
 
