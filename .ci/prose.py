@@ -161,7 +161,7 @@ def findings(page: Path, budget: int | None) -> Iterator[str]:
 
 def findings_in(page: Path, text: str, budget: int | None) -> Iterator[str]:
     """Yield a line for each thing to change in the text of a page or a file of code."""
-    name, words, is_page = page.relative_to(ROOT), 0, page.suffix == ".md"
+    name, words, is_page = page.relative_to(ROOT), 0, page.suffix in (".md", ".ipynb")
     for part in texts_of(text) if is_page else texts_in_code(page.name, text):
         words += len(part.text.split())
         for found in TO_REPLACE.finditer(part.text):
