@@ -252,9 +252,9 @@ class FederatedConfig(Config):
     def resuming(self, started: Config) -> Self:
         if not isinstance(started, FederatedConfig):
             return self
-        ours, theirs = self.system, started.system
-        shards = theirs.shards if ours.shards is None else ours.shards
-        branch = theirs.branch if ours.branch is None else ours.branch
+        ours, stored = self.system, started.system
+        shards = stored.shards if ours.shards is None else ours.shards
+        branch = stored.branch if ours.branch is None else ours.branch
         return replace(self, system=replace(ours, shards=shards, branch=branch))
 
     def training_of(
