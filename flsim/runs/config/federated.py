@@ -70,7 +70,8 @@ class SystemHParams(CommonSystemHParams):
             order of additions, so results differ by floating-point rounding. When not set: no branches below 64 shards;
             from 64 shards on, the square root of their number, rounded up. The run folder stores the number. Unit:
             nodes.
-        cpus_per_client: CPU cores, and torch threads, of a client process. Unit: cores.
+        cpus_per_client: CPU cores, and torch threads, of a client process. Increase it if there are fewer shards than
+            cores. Unit: cores.
         gpus_per_client: GPUs of a client process, e.g. 0.4 for two processes and an evaluator on one GPU; 0 trains on
             CPUs. When not set: 1 minus the evaluators' share if the cluster has GPUs. If clients use all GPUs,
             evaluators run on CPUs. Unit: GPUs.
