@@ -231,8 +231,8 @@ def plain_loop(
 
 def distance(first: State, ours: State, model: TrainableModel) -> float:
     """Return how far our parameters are from the model's, relative to their change by training."""
-    theirs = {name: value.detach().cpu() for name, value in model.trainable.items()}
-    apart = global_norm({name: value - theirs[name] for name, value in ours.params.items()})
+    values = {name: value.detach().cpu() for name, value in model.trainable.items()}
+    apart = global_norm({name: value - values[name] for name, value in ours.params.items()})
     return apart / global_norm({name: value - first.params[name] for name, value in ours.params.items()})
 
 

@@ -141,8 +141,8 @@ def describe(measured: dict[str, Any]) -> str:
         f"a round's overhead with {shards} shards: {seconds:.2f} s"
         for shards, seconds in measured["round_overhead_seconds"].items()
     ]
-    about = f"unit: {measured['unit']}; cohort and system in {measured['precision']}"
-    return "\n".join([about, *rates, *ratios, *overheads])
+    unit = f"unit: {measured['unit']}; cohort and system in {measured['precision']}"
+    return "\n".join([unit, *rates, *ratios, *overheads])
 
 
 def distances(results: Mapping[str, Result], start: Params, far: Mapping[str, float]) -> dict[str, float]:

@@ -22,13 +22,15 @@ def bench_alarms(simulations: int = SIMULATIONS) -> dict[str, Any]:
     with progress("false alarms", len(OURS) + len(ESTIMATES) + len(ELSEWHERE), unit="bounds") as advance:
         for kind, cases in (("bounds", OURS), ("estimates", ESTIMATES)):
             for case in cases:
-                about = {"bound": case.bound, "truth": case.truth, "promised": case.promised}
-                figures[kind].append(about | {"alarms": case.alarms(simulations)})
+                described = {"bound": case.bound, "truth": case.truth, "promised": case.promised}
+                figures[kind].append(described | {"alarms": case.alarms(simulations)})
                 advance(sum(map(len, figures.values())))
         for other in ELSEWHERE:
-            theirs, ours = other.alarms(simulations)
-            about = {"project": other.project, "source": other.source, "procedure": other.procedure}
-            figures["elsewhere"].append(about | {"promised": other.promised, "alarms": theirs, "alarms_of_ours": ours})
+            other_alarms, ours = other.alarms(simulations)
+            described = {"project": other.project, "source": other.source, "procedure": other.procedure}
+            figures["elsewhere"].append(
+                described | {"promised": other.promised, "alarms": other_alarms, "alarms_of_ours": ours}
+            )
             advance(sum(map(len, figures.values())))
     return {"simulations": simulations, **figures}
 

@@ -46,8 +46,8 @@ class Elsewhere:
 
     def alarms(self, simulations: int, seed: int = 0) -> tuple[int, int]:
         """Return the number of simulations whose bound is above the truth, for their bound and that of flsim."""
-        theirs, ours = self.simulate(stream(seed, "false alarms elsewhere", self.procedure), simulations)
-        return int(theirs.sum()), int(ours.sum())
+        published, ours = self.simulate(stream(seed, "false alarms elsewhere", self.procedure), simulations)
+        return int(published.sum()), int(ours.sum())
 
 
 def half(rng: np.random.Generator, simulations: int, canaries: int) -> Flags:
@@ -67,12 +67,12 @@ def grid_of_guesses(rng: np.random.Generator, simulations: int) -> Both:
     """Guess "out" for the k- lowest and "in" for the k+ highest scores, at delta 0, over a grid of step sqrt(m)."""
     planted, step = tossed(rng, simulations, CANARIES), int(np.sqrt(CANARIES))
     below = np.concatenate([np.zeros((simulations, 1), int), planted.cumsum(axis=1)], axis=1)  # planted among the first
-    theirs = np.zeros(simulations, bool)
+    published = np.zeros(simulations, bool)
     for first in range(0, CANARIES, step):
         for last in range(0, first, step):
             right = (last - below[:, last]) + (below[:, -1] - below[:, first])
-            theirs |= scipy.stats.binom.sf(right - 1, last + CANARIES - first, 0.5) < 0.05
-    return theirs, by_fixed_guesses(planted)
+            published |= scipy.stats.binom.sf(right - 1, last + CANARIES - first, 0.5) < 0.05
+    return published, by_fixed_guesses(planted)
 
 
 def ten_numbers_of_guesses(rng: np.random.Generator, simulations: int) -> Both:
@@ -83,8 +83,8 @@ def ten_numbers_of_guesses(rng: np.random.Generator, simulations: int) -> Both:
     def alarms(made: int) -> Flags:
         return judged(right[:, made - 1], lambda count: coins.p_value(0.0, DELTA, CANARIES, made, count) < 0.01)
 
-    theirs = np.any([alarms(made) for made in range(10, 101, 10)], axis=0)
-    return theirs, by_fixed_guesses(planted, 0.01)
+    published = np.any([alarms(made) for made in range(10, 101, 10)], axis=0)
+    return published, by_fixed_guesses(planted, 0.01)
 
 
 def numbers_of_guesses_by_f_dp(largest_noise: float) -> Simulate:
@@ -103,8 +103,8 @@ def numbers_of_guesses_by_f_dp(largest_noise: float) -> Simulate:
             return judged(right, lambda count: coins.is_refuted(wrong, CANARIES, 2 * number, count))
 
         numbers = np.logspace(1, np.log10(CANARIES // 2), num=50, dtype=int).tolist()
-        theirs = np.any([alarms(number) for number in numbers], axis=0)
-        return theirs, by_fixed_guesses(planted)
+        published = np.any([alarms(number) for number in numbers], axis=0)
+        return published, by_fixed_guesses(planted)
 
     return simulate
 
@@ -154,8 +154,8 @@ def by_vertices(test: Callable[[Counts, Counts, float], bool]) -> Simulate:
     def simulate(rng: np.random.Generator, simulations: int) -> Both:
         planted = tossed(rng, simulations, CANARIES)
         corners = map(vertices, planted)
-        theirs = np.array([test(hits, alarms, 0.05 / len(hits)) for hits, alarms in corners])
-        return theirs, by_fixed_guesses(planted)
+        published = np.array([test(hits, alarms, 0.05 / len(hits)) for hits, alarms in corners])
+        return published, by_fixed_guesses(planted)
 
     return simulate
 
@@ -188,8 +188,8 @@ def references_taken_for_own(rng: np.random.Generator, simulations: int) -> Both
     (references, threshold), users = FEW, ALIKE.tolist()
     hits = hits_among_shared_references(rng, simulations, 3.0, ALIKE)
     share = threshold / (references + 1)
-    theirs = judged(hits, lambda count: guesses.epsilon_of_hits(count, share, users) > 3.0)
-    return theirs, judged(hits, lambda count: guesses.epsilon_of_ranks(count, threshold, references, users) > 3.0)
+    published = judged(hits, lambda count: guesses.epsilon_of_hits(count, share, users) > 3.0)
+    return published, judged(hits, lambda count: guesses.epsilon_of_ranks(count, threshold, references, users) > 3.0)
 
 
 PRIVACY_GUARD = "facebookresearch/PrivacyGuard, tutorial_notebooks/fdp_analysis_tutorial.ipynb, fb9c26c"

@@ -85,10 +85,13 @@ def env(setup: Setup) -> Measured:
     yield Figure("CPU cores", len(os.sched_getaffinity(0)))
     device = torch.device(setup.device)
     if device.type == "cuda":
-        about = torch.cuda.get_device_properties(device)
+        properties = torch.cuda.get_device_properties(device)
         free, whole = torch.cuda.mem_get_info(device)
-        yield Figure("GPU", f"{about.name}, compute capability {about.major}.{about.minor}, CUDA {torch.version.cuda}")
-        yield Figure("multiprocessors", about.multi_processor_count)
+        yield Figure(
+            "GPU",
+            f"{properties.name}, compute capability {properties.major}.{properties.minor}, CUDA {torch.version.cuda}",
+        )
+        yield Figure("multiprocessors", properties.multi_processor_count)
         yield Figure("memory, free and total", f"{free / 1e9:.1f} and {whole / 1e9:.1f} GB")
     if tool := shutil.which("nvidia-smi"):
         query = "--query-gpu=driver_version,power.limit,clocks.max.sm,clocks.max.memory"

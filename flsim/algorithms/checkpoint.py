@@ -139,8 +139,8 @@ def digest_of(state: State) -> str:
 
     Training from states with equal digests gives equal bits.
     """
-    about = (state.round, state.clip, state.ledger.to_json())  # this form keeps older digests valid
-    whole = hashlib.sha256(repr(about).encode())
+    fields = (state.round, state.clip, state.ledger.to_json())  # this form keeps older digests valid
+    whole = hashlib.sha256(repr(fields).encode())
     for name in sorted(state.values.keys() - {"clip"}):
         whole.update(f"{name} {state.values[name]!r} ".encode())
     for name, value in sorted(_tensors(state).items()):

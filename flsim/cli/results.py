@@ -261,10 +261,10 @@ def _compared(
         sweep = read_sweep(a)
         pairs = twins(sweep)
         heading = f"{sweep.heading}: IID (a) minus non-IID (b)"
-        about = {"compared": "partitions", "a": "IID", "b": "non-IID"}
+        metadata = {"compared": "partitions", "a": "IID", "b": "non-IID"}
     else:
         pairs = same_names(read_sweep(a), read_sweep(b))
-        heading, about = f"{a} (a) minus {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}
+        heading, metadata = f"{a} (a) minus {b} (b)", {"compared": "sweeps", "a": str(a), "b": str(b)}
     table = differences(pairs, round, epoch)
     if not (table["quantity"] == "canaries").any():
         why = table["left_out"].dropna().iloc[0]
@@ -275,7 +275,7 @@ def _compared(
         Format.csv: to_csv(table),
     }
     notes = tuned_notes([a] if b is None else [a, b])
-    return table, *_with_notes(texts, {**about, "rows": json_rows(table)}, notes)
+    return table, *_with_notes(texts, {**metadata, "rows": json_rows(table)}, notes)
 
 
 def _with_notes(

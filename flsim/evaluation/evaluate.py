@@ -44,7 +44,8 @@ class EvaluationHParams:
     Attributes:
         references: Number |R| of references, which are random continuations for the rank of each canary. More
             references give larger possible exposures, and take more time. Unit: references.
-        beam_width: Number of phrases that Beam Search keeps at each step. Unit: phrases.
+        beam_width: Number of phrases that Beam Search keeps at each step. More phrases find more canaries, and take
+            more time. Unit: phrases.
         prefix: Number of a canary's first words that the attacker knows; for canaries.template, it is the text before
             the first hole, and this number has no effect. Unit: words.
         test_users: Number of test users that utility is measured on, drawn once from the seed. If the corpus has

@@ -390,19 +390,19 @@ def context(name: str) -> Quantity | None:
         return None
     before, after = match.groups()
     words = "word" if before == "1" else "words"
-    about = f"bits for an attacker who knows {before} {words} before the secret" + (
+    description = f"bits for an attacker who knows {before} {words} before the secret" + (
         " and its end" if int(after) else ""
     )
     return Quantity(
         name=name,
-        description=f"Exposure, in {about}.",
+        description=f"Exposure, in {description}.",
         unit="bits",
         better="lower",
         heading=f"{before}+{after}",
         format="{:.1f}",
         is_ranked=True,
         places=(),
-        about=about,
+        about=description,
     )
 
 

@@ -130,8 +130,8 @@ class Quantity:
     @property
     def sentence(self) -> str:
         """Return the unit, the direction and the description."""
-        about = ", ".join(filter(None, (self.unit, f"{self.better} is better" if self.better else "")))
-        return f"{about}. {self.description}" if about else self.description
+        details = ", ".join(filter(None, (self.unit, f"{self.better} is better" if self.better else "")))
+        return f"{details}. {self.description}" if details else self.description
 
 
 def interval_of(quantity: Quantity) -> tuple[Quantity, Quantity]:

@@ -97,8 +97,8 @@ def possible_conventions(sampler: str) -> tuple[Convention, ...]:
 
 
 def _of_own(sampler: str, relation: Relation) -> tuple[Convention, ...]:
-    about = short_name(sampler), relation, SENSITIVITY[relation]
+    description = short_name(sampler), relation, SENSITIVITY[relation]
     return (
-        Convention(*about, "rdp", "tight", f"own-{relation}-rdp"),
-        Convention(*about, "pld", None, f"own-{relation}-pld"),
+        Convention(*description, "rdp", "tight", f"own-{relation}-rdp"),
+        Convention(*description, "pld", None, f"own-{relation}-pld"),
     )

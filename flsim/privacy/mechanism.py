@@ -40,8 +40,8 @@ class PrivacyHParams:
             the sum once, on the server (DP-FedAvg). In central training an update is the gradient of a record.
         clip: Clip norm S, the bound on the L2 norm of a user's complete update. With an adaptive clip, this is the
             first value. Unit: L2 norm.
-        noise_multiplier: Noise multiplier z: the noise on the sum of updates has the standard deviation z S. Unit: clip
-            norms.
+        noise_multiplier: Noise multiplier z: the noise on the sum of updates has the standard deviation z S. Increase
+            it for a smaller epsilon. Unit: clip norms.
         delta: Delta of the reported (epsilon, delta). When not set: 1 / (10 N), for N training users, or N records in
             central training. Unit: probability.
         target_quantile: Quantile gamma of the users' norms, which an adaptive clip follows. When not set: the clip is

@@ -229,8 +229,10 @@ def _curve(gathered: Gathered, quantity: Quantity, styles: Mapping[Setting, int]
     descriptions = []
     for setting, line in zip(styles, drawn.values(), strict=True):
         begin, end = (_with_unit(quantity, line.y[place]) for place in (0, -1)) if len(line.y) else ("", "")
-        told = f"from {begin} at {line.x[0]:.3g} to {end} at {line.x[-1]:.3g} {x}" if len(line.y) else "not measured"
-        descriptions.append(f"{setting.label}: {told}.")
+        description = (
+            f"from {begin} at {line.x[0]:.3g} to {end} at {line.x[-1]:.3g} {x}" if len(line.y) else "not measured"
+        )
+        descriptions.append(f"{setting.label}: {description}.")
     return inline(figure, f"{quantity.name}-{id_}", f"{title} over {x}", " ".join(descriptions))
 
 

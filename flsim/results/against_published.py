@@ -196,8 +196,8 @@ def sizes(table: pd.DataFrame) -> str:
     """Return a sentence on rows whose share is not compared in size, with the reason; empty if all are compared."""
     has_both = pd.Series(data=False, index=table.index)
     for metric in COUNTED:
-        ours, theirs = measured(table, metric)
-        has_both |= ours.notna() & theirs.notna()
+        ours, published = measured(table, metric)
+        has_both |= ours.notna() & published.notna()
     alike = is_alike(table)
     if not (has_both & ~alike).any():
         return ""
@@ -226,10 +226,10 @@ def measured(table: pd.DataFrame, metric: str) -> "tuple[pd.Series[float], pd.Se
         return table[name].astype("Float64") if name in table else pd.Series(pd.NA, table.index, "Float64")
 
     if metric == "exposure":
-        theirs, ours = column("published_exposure"), column("mean_space_exposure")
+        published, ours = column("published_exposure"), column("mean_space_exposure")
         # Over the complete space, as in the paper, if all rows have it, because two kinds of exposure have no common
         # order.
-        return (column("mean_exposure") if ours[theirs.notna()].isna().any() else ours), theirs
+        return (column("mean_exposure") if ours[published.notna()].isna().any() else ours), published
     if metric == "extracted":
         return column("bs") / column("canaries"), column("published_extracted")
     return column(metric) / column("canaries"), column(f"published_{metric}") / column("published_canaries")
@@ -242,9 +242,9 @@ Points = dict[Key, tuple[float, float]]  # ours, the mean over runs, and theirs
 def _judged(table: pd.DataFrame, metric: str) -> Iterator[tuple[Agreement, dict[Key, tuple[float | None, str | None]]]]:
     """Yield each published table's agreement of rows, with the cells of METRIC_pairs and METRIC_twin for each row."""
     values_of_rows: dict[Key, list[tuple[float, float]]] = {}
-    for key, ours, theirs in zip(_keys(table), *measured(table, metric), strict=True):
-        if not pd.isna(ours) and not pd.isna(theirs):
-            values_of_rows.setdefault(key, []).append((ours, theirs))
+    for key, ours, published in zip(_keys(table), *measured(table, metric), strict=True):
+        if not pd.isna(ours) and not pd.isna(published):
+            values_of_rows.setdefault(key, []).append((ours, published))
     for name in dict.fromkeys(key[0] for key in values_of_rows):
         points: Points = {}
         for key, values in values_of_rows.items():
@@ -294,8 +294,8 @@ def _twins(points: Points) -> dict[str, str]:
     for name, _, setting in points:
         iid, non_iid = (points.get((name, partition, setting)) for partition in PARTITIONS)
         if iid and non_iid and iid[1] != non_iid[1]:
-            ours, theirs = iid[0] - non_iid[0], iid[1] - non_iid[1]
-            signs[setting] = "tie" if not ours else "yes" if (ours > 0) == (theirs > 0) else "no"
+            ours, published = iid[0] - non_iid[0], iid[1] - non_iid[1]
+            signs[setting] = "tie" if not ours else "yes" if (ours > 0) == (published > 0) else "no"
     return signs
 
 

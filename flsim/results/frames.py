@@ -169,17 +169,17 @@ def _runs(listed: list[_ListedRun]) -> pd.DataFrame:
 
     Each evaluation becomes a separate run, because a table shows one evaluation per run.
     """
-    about, evaluated, published = list[dict[str, Any]](), list[RunResults](), dict[RunResults, Mapping[str, Any]]()
+    described, evaluated, published = list[dict[str, Any]](), list[RunResults](), dict[RunResults, Mapping[str, Any]]()
     for run in listed:
         for round_ in run.rounds or (None,):
             results = run.results
             if round_ is not None:
                 results = replace(results, rows=results.rows[results.rows["round"] == round_])
-            about.append(run.about(round_) | _cells(run.axes))
+            described.append(run.about(round_) | _cells(run.axes))
             evaluated.append(results)
             if run.published:
                 published[results] = run.published
-    before = pd.DataFrame(about).convert_dtypes().astype(RUN)
+    before = pd.DataFrame(described).convert_dtypes().astype(RUN)
     table = memorization_table(evaluated, published=published)
     runs = pd.concat([before, table], axis=1)
     runs.attrs = table.attrs  # pandas drops attributes that only one of the tables has

@@ -165,10 +165,10 @@ def differences(table: pd.DataFrame) -> str:
     """
     parts = []
     for name, words in WORDS.items():
-        ours, theirs = _column(table, name), _column(table, PREFIX + name)
-        differ = ~(ours == theirs).fillna(value=False).astype(bool)
+        ours, published = _column(table, name), _column(table, PREFIX + name)
+        differ = ~(ours == published).fillna(value=False).astype(bool)
         if differ.any():
-            parts.append(words.format(_listed(ours[differ]), _listed(theirs[differ])))
+            parts.append(words.format(_listed(ours[differ]), _listed(published[differ])))
     return ", ".join(parts)
 
 

@@ -49,22 +49,22 @@ def read_run_file(run_folder: Path) -> dict[str, Any]:
         what_to_do = f"name a run in it: {', '.join(runs[:4])}" if runs else "name a folder that `flsim run` wrote"
         raise InputError(f"{run_folder}: not a run folder (it has no run.json); {what_to_do}")
     try:
-        about = from_json(path.read_text(encoding="utf-8"))
-        recorded, setting, status, reason = (about[name] for name in ("name", "setting", "status", "reason"))
+        described = from_json(path.read_text(encoding="utf-8"))
+        recorded, setting, status, reason = (described[name] for name in ("name", "setting", "status", "reason"))
         if not (_is_line(recorded) and _is_line(setting) and recorded and setting.strip() and status in STATUSES):
             raise ValueError
         name = run_folder.resolve().name
         name = "".join(letter if letter.isprintable() else "\N{REPLACEMENT CHARACTER}" for letter in name)
-        partition, label = _partition_and_label(about)
-        return _read_later(about) | {
+        partition, label = _partition_and_label(described)
+        return _read_later(described) | {
             "name": name or recorded,
             "recorded_name": recorded,
             "label": label,
             "partition": partition,
             "status": status,
             "reason": None if reason is None else _text(reason),
-            "round": _whole(about["round"]),
-            "rounds": _whole(about["rounds"]),
+            "round": _whole(described["round"]),
+            "rounds": _whole(described["rounds"]),
         }
     except (ValueError, KeyError, TypeError, OverflowError) as error:
         raise InputError(f"{path}: does not describe a run; restore it, or exclude this run") from error
@@ -88,12 +88,12 @@ def refuse_begun(path: Path) -> None:
                 "it, or name another folder"
             )
         return
-    about = read_run_file(path)
-    if about["status"] in {"running", "failed", "interrupted"}:
-        state = "is running, or was killed," if about["status"] == "running" else f"is {about['status']},"
+    described = read_run_file(path)
+    if described["status"] in {"running", "failed", "interrupted"}:
+        state = "is running, or was killed," if described["status"] == "running" else f"is {described['status']},"
         raise InputError(
-            f"{path}: this folder has a run that {state} after round {about['round']:,} of "
-            f"{about['rounds']:,}; add --resume to continue it, or name another folder"
+            f"{path}: this folder has a run that {state} after round {described['round']:,} of "
+            f"{described['rounds']:,}; add --resume to continue it, or name another folder"
         )
 
 

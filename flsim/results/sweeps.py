@@ -175,7 +175,7 @@ def read_sweep(path: Path) -> Sweep:
     Raises:
         InputError: the folder is not a sweep, or a file of the sweep or of a run is damaged.
     """
-    about = _read(path)
+    described = _read(path)
     results = {name: read_run(folder) for name in _names(path) if is_run(folder := _folder(path, name))}
     runs = [
         SweepRun(
@@ -183,21 +183,21 @@ def read_sweep(path: Path) -> Sweep:
             published=with_question(run["published"]) if run["published"] else None,
             results=results.get(run["name"]),
         )
-        for run in about["runs"]
+        for run in described["runs"]
     ]
-    texts = {name: about[name] for name in ("name", "title", "question", "tier", "about", "command", "source")}
-    newest = [{"command": about["command"], "runs": [run.name for run in runs]}]
-    commands = [(entry["command"], entry["runs"]) for entry in about.get("commands", newest)]
+    texts = {name: described[name] for name in ("name", "title", "question", "tier", "about", "command", "source")}
+    newest = [{"command": described["command"], "runs": [run.name for run in runs]}]
+    commands = [(entry["command"], entry["runs"]) for entry in described.get("commands", newest)]
     return Sweep(
         path,
         **texts,
-        versions=about["versions"],
-        sessions=about["sessions"],
+        versions=described["versions"],
+        sessions=described["sessions"],
         runs=runs,
-        tuned=about.get("tuned", ""),
+        tuned=described.get("tuned", ""),
         commands=commands,
-        chosen=about.get("chosen", []),
-        grids=about.get("grids", []),
+        chosen=described.get("chosen", []),
+        grids=described.get("grids", []),
     )
 
 
@@ -322,7 +322,7 @@ def _sweep_of(path: Path) -> Path | None:
 def _read(path: Path) -> dict[str, Any]:
     try:
         text = (path / FILE).read_text(encoding="utf-8")
-        about: dict[str, Any] = with_present_names(from_json(text))
+        described: dict[str, Any] = with_present_names(from_json(text))
         SWEEP_FILE.validate_json(text, strict=True)
     except OSError as error:
         raise InputError(f"{path}: not a sweep folder (it has no {FILE}); create one with `flsim sweep`") from error
@@ -332,7 +332,7 @@ def _read(path: Path) -> dict[str, Any]:
         raise InputError(
             f"{path / FILE}: the file is damaged (not JSON); restore it, or repeat `flsim sweep`"
         ) from error
-    return about
+    return described
 
 
 def _names(path: Path) -> list[str]:

@@ -281,16 +281,16 @@ class Run:
         Raises:
             InputError: the checkpoint is damaged; `checkpoint.ForeignCheckpointError` if it is of another run.
         """
-        state, theirs = checkpoint.load(path)
-        ours = (self.provenance if executes_code else self._with_frozen(theirs.frozen)).by_content
-        if (ours.vocabulary_size, ours.model, ours.frozen) != (theirs.vocabulary_size, theirs.model, theirs.frozen):
-            why = f"this checkpoint has another model ({theirs.sizes}); {self.path} has {ours.sizes}"
-        elif ours.corpus != theirs.corpus:
+        state, stored = checkpoint.load(path)
+        ours = (self.provenance if executes_code else self._with_frozen(stored.frozen)).by_content
+        if (ours.vocabulary_size, ours.model, ours.frozen) != (stored.vocabulary_size, stored.model, stored.frozen):
+            why = f"this checkpoint has another model ({stored.sizes}); {self.path} has {ours.sizes}"
+        elif ours.corpus != stored.corpus:
             why = (
                 f"this checkpoint was trained on another corpus than {self.config.data.corpus}; restore the corpus "
                 "or train again"
             )
-        elif ours.config != theirs.config:
+        elif ours.config != stored.config:
             why = (
                 f"this checkpoint was trained with other settings than {self.path / 'config.toml'}; name the run "
                 "of the checkpoint"
@@ -366,7 +366,7 @@ class Run:
     def mark(self, status: Status, reason: str | None = None) -> None:
         """Write run.json with the status and the round of the newest checkpoint."""
         newest = checkpoint.latest(self.path / "checkpoints")
-        about = {
+        described = {
             "name": self.name,
             "config": self.config.digest,
             "corpus": self.corpus.digest,
@@ -381,7 +381,7 @@ class Run:
             "seed": self.config.seed,
             "series": self.series,
         }
-        write_json(self.path / "run.json", about)
+        write_json(self.path / "run.json", described)
 
     def log_round(self, **values: Any) -> dict[str, Any]:
         """Append a line to rounds.jsonl, and return it."""

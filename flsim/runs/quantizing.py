@@ -44,9 +44,9 @@ def quantize_run(source: Path, out: Path, bits: int, device: str = "cpu") -> Run
         shutil.copytree(source / "planted", folder / "planted")
         (folder / "checkpoints").mkdir()
         (folder / "rows").mkdir()
-        about = replace(run.provenance, config=settings.digest)
+        provenance = replace(run.provenance, config=settings.digest)
         for name in kept:
-            checkpoint.save(folder / "checkpoints", run.load(source / "checkpoints" / name), about)
+            checkpoint.save(folder / "checkpoints", run.load(source / "checkpoints" / name), provenance)
         for name in tracked(f"{out.name}: evaluating", kept):  # the folder is removed if an evaluation fails
             evaluate_checkpoint(folder, folder / "checkpoints" / name, device)
     quantized = Run(out, with_copies(settings, out))

@@ -222,13 +222,13 @@ def memorized(table: pd.DataFrame, flag: Quantity, template: str) -> list[list[C
         heading = f"{name} /{counts[0]}" if len(counts) == 1 else name
         return [[Column(heading, cells, note=note), interval, *_lowest(table, flag, "Lowest")]]
     source = source_of(table, flag.name)
-    share, theirs = measured(table, flag.name)[0], measured(table, source)[1]
+    share, published = measured(table, flag.name)[0], measured(table, source)[1]
     standard = ", ".join(f"{quantity.heading} %" for quantity in flags(QUANTITIES.values()) if quantity.is_standard)
     note = note or SHARE.format(standard, " to ".join(dict.fromkeys((counts[0], counts[-1]))))
     unit = [
         Column(f"{name} %", formatted(share, "{:.1f}", 100), note=note),
         interval,
-        *_paper(formatted(theirs, "{:.1f}", 100)),
+        *_paper(formatted(published, "{:.1f}", 100)),
         *marks(table, source),
     ]
     lowest = _lowest(table, flag, f"{name} lowest")

@@ -161,8 +161,8 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
             panels[quantity].append(panel)
         strip = _axes(figure, x, y, strip_height)
         title = copies(int(number[-1])) if math.isnan(p_u) else f"$p_u$ = {user_share(p_u)}, $p_e$ = {100 * p_e:.6g}%"
-        about = group.iloc[0]
-        if window := rounds_text(about.get("first_round"), about.get("last_round")):
+        first_row = group.iloc[0]
+        if window := rounds_text(first_row.get("first_round"), first_row.get("last_round")):
             title += f", planted {window}"
         panels[PRIMARY][-1].set_title(title, loc="left", fontsize=10)
         for place, canary in enumerate(group["canary"]):

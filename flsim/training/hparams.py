@@ -149,7 +149,8 @@ class LocalHParams:
     Attributes:
         epochs: Number of passes of a user over their records in a round. Unit: epochs.
         batch_size: Number of records in a step; the last batch of an epoch can be smaller. Unit: records.
-        learning_rate: Learning rate of the optimizer at the highest value of `schedule`. Unit: none.
+        learning_rate: Learning rate of the optimizer at the highest value of `schedule`. Choose it by perplexity, e.g.
+            with flsim tune. Unit: none.
         optimizer: Optimizer of the user. "momentum" adds `momentum` times the previous direction; "adam" and "rmsprop"
             have torch's defaults.
         momentum: Momentum of optimizer "momentum". Unit: none.

@@ -335,10 +335,10 @@ def extract_run(path: Path, hparams: ExtractionHParams) -> tuple[pd.DataFrame, p
         InputError, Diverged: see `extract`.
     """
     run = Run.open(path)
-    about = read_run_file(path)
+    described = read_run_file(path)
     round_ = hparams.round if hparams.epoch is None else read_run(path).at(epoch=hparams.epoch)
-    if about["status"] == "diverged" and round_ is None:
-        raise InputError(f"{path}: diverged ({about['reason']}); name a checkpoint before that with --round")
+    if described["status"] == "diverged" and round_ is None:
+        raise InputError(f"{path}: diverged ({described['reason']}); name a checkpoint before that with --round")
     with threads_of_torch(1):
         state, model = attacked_model(run, round_, hparams.device)
         users = in_place(run.users, run.canaries, state.round)

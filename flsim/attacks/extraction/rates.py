@@ -32,8 +32,8 @@ def rates_of(strings: pd.DataFrame) -> pd.DataFrame:
     for (kind, prefix), group in strings.groupby(["kind", "prefix"], sort=False):
         is_trained = group["is_trained"].to_numpy(bool)
         for attack, n, p, is_extracted in _attacks(group):
-            about = dict(zip(KEY, (kind, prefix, attack, n, p), strict=True))
-            rows.append(about | _against_controls(is_extracted[is_trained], is_extracted[~is_trained]))
+            columns = dict(zip(KEY, (kind, prefix, attack, n, p), strict=True))
+            rows.append(columns | _against_controls(is_extracted[is_trained], is_extracted[~is_trained]))
     return pd.DataFrame(rows)
 
 
@@ -58,8 +58,8 @@ def eidetic_of(strings: pd.DataFrame) -> pd.DataFrame:
                 continue
             for most in USERS:
                 trained, controls = is_trained & (users <= most), ~is_trained & (users <= most - 1)
-                about = dict(zip(KEY, (kind, prefix, attack, n, p), strict=True)) | {"k_users": most}
-                rows.append(about | _against_controls(is_extracted[trained], is_extracted[controls]))
+                columns = dict(zip(KEY, (kind, prefix, attack, n, p), strict=True)) | {"k_users": most}
+                rows.append(columns | _against_controls(is_extracted[trained], is_extracted[controls]))
     return pd.DataFrame(rows)
 
 

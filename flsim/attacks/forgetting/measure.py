@@ -349,10 +349,10 @@ def measure(
     for group, table in observed.groupby("group"):
         keys = {"group": group} | {name: table[name].iloc[0] for name in KEYS}
         ranks.append(p_after_window(table))
-        measured, about = _group(table, alpha)
+        measured, columns = _group(table, alpha)
         rows += [keys | row for row in measured]
         advantages.append(advantage.by_seed(table))
-        times.append(keys | about | _times(ranks[-1]) | advantage.of_group(advantages[-1]))
+        times.append(keys | columns | _times(ranks[-1]) | advantage.of_group(advantages[-1]))
     summary = pd.DataFrame(times).reindex(columns=list(TIMES)).astype(TIMES)
     return Forgetting(
         frame=pd.DataFrame(rows).reindex(columns=list(SUCCESS)).astype(SUCCESS),
@@ -394,7 +394,7 @@ def _group(table: pd.DataFrame, alpha: float) -> tuple[list[dict[str, Any]], dic
     has_twin = bool(table["score_out"].notna().any())
     of_half = [row for row in rows if 2 * row["canaries"] >= total]
     time = forgetting_time([row["k"] for row in of_half], [row["success_upper"] for row in of_half], alpha)
-    about = {
+    columns = {
         "canaries": total,
         "seeds": table["run"].nunique(),
         "never_used": int(table[table["last_use"].isna()].groupby(["run", "canary"]).ngroups),
@@ -404,7 +404,7 @@ def _group(table: pd.DataFrame, alpha: float) -> tuple[list[dict[str, Any]], dic
         "is_censored": time is None if has_twin and of_half else None,
         "least_alpha": success.least_alpha(2 * (total // 2)) if has_twin else None,
     }
-    return rows, about
+    return rows, columns
 
 
 def _times(p: pd.DataFrame) -> dict[str, Any]:

@@ -63,9 +63,9 @@ def draw(measured: Forgetting) -> Figure:
     for empty in (*exposures[len(panels) :], *advantages[len(panels) :]):
         empty.set_axis_off()
     for index, (axes, table) in enumerate(zip(exposures, panels, strict=False)):
-        about = table.iloc[0].to_dict()
-        window = f"planted in {rounds_text(about)}"
-        axes.set_title(plain(f"{about['setting']}\n{window}" if several else window), fontsize=10)
+        first_row = table.iloc[0].to_dict()
+        window = f"planted in {rounds_text(first_row)}"
+        axes.set_title(plain(f"{first_row['setting']}\n{window}" if several else window), fontsize=10)
         _draw(axes, curve(table, "out"), **OUT, label="arm OUT")
         for _, of_group in table.groupby("group", sort=False):
             name = _name(of_group.iloc[0].to_dict())
@@ -74,7 +74,7 @@ def draw(measured: Forgetting) -> Figure:
             if has_twin:
                 _draw(advantages[index], advantage.curve(of_group), **style | {"markersize": 3})
         if has_twin:
-            _mark_window(advantages[index], about)
+            _mark_window(advantages[index], first_row)
     _scale(exposures[: len(panels)], columns)
     for axes in advantages[::columns]:
         axes.set_ylabel("nats that training added")

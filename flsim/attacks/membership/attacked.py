@@ -101,8 +101,8 @@ class Attacked:
         run, reference, device = self.run, self.hparams.reference, self.hparams.device
         untrained = checkpoint.model_of(run.provenance).initialize(run.config.seed).to(torch.device(device))
         other = None if reference is None else _reference_model(run, reference, device)
-        about = run.corpus.vocabulary, unigram_of(run.corpus), run.config.seed, run.corpus.layout, other
-        candidates = Candidates(self.model, records, keys, *about)
+        subject = run.corpus.vocabulary, unigram_of(run.corpus), run.config.seed, run.corpus.layout, other
+        candidates = Candidates(self.model, records, keys, *subject)
         return candidates, candidates.before(as_measured(run, untrained))
 
     def stored(self, rows: Sequence[dict[str, Any]], notes: Sequence[str] = ()) -> Result:

@@ -102,7 +102,8 @@ class ScheduledEvaluationHParams(EvaluationHParams):
     """Settings of the measurements of checkpoints, and of their times.
 
     Attributes:
-        every: Number of rounds between two evaluations; the last round is always evaluated. Unit: rounds.
+        every: Number of rounds between two evaluations; the last round is always evaluated. Decrease it for a finer
+            curve. Unit: rounds.
         every_epochs: In place of `every`: number of passes over all records between two evaluations, rounded up to
             complete rounds. Use it to measure federated and central runs after equally many records. Unit: epochs.
     """
@@ -136,7 +137,8 @@ class CommonSystemHParams:
     """Use of the machines, for both kinds of training.
 
     Attributes:
-        evaluators: Number of processes that evaluate checkpoints during training. Unit: processes.
+        evaluators: Number of processes that evaluate checkpoints during training. Increase it if evaluations take
+            longer than the rounds between them. Unit: processes.
         gpus_for_evaluation: GPUs of each evaluator, which training leaves free; 0 evaluates on a CPU. An evaluator can
             use this share of the GPU's memory, or 1 GiB if that is more. When not set: a small share of a GPU if the
             cluster has GPUs, in central training only with device "cuda". Unit: GPUs.
@@ -173,7 +175,8 @@ class Config(ABC):
 
     Attributes:
         data: Corpus and its users.
-        seed: Seed of everything random: canaries, weights, cohorts, noise and references. Unit: none.
+        seed: Seed of everything random: canaries, weights, cohorts, noise and references. Change it to repeat an
+            experiment. Unit: none.
         canaries: Planted phrases, and their numbers of copies.
         model: Architecture and size of the network.
         privacy: Clipping and noise.

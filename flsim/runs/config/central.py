@@ -42,7 +42,8 @@ class StepwiseEvaluationHParams(ScheduledEvaluationHParams):
     """Settings of the measurements of checkpoints in central training, and of their times.
 
     Attributes:
-        every: Number of steps between two evaluations; the last step is always evaluated. Unit: steps.
+        every: Number of steps between two evaluations; the last step is always evaluated. Decrease it for a finer
+            curve. Unit: steps.
     """
 
     every: Count = 10_000
@@ -57,8 +58,8 @@ class CentralSystemHParams(CommonSystemHParams):
     Attributes:
         engine: "fused" uses a written-out gradient, for "cifg", "lstm" and "gru". "autograd" is plain PyTorch, which is
             slower, and supports any architecture and DP-SGD.
-        device: Device of the training process.
-        threads: CPU cores, and torch threads, of the training process. Unit: cores.
+        device: Device of the training process. Use "cuda" to train on a GPU.
+        threads: CPU cores, and torch threads, of the training process. Increase it for large models. Unit: cores.
         gpus: GPUs of the training process, at most 1, e.g. 0.2 for four runs on one GPU, each with an evaluator. The
             process can use this share of the GPU's memory. When not set: the remainder of one GPU after evaluators with
             device "cuda", and 0 with device "cpu". Unit: GPUs.

@@ -70,7 +70,8 @@ class SystemHParams(CommonSystemHParams):
             order of additions, so results differ by floating-point rounding. When not set: no branches below 64 shards;
             from 64 shards on, the square root of their number, rounded up. The run folder stores the number. Unit:
             nodes.
-        cpus_per_client: CPU cores, and torch threads, of a client process. Unit: cores.
+        cpus_per_client: CPU cores, and torch threads, of a client process. Increase it if there are fewer shards than
+            cores. Unit: cores.
         gpus_per_client: GPUs of a client process, e.g. 0.4 for two processes and an evaluator on one GPU; 0 trains on
             CPUs. When not set: 1 minus the evaluators' share if the cluster has GPUs. If clients use all GPUs,
             evaluators run on CPUs. Unit: GPUs.
@@ -252,9 +253,9 @@ class FederatedConfig(Config):
     def resuming(self, started: Config) -> Self:
         if not isinstance(started, FederatedConfig):
             return self
-        ours, theirs = self.system, started.system
-        shards = theirs.shards if ours.shards is None else ours.shards
-        branch = theirs.branch if ours.branch is None else ours.branch
+        ours, stored = self.system, started.system
+        shards = stored.shards if ours.shards is None else ours.shards
+        branch = stored.branch if ours.branch is None else ours.branch
         return replace(self, system=replace(ours, shards=shards, branch=branch))
 
     def training_of(

@@ -30,7 +30,8 @@ class CentralHParams:
             number if all steps have equally many words. Unit: words.
         batch_size: Number of records in a step; with DP-SGD, the expected number. Unit: records.
         optimizer: Optimizer, with torch's defaults except for the settings of this section.
-        learning_rate: Learning rate of the optimizer at the highest value of `schedule`. Unit: none.
+        learning_rate: Learning rate of the optimizer at the highest value of `schedule`. Choose it by perplexity, e.g.
+            with flsim tune. Unit: none.
         tuned_at: Batch size for which `learning_rate` was tuned. For another batch size, the learning rate is
             multiplied by sqrt(batch_size / tuned_at), the rule of Thakkar et al. (2020), Table 4. When not set: no
             multiplication. Unit: records.

@@ -102,9 +102,9 @@ class StackedTrainer:
         if device.type != "cuda":
             return CPU_USERS
         fixed, per_user = StackedTrainer.memory(like, hparams, layout, by_position)
-        about = torch.cuda.get_device_properties(device)
-        fitting = int((about.total_memory * memory_share * SLACK - fixed) // per_user)
-        return max(1, min(fitting, WAVES * about.multi_processor_count))
+        properties = torch.cuda.get_device_properties(device)
+        fitting = int((properties.total_memory * memory_share * SLACK - fixed) // per_user)
+        return max(1, min(fitting, WAVES * properties.multi_processor_count))
 
     @staticmethod
     def memory(like: Params, hparams: LocalHParams, layout: Layout, by_position: bool | None = None) -> tuple[int, int]:
