@@ -133,20 +133,6 @@ def test_the_list_fits_80_columns_and_can_be_of_one_section_or_setting(flsim: Fl
     assert "server_optimizer" not in setting
 
 
-def test_parameters_are_those_of_the_network() -> None:
-    """The CIFG of Thakkar et al. (2020): E [V, D], two weights [D, 3H], a bias [3H], P [H, D] and a bias [V]."""
-    size, width, units = 10_000, 96, 670
-    cifg = architectures()[0]
-    assert cifg.parameters == size * width + 2 * width * 3 * units + 3 * units + units * width + size
-    assert {network.name: network.sizes for network in architectures()} == {
-        "cifg": ("embedding", "units"),
-        "lstm": ("embedding", "units", "layers"),
-        "gru": ("embedding", "units", "layers"),
-        "transformer": ("embedding", "units", "layers", "heads"),
-        "convolutional": ("embedding", "units", "layers", "filter_width"),
-    }
-
-
 def test_an_unknown_name_is_refused_with_a_close_one(flsim: Flsim) -> None:
     code, out, err = flsim("settings", "training.round")
     assert (code, out) == (2, "")

@@ -78,10 +78,3 @@ def test_pseudo_users_count_once_they_came() -> None:
     canaries = canary([6, 6]), canary([5, 6]), injected
     assert in_records_and_users(canaries, 1)[2] == (0, 0)
     assert in_records_and_users(canaries, 2)[2] == (6, 2)
-
-
-def test_a_string_across_two_records_does_not_occur() -> None:
-    population = Population.with_canaries(
-        split_of([[[1, 2], [3, 4]]]), (), Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))
-    )
-    assert occurrences(population, Records.from_lists([[2, 3], [3, 4]]))[0].tolist() == [0, 1]

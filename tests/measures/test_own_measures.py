@@ -14,7 +14,6 @@ from shown import from_csv, over_seeds, to_markdown
 
 from flsim.base.errors import InputError, RunFailed
 from flsim.results import tables
-from flsim.results.differences import Pair, compare_runs, differences, planned, to_wide
 from flsim.results.frames import frames
 from flsim.results.rows import read_rows
 from flsim.results.store import read_run
@@ -22,7 +21,6 @@ from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.runs.measuring import evaluate_checkpoint
 from flsim.runs.trackers import tracking
-from flsim.show.differences import compare_partitions, table_of_pairs
 from flsim.show.plots import draw_rounds
 from flsim.show.table import to_csv
 
@@ -127,18 +125,6 @@ def test_trackers_are_told_of_own_measures(measured: Experiment) -> None:
         assert told["eval/size"][round_] == values(folder, "size", round_).iloc[0]
 
 
-def test_own_measures_are_compared_in_pairs_as_exposure_is(measured: Experiment) -> None:
-    iid, other = (read_run(measured.folder / partition) for partition in PARTITIONS)
-    pair = Pair("row", planned([iid]), planned([other]))
-    table = differences([pair])
-    over_seeds, of_runs = to_wide(table).iloc[0], to_wide(compare_runs(iid, other).table).iloc[0]
-    for name in ("surprise_difference", "surprise_p"):
-        assert over_seeds[name] == of_runs[name]
-    text = " ".join(table_of_pairs(table, [pair]).markdown().split())
-    assert all(part in text for part in ("Surpr., a-b", "US", SENTENCE))
-    assert "Surpr., a-b" in compare_partitions([iid, other])
-
-
 def test_tables_with_own_measures_are_read_back(measured: Experiment) -> None:
     runs = [read_run(measured.folder / partition) for partition in PARTITIONS]
     own = list(runs[0].own.values())
@@ -213,10 +199,6 @@ WRONG_BEFORE = {
     "measure = 3\n": "is a int, not a flsim.measures.Measure",
     "{measure}(Quantity(name='rs', description='D.'),))": "flsim has rs already",
     "{measure}(Quantity(name='round', description='D.', subject='model'),))": "a table of results has round already",
-    "{measure}(Quantity(name='own', description='D.', better='up'),))": "better must be one of None, 'higher', 'lower'",
-    "{measure}(Quantity(name='own', description='D.', is_percentage=True),))": "percentages are of the model alone",
-    "{measure}())": "at least one Quantity",
-    "{measure}(Quantity(name='a', description='D.'), Quantity(name='a', description='D.')))": "has a already",
     "{measure}(Quantity(name='a', description='D'), Quantity(name='b', description='D', subject='model')))": "split it",
 }
 
@@ -236,8 +218,6 @@ def test_what_is_no_measure_is_refused_before_training(experiment: Experiment, s
 WRONG_MEANWHILE = {
     "1 / 0": r"bad.py:7: ZeroDivisionError: division by zero",
     "float('nan')": "own of canary .* is nan, which is not finite",
-    "{'own': float('inf')}": "own of canary .* is inf, which is not finite",
-    "'much'": "own of canary .* is 'much', which is not a number",
     "{'other': 1.0}": "computed 'other' of canary .*, which none of its quantities is",
     "{}": "computed no own of canary .*; compute it, or describe it as is_partial",
     "probe.prefix": "own of canary .* is tensor.*, which is not a number",
