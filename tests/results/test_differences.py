@@ -150,18 +150,6 @@ def test_all_canaries_and_each_configuration(make_run: MakeRun) -> None:
     assert pd.isna(table["bs_discordant_difference"].iloc[1])  # nothing discordant has no share
 
 
-def test_the_text_is_of_80_columns_and_has_the_numbers(make_run: MakeRun) -> None:
-    text = runs_to_markdown(compared(make_run))
-    assert max(map(len, text.splitlines())) <= 80
-    shown = cells(text)
-    assert ["RS /9", "5", "3", "3", "1", "0.625", "75% (19% to 99%)"] in shown
-    assert ["Perplexity", "60.0", "66.0", "", "", "", ""] in shown
-    p = holm(P_OF_CONFIGURATIONS)[2]
-    assert ["1/5K, 100%", "3", "+2.00", "6.57", f"{p:.3f}", "3/2", "1.000", "2/0", "1.000"] in shown
-    assert next(row for row in shown if row[0] == "Exposure, bits")[3] == "+2.11"
-    assert "Epsilon" not in text
-
-
 def test_canaries_of_a_number_of_copies(make_run: MakeRun) -> None:
     """The roster has no probabilities then, and the numbers are the configurations."""
     folders = [make_run({20: each | MODEL}, name=name, grid=GRID, copies=3) for name, each in (("a", A), ("b", B))]

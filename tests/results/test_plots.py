@@ -152,7 +152,7 @@ def test_the_legend_covers_no_data_and_lines_differ_without_colour(make_run: Mak
     assert len({(style["marker"], str(style["linestyle"])) for style in map(line_style, range(12))}) == 12
 
 
-@pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".svg", b"<?xml"), (".SVG", b"<?xml")])
+@pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".SVG", b"<?xml")])
 def test_the_same_results_give_the_same_file(runs: list[RunResults], tmp_path: Path, suffix: str, start: bytes) -> None:
     before = dict(mpl.rcParams)
     path = tmp_path / f"memorization{suffix}"
