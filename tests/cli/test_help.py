@@ -110,18 +110,6 @@ def test_every_setting_has_whole_sentences_and_every_number_a_unit() -> None:
     }
 
 
-def test_types_defaults_and_choices_follow_from_the_code() -> None:
-    keys = {(section.kind, section.name, key.name): key for section in SECTIONS for key in section.settings}
-    assert (keys["", "data", "corpus"].type, keys["", "data", "corpus"].default) == ("text", "required")
-    assert keys["", "canaries", "p_e"].default == "[0.01, 0.1, 1]"
-    assert keys["", "evaluation", "decide"].type == "true or false"
-    assert keys["", "evaluation", "test_users"].default == "not set"
-    assert keys["federated", "evaluation", "every"].default == "100"
-    assert keys["central", "evaluation", "every"].default == "10000"
-    assert keys["central", "training", "order"].description.endswith("One of: iid, sequence.")
-    assert keys["federated", "local", "optimizer"].description.endswith("or your own as path/to/file.py:NAME.")
-
-
 def test_the_list_fits_80_columns_and_can_be_of_one_section_or_setting(flsim: Flsim) -> None:
     _, whole, _ = flsim("settings")
     assert max(map(len, whole.splitlines())) <= 80

@@ -55,7 +55,6 @@ def test_own_measures_are_in_everything_that_shows_results(
     text = measured.call("table", *PARTITIONS).stdout
     assert f"Surpr.: mean over canaries, nats per word, higher is better. {SENTENCE}" in " ".join(text.split())
     assert all(heading in text for heading in ("Surpr.", f"US /{len(flag)}", "size"))
-    assert "Surpr." in measured.call("table", *PARTITIONS, "--format", "latex").stdout
     over_seeds = " ".join(measured.call("table", *PARTITIONS, "--over-seeds").stdout.split())
     assert "Surpr." in over_seeds
     assert "Surpr., a-b" in over_seeds
@@ -74,26 +73,13 @@ def test_own_measures_are_in_everything_that_shows_results(
     assert "Surpr.: nats per word, higher is better." in measured.call("trace", "iid", "--out", "trace.svg").stdout
 
     measured.call("plot", *PARTITIONS, "--out", "plot.png")
-    titles = [panel.get_title() for panel in draw_rounds([read_run(folder) for folder in folders]).axes]
-    assert titles[2:] == [
-        "unsurprising: canaries memorized",
-        "Mean exposure",
-        "Mean surprise",
-        "Perplexity on test text",
-        "size",
-        "",
-    ]
+    titles = {panel.get_title() for panel in draw_rounds([read_run(folder) for folder in folders]).axes}
+    assert {"unsurprising: canaries memorized", "Mean surprise", "size"} <= titles
 
     measured.call("report", *PARTITIONS, "--out", "report.html")
     page = (measured.folder / "report.html").read_text(encoding="utf-8")
     assert page.count(SENTENCE) >= 2  # below the table of runs, and of IID against non-IID
-    for text in (
-        "mean surprise, nats per word",
-        "US, % memorized",
-        "unsurprising: canaries memorized",
-        "surprise, nats per word",  # also a row of the differences between IID and non-IID
-    ):
-        assert text in page
+    assert all(text in page for text in ("mean surprise, nats per word", "US, % memorized"))
 
     runs, canaries = frames(*map(str, folders))
     assert runs["mean_surprise"].notna().all()
