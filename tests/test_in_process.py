@@ -114,11 +114,11 @@ def test_it_equals_a_run_on_ray(
 
 
 @pytest.mark.parametrize("about", [None, "", "{"], ids=["lost", "empty", "cut"])
-def test_a_run_goes_on_whatever_became_of_its_run_json(experiment: Experiment, flsim: Flsim, about: str | None) -> None:
+def test_a_run_goes_on_whatever_became_of_its_run_json(
+    experiment: Experiment, copy_of_trained: Trained, flsim: Flsim, about: str | None
+) -> None:
     """A loss of power can lose run.json, empty it or cut it. The run goes on by its other files, and completes."""
-    experiment.config.write_text(TINY)
-    out = experiment.folder / "new"
-    assert flsim("run", experiment.config, "--out", out, "--in-process", "--set", "training.rounds=1")[0] == 0
+    out = copy_of_trained("training.rounds=1")
     (out / "run.json").unlink()
     if about is not None:
         (out / "run.json").write_text(about)

@@ -124,7 +124,6 @@ def test_what_is_not_of_one_planting_is_refused(trained_here: Trained) -> None:
             audited(planted, rows)
 
 
-@pytest.mark.parametrize("partition", ["iid", "non-iid"])
 @pytest.mark.parametrize(
     "canaries",
     [
@@ -135,7 +134,7 @@ def test_what_is_not_of_one_planting_is_refused(trained_here: Trained) -> None:
     ],
     ids=["controls", "coins", "windows", "injections"],
 )
-def test_every_kind_of_planting_is_one(trained_here: Trained, partition: Any, canaries: dict[str, Any]) -> None:
-    """In both partitions; canaries that collide, or that pseudo-users hold, have other counts than were planned."""
-    rows = simulated(corpus_of(trained_here()), api.FedAvg(6, local=LOCAL, shards=1), partition, 4, **canaries)
+def test_every_kind_of_planting_is_one(trained_here: Trained, canaries: dict[str, Any]) -> None:
+    """Canaries that collide, or that pseudo-users hold, have other counts than were planned."""
+    rows = simulated(corpus_of(trained_here()), api.FedAvg(6, local=LOCAL, shards=1), "iid", 4, **canaries)
     assert len(rows)

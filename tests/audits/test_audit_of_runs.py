@@ -79,8 +79,6 @@ def test_a_ledger_is_held_against_what_was_detected(trained_here: Trained, flsim
     ("options", "message"),
     [
         (("--round", "3"), "round 3 was not evaluated"),
-        (("--format", "parquet"), "--format parquet: cannot be printed; name a file with --out"),
-        (("--json", "--format", "csv"), "--json and --format csv: choose one of them"),
         (("--format", "latex"), "--format latex: audits have the formats md, csv and parquet; choose one of them"),
         (("--threshold", "500"), "--threshold 500: there are 200 references; name a rank of at most 200"),
     ],

@@ -177,14 +177,3 @@ def test_seeds_machines_and_places_of_a_corpus_tell_nothing_apart(make_series: M
         {"seed": 1, "data.corpus": "/b", "system.shards": 2},
     )
     assert words == ["", ""]
-
-
-def test_a_table_over_seeds_has_the_words(make_series: MakeSeries) -> None:
-    runs = [
-        replace(run, settings={"model.units": units, "seed": run.seed})
-        for units in (15, 30)
-        for run in make_series([1, 2], name=f"of-{units}")
-    ]
-    [first, second] = over_seeds(runs)["setting"]
-    assert first == f"{runs[0].setting}, units 15"
-    assert second == f"{runs[0].setting}, units 30"

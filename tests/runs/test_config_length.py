@@ -16,7 +16,6 @@ from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
 from flsim.data.vocabulary import Layout
 from flsim.runs.config import (
-    CentralConfig,
     DataHParams,
     FederatedConfig,
     ScheduledEvaluationHParams,
@@ -84,11 +83,6 @@ def test_evaluations_are_due_once_so_many_epochs_are_read(users: int, cohort: in
 def test_nothing_that_is_said_twice_is_ignored(section: str, values: dict[str, float], message: str) -> None:
     with pytest.raises(InputError, match=message):
         parse({"data": {"corpus": "c"}, section: values}, "x")
-
-
-def test_a_config_can_be_made_in_python() -> None:
-    assert FederatedConfig(DataHParams(Path("corpus"))).training.rounds == 8_000
-    assert CentralConfig(DataHParams(Path("corpus"))).rounds_over(train_split(320, 4)) == 10
 
 
 def test_a_refused_length_says_what_depends_on_it(tmp_path: Path) -> None:
