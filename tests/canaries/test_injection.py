@@ -37,7 +37,7 @@ def planted(experiment: Experiment, partition: Any = "non-iid", **settings: Any)
 )
 def test_round_of_an_injection(at: float, rounds: int | None, round_: int) -> None:
     if rounds is not None and round_ > rounds:
-        with pytest.raises(InputError, match="comes after the last of 200 rounds"):
+        with pytest.raises(InputError, match="after the last of 200 rounds"):
             injection_bounds(at, rounds)
     else:
         assert injection_bounds(at, rounds) == (round_, round_)
@@ -51,7 +51,7 @@ def test_round_of_an_injection(at: float, rounds: int | None, round_: int) -> No
         ({"injections": (1.5,)}, "fractions of training below 1, or integers"),
         ({"injections": (-1,)}, "fractions of training below 1, or integers"),
         ({"injections": (0.5, 0.5)}, "must list different values"),
-        ({"injection_copies": 2}, "injection_copies is of injections"),
+        ({"injection_copies": 2}, "injection_copies needs canaries.injections"),
     ],
 )
 def test_injections_that_are_none(settings: dict[str, Any], message: str) -> None:

@@ -133,7 +133,7 @@ def test_a_run_without_canaries_has_no_power_and_proves_nothing(experiment: Expe
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--tier", "huge"), "has no tier 'huge'; choose one of"),
+        (("--tier", "huge"), "there is no tier 'huge'; choose one of"),
         (("--only", "none"), "has no grid 'none'; choose one of"),
         (("--set", "training"), "write it as section.key=value"),
         (("--set", "seed=3"), "--set seed: in a sweep, use --seeds"),
@@ -142,7 +142,7 @@ def test_a_run_without_canaries_has_no_power_and_proves_nothing(experiment: Expe
         (("--seeds", "many"), '"many" must be a number of seeds such as 5 or a range such as 5-9'),
         (("--seeds", "0"), '"0" contains no seed'),
         (("--seeds", "9-5"), '"9-5" contains no seed'),
-        (("--against", "nowhere"), "--against compares a measurement"),
+        (("--against", "nowhere"), "--against compares measurements"),
         (("--set", "model.embedding=1000000000"), "weights needs"),
         (("--set", "canaries.count=1000"), "canaries would replace about"),
         (("--set", "evaluation.references=99999999999999"), "evaluation.references = 99,999,999,999,999 needs"),

@@ -77,8 +77,8 @@ def test_evaluations_are_due_once_so_many_epochs_are_read(users: int, cohort: in
 @pytest.mark.parametrize(
     ("section", "values", "message"),
     [
-        ("evaluation", {"every": 20, "every_epochs": 2.0}, r"every_epochs \(2\) and every \(20\) both say when"),
-        ("training", {"rounds": 20, "epochs": 2.0}, r"epochs \(2\) and rounds \(20\) both say how long"),
+        ("evaluation", {"every": 20, "every_epochs": 2.0}, r"every_epochs \(2\) and every \(20\) both set when"),
+        ("training", {"rounds": 20, "epochs": 2.0}, r"epochs \(2\) and rounds \(20\) both set how long"),
     ],
 )
 def test_nothing_that_is_said_twice_is_ignored(section: str, values: dict[str, float], message: str) -> None:

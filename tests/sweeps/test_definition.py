@@ -109,7 +109,7 @@ def test_seeds_grids_and_settings_can_be_chosen(tmp_path: Path) -> None:
             "has 1 values in a tier, and 3 as published",
         ),
         ({"published": {"file": "none.csv", "table": "1", "source": "s"}}, "no file of published numbers"),
-        ({"published": {"file": "thakkar2020.csv", "table": "9", "source": "s"}}, "has no table 9"),
+        ({"published": {"file": "thakkar2020.csv", "table": "9", "source": "s"}}, "there is no table 9"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:

@@ -116,7 +116,7 @@ def test_workers_that_are_always_killed_end_the_import_in_one_line(
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
     said = imports.finish(process, code=2)
-    assert "its process died, 2 times (signal 9)" in said.splitlines()[-1]
+    assert "its process died 2 times (signal 9)" in said.splitlines()[-1]
     assert str(imports.folder) in said.splitlines()[-1]
     imports.run()
     assert folder_bytes(imports.out) == expected
