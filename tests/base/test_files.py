@@ -90,7 +90,7 @@ def test_a_folder_that_appears_meanwhile_is_not_overwritten(tmp_path: Path) -> N
             (tmp_path / "made").mkdir()
             (tmp_path / "made" / "theirs").write_text("theirs")
 
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         overtake()
     assert [path.name for path in tmp_path.rglob("*")] == ["made", "theirs"]
 

@@ -48,8 +48,8 @@ def test_round_of_an_injection(at: float, rounds: int | None, round_: int) -> No
     [
         ({"injections": (0.5,), "p_u": (0.5,)}, "injections and p_u both set when canaries occur"),
         ({"injections": (0.5,), "windows": ((0.0, 0.5),)}, "injections and windows both"),
-        ({"injections": (1.5,)}, "fractions of training below 1, or integers"),
-        ({"injections": (-1,)}, "fractions of training below 1, or integers"),
+        ({"injections": (1.5,)}, "fractions of training below 1, or integer"),
+        ({"injections": (-1,)}, "fractions of training below 1, or integer"),
         ({"injections": (0.5, 0.5)}, "must list different values"),
         ({"injection_copies": 2}, "injection_copies needs canaries.injections"),
     ],

@@ -81,7 +81,7 @@ def test_sanitizing_with_an_optimizer_of_ones_own_says_which_code_it_was(experim
         (["plant", "corpus", "--config", "none.toml"], "none.toml: cannot be read"),
         (["plant", "corpus", "--config", "tiny.toml", "--set", "canaries.length=30"], "of 30 words would be cut"),
         (["plant", "empty", "--config", "tiny.toml"], "empty: this corpus has no train records"),
-        (["sanitize", "corpus", "--epochs", "1e9", "--out", "corpus"], "corpus: exists already"),  # before it trains
+        (["sanitize", "corpus", "--epochs", "1e9", "--out", "corpus"], "corpus: already exists"),  # before it trains
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(

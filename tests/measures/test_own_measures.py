@@ -210,14 +210,14 @@ def test_two_measures_of_one_name_are_not_put_side_by_side(measured: Experiment)
 
 WRONG_BEFORE = {
     "import nothing_such\n": r"bad.py:1: ModuleNotFoundError",
-    "measure = 3\n": "is a int, not a flsim.measures.Measure",
+    "measure = 3\n": "found a int, not a flsim.measures.Measure",
     "{measure}(Quantity(name='rs', description='D.'),))": "flsim has rs already",
     "{measure}(Quantity(name='round', description='D.', subject='model'),))": "a table of results has round already",
     "{measure}(Quantity(name='own', description='D.', better='up'),))": "better must be one of None, 'higher', 'lower'",
     "{measure}(Quantity(name='own', description='D.', is_percentage=True),))": "is_percentage needs a quantity",
     "{measure}())": "at least one Quantity",
     "{measure}(Quantity(name='a', description='D.'), Quantity(name='a', description='D.')))": "has a already",
-    "{measure}(Quantity(name='a', description='D'), Quantity(name='b', description='D', subject='model')))": "split it",
+    "{measure}(Quantity(name='a', description='D'), Quantity(name='b', description='D', subject='model')))": "split this measure",
 }
 
 

@@ -36,7 +36,7 @@ def trained(experiment: Experiment, config: str, length: str) -> Path:
     [
         (("--address", "127.0.0.1:1"), "no Ray cluster answers there"),
         (("--in-process", "--cpus", "2"), "--in-process does not use Ray"),
-        (("--in-process", "--set", "seed=5"), "seed was 0 and is 5 now"),
+        (("--in-process", "--set", "seed=5"), "seed was 0 and is now 5"),
         (("--in-process", "--begin-from", "run"), "has already started"),
         (("--in-process", "--set", "{length}=3"), "4 rounds are trained already, and the settings have 3"),
     ],
