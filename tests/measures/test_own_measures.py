@@ -217,7 +217,7 @@ WRONG_BEFORE = {
     "{measure}(Quantity(name='own', description='D.', is_percentage=True),))": "is_percentage needs a quantity",
     "{measure}())": "at least one Quantity",
     "{measure}(Quantity(name='a', description='D.'), Quantity(name='a', description='D.')))": "has a already",
-    "{measure}(Quantity(name='a', description='D'), Quantity(name='b', description='D', subject='model')))": "split this measure",
+    "{measure}(Quantity(name='a', description='D'), Quantity(name='b', description='D', subject='model')))": "split this",
 }
 
 
@@ -266,8 +266,8 @@ def test_a_measure_that_fails_fails_the_evaluation_and_stores_nothing(experiment
 CHANGES = {
     "next(probe.model.parameters()).data.zero_()": "the code changes the model's ",
     "setattr(probe.model, 'extra', torch.nn.Parameter(torch.zeros(1)))": "the code changes the model's extra",
-    "probe.references.clamp_(max=1)": "changes references",
-    "probe.continuation.data.zero_()": "changes continuation",
+    "probe.references.clamp_(max=1)": "the code changes references",
+    "probe.continuation.data.zero_()": "the code changes continuation",
 }
 
 
