@@ -217,7 +217,7 @@ WRONG_BEFORE = {
     "{measure}(Quantity(name='own', description='D.', is_percentage=True),))": "is_percentage needs a quantity",
     "{measure}())": "at least one Quantity",
     "{measure}(Quantity(name='a', description='D.'), Quantity(name='a', description='D.')))": "has a already",
-    "{measure}(Quantity(name='a', description='D'), Quantity(name='b', description='D', subject='model')))": "split this",
+    "{measure}(Quantity(name='a', description='D'), Quantity(name='b', description='D',subject='model')))": "split",
 }
 
 
