@@ -171,7 +171,7 @@ def test_a_second_command_changes_nothing_while_a_first_one_looks_after_the_run(
         options = ("--out", "run", "--resume")
         refused = central_experiment.call("run", central_experiment.config, *options, check=False)
     assert refused.returncode == 1
-    assert "is trained by elsewhere/1" in refused.stderr
+    assert "elsewhere/1 trains this run" in refused.stderr
     assert {path: path.read_bytes() for path in before} == before
 
 

@@ -73,7 +73,7 @@ def test_divergence_ends_it_with_its_reason(
     [
         (("--address", "auto"), "--in-process does not use Ray; remove --address, --head and --cpus"),
         (("--cpus", "2"), "--in-process does not use Ray; remove --address, --head and --cpus"),
-        (("--set", "system.device=cuda"), '--in-process: trains on a CPU; set system.device = "cpu"'),
+        (("--set", "system.device=cuda"), '--in-process needs a CPU; set system.device = "cpu"'),
     ],
 )
 def test_what_needs_ray_is_refused_and_leaves_no_run(

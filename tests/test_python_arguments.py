@@ -108,7 +108,7 @@ def test_a_corpus_without_canaries_is_no_planted_one(experiment: Experiment, pla
     expected = "planted must be what flsim.plant(corpus, ...) returns, found a Corpus"
     assert message_of(lambda: flsim.simulate(anything(corpus), MODEL, ALGORITHM, 2)) == expected
     assert message_of(lambda: flsim.audit_simulation(state, anything(corpus), MODEL, ALGORITHM)) == expected
-    assert "as `flsim.plant` returns it" in message_of(lambda: flsim.evaluate(state, anything(corpus), MODEL))
+    assert "pass the result of `flsim.plant`" in message_of(lambda: flsim.evaluate(state, anything(corpus), MODEL))
     assert message_of(lambda: flsim.plant(corpus, seed=-1)) == "seed must not be negative, found -1"
 
 

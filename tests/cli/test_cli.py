@@ -182,7 +182,7 @@ def test_an_existing_output_is_left_alone(experiment: Experiment, trained: Path,
         ["data", "synthetic", "--out", experiment.folder / "corpus"],
         ["demo", "--out", trained],
     ):
-        assert "exists already" in refuse(*arguments)
+        assert "already exists" in refuse(*arguments)
     assert sorted(path.name for path in experiment.folder.iterdir()) == before
 
 
@@ -202,7 +202,10 @@ TEMPLATE = "canaries.source='template'"
         ([TEMPLATE, "canaries.template='my {w2}'"], 'the token "my"'),
         ([TEMPLATE, "canaries.template='w0 {w1}'", "canaries.p_e=[0.01]", "canaries.count=20"], "36 fillings"),
         ([TEMPLATE, "canaries.template='{ssn}'", "evaluation.also=['space']"], "{ssn}"),
-        (["canaries.length=2", "canaries.count=5000", "canaries.p_u=[1e-5]"], "no 10000 different phrases of 2 words"),
+        (
+            ["canaries.length=2", "canaries.count=5000", "canaries.p_u=[1e-5]"],
+            "fewer than 10000 different phrases of 2 words",
+        ),
     ],
 )
 def test_bad_settings_leave_no_run(experiment: Experiment, refuse: Refuse, overrides: list[str], message: str) -> None:

@@ -153,7 +153,7 @@ def test_nothing_to_measure_is_refused() -> None:
     unused = measure(observed)
     assert unused.success.empty
     assert "No canary was used." in to_text(unused)
-    with pytest.raises(InputError, match="nothing to draw"):
+    with pytest.raises(InputError, match="the plot is empty"):
         plot(unused, Path("never.png"))
 
 

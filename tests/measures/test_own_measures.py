@@ -182,10 +182,10 @@ def test_two_measures_of_one_name_are_not_put_side_by_side(measured: Experiment)
 
 WRONG_BEFORE = {
     "import nothing_such\n": r"bad.py:1: ModuleNotFoundError",
-    "measure = 3\n": "is a int, not a flsim.measures.Measure",
+    "measure = 3\n": "found a int, not a flsim.measures.Measure",
     "{measure}(Quantity(name='rs', description='D.'),))": "flsim has rs already",
     "{measure}(Quantity(name='round', description='D.', subject='model'),))": "a table of results has round already",
-    "{measure}(Quantity(name='a', description='D'), Quantity(name='b', description='D', subject='model')))": "split it",
+    "{measure}(Quantity(name='a', description='D'), Quantity(name='b', description='D', subject='model')))": "split",
 }
 
 
@@ -232,8 +232,8 @@ def test_a_measure_that_fails_fails_the_evaluation_and_stores_nothing(experiment
 CHANGES = {
     "next(probe.model.parameters()).data.zero_()": "the code changes the model's ",
     "setattr(probe.model, 'extra', torch.nn.Parameter(torch.zeros(1)))": "the code changes the model's extra",
-    "probe.references.clamp_(max=1)": "changes references",
-    "probe.continuation.data.zero_()": "changes continuation",
+    "probe.references.clamp_(max=1)": "the code changes references",
+    "probe.continuation.data.zero_()": "the code changes continuation",
 }
 
 

@@ -184,7 +184,7 @@ def test_two_runs_are_also_compared_at_equal_perplexity(flsim: Flsim, make_run: 
     assert (like["exposure", "t"]["p"], like["exposure", "signed ranks"]["p"]) == (1, 1)
     make_run({20: measured(1)}, name="late")
     _, text, _ = flsim("compare", "a", "late")
-    assert "Not compared at equal perplexity: run a: its first evaluation is below" in " ".join(text.split())
+    assert "Not compared at equal perplexity: run a: its first evaluation is already below" in " ".join(text.split())
 
 
 def test_two_runs_without_canaries_are_compared_in_utility_alone(flsim: Flsim, make_run: MakeRun) -> None:
@@ -420,7 +420,9 @@ def test_a_seed_without_a_common_perplexity_is_left_out_and_named(make_curve: Ca
     assert left_out_text(compared.left_out).startswith(f"seed 3 excluded: {why}")
     two = left_out_text(like_utility([*a[:3], *late[3:]], b).left_out)
     assert two.startswith(f"seeds 3, 4 excluded: {why}, with a smaller evaluation.every; run late-4: its first")
-    with pytest.raises(InputError, match="no seed can be compared; seed 3: run late-3: its first evaluation is below"):
+    with pytest.raises(
+        InputError, match="no seed can be compared; seed 3: run late-3: its first evaluation is already below"
+    ):
         like_utility(late[3:], b)
 
 

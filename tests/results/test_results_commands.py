@@ -125,7 +125,7 @@ def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_pa
         (["table", *names, "--format", "parquet", "--out", "missing/t"], "the folder missing does not exist"),
         (["table", *names, "--format", "parquet"], "not for a terminal"),
         (["table", *names, "--against", "paper"], "no run has a published row; name the folder of a sweep"),
-        (["plot", *names, "--out", "figure.jpg"], ".png, .svg or .pdf"),
+        (["plot", *names, "--out", "figure.jpg"], ".png, .svg and .pdf"),
         (["plot", *names, "iid-0", "--over-seeds", "--out", "figure.png"], "iid-0: named twice"),
         (["plot", "nowhere", "--out", "figure.png"], "nowhere: not a run folder"),
     ):

@@ -84,7 +84,7 @@ def test_ranks_are_beside_the_line_of_estimates(run: RunResults) -> None:
     bits, expected = np.asarray(lines[0].get_data())
     assert expected == pytest.approx(SPACE * 2**-bits)
     note = note_of(figure)
-    assert "2 of 2 points are within a factor of ten" in note
+    assert "Of 2 points 2 are within a factor of ten" in note
     assert "of 1 secrets with an estimated exposure above log2 |R|, 1 have rank 1" in note
     assert "1 more points are not drawn" in note
 

@@ -50,7 +50,7 @@ def test_short_and_long_training_of_one_series_are_told_apart(make_series: MakeS
     short = make_series([4, 5], name="short", series="one", round=5)
     assert by_series([*long, *other, *short]) == [long, other, short]
     assert by_series([long[0], *other, short[1]]) == [[long[0], short[1]], other]  # lengths of other seeds may differ
-    with pytest.raises(InputError, match="runs short-1 and short-1: equal settings and seed 1; leave one out"):
+    with pytest.raises(InputError, match="runs short-1 and short-1: equal settings and seed 1; exclude one of them"):
         by_series([*long, *short, short[1]])
 
 

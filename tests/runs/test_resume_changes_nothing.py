@@ -41,9 +41,9 @@ def damaged(experiment: Experiment, copy_of_trained: Trained) -> Damaged:
     ("options", "message"),
     [
         (("--address", "127.0.0.1:1"), "no Ray cluster answers there"),
-        (("--in-process", "--cpus", "2"), "--in-process: starts no Ray"),
-        (("--in-process", "--set", "seed=5"), "seed was 0 and is 5 now"),
-        (("--in-process", "--begin-from", "run"), "has begun already"),
+        (("--in-process", "--cpus", "2"), "--in-process does not use Ray"),
+        (("--in-process", "--set", "seed=5"), "seed was 0 and is now 5"),
+        (("--in-process", "--begin-from", "run"), "has already started"),
         (("--in-process", "--set", "{length}=3"), "4 rounds are trained already, and the settings have 3"),
     ],
     ids=["no cluster", "arguments", "settings", "begun", "shorter"],
@@ -73,7 +73,7 @@ def test_a_resume_of_a_live_run_changes_nothing(
         patch.setattr(locks, "LOCK_DEADLINE", 0.3)
         refused = experiment.call(*again, check=False)
     assert refused.returncode == 1
-    assert "is trained by" in refused.stderr
+    assert "trains this run" in refused.stderr
     assert tree(run) == before
     experiment.call(*again)
     assert Run.open(run).rounds == 6

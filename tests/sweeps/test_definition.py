@@ -229,7 +229,7 @@ def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
     with pytest.raises(InputError) as caught:
         load(path)
     missing = "title, grids.0.name, grids.0.axes, tiers.smoke.corpus"
-    assert str(caught.value) == f"{path}: has no {missing}; docs/sweep-files.md lists all keys"
+    assert str(caught.value) == f"{path}: {missing} is missing; docs/sweep-files.md lists all keys"
 
 
 def test_question_and_about_may_be_left_out(tmp_path: Path) -> None:

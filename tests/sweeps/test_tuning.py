@@ -146,8 +146,8 @@ def test_the_experiment_has_a_group_for_each_size_and_partition_with_equal_budge
     ("tune", "sweep", "message"),
     [
         ({"trials": 4}, {}, "trials must be at least 8, found 4"),
-        ({"by": ["model.units"]}, {}, "model.units: no axis of"),
-        ({"tiers": {"smoke": {"at": {"training.cohort": [9]}}}}, {}, "leaves no run of"),
+        ({"by": ["model.units"]}, {}, "model.units is not an axis of"),
+        ({"tiers": {"smoke": {"at": {"training.cohort": [9]}}}}, {}, "excludes all runs of"),
         ({"tiers": {"smoke": {"corpus_seed": 0}}}, {}, "corpus_seed 0 gives the corpus of the sweep"),
         ({"tiers": {"smoke": {"grids": {"a": {RATE: {"low": 2.0, "high": 1.0}}}}}}, {}, "a range needs low < high"),
         (
@@ -183,7 +183,7 @@ def test_other_files_are_not_searches(
     for arguments, message in (
         (["tune", "sweep.toml"], "not a search, because it names no sweep"),
         (["tune", "nowhere.toml"], "nowhere.toml: cannot be read"),
-        (["tune", "tune.toml", "--tier", "paper"], "has no tier 'paper'; choose one of smoke"),
+        (["tune", "tune.toml", "--tier", "paper"], "there is no tier 'paper'; choose one of smoke"),
         (["sweep", "tune.toml"], "not a sweep, because it has no grids"),
     ):
         assert_refused(tmp_path, monkeypatch, capsys, arguments, message)
