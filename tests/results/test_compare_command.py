@@ -139,7 +139,7 @@ def test_two_sweeps_are_matched_by_name(make_sweep: MakeSweep, flsim: Flsim) -> 
     assert table["exposure_difference"].tolist() == pytest.approx([0.5] * 3)
     assert "published_rs_value_a" not in table  # both stand for the same row
     code, shown, _ = flsim("compare", "sweep", "other")
-    assert (code, shown.splitlines()[0]) == (0, "sweep (a) less other (b)")
+    assert (code, shown.splitlines()[0]) == (0, "sweep (a) minus other (b)")
     assert "Non-IID, fedavg, b_u=40" in shown
 
 

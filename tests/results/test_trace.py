@@ -148,5 +148,5 @@ def test_the_same_trace_gives_the_same_file(run: RunResults, tmp_path: Path) -> 
     first = (tmp_path / "trace.svg").read_bytes()
     plot_trace(run, table, tmp_path / "trace.svg")
     assert (tmp_path / "trace.svg").read_bytes() == first
-    with pytest.raises(InputError, match="written as"):
+    with pytest.raises(InputError, match="plots have the formats"):
         refuse_other_than_figure(tmp_path / "trace.jpg")
