@@ -263,7 +263,7 @@ def test_a_symbolic_link_is_followed(tmp_path: Path) -> None:
 def test_links_that_lead_nowhere_are_refused_in_one_line(tmp_path: Path) -> None:
     (tmp_path / "loop").symlink_to("loop")
     (tmp_path / "gone").symlink_to("no/such/file")
-    for name, why in (("loop", "cannot be written"), ("gone", "no such folder")):
+    for name, why in (("loop", "cannot be written"), ("gone", "does not exist")):
         with pytest.raises(InputError, match=f"{name}: {why}") as caught, named_file(tmp_path / name):
             pass
         assert "\n" not in str(caught.value)
