@@ -193,7 +193,7 @@ def test_what_does_not_compare_is_one_line(make_sweep: MakeSweep, flsim: Flsim) 
         (["sweep", "--round", "7"], "sweep: there is no comparison: run fedavg-iid-seed0: round 7 was not evaluated"),
         (["sweep", "--out", "missing/file"], "missing/file: the folder missing does not exist; create it first"),
         (["sweep", "--json", "--format", "csv"], "--json and --format csv: choose one of them"),
-        (["sweep", "--format", "parquet"], "not for a terminal"),
+        (["sweep", "--format", "parquet"], "cannot be printed"),
         (["sweep", "sweep", "sweep"], "unexpected extra argument"),
     ):
         code, shown, said = flsim("compare", *arguments)

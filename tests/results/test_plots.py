@@ -244,7 +244,7 @@ def test_what_has_no_losses_is_refused(make_run: MakeRun, tmp_path: Path) -> Non
     new = read_run(make_run(name="new", status="running"))
     decided = read_run(make_run({10: {"rs": [0.0] * 9, "perplexity": 3.0}}, name="decided"))
     for run, losses, message in (
-        (new, {}, "new: not evaluated yet"),
+        (new, {}, "new: the run has no evaluation yet"),
         (decided, {}, "no training loss"),
         (decided, {10: 1.0}, "no evaluation has exposure; train without evaluation.decide"),
     ):
