@@ -100,7 +100,7 @@ def test_over_seeds_a_line_is_a_mean_with_the_seeds_interval(seeds: list[RunResu
         assert (at_1.min(), at_1.max()) == pytest.approx((middle - half, middle + half), abs=1e-3)
     legend = figure.legends[0]
     assert [text.get_text() for text in legend.get_texts()] == [
-        "IID, FedAvg, b_u = 16 (3 seeds, 1 left out)",
+        "IID, FedAvg, b_u = 16 (3 seeds, 1 excluded)",
         "B (1 seed)",
     ]
     assert "over seeds" in legend.get_title().get_text()
