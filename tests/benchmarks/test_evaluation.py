@@ -28,4 +28,4 @@ def test_figures_of_a_small_model(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(json.dumps(measured)) == measured
     text = describe(measured)
     assert all(f"{name} " in text for name in each)
-    assert "in mid-training: 5 steps" in text
+    assert "partly trained: 5 steps" in text

@@ -126,7 +126,7 @@ def test_two_sweeps_are_matched_by_name(make_sweep: MakeSweep, flsim: Flsim) -> 
     assert table["exposure_difference"].tolist() == pytest.approx([0.5] * 3)
     assert "published_rs_value_a" not in table  # both stand for the same row
     code, shown, _ = flsim("compare", "sweep", "other")
-    assert (code, shown.splitlines()[0]) == (0, "sweep (a) less other (b)")
+    assert (code, shown.splitlines()[0]) == (0, "sweep (a) minus other (b)")
     assert "Non-IID, fedavg, b_u=40" in shown
 
 
@@ -163,7 +163,7 @@ def test_what_does_not_compare_is_one_line(make_sweep: MakeSweep, flsim: Flsim) 
         (["sweep", "--round", "7"], "sweep: there is no comparison: run fedavg-iid-seed0: round 7 was not evaluated"),
         (["sweep", "--out", "missing/file"], "missing/file: the folder missing does not exist; create it first"),
         (["sweep", "--json", "--format", "csv"], "--json and --format csv: choose one of them"),
-        (["sweep", "--format", "parquet"], "not for a terminal"),
+        (["sweep", "--format", "parquet"], "cannot be printed"),
         (["sweep", "sweep", "sweep"], "unexpected extra argument"),
     ):
         code, shown, said = flsim("compare", *arguments)

@@ -100,7 +100,7 @@ def test_over_seeds_a_line_is_a_mean_with_the_seeds_interval(seeds: list[RunResu
         assert (at_1.min(), at_1.max()) == pytest.approx((middle - half, middle + half), abs=1e-3)
     legend = figure.legends[0]
     assert [text.get_text() for text in legend.get_texts()] == [
-        "IID, FedAvg, b_u = 16 (3 seeds, 1 left out)",
+        "IID, FedAvg, b_u = 16 (3 seeds, 1 excluded)",
         "B (1 seed)",
     ]
     assert "over seeds" in legend.get_title().get_text()
@@ -236,7 +236,7 @@ def test_what_has_no_losses_is_refused(make_run: MakeRun, tmp_path: Path) -> Non
     new = read_run(make_run(name="new", status="running"))
     decided = read_run(make_run({10: {"rs": [0.0] * 9, "perplexity": 3.0}}, name="decided"))
     for run, losses, message in (
-        (new, {}, "new: not evaluated yet"),
+        (new, {}, "new: the run has no evaluation yet"),
         (decided, {}, "no training loss"),
         (decided, {10: 1.0}, "no evaluation has exposure; train without evaluation.decide"),
     ):

@@ -156,9 +156,9 @@ def test_a_damaged_file_is_named(make_run: MakeRun, kept: int) -> None:
     folder = make_run({10: {"rs": NINE}, 20: {"rs": NINE}})
     path = folder / "rows" / "round-000020.parquet"
     path.write_bytes(path.read_bytes()[:kept])
-    assert refusal(folder).startswith(f"{path}: damaged")
+    assert refusal(folder).startswith(f"{path}: not a readable Parquet file")
     (folder / "planted" / "roster.parquet").write_bytes(b"not Parquet")
-    assert "roster.parquet: damaged" in refusal(folder)
+    assert "roster.parquet: not a readable Parquet file" in refusal(folder)
 
 
 def store(folder: Path, name: str, rows: list[Row]) -> None:
