@@ -86,7 +86,7 @@ def test_what_travels_and_what_stays(hparams: ModelHParams) -> None:
     with torch.no_grad():
         dict(other.named_parameters())["twist"][0, 0] += 1
     assert model.frozen_digest != other.frozen_digest
-    with pytest.raises(ValueError, match="of another model"):
+    with pytest.raises(ValueError, match="belong to another model"):
         model.load({"words.weight": torch.zeros(1)})
 
 

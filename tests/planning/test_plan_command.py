@@ -134,7 +134,7 @@ def test_a_run_without_canaries_has_no_power_and_proves_nothing(experiment: Expe
     ("arguments", "message"),
     [
         (("--tier", "huge"), "there is no tier 'huge'; choose one of"),
-        (("--only", "none"), "has no grid 'none'; choose one of"),
+        (("--only", "none"), "there is no grid 'none'; choose one of"),
         (("--set", "seed=3"), "--set seed: in a sweep, use --seeds"),
         (("--seeds", "many"), '"many" must be a number of seeds such as 5 or a range such as 5-9'),
         (("--set", "model.embedding=1000000000"), "weights needs"),

@@ -168,7 +168,7 @@ def test_the_same_results_give_the_same_file(runs: list[RunResults], tmp_path: P
 def test_what_cannot_be_drawn_is_refused(runs: list[RunResults], tmp_path: Path) -> None:
     for wrong, path, message in (
         (runs, tmp_path / "plot.jpg", ".png, .svg and .pdf"),
-        (runs, tmp_path / "none" / "plot.png", "no such folder"),
+        (runs, tmp_path / "none" / "plot.png", "does not exist; create it first"),
         (runs[3:], tmp_path / "plot.png", "new: not evaluated yet"),
         ([], tmp_path / "plot.png", "no runs"),
     ):

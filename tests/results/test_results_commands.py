@@ -155,7 +155,7 @@ def test_what_a_pattern_matches_beside_runs_is_left_out_in_one_line(
     code, _, printed = flsim("compare", "demo", "--json")
     assert code == 0, printed
     for arguments, message in (
-        (["table", "corpus"], "corpus: not a run folder (it has no run.json); name the folder"),
+        (["table", "corpus"], "corpus: not a run folder (it has no run.json); name a folder"),
         (["table", *matched, "missing"], "missing: not a run folder"),
         (["trace", "demo"], f"demo: not a run folder (it has no run.json); name a run in it: demo/{names[0]}, "),
         (["compare", "demo", "demo"], "demo: has 2 runs; name the two runs to compare, e.g. demo"),

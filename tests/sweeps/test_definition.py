@@ -95,8 +95,8 @@ def test_seeds_grids_and_settings_can_be_chosen(tmp_path: Path) -> None:
     [
         ({"typo": 1}, "typo"),
         ({"grids": [{"name": "a", "axes": {"seed": [1, 2]}}]}, "grids.a: seed cannot be an axis; use seeds of a tier"),
-        ({"grids": []}, "there must be one"),
-        ({"grids": [{"name": "a", "axes": {}}, {"name": "a", "axes": {}}]}, "different names"),
+        ({"grids": []}, "there must be at least one"),
+        ({"grids": [{"name": "a", "axes": {}}, {"name": "a", "axes": {}}]}, "names of grids must differ"),
         ({"tiers": {"tiny": {"about": "x", "corpus": {}}}}, "either synthetic or a path"),
         (
             {
@@ -106,7 +106,7 @@ def test_seeds_grids_and_settings_can_be_chosen(tmp_path: Path) -> None:
             },
             "has 1 values in a tier, and 3 as published",
         ),
-        ({"published": {"file": "none.csv", "table": "1", "source": "s"}}, "no file of published numbers"),
+        ({"published": {"file": "none.csv", "table": "1", "source": "s"}}, "there is no such file of published numbers"),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
@@ -118,8 +118,8 @@ def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, change: dict[str, Any
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("seed=3", "for --seeds"),
-        ("data.corpus=there", "for --corpus"),
+        ("seed=3", "use --seeds"),
+        ("data.corpus=there", "use --corpus"),
         ("training.rounds=7", "grids.a varies it; choose other grids with --only"),
         ("model.units=7", "grids.b varies it"),
     ],
