@@ -169,7 +169,7 @@ def test_what_cannot_be_drawn_is_refused(runs: list[RunResults], tmp_path: Path)
     for wrong, path, message in (
         (runs, tmp_path / "plot.jpg", ".png, .svg and .pdf"),
         (runs, tmp_path / "none" / "plot.png", "does not exist; create it first"),
-        (runs[3:], tmp_path / "plot.png", "new: not evaluated yet"),
+        (runs[3:], tmp_path / "plot.png", "the run has no evaluation yet"),
         ([], tmp_path / "plot.png", "no runs"),
     ):
         with pytest.raises(InputError, match=message):
