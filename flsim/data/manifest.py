@@ -21,6 +21,8 @@ WHOLE = {"heldout": "heldout-whole", "test": "test-whole"}
 TOKEN_FILES = {"uint16": ("tokens.u16", "<u2"), "uint32": ("tokens.u32", "<u4")}  # file and its values, by type
 UNNAMED = "uint16"  # the type where a manifest names none, as older ones
 FLAT_FILES = ("records.i64", "users.i64", "names.json")
+PROMPTS = "prompts.u32"  # of splits whose description has
+PROMPTED = "prompt_words"  # their number
 PLANTED = tuple(f"planted/{name}" for name in ("roster.parquet", "overlay.i64", "overlay.u16", "planting.json"))
 Sealed = dict[str, tuple[int, str]]
 

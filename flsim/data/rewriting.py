@@ -45,7 +45,11 @@ def rewrite_corpus(
         InputError: `out` exists.
     """
     train = corpus.split("train")
-    with new_folder(out) as folder, CorpusWriter(folder, corpus.vocabulary, corpus.layout, corpus.splits) as writer:
+    has_prompts = train.prompts is not None
+    with (
+        new_folder(out) as folder,
+        CorpusWriter(folder, corpus.vocabulary, corpus.layout, corpus.splits, has_prompts) as writer,
+    ):
         for name in corpus.splits:
             split = train if name == "train" else corpus.split(name)
             _copy(source if source and split is train else split, split, kept if split is train else None, writer)
@@ -97,5 +101,6 @@ def _copy(source: RecordSource, split: Split, kept: NDArray[np.bool_] | None, wr
                 chosen = kept[begin:end]
                 positions, owners = positions[chosen], np.concatenate([[0], np.cumsum(chosen)])[owners]
             records = source.records_at(positions)
-            into.extend(split.names[first:last], records.tokens, np.diff(records.offsets), np.diff(owners))
+            lengths = np.diff(records.offsets)
+            into.extend(split.names[first:last], records.tokens, lengths, np.diff(owners), records.prompts)
             advance(end)

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one
 
-By = Literal["words", "characters"]  # the units of text that token ids stand for
+By = Literal["words", "characters", "tokens"]  # the units of text that token ids stand for
 
 SPECIAL_TOKENS = 4
 MOST_TOKENS = 2**24  # far beyond any vocabulary in use, so that a damaged size is refused before memory is asked for
@@ -93,6 +93,11 @@ class Layout:
         return self.first_word + self.words - 1
 
     @property
+    def text_ids(self) -> range:
+        """Return the ids of all text: of words, and of pieces if there are any."""
+        return range(self.first_word, self.last_word + self.pieces + 1)
+
+    @property
     def oov(self) -> int:
         """Return the id of a word outside the vocabulary."""
         return self._first("oov")
@@ -137,7 +142,7 @@ class Vocabulary:
         words: the words.
         counts: how often each word occurs.
         layout: name of the layout of token ids.
-        by: whether these are words, or single characters.
+        by: whether these are words, single characters, or the tokens of a tokenizer, words before pieces.
     """
 
     words: tuple[str, ...]

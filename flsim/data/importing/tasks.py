@@ -16,12 +16,23 @@ from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
 from flsim.data.formats.known import FORMATS, format_of, is_fragile
-from flsim.data.formats.posts import OOV_WORD, Format, Part, Reading, unpacked_name, user_name
+from flsim.data.formats.posts import OOV_WORD, Format, Part, Post, Reading, unpacked_name, user_name
 from flsim.data.formats.stackexchange import STACKEXCHANGE, site_of
 from flsim.data.formats.text import TEXT
-from flsim.data.importing.gather import ImportHParams, balance_bucket, suggestion, users_of
+from flsim.data.importing.encoding import Encoded, encode_bucket, train_on, vocabulary_of
+from flsim.data.importing.gather import (
+    ImportHParams,
+    balance_bucket,
+    entry_of,
+    passages,
+    suggestion,
+    users_of,
+    words_in,
+)
 from flsim.data.importing.scratch import MADE, Pieces, Range, cuts, hash_of, ranges_of, read_lines, write_lines
 from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
+from flsim.data.manifest import SPLITS
+from flsim.data.tokenizer import Tokenizer, TokenVocabulary
 from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
 
 # Step 1 of an import: a part of a source becomes files of lines, one line for the texts of an author in that part.
@@ -48,7 +59,14 @@ def parts_of(
 
 
 def read_part(
-    report: Report, format: Format, part: Part, stem: Path, piece: int, by: By, drop_authors: Collection[str] = ()
+    report: Report,
+    format: Format,
+    part: Part,
+    stem: Path,
+    piece: int,
+    by: By,
+    drop_authors: Collection[str] = (),
+    words_per_user: int | None = None,
 ) -> dict[str, Any]:
     """Read a part of a source, and write its sentences by author.
 
@@ -58,8 +76,9 @@ def read_part(
         part: the part.
         stem: beginning of the paths to write, which end in .0, .1, and so on.
         piece: characters of sentences in a file; only the last post of a file may exceed it.
-        by: whether words are counted, or characters.
+        by: whether words are counted, or characters; by tokens, sentences are written as passages of texts.
         drop_authors: names of authors whose posts are dropped.
+        words_per_user: words of the longest passage.
 
     Returns:
         ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``splits``, the number of sentences
@@ -90,9 +109,10 @@ def read_part(
         dropped["posts_without_words"] += not post.sentences
         if not post.sentences:
             continue
-        authors[post.split, post.user] += post.sentences
-        splits[post.split or ""] += len(post.sentences)
-        pending += sum(map(len, post.sentences))
+        sentences = _entries(post, words_per_user) if by == "tokens" else post.sentences
+        authors[post.split, post.user] += sentences
+        splits[post.split or ""] += len(sentences)
+        pending += sum(map(len, sentences))
         if pending > piece:
             words += _write(stem.with_name(f"{stem.name}.{files}"), authors, by)
             files, pending = files + 1, 0
@@ -116,6 +136,12 @@ def read_part(
     }
 
 
+def _entries(post: Post, words_per_user: int | None) -> list[str]:
+    """Return the passages of a post; an answer to a prompt is one, however long it is."""
+    most = words_per_user if post.prompt is None else None
+    return [entry_of(words, part, post.prompt) for text in post.sentences for words, part in passages(text, most)]
+
+
 def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By) -> int:
     """Write a file, and return the number of words or characters in it."""
     ordered = sorted((hash_of(name), split or "", name) for split, name in authors)
@@ -127,7 +153,10 @@ def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By)
         for first in range(0, len(sentences), LINE):
             text = "\t".join(sentences[first : first + LINE])
             breaks = text.count("\t")
-            words += len(text) - breaks if by == "characters" else text.count(" ") + breaks + 1
+            if by == "tokens":
+                words += sum(map(words_in, sentences[first : first + LINE]))
+            else:
+                words += len(text) - breaks if by == "characters" else text.count(" ") + breaks + 1
             hashes.append(author_hash)
             lines.append(f"{head}\t{text}\n".encode())
     write_lines(path, hashes, lines)
@@ -343,6 +372,15 @@ def words_short(words: int, hparams: ImportHParams) -> str:
     )
 
 
+ABOUT_TOKENS = {
+    "records_with_long_prompts": "{:,} records dropped: their prompts leave no room for an answer in {} tokens; set a "
+    "larger --words-per-record",
+    "tokens_truncated": "{:,} tokens of answers cut off: a prompt and its answer are one record of {} tokens; set a "
+    "larger --words-per-record",
+}
+WITH_PROMPTS = ("jsonl", "json", "csv", "parquet")
+
+
 class Steps:
     """The steps of one import, and what they counted."""
 
@@ -355,9 +393,11 @@ class Steps:
         text: Format | None = None,
         sites: Sequence[str] = (),
         delimiter: str | None = None,
+        tokenizer: Tokenizer | None = None,
+        prompt_column: str | None = None,
     ) -> None:
         self.text = text  # in place of the format text, if lines per author are set
-        self.sites, self.delimiter = sites, delimiter
+        self.sites, self.delimiter, self.tokenizer, self.prompt_column = sites, delimiter, tokenizer, prompt_column
         self.pieces, self.pool, self.hparams, self.fit_vocabulary = pieces, pool, hparams, fit_vocabulary
         self.read: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
@@ -377,6 +417,7 @@ class Steps:
         for source, source_format in zip(sources, formats, strict=True):
             if format is None:
                 say(f"{source.path}: {source_format.name}")
+        self._refuse_prompts(sources, formats)
         sources = with_sites(sources, formats, self.sites)
         notes = list(dict.fromkeys(source_format.lost for source_format in formats if source_format.lost))
         sources, files, warnings = self.read_parts(sources, formats, columns)
@@ -387,13 +428,21 @@ class Steps:
         for line in (*notes, *warnings):
             say(line)
         warnings += [str(self.removal)] if self.removal.is_much else []  # printed by `read_parts`
-        vocabulary = supplied.vocabulary if supplied else self.count(sources, buckets, words)
+        if self.hparams.by == "tokens":
+            vocabulary: Vocabulary = self.encode(sources, buckets)
+        else:
+            vocabulary = supplied.vocabulary if supplied else self.count(sources, buckets, words)
         made = self.pieces.folder / MADE
         with suppress(FileNotFoundError):  # it was being written from these very pieces when an earlier call was killed
             shutil.rmtree(made)
         made.mkdir()
-        with CorpusWriter(made, vocabulary, self.layout, self.hparams.splits) as writer:
-            oov_words = self.write(writer, vocabulary, buckets)
+        layout = vocabulary.map.layout if isinstance(vocabulary, TokenVocabulary) else self.layout
+        has_prompts = self.prompt_column is not None
+        with CorpusWriter(made, vocabulary, layout, self.hparams.splits, has_prompts) as writer:
+            if isinstance(vocabulary, TokenVocabulary):
+                oov_words = self.write_tokens(writer, vocabulary, buckets)
+            else:
+                oov_words = self.write(writer, vocabulary, buckets)
             writer.finish(
                 dropped=dict(self.dropped),
                 sources=[
@@ -411,6 +460,7 @@ class Steps:
                     "read": dict(self.read),
                     "oov_words": oov_words,
                     "vocabulary_from": supplied and supplied.parameter,
+                    **self._tokenizer_parameters,
                 },
                 warnings=[_without_folders(warning, sources, supplied) for warning in warnings],
                 notes=notes,
@@ -427,6 +477,25 @@ class Steps:
         with blaming_changes(sources):
             self.pool.run(tasks, names.__setitem__)
         return [FORMATS[names[index]] for index in range(len(sources))]
+
+    def _refuse_prompts(self, sources: list[Source], formats: list[Format]) -> None:
+        for source, format in zip(sources, formats, strict=True):
+            if self.prompt_column is not None and format.name not in WITH_PROMPTS:
+                raise InputError(
+                    f"{source.path}: --prompt-column is for {', '.join(WITH_PROMPTS)}, and this is {format.name}; "
+                    "remove it"
+                )
+
+    @property
+    def _tokenizer_parameters(self) -> dict[str, Any]:
+        if self.hparams.by != "tokens":
+            return {}
+        tokenizer = (
+            {"name": self.tokenizer.folder.resolve().name, "files": self.tokenizer.files}
+            if self.tokenizer
+            else "trained"
+        )
+        return {"tokenizer": tokenizer, **({"prompt_column": self.prompt_column} if self.prompt_column else {})}
 
     def with_lines(self, formats: list[Format], sources: list[Source]) -> list[Format]:
         """Return the formats with the lines per author that were asked for in those of plain text.
@@ -467,7 +536,8 @@ class Steps:
     ) -> tuple[list[Path], list[str]]:
         """Read all parts, and return the files of sentences in order, and warnings."""
         described: dict[int, tuple[list[Part], list[str]]] = {}
-        options = [Reading(self.hparams.ascii, source.site, self.delimiter) for source in sources]
+        whole, prompts = self.hparams.by == "tokens", self.prompt_column
+        options = [Reading(self.hparams.ascii, source.site, self.delimiter, whole, prompts) for source in sources]
         self.pool.run(
             [
                 Task(
@@ -489,7 +559,10 @@ class Steps:
                 tasks[name] = Task(
                     label,
                     read_part,
-                    (source_format, part, self.pieces.folder / name, PIECE, self.hparams.by, self.hparams.drop_authors),
+                    (
+                        *(source_format, part, self.pieces.folder / name, PIECE),
+                        *(self.hparams.by, self.hparams.drop_authors, self.hparams.words_per_user),
+                    ),
                     _silence(source_format),
                 )
         results = self.pieces.run(
@@ -597,6 +670,52 @@ class Steps:
             return Vocabulary.most_frequent(counted, self.hparams.vocabulary_size, self.hparams.layout, self.hparams.by)
         except InputError as error:
             raise InputError(f"{names_of(sources)}: {error}") from error
+
+    def encode(self, sources: list[Source], buckets: list[Path]) -> TokenVocabulary:
+        """Run step 3 with a tokenizer, which is trained now if none was given; return the vocabulary."""
+        words = [bucket.with_name(f"{bucket.name}.words") for bucket in buckets]
+        tokenizer = self.tokenizer
+        if tokenizer is None:
+            folder = self.pieces.folder / "tokenizer"
+            task = Task("tokenizer", train_on, (words, self.hparams.vocabulary_size, folder))
+            try:
+                self.pieces.run(self.pool, "training the tokenizer", {"trained": task})
+            except InputError as error:
+                raise InputError(f"{names_of(sources)}: {error}") from error
+            tokenizer = Tokenizer(folder)
+        tasks = {
+            f"tokens-{bucket.name}": Task(
+                f"tokens of {bucket.name}",
+                encode_bucket,
+                (path, tokenizer.folder, self.hparams.record_words, bucket.with_name(f"{bucket.name}.tokens")),
+            )
+            for bucket, path in zip(buckets, words, strict=True)
+        }
+        self.pieces.run(self.pool, "encoding", tasks, "records", lambda result: result["records"])
+        counts = sum(Encoded(bucket.with_name(f"{bucket.name}.tokens")).counts for bucket in buckets)
+        if not np.any(counts):
+            raise InputError(
+                f"{names_of(sources)}: no record of train users has a token to predict; a prompt must be shorter than "
+                f"--words-per-record {self.hparams.record_words}"
+            )
+        return vocabulary_of(tokenizer, np.asarray(counts), self.hparams.record_words)
+
+    def write_tokens(self, writer: CorpusWriter, vocabulary: TokenVocabulary, buckets: list[Path]) -> dict[str, int]:
+        """Run step 4 with a tokenizer; return the number of unknown tokens, by split."""
+        oov_words = dict.fromkeys(writer.splits, 0)
+        for bucket in tracked("writing users", buckets):
+            encoded = Encoded(bucket.with_name(f"{bucket.name}.tokens"))
+            for split, users in users_of(bucket).items():
+                of_model, record_words, prompts, user_records, dropped = encoded.users(users)
+                tokens = vocabulary.map.from_model[of_model].astype(writer.layout.token_type)
+                oov_words[split] += int(np.count_nonzero(tokens == writer.layout.oov))
+                has_prompts = None if self.prompt_column is None else prompts
+                writer.splits[split].extend(users.names, tokens, record_words, user_records, has_prompts)
+                self.dropped.update(dropped if split in SPLITS else {})
+        for reason, count in self.dropped.items():
+            if count and reason in ABOUT_TOKENS:
+                say(ABOUT_TOKENS[reason].format(count, self.hparams.record_words))
+        return oov_words
 
     def write(self, writer: CorpusWriter, vocabulary: Vocabulary, buckets: list[Path]) -> dict[str, int]:
         """Run step 4, and return the number of words outside the vocabulary, by split."""
