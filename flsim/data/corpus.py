@@ -29,7 +29,6 @@ from flsim.base.errors import InputError
 from flsim.base.files import HashedFile, digest, file_digest, from_json, inside, refuse_missing_folder, write_json
 from flsim.data.manifest import (
     FLAT_FILES,
-    PROMPTED,
     PROMPTS,
     SCHEMA,
     SPLITS,
@@ -85,8 +84,7 @@ class Split(Unchanging):
             InputError: the folder is no split of a corpus.
         """
         try:
-            described = from_json((folder / "split.json").read_text(encoding="utf-8"))
-            layout = layout_in(described)
+            layout = layout_in(from_json((folder / "split.json").read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError, OverflowError) as error:
             raise InputError(f"{folder}: not a split of a corpus ({error}); import the corpus again") from error
         tokens, dtype = TOKEN_FILES[layout.token_type]
@@ -96,7 +94,7 @@ class Split(Unchanging):
             memory_map(folder / "records.i64", "<i8"),
             memory_map(folder / "users.i64", "<i8"),
             folder,
-            memory_map(folder / PROMPTS, "<u4") if PROMPTED in described else None,
+            memory_map(folder / PROMPTS, "<u4") if layout.prompts else None,
         )
 
     def __len__(self) -> int:
@@ -244,12 +242,12 @@ class Corpus:
 class SplitWriter:
     """A writer that appends users to a split's flat files."""
 
-    def __init__(self, folder: Path, layout: Layout, prompts: bool = False) -> None:
+    def __init__(self, folder: Path, layout: Layout) -> None:
         folder.mkdir()
         self.folder, self.layout = folder, layout
         self._tokens, self._dtype = TOKEN_FILES[layout.token_type]
-        self.users = self.records = self.words = self.prompt_words = 0
-        names = (self._tokens, *FLAT_FILES, *([PROMPTS] if prompts else []))
+        self.users = self.records = self.words = 0
+        names = (self._tokens, *FLAT_FILES, *([PROMPTS] if layout.prompts else []))
         self._files = {name: HashedFile((folder / name).open("wb")) for name in names}
         self._append("records.i64", np.zeros(1, np.int64))
         self._append("users.i64", np.zeros(1, np.int64))
@@ -275,10 +273,9 @@ class SplitWriter:
             user_records: integer [users], records of each user.
             prompts: integer [records], tokens of each record's prompt; None if there are none.
         """
-        if PROMPTS in self._files:
+        if self.layout.prompts:
             lengths = np.zeros(len(record_words), "<u4") if prompts is None else prompts.astype("<u4")
             self._files[PROMPTS].write(lengths.tobytes())
-            self.prompt_words += int(lengths.sum(dtype=np.int64))
         self._files[self._tokens].write(tokens.astype(self._dtype).tobytes())
         self._append("records.i64", self.words + np.cumsum(record_words, dtype=np.int64))
         self._append("users.i64", self.records + np.cumsum(user_records, dtype=np.int64))
@@ -301,8 +298,7 @@ class SplitWriter:
         return {name: file.described() for name, file in self._files.items()}
 
     def counts(self) -> dict[str, int]:
-        counts = {"users": self.users, "records": self.records, "words": self.words}
-        return counts | ({PROMPTED: self.prompt_words} if PROMPTS in self._files else {})
+        return {"users": self.users, "records": self.records, "words": self.words}
 
     def _append(self, name: str, offsets: NDArray[np.int64]) -> None:
         self._files[name].write(offsets.astype("<i8").tobytes())
@@ -316,17 +312,10 @@ class CorpusWriter:
     ...     writer.finish(dropped={"posts_without_owner": 2}, sources=[], parameters={})
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        vocabulary: Vocabulary,
-        layout: Layout,
-        splits: Iterable[str] = SPLITS,
-        prompts: bool = False,
-    ) -> None:
+    def __init__(self, folder: Path, vocabulary: Vocabulary, layout: Layout, splits: Iterable[str] = SPLITS) -> None:
         self.folder, self.layout = folder, layout
         vocabulary.write(folder / "vocabulary.tsv")
-        self.splits = {name: SplitWriter(folder / name, layout, prompts) for name in splits}
+        self.splits = {name: SplitWriter(folder / name, layout) for name in splits}
 
     def __enter__(self) -> "CorpusWriter":
         return self

@@ -45,11 +45,7 @@ def rewrite_corpus(
         InputError: `out` exists.
     """
     train = corpus.split("train")
-    has_prompts = train.prompts is not None
-    with (
-        new_folder(out) as folder,
-        CorpusWriter(folder, corpus.vocabulary, corpus.layout, corpus.splits, has_prompts) as writer,
-    ):
+    with new_folder(out) as folder, CorpusWriter(folder, corpus.vocabulary, corpus.layout, corpus.splits) as writer:
         for name in corpus.splits:
             split = train if name == "train" else corpus.split(name)
             _copy(source if source and split is train else split, split, kept if split is train else None, writer)

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import digest, file_digest
+from flsim.data.manifest import TOKENIZER_FILES
 from flsim.data.vocabulary import SPECIAL_TOKENS, TOKENIZER, Layout, Vocabulary
 
 if TYPE_CHECKING:
@@ -31,8 +32,6 @@ if TYPE_CHECKING:
 TABLE = "tokens.i64"
 FOLDER = "tokenizer"
 FILE = "tokenizer.json"
-# Files that a tokenizer's folder may have beside tokenizer.json; they name its special tokens, or templates of chats.
-BESIDE = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 TRAINED = {"pad_token": "<pad>", "unk_token": "<unk>", "bos_token": "<bos>", "eos_token": "<eos>"}
 SMALLEST = 256 + len(TRAINED) + 1  # tokens of a trained tokenizer: all bytes, and one that is made of them
 
@@ -108,14 +107,14 @@ class Tokenizer:
                 id_ = id_[0] if isinstance(id_, list) and id_ else id_
                 if isinstance(id_, int) and 0 <= id_ < self.rows:
                     ids[name] = id_
-        bos, eos = ids.get("bos", ids.get("cls")), ids.get("eos", ids.get("sep"))
-        if bos is None and eos is None:
+        begins = [ids[name] for name in ("bos", "cls") if name in ids]
+        ends = [ids[name] for name in ("eos", "sep") if name in ids]
+        if not begins and not ends:
             raise InputError(
                 f"{self.folder}: names no token for the begin or the end of a text; add tokenizer_config.json with "
                 '{"eos_token": ...}'
             )
-        bos, eos = eos if bos is None else bos, bos if eos is None else eos
-        assert bos is not None and eos is not None  # noqa: S101, PT018 (for mypy)
+        bos, eos = (begins or ends)[0], (ends or begins)[0]
         return {"pad": ids.get("pad", eos), "oov": ids.get("unk", eos), "bos": bos, "eos": eos}
 
     @cached_property
@@ -170,14 +169,14 @@ class Tokenizer:
     def write(self, folder: Path) -> None:
         """Copy the tokenizer into a new folder."""
         folder.mkdir()
-        for name in (FILE, *BESIDE):
+        for name in (FILE, *TOKENIZER_FILES):
             if (self.folder / name).is_file():
                 (folder / name).write_bytes((self.folder / name).read_bytes())
 
     @property
     def files(self) -> dict[str, str]:
         """Return the sha256 of each file that decides what the tokenizer does, by name."""
-        names = (FILE, *BESIDE, "config.json")
+        names = (FILE, *TOKENIZER_FILES, "config.json")
         return {name: file_digest(self.folder / name) for name in names if (self.folder / name).is_file()}
 
 
@@ -345,6 +344,16 @@ class TokenVocabulary(Vocabulary):
     def text(self, tokens: Iterable[int]) -> str:
         """Return the text of token ids."""
         return self.map.tokenizer.decode(self.map.ids[list(tokens)])
+
+    @property
+    def word_ids(self) -> range:
+        """Return the token ids of words, without those of pieces."""
+        return range(self.map.layout.first_word, self.map.layout.last_word + 1)
+
+    def symbol(self, character: str) -> int | None:
+        """Return the token id of one character; None if the tokenizer has no token for it."""
+        id_ = self.map.tokenizer.id_of(character)
+        return None if id_ is None else int(self.map.from_model[id_])
 
     def encode_text(self, text: str) -> list[int]:
         """Return the token ids of a text."""

@@ -54,12 +54,14 @@ class Layout:
         record_words: a record holds at most this many words; see `ends_with_eos`.
         name: a key of `LAYOUTS`, or `TOKENIZER`.
         pieces: number of token ids of layout `TOKENIZER` that are neither words nor special.
+        prompts: whether records can begin with a prompt, which models read and are not trained to write.
     """
 
     vocabulary_size: int
     record_words: int = 20
     name: str = "tff"
     pieces: int = 0
+    prompts: bool = False
 
     pad = 0
 

@@ -32,6 +32,7 @@ from flsim.data.formats.posts import Format
 from flsim.data.formats.text import text_format
 from flsim.data.formats.wordcount import read_word_count
 from flsim.data.importing import tasks
+from flsim.data.importing.encoding import Cutting
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.scratch import scratch
 from flsim.data.importing.sources import Source, copy_pipes, open_sources, unchanged, unpack_sources
@@ -121,8 +122,10 @@ def import_corpus(
     if vocabulary and vocabulary.size < hparams.vocabulary_size:
         say(words_short(len(vocabulary.vocabulary.words), hparams))
         hparams = replace(hparams, vocabulary_size=vocabulary.size)
+    cutting = None
     if hparams.by == "tokens":
-        hparams = _sized(hparams, Tokenizer(tokenizer) if tokenizer else None)
+        cutting = Cutting(Tokenizer(tokenizer) if tokenizer else None, prompt_column)
+        hparams = _sized(hparams, cutting.tokenizer)
     with scratch(out) as place:
         opened = copy_pipes(opened, place.folder)
         pieces = place.plan(
@@ -144,13 +147,11 @@ def import_corpus(
                 "delimiter": delimiter,
                 "lines_per_author": lines_per_author,
                 "vocabulary_from": vocabulary and vocabulary.parameter,
-                **({"tokenizer": tokenizer and Tokenizer(tokenizer).files} if hparams.by == "tokens" else {}),
-                **({"prompt_column": prompt_column} if prompt_column is not None else {}),
+                **(cutting.described if cutting else {}),
             }
         )
         with Pool(workers or _workers(opened)) as pool:
-            cutting = Tokenizer(tokenizer) if tokenizer else None
-            steps = Steps(pieces, pool, hparams, fit_vocabulary, text, sites, delimiter, cutting, prompt_column)
+            steps = Steps(pieces, pool, hparams, fit_vocabulary, text, sites, delimiter, cutting)
             made = steps.make(unpack_sources(opened, pieces, pool), format, columns, vocabulary)
         for source in opened:
             source.refuse_if_changed()

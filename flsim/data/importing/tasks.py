@@ -19,7 +19,7 @@ from flsim.data.formats.known import FORMATS, format_of, is_fragile
 from flsim.data.formats.posts import OOV_WORD, Format, Part, Post, Reading, unpacked_name, user_name
 from flsim.data.formats.stackexchange import STACKEXCHANGE, site_of
 from flsim.data.formats.text import TEXT
-from flsim.data.importing.encoding import Encoded, encode_bucket, train_on, vocabulary_of
+from flsim.data.importing.encoding import Cutting, encode, write_users
 from flsim.data.importing.gather import (
     ImportHParams,
     balance_bucket,
@@ -31,8 +31,7 @@ from flsim.data.importing.gather import (
 )
 from flsim.data.importing.scratch import MADE, Pieces, Range, cuts, hash_of, ranges_of, read_lines, write_lines
 from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
-from flsim.data.manifest import SPLITS
-from flsim.data.tokenizer import Tokenizer, TokenVocabulary
+from flsim.data.tokenizer import TokenVocabulary
 from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
 
 # Step 1 of an import: a part of a source becomes files of lines, one line for the texts of an author in that part.
@@ -372,12 +371,6 @@ def words_short(words: int, hparams: ImportHParams) -> str:
     )
 
 
-ABOUT_TOKENS = {
-    "records_with_long_prompts": "{:,} records dropped: their prompts leave no room for an answer in {} tokens; set a "
-    "larger --words-per-record",
-    "tokens_truncated": "{:,} tokens of answers cut off: a prompt and its answer are one record of {} tokens; set a "
-    "larger --words-per-record",
-}
 WITH_PROMPTS = ("jsonl", "json", "csv", "parquet")
 
 
@@ -393,11 +386,10 @@ class Steps:
         text: Format | None = None,
         sites: Sequence[str] = (),
         delimiter: str | None = None,
-        tokenizer: Tokenizer | None = None,
-        prompt_column: str | None = None,
+        cutting: Cutting | None = None,
     ) -> None:
         self.text = text  # in place of the format text, if lines per author are set
-        self.sites, self.delimiter, self.tokenizer, self.prompt_column = sites, delimiter, tokenizer, prompt_column
+        self.sites, self.delimiter, self.cutting = sites, delimiter, cutting
         self.pieces, self.pool, self.hparams, self.fit_vocabulary = pieces, pool, hparams, fit_vocabulary
         self.read: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
@@ -428,21 +420,14 @@ class Steps:
         for line in (*notes, *warnings):
             say(line)
         warnings += [str(self.removal)] if self.removal.is_much else []  # printed by `read_parts`
-        if self.hparams.by == "tokens":
-            vocabulary: Vocabulary = self.encode(sources, buckets)
-        else:
-            vocabulary = supplied.vocabulary if supplied else self.count(sources, buckets, words)
+        vocabulary = supplied.vocabulary if supplied else self.count(sources, buckets, words)
         made = self.pieces.folder / MADE
         with suppress(FileNotFoundError):  # it was being written from these very pieces when an earlier call was killed
             shutil.rmtree(made)
         made.mkdir()
         layout = vocabulary.map.layout if isinstance(vocabulary, TokenVocabulary) else self.layout
-        has_prompts = self.prompt_column is not None
-        with CorpusWriter(made, vocabulary, layout, self.hparams.splits, has_prompts) as writer:
-            if isinstance(vocabulary, TokenVocabulary):
-                oov_words = self.write_tokens(writer, vocabulary, buckets)
-            else:
-                oov_words = self.write(writer, vocabulary, buckets)
+        with CorpusWriter(made, vocabulary, layout, self.hparams.splits) as writer:
+            oov_words = self.write(writer, vocabulary, buckets)
             writer.finish(
                 dropped=dict(self.dropped),
                 sources=[
@@ -460,7 +445,7 @@ class Steps:
                     "read": dict(self.read),
                     "oov_words": oov_words,
                     "vocabulary_from": supplied and supplied.parameter,
-                    **self._tokenizer_parameters,
+                    **(self.cutting.described if self.cutting else {}),
                 },
                 warnings=[_without_folders(warning, sources, supplied) for warning in warnings],
                 notes=notes,
@@ -487,15 +472,8 @@ class Steps:
                 )
 
     @property
-    def _tokenizer_parameters(self) -> dict[str, Any]:
-        if self.hparams.by != "tokens":
-            return {}
-        tokenizer = (
-            {"name": self.tokenizer.folder.resolve().name, "files": self.tokenizer.files}
-            if self.tokenizer
-            else "trained"
-        )
-        return {"tokenizer": tokenizer, **({"prompt_column": self.prompt_column} if self.prompt_column else {})}
+    def prompt_column(self) -> str | None:
+        return self.cutting.prompt_column if self.cutting else None
 
     def with_lines(self, formats: list[Format], sources: list[Source]) -> list[Format]:
         """Return the formats with the lines per author that were asked for in those of plain text.
@@ -536,8 +514,8 @@ class Steps:
     ) -> tuple[list[Path], list[str]]:
         """Read all parts, and return the files of sentences in order, and warnings."""
         described: dict[int, tuple[list[Part], list[str]]] = {}
-        whole, prompts = self.hparams.by == "tokens", self.prompt_column
-        options = [Reading(self.hparams.ascii, source.site, self.delimiter, whole, prompts) for source in sources]
+        whole = self.cutting is not None, self.prompt_column
+        options = [Reading(self.hparams.ascii, source.site, self.delimiter, *whole) for source in sources]
         self.pool.run(
             [
                 Task(
@@ -651,6 +629,11 @@ class Steps:
 
     def count(self, sources: list[Source], buckets: list[Path], words: int) -> Vocabulary:
         """Run step 3, and return the vocabulary."""
+        if self.cutting:
+            try:
+                return encode(self.pieces, self.pool, buckets, self.hparams, self.cutting)
+            except InputError as error:
+                raise InputError(f"{names_of(sources)}: {error}") from error
         files = [bucket.with_name(f"{bucket.name}.words") for bucket in buckets]
         count = 1 + words // COUNTED
         bounds = cuts(files, count)
@@ -671,54 +654,10 @@ class Steps:
         except InputError as error:
             raise InputError(f"{names_of(sources)}: {error}") from error
 
-    def encode(self, sources: list[Source], buckets: list[Path]) -> TokenVocabulary:
-        """Run step 3 with a tokenizer, which is trained now if none was given; return the vocabulary."""
-        words = [bucket.with_name(f"{bucket.name}.words") for bucket in buckets]
-        tokenizer = self.tokenizer
-        if tokenizer is None:
-            folder = self.pieces.folder / "tokenizer"
-            task = Task("tokenizer", train_on, (words, self.hparams.vocabulary_size, folder))
-            try:
-                self.pieces.run(self.pool, "training the tokenizer", {"trained": task})
-            except InputError as error:
-                raise InputError(f"{names_of(sources)}: {error}") from error
-            tokenizer = Tokenizer(folder)
-        tasks = {
-            f"tokens-{bucket.name}": Task(
-                f"tokens of {bucket.name}",
-                encode_bucket,
-                (path, tokenizer.folder, self.hparams.record_words, bucket.with_name(f"{bucket.name}.tokens")),
-            )
-            for bucket, path in zip(buckets, words, strict=True)
-        }
-        self.pieces.run(self.pool, "encoding", tasks, "records", lambda result: result["records"])
-        counts = sum(Encoded(bucket.with_name(f"{bucket.name}.tokens")).counts for bucket in buckets)
-        if not np.any(counts):
-            raise InputError(
-                f"{names_of(sources)}: no record of train users has a token to predict; a prompt must be shorter than "
-                f"--words-per-record {self.hparams.record_words}"
-            )
-        return vocabulary_of(tokenizer, np.asarray(counts), self.hparams.record_words)
-
-    def write_tokens(self, writer: CorpusWriter, vocabulary: TokenVocabulary, buckets: list[Path]) -> dict[str, int]:
-        """Run step 4 with a tokenizer; return the number of unknown tokens, by split."""
-        oov_words = dict.fromkeys(writer.splits, 0)
-        for bucket in tracked("writing users", buckets):
-            encoded = Encoded(bucket.with_name(f"{bucket.name}.tokens"))
-            for split, users in users_of(bucket).items():
-                of_model, record_words, prompts, user_records, dropped = encoded.users(users)
-                tokens = vocabulary.map.from_model[of_model].astype(writer.layout.token_type)
-                oov_words[split] += int(np.count_nonzero(tokens == writer.layout.oov))
-                has_prompts = None if self.prompt_column is None else prompts
-                writer.splits[split].extend(users.names, tokens, record_words, user_records, has_prompts)
-                self.dropped.update(dropped if split in SPLITS else {})
-        for reason, count in self.dropped.items():
-            if count and reason in ABOUT_TOKENS:
-                say(ABOUT_TOKENS[reason].format(count, self.hparams.record_words))
-        return oov_words
-
     def write(self, writer: CorpusWriter, vocabulary: Vocabulary, buckets: list[Path]) -> dict[str, int]:
         """Run step 4, and return the number of words outside the vocabulary, by split."""
+        if isinstance(vocabulary, TokenVocabulary):
+            return write_users(writer, vocabulary.map, buckets, self.dropped)
         oov = writer.layout.oov
         ids = {word.encode(): id for word, id in vocabulary.ids.items() if word != OOV_WORD}
         oov_words = dict.fromkeys(writer.splits, 0)
