@@ -82,6 +82,11 @@ class ImportHParams:
             )
 
     @property
+    def counted(self) -> str:
+        """Return what `words_per_user` counts: words, or characters."""
+        return "characters" if self.by == "characters" else "words"
+
+    @property
     def described(self) -> dict[str, Any]:
         """Return the settings by name, without defaults of `NEW_SETTINGS`, so that corpora keep their digests."""
         return {

@@ -609,7 +609,7 @@ class Steps:
                 raise InputError(f"{names_of(sources)}: {why}")
             asked = self.hparams.words_per_user or 1
             raise InputError(
-                f"{names_of(sources)}: no user has {asked:,} {self.hparams.by}; the longest, "
+                f"{names_of(sources)}: no user has {asked:,} {self.hparams.counted}; the longest, "
                 f"{name!r}, has {words:,}: import more text, or give {shorter or f'--words-per-user {words}'}"
             )
         if not authors["train"]:
@@ -624,7 +624,7 @@ class Steps:
         missing = [split for split, share in shares.items() if share and not authors[split]]
         if shorter and (users < FEW_USERS or missing) and self.hparams.words_per_user is not None:
             without = f", none of them in {' or '.join(missing)}" if missing else ""
-            length = f"{self.hparams.words_per_user:,} {self.hparams.by}"
+            length = f"{self.hparams.words_per_user:,} {self.hparams.counted}"
             say(f"only {users:,} user{'s' * (users != 1)} of {length}{without}; a shorter length makes more: {shorter}")
 
     def count(self, sources: list[Source], buckets: list[Path], words: int) -> Vocabulary:
