@@ -67,11 +67,6 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises no other class
             raise InputError(f"{self.folder / FILE}: not a tokenizer ({in_one_line(error):.200})") from error
-        if not self.is_word.any():
-            raise InputError(
-                f"{self.folder / FILE}: no token is a space and letters, and canaries are made of such words; import "
-                "the text with --by characters instead"
-            )
 
     @cached_property
     def rows(self) -> int:
@@ -157,8 +152,16 @@ class Tokenizer:
 
         Args:
             counts: int64 [rows], how often each token occurs; ids of words and of pieces are in descending order.
+
+        Raises:
+            InputError: no token is a word.
         """
         special = self.special
+        if not self.is_word.any():
+            raise InputError(
+                f"{FILE}: no token is a space and letters, and canaries are made of such words; take a tokenizer with "
+                "more tokens"
+            )
         order = np.lexsort((np.arange(self.rows), -counts))
         order = order[~np.isin(order, list(special.values()))]
         words, pieces = order[self.is_word[order]], order[~self.is_word[order]]
