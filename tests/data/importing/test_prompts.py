@@ -280,4 +280,4 @@ def test_a_corpus_describes_its_prompts(corpus: Corpus, flsim: Flsim) -> None:
     code, out, _ = flsim("data", "inspect", corpus.path)
     assert code == 0
     assert f"prompts      {share:.1%} of train's words are of prompts" in out
-    assert f"({corpus.layout.words} whole words)" in out
+    assert f"({corpus.layout.words} complete words)" in out

@@ -163,9 +163,10 @@ def test_each_family_makes_a_corpus(family: str, tmp_path: Path) -> None:
     tokenizer, tokens, layout = Tokenizer(folder), corpus.token_map, corpus.layout
     assert tokens is not None
     assert tokens.rows == tokenizer.rows
-    assert tokens.repeated.sum() == len(tokens.ids) - tokens.rows
-    assert not tokens.repeated[layout.text_ids.start : layout.text_ids.stop].any()
-    assert not tokens.repeated[layout.eos]
+    text = tokens.ids[layout.text_ids.start : layout.text_ids.stop].tolist()
+    special = tokens.ids[[layout.pad, layout.oov, layout.bos, layout.eos]].tolist()
+    assert sorted([*text, *set(special)]) == list(range(tokenizer.rows))
+    assert len(set(special)) == {"gpt2": 1, "llama": 3, "bert": 4}[family]
     records = list(corpus.split("train")[0])
     first = corpus.vocabulary.text(records[0].tolist())
     assert first.lower() == "the cat saw 12 dogs."
