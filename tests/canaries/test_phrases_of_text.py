@@ -20,6 +20,7 @@ from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.run import import_corpus
+from flsim.show.table import Column, markdown
 
 PHRASES = ("w1 w2 w3", "w4 w5", "w3 w3 w3 w3")
 
@@ -129,3 +130,8 @@ def test_a_tokenizer_without_digits_is_named(tmp_path: Path) -> None:
     corpus = import_corpus([source], tmp_path / "corpus", hparams, tokenizer=folder)
     with pytest.raises(InputError, match='needs a token "0", which the tokenizer of the corpus lacks'):
         Secrets.from_template("a {d2}", corpus.vocabulary)
+
+
+def test_a_phrase_of_several_lines_is_one_line_of_a_table() -> None:
+    lines = markdown([Column("Phrase", ["a\nb | c"], is_number=False)], []).splitlines()
+    assert [line.strip("| ") for line in lines if "a" in line][1:] == [r"a b \| c"]

@@ -281,3 +281,23 @@ def test_a_corpus_describes_its_prompts(corpus: Corpus, flsim: Flsim) -> None:
     assert code == 0
     assert f"prompts      {share:.1%} of train's words are of prompts" in out
     assert f"({corpus.layout.words} complete words)" in out
+
+
+def test_a_run_trains_measures_and_shows_text(corpus: Corpus, tmp_path: Path, flsim: Flsim) -> None:
+    """By the command: canaries that are text, in a table, of a federated run on prompts and answers."""
+    (tmp_path / "a.toml").write_text(
+        f"""
+        data.corpus = "{corpus.path}"
+        canaries = {{ p_u = [0.5], p_e = [0.5], count = 2 }}
+        model = {{ embedding = 4, units = 6 }}
+        training = {{ rounds = 2, cohort = 3 }}
+        local = {{ batch_size = 4 }}
+        evaluation = {{ every = 2, references = 50 }}
+        """.replace("        ", "")
+    )
+    code, _, err = flsim("run", tmp_path / "a.toml", "--out", tmp_path / "run", "--in-process")
+    assert code == 0, err
+    code, out, _ = flsim("canaries", tmp_path / "run")
+    assert code == 0
+    for canary in draw_canaries(corpus, CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=2), 0):
+        assert corpus.vocabulary.text(canary.tokens) in out
