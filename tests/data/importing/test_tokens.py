@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +17,16 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from transformers import AutoTokenizer
 
+from flsim.base.errors import InputError
 from flsim.canaries.planting import draw_canaries
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.data.formats.posts import Reading, post_of
+from flsim.data.importing import tasks
+from flsim.data.importing.encoding import write_users
 from flsim.data.importing.gather import ImportHParams, passages, split_of
 from flsim.data.importing.run import import_corpus
+from flsim.data.synthetic import SyntheticHParams
 from flsim.data.tokenizer import SMALLEST, Tokenizer, TokenVocabulary
 from flsim.measures.memorization.random_sampling import references
 
@@ -250,3 +255,25 @@ def test_rows_without_a_token_have_an_id(tmp_path: Path) -> None:
     assert corpus.token_map is not None
     assert (corpus.token_map.rows, corpus.layout.vocabulary_size) == (340, 343)
     assert corpus.vocabulary.words[-1] == "<row 339>"
+
+
+def test_a_tokenizer_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tokenizer_folders.gpt2_like(tmp_path / "tokenizer")
+    source = write_jsonl(tmp_path / "a.jsonl", posts())
+
+    def write_then_change(*arguments: Any) -> dict[str, int]:
+        done = write_users(*arguments)
+        text = (folder / "tokenizer.json").read_text()
+        (folder / "tokenizer.json").write_text(text + "\n")
+        return done
+
+    monkeypatch.setattr(tasks, "write_users", write_then_change)
+    with pytest.raises(InputError, match="tokenizer: changed while it was read"):
+        import_corpus([source], tmp_path / "out", HPARAMS, tokenizer=folder)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("options", [{"by": "tokens"}, {"layout": "tokenizer"}])
+def test_synthetic_text_has_no_tokenizer(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="synthetic text needs no tokenizer"):
+        SyntheticHParams(**options)
