@@ -11,6 +11,7 @@ from typing import Any
 from flsim.base.errors import InputError
 from flsim.base.files import from_json
 from flsim.canaries.spec import Canary
+from flsim.data.tokenizer import TokenVocabulary
 from flsim.data.vocabulary import Layout, Vocabulary
 
 KEYS = {"id", "words", "tokens", "p_u", "p_e"}
@@ -79,21 +80,38 @@ def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Voca
         raise InputError(f"{where}: this row has no id; add an id")
     if ("words" in row) == ("tokens" in row):
         raise InputError(f"{where}: this row must have words or tokens, not both")
-    tokens = _tokens(where, row["tokens"]) if "tokens" in row else _encoded(where, row["words"], vocabulary)
-    for token in tokens:
-        if not layout.first_word <= token <= layout.last_word:
-            raise InputError(
-                f"{where}: token {token} is not the id of a word; word ids are {layout.first_word} to "
-                f"{layout.last_word}"
-            )
+    tokens = _tokens(where, row["tokens"]) if "tokens" in row else encoded(where, row["words"], vocabulary)
+    refuse_special(where, tokens, layout)
     return Canary(id_, tokens, _probability(where, row, "p_u"), _probability(where, row, "p_e"))
 
 
-def _encoded(where: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
+def refuse_special(where: str, tokens: tuple[int, ...], layout: Layout) -> None:
+    """Raise InputError if a token is none of text, such as OOV; `where` names the phrase."""
+    text = layout.text_ids
+    for token in tokens:
+        if token not in text:
+            raise InputError(f"{where}: token {token} is no word; words are {text.start} to {text.stop - 1}")
+
+
+def encoded(where: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
+    """Return the tokens of a text, or of a list of words.
+
+    Args:
+        where: the place of the phrase, for messages.
+        value: the text.
+        vocabulary: the ids of words, or of a tokenizer's tokens.
+
+    Raises:
+        InputError: the value is no text, or a word is not in the vocabulary.
+    """
     if vocabulary is None:
         raise InputError(
             f"{where}: this row has words, but there is no vocabulary; give a vocabulary or a corpus, or list tokens"
         )
+    if isinstance(vocabulary, TokenVocabulary):
+        if not isinstance(value, str):
+            raise InputError(f"{where}: words must be text, which the tokenizer of the corpus cuts")
+        return tuple(vocabulary.encode_text(value))
     words = vocabulary.split(value) if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise InputError(f"{where}: words must be text, or a list of texts")
