@@ -61,11 +61,8 @@ class Provenance:
 
     @property
     def by_content(self) -> "Provenance":
-        """Return the provenance with a user's own network named by its content, which no place of the file changes."""
-        model = replace(self.model, architecture=by_content(self.model.architecture))
-        if model.path is not None:  # `frozen` tells its contents, and the corpus that of the tokens
-            model = replace(model, path=Path(model.path).name, tokens=None)
-        return replace(self, model=model)
+        """Return the provenance with files of its network named by content, which no place of the files changes."""
+        return replace(self, model=by_content_of(self.model))
 
     @property
     def sizes(self) -> str:
@@ -81,6 +78,12 @@ class Provenance:
             f", {name} {value}" if isinstance(value, str) else f", {name} {value:g}" for name, value in numbers.items()
         )
         return kind + sizes + options + (f", frozen {self.frozen[:12]}" if self.frozen else "")
+
+
+def by_content_of(model: ModelHParams) -> ModelHParams:
+    """Return the settings of a network without the places of its files; a base model's `digest` tells its contents."""
+    model = replace(model, architecture=by_content(model.architecture), tokens=None)
+    return model if model.path is None else replace(model, path="")
 
 
 def checkpoint_name(round_: int) -> str:
