@@ -83,16 +83,19 @@ def engine_of(
     Without a size of micro-cohorts users of small models train in those of `users_on_cpu`, where there is no GPU. On a
     processor without instructions for bfloat16 all that trains in bfloat16 elsewhere trains as in float32.
     Engine "cohort" needs a model that declares a written-out gradient. Where users are stacked it also needs a model
-    that declares stacking, and an optimizer that has a `direction`. Otherwise "local", plain PyTorch, is returned.
+    that declares stacking, and an optimizer that has a `direction`. Otherwise "local", plain PyTorch, is returned; it
+    also trains on prompts, whose words a written-out gradient would count.
 
     Raises:
-        InputError: the engine or the device cannot do what the settings ask for.
+        InputError: the engine, the corpus or the device cannot do what the settings ask for.
     """
     able = model.capabilities
     refuse_precision(name, hparams, model.hparams.architecture, able)
     if name == "cohort" and able.blocks:
         return _block_engine(model, layout, hparams, micro_cohort, memory_share, rounds)
-    if name == "cohort" and able.written_out:
+    if layout.prompts and hparams.precision != "float32":
+        raise InputError('the corpus has prompts, with which users train in float32; set local.precision = "float32"')
+    if name == "cohort" and able.written_out and not layout.prompts:
         refuse_low_precision(configured(hparams, "optimizer"), hparams.precision)
         like = {name: value.detach() for name, value in model.trainable.items()}
         if representative(like).device.type == "cpu":
