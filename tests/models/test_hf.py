@@ -17,6 +17,9 @@ from flsim.algorithms.summation import RoundRequest
 from flsim.base.errors import InputError
 from flsim.data.records import Records, batch
 from flsim.data.vocabulary import Layout
+from flsim.measures.memorization.beam_search import beam_searches
+from flsim.measures.memorization.score import rows_at_once
+from flsim.measures.memorization.template import Template
 from flsim.models.architectures import build, restore, weights_of
 from flsim.models.hf import CLOSED, HuggingFaceModel, base_of
 from flsim.models.hparams import ModelHParams
@@ -290,3 +293,27 @@ def test_a_base_in_bfloat16_has_adapters_in_float32(tmp_path: Path) -> None:
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.05)  # bfloat16 has 8 bits
     assert not torch.equal(logits, expected)
+
+
+@BOTH
+def test_beam_search_equals_generate(config: dict[str, object]) -> None:
+    """Without a penalty of the length, and of the same number of tokens; the space is all ids but 0 and the last."""
+    model = made(hparams_of(config))
+    prefix = tokens_of(1, 3)[0]
+    template = Template((tuple(range(1, 49)),) * 4)
+    tokens, scores = beam_searches(model, prefix[None], template, 5)
+    written = model.network.generate(
+        prefix[None], num_beams=5, num_return_sequences=5, max_new_tokens=4, min_new_tokens=4, length_penalty=0.0,
+        do_sample=False, suppress_tokens=[0, 49], pad_token_id=0, return_dict_in_generate=True, output_scores=True,
+        renormalize_logits=False, attention_mask=torch.ones_like(prefix[None]),
+    )  # fmt: skip
+    assert torch.equal(written.sequences[:, 3:], tokens[0])
+    torch.testing.assert_close(-written.sequences_scores.double(), scores[0], rtol=0, atol=1e-5)
+
+
+def test_keys_and_values_bound_how_many_sequences_are_read_at_once() -> None:
+    """2 layers, keys and values, 2 heads of 8 for each of 3 tokens are 192 floats, and log-probabilities 50."""
+    model = made(hparams_of(GPT2))
+    state, log_probs = model.start(tokens_of(2, 3))
+    assert rows_at_once(log_probs, state) == rows_at_once(log_probs.new_zeros(1, 2 * 2 * 2 * 8 * 3))
+    assert rows_at_once(log_probs, state) < rows_at_once(log_probs)
