@@ -220,3 +220,15 @@ def test_a_resume_after_sigkill_under_ray_is_exact(lora: Experiment, privacy: st
     if privacy == "dp":
         settings += ["privacy.clip=0.1", "privacy.noise_multiplier=1.0"]
     assert_same(*killed_and_whole(lora, *settings))
+
+
+def test_a_simulation_has_the_bits_of_a_run(lora: Experiment) -> None:
+    run = trained(lora)
+    opened = Run.open(run).federated
+    planted = flsim.plant(lora.folder / "corpus", opened.canaries, seed=opened.seed)
+    model = flsim.Model(architecture="hf", config=opened.model.config, lora=flsim.Lora(rank=4))
+    algorithm = flsim.FedAvg(cohort=6, local=opened.local, shards=1)
+    *_, state = flsim.simulate(planted, model, algorithm, 4)
+    params = final_params(run)
+    assert state.params.keys() == params.keys()
+    assert all(torch.equal(value, params[name]) for name, value in state.params.items())
