@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -72,7 +73,7 @@ def params_of(model: HuggingFaceModel) -> Params:
     return {name: value.detach().clone() for name, value in model.trainable.items()}
 
 
-def plain_base(config: dict[str, object], values: Params) -> torch.nn.Module:
+def plain_base(config: dict[str, object], values: Params) -> Any:
     """The base as transformers makes it, with these weights."""
     named = {name: value for name, value in config.items() if name != "model_type"}
     off = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0) if config is GPT2 else {}
@@ -145,7 +146,7 @@ def test_the_steps_of_a_user_equal_ten_lines_of_torch_and_peft(
     optimizer, read = torch.optim.SGD(trained, lr=0.5), batch(records, np.arange(6), LAYOUT)
     inputs, targets = torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
     for _ in range(3):
-        cross_entropy(peft(inputs).logits.flatten(0, 1), targets.flatten(), ignore_index=0).backward()
+        cross_entropy(peft(inputs).logits.flatten(0, 1), targets.flatten(), ignore_index=0).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     exact = 1e-10 if config is GPT2 and dtype == torch.float64 else tolerance
@@ -331,7 +332,7 @@ def test_dropout_of_adapters_is_a_function_of_seed_round_and_user() -> None:
     records = SimpleNamespace(layout=LAYOUT, records=6)
     privacy = PrivacyHParams("dp", clip=0.1, noise_multiplier=1.0)
     with pytest.raises(InputError, match="DP-SGD refuses models that draw at random in training"):
-        CentralTask(records, CentralHParams(batch_size=2), 0, privacy=privacy, model=hparams)  # type: ignore[arg-type]
+        CentralTask(records, CentralHParams(batch_size=2), 0, privacy=privacy, model=hparams)
 
 
 @BOTH
