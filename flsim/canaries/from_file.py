@@ -80,15 +80,30 @@ def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Voca
         raise InputError(f"{where}: has no id")
     if ("words" in row) == ("tokens" in row):
         raise InputError(f"{where}: must have either words or tokens")
-    tokens = _tokens(where, row["tokens"]) if "tokens" in row else _encoded(where, row["words"], vocabulary)
+    tokens = _tokens(where, row["tokens"]) if "tokens" in row else encoded(where, row["words"], vocabulary)
+    refuse_special(where, tokens, layout)
+    return Canary(id_, tokens, _probability(where, row, "p_u"), _probability(where, row, "p_e"))
+
+
+def refuse_special(where: str, tokens: tuple[int, ...], layout: Layout) -> None:
+    """Raise InputError if a token is none of text, such as OOV; `where` names the phrase."""
     text = layout.text_ids
     for token in tokens:
         if token not in text:
             raise InputError(f"{where}: token {token} is no word; words are {text.start} to {text.stop - 1}")
-    return Canary(id_, tokens, _probability(where, row, "p_u"), _probability(where, row, "p_e"))
 
 
-def _encoded(where: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
+def encoded(where: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
+    """Return the tokens of a text, or of a list of words.
+
+    Args:
+        where: the place of the phrase, for messages.
+        value: the text.
+        vocabulary: the ids of words, or of a tokenizer's tokens.
+
+    Raises:
+        InputError: the value is no text, or a word is not in the vocabulary.
+    """
     if vocabulary is None:
         raise InputError(f"{where}: is of words, and no word is known; give a vocabulary or a corpus, or list tokens")
     if isinstance(vocabulary, TokenVocabulary):

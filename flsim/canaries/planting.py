@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.base.files import naming
 from flsim.base.rng import stream
+from flsim.canaries.from_file import encoded, refuse_special
 from flsim.canaries.secrets import Secrets, templates
 from flsim.canaries.spec import (
     Canary,
@@ -73,6 +74,30 @@ def natural_phrases(corpus: Corpus, length: int, seed: int) -> Draw:
 def secret_phrases(templates: Sequence[Secrets], seed: int) -> Draw:
     """Return a drawer of fillings of the canaries' templates."""
     return lambda index, attempt: tuple(templates[index].draw(stream(seed, "secret", index, attempt), 1)[0].tolist())
+
+
+def listed_phrases(corpus: Corpus, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return the phrases of settings as tokens.
+
+    Raises:
+        InputError: a text has words outside the vocabulary, two are the same tokens, one is longer than a record, or
+            one occurs in a split of the corpus, where its copies would not be counted.
+    """
+    phrases = dict[tuple[int, ...], str]()
+    for text in texts:
+        where = f'canaries.phrases: "{text}"'
+        phrase = encoded(where, text, corpus.vocabulary)
+        refuse_special(where, phrase, corpus.layout)
+        refuse_too_long(len(phrase), corpus.layout, "canaries.phrases")
+        if not phrase or phrase in phrases:
+            raise InputError(f"{where} {'is the same as another one' if phrase else 'is empty'}; write another text")
+        phrases[phrase] = text
+    for length in {len(phrase) for phrase in phrases}:
+        of_length = {phrase for phrase in phrases if len(phrase) == length}
+        for name in corpus.splits:
+            for phrase in occurring(corpus.split(name), of_length):
+                raise InputError(f'canaries.phrases: "{phrases[phrase]}" occurs in {name}; write another text')
+    return list(phrases)
 
 
 REDRAWS = 100
@@ -192,8 +217,8 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
 
     Raises:
         InputError: canaries are longer than records can be, the vocabulary is too small for that many, a window does
-            not fit the rounds, held-out users have too few records of so many words, or a template does not fit the
-            corpus.
+            not fit the rounds, held-out users have too few records of so many words, or a template or a phrase of the
+            settings does not fit the corpus.
     """
     layout = corpus.layout
     planted = configurations(hparams)
@@ -201,11 +226,12 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
     planned = planted + [control] * hparams.controls
     secrets = templates(hparams.template, corpus.vocabulary, seed, len(planned) or 1) if hparams.template else []
     template = secrets[0] if secrets else None
-    length = template.length if template else hparams.length
+    listed = listed_phrases(corpus, hparams.phrases)
+    length = template.length if template else max(map(len, listed), default=hparams.length)
     setting = "canaries.template" if template else "canaries.length"
     refuse_too_long(length, layout, setting)
     bounds = {one: hparams.bounds(one, rounds) for one in planted} | {control: (None, None)}
-    is_natural = hparams.source == "heldout"
+    is_natural = hparams.is_natural
     source = "text of held-out users" if is_natural else f"vocabulary of {layout.words} words"
     too_few = InputError(
         f"no {len(planned)} different phrases of {length} words found that the corpus does not contain; "
@@ -222,9 +248,11 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
     if secrets:
         draw = secret_phrases(secrets, seed)
     else:
-        draw = natural_phrases(corpus, length, seed) if is_natural else random_phrases(length, seed, layout)
-    phrases = [draw(index, 0) for index in range(len(planned))]
+        is_heldout = hparams.source == "heldout"
+        draw = natural_phrases(corpus, length, seed) if is_heldout else random_phrases(length, seed, layout)
+    phrases = listed or [draw(index, 0) for index in range(len(planned))]
     splits = [corpus.split(name) for name in corpus.splits if not (is_natural and name.startswith(HELDOUT))]
+    splits = [] if listed else splits  # in which listed phrases were looked for
     known, taken = set[tuple[int, ...]](), set[tuple[int, ...]]()
     for _ in range(REDRAWS):
         taken.update(*(occurring(split, set(phrases) - known) for split in splits))

@@ -10,8 +10,8 @@ Templates of secrets as text: fixed text with holes.
 {w2}     2 words of the vocabulary
 {card}   a payment card number: 15 digits and the check digit of ISO/IEC 7812-1, annex B (Luhn)
 {ssn}    a US social security number: area 001 to 899 without 666, group 01 to 99, serial 0001 to 9999
-{k5}     a key, which attackers know and no two secrets share: 5 letters, or 5 words in a corpus of words (section
-6.5, and <s> and <e> of Table 3)
+{k5}     a key, which attackers know and no two secrets share: 5 letters, or 5 words in a corpus of words or tokens
+(section 6.5, and <s> and <e> of Table 3)
 """
 
 import re
@@ -111,12 +111,17 @@ def hidden(template: str) -> tuple[str | Hole, ...]:
 def with_keys(template: str, vocabulary: Vocabulary, rng: np.random.Generator) -> str:
     """Return a template with random letters, or random words of the vocabulary, in place of its keys."""
     by_words = vocabulary.by == "words"
-    symbols = [word for word in vocabulary.words if not set("{}") & set(word)] if by_words else list(ascii_lowercase)
+    if isinstance(vocabulary, TokenVocabulary):
+        symbols = [vocabulary.text([id_]).strip() for id_ in vocabulary.word_ids]
+    else:
+        symbols = [word for word in vocabulary.words if not set("{}") & set(word)] if by_words else [*ascii_lowercase]
 
     def text(part: str | Hole) -> str:
         if isinstance(part, str) or not part.is_key:
             return str(part)
         symbols_drawn = [symbols[index] for index in rng.integers(len(symbols), size=part.symbols)]
+        if isinstance(vocabulary, TokenVocabulary):
+            return " ".join(symbols_drawn)
         return f" {' '.join(symbols_drawn)} " if by_words else "".join(symbols_drawn)
 
     return "".join(map(text, parse(template)))
@@ -356,7 +361,10 @@ def templates(template: str, vocabulary: Vocabulary, seed: int, count: int) -> l
         if text is None:
             raise InputError(f'canaries.template "{template}": not enough keys for {count} canaries; set longer ones')
         texts[text] = None
-    return [Secrets.from_template(text, vocabulary) for text in texts]
+    made = [Secrets.from_template(text, vocabulary) for text in texts]
+    if len({secrets.length for secrets in made}) > 1:  # a tokenizer cuts keys without a space in front differently
+        raise InputError(f'canaries.template "{template}": keys are words; write a space before and none after each')
+    return made
 
 
 def token_ids(text: str, vocabulary: Vocabulary) -> list[int]:

@@ -94,7 +94,7 @@ def _words(summary: dict[str, Any]) -> list[str]:
     note = NOTES.get(summary["by"])
     lines = _entry("tokens", f"{tokens}; records of at most {summary['record_words']} words")
     lines += _entry("by", note) if note else []
-    whole = f" ({words - summary['pieces']:,} whole words)" if summary["pieces"] else ""
+    whole = f" ({words - summary['pieces']:,} complete words)" if summary["pieces"] else ""
     lines += _entry("vocabulary", f"{words:,} words{whole}, of which {train['words_occurring']:,} occur in train")
     if train["prompt_words"] is not None:
         share = _percent(train["prompt_words"] / train["words"])
@@ -108,7 +108,7 @@ def _words(summary: dict[str, Any]) -> list[str]:
 
 
 def _visible(word: str) -> str:
-    return word.replace(" ", "␣") if word.isspace() else word.strip()
+    return word.translate({ord(" "): "␣", ord("\n"): "⏎"}) if word.isspace() else word.strip()
 
 
 def _drops(summary: dict[str, Any]) -> list[str]:

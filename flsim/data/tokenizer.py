@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, in_one_line
-from flsim.base.files import digest, file_digest
+from flsim.base.files import file_digest
 from flsim.data.manifest import TOKENIZER_FILES
 from flsim.data.vocabulary import SPECIAL_TOKENS, TOKENIZER, Layout, Vocabulary
 
@@ -67,11 +67,6 @@ class Tokenizer:
             raise
         except Exception as error:  # the library raises no other class
             raise InputError(f"{self.folder / FILE}: not a tokenizer ({in_one_line(error):.200})") from error
-        if not self.is_word.any():
-            raise InputError(
-                f"{self.folder / FILE}: no token is a space and letters, and canaries are made of such words; import "
-                "the text with --by characters instead"
-            )
 
     @cached_property
     def rows(self) -> int:
@@ -157,8 +152,16 @@ class Tokenizer:
 
         Args:
             counts: int64 [rows], how often each token occurs; ids of words and of pieces are in descending order.
+
+        Raises:
+            InputError: no token is a word.
         """
         special = self.special
+        if not self.is_word.any():
+            raise InputError(
+                f"{FILE}: no token is a space and letters, and canaries are made of such words; take a tokenizer with "
+                "more tokens"
+            )
         order = np.lexsort((np.arange(self.rows), -counts))
         order = order[~np.isin(order, list(special.values()))]
         words, pieces = order[self.is_word[order]], order[~self.is_word[order]]
@@ -205,7 +208,9 @@ def train_tokenizer(texts: Iterator[str], size: int, folder: Path) -> None:
     )
     tokenizer.train_from_iterator(texts, trainer)
     if (tokens := tokenizer.get_vocab_size()) < size:
-        raise InputError(f"the text gives a tokenizer {tokens:,} tokens, fewer than {size:,}; train one of {tokens:,}")
+        raise InputError(
+            f"the text gives a tokenizer {tokens:,} tokens, fewer than {size:,}; give --train-tokenizer {tokens}"
+        )
     tokenizer.save(str(folder / FILE))
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **TRAINED}
     (folder / "tokenizer_config.json").write_text(json.dumps(about, indent=2))
@@ -294,20 +299,6 @@ class TokenMap:
         return int(self.ids.max()) + 1
 
     @cached_property
-    def repeated(self) -> NDArray[np.bool_]:
-        """Return which ids of the corpus stand for a row that another id stands for, too: bool [V].
-
-        One id of each row is not repeated: a word, a piece or EOS before others, which are never targets. The logit of
-        a repeated id should be far below all others.
-        """
-        layout = self.layout
-        first = [*layout.text_ids, layout.eos, layout.bos, layout.oov, layout.pad]
-        _, places = np.unique(self.ids[first], return_index=True)
-        repeated = np.ones(len(self.ids), np.bool_)
-        repeated[np.array(first)[places]] = False
-        return repeated
-
-    @cached_property
     def from_model(self) -> NDArray[np.int64]:
         """Return the corpus' id of each of the model's ids as a tokenizer writes them, int64 [rows].
 
@@ -319,11 +310,6 @@ class TokenMap:
         text = np.array(self.layout.text_ids)
         ids[self.ids[text]] = text
         return ids
-
-    @cached_property
-    def digest(self) -> str:
-        """Return the sha256 of the table and of tokenizer.json."""
-        return digest(self.ids.astype("<i8").tobytes(), file_digest(self.folder / FILE))
 
 
 @dataclass(frozen=True)

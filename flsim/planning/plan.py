@@ -189,7 +189,7 @@ def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...
     for run in planned:
         name = " ".join(filter(None, (row_name(run), str(run.axes.get(PARTITION, "")))))
         canaries, is_ranked = run.config.canaries, not run.config.evaluation.utility_only
-        if name not in named and is_ranked and canaries.source != "heldout" and configurations(canaries):
+        if name not in named and is_ranked and not canaries.is_natural and configurations(canaries):
             seeds = len({other.config.seed for other in planned if row_name(other) == row_name(run)})
             named[name] = _provable(run.config, train, seeds)
     equal: dict[Provable, list[str]] = {}

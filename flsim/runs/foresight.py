@@ -69,7 +69,7 @@ def refuse_impossible(
     settings.refuse_users(users)
     if records is not None:
         planting.refuse_too_many(settings.canaries, records)
-        if not settings.canaries.template:
+        if not (settings.canaries.template or settings.canaries.phrases):
             planting.refuse_too_long(settings.canaries.length, layout)
     if is_trained_here:
         canaries, prefix = settings.canaries, settings.evaluation.prefix

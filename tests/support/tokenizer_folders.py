@@ -22,8 +22,8 @@ def _written(folder: Path, tokenizer: Any, **special: str) -> Path:
 def gpt2_like(folder: Path) -> Path:
     """Byte-level BPE with one special token, which is begin and end, and no padding, as GPT-2."""
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)  # type: ignore[assignment]
-    tokenizer.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     end = "<|endoftext|>"
     trainer = trainers.BpeTrainer(vocab_size=330, special_tokens=[end], initial_alphabet=alphabet, show_progress=False)
@@ -34,8 +34,8 @@ def gpt2_like(folder: Path) -> Path:
 def llama_like(folder: Path) -> Path:
     """BPE over pieces that begin with a mark for the space, with unknown, begin and end, as Llama 2."""
     tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
-    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()  # type: ignore[assignment]
-    tokenizer.decoder = decoders.Metaspace()  # type: ignore[assignment]
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
     trainer = trainers.BpeTrainer(vocab_size=200, special_tokens=["<unk>", "<s>", "</s>"], show_progress=False)
     tokenizer.train_from_iterator(TEXTS, trainer)
     return _written(folder, tokenizer, unk_token="<unk>", bos_token="<s>", eos_token="</s>")
@@ -44,9 +44,9 @@ def llama_like(folder: Path) -> Path:
 def bert_like(folder: Path) -> Path:
     """Lower-cased word pieces with padding, and other names for begin and end, as BERT."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)  # type: ignore[assignment]
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()  # type: ignore[assignment]
-    tokenizer.decoder = decoders.WordPiece()  # type: ignore[assignment]
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
+    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    tokenizer.decoder = decoders.WordPiece()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]"]
     tokenizer.train_from_iterator(
         TEXTS, trainers.WordPieceTrainer(vocab_size=150, special_tokens=special, show_progress=False)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
+from flsim.base.files import new_file
 from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
@@ -87,9 +88,8 @@ def encode_bucket(_report: Report, words: Path, tokenizer: Path, record_words: i
         ``records``, their number.
     """
     splitter = Tokenizer(tokenizer)
-    counts = np.zeros(splitter.rows, np.int64)
     tokens: list[list[int]] = []
-    prompts, records, lost = [], [], []
+    prompts, records, lost, copies = [], [], [], []
     for (_, text, *prompt), count in entries(words):
         before = splitter.encode(prompt[0]) if prompt else []
         ids = before + splitter.encode(text)
@@ -101,18 +101,20 @@ def encode_bucket(_report: Report, words: Path, tokenizer: Path, record_words: i
             lost.append(0)
         tokens += parts
         prompts += [len(before)] * len(parts)
+        copies += [count] * len(parts)
         records.append(len(parts))
-        for part in parts:
-            counts += count * np.bincount(part, minlength=len(counts))
+    flat = np.fromiter((id_ for part in tokens for id_ in part), np.uint32)
+    lengths = np.array([len(part) for part in tokens], np.uint32)
+    counts = np.bincount(flat, np.repeat(np.array(copies, float), lengths), minlength=splitter.rows)
     arrays = {
-        "tokens": np.fromiter((id_ for part in tokens for id_ in part), np.uint32),
-        "record_words": np.array([len(part) for part in tokens], np.uint32),
+        "tokens": flat,
+        "record_words": lengths,
         "prompts": np.array(prompts, np.uint32),
         "records": np.array(records, np.uint32),
         "lost": np.array(lost, np.uint32),
-        "counts": counts,
+        "counts": counts.astype(np.int64),
     }
-    with path.open("wb") as file:
+    with new_file(path) as partial, partial.open("wb") as file:
         np.savez(file, **arrays)  # type: ignore[arg-type]
     return {"records": len(tokens)}
 

@@ -35,7 +35,7 @@ from flsim.data.importing import tasks
 from flsim.data.importing.encoding import Cutting
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.scratch import scratch
-from flsim.data.importing.sources import Source, copy_pipes, open_sources, unchanged, unpack_sources
+from flsim.data.importing.sources import Source, changed, copy_pipes, open_sources, unchanged, unpack_sources
 from flsim.data.importing.tasks import Steps, SuppliedVocabulary, words_short
 from flsim.data.importing.unpack import is_compressed
 from flsim.data.manifest import SCHEMA
@@ -126,6 +126,7 @@ def import_corpus(
     if hparams.by == "tokens":
         cutting = Cutting(Tokenizer(tokenizer) if tokenizer else None, prompt_column)
         hparams = _sized(hparams, cutting.tokenizer)
+    cuts = cutting.described if cutting else {}
     with scratch(out) as place:
         opened = copy_pipes(opened, place.folder)
         pieces = place.plan(
@@ -147,7 +148,7 @@ def import_corpus(
                 "delimiter": delimiter,
                 "lines_per_author": lines_per_author,
                 "vocabulary_from": vocabulary and vocabulary.parameter,
-                **(cutting.described if cutting else {}),
+                **cuts,
             }
         )
         with Pool(workers or _workers(opened)) as pool:
@@ -155,6 +156,8 @@ def import_corpus(
             made = steps.make(unpack_sources(opened, pieces, pool), format, columns, vocabulary)
         for source in opened:
             source.refuse_if_changed()
+        if tokenizer is not None and cutting and cutting.described != cuts:
+            raise changed(tokenizer)
         pieces.finish(made)
     return Corpus.open(out)
 

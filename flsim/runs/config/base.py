@@ -42,7 +42,18 @@ INJECTED = ("injection_users", "injection_copies")
 # Later settings are left out of a digest where they have their defaults, so that digests of old runs stay the same.
 LATER = {
     "data": ("user_holdout", "shadow"),
-    "canaries": ("insertions", "controls", "coins", "windows", "arm", "source", "injections", *INJECTED, "template"),
+    "canaries": (
+        "insertions",
+        "controls",
+        "coins",
+        "windows",
+        "arm",
+        "source",
+        "injections",
+        *INJECTED,
+        "template",
+        "phrases",
+    ),
     "model": ("architecture", "layers", "heads", "filter_width", "options", "digest", "config", "dtype", "lora"),
     "training": (*OPTIONS, "server_schedule", "algorithm", *MILESTONES, *(f"server_{name}" for name in MILESTONES)),
     "local": ("schedule", *MILESTONES, "optimizer_options", "schedule_options"),
@@ -192,7 +203,8 @@ class Config(ABC):
 
     def __post_init__(self) -> None:
         refuse_uncounted(self.canaries.template, self.evaluation.also)
-        if not self.canaries.template and self.evaluation.prefix >= self.canaries.length:
+        has_length = not (self.canaries.template or self.canaries.phrases)
+        if has_length and self.evaluation.prefix >= self.canaries.length:
             raise InputError(
                 f"evaluation.prefix must be below canaries.length ({self.canaries.length}), "
                 f"found {self.evaluation.prefix}"

@@ -5,6 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -16,12 +17,16 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer as Library
 from transformers import AutoTokenizer
 
+from flsim.base.errors import InputError
 from flsim.canaries.planting import draw_canaries
 from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Corpus
 from flsim.data.formats.posts import Reading, post_of
+from flsim.data.importing import tasks
+from flsim.data.importing.encoding import write_users
 from flsim.data.importing.gather import ImportHParams, passages, split_of
 from flsim.data.importing.run import import_corpus
+from flsim.data.synthetic import SyntheticHParams
 from flsim.data.tokenizer import SMALLEST, Tokenizer, TokenVocabulary
 from flsim.measures.memorization.random_sampling import references
 
@@ -107,8 +112,9 @@ def test_ids_are_a_permutation_of_the_tokenizers(corpus: Corpus) -> None:
     ]
     counts = np.bincount(train.tokens, minlength=300)
     assert counts[layout.text_ids.start : layout.text_ids.stop].tolist() == list(corpus.vocabulary.counts)
-    for ids in (range(layout.first_word, layout.last_word + 1), range(layout.last_word + 1, layout.oov)):
-        assert (np.diff(counts[ids.start : ids.stop]) <= 0).all()
+    for first, last in ((layout.first_word, layout.last_word), (layout.last_word + 1, layout.oov - 1)):
+        in_order = counts[first : last + 1].tolist()
+        assert in_order == sorted(in_order, reverse=True)
     for id_ in layout.text_ids:
         text = corpus.vocabulary.text([id_])
         assert (id_ <= layout.last_word) <= (text[:1] == " " and text[1:].isalpha()), text
@@ -162,9 +168,10 @@ def test_each_family_makes_a_corpus(family: str, tmp_path: Path) -> None:
     tokenizer, tokens, layout = Tokenizer(folder), corpus.token_map, corpus.layout
     assert tokens is not None
     assert tokens.rows == tokenizer.rows
-    assert tokens.repeated.sum() == len(tokens.ids) - tokens.rows
-    assert not tokens.repeated[layout.text_ids.start : layout.text_ids.stop].any()
-    assert not tokens.repeated[layout.eos]
+    text = tokens.ids[layout.text_ids.start : layout.text_ids.stop].tolist()
+    special = tokens.ids[[layout.pad, layout.oov, layout.bos, layout.eos]].tolist()
+    assert sorted([*text, *set(special)]) == list(range(tokenizer.rows))
+    assert len(set(special)) == {"gpt2": 1, "llama": 3, "bert": 4}[family]
     records = list(corpus.split("train")[0])
     first = corpus.vocabulary.text(records[0].tolist())
     assert first.lower() == "the cat saw 12 dogs."
@@ -191,8 +198,8 @@ def test_a_plain_text_is_left_alone() -> None:
     assert post_of("a", " \n", Reading(whole=True)).sentences == []
 
 
-def config(**values: object) -> Callable[[Path], None]:
-    return lambda folder: (folder / "config.json").write_text(json.dumps(values)) and None
+def config(**values: object) -> Callable[[Path], object]:
+    return lambda folder: (folder / "config.json").write_text(json.dumps(values))
 
 
 WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
@@ -248,3 +255,25 @@ def test_rows_without_a_token_have_an_id(tmp_path: Path) -> None:
     assert corpus.token_map is not None
     assert (corpus.token_map.rows, corpus.layout.vocabulary_size) == (340, 343)
     assert corpus.vocabulary.words[-1] == "<row 339>"
+
+
+def test_a_tokenizer_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = tokenizer_folders.gpt2_like(tmp_path / "tokenizer")
+    source = write_jsonl(tmp_path / "a.jsonl", posts())
+
+    def write_then_change(*arguments: Any) -> dict[str, int]:
+        done = write_users(*arguments)
+        text = (folder / "tokenizer.json").read_text()
+        (folder / "tokenizer.json").write_text(text + "\n")
+        return done
+
+    monkeypatch.setattr(tasks, "write_users", write_then_change)
+    with pytest.raises(InputError, match="tokenizer: changed while it was read"):
+        import_corpus([source], tmp_path / "out", HPARAMS, tokenizer=folder)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize("options", [{"by": "tokens"}, {"layout": "tokenizer"}])
+def test_synthetic_text_has_no_tokenizer(options: dict[str, Any]) -> None:
+    with pytest.raises(InputError, match="synthetic text needs no tokenizer"):
+        SyntheticHParams(**options)
