@@ -32,6 +32,7 @@ GUIDES = {
     "verify": "first-run.md",
     "evaluate": "auditing.md",
     "quantize": "defences.md",
+    "export": "hugging-face.md",
     "privacy": "dp.md",
     "audit": "what-it-proves.md",
     "forgetting": "forgetting.md",

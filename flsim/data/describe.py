@@ -108,7 +108,7 @@ def _words(summary: dict[str, Any]) -> list[str]:
 
 
 def _visible(word: str) -> str:
-    return word.replace(" ", "␣") if word.isspace() else word.strip()
+    return word.translate({ord(" "): "␣", ord("\n"): "⏎"}) if word.isspace() else word.strip()
 
 
 def _drops(summary: dict[str, Any]) -> list[str]:

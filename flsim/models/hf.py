@@ -29,7 +29,7 @@ from flsim.models.language_model import (
     TrainableModel,
     digest_of,
 )
-from flsim.models.lora import LoraBlocks
+from flsim.models.lora import LoraBlocks, LoraHParams
 
 CLOSED = -1e4  # logit of a token id that stands for nothing; -inf would make scores that are not finite
 OF_BASE = ("path", "config", "dtype", "lora")  # settings that only this architecture has
@@ -96,7 +96,7 @@ class HuggingFaceModel(TrainableModel):
 
     @classmethod
     def label_of(cls, hparams: ModelSettings) -> str:
-        name = Path(hparams.path).name if hparams.path is not None else str(hparams.config.get("model_type"))
+        name = Path(hparams.path).name or "base" if hparams.path is not None else str(hparams.config["model_type"])
         lora = hparams.lora
         if lora is None:
             return name
@@ -182,6 +182,34 @@ class HuggingFaceModel(TrainableModel):
             setattr(self.get_submodule(parent), own, blocks[-1])
         return blocks
 
+    def export(self, folder: Path, merge: bool = False) -> None:
+        """Write the model into a new folder, in the form of peft or transformers.
+
+        Args:
+            folder: an empty folder. Adapters are written as `peft.PeftModel.from_pretrained` reads them, with a base of
+                random weights in its subfolder "base". Without adapters, and with `merge`, the complete model is
+                written as `transformers.AutoModelForCausalLM.from_pretrained` reads it.
+            merge: whether to add the adapters' products to the weights of the base.
+        """
+        peft, lora = _imported("peft"), self.hparams.lora
+        with _quiet():
+            network = _skeleton(self.config)
+            values = self.network.state_dict() if lora is None else base_of(self.hparams, self.vocabulary_size)
+            network.load_state_dict({name: value.cpu().clone() for name, value in values.items()}, assign=True)
+            network.tie_weights()
+            if lora is None:
+                network.save_pretrained(folder)
+                return
+            where = self.hparams.path
+            if where is None and not merge:
+                network.save_pretrained(folder / "base")
+                where = "base"
+            network.name_or_path = where or ""
+            adapted = peft.get_peft_model(network, _lora_config(lora), autocast_adapter_dtype=False)
+            own = {name: value.cpu() for name, value in self.network.state_dict().items() if is_adapter(name)}
+            adapted.load_state_dict({f"base_model.model.{name}": value for name, value in own.items()}, strict=False)
+            (adapted.merge_and_unload() if merge else adapted).save_pretrained(folder)
+
 
 def config_of(hparams: ModelSettings, vocabulary_size: int) -> Any:
     """Return the configuration of the base, a transformers.PreTrainedConfig, without dropout.
@@ -209,7 +237,7 @@ def config_of(hparams: ModelSettings, vocabulary_size: int) -> Any:
     for name, value in config.to_dict().items():
         if _is_dropout(name) and isinstance(value, float):
             setattr(config, name, 0.0)
-    if hparams.tokens is None and config.vocab_size != vocabulary_size:
+    if hparams.tokens is None and config.vocab_size != vocabulary_size and not _is_shapes_only():
         raise InputError(
             f"model: the base has {config.vocab_size:,} token ids, and the corpus has {vocabulary_size:,}; import the "
             f"corpus with the tokenizer of the base"
@@ -313,12 +341,8 @@ def _inject(network: nn.Module, hparams: ModelSettings) -> None:
     peft, lora = _imported("peft"), hparams.lora
     if lora is None:
         return
-    targets = "all-linear" if lora.targets == ("all-linear",) else list(lora.targets)
-    settings = peft.LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, init_lora_weights=False
-    )
     try:
-        peft.inject_adapter_in_model(settings, network)
+        peft.inject_adapter_in_model(_lora_config(lora), network)
     except ValueError as error:
         raise InputError(f"model.lora.targets {list(lora.targets)}: match no layer of the base; name others") from error
     for name, value in network.named_parameters():
@@ -328,6 +352,13 @@ def _inject(network: nn.Module, hparams: ModelSettings) -> None:
             value.requires_grad_(not is_frozen)
             if is_frozen and not _is_shapes_only():
                 value.data.copy_(_first_a(BASE_SEED, name, value))
+
+
+def _lora_config(lora: LoraHParams) -> Any:
+    targets = "all-linear" if lora.targets == ("all-linear",) else list(lora.targets)
+    return _imported("peft").LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, init_lora_weights=False
+    )
 
 
 def is_adapter(name: str) -> bool:
@@ -346,7 +377,7 @@ def _token_map(file: str | None, vocabulary_size: int, size: int) -> tuple[Tenso
     """Return the model's id of each id of the corpus, int64 [V], and which ids of the corpus have no logit, bool [V].
 
     The ids of the corpus are PAD, words, pieces, OOV, BOS and EOS. Several special ids may stand for one row of the
-    model, whose logit goes to the first of them in this order: a word or piece, EOS, BOS, OOV, PAD. PAD has none.
+    model, whose logit goes to the first of them in this order: a word or piece, EOS, BOS, OOV, PAD.
 
     Args:
         file: int64 values, little-endian; None where the ids are the same.
@@ -365,7 +396,6 @@ def _token_map(file: str | None, vocabulary_size: int, size: int) -> tuple[Tenso
     _, first = np.unique(ids[order], return_index=True)
     closed = np.ones(vocabulary_size, np.bool_)
     closed[order[first]] = False
-    closed[0] = True
     return torch.from_numpy(ids), torch.from_numpy(closed)
 
 

@@ -39,23 +39,11 @@ OWN = ("algorithm", "sampler", "server_optimizer", "server_schedule", "optimizer
 MILESTONES = ("milestones", "milestone_factor")
 OPTIONS = tuple(f"{name}_options" for name in OWN)
 INJECTED = ("injection_users", "injection_copies")
+TEXTS = ("template", "phrases")
 # Newer settings are omitted from a digest if they have their defaults, so digests of older runs do not change.
 LATER = {
     "data": ("user_holdout", "shadow"),
-    "canaries": (
-        *(
-            "insertions",
-            "controls",
-            "coins",
-            "windows",
-            "arm",
-            "source",
-            "injections",
-            *INJECTED,
-            "template",
-            "phrases",
-        ),
-    ),
+    "canaries": ("insertions", "controls", "coins", "windows", "arm", "source", "injections", *INJECTED, *TEXTS),
     "model": ("architecture", "layers", "heads", "filter_width", "options", "digest", "config", "dtype", "lora"),
     "training": (*OPTIONS, "server_schedule", "algorithm", *MILESTONES, *(f"server_{name}" for name in MILESTONES)),
     "local": ("schedule", *MILESTONES, "optimizer_options", "schedule_options"),

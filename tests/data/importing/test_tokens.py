@@ -233,7 +233,7 @@ def test_a_wrong_tokenizer_is_refused_in_one_line(wrong: str, tmp_path: Path, fl
         (("--train-tokenizer", 300, "--by", "characters"), "--by: give one of them"),
         (("--train-tokenizer", 300, "--ascii"), "ascii removes characters"),
         (("--layout", "tokenizer"), "layout must be one of tff, fedjax, fedml"),
-        (("--prompt-column", "ask"), "is for corpora by tokens"),
+        (("--prompt-column", "ask"), "needs a corpus by tokens"),
         (("--train-tokenizer", 300, "--prompt-column", "ask"), "no 'ask'; its keys"),
     ],
 )
