@@ -13,7 +13,7 @@ from flsim.base.files import from_json
 from flsim.canaries.spec import Canary
 from flsim.data.vocabulary import Layout, Vocabulary
 
-KEYS = {"id", "words", "tokens", "p_u", "p_e"}
+KEYS = {"id", "words", "tokens", "p_u", "p_e", "copies"}
 
 
 def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tuple[Canary, ...]:
@@ -22,6 +22,7 @@ def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tu
     Args:
         path: a .csv or .json file. Each canary has an id, and either words or tokens, which are ids. They are separated
             by spaces, or in JSON also a list. p_u and p_e are optional, probabilities as in `Canary`; NaN where absent.
+            copies is optional: how often it is in the training data, 0 for a control.
         layout: the corpus' token layout, which tells which ids are words.
         vocabulary: ids of words; without it canaries must be tokens.
 
@@ -83,7 +84,9 @@ def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Voca
     for token in tokens:
         if not layout.first_word <= token <= layout.last_word:
             raise InputError(f"{where}: token {token} is no word; words are {layout.first_word} to {layout.last_word}")
-    return Canary(id_, tokens, _probability(where, row, "p_u"), _probability(where, row, "p_e"))
+    copies = _copies(where, row)
+    p_u, p_e = _probability(where, row, "p_u"), _probability(where, row, "p_e")
+    return Canary(id_, tokens, p_u, p_e, copies, is_planted=copies != 0)
 
 
 def _encoded(where: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
@@ -106,6 +109,13 @@ def _tokens(where: str, value: Any) -> tuple[int, ...]:
     if not isinstance(listed, list) or not all(type(token) is int for token in listed):
         raise InputError(f"{where}: tokens must be whole numbers, found {value}")
     return tuple(listed)
+
+
+def _copies(where: str, row: Mapping[str, Any]) -> int | None:
+    text = str(row.get("copies", ""))
+    if "copies" in row and not text.isdecimal():
+        raise InputError(f"{where}: copies must be a whole number, 0 for a control, found {text}")
+    return int(text) if "copies" in row else None
 
 
 def _probability(where: str, row: Mapping[str, Any], name: str) -> float:

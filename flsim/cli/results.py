@@ -312,7 +312,8 @@ def trace(
     """Print each canary's exposure over rounds.
 
     Beside it stand the rounds in which a sharer of the canary was in the cohort; of central training, the steps that
-    read a copy. They are recomputed from the seed, so that this works for every run, also during training.
+    read a copy. They are recomputed from the seed, so that this works for every run, also during training. Of a model
+    that was trained elsewhere they are unknown.
 
     Example: flsim trace runs/demo/iid --canary c07 --canary c31 --out trace.png
 
@@ -329,7 +330,7 @@ def trace(
     if out is not None:
         refuse_other_than_figure(out)
     results = read_run(run)
-    took_part = participation(Run.open(run), results.evaluation())
+    took_part = None if results.is_elsewhere else participation(Run.open(run), results.evaluation())
     table = traced(results, took_part, canary or ())
     if out is not None:
         traces.plot_trace(results, table, out)

@@ -41,7 +41,7 @@ from flsim.data.rewriting import labelled_steps
 from flsim.evaluation.evaluate import refuse_failing
 from flsim.privacy import ledger
 from flsim.results.rows import identity_of, refuse_foreign_rows
-from flsim.results.run_file import refuse_begun, setting_of
+from flsim.results.run_file import MEASUREMENTS, refuse_begun, setting_of
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, custom_code, dump, load
 from flsim.runs.config.base import shared_rounds
@@ -143,7 +143,12 @@ class Run:
 
     @classmethod
     def open(cls, path: Path) -> "Run":
-        """Open a run folder; raise InputError if `path` is none."""
+        """Open a run folder; raise InputError if `path` is none, or holds only measurements."""
+        if (path / MEASUREMENTS).is_file():
+            raise InputError(
+                f"{path}: measurements of a model that was trained elsewhere; its training, users and checkpoints are "
+                f"not in this folder, and this command needs them"
+            )
         if not (path / "config.toml").is_file():
             raise InputError(f"{path}: not a run folder (it has no config.toml); make one with `flsim run`")
         return cls(path, load(path / "config.toml"))

@@ -9,7 +9,7 @@ import torch
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
 from flsim.base.extensions import by_content, custom_code_errors, is_custom, short_name
-from flsim.evaluation.audit import model_of_factory
+from flsim.evaluation.loading import model_of_factory
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import TrainableModel
 from flsim.runs.config import load
