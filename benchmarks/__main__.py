@@ -102,6 +102,29 @@ def engine(
     typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured))
 
 
+@bench.command(epilog="Example: python -m benchmarks lora --at-once 8 --at-once 16")
+def lora(
+    at_once: Annotated[
+        list[int] | None, typer.Option(min=2, metavar="N", help="Users in a block; repeatable.", show_default="8")
+    ] = None,
+    rows: Annotated[int, typer.Option(min=1, metavar="N", help="Records of 12 tokens in a step.")] = 4,
+    device: TorchDevice = "cpu",
+    as_json: Json = False,
+) -> None:
+    """Measure users per second of LoRA adapters.
+
+    Compares users one at a time with users in blocks, on one CPU thread or a GPU. Takes about half a minute.
+    """
+    import torch
+
+    from benchmarks.lora import LoraBenchHParams, bench_lora, describe
+
+    torch.set_num_threads(1)
+    hparams = LoraBenchHParams(rows=rows, at_once=tuple(at_once or (8,)))
+    measured = list(bench_lora(hparams, device))
+    typer.echo(json.dumps(measured, indent=2) if as_json else describe(measured, hparams))
+
+
 @bench.command(epilog="Example: python -m benchmarks data --reader tff-sqlite --reader jsonl --sentences 500000")
 def data(
     sentences: Annotated[int, typer.Option(min=400, metavar="N", help="Sentences in each generated file.")] = 2_000_000,

@@ -27,6 +27,7 @@ LIMITS: dict[str, tuple[Callable[[parts.Setup], parts.Measured], float]] = {
     "recurrence": (profiles.recurrence, 80),
     "central": (parts.central, 90),
     "repeat": (parts.repeat, 50),
+    "lora": (parts.lora, 60),
     "ranks": (parts.ranks, 80),
     "tests": (parts.tests, 400),  # most of which compiles kernels
 }

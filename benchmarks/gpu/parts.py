@@ -242,6 +242,23 @@ def ranks(setup: Setup) -> Measured:
     yield Figure("memorized canaries", measured["memorized"])
 
 
+def lora(setup: Setup) -> Measured:
+    """Measure users per second of LoRA on GPT-2 small, one at a time and in blocks; it needs transformers and peft."""
+    from benchmarks.lora import GPT2_SMALL, LoraBenchHParams, bench_lora, unit_of
+
+    hparams = GPT2_SMALL
+    if setup.is_quick:
+        small = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 16}
+        hparams = LoraBenchHParams(small, 100, rank=2, dtype="bfloat16", alone=2, at_once=(2, 4))
+    yield Figure("unit", unit_of(hparams))
+    for row in bench_lora(hparams, setup.device):
+        name = "one at a time" if row["at_once"] == 1 else f"blocks of {row['at_once']}"
+        yield Figure(name, row["users_per_second"], "users/s")
+        yield Figure(f"{name}: peak memory", row["peak_gigabytes"], "GB")
+        if row["at_once"] > 1:
+            yield Figure(f"{name}: ratio", row["ratio"], "times one at a time")
+
+
 def repeat(setup: Setup) -> Measured:
     """Compare bits: the same round twice, by another engine, and after a resume; central training after a resume."""
     differing, users = 0, Held(DrawnUsers(2 if setup.is_quick else AT_ONCE + 36, words=setup.words))

@@ -3,7 +3,7 @@
 Tensors      the parameters under their names; the optimizer's moments as "m/embedding", "v/embedding", ...
 Metadata     round, values (JSON, such as the clip), ledger (JSON), the digest of the state, the fields of `Provenance`
              and of its model, and the seal, which is the digest of all other metadata. A user's own model is named by
-             the digest of its source.
+             the digest of its source. The settings of a base model are JSON, as "base".
 
 Older checkpoints have the clip ("" without one), or for central training the step, under their own names, and settings
 that a model's metadata lack are at their defaults. They have no seal, and the oldest ones have no digest.
@@ -16,6 +16,7 @@ import math
 import re
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -25,8 +26,10 @@ from flsim.base.errors import InputError, first_line
 from flsim.base.extensions import by_content, is_custom
 from flsim.base.files import digest, from_json, new_file
 from flsim.models.architectures import build
+from flsim.models.hf import OF_BASE, RECORDED
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import SIZES_OF_ONE, Params, TrainableModel
+from flsim.models.lora import LoraHParams
 from flsim.privacy.ledger import Ledger
 from flsim.training.state import State
 
@@ -58,13 +61,15 @@ class Provenance:
 
     @property
     def by_content(self) -> "Provenance":
-        """Return the provenance with a user's own network named by its content, which no place of the file changes."""
-        return replace(self, model=replace(self.model, architecture=by_content(self.model.architecture)))
+        """Return the provenance with files of its network named by content, which no place of the files changes."""
+        return replace(self, model=by_content_of(self.model))
 
     @property
     def sizes(self) -> str:
         """Return the sizes of the network, in words."""
         model = self.model
+        if model.architecture == "hf":
+            return f"{model.label}, vocabulary_size {self.vocabulary_size:,}, frozen {self.frozen[:12] or 'nothing'}"
         kind = f"{model.architecture}, layers {model.layers}, " if model.label else ""
         own = [name for name, architecture in SIZES_OF_ONE.items() if architecture == model.architecture]
         sizes = f"vocabulary_size {self.vocabulary_size:,}, embedding {model.embedding:,}, units {model.units:,}"
@@ -73,6 +78,12 @@ class Provenance:
             f", {name} {value}" if isinstance(value, str) else f", {name} {value:g}" for name, value in numbers.items()
         )
         return kind + sizes + options + (f", frozen {self.frozen[:12]}" if self.frozen else "")
+
+
+def by_content_of(model: ModelHParams) -> ModelHParams:
+    """Return the settings of a network without the places of its files; a base model's `digest` tells its contents."""
+    model = replace(model, architecture=by_content(model.architecture), tokens=None)
+    return model if model.path is None else replace(model, path="")
 
 
 def checkpoint_name(round_: int) -> str:
@@ -97,9 +108,12 @@ def save(folder: Path, state: State, provenance: Provenance) -> Path:
     """Write a state as ``folder/round-000010.safetensors``, whole or not at all, and return the path."""
     path = folder / checkpoint_name(state.round)
     about = asdict(provenance.by_content)
-    about |= about.pop("model")
+    model = about.pop("model")
+    of_base = {name: model.pop(name) for name in (*OF_BASE, *RECORDED)}
+    about |= model
     about["options"] = json.dumps(about["options"]) if about["options"] else ""
-    metadata = {name: str(value) for name, value in about.items() if name not in ("options", "frozen") or value}
+    about["base"] = json.dumps(of_base) if about["architecture"] == "hf" else ""
+    metadata = {name: str(value) for name, value in about.items() if name not in ("options", "frozen", "base") or value}
     values = json.dumps(dict(state.values))  # JSON keeps every bit of a float
     metadata |= {"round": str(state.round), "values": values}
     metadata |= {"ledger": state.ledger.to_json(), "digest": digest_of(state)}
@@ -178,9 +192,9 @@ def load(path: Path) -> tuple[State, Provenance]:
 def _shapes(provenance: Provenance, params: Params) -> dict[str, torch.Size]:
     """Return the shapes of a checkpoint's model, without its memory; raise ValueError where the tensors cannot be its.
 
-    A user's own model is not executed here; the digest tells whether its tensors are whole.
+    A user's own model is not executed here, and a base model is not read; the digest tells whether tensors are whole.
     """
-    if is_custom(provenance.model.architecture):
+    if is_custom(provenance.model.architecture) or provenance.model.architecture == "hf":
         return {name: value.shape for name, value in params.items()}
     model, most = provenance.model, sum(value.numel() for value in params.values())
     sizes = (provenance.vocabulary_size, model.embedding, model.units)
@@ -191,10 +205,13 @@ def _shapes(provenance: Provenance, params: Params) -> dict[str, torch.Size]:
 
 
 def _model_named_in(metadata: dict[str, str]) -> ModelHParams:
-    sizes = {name: int(metadata[name]) for name in ("layers", *SIZES_OF_ONE) if name in metadata}
+    sizes: dict[str, Any] = {name: int(metadata[name]) for name in ("layers", *SIZES_OF_ONE) if name in metadata}
     embedding, units, architecture = metadata["embedding"], metadata["units"], metadata.get("architecture", "cifg")
     options = from_json(metadata.get("options", "{}"))
-    return ModelHParams(int(embedding), int(units), architecture, **sizes, options=options)
+    base = from_json(metadata.get("base", "{}"))
+    if lora := base.get("lora"):
+        base["lora"] = LoraHParams(**lora)
+    return ModelHParams(int(embedding), int(units), architecture, **sizes, options=options, **base)
 
 
 def _state_of(metadata: dict[str, str], params: Params, moments: dict[str, Params]) -> State:

@@ -23,6 +23,7 @@ from flsim.base.progress import say
 from flsim.data.records import Users
 from flsim.data.vocabulary import Layout
 from flsim.models.architectures import build, class_of, with_low_precision
+from flsim.models.hf import HuggingFaceModel
 from flsim.models.language_model import Capabilities, Params, TrainableModel, representative
 from flsim.privacy import ledger, noise
 from flsim.privacy.ledger import Ledger
@@ -34,6 +35,7 @@ from flsim.privacy.sampling import (
     sampler_class,
     shard_ranges,
 )
+from flsim.training.cohort.blocks import BlockTrainer, users_at_once
 from flsim.training.cohort.engine import CohortEngine, is_stacked, users_on_cpu
 from flsim.training.cohort.products import precision_here
 from flsim.training.hparams import LocalHParams
@@ -81,14 +83,19 @@ def engine_of(
     Without a size of micro-cohorts users of small models train in those of `users_on_cpu`, where there is no GPU. On a
     processor without instructions for bfloat16 all that trains in bfloat16 elsewhere trains as in float32.
     Engine "cohort" needs a model that declares a written-out gradient. Where users are stacked it also needs a model
-    that declares stacking, and an optimizer that has a `direction`. Otherwise "local", plain PyTorch, is returned.
+    that declares stacking, and an optimizer that has a `direction`. Otherwise "local", plain PyTorch, is returned; it
+    also trains on prompts, whose words a written-out gradient would count.
 
     Raises:
-        InputError: the engine or the device cannot do what the settings ask for.
+        InputError: the engine, the corpus or the device cannot do what the settings ask for.
     """
     able = model.capabilities
     refuse_precision(name, hparams, model.hparams.architecture, able)
-    if name == "cohort" and able.written_out:
+    if name == "cohort" and able.blocks:
+        return _block_engine(model, layout, hparams, micro_cohort, memory_share, rounds)
+    if layout.prompts and hparams.precision != "float32":
+        raise InputError('the corpus has prompts, with which users train in float32; set local.precision = "float32"')
+    if name == "cohort" and able.written_out and not layout.prompts:
         refuse_low_precision(configured(hparams, "optimizer"), hparams.precision)
         like = {name: value.detach() for name, value in model.trainable.items()}
         if representative(like).device.type == "cpu":
@@ -101,6 +108,28 @@ def engine_of(
         if able.stacked:
             say(f'optimizer "{hparams.optimizer}" has no kernel for stacked users; engine "local" trains in its place')
     return LocalEngine(model, hparams, rounds)
+
+
+def _block_engine(
+    model: TrainableModel,
+    layout: Layout,
+    hparams: LocalHParams,
+    micro_cohort: int | None,
+    memory_share: float,
+    rounds: int | None,
+) -> Engine:
+    """Return an engine of users in blocks, or the oracle where blocks gain nothing; arguments are as in `engine_of`."""
+    at_once = users_at_once(model, hparams, layout, memory_share)
+    if at_once > 1 and micro_cohort is not None:
+        at_once = micro_cohort
+    if at_once == 1 or not isinstance(model, HuggingFaceModel):
+        return LocalEngine(model, hparams, rounds)
+    like = {name: value.detach() for name, value in model.trainable.items()}
+
+    def trainer(users: int) -> BlockTrainer:
+        return BlockTrainer(model, like, hparams, layout, users)
+
+    return CohortEngine(like, layout, hparams, at_once, memory_share, rounds, trainer=trainer)
 
 
 def refuse_precision(name: EngineName, hparams: LocalHParams, architecture: str, able: Capabilities | None) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 from flsim.base.errors import InputError
 from flsim.base.files import from_json
 from flsim.canaries.spec import Canary
+from flsim.data.tokenizer import TokenVocabulary
 from flsim.data.vocabulary import Layout, Vocabulary
 
 KEYS = {"id", "words", "tokens", "p_u", "p_e", "copies"}
@@ -81,9 +82,10 @@ def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Voca
     if ("words" in row) == ("tokens" in row):
         raise InputError(f"{where}: must have either words or tokens")
     tokens = _tokens(where, row["tokens"]) if "tokens" in row else _encoded(where, row["words"], vocabulary)
+    text = layout.text_ids
     for token in tokens:
-        if not layout.first_word <= token <= layout.last_word:
-            raise InputError(f"{where}: token {token} is no word; words are {layout.first_word} to {layout.last_word}")
+        if token not in text:
+            raise InputError(f"{where}: token {token} is no word; words are {text.start} to {text.stop - 1}")
     copies = _copies(where, row)
     p_u, p_e = _probability(where, row, "p_u"), _probability(where, row, "p_e")
     return Canary(id_, tokens, p_u, p_e, copies, is_planted=copies != 0)
@@ -92,6 +94,10 @@ def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Voca
 def _encoded(where: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
     if vocabulary is None:
         raise InputError(f"{where}: is of words, and no word is known; give a vocabulary or a corpus, or list tokens")
+    if isinstance(vocabulary, TokenVocabulary):
+        if not isinstance(value, str):
+            raise InputError(f"{where}: words must be text, which the tokenizer of the corpus cuts")
+        return tuple(vocabulary.encode_text(value))
     words = vocabulary.split(value) if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
         raise InputError(f"{where}: words must be text, or a list of texts")

@@ -69,14 +69,15 @@ def random_phrases(length: int, seed: int, layout: Layout) -> Draw:
 
 
 def natural_phrases(corpus: Source, length: int, seed: int) -> Draw:
-    """Return a drawer of the first words of a held-out user's record, all of the vocabulary.
+    """Return a drawer of the first words of a held-out user's record after its prompt, all of the vocabulary.
 
     Raises:
         InputError: held-out users have no such record, or hardly any.
     """
     heldout, layout = corpus.split(HELDOUT), corpus.layout
-    offsets = np.asarray(heldout.record_offsets)
-    starts = offsets[:-1][np.diff(offsets) >= length]
+    offsets, text = np.asarray(heldout.record_offsets), layout.text_ids
+    starts = offsets[:-1] + (0 if heldout.prompts is None else heldout.prompts)
+    starts = starts[offsets[1:] - starts >= length]
     none = InputError(
         f"{corpus.path}: held-out users have too few records that begin with {length} words of the vocabulary; set a "
         f'smaller canaries.length, or canaries.source = "words"'
@@ -87,7 +88,7 @@ def natural_phrases(corpus: Source, length: int, seed: int) -> Draw:
     def draw(index: int, attempt: int) -> tuple[int, ...]:
         for chosen in stream(seed, "natural canary", index, attempt).integers(len(starts), size=TRIED).tolist():
             phrase = tuple(heldout.tokens[starts[chosen] : starts[chosen] + length].tolist())
-            if layout.first_word <= min(phrase) and max(phrase) <= layout.last_word:
+            if text.start <= min(phrase) and max(phrase) < text.stop:
                 return phrase
         raise none
 

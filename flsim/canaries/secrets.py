@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
+from flsim.data.tokenizer import TokenVocabulary
 from flsim.data.vocabulary import Vocabulary
 
 BETWEEN = re.compile(r"\{([^{}]*)\}")
@@ -235,18 +236,22 @@ class Secrets:
                 characters.
         """
         parts: list[Part] = []
-        for part in parse(template.strip()):
+        parsed = parse(template.strip())
+        for part, following in zip(parsed, (*parsed[1:], ""), strict=True):
             if isinstance(part, str):
-                parts += (Part("", (id_,)) for id_ in token_ids(part, vocabulary))
+                has_space = isinstance(following, Hole) and following.kind == "w"  # a tokenizer's words begin with it
+                text = part.rstrip() if has_space else part
+                parts += (Part("", (id_,)) for id_ in token_ids(text, vocabulary))
             elif part.kind in SYMBOLS:
                 parts.append(Part(part.kind, _alphabet(digits, vocabulary)))
             elif part.kind == "w":
-                if vocabulary.by != "words":
+                if vocabulary.by == "characters":
                     raise InputError(
                         f"canaries.template: {part} is of words, and the corpus is of {vocabulary.by}; use {{lN}} for "
                         f"N letters"
                     )
-                parts += [Part("", tuple(sorted(vocabulary.ids.values())))] * part.symbols
+                ids = vocabulary.word_ids if isinstance(vocabulary, TokenVocabulary) else vocabulary.ids.values()
+                parts += [Part("", tuple(sorted(ids)))] * part.symbols
             else:
                 parts += [
                     Part("", _alphabet(digits if part.kind == "d" else ascii_lowercase, vocabulary))
@@ -355,11 +360,13 @@ def templates(template: str, vocabulary: Vocabulary, seed: int, count: int) -> l
 
 
 def token_ids(text: str, vocabulary: Vocabulary) -> list[int]:
-    """Return the token ids of a part of a text in a corpus: its words, or its characters with the spaces at its ends.
+    """Return the token ids of a part of a text: words, characters with spaces at both ends, or a tokenizer's tokens.
 
     Raises:
         InputError: a token is not in the vocabulary.
     """
+    if isinstance(vocabulary, TokenVocabulary):
+        return vocabulary.encode_text(text)
     # `Vocabulary.split` would drop the space between fixed text and a hole.
     tokens = text.split() if vocabulary.by == "words" else list(re.sub(r"\s+", " ", text))
     for token in tokens:
@@ -373,6 +380,16 @@ def token_ids(text: str, vocabulary: Vocabulary) -> list[int]:
 
 
 def _alphabet(symbols: str, vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Return a token id for each symbol; of a tokenizer a token of its own, even if text has several in one token."""
+    if isinstance(vocabulary, TokenVocabulary):
+        found = {symbol: vocabulary.symbol(symbol) for symbol in symbols}
+        for symbol, id_ in found.items():
+            if id_ is None:
+                raise InputError(
+                    f'canaries.template needs a token "{symbol}", which the tokenizer of the corpus lacks; use {{wN}} '
+                    "for N words"
+                )
+        return tuple(id_ for id_ in found.values() if id_ is not None)
     return tuple(id_ for symbol in symbols for id_ in token_ids(symbol, vocabulary))
 
 

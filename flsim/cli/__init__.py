@@ -66,7 +66,7 @@ COMMANDS: dict[str, tuple[Callable[..., None], ...]] = {
     START: (training.demo, settings.settings),
     TRAIN: (training.run, training.sweep, training.tune, privacy.plan, checks.verify),
     MEASURE: (
-        *(checks.evaluate, checks.quantize, privacy.privacy),
+        *(checks.evaluate, checks.quantize, checks.export, privacy.privacy),
         *(attacks.audit, attacks.forgetting, attacks.membership, attacks.extract),
     ),
     TABLES: (results.table, results.plot, results.canaries, results.compare, results.trace, results.report),

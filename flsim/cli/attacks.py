@@ -140,7 +140,7 @@ def membership(
         Path | None,
         typer.Option(
             help="For the attack reference, and --unit user: checkpoint of a run on another corpus with the same "
-            "vocabulary.",
+            'vocabulary; or base, the model before training of architecture "hf".',
             show_default="frequency of single words",
         ),
     ] = None,

@@ -50,7 +50,8 @@ def evaluate(
     calibrate: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Checkpoint of a run without these canaries, whose scores are subtracted; repeatable.",
+            help="Checkpoint of a run without these canaries, whose scores are subtracted; repeatable. With base, the "
+            'model before training of architecture "hf".',
             show_default="no calibrated exposure",
             rich_help_panel=OF_RUN,
         ),
@@ -454,6 +455,28 @@ def quantize(
     check_device(device)
     quantize_run(run, out, bits, device)
     typer.echo(table_of_runs(memorization_table([read_run(run), read_run(out)])).markdown(), nl=False)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help='Folder of a run of architecture "hf", e.g. runs/lora.')],
+    out: Annotated[Path, typer.Option(help="New folder for the model, e.g. exported.")],
+    round: Annotated[
+        int | None, typer.Option(help="Round of the checkpoint; of central training, a step.", show_default="the last")
+    ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Add the adapters to the base: a complete model.")] = False,
+) -> None:
+    """Write a Hugging Face model that peft or transformers loads.
+
+    Adapters become a folder for peft.PeftModel.from_pretrained. With --merge, and for runs without adapters, the folder
+    is a complete model for transformers.AutoModelForCausalLM.from_pretrained.
+
+    Example: flsim export runs/lora --out adapter
+
+    Example: flsim export runs/lora --round 100 --merge --out model
+    """
+    from flsim.runs.loading import export_network
+
+    export_network(run, out, round, merge)
 
 
 def verify(

@@ -160,4 +160,5 @@ def _counted() -> str:
 
 
 def _sizes(network: "Architecture") -> str:
-    return f"{network.parameters:,} parameters; reads {', '.join(network.sizes[:-1])} and {network.sizes[-1]}"
+    parameters = f"{network.parameters:,} parameters; " if network.parameters else ""
+    return f"{parameters}reads {', '.join(network.sizes[:-1])} and {network.sizes[-1]}"

@@ -8,6 +8,12 @@ Three layouts of token ids are in use for next-word prediction on Stack Overflow
 
 Words are in order of frequency. Sizes count the four special tokens. The words of a corpus by characters are single
 characters, spaces too.
+
+A corpus whose text is cut by a Hugging Face tokenizer has the layout
+
+    tokenizer    PAD, words, pieces, OOV, BOS, EOS
+
+in which words are tokens that are a whole word, and pieces are all others; see `flsim.data.tokenizer`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -21,7 +27,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one
 
-By = Literal["words", "characters"]  # the units of text that token ids stand for
+By = Literal["words", "characters", "tokens"]  # the units of text that token ids stand for
 
 SPECIAL_TOKENS = 4
 MOST_TOKENS = 2**24  # far beyond any vocabulary in use, so that a damaged size is refused before memory is asked for
@@ -30,6 +36,8 @@ LAYOUTS = {  # what follows PAD
     "fedjax": ("bos", "eos", "words", "oov"),
     "fedml": ("words", "bos", "eos", "oov"),
 }
+TOKENIZER = "tokenizer"  # the layout of corpora that a tokenizer has cut
+_ORDERS = {**LAYOUTS, TOKENIZER: ("words", "pieces", "oov", "bos", "eos")}
 
 
 def token_type_of(vocabulary_size: int) -> str:
@@ -44,21 +52,27 @@ class Layout:
     Attributes:
         vocabulary_size: number of token ids, the four special ones included.
         record_words: a record holds at most this many words; see `ends_with_eos`.
-        name: a key of `LAYOUTS`.
+        name: a key of `LAYOUTS`, or `TOKENIZER`.
+        pieces: number of token ids of layout `TOKENIZER` that are neither words nor special.
+        prompts: whether records can begin with a prompt, which models read and are not trained to write.
     """
 
     vocabulary_size: int
     record_words: int = 20
     name: str = "tff"
+    pieces: int = 0
+    prompts: bool = False
 
     pad = 0
 
     def __post_init__(self) -> None:
-        if self.name not in LAYOUTS:
+        if self.name not in _ORDERS:
             raise InputError(f"layout must be one of {', '.join(LAYOUTS)}, found {self.name!r}")
         if not SPECIAL_TOKENS < self.vocabulary_size <= MOST_TOKENS:
             raise InputError(f"vocabulary size must be between 5 and {MOST_TOKENS:,}, found {self.vocabulary_size:,}")
         at_least_one(record_words=self.record_words)
+        if self.pieces and not (self.name == TOKENIZER and 0 < self.pieces < self.vocabulary_size - SPECIAL_TOKENS):
+            raise InputError(f"layout {self.name} of {self.vocabulary_size:,} ids cannot have {self.pieces:,} pieces")
 
     @property
     def token_type(self) -> str:
@@ -68,7 +82,7 @@ class Layout:
     @property
     def words(self) -> int:
         """Number of words; their ids are `first_word` to `last_word`, most frequent first."""
-        return self.vocabulary_size - SPECIAL_TOKENS
+        return self.vocabulary_size - SPECIAL_TOKENS - self.pieces
 
     @property
     def first_word(self) -> int:
@@ -79,6 +93,11 @@ class Layout:
     def last_word(self) -> int:
         """Return the largest id of a word."""
         return self.first_word + self.words - 1
+
+    @property
+    def text_ids(self) -> range:
+        """Return the ids of all text: of words, and of pieces if there are any."""
+        return range(self.first_word, self.last_word + self.pieces + 1)
 
     @property
     def oov(self) -> int:
@@ -113,8 +132,8 @@ class Layout:
         return words < self.record_words
 
     def _first(self, what: str) -> int:
-        before = LAYOUTS[self.name][: LAYOUTS[self.name].index(what)]
-        return 1 + sum(self.words if part == "words" else 1 for part in before)
+        before = _ORDERS[self.name][: _ORDERS[self.name].index(what)]
+        return 1 + sum({"words": self.words, "pieces": self.pieces}.get(part, 1) for part in before)
 
 
 @dataclass(frozen=True)
@@ -125,7 +144,7 @@ class Vocabulary:
         words: the words.
         counts: how often each word occurs.
         layout: name of the layout of token ids.
-        by: whether these are words, or single characters.
+        by: whether these are words, single characters, or the tokens of a tokenizer, words before pieces.
     """
 
     words: tuple[str, ...]
@@ -204,5 +223,5 @@ class Vocabulary:
 
     @cached_property
     def _names(self) -> tuple[str, ...]:
-        parts = {"words": self.words, "oov": ("<oov>",), "bos": ("<bos>",), "eos": ("<eos>",)}
-        return ("<pad>", *(name for part in LAYOUTS[self.layout] for name in parts[part]))
+        parts = {"words": self.words, "pieces": (), "oov": ("<oov>",), "bos": ("<bos>",), "eos": ("<eos>",)}
+        return ("<pad>", *(name for part in _ORDERS[self.layout] for name in parts[part]))

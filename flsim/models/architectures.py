@@ -10,6 +10,7 @@ from torch.nn.functional import embedding, pad
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_custom, resolve_class
 from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hf import HuggingFaceModel
 from flsim.models.language_model import (
     Capabilities,
     ModelSettings,
@@ -222,6 +223,7 @@ BUILT_IN: Mapping[str, type[TrainableModel]] = {
     "gru": GRULanguageModel,
     "transformer": TransformerLanguageModel,
     "convolutional": ConvolutionalLanguageModel,
+    "hf": HuggingFaceModel,
 }
 
 

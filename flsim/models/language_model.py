@@ -14,10 +14,12 @@ from torch.nn.functional import cross_entropy, embedding
 from flsim.base.errors import InputError, RunFailed
 from flsim.base.rng import stream
 from flsim.base.settings import Count, Options
+from flsim.models.lora import Dtype, LoraHParams
 
 Params = dict[str, Tensor]
 State = tuple[Tensor, ...]
 Stepper = Callable[[State, Tensor, Tensor], State]
+SIZES = ("embedding", "units", "layers", "heads", "filter_width")  # settings of built-in networks
 SIZES_OF_ONE = {"heads": "transformer", "filter_width": "convolutional"}  # settings of a single architecture
 FLOATS_OF_NUMPY = (torch.float16, torch.float32, torch.float64)
 FLOATS = 2**26  # about as many as a layer holds at once while `start` reads sequences: 256 MB
@@ -34,6 +36,12 @@ class ModelSettings:
     heads: Count = 4
     filter_width: Count = 3
     options: Options = field(default_factory=dict)
+    path: str | None = None
+    digest: str | None = None
+    tokens: str | None = None
+    config: Options = field(default_factory=dict)
+    dtype: Dtype = "float32"
+    lora: LoraHParams | None = None
 
 
 @dataclass(frozen=True)
@@ -45,12 +53,14 @@ class Capabilities:
         stacked: the kernels of `flsim.training.cohort.stacked_model` train it, many users at once, which GPUs use.
         low_precision: those kernels may multiply in TF32 and bfloat16.
         vectorized: torch.func.vmap maps over it, so that gradients of single records are computed together.
+        blocks: `flsim.training.cohort.blocks` trains its adapters, many users at once on one frozen base.
     """
 
     written_out: bool = False
     stacked: bool = False
     low_precision: bool = False
     vectorized: bool = False
+    blocks: bool = False
 
 
 class LanguageModel(Protocol):

@@ -4,6 +4,7 @@ A round of central training is a step. Each run folder has the list below in its
 
 config.toml      all settings, defaults included
 code/            copies of a user's own files that the settings name (flsim.runs.config.custom_code)
+tokens.i64       the base model's id of each token id of the corpus, if a tokenizer made the corpus
 planted/         planted canaries, roster, IID twin (flsim.canaries.population)
 checkpoints/     round-000010.safetensors, ...
 users/           what users keep between rounds, if the algorithm needs it (flsim.algorithms.user_states)
@@ -21,7 +22,7 @@ import json
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import pandas as pd
@@ -33,11 +34,12 @@ from flsim.base.errors import InputError
 from flsim.base.extensions import is_custom
 from flsim.base.files import digest, new_file, new_folder, write_json
 from flsim.base.mappings import flat
-from flsim.canaries.in_corpus import planting_of, settled
+from flsim.canaries.in_corpus import planting_of
 from flsim.canaries.population import Population, open_population, verify_population, write_population
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split
 from flsim.data.rewriting import labelled_steps
+from flsim.data.tokenizer import TABLE
 from flsim.evaluation.evaluate import refuse_failing
 from flsim.privacy import ledger
 from flsim.results.rows import identity_of, refuse_foreign_rows
@@ -46,7 +48,7 @@ from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, custom_code, dump, load
 from flsim.runs.config.base import shared_rounds
 from flsim.runs.config.participation import of_extra
-from flsim.runs.foresight import foresee_training
+from flsim.runs.foresight import foresee_training, settled_on
 from flsim.runs.trackers import refuse_missing
 from flsim.training.own_model import frozen_digest, refuse_unfit
 from flsim.training.state import State, Training
@@ -57,6 +59,7 @@ shows the results; `flsim run CONFIG --out FOLDER --resume` goes on. A round of 
 
 {str(__doc__).split("README.", 1)[-1].strip()}
 """
+Settings = TypeVar("Settings", bound=Config)
 Status = Literal["running", "completed", "diverged", "failed", "interrupted"]
 
 
@@ -86,7 +89,7 @@ class Run:
         refuse_begun(path)
         with new_folder(path) as folder:
             corpus = Corpus.open(settings.data.corpus, verify=True)
-            settings = replace(settings, canaries=settled(corpus, settings.canaries))
+            settings = settled_on(settings, corpus)
             train = settings.data.without_withheld(corpus.split("train"), settings.seed)
             refuse_unfit(settings.model, corpus.layout, settings.seed)
             foresee_training(settings, train, corpus)
@@ -94,12 +97,12 @@ class Run:
                 raise InputError(f"{corpus.path}: has no test users for utility; import it with a larger --test")
             planting = planting_of(corpus, settings.canaries, settings.seed, train, settings.rounds_over(train))
             refuse_failing(settings.model, planting.canaries, corpus.test_users, settings.evaluation, settings.seed)
-            dump(custom_code.with_copies(settings, folder), folder / "config.toml")
+            dump(_with_copies(settings, folder), folder / "config.toml")
             for name in ("planted", "checkpoints", "rows"):
                 (folder / name).mkdir()
             write_population(folder / "planted", corpus, planting, settings.data.partition, settings.seed, train)
             (folder / "README").write_text(README, encoding="utf-8")
-        run = cls(path, custom_code.with_copies(settings, path))
+        run = cls(path, _with_copies(settings, path))
         run.mark("running")
         return run
 
@@ -117,9 +120,9 @@ class Run:
         refuse_missing(settings.system.tracking)
         started = cls.open(path)
         corpus = Corpus.open(settings.data.corpus)
-        settings = replace(settings, canaries=settled(corpus, settings.canaries)).resuming(started.config)
+        settings = settled_on(settings, corpus).resuming(started.config)
         custom_code.refuse_other_settings(started.config, settings, path)
-        run = cls(path, custom_code.with_copies(settings, path))
+        run = cls(path, _with_copies(settings, path))
         run.verify()
         custom_code.announce(run.config)
         refuse_unfit(run.config.model, corpus.layout, settings.seed, is_new=False)
@@ -380,6 +383,18 @@ class Run:
     def delta(self) -> float:
         """Return the delta of the reported (epsilon, delta)."""
         return self.config.privacy.delta_for(self.population)
+
+
+def _with_copies(settings: Settings, folder: Path) -> Settings:
+    """Copy the files of a user's own, and the ids of a base model's tokens; return settings that name the copies."""
+    settings = custom_code.with_copies(settings, folder)
+    if settings.model.tokens is None:
+        return settings
+    copy = folder.resolve() / TABLE
+    if not copy.exists():
+        with new_file(copy) as partial:
+            partial.write_bytes(Path(settings.model.tokens).read_bytes())
+    return replace(settings, model=replace(settings.model, tokens=str(copy)))
 
 
 def participation(run: Run, rounds: int) -> pd.DataFrame:

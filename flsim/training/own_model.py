@@ -1,5 +1,8 @@
 """The check of a user's own network before training: what training, attacks and resuming need of it."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
@@ -7,8 +10,11 @@ from flsim.base.errors import InputError, in_one_line
 from flsim.base.extensions import custom_code_errors, is_custom
 from flsim.base.machine import refuse_beyond_memory
 from flsim.base.rng import stream
+from flsim.data.corpus import Corpus
+from flsim.data.tokenizer import TABLE
 from flsim.data.vocabulary import Layout
 from flsim.models.architectures import build, weights_of
+from flsim.models.hf import files_digest
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import TrainableModel, digest_of, loss_sum
 from flsim.training.local import training_mode
@@ -35,6 +41,8 @@ def refuse_unfit(model: ModelHParams, layout: Layout, seed: int, is_new: bool = 
     """
     if not is_custom(model.architecture):
         refuse_too_large(model, layout)
+        if model.architecture == "hf":
+            _try_base(model, layout, seed)
         return
     try:
         with custom_code_errors(InputError):
@@ -74,8 +82,35 @@ def _try(model: ModelHParams, layout: Layout, seed: int, is_new: bool) -> None:
 
 
 def frozen_digest(vocabulary_size: int, model: ModelHParams) -> str:
-    """Return the digest of a user's own network's frozen values; empty for a built-in network."""
-    return build(vocabulary_size, model).frozen_digest if is_custom(model.architecture) else ""
+    """Return the digest of the frozen values of a user's own network or a base model; empty for other networks."""
+    has_frozen = is_custom(model.architecture) or model.architecture == "hf"
+    return build(vocabulary_size, model).frozen_digest if has_frozen else ""
+
+
+def settled(model: ModelHParams, corpus: Corpus) -> ModelHParams:
+    """Return the settings of a base model with what its files and the corpus decide; others are returned unchanged.
+
+    Raises:
+        InputError: see `flsim.models.hf.files_digest`.
+    """
+    if model.architecture != "hf":
+        return model
+    tokens = corpus.path / TABLE
+    model = replace(model, tokens=str(tokens.resolve()) if tokens.is_file() else None)
+    if model.path is None:
+        return model
+    return replace(model, path=str(Path(model.path).resolve()), digest=files_digest(model.path))
+
+
+def _try_base(model: ModelHParams, layout: Layout, seed: int) -> None:
+    network = build(layout.vocabulary_size, model).initialize(seed)
+    longest = getattr(network.config, "max_position_embeddings", None)
+    if longest is not None and layout.record_words > longest:
+        raise InputError(
+            f"{model.label}: reads {longest:,} tokens at most, and records of the corpus have up to "
+            f"{layout.record_words:,}; import the corpus with --words-per-record {longest}"
+        )
+    _refuse_logits(model.label, network, layout)
 
 
 def _refuse_overwritten(name: str, one: TrainableModel, other: TrainableModel) -> None:

@@ -17,6 +17,7 @@ from rich.text import Text
 
 from flsim.cli import app
 from flsim.cli.options import PANELS
+from flsim.models.lora import LoraHParams
 from flsim.runs.config import CentralConfig, DataHParams, FederatedConfig
 from flsim.runs.config.listing import Section, architectures, sections
 
@@ -90,6 +91,8 @@ def keys_of(listed: list[Section]) -> set[str]:
 @pytest.mark.parametrize(("kind", "config"), [("federated", FederatedConfig(DATA)), ("central", CentralConfig(DATA))])
 def test_all_keys_of_a_configuration_are_listed(kind: str, config: FederatedConfig | CentralConfig) -> None:
     values = asdict(config)
+    values["model.lora"] = asdict(LoraHParams())
+    del values["model"]["lora"]
     keys = {f"{name}.{key}" for name, section in values.items() if isinstance(section, dict) for key in section}
     assert keys_of([section for section in SECTIONS if section.kind in ("", kind)]) == keys | {".seed"}
 
@@ -103,7 +106,17 @@ def test_every_setting_has_whole_sentences_and_every_number_a_unit() -> None:
     numbers = [key for section in SECTIONS for key in section.settings if re.search("integer|number", key.type)]
     without = {key.name for key in numbers if not key.unit and not key.name.endswith("_options")}
     assert without == {
-        *("seed", "options", "clip_learning_rate", "learning_rate", "momentum", "proximal", "weight_decay"),
+        *(
+            "seed",
+            "options",
+            "config",
+            "alpha",
+            "clip_learning_rate",
+            "learning_rate",
+            "momentum",
+            "proximal",
+            "weight_decay",
+        ),
         *("server_learning_rate", "server_momentum", "server_beta2", "server_tau"),
         *("milestone_factor", "server_milestone_factor"),
         *("windows", "injections"),  # fractions of training, or rounds
@@ -144,6 +157,7 @@ def test_parameters_are_those_of_the_network() -> None:
         "gru": ("embedding", "units", "layers"),
         "transformer": ("embedding", "units", "layers", "heads"),
         "convolutional": ("embedding", "units", "layers", "filter_width"),
+        "hf": ("path", "config", "dtype", "lora"),
     }
 
 

@@ -184,7 +184,7 @@ def test_attacks_are_brute_force(hparams: ModelHParams, seed: int, prefix: list[
             'filter_width is for architecture "convolutional", found "gru"; remove it',
         ),
         ({"layers": 16, "architecture": "convolutional"}, "filters would reach over 131,071 tokens, of at most 65,536"),
-        ({"architecture": "rnn"}, "architecture must be one of cifg, lstm, gru, transformer, convolutional, found"),
+        ({"architecture": "rnn"}, "architecture must be one of cifg, lstm, gru, transformer, convolutional, hf, found"),
     ],
 )
 def test_bad_settings_are_refused(settings_: dict[str, object], message: str) -> None:

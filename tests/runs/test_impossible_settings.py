@@ -54,7 +54,7 @@ def test_an_overlay_counts_as_many_canaries_as_its_indices_hold() -> None:
     assert torch.iinfo(torch.uint16).max + 1 == MOST
 
 
-@pytest.mark.parametrize("architecture", BUILT_IN)
+@pytest.mark.parametrize("architecture", [name for name in BUILT_IN if name != "hf"])  # whose sizes are of a base
 def test_weights_are_counted_without_memory_for_them(architecture: str) -> None:
     hparams = ModelHParams(8, 12, architecture=architecture)
     assert weights_of(50, hparams) == sum(value.numel() for value in build(50, hparams).trainable.values())

@@ -15,9 +15,12 @@ from flsim.attacks.audit.audit import audit_subject
 from flsim.attacks.audit.subject import Subject
 from flsim.base.errors import InputError
 from flsim.base.statistics import auroc, holm, share_interval, upper_bound
+from flsim.measures.built_in import QUANTITIES
+from flsim.measures.quantity import flags
 from flsim.results.tables import copies
 from flsim.show.table import Column, markdown, note
 
+WRITTEN = next(flag for flag in flags(QUANTITIES.values()) if flag.is_standard and not flag.is_ranked)
 LEVEL = 0.05  # probability that any canary is wrongly called detected
 MOST_LINES = 6  # of a table by copies; more numbers of copies are put together by powers of two
 UNKNOWN = ""  # in place of a number that was not measured
@@ -46,7 +49,7 @@ def detected_canaries(subject: Subject) -> pd.DataFrame:
             f"be a detection; measure with --references {least:,} or more"
         )
     p_values = np.array(holm((ranks / (subject.references + 1)).tolist()))
-    extracted = results.of_canaries("bs", subject.round)
+    extracted = results.of_canaries(WRITTEN.name, subject.round)
     return pd.DataFrame(
         {
             "copies": results.roster["insertions"].to_numpy(),
@@ -121,7 +124,7 @@ def _found(subject: Subject, found: pd.DataFrame) -> Iterator[str]:
     yield f"Smallest p-value: {found['p_value'].min():.2g}."
     yield "95%: interval of the share detected; it treats phrases as independent."
     if not found["extracted"].isna().any():
-        yield "Extracted: a beam search writes the phrase."
+        yield f"Extracted: {WRITTEN.title} writes the phrase."
     if len(subject.control_ranks):
         area = auroc(-subject.ranks, -subject.control_ranks)
         yield f"A planted phrase ranks before a control with probability {area:.2f} (area under the ROC curve)."

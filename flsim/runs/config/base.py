@@ -22,6 +22,7 @@ from flsim.data.corpus import Split
 from flsim.data.stores import is_uri
 from flsim.data.withheld import Shadow, without_withheld
 from flsim.evaluation.evaluate import EvaluationHParams, refuse_uncounted
+from flsim.models.hf import FILES
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.ledger import Entry, Unit
 from flsim.privacy.mechanism import PrivacyHParams
@@ -42,7 +43,7 @@ INJECTED = ("injection_users", "injection_copies")
 LATER = {
     "data": ("user_holdout", "shadow"),
     "canaries": ("insertions", "controls", "coins", "windows", "arm", "source", "injections", *INJECTED, "template"),
-    "model": ("architecture", "layers", "heads", "filter_width", "options"),
+    "model": ("architecture", "layers", "heads", "filter_width", "options", "digest", "config", "dtype", "lora"),
     "training": (*OPTIONS, "server_schedule", "algorithm", *MILESTONES, *(f"server_{name}" for name in MILESTONES)),
     "local": ("schedule", *MILESTONES, "optimizer_options", "schedule_options"),
     "privacy": ("noise",),
@@ -211,6 +212,8 @@ class Config(ABC):
         values = custom_code.renamed(type(self), asdict(self), by_content)
         del values["system"], values["data"]["corpus"], values["evaluation"]["every"]
         del values["evaluation"]["every_epochs"]
+        for name in FILES:  # `digest` tells the contents of the base, and that of the corpus those of tokens
+            del values["model"][name]
         for name in self._without_digest:
             del values["training"][name]
         for section, names in LATER.items():

@@ -103,8 +103,13 @@ def relocated(value: Any, base: Path) -> Any:
 def relative(name: str, base: Path) -> str:
     """Return the name with a path relative to `base` where the file lies below it, so that the folder can be moved."""
     path, attribute = parts(name)
-    below = path.is_relative_to(base.resolve())
-    return f"{path.relative_to(base.resolve()) if below else path}:{attribute}"
+    return f"{below(path, base)}:{attribute}"
+
+
+def below(path: Path | str, base: Path) -> str:
+    """Return a path relative to `base` where it lies below it, and unchanged elsewhere."""
+    is_below = Path(path).is_relative_to(base.resolve())
+    return str(Path(path).relative_to(base.resolve()) if is_below else path)
 
 
 def without_folders(settings: Any) -> dict[str, Any]:

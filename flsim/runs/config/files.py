@@ -9,6 +9,7 @@ import tomli_w
 
 from flsim.base.errors import InputError
 from flsim.data.stores import located
+from flsim.models.hf import FILES
 from flsim.runs.config import custom_code, toml
 from flsim.runs.config.base import Config
 from flsim.runs.config.central import CentralConfig
@@ -40,7 +41,12 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     if "grids" in values:
         raise InputError(f"{path}: a sweep, not a run's configuration; train it with `flsim sweep`")
     config = parse(values, str(path), path.parent)
-    return replace(config, data=replace(config.data, corpus=located(config.data.corpus, path.parent)))
+    named = {name: getattr(config.model, name) for name in FILES}
+    of_base: dict[str, Any] = {
+        name: str((path.parent / value).resolve()) for name, value in named.items() if value is not None
+    }
+    model = replace(config.model, **of_base)
+    return replace(config, data=replace(config.data, corpus=located(config.data.corpus, path.parent)), model=model)
 
 
 def from_working_directory(key: str, value: Any) -> Any:
@@ -49,6 +55,8 @@ def from_working_directory(key: str, value: Any) -> Any:
         return {name: from_working_directory(f"{key}.{name}", part) for name, part in value.items()}
     if key == "data.corpus" and isinstance(value, str):
         return str(located(value))
+    if key.startswith("model.") and key.partition(".")[2] in FILES and isinstance(value, str):
+        return str(Path(value).resolve())
     return custom_code.relocated(value, Path())
 
 
@@ -78,6 +86,8 @@ def dump(config: Config, path: Path) -> None:
         for name, section in settings.items()
     }
     values["data"]["corpus"] = str(config.data.corpus)
+    if config.model.tokens is not None:  # a copy in the run folder, which can be moved
+        values["model"]["tokens"] = custom_code.below(config.model.tokens, path.parent)
     path.write_text(tomli_w.dumps(values), encoding="utf-8")
 
 

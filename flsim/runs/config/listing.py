@@ -15,6 +15,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from flsim.base.errors import InputError
 from flsim.base.extensions import CustomName
 from flsim.models.architectures import BUILT_IN, build
+from flsim.models.hf import OF_BASE
 from flsim.models.hparams import ModelHParams
 from flsim.runs.config.files import KINDS
 
@@ -67,7 +68,8 @@ class Architecture:
     Attributes:
         name: value of `model.architecture`.
         description: first paragraph of the network's docstring.
-        parameters: number of trained parameters at the default sizes, with a vocabulary of `VOCABULARY` token ids.
+        parameters: number of trained parameters at the default sizes, with a vocabulary of `VOCABULARY` token ids; 0
+            where a base model decides it.
         sizes: settings of the section model that change it.
     """
 
@@ -91,7 +93,17 @@ def sections() -> list[Section]:
             settings = _settings(hint) if has_keys else (_setting(item, hint, descriptions[name]),)
             section = Section(name if has_keys else "", kind, descriptions[name] if has_keys else "", settings)
             listed.setdefault(section.name, []).append(section)
+            for inner, of_inner in _inner_sections(hint) if has_keys else ():
+                part = Section(f"{name}.{inner}", kind, _descriptions(hint)[inner], _settings(of_inner))
+                listed.setdefault(part.name, []).append(part)
     return [part for of_kinds in listed.values() for part in _merged(of_kinds)]
+
+
+def _inner_sections(section: type) -> list[tuple[str, type]]:
+    """Return the settings of a section that are sections themselves, with their dataclasses."""
+    hints = get_type_hints(section)
+    of_hints = {name: [kind for kind in get_args(hint) if is_dataclass(kind)] for name, hint in hints.items()}
+    return [(name, kinds[0]) for name, kinds in of_hints.items() if kinds]  # type: ignore[misc]
 
 
 def _merged(of_kinds: Sequence[Section]) -> list[Section]:
@@ -112,8 +124,10 @@ def architectures() -> list[Architecture]:
 
 
 def _architecture(name: str) -> Architecture:
+    description = " ".join(inspect.cleandoc(BUILT_IN[name].__doc__ or "").split("\n\n")[0].split()).replace("`", "")
+    if name == "hf":
+        return Architecture(name, description, 0, OF_BASE)
     network = build(VOCABULARY, ModelHParams(architecture=name))
-    description = " ".join(inspect.cleandoc(type(network).__doc__ or "").split("\n\n")[0].split()).replace("`", "")
     parameters = sum(value.numel() for value in network.trainable.values())
     defaults = {item.name: item.default for item in fields(ModelHParams) if isinstance(item.default, int)}
     sizes = tuple(size for size, default in defaults.items() if _allows(name, **{size: 2 * default}))
@@ -130,7 +144,9 @@ def _allows(architecture: str, **size: Any) -> bool:
 
 def _settings(section: type) -> tuple[Setting, ...]:
     hints, descriptions = get_type_hints(section, include_extras=True), _descriptions(section)
-    return tuple(_setting(item, hints[item.name], descriptions[item.name]) for item in fields(section))
+    inner = dict(_inner_sections(section))
+    listed = [item for item in fields(section) if item.name not in inner]
+    return tuple(_setting(item, hints[item.name], descriptions[item.name]) for item in listed)
 
 
 def _setting(item: "Field[Any]", hint: Any, description: str) -> Setting:

@@ -260,6 +260,8 @@ def refuse_precision(training: CentralTask) -> None:
         raise InputError(
             f'training.precision "{precision}" needs engine "fused" without clip or noise; set it to "float32"'
         )
+    if training.records.layout.prompts:
+        raise InputError(f'training.precision "{precision}": the corpus has prompts; set it to "float32"')
     refuse_low_precision(configured(training.hparams, "optimizer"), precision)
     if precision == "tf32" and training.device == "cpu":
         raise InputError('training.precision "tf32" needs an NVIDIA GPU; set system.device = "cuda", or "float32"')

@@ -5,7 +5,7 @@ users train one after another (`packed`). On other devices they are stacked (`st
 a step of one user is too little work for the calls that it takes (`users_on_cpu`).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
@@ -131,6 +131,8 @@ class CohortEngine:
         memory_share: the share of a GPU's memory that this process may take.
         rounds: number of rounds of the run, which a schedule of the learning rate needs.
         by_position: the step of stacked users, as for `flsim.training.cohort.stacked_trainer.StackedTrainer`.
+        trainer: function of the most users that train at once, which makes their trainer; by default it depends on
+            the device. With it `micro_cohort` must be set.
 
     Raises:
         InputError: the device cannot do what the settings ask for.
@@ -145,15 +147,17 @@ class CohortEngine:
         memory_share: float = 1.0,
         rounds: int | None = None,
         by_position: bool | None = None,
+        trainer: Callable[[int], Trainer] | None = None,
     ) -> None:
         if micro_cohort is not None:
             at_least_one(micro_cohort=micro_cohort)
+        self._make = trainer
         self._like, self._layout, self._hparams, self._rounds = like, layout, hparams, rounds
         self._by_position = by_position
         self._device = representative(like).device
         if hparams.precision == "tf32" and self._device.type != "cuda":
             raise InputError('precision "tf32" needs an NVIDIA GPU, of which this process has none; set "float32"')
-        self._stacked = is_stacked(like, micro_cohort)
+        self._stacked = trainer is not None or is_stacked(like, micro_cohort)
         if self._device.type == "cuda":
             torch.cuda.set_per_process_memory_fraction(memory_share, self._device)
         self._at_once = micro_cohort or (self._choose(memory_share) if self._stacked else 1)
@@ -263,10 +267,13 @@ class CohortEngine:
         return StackedTrainer.users_that_fit(self._like, self._hparams, self._layout, memory_share, self._by_position)
 
     def _build(self) -> Trainer:
-        if self._stacked:
+        trainer: Trainer
+        if self._make is not None:
+            trainer = self._make(self._at_once)
+        elif self._stacked:
             from flsim.training.cohort.stacked_trainer import StackedTrainer
 
-            trainer: Trainer = StackedTrainer(
+            trainer = StackedTrainer(
                 self._like, self._hparams, self._layout, self._at_once, by_position=self._by_position
             )
         else:

@@ -1,0 +1,217 @@
+"""LoRA adapters of many users at once on one frozen base: users are blocks of the batch.
+
+A layer computes base(x) + s B_k A_k x for the rows of user k, in two batched products (`flsim.models.lora.LoraBlocks`).
+The loss is the sum of the users' losses, so that plain autograd gives each user's own gradient. Its oracle is
+`flsim.algorithms.fedavg.train_users`, one user after another.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from flsim.base.extensions import configured
+from flsim.data.records import Batch
+from flsim.data.vocabulary import Layout
+from flsim.models.hf import HuggingFaceModel
+from flsim.models.language_model import Params, TrainableModel, representative
+from flsim.training.cohort.steps import Participant
+from flsim.training.hparams import LocalHParams
+from flsim.training.local import local_batches
+from flsim.training.optimizers import BETAS, optimizer_named
+
+# Measured: docs/benchmarks.md, "LoRA adapters". More positions of a step gain nothing on a CPU.
+POSITIONS_ON_CPU = 400
+MOST_ON_CPU, MOST_ON_GPU = 16, 64
+SLACK = 0.7  # of a GPU's memory
+
+
+@dataclass(frozen=True)
+class Block:
+    """A step of the first users of a group, who are those that have the step.
+
+    Attributes:
+        inputs: int64 [users * rows, T]; PAD fills up users and rows.
+        places: int64 [n], the positions of `inputs`, flat, that have targets.
+        targets: int64 [n].
+        counts: int64 [users], number of targets of each user.
+    """
+
+    inputs: Tensor
+    places: Tensor
+    targets: Tensor
+    counts: Tensor
+
+
+@dataclass(frozen=True)
+class Group:
+    """The steps of users, who are in the order of their numbers of steps, most first.
+
+    Attributes:
+        blocks: the steps.
+        order: int64 [users], the place of each user in the argument of `BlockTrainer.pack`.
+    """
+
+    blocks: list[Block]
+    order: Tensor
+
+
+class BlockTrainer:
+    """A trainer of the adapters of several users at once; a `flsim.training.cohort.engine.Trainer`.
+
+    Args:
+        model: a model with adapters and without dropout, whose layers are replaced; other code must not use it.
+        like: the model's trained parameters, for names, shapes, dtype and device.
+        hparams: settings of local training, in precision "float32".
+        layout: the corpus' token layout.
+        users: the most users that train at once.
+    """
+
+    def __init__(
+        self, model: HuggingFaceModel, like: Params, hparams: LocalHParams, layout: Layout, users: int
+    ) -> None:
+        self._hparams, self._layout, self._model = hparams, layout, model
+        self._optimizer = optimizer_named(configured(hparams, "optimizer"))
+        self._layers = model.with_blocks()
+        self._start: Params = {}
+        self._weights = {name: value.new_zeros(users, *value.shape) for name, value in like.items()}
+        self._order = torch.arange(0)
+
+    def pack(self, group: Sequence[Participant]) -> Group:
+        steps = [list(local_batches(records, self._layout, self._hparams, rng)) for records, rng in group]
+        order = sorted(range(len(steps)), key=lambda user: -len(steps[user]))
+        most = max(map(len, steps), default=0)
+        batches = [[steps[user][at] for user in order if at < len(steps[user])] for at in range(most)]
+        return Group([_block(step, self._device) for step in batches], torch.tensor(order, dtype=torch.int64))
+
+    def train(self, start: Params, packed: Group, rate: float | None = None) -> tuple[list[float], list[int]]:
+        rate = self._hparams.learning_rate if rate is None else rate
+        self._start, self._order = start, packed.order
+        for name, value in self._weights.items():
+            value[: len(packed.order)] = start[name]
+        weights = self._weights.items()
+        moments = [{name: torch.zeros_like(value) for name, value in weights} for _ in self._optimizer.slots]
+        losses = torch.zeros(len(packed.order), dtype=torch.float64, device=self._device)
+        tokens = torch.zeros(len(packed.order), dtype=torch.int64, device=self._device)
+        for number, block in enumerate(packed.blocks, start=1):
+            users = len(block.counts)
+            losses[:users] += self._step(block, rate, number, moments)
+            tokens[:users] += block.counts
+        return self._as_given(losses).tolist(), self._as_given(tokens).tolist()
+
+    @torch.no_grad()
+    def norms(self) -> list[float]:
+        squares = sum(update.square().flatten(1).sum(1) for update in self._updates().values())
+        return self._as_given(torch.as_tensor(squares).sqrt()).tolist()
+
+    @torch.no_grad()
+    def add_updates(self, factors: Sequence[float], into: Params) -> None:
+        own = torch.tensor(factors, dtype=torch.float64)[self._order]
+        for name, update in self._updates().items():
+            kept = own.nonzero().flatten().to(update.device)  # an update of factor 0 may not be finite
+            into[name].add_(torch.tensordot(own.to(update.device)[kept], update[kept], 1))
+
+    @property
+    def _device(self) -> torch.device:
+        return representative(self._weights).device
+
+    def _updates(self) -> Params:
+        """Return the users' updates, float64 [users, ...], in the group's order."""
+        users = len(self._order)
+        return {name: value[:users].double() - self._start[name] for name, value in self._weights.items()}
+
+    def _step(self, block: Block, rate: float, number: int, moments: list[Params]) -> Tensor:
+        """Take a step of the block's users in place; return their summed losses before it, in nats, float64 [users]."""
+        users = len(block.counts)
+        own = {name: value[:users].detach().requires_grad_() for name, value in self._weights.items()}
+        for layer in self._layers:
+            layer.A, layer.B = own.get(layer.name_of_a, layer.frozen_a), own[layer.name_of_b]
+        hidden, _ = self._model.hidden(block.inputs)
+        logits = self._model.logits(hidden.flatten(0, 1)[block.places])
+        nats = cross_entropy(logits, block.targets, reduction="none")
+        share = (1 / block.counts.to(nats.dtype)).repeat_interleave(block.counts, output_size=len(nats))
+        gradients = torch.autograd.grad((nats * share).sum(), list(own.values()))
+        with torch.no_grad():
+            self._descend(own, dict(zip(own, gradients, strict=True)), rate, number, moments)
+            by_position = nats.new_zeros(block.inputs.numel(), dtype=torch.float64)
+            by_position[block.places] = nats.double()
+            return by_position.view(users, -1).sum(1)
+
+    def _descend(self, weights: Params, gradients: Params, rate: float, number: int, moments: list[Params]) -> None:
+        """Add FedProx's term, bound each user's norm, and step as the optimizer does, in place of the weights."""
+        hparams, users = self._hparams, len(next(iter(weights.values())))
+        if hparams.proximal:
+            gradients = {
+                name: gradient + hparams.proximal * (weights[name] - self._start[name])
+                for name, gradient in gradients.items()
+            }
+        if hparams.gradient_clip is not None:
+            squares = torch.stack([value.flatten(1).square().sum(1) for value in gradients.values()]).sum(0)
+            scale = (hparams.gradient_clip / squares.sqrt()).clamp(max=1)
+            gradients = {name: value * scale[:, None, None] for name, value in gradients.items()}
+        corrections = [torch.tensor(1 - beta**number, dtype=torch.float64, device=self._device) for beta in BETAS]
+        direction = self._optimizer.direction
+        if direction is None:
+            raise ValueError(f"optimizer {hparams.optimizer!r} has no direction, which blocks need")
+        for name, gradient in gradients.items():
+            kept = [moment[name][:users] for moment in moments]
+            step, new = direction(gradient, kept, corrections, hparams.momentum)
+            for old, value in zip(kept, new, strict=True):
+                old.copy_(value)
+            self._weights[name][:users].sub_(step, alpha=rate)
+
+    def _as_given(self, values: Tensor) -> Tensor:
+        """Return values [users] in the order of the argument of `pack`, on the CPU."""
+        restored = torch.empty_like(values, device="cpu")
+        restored[self._order] = values.cpu()
+        return restored
+
+
+def _block(batches: Sequence[Batch], device: torch.device) -> Block:
+    """Return batches of different users as one step."""
+    rows, times = (max(batch.inputs.shape[axis] for batch in batches) for axis in (0, 1))
+    inputs, targets = (np.zeros((len(batches), rows, times), np.int64) for _ in range(2))
+    for user, batch in enumerate(batches):
+        own = (user, slice(len(batch.inputs)), slice(batch.inputs.shape[1]))
+        inputs[own], targets[own] = batch.inputs, batch.targets
+    places = np.flatnonzero(targets)
+    arrays = (
+        inputs.reshape(-1, times), places, targets.reshape(-1)[places], np.count_nonzero(targets, axis=(1, 2))
+    )  # fmt: skip
+    return Block(*(torch.from_numpy(array).to(device) for array in arrays))
+
+
+def users_at_once(model: TrainableModel, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0) -> int:
+    """Return how many users train fastest at once; 1 where blocks cannot train the model, or gain nothing.
+
+    On a CPU it depends on the settings alone, so that every process and every resume groups users alike. Half of the
+    longest record is taken as the length of a record. On a GPU it depends on the GPU's memory too.
+    """
+    lora = model.hparams.lora
+    has_direction = optimizer_named(configured(hparams, "optimizer")).direction is not None
+    if not isinstance(model, HuggingFaceModel) or lora is None or lora.dropout or not has_direction:
+        return 1
+    if model.device.type == "cpu":
+        positions = hparams.batch_size * max(1, layout.record_words // 2)
+        return max(1, min(POSITIONS_ON_CPU // positions, MOST_ON_CPU))
+    whole = torch.cuda.get_device_properties(model.device).total_memory * memory_share * SLACK
+    base = sum(value.numel() * value.element_size() for value in model.parameters())
+    return max(1, min(int((whole - base) // bytes_of_user(model, hparams, layout)), MOST_ON_GPU))
+
+
+def bytes_of_user(model: HuggingFaceModel, hparams: LocalHParams, layout: Layout) -> int:
+    """Return an estimate of the memory that a user of a block takes: adapters, activations and logits of one step.
+
+    A layer holds about 34 values of the hidden size for each position (Korthikanti et al., 2022, equation 2, without
+    attention matrices), and the loss four of the vocabulary's size in float32.
+    """
+    text = model.config.get_text_config(decoder=True)
+    trained = sum(value.numel() for value in model.trainable.values())
+    positions = hparams.batch_size * layout.record_words
+    of_base = next(value for value in model.parameters() if not value.requires_grad)
+    activations: int = 34 * of_base.element_size() * text.hidden_size * text.num_hidden_layers
+    copies = 3 + 2 * len(optimizer_named(configured(hparams, "optimizer")).slots)
+    return 4 * copies * trained + 16 * trained + positions * (activations + 16 * model.vocabulary_size)

@@ -1,0 +1,292 @@
+"""Hugging Face models against plain torch, transformers and peft."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from peft import LoraConfig, get_peft_model
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from flsim.algorithms.fedavg import init, train_users
+from flsim.algorithms.summation import RoundRequest
+from flsim.base.errors import InputError
+from flsim.data.records import Records, batch
+from flsim.data.vocabulary import Layout
+from flsim.models.architectures import build, restore, weights_of
+from flsim.models.hf import CLOSED, HuggingFaceModel, base_of
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
+from flsim.models.lora import LoraHParams
+from flsim.training.hparams import LocalHParams
+from flsim.training.own_model import refuse_unfit
+
+LAYOUT = Layout(50, 12)
+GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 16}
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "max_position_embeddings": 16,
+}
+BOTH = pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
+LORA = LoraHParams(rank=4, alpha=8)
+TUNED = pytest.mark.parametrize("lora", [None, LORA, LoraHParams(rank=2, freeze_a=True)], ids=["full", "lora", "ffa"])
+
+
+def hparams_of(config: dict[str, object], lora: LoraHParams | None = LORA, **more: object) -> ModelHParams:
+    return ModelHParams(architecture="hf", config=config, lora=lora, **more)  # type: ignore[arg-type]
+
+
+def made(hparams: ModelHParams, seed: int = 3) -> HuggingFaceModel:
+    """A model whose adapters are not zeros."""
+    model = build(LAYOUT.vocabulary_size, hparams).initialize(seed)
+    assert isinstance(model, HuggingFaceModel)
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for value in model.trainable.values():
+            value.add_(0.1 * torch.randn(value.shape, generator=generator))
+    return model
+
+
+def tokens_of(rows: int = 5, length: int = 8) -> Tensor:
+    return torch.randint(1, LAYOUT.vocabulary_size, (rows, length), generator=torch.Generator().manual_seed(0))
+
+
+def params_of(model: HuggingFaceModel) -> Params:
+    return {name: value.detach().clone() for name, value in model.trainable.items()}
+
+
+def plain_base(config: dict[str, object], values: Params) -> torch.nn.Module:
+    """The base as transformers makes it, with these weights."""
+    named = {name: value for name, value in config.items() if name != "model_type"}
+    off = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0) if config is GPT2 else {}
+    made = AutoConfig.for_model(str(config["model_type"]), vocab_size=LAYOUT.vocabulary_size, **named, **off)
+    network = AutoModelForCausalLM.from_config(made)
+    network.load_state_dict(values)
+    return network
+
+
+def user(records: int = 6, seed: int = 0) -> Records:
+    rng = np.random.default_rng(seed)
+    lengths = rng.integers(1, LAYOUT.record_words + 1, records)
+    return Records.from_lists([rng.integers(1, LAYOUT.last_word + 1, length).tolist() for length in lengths])
+
+
+@BOTH
+@TUNED
+def test_a_model_equals_transformers_and_its_state_equals_reading_anew(
+    config: dict[str, object], lora: LoraHParams | None
+) -> None:
+    model, tokens = made(hparams_of(config, lora)), tokens_of()
+    with torch.no_grad():
+        logits = model(tokens)
+        assert torch.equal(logits, model.network(input_ids=tokens, use_cache=False).logits)
+        real = torch.rand(tokens.shape, generator=torch.Generator().manual_seed(1)) < 0.5
+        torch.testing.assert_close(model.logits_at(tokens, real), logits[real])
+        rows = torch.tensor([4, 0, 0, 2])
+        state, first = model.start(tokens[:, :3])
+        before = [part.clone() for part in state]
+        after, second = model.step(tuple(part[rows] for part in state), tokens[rows, 3])
+        _, third = model.step(after, tokens[rows, 4])
+    scores = logits.log_softmax(-1)
+    torch.testing.assert_close(first, scores[:, 2])
+    torch.testing.assert_close(second, scores[rows, 3])
+    torch.testing.assert_close(third, scores[rows, 4])
+    assert all(torch.equal(part, old) for part, old in zip(state, before, strict=True))
+
+
+@BOTH
+def test_adapters_begin_as_the_base_bit_for_bit(config: dict[str, object]) -> None:
+    """B is zeros at first: Hu et al. (2022), section 4.1."""
+    hparams, tokens = hparams_of(config), tokens_of()
+    model = build(LAYOUT.vocabulary_size, hparams).initialize(5)
+    plain = plain_base(config, base_of(hparams, LAYOUT.vocabulary_size)).eval()
+    assert torch.equal(model(tokens), plain(tokens).logits)
+    assert all(bool(value.any()) == (".lora_A." in name) for name, value in model.trainable.items())
+    other = build(LAYOUT.vocabulary_size, hparams).initialize(6)
+    assert model.frozen_digest == other.frozen_digest
+    first = next(iter(model.trainable))
+    assert not torch.equal(model.trainable[first], other.trainable[first])
+
+
+@BOTH
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float32, 1e-6), (torch.float64, 1e-8)])
+def test_the_steps_of_a_user_equal_ten_lines_of_torch_and_peft(
+    config: dict[str, object], dtype: torch.dtype, tolerance: float
+) -> None:
+    """RMSNorm and rotary positions of Llama compute in float32 in transformers; GPT-2 is equal to 1e-10 in float64."""
+    hparams, local = hparams_of(config), LocalHParams(batch_size=6, epochs=3, learning_rate=0.5)
+    start = {name: value.to(dtype) for name, value in params_of(made(hparams)).items()}
+    model, records = restore(start, hparams, LAYOUT.vocabulary_size), user()
+    before = model.frozen_digest
+    ours = train_users(RoundRequest(0, 0, np.array([0]), start), Users(records), model, local, seed=0).delta
+
+    base = {name: value.to(dtype) for name, value in base_of(hparams, LAYOUT.vocabulary_size).items()}
+    settings = LoraConfig(r=4, lora_alpha=8, target_modules="all-linear", fan_in_fan_out=config is GPT2)
+    peft = get_peft_model(plain_base(config, base).to(dtype), settings)
+    peft.load_state_dict({name.replace("network", "base_model.model"): value for name, value in start.items()}, False)
+    trained = [value for value in peft.parameters() if value.requires_grad]
+    optimizer, read = torch.optim.SGD(trained, lr=0.5), batch(records, np.arange(6), LAYOUT)
+    inputs, targets = torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
+    for _ in range(3):
+        cross_entropy(peft(inputs).logits.flatten(0, 1), targets.flatten(), ignore_index=0).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    exact = 1e-10 if config is GPT2 and dtype == torch.float64 else tolerance
+    for (name, update), theirs in zip(ours.items(), trained, strict=True):
+        torch.testing.assert_close(update / 6, (theirs.detach() - start[name]).double(), rtol=0, atol=exact)
+    assert float(sum(update.abs().sum() for update in ours.values())) > 0.1
+    assert model.frozen_digest == before
+
+
+class Users:
+    layout = LAYOUT
+
+    def __init__(self, *records: Records) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, user: int) -> Records:
+        return self.records[user]
+
+
+@BOTH
+@TUNED
+def test_settings_and_parameters_restore_a_model(config: dict[str, object], lora: LoraHParams | None) -> None:
+    hparams = hparams_of(config, lora)
+    model = made(hparams)
+    copy = restore(params_of(model), hparams, LAYOUT.vocabulary_size)
+    assert torch.equal(copy(tokens_of()), model(tokens_of()))
+    assert copy.frozen_digest == model.frozen_digest
+    assert (model.frozen_digest == "") == (lora is None)
+    assert weights_of(LAYOUT.vocabulary_size, hparams) == sum(value.numel() for value in model.trainable.values())
+    first = init(LAYOUT.vocabulary_size, hparams, 7).params
+    again = init(LAYOUT.vocabulary_size, hparams, 7).params
+    assert all(torch.equal(first[name], again[name]) for name in first)
+
+
+def test_only_b_is_trained_by_ffa_lora() -> None:
+    model = made(hparams_of(GPT2, LoraHParams(rank=2, freeze_a=True)))
+    assert all(".lora_B." in name for name in model.trainable)
+    a = [value for name, value in model.named_parameters() if ".lora_A." in name]
+    assert a
+    assert all(bool(value.any()) for value in a)
+    assert max(float(value.abs().max()) for value in a) <= 16**-0.5  # the fewest inputs of a layer: n_embd
+
+
+def test_ids_of_a_tokenizer_are_mapped_in_and_out(tmp_path: Path) -> None:
+    """The corpus' ids are a permutation of the base's, with BOS, EOS and PAD on one row, as in GPT-2."""
+    rows = 47
+    words = np.random.default_rng(0).permutation(rows)[: rows - 1]
+    eos = ({*range(rows)} - {*words.tolist()}).pop()
+    ids = np.array([eos, *words, eos, eos, eos])  # PAD, words, OOV, BOS, EOS
+    ids.astype("<i8").tofile(tmp_path / "tokens.i64")
+    hparams = hparams_of({**GPT2, "vocab_size": rows}, tokens=str(tmp_path / "tokens.i64"))
+    model = made(hparams)
+    tokens = torch.tensor([[48, 3, 7, 46], [48, 9, 1, 2]])  # BOS first
+    logits = model(tokens)
+    of_base = model.network(torch.from_numpy(ids)[tokens]).logits
+    assert logits.shape == (2, 4, 50)
+    for place, row in enumerate(ids.tolist()):
+        expected = torch.full_like(of_base[..., 0], CLOSED) if place in (0, 47, 48) else of_base[..., row]
+        assert torch.equal(logits[..., place], expected)
+    perplexity = cross_entropy(logits[:, 0], tokens[:, 1])
+    torch.testing.assert_close(perplexity, cross_entropy(of_base[:, 0], torch.from_numpy(ids)[tokens[:, 1]]))
+
+
+@pytest.mark.parametrize(
+    ("hparams", "message"),
+    [
+        ({}, "either path, a folder, or config"),
+        ({"config": {"n_layer": 2}}, "config needs a model_type"),
+        ({"config": {**GPT2, "attn_pdrop": 0.1}}, "config.attn_pdrop: the base has no dropout here"),
+        ({"config": GPT2, "units": 8}, 'units is not of architecture "hf"'),
+        ({"config": GPT2, "dtype": "bfloat16"}, 'dtype "bfloat16" is for a frozen base'),
+        ({"config": GPT2, "architecture": "lstm"}, 'config is for architecture "hf", found "lstm"'),
+        ({"config": GPT2, "lora": {"rank": 0}, "architecture": "hf"}, "lora"),
+    ],
+)
+def test_wrong_settings_are_refused(hparams: dict[str, object], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)):
+        ModelHParams(**{"architecture": "hf", **hparams})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda _: hparams_of({**GPT2, "n_layers": 2}), "gpt2 has no setting n_layers; correct its name"),
+        (lambda _: hparams_of({"model_type": "gtp2"}), "transformers refuses the configuration"),
+        (lambda _: hparams_of(GPT2, LoraHParams(targets=("q_proj",))), "['q_proj']: match no layer of the base"),
+        (
+            lambda _: hparams_of({**GPT2, "n_positions": 11}),
+            "reads 11 tokens at most, and records of the corpus have up",
+        ),
+        (lambda _: hparams_of({**GPT2, "vocab_size": 60}), "the base has 60 token ids, and the corpus has 50"),
+        (lambda folder: of_folder(folder / "none"), "no folder of a model (it has no config.json)"),
+        (lambda folder: of_folder(pickled(folder)), "holds only pytorch_model.bin, a pickle"),
+    ],
+)
+def test_bases_that_do_not_fit_are_refused(tmp_path: Path, make: Callable[[Path], ModelHParams], message: str) -> None:
+    with pytest.raises(InputError, match=re.escape(message)) as refused:
+        refuse_unfit(make(tmp_path), LAYOUT, 0)
+    assert "\n" not in str(refused.value)
+
+
+def of_folder(folder: Path, **more: object) -> ModelHParams:
+    return ModelHParams(architecture="hf", path=str(folder), lora=LORA, **more)  # type: ignore[arg-type]
+
+
+def pickled(folder: Path) -> Path:
+    """A folder whose weights are a pickle, as old releases wrote them."""
+    plain = plain_base(GPT2, base_of(hparams_of(GPT2), LAYOUT.vocabulary_size))
+    plain.config.save_pretrained(folder)
+    torch.save(plain.state_dict(), folder / "pytorch_model.bin")
+    return folder
+
+
+def saved(folder: Path, config: dict[str, object] = GPT2) -> Path:
+    plain = plain_base(config, base_of(hparams_of(config), LAYOUT.vocabulary_size, seed=9))
+    plain.save_pretrained(folder)
+    return folder
+
+
+@BOTH
+def test_a_folder_is_a_base(tmp_path: Path, config: dict[str, object]) -> None:
+    plain = AutoModelForCausalLM.from_pretrained(saved(tmp_path, config)).eval()
+    for lora in (None, LORA):
+        hparams = ModelHParams(architecture="hf", path=str(tmp_path), lora=lora)
+        model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
+        assert torch.equal(model(tokens_of()), plain(tokens_of()).logits)
+    shared = [build(LAYOUT.vocabulary_size, of_folder(tmp_path)) for _ in range(2)]
+    pointers = [{value.data_ptr() for value in model.parameters() if not value.requires_grad} for model in shared]
+    assert pointers[0] == pointers[1]  # one copy of the base in a process
+
+
+def test_a_changed_base_is_refused(tmp_path: Path) -> None:
+    model = build(LAYOUT.vocabulary_size, of_folder(saved(tmp_path)))
+    recorded = of_folder(tmp_path, digest=model.frozen_digest)
+    build(LAYOUT.vocabulary_size, recorded)
+    plain = plain_base(GPT2, base_of(hparams_of(GPT2), LAYOUT.vocabulary_size, seed=10))
+    plain.save_pretrained(tmp_path)
+    with pytest.raises(InputError, match=re.escape(f"{tmp_path}: its files changed since the run was started")):
+        build(LAYOUT.vocabulary_size, recorded)
+
+
+def test_a_base_in_bfloat16_has_adapters_in_float32(tmp_path: Path) -> None:
+    model = made(of_folder(saved(tmp_path), dtype="bfloat16"))
+    assert {value.dtype for value in model.trainable.values()} == {torch.float32}
+    assert {value.dtype for value in model.parameters() if not value.requires_grad} == {torch.bfloat16}
+    exact = restore(params_of(model), of_folder(tmp_path), LAYOUT.vocabulary_size)
+    logits, expected = model(tokens_of()), exact(tokens_of())
+    assert logits.dtype == torch.float32
+    torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.05)  # bfloat16 has 8 bits
+    assert not torch.equal(logits, expected)

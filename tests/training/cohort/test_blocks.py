@@ -1,0 +1,118 @@
+"""Adapters of many users at once, against one user after another in plain PyTorch."""
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from flsim.algorithms.rounds import LocalEngine, engine_of
+from flsim.data.records import Records
+from flsim.data.vocabulary import Layout
+from flsim.models.architectures import build, restore
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import Params
+from flsim.models.lora import LoraHParams
+from flsim.training.cohort.engine import CohortEngine
+from flsim.training.hparams import LocalHParams
+
+LAYOUT = Layout(50, 12)
+GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 16}
+LLAMA = {
+    "model_type": "llama",
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "max_position_embeddings": 16,
+}
+LORA = LoraHParams(rank=3, alpha=6)
+
+
+class Drawn:
+    """Users of unequal numbers of records; the third has none."""
+
+    layout = LAYOUT
+
+    def __len__(self) -> int:
+        return 7
+
+    def __getitem__(self, user: int) -> Records:
+        rng = np.random.default_rng(user)
+        lengths = rng.integers(1, 13, 0 if user == 2 else 1 + 2 * user)
+        return Records.from_lists([rng.integers(1, 47, length).tolist() for length in lengths])
+
+
+def start_of(hparams: ModelHParams, dtype: torch.dtype) -> Params:
+    """Parameters whose matrices B are not zeros."""
+    model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
+    generator = torch.Generator().manual_seed(0)
+    drawn = {name: 0.1 * torch.randn(value.shape, generator=generator) for name, value in model.trainable.items()}
+    return {name: (value.detach() + drawn[name]).to(dtype) for name, value in model.trainable.items()}
+
+
+@pytest.mark.parametrize(
+    "local",
+    [
+        LocalHParams(batch_size=4, learning_rate=0.5),
+        LocalHParams(batch_size=3, learning_rate=0.5, epochs=2, max_records=7),
+        LocalHParams(batch_size=4, learning_rate=0.1, optimizer="momentum", epochs=2),
+        LocalHParams(batch_size=4, learning_rate=0.01, optimizer="adam"),
+        LocalHParams(batch_size=4, learning_rate=0.01, optimizer="rmsprop"),
+        LocalHParams(batch_size=4, learning_rate=0.5, gradient_clip=0.05, proximal=0.3),
+    ],
+    ids=["sgd", "max records", "momentum", "adam", "rmsprop", "clip and proximal"],
+)
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_blocks_equal_one_user_after_another(local: LocalHParams, clip: float | None) -> None:
+    compared(ModelHParams(architecture="hf", config=GPT2, lora=LORA), local, clip, torch.float64, 1e-10)
+
+
+@pytest.mark.parametrize("clip", [None, 0.05])
+def test_blocks_of_llama_and_of_ffa_lora_equal_one_user_after_another(clip: float | None) -> None:
+    """RMSNorm and rotary positions compute in float32 in transformers."""
+    local = LocalHParams(batch_size=4, learning_rate=0.5)
+    compared(ModelHParams(architecture="hf", config=LLAMA, lora=LORA), local, clip, torch.float64, 1e-6)
+    ffa = replace(LORA, freeze_a=True)
+    compared(ModelHParams(architecture="hf", config=GPT2, lora=ffa), local, clip, torch.float64, 1e-10)
+    compared(ModelHParams(architecture="hf", config=GPT2, lora=LORA), local, clip, torch.float32, 2e-6)
+
+
+def compared(hparams: ModelHParams, local: LocalHParams, clip: float | None, dtype: torch.dtype, exact: float) -> None:
+    start, users = start_of(hparams, dtype), Drawn()
+    size, cohort = LAYOUT.vocabulary_size, range(len(users))
+    oracle = LocalEngine(restore(start, hparams, size), local).train(start, users, cohort, 1, 2, clip)
+    for at_once in (3, 7):
+        engine = engine_of("cohort", restore(start, hparams, size), LAYOUT, local, at_once)
+        assert isinstance(engine, CohortEngine)
+        for _ in range(2):  # buffers are used again
+            total = engine.train(start, users, cohort, 1, 2, clip)
+            for name, value in oracle.delta.items():
+                torch.testing.assert_close(total.delta[name], value, rtol=0, atol=exact * max(1, len(users)))
+            ours, theirs = vars(total.counts), vars(oracle.counts)
+            assert ours == {key: pytest.approx(value, rel=1e-6) for key, value in theirs.items()}
+    assert max(float(value.abs().max()) for value in oracle.delta.values()) > 1e-3
+
+
+def test_where_blocks_gain_nothing_users_train_one_after_another() -> None:
+    hparams = ModelHParams(architecture="hf", config=GPT2, lora=LORA)
+
+    def engine_for(hparams: ModelHParams, batch_size: int, layout: Layout = LAYOUT, **local: object) -> object:
+        model = build(layout.vocabulary_size, hparams).initialize(0)
+        return engine_of("cohort", model, layout, LocalHParams(batch_size=batch_size, **local))  # type: ignore[arg-type]
+
+    small, large = engine_for(hparams, 8), engine_for(hparams, 16, Layout(50, 30))
+    assert isinstance(small, CohortEngine)
+    assert small.micro_cohort == 400 // (8 * 6)
+    assert isinstance(large, LocalEngine)
+    for other in (replace(hparams, lora=None), replace(hparams, lora=replace(LORA, dropout=0.1))):
+        assert isinstance(engine_for(other, 8), LocalEngine)
+
+
+def test_an_optimizer_of_torch_trains_one_user_after_another(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text("from torch.optim import Adagrad\n")
+    hparams = ModelHParams(architecture="hf", config=GPT2, lora=LORA)
+    local = LocalHParams(batch_size=8, optimizer=f"{tmp_path}/mine.py:Adagrad")
+    model = build(LAYOUT.vocabulary_size, hparams).initialize(0)
+    assert isinstance(engine_of("cohort", model, LAYOUT, local), LocalEngine)
