@@ -3,7 +3,7 @@
 A folder of such canaries holds
 
     canaries.json      the law: settings, seed, layout, known words, unit; and a digest of each other file
-    words.txt          the words that phrases are made of, one a line
+    words.txt          the words that phrases are made of, one a line; or tokenizer/ and tokens.i64, which make them
     users.csv          user, records: the users, or clients, and how many records each has
     roster.parquet     a row per canary (`flsim.canaries.roster`)
     records.jsonl      the records to replace (or .csv, .parquet): user, record (from 0 among those of the user), id of
@@ -16,7 +16,7 @@ again, so that a phrase that somebody chose is refused: only of random phrases a
 import csv
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any, Literal
@@ -29,16 +29,19 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one, in_one_line
-from flsim.base.files import digest, file_digest, from_json, naming, new_folder, write_json
+from flsim.base.files import digest, file_digest, from_json, inside, naming, new_folder, write_json
 from flsim.canaries.in_corpus import BY_ROUND
 from flsim.canaries.planting import Planting, draw_canaries, plant, refuse_too_many
 from flsim.canaries.roster import FILE, roster_of, write_roster
 from flsim.canaries.spec import Canary, CanaryHParams
 from flsim.data.corpus import Split
-from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary
+from flsim.data.tokenizer import FOLDER, Tokenizer, TokenMap, TokenVocabulary
+from flsim.data.vocabulary import SPECIAL_TOKENS, TOKENIZER, Layout, Vocabulary
 
 MANIFEST, WORDS, USERS = "canaries.json", "words.txt", "users.csv"
+CONFIG = "config.json"  # of a model, which says how many tokens it has
 SCHEMA = 1
+RECORD_TOKENS = 1_024  # longest phrase by a tokenizer
 Unit = Literal["user", "record"]
 Rows = Literal["jsonl", "csv", "parquet", "instructions"]
 FILES: dict[Rows, str] = {
@@ -79,6 +82,36 @@ class WordList:
             raise InputError(f"{path}: needs a word a line, each once")
         vocabulary = Vocabulary(tuple(words), (0,) * len(words), layout)
         return cls(path, vocabulary, Layout(len(words) + SPECIAL_TOKENS, name=layout))
+
+    @classmethod
+    def of_tokenizer(cls, folder: Path) -> "WordList":
+        """Return the words of a Hugging Face tokenizer: tokens that are a space and letters.
+
+        Raises:
+            InputError: the folder has no tokenizer, or one without such words.
+        """
+        tokenizer = Tokenizer(folder)
+        tokenizer.refuse_unusable()
+        layout, ids = tokenizer.table(np.zeros(tokenizer.rows, np.int64))
+        layout = replace(layout, record_words=RECORD_TOKENS)
+        spelled = tuple(tokenizer.token(id_) for id_ in ids[list(layout.text_ids)].tolist())
+        of_tokens = TokenMap(layout, ids, folder)
+        return cls(folder, TokenVocabulary(spelled, (0,) * len(spelled), TOKENIZER, "tokens", map=of_tokens), layout)
+
+    def write(self, folder: Path) -> None:
+        """Write the words into an existing folder, from which `within` reads them."""
+        if isinstance(self.vocabulary, TokenVocabulary):
+            self.vocabulary.map.write(folder)
+            if (self.path / CONFIG).is_file():
+                (folder / FOLDER / CONFIG).write_bytes((self.path / CONFIG).read_bytes())
+        else:
+            text = "".join(f"{word}\n" for word in self.vocabulary.words)
+            (folder / WORDS).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def within(cls, folder: Path, layout: str) -> "WordList":
+        """Return the words in a folder that `write` wrote; raise the errors of the other readers."""
+        return cls.of_tokenizer(folder / FOLDER) if layout == TOKENIZER else cls.read(folder / WORDS, layout)
 
     def split(self, name: str) -> Split:
         """Refuse to return text."""
@@ -212,10 +245,11 @@ class CanarySet:
     def text_of(self, canary: Canary, is_instruction: bool = False) -> dict[str, str]:
         """Return the text of a canary; for instruction tuning its known words as prompt, the others as completion."""
         known = canary.template.known if canary.template else self.prefix
-        text = self.words.vocabulary.text
+        text = self.words.vocabulary.text(canary.tokens)
         if not is_instruction:
-            return {"text": text(canary.tokens)}
-        return {"prompt": text(canary.tokens[:known]), "completion": " " + text(canary.tokens[known:])}
+            return {"text": text}
+        prompt = self.words.vocabulary.text(canary.tokens[:known])
+        return {"prompt": prompt, "completion": text[len(prompt) :]}
 
     def write(self, out: Path, rows: Rows = "jsonl") -> None:
         """Write the folder, whole or not at all.
@@ -224,15 +258,15 @@ class CanarySet:
             InputError: `out` exists, or cannot be written.
         """
         with new_folder(out) as folder:
-            words = self.words.vocabulary.words
-            (folder / WORDS).write_text("".join(f"{word}\n" for word in words), encoding="utf-8")
+            self.words.write(folder)
             with (folder / USERS).open("w", encoding="utf-8", newline="") as file:
                 lines = csv.writer(file)
                 lines.writerow(("user", "records"))
                 lines.writerows(zip(self.users.names, self.users.counts.tolist(), strict=True))
             write_roster(folder, self.planting, self.words.vocabulary)
             _write_rows(folder / FILES[rows], list(self.records(rows == "instructions")), rows)
-            files = {path.name: file_digest(path) for path in sorted(folder.iterdir())}
+            written = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+            files = {path.relative_to(folder).as_posix(): file_digest(path) for path in written}
             write_json(folder / MANIFEST, {"schema": SCHEMA, "law": self._law(), "rows": rows, "files": files})
 
     @classmethod
@@ -247,13 +281,13 @@ class CanarySet:
         try:
             manifest = from_json((folder / MANIFEST).read_text(encoding="utf-8"))
             law, files = manifest["law"], manifest["files"]
-            for name in (WORDS, USERS, FILE):
-                if file_digest(folder / name) != files[name]:
+            for name in set(files) - set(FILES.values()) | {USERS, FILE}:
+                if file_digest(inside(folder, name)) != files[name]:
                     raise ValueError(f"{name} has changed")
             settings: dict[str, Any] = {
                 name: tuple(v) if isinstance(v, list) else v for name, v in law["canaries"].items()
             }
-            words = WordList.read(folder / WORDS, law["layout"])
+            words = WordList.within(folder, law["layout"])
             with (folder / USERS).open(encoding="utf-8", newline="") as file:
                 listed = [(row["user"], int(row["records"])) for row in csv.DictReader(file, strict=True)]
             users = OtherUsers(tuple(name for name, _ in listed), np.array([count for _, count in listed], np.int64))

@@ -61,7 +61,8 @@ def evaluate(
         typer.Option(
             metavar="FACTORY",
             help="Function or class that returns the model, e.g. model.py:load or package.module:load. The file is "
-            "executed: use only code that you trust.",
+            "executed: use only code that you trust. Or a folder of a Hugging Face model or adapter, or of several "
+            "named by rounds.",
             rich_help_panel=OF_MODEL,
         ),
     ] = None,
@@ -316,11 +317,11 @@ def _canaries(path: Path, corpus: str | None, vocabulary: str | None, layout: st
         raise InputError(f"--vocabulary: {path} has words of its own; remove the option")
     drawn = CanarySet.read(path)
     if corpus is None:
-        return Canaries.drawn(drawn), None
+        return Canaries.drawn(drawn, path), None
     of_tokens, words, test = _words(corpus, None, layout)
     if words is None or (words.words, words.layout) != (drawn.words.vocabulary.words, drawn.words.layout.name):
         raise InputError(f"--corpus {corpus}: has other words than {path}; name one with its words, or remove it")
-    return replace(Canaries.drawn(drawn), layout=of_tokens), test
+    return replace(Canaries.drawn(drawn, path), layout=of_tokens), test
 
 
 def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":

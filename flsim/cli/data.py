@@ -490,9 +490,6 @@ class Rows(StrEnum):
 
 @data.command(rich_help_panel=ELSEWHERE)
 def canaries(
-    vocabulary: Annotated[
-        Path, typer.Option(help="File of words that phrases are made of, one a line, e.g. words.txt.")
-    ],
     users: Annotated[
         str,
         typer.Option(
@@ -502,6 +499,18 @@ def canaries(
         ),
     ],
     out: Annotated[Path, typer.Option(help="New folder for the canaries, e.g. planted.")],
+    vocabulary: Annotated[
+        Path | None,
+        typer.Option(help="File of words that phrases are made of, one a line, e.g. words.txt.", show_default="none"),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="In place of --vocabulary: folder of a Hugging Face model or tokenizer, whose tokens that are whole "
+            "words phrases are made of.",
+            show_default="none",
+        ),
+    ] = None,
     records: Annotated[
         int | None, typer.Option(metavar="N", help="With a number of users: records of each, e.g. 200.")
     ] = None,
@@ -551,8 +560,14 @@ def canaries(
         if records is not None:
             raise InputError("--records: the training data has its own; remove it")
         holders = OtherUsers.in_file(Path(users), user_column)
+    if tokenizer is not None and vocabulary is None:
+        words = WordList.of_tokenizer(tokenizer)
+    elif vocabulary is not None and tokenizer is None:
+        words = WordList.read(vocabulary, layout)
+    else:
+        raise InputError("name the words of phrases by --vocabulary or by --tokenizer, one of them")
     hparams = validate(CanaryHParams, settings, "--set")
-    drawn = CanarySet.draw(WordList.read(vocabulary, layout), holders, hparams, seed, prefix)
+    drawn = CanarySet.draw(words, holders, hparams, seed, prefix)
     drawn.write(out, format.value)
     copies = drawn.planting.insertions
     about = {

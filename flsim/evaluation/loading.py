@@ -15,13 +15,17 @@ from torch import Tensor, nn
 
 from flsim.base.errors import InputError, Terminated, in_one_line
 from flsim.base.extensions import add_own_file, execute, place
+from flsim.base.files import from_json
 from flsim.evaluation.audit import ForwardModel, from_forward
+from flsim.models.hf import HuggingFaceModel
+from flsim.models.hparams import ModelHParams
 
 Made = TypeVar("Made")
 Weights = dict[str, Tensor]
 SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".npz")
 IN_FOLDER = ("model.safetensors", "pytorch_model.bin", "model.pt")  # of a folder that is one checkpoint
 NESTED = ("state_dict", "model_state_dict", "model")  # under which trainers save weights beside other things
+ADAPTER = "adapter_config.json"
 WRAPPED = ("module.", "_orig_mod.")  # before names, by DistributedDataParallel and torch.compile
 POINT = re.compile(r"(?:round|epoch|step|iter|checkpoint)[a-z]*[-_ ]?(\d+)", re.IGNORECASE)
 
@@ -52,6 +56,45 @@ def load_other(
             raise InputError(f"{weights}: not the weights of {spec} ({in_one_line(error):.300})") from error
     is_bare = isinstance(model, nn.Module) and not callable(getattr(model, "start", None))
     return from_forward(model, context) if context is not None and is_bare else model
+
+
+def is_folder_of_model(path: Path) -> bool:
+    """Return whether a folder holds a model of transformers, or an adapter of peft."""
+    return (path / "config.json").is_file() or (path / ADAPTER).is_file()
+
+
+def load_folder(path: Path, vocabulary_size: int, tokens: Path | None) -> HuggingFaceModel:
+    """Return the model of a folder of transformers; of a folder of peft the adapter, merged into its base.
+
+    Neither code nor pickles of the folder are executed, and nothing is downloaded.
+
+    Args:
+        path: the folder.
+        vocabulary_size: V of the canaries' layout.
+        tokens: file with the model's id of each token id; None where these are the same.
+
+    Raises:
+        InputError: a package or a file is missing, or tokens and model do not fit.
+    """
+    base, adapter = path, path / ADAPTER
+    if adapter.is_file():
+        if not (path / "adapter_model.safetensors").is_file():
+            raise InputError(f"{path}: has no adapter_model.safetensors; save the adapter with safe_serialization")
+        named = from_json(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base = path / str(named)  # an absolute path stays as it is
+        if not base.is_dir():
+            raise InputError(f"{adapter}: its base {named} is no folder here; write the folder of the base there")
+    hparams = ModelHParams(architecture="hf", path=str(base), tokens=None if tokens is None else str(tokens))
+    model = HuggingFaceModel(vocabulary_size, hparams).initialize(0)
+    if adapter.is_file():
+        from peft import PeftModel
+
+        with redirect_stdout(sys.stderr):
+            try:
+                model.network = PeftModel.from_pretrained(model.network, str(path)).merge_and_unload()
+            except (ValueError, RuntimeError, TypeError, KeyError) as error:
+                raise InputError(f"{path}: peft refuses the adapter ({in_one_line(error):.200})") from error
+    return model
 
 
 def read_weights(path: Path, names: list[str]) -> Weights:
@@ -116,6 +159,7 @@ def checkpoints_in(path: Path, round: int | None = None) -> list[tuple[int, Path
     found: dict[int, Path] = {}
     for entry in sorted(path.iterdir()):
         inner = next((entry / name for name in IN_FOLDER if (entry / name).is_file()), None)
+        inner = entry if entry.is_dir() and is_folder_of_model(entry) else inner
         number = _round_in(entry.name if entry.is_dir() else entry.stem)
         if number is None or (inner is None and (entry.is_dir() or entry.suffix not in SUFFIXES)):
             continue

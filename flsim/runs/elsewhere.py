@@ -24,10 +24,11 @@ from flsim.canaries.planting import Overlay, Planting
 from flsim.canaries.roster import write_roster
 from flsim.canaries.spec import Canary
 from flsim.data.records import Users
-from flsim.data.vocabulary import Layout, Vocabulary
+from flsim.data.tokenizer import TABLE
+from flsim.data.vocabulary import TOKENIZER, Layout, Vocabulary
 from flsim.evaluation.audit import audit
 from flsim.evaluation.evaluate import EvaluationHParams, own_quantities
-from flsim.evaluation.loading import checkpoints_in, load_other
+from flsim.evaluation.loading import checkpoints_in, is_folder_of_model, load_folder, load_other
 from flsim.results.rows import Row, identity_of, write_rows
 from flsim.results.run_file import MEASUREMENTS, is_run, read_run_file
 
@@ -47,6 +48,7 @@ class Canaries:
         identity: digest of all this.
         prefix: number of words that an attacker knows, unless an evaluation says otherwise.
         seed: seed of the draws, and of references unless an evaluation says otherwise.
+        tokens: file with the id of a Hugging Face model for each token id; None where a word is not a token of one.
     """
 
     planting: Planting
@@ -57,12 +59,14 @@ class Canaries:
     identity: str
     prefix: int = 1
     seed: int = 0
+    tokens: Path | None = None
 
     @classmethod
-    def drawn(cls, drawn: CanarySet) -> "Canaries":
-        """Return canaries whose law is known."""
+    def drawn(cls, drawn: CanarySet, folder: Path) -> "Canaries":
+        """Return canaries of a folder, whose law is known."""
         law = {name: value for name, value in asdict(drawn.hparams).items() if value not in (None, ())}
-        about = drawn.unit, drawn.identity, drawn.prefix, drawn.seed
+        tokens = folder / TABLE if drawn.words.layout.name == TOKENIZER else None
+        about = drawn.unit, drawn.identity, drawn.prefix, drawn.seed, tokens
         return cls(drawn.planting, drawn.words.vocabulary, drawn.words.layout, law, *about)
 
     @classmethod
@@ -177,7 +181,8 @@ class OtherModel:
     """A model that was trained elsewhere, as one or several checkpoints.
 
     Attributes:
-        spec: factory of the model, whose code is executed; see `flsim.evaluation.loading.load_other`.
+        spec: factory of the model, whose code is executed; see `flsim.evaluation.loading.load_other`. Or a folder of
+            transformers or peft, or a folder of such folders, whose names have the rounds.
         arguments: what the factory is called with.
         state: a file with weights, or a folder of them; None where the factory loads weights.
         context: tokens that a module reads which has no `start` and `step`.
@@ -190,22 +195,43 @@ class OtherModel:
     context: int | None = None
     round: int | None = None
 
+    @cached_property
+    def folder(self) -> Path | None:
+        """Return the folder that the model is; None where a factory makes it."""
+        if not Path(self.spec).is_dir():
+            return None
+        if self.state is not None or self.arguments or self.context is not None:
+            raise InputError(f"--model {self.spec}: a folder has its weights and settings; remove --state and --set")
+        return Path(self.spec)
+
     @property
     def label(self) -> str:
-        """Return a name for tables, from that of the factory and its arguments."""
+        """Return a name for tables: of the folder, or of the factory with its arguments."""
+        if self.folder is not None:
+            return self.folder.resolve().name
         options = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
         return self.spec.rpartition(":")[2] + (f"({options})" if options else "")
 
     @cached_property
     def checkpoints(self) -> list[tuple[int, Path | None]]:
-        """Return the rounds, ascending, and the files of their weights."""
+        """Return the rounds, ascending, and the files or folders of their weights."""
         if self.round is not None and self.round < 0:
             raise InputError(f"--round {self.round}: rounds are 0 or more")
-        return [(self.round or 0, None)] if self.state is None else [*checkpoints_in(self.state, self.round)]
+        if self.folder is not None and is_folder_of_model(self.folder):
+            return [(self.round or 0, self.folder)]
+        several = self.state if self.folder is None else self.folder
+        return [(self.round or 0, None)] if several is None else [*checkpoints_in(several, self.round)]
 
-    def load(self, weights: Path | None) -> Any:
+    def load(self, weights: Path | None, canaries: Canaries) -> Any:
         """Return the model with the weights of a checkpoint."""
-        return load_other(self.spec, self.arguments, weights, self.context, "--model ")
+        if self.folder is None or weights is None:
+            return load_other(self.spec, self.arguments, weights, self.context, "--model ")
+        if canaries.tokens is None:
+            raise InputError(
+                f"--model {self.spec}: canaries are of words, and the model has tokens; draw canaries with flsim data "
+                f"canaries --tokenizer {self.spec}, or wrap the model in a function"
+            )
+        return load_folder(weights, canaries.layout.vocabulary_size, canaries.tokens)
 
 
 def measure(
@@ -242,7 +268,7 @@ def measure(
     run = model.spec if folder is None else folder.identity
     rows = []
     for round_, weights in model.checkpoints:
-        found = model.load(weights)
+        found = model.load(weights, canaries)
         where = model.spec if weights is None else str(weights)
         planted, on = canaries.planting.canaries, torch.device(device)
         of_round = audit(found, planted, canaries.layout, hparams, seed, where, on, test, run, round_)

@@ -55,13 +55,13 @@ def test_detections_and_copies_by_a_second_computation(done: tuple[Path, dict[st
     folder = done[0] / "runs" / "theirs"
     rows = pd.read_parquet(sorted((folder / "rows").iterdir())[-1])
     ranks = rows[rows["metric"] == "rank"].set_index("canary")["value"].sort_values()
-    detected = []
+    detected = list[str]()
     for place, (canary, rank) in enumerate(ranks.items()):
         if rank / 2001 > 0.05 / (len(ranks) - place):
             break
-        detected.append(canary)
+        detected.append(str(canary))
     found = detected_canaries(subject_of(folder))
-    assert sorted(found.index[found["detected"]]) == sorted(detected)
+    assert sorted(map(str, found.index[found["detected"]])) == sorted(detected)
     listed = pd.read_json(done[0] / "planted" / "records.jsonl", lines=True)["canary"].value_counts()
     assert found["copies"].to_dict() == {canary: int(listed.get(canary, 0)) for canary in found.index}
     assert not found[found["copies"] == 0]["detected"].any()
