@@ -24,6 +24,7 @@ GUIDES = {
     "data push": "object-stores.md",
     "data plant": "defences.md",
     "data canaries": "elsewhere.md",
+    "data preflight": "elsewhere.md",
     "export": "models.md",
     "data deduplicate": "defences.md",
     "data sanitize": "defences.md",

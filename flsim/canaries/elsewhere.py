@@ -244,12 +244,13 @@ class CanarySet:
 
     def text_of(self, canary: Canary, is_instruction: bool = False) -> dict[str, str]:
         """Return the text of a canary; for instruction tuning its known words as prompt, the others as completion."""
+        text, prompt = self.words.vocabulary.text(canary.tokens), self.known_text(canary)
+        return {"prompt": prompt, "completion": text[len(prompt) :]} if is_instruction else {"text": text}
+
+    def known_text(self, canary: Canary) -> str:
+        """Return the words of a canary that an attacker knows."""
         known = canary.template.known if canary.template else self.prefix
-        text = self.words.vocabulary.text(canary.tokens)
-        if not is_instruction:
-            return {"text": text}
-        prompt = self.words.vocabulary.text(canary.tokens[:known])
-        return {"prompt": prompt, "completion": text[len(prompt) :]}
+        return self.words.vocabulary.text(canary.tokens[:known])
 
     def write(self, out: Path, rows: Rows = "jsonl") -> None:
         """Write the folder, whole or not at all.
