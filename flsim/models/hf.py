@@ -377,7 +377,7 @@ def _token_map(file: str | None, vocabulary_size: int, size: int) -> tuple[Tenso
     """Return the model's id of each id of the corpus, int64 [V], and which ids of the corpus have no logit, bool [V].
 
     The ids of the corpus are PAD, words, pieces, OOV, BOS and EOS. Several special ids may stand for one row of the
-    model, whose logit goes to the first of them in this order: a word or piece, EOS, BOS, OOV, PAD. PAD has none.
+    model, whose logit goes to the first of them in this order: a word or piece, EOS, BOS, OOV, PAD.
 
     Args:
         file: int64 values, little-endian; None where the ids are the same.
@@ -396,7 +396,6 @@ def _token_map(file: str | None, vocabulary_size: int, size: int) -> tuple[Tenso
     _, first = np.unique(ids[order], return_index=True)
     closed = np.ones(vocabulary_size, np.bool_)
     closed[order[first]] = False
-    closed[0] = True
     return torch.from_numpy(ids), torch.from_numpy(closed)
 
 

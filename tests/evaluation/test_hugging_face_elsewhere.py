@@ -39,18 +39,13 @@ def with_adapter(base: Path, folder: Path, seed: int) -> Path:
 
 
 def by_transformers(model: torch.nn.Module, text: str, base: Path) -> float:
-    """The log-perplexity of the words after the first, from BOS, with nothing of flsim's ids.
-
-    Padding is never predicted, as `flsim.models.hf` says.
-    """
+    """The log-perplexity of the words after the first, from BOS, with nothing of flsim's ids."""
     from transformers import PreTrainedTokenizerFast
 
     ids = PreTrainedTokenizerFast(tokenizer_file=str(base / "tokenizer.json")).encode(text, add_special_tokens=False)
     assert len(ids) == 5  # a token for each word
     with torch.no_grad():
-        logits = model.eval()(torch.tensor([[2, *ids]])).logits[0]
-    logits[:, 0] = -torch.inf
-    log_probs = logits.log_softmax(-1)
+        log_probs = model.eval()(torch.tensor([[2, *ids]])).logits[0].log_softmax(-1)
     return -sum(float(log_probs[place, id_]) for place, id_ in list(enumerate(ids))[1:])
 
 

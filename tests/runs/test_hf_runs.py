@@ -4,17 +4,22 @@ import re
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
 import pytest
+import tokenizer_folders
 import torch
-from helpers import CENTRAL, TINY, Experiment, final_params, final_state
+from dumps import write_jsonl
+from helpers import CENTRAL, TINY, Experiment, assert_same, final_params, final_state, killed_and_whole
 from peft import PeftModel
 from torch.nn.functional import cross_entropy
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 import flsim
 from flsim.algorithms.fedavg import init
 from flsim.base.rng import shared_generators
+from flsim.data.importing.gather import ImportHParams
+from flsim.data.importing.run import import_corpus
 from flsim.data.records import batch
 from flsim.models.hparams import ModelHParams
 from flsim.results.store import read_run
@@ -167,3 +172,63 @@ def test_only_hf_runs_have_a_base_and_are_exported(experiment: Experiment) -> No
         refused = experiment.call(*command, check=False)
         assert refused.returncode == 2
         assert message in refused.stderr
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_base_reads_a_corpus_of_its_own_tokenizer(tmp_path: Path, dtype: str) -> None:
+    """Perplexity is that of transformers' own loss on the tokenizer's own ids."""
+    rng = np.random.default_rng(0)
+    words = ["bas", "del", "kim", "lor", "mun", "rat", "tif", "vok"]
+    posts = [(f"a{number % 12}", " ".join(rng.choice(words, rng.integers(3, 25)))) for number in range(150)]
+    tokenizer = tokenizer_folders.gpt2_like(tmp_path / "tokenizer")
+    how = ImportHParams(300, record_words=16, words_per_user=60, heldout=0.2, test=0.3, by="tokens")
+    corpus = import_corpus([write_jsonl(tmp_path / "a.jsonl", posts)], tmp_path / "corpus", how, tokenizer=tokenizer)
+    tokens = corpus.token_map
+    assert tokens is not None
+    with shared_generators(torch.device("cpu"), 1):
+        config = AutoConfig.for_model("gpt2", **{**GPT2, "vocab_size": tokens.rows}, attn_pdrop=0.0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    experiment = Experiment(tmp_path)
+    text = LORA.replace(f"config = {BASE}", f'path = "base"\ndtype = "{dtype}"')
+    settings = TINY.replace(OF_CIFG, text).replace("cohort = 6", "cohort = 3").replace("count = 2", "count = 1")
+    experiment.config.write_text(settings)
+    run = trained(experiment)
+    shutil.move(run, tmp_path / "moved")  # a run folder holds the ids of the tokens
+    experiment.call("verify", "moved")
+    experiment.call("export", "moved", "--merge", "--out", "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval().float()
+    users, total, count = corpus.test_users, 0.0, 0
+    for user in range(len(users)):
+        read = batch(users[user], np.arange(len(users[user])), users.layout)
+        for inputs, targets in zip(read.inputs, read.targets, strict=True):
+            ids = torch.from_numpy(tokens.ids[np.append(inputs[0], targets[targets != 0])])
+            loss = merged(ids[None], labels=ids[None]).loss.item()
+            total, count = total + loss * (len(ids) - 1), count + len(ids) - 1
+    rows = rows_of(tmp_path / "moved")
+    stored = rows[(rows["round"] == 4) & (rows["metric"] == "perplexity")]["value"].item()
+    exact = 1e-5 if dtype == "float32" else 0.02
+    assert np.exp(total / count) == pytest.approx(stored, rel=exact)
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").encode("bas del") == [
+        *tokens.ids[corpus.vocabulary.encode_text("bas del")]  # type: ignore[attr-defined]
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("privacy", ["none", "dp"])
+def test_a_resume_after_sigkill_under_ray_is_exact(lora: Experiment, privacy: str) -> None:
+    settings = ["training.rounds=12", f"privacy.mechanism={privacy}", "local.optimizer=adam", "evaluation.every=6"]
+    if privacy == "dp":
+        settings += ["privacy.clip=0.1", "privacy.noise_multiplier=1.0"]
+    assert_same(*killed_and_whole(lora, *settings))
+
+
+def test_a_simulation_has_the_bits_of_a_run(lora: Experiment) -> None:
+    run = trained(lora)
+    opened = Run.open(run).federated
+    planted = flsim.plant(lora.folder / "corpus", opened.canaries, seed=opened.seed)
+    model = flsim.Model(architecture="hf", config=opened.model.config, lora=flsim.Lora(rank=4))
+    algorithm = flsim.FedAvg(cohort=6, local=opened.local, shards=1)
+    *_, state = flsim.simulate(planted, model, algorithm, 4)
+    params = final_params(run)
+    assert state.params.keys() == params.keys()
+    assert all(torch.equal(value, params[name]) for name, value in state.params.items())

@@ -58,7 +58,8 @@ def one_word_continuations(model: LanguageModel, length: int, layout: Layout, de
     """
     words = torch.arange(layout.first_word, layout.last_word + 1, device=device)
     prompts = torch.stack([torch.full_like(words, layout.bos), words], dim=1)
-    rows = rows_at_once(model.start(prompts[:1])[1])
+    state, log_probs = model.start(prompts[:1])
+    rows = rows_at_once(log_probs, state)
     return torch.cat([_greedy(model, part, length) for part in torch.split(prompts, rows)]).cpu().numpy()
 
 

@@ -174,7 +174,7 @@ class CentralTask:
         poisson_lot(0, self.records.records, self.hparams.batch_size, self.seed)
 
     def _refuse_draws(self) -> None:
-        if self.model is None or not is_custom(self.architecture):
+        if self.model is None or not (is_custom(self.architecture) or self.model.lora):
             return
         layout = self.records.layout
         if draws(build(layout.vocabulary_size, self.model), torch.tensor([[layout.bos, layout.first_word]])):

@@ -23,9 +23,9 @@ from flsim.training.hparams import LocalHParams
 from flsim.training.local import local_batches
 from flsim.training.optimizers import BETAS, optimizer_named
 
-# Measured: docs/benchmarks.md, "LoRA adapters". More positions of a step gain nothing on a CPU.
+# Measured: docs/benchmarks.md, "LoRA adapters". On a CPU more positions of a step gain nothing, nor do fewer users.
 POSITIONS_ON_CPU = 400
-MOST_ON_CPU, MOST_ON_GPU = 16, 64
+FEWEST_ON_CPU, MOST_ON_CPU, MOST_ON_GPU = 4, 16, 64
 SLACK = 0.7  # of a GPU's memory
 
 
@@ -196,7 +196,8 @@ def users_at_once(model: TrainableModel, hparams: LocalHParams, layout: Layout, 
         return 1
     if model.device.type == "cpu":
         positions = hparams.batch_size * max(1, layout.record_words // 2)
-        return max(1, min(POSITIONS_ON_CPU // positions, MOST_ON_CPU))
+        fitting = min(POSITIONS_ON_CPU // positions, MOST_ON_CPU)
+        return fitting if fitting >= FEWEST_ON_CPU else 1
     whole = torch.cuda.get_device_properties(model.device).total_memory * memory_share * SLACK
     base = sum(value.numel() * value.element_size() for value in model.parameters())
     return max(1, min(int((whole - base) // bytes_of_user(model, hparams, layout)), MOST_ON_GPU))
