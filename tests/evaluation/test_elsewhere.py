@@ -221,3 +221,32 @@ def test_a_folder_takes_more_rounds_and_nothing_else(copied: Run, flsim: Flsim, 
     code, _, err = measured(copied, flsim, tmp_path, "--state", first, "--out", tmp_path / "weights")
     assert (code, "exists, and holds no measurements of a model; name another folder" in err) == (2, True)
     assert before == {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("*") if path.is_file()}
+
+
+def test_a_summary_that_could_detect_nothing_is_refused(theirs: Path, drawn: CanarySet, flsim: Flsim) -> None:
+    """Rank 1 of R references has p = 1 / (R + 1), and Holm multiplies it by the number of canaries: R >= 20 m - 1."""
+    references = int(rows(theirs).query("metric == 'references'")["value"].iloc[0])
+    needed = 20 * len(drawn.planting.canaries) - 1
+    code, out, err = flsim("audit", theirs, "--summary")
+    if references < needed:
+        assert (code, out) == (2, "")
+        assert f"not even rank 1 would be a detection; measure with --references {needed:,} or more" in err
+    else:
+        assert code == 0
+        assert max(map(len, out.splitlines())) <= 80
+        assert len(out.splitlines()) <= 45
+
+
+def test_a_summary_of_a_model_that_knows_nothing(copied: Run, drawn: CanarySet, flsim: Flsim, tmp_path: Path) -> None:
+    """An untrained model: nothing is detected, and the most that can be memorized is Clopper and Pearson's bound."""
+    drawn.write(tmp_path / "planted")
+    code, _, err = measured(copied, flsim, tmp_path, "--canaries", tmp_path / "planted", "--references", "400")
+    assert code == 0, err
+    code, out, err = flsim("audit", tmp_path / "theirs", "--summary")
+    assert code == 0, err
+    planted = int((drawn.planting.insertions > 0).sum())
+    share = 1 - 0.05 ** (1 / planted)  # of no hit in n trials
+    text = " ".join(out.split())
+    assert "Memorization is not proven: no phrase is detected." in text
+    assert f"up to {100 * share:.0f}% may be detectable (95% confidence)" in text
+    assert "differential privacy with epsilon below" not in text
