@@ -23,6 +23,8 @@ GUIDES = {
     "data inspect": "own-data.md",
     "data push": "object-stores.md",
     "data plant": "defences.md",
+    "data canaries": "elsewhere.md",
+    "data preflight": "elsewhere.md",
     "data deduplicate": "defences.md",
     "data sanitize": "defences.md",
     "run": "own-data.md",

@@ -14,7 +14,7 @@ from flsim.canaries.spec import Canary
 from flsim.data.tokenizer import TokenVocabulary
 from flsim.data.vocabulary import Layout, Vocabulary
 
-KEYS = {"id", "words", "tokens", "p_u", "p_e"}
+KEYS = {"id", "words", "tokens", "p_u", "p_e", "copies"}
 
 
 def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tuple[Canary, ...]:
@@ -22,7 +22,8 @@ def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tu
 
     Args:
         path: a .csv or .json file. Each canary has an id, and either words or tokens (ids), separated by spaces, or in
-            JSON as a list. The probabilities p_u and p_e, see `Canary`, are optional; NaN if absent.
+            JSON as a list. The probabilities p_u and p_e, see `Canary`, are optional; NaN if absent. The number of
+            copies in the training data is optional; 0 for a control.
         layout: the corpus' token layout, which determines which ids are words.
         vocabulary: ids of words; without it, canaries must have tokens.
 
@@ -82,15 +83,19 @@ def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Voca
         raise InputError(f"{where}: this row must have words or tokens, not both")
     tokens = _tokens(where, row["tokens"]) if "tokens" in row else encoded(where, row["words"], vocabulary)
     refuse_special(where, tokens, layout)
-    return Canary(id_, tokens, _probability(where, row, "p_u"), _probability(where, row, "p_e"))
+    copies = _copies(where, row)
+    p_u, p_e = _probability(where, row, "p_u"), _probability(where, row, "p_e")
+    return Canary(id_, tokens, p_u, p_e, copies, is_planted=copies != 0)
 
 
 def refuse_special(where: str, tokens: tuple[int, ...], layout: Layout) -> None:
-    """Raise InputError if a token is none of text, such as OOV; `where` names the phrase."""
+    """Raise InputError if a token is not a token of text, such as OOV; `where` names the phrase in messages."""
     text = layout.text_ids
     for token in tokens:
         if token not in text:
-            raise InputError(f"{where}: token {token} is no word; words are {text.start} to {text.stop - 1}")
+            raise InputError(
+                f"{where}: token {token} is not the id of a word; word ids are {text.start} to {text.stop - 1}"
+            )
 
 
 def encoded(where: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
@@ -129,6 +134,13 @@ def _tokens(where: str, value: Any) -> tuple[int, ...]:
     if not isinstance(listed, list) or not all(type(token) is int for token in listed):
         raise InputError(f"{where}: tokens must be integers, found {value}")
     return tuple(listed)
+
+
+def _copies(where: str, row: Mapping[str, Any]) -> int | None:
+    text = str(row.get("copies", ""))
+    if "copies" in row and not text.isdecimal():
+        raise InputError(f"{where}: copies must be an integer, 0 for a control, found {text}")
+    return int(text) if "copies" in row else None
 
 
 def _probability(where: str, row: Mapping[str, Any], name: str) -> float:

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,7 +30,32 @@ from flsim.canaries.spec import (
 )
 from flsim.data.corpus import Corpus, Split, memory_map
 from flsim.data.records import windows
-from flsim.data.vocabulary import Layout
+from flsim.data.vocabulary import Layout, Vocabulary
+
+
+class Holders(Protocol):
+    """Users with numbers of records, whatever these hold; `user_offsets` are int64 [users + 1]."""
+
+    @property
+    def records(self) -> int: ...
+    @property
+    def user_offsets(self) -> NDArray[np.int64]: ...
+    def __len__(self) -> int: ...
+
+
+class Source(Protocol):
+    """Words of which phrases are made, and splits of text in which no phrase may occur: a corpus, or words only."""
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+    @property
+    def splits(self) -> Sequence[str]: ...
+    @property
+    def path(self) -> Path: ...
+    def split(self, name: str) -> Split: ...
+
 
 # Phrases of canaries: random words, the first words of records of held-out users, or fillings of a template.
 
@@ -44,7 +69,7 @@ def random_phrases(length: int, seed: int, layout: Layout) -> Draw:
     return lambda index, attempt: draw_phrase(seed, index, attempt, length, layout)
 
 
-def natural_phrases(corpus: Corpus, length: int, seed: int) -> Draw:
+def natural_phrases(corpus: Source, length: int, seed: int) -> Draw:
     """Return a function that draws the first words of held-out records, without words outside the vocabulary.
 
     The words of a record begin after its prompt.
@@ -78,7 +103,7 @@ def secret_phrases(templates: Sequence[Secrets], seed: int) -> Draw:
     return lambda index, attempt: tuple(templates[index].draw(stream(seed, "secret", index, attempt), 1)[0].tolist())
 
 
-def listed_phrases(corpus: Corpus, texts: Sequence[str]) -> list[tuple[int, ...]]:
+def listed_phrases(corpus: Source, texts: Sequence[str]) -> list[tuple[int, ...]]:
     """Return the phrases of settings as tokens.
 
     Raises:
@@ -205,7 +230,7 @@ def counts_of(
     return sharers, np.bincount(overlay.canaries, minlength=canaries)
 
 
-def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int | None = None) -> tuple[Canary, ...]:
+def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int | None = None) -> tuple[Canary, ...]:
     """Draw distinct phrases that do not occur in any split of the corpus; a phrase that occurs is drawn again.
 
     Text of held-out users occurs only in the held-out splits. Controls are last, and if two phrases are equal, the
@@ -337,7 +362,7 @@ def drawn_and_planted(
     return plant(train, draw_canaries(corpus, hparams, seed, rounds), seed)
 
 
-def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
+def plant(split: Holders, canaries: tuple[Canary, ...], seed: int) -> Planting:
     """Draw sharers and replaced records of every canary.
 
     Each user is a sharer of a canary with probability p_u, each record of a sharer is replaced with probability p_e,
@@ -392,7 +417,7 @@ def _injected(canaries: tuple[Canary, ...]) -> Planting:
     return Planting(canaries, overlay, users, users * is_planted, copies, copies * is_planted)
 
 
-def _plant_copies(split: Split, canaries: tuple[Canary, ...], copies: NDArray[np.int64], seed: int) -> Planting:
+def _plant_copies(split: Holders, canaries: tuple[Canary, ...], copies: NDArray[np.int64], seed: int) -> Planting:
     """Replace a distinct record with each copy; every choice of records is equally likely.
 
     The expected copies of a user are proportional to the number of its records.
@@ -409,7 +434,7 @@ def _plant_copies(split: Split, canaries: tuple[Canary, ...], copies: NDArray[np
     return Planting(canaries, overlay, sharers, sharers, copies, insertions)
 
 
-def _chosen_records(split: Split, user: int, canary: int, p_e: float, seed: int) -> NDArray[np.int64]:
+def _chosen_records(split: Holders, user: int, canary: int, p_e: float, seed: int) -> NDArray[np.int64]:
     first, last = int(split.user_offsets[user]), int(split.user_offsets[user + 1])
     return first + np.flatnonzero(stream(seed, "insertions", canary, user).random(last - first) < p_e)
 

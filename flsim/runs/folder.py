@@ -43,7 +43,7 @@ from flsim.data.tokenizer import TABLE
 from flsim.evaluation.evaluate import refuse_failing
 from flsim.privacy import ledger
 from flsim.results.rows import identity_of, refuse_foreign_rows
-from flsim.results.run_file import refuse_begun, setting_of
+from flsim.results.run_file import MEASUREMENTS, refuse_begun, setting_of
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, custom_code, dump, load
 from flsim.runs.config.base import shared_rounds
@@ -147,7 +147,13 @@ class Run:
 
     @classmethod
     def open(cls, path: Path) -> "Run":
-        """Open a run folder; raise InputError if `path` is not a run folder."""
+        """Open a run folder; raise InputError if `path` is not a run folder, or has only measurements."""
+        if (path / MEASUREMENTS).is_file():
+            raise InputError(
+                f"{path}: this folder has measurements of a model that was trained elsewhere, and this command needs "
+                "a run with its training, users and checkpoints; name a run folder"
+            )
+
         if not (path / "config.toml").is_file():
             raise InputError(f"{path}: not a run folder (it has no config.toml); create one with `flsim run`")
         return cls(path, load(path / "config.toml"))

@@ -10,7 +10,7 @@ from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
 from flsim.base.extensions import custom_code_errors, is_custom, short_name
 from flsim.base.files import new_folder
-from flsim.evaluation.audit import model_of_factory
+from flsim.evaluation.loading import model_of_factory
 from flsim.models.hf import HuggingFaceModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import TrainableModel
