@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from flsim.base.errors import InputError, RunFailed
-from flsim.cli.data import LAYOUT, data
+from flsim.cli.data import LAYOUT
 from flsim.cli.options import Json
 
 ELSEWHERE = "Train elsewhere"
@@ -23,7 +23,6 @@ class Rows(StrEnum):
     instructions = "instructions"
 
 
-@data.command(rich_help_panel=ELSEWHERE)
 def canaries(
     users: Annotated[
         str,
@@ -116,7 +115,6 @@ def canaries(
     typer.echo(json.dumps(about) if as_json else "\n".join(f"{name}: {value}" for name, value in about.items()))
 
 
-@data.command(rich_help_panel=ELSEWHERE)
 def preflight(
     planted: Annotated[Path, typer.Argument(help="Folder that flsim data canaries wrote, e.g. planted.")],
     training: Annotated[
