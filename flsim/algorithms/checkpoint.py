@@ -82,7 +82,7 @@ class Provenance:
 
 
 def by_content_of(model: ModelHParams) -> ModelHParams:
-    """Return the settings of a network without the places of its files; a base model's `digest` tells its contents."""
+    """Return the settings of a network without the places of its files; `digest` identifies a base model's contents."""
     model = replace(model, architecture=by_content(model.architecture), tokens=None)
     return model if model.path is None else replace(model, path="")
 

@@ -121,7 +121,7 @@ def _block_engine(
     memory_share: float,
     rounds: int | None,
 ) -> Engine:
-    """Return an engine of users in blocks, or the oracle where blocks gain nothing; arguments are as in `engine_of`."""
+    """Return an engine of users in blocks, or the oracle if blocks are not faster; arguments are as in `engine_of`."""
     at_once = users_at_once(model, hparams, layout, memory_share)
     if at_once > 1 and micro_cohort is not None:
         at_once = micro_cohort

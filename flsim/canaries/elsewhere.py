@@ -1,16 +1,16 @@
-"""Canaries for a training that is not flsim's: records to put in place of users' own, and the law they were drawn by.
+"""Canaries for a training without flsim: records that replace records of users, and the law that drew them.
 
-A folder of such canaries holds
+A folder of such canaries has these files:
 
     canaries.json      the law: settings, seed, layout, known words, unit; and a digest of each other file
-    words.txt          the words that phrases are made of, one a line; or tokenizer/ and tokens.i64, which make them
-    users.csv          user, records: the users, or clients, and how many records each has
+    words.txt          the words of phrases, one per line; or tokenizer/ and tokens.i64, which determine the words
+    users.csv          user, records: the users, or clients, and the number of records of each
     roster.parquet     a row per canary (`flsim.canaries.roster`)
     records.jsonl      the records to replace (or .csv, .parquet): user, record (from 0 among those of the user), id of
                        the canary, and its text, or for instruction tuning its prompt and completion
 
-Phrases, coins and places are a function of settings, seed, words and users. Whoever reads the folder draws all of them
-again, so that a phrase that somebody chose is refused: only of random phrases a rank is a p-value.
+Phrases, coins and places are a function of settings, seed, words and users. flsim draws all of them again when it reads
+the folder, and refuses a phrase that somebody chose, because a rank is a p-value only for random phrases.
 """
 
 import csv
@@ -39,7 +39,7 @@ from flsim.data.tokenizer import FOLDER, Tokenizer, TokenMap, TokenVocabulary
 from flsim.data.vocabulary import SPECIAL_TOKENS, TOKENIZER, Layout, Vocabulary
 
 MANIFEST, WORDS, USERS = "canaries.json", "words.txt", "users.csv"
-CONFIG = "config.json"  # of a model, which says how many tokens it has
+CONFIG = "config.json"  # of a model, with its number of tokens
 SCHEMA = 1
 RECORD_TOKENS = 1_024  # longest phrase by a tokenizer
 Unit = Literal["user", "record"]
@@ -54,12 +54,12 @@ FILES: dict[Rows, str] = {
 
 @dataclass(frozen=True)
 class WordList:
-    """Words without any text, of which phrases are made.
+    """The words of phrases, without any text.
 
     Attributes:
         path: their file.
         vocabulary: the words.
-        layout: of their token ids.
+        layout: the layout of their token ids.
     """
 
     path: Path
@@ -69,7 +69,7 @@ class WordList:
 
     @classmethod
     def read(cls, path: Path, layout: str = "tff") -> "WordList":
-        """Read a file with a word a line, in the order of token ids; what follows a tab is ignored.
+        """Read a file with one word per line, in the order of token ids; text after a tab is ignored.
 
         Raises:
             InputError: the file cannot be read, or has an empty or repeated word.
@@ -79,7 +79,7 @@ class WordList:
         except (OSError, ValueError) as error:
             raise InputError(f"{path}: not a readable file of words ({in_one_line(error)})") from error
         if len(set(words)) < len(words) or "" in words or any(len(word.split()) > 1 for word in words):
-            raise InputError(f"{path}: needs a word a line, each once")
+            raise InputError(f"{path}: must have one word per line, and each word once")
         vocabulary = Vocabulary(tuple(words), (0,) * len(words), layout)
         return cls(path, vocabulary, Layout(len(words) + SPECIAL_TOKENS, name=layout))
 
@@ -88,7 +88,7 @@ class WordList:
         """Return the words of a Hugging Face tokenizer: tokens that are a space and letters.
 
         Raises:
-            InputError: the folder has no tokenizer, or one without such words.
+            InputError: the folder has no tokenizer, or the tokenizer has no such words.
         """
         tokenizer = Tokenizer(folder)
         tokenizer.refuse_unusable()
@@ -135,7 +135,7 @@ class OtherUsers:
 
     @cached_property
     def user_offsets(self) -> NDArray[np.int64]:
-        """Return int64 [users + 1], where each user's records start."""
+        """Return int64 [users + 1], the start of each user's records, and the end of the last one."""
         return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts)])
 
     @property
@@ -145,13 +145,13 @@ class OtherUsers:
 
     @classmethod
     def alike(cls, users: int, records: int) -> "OtherUsers":
-        """Return users named user0, user1, ... with equally many records."""
+        """Return users named user0, user1, ... with equal numbers of records."""
         at_least_one(users=users, records=records)
         return cls(tuple(f"user{index}" for index in range(users)), np.full(users, records, np.int64))
 
     @classmethod
     def in_file(cls, path: Path, column: str = "user") -> "OtherUsers":
-        """Count the records of each user in a file of training data, .jsonl, .csv or .parquet, with a row a record.
+        """Count the records of each user in a file of training data, .jsonl, .csv or .parquet, with a row per record.
 
         Users are in the order of their first rows, and a user's records in the order of the rows.
 
@@ -185,8 +185,8 @@ class CanarySet:
     """Canaries that were drawn for a training elsewhere.
 
     Attributes:
-        words: the words of their phrases.
-        users: the users that they were planted among.
+        words: the words of the phrases.
+        users: the users whose records the canaries replace.
         hparams: settings of the canaries.
         seed: seed of all draws.
         prefix: number of a phrase's first words that an attacker knows; in instruction rows these are the prompt.
@@ -202,14 +202,14 @@ class CanarySet:
 
     @classmethod
     def draw(cls, words: WordList, users: OtherUsers, hparams: CanaryHParams, seed: int, prefix: int) -> "CanarySet":
-        """Draw canaries as a run of flsim over such users would.
+        """Draw canaries as in a run of flsim with these users.
 
         Raises:
             InputError: settings of single rounds, natural text, too many canaries, or a phrase no longer than `prefix`.
         """
         for name in BY_ROUND:
             if getattr(hparams, name) != getattr(CanaryHParams, name):
-                raise InputError(f"canaries.{name}: rounds are those of a run of flsim; remove it")
+                raise InputError(f"canaries.{name}: only a run of flsim has rounds; remove this setting")
         if hparams.source in ("heldout", "phrases"):
             words.split(hparams.source)
         if not 1 <= prefix < hparams.length:
@@ -219,12 +219,12 @@ class CanarySet:
 
     @property
     def unit(self) -> Unit:
-        """What the canaries protect: a user; or a record, where one holder has all records."""
+        """The unit of protection: a user; or a record if one holder has all records."""
         return "record" if len(self.users) == 1 else "user"
 
     @cached_property
     def identity(self) -> str:
-        """Digest of the law, the words and the users, which decide everything else."""
+        """Digest of the law, the words and the users, which determine everything else."""
         counts = self.users.counts.astype("<i8").tobytes()
         return digest(json.dumps(self._law(), sort_keys=True), "\n".join(self.words.vocabulary.words), counts)
 
@@ -243,7 +243,7 @@ class CanarySet:
             yield place | self.text_of(canary, is_instruction)
 
     def text_of(self, canary: Canary, is_instruction: bool = False) -> dict[str, str]:
-        """Return the text of a canary; for instruction tuning its known words as prompt, the others as completion."""
+        """Return the text of a canary; for instruction tuning, the known words as prompt and the rest as completion."""
         text, prompt = self.words.vocabulary.text(canary.tokens), self.known_text(canary)
         return {"prompt": prompt, "completion": text[len(prompt) :]} if is_instruction else {"text": text}
 
@@ -253,7 +253,7 @@ class CanarySet:
         return self.words.vocabulary.text(canary.tokens[:known])
 
     def write(self, out: Path, rows: Rows = "jsonl") -> None:
-        """Write the folder, whole or not at all.
+        """Write the complete folder, or no folder after an error.
 
         Raises:
             InputError: `out` exists, or cannot be written.
@@ -275,7 +275,7 @@ class CanarySet:
         """Read a folder that `write` wrote, and draw its canaries again.
 
         Raises:
-            InputError: the folder is none, a file of it has changed, or its canaries are not those of its law.
+            InputError: this is not such a folder; a file has changed; or the canaries are not those of the law.
         """
         if not (folder / MANIFEST).is_file():
             raise InputError(f"{folder}: has no {MANIFEST}; name a folder that `flsim data canaries` wrote")
@@ -299,7 +299,9 @@ class CanarySet:
                 f"{folder}: cannot be read ({in_one_line(error):.200}); draw the canaries again"
             ) from error
         if not _are_equal(stored, roster_of(drawn.planting, words.vocabulary)):
-            raise InputError(f"{folder}: its canaries are not those that its law draws, so they prove nothing")
+            raise InputError(
+                f"{folder}: the canaries are not those that the law draws, so they prove nothing; draw canaries again"
+            )
         return drawn
 
 

@@ -98,11 +98,11 @@ def refuse_special(where: str, tokens: tuple[int, ...], layout: Layout) -> None:
             )
 
 
-def encoded(where: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
+def encoded(place: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
     """Return the tokens of a text, or of a list of words.
 
     Args:
-        where: the place of the phrase, for messages.
+        place: the place of the phrase, for messages.
         value: the text.
         vocabulary: the ids of words, or of a tokenizer's tokens.
 
@@ -111,18 +111,18 @@ def encoded(where: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int,
     """
     if vocabulary is None:
         raise InputError(
-            f"{where}: this row has words, but there is no vocabulary; give a vocabulary or a corpus, or list tokens"
+            f"{place}: this row has words, but there is no vocabulary; give a vocabulary or a corpus, or list tokens"
         )
     if isinstance(vocabulary, TokenVocabulary):
         if not isinstance(value, str):
-            raise InputError(f"{where}: words must be text, which the tokenizer of the corpus cuts")
+            raise InputError(f"{place}: words must be text, which the tokenizer of the corpus cuts")
         return tuple(vocabulary.encode_text(value))
     words = vocabulary.split(value) if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise InputError(f"{where}: words must be text, or a list of texts")
+        raise InputError(f"{place}: words must be text, or a list of texts")
     for word in words:
         if word not in vocabulary.ids:
-            raise InputError(f'{where}: "{word}" is not in the vocabulary')
+            raise InputError(f'{place}: "{word}" is not in the vocabulary')
     return tuple(vocabulary.encode(words))
 
 

@@ -34,7 +34,7 @@ from flsim.data.vocabulary import Layout, Vocabulary
 
 
 class Holders(Protocol):
-    """Users with numbers of records, whatever these hold; `user_offsets` are int64 [users + 1]."""
+    """Users and their numbers of records, with any content; `user_offsets` are int64 [users + 1]."""
 
     @property
     def records(self) -> int: ...
@@ -44,7 +44,7 @@ class Holders(Protocol):
 
 
 class Source(Protocol):
-    """Words of which phrases are made, and splits of text in which no phrase may occur: a corpus, or words only."""
+    """The words of phrases, and splits of text in which no phrase may occur: a corpus, or only words."""
 
     @property
     def layout(self) -> Layout: ...
@@ -104,11 +104,11 @@ def secret_phrases(templates: Sequence[Secrets], seed: int) -> Draw:
 
 
 def listed_phrases(corpus: Source, texts: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return the phrases of settings as tokens.
+    """Return the phrases of the settings as tokens.
 
     Raises:
-        InputError: a text has words outside the vocabulary, two are the same tokens, one is longer than a record, or
-            one occurs in a split of the corpus, where its copies would not be counted.
+        InputError: a text has words outside the vocabulary; two texts are the same tokens; a text is longer than a
+            record; or a text occurs in a split of the corpus, whose copies would not be counted.
     """
     phrases = dict[tuple[int, ...], str]()
     for text in texts:
@@ -117,7 +117,7 @@ def listed_phrases(corpus: Source, texts: Sequence[str]) -> list[tuple[int, ...]
         refuse_special(where, phrase, corpus.layout)
         refuse_too_long(len(phrase), corpus.layout, "canaries.phrases")
         if not phrase or phrase in phrases:
-            raise InputError(f"{where} {'is the same as another one' if phrase else 'is empty'}; write another text")
+            raise InputError(f"{where} {'is the same as another phrase' if phrase else 'is empty'}; write another text")
         phrases[phrase] = text
     for length in {len(phrase) for phrase in phrases}:
         of_length = {phrase for phrase in phrases if len(phrase) == length}
@@ -280,7 +280,7 @@ def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int
         draw = natural_phrases(corpus, length, seed) if is_heldout else random_phrases(length, seed, layout)
     phrases = listed or [draw(index, 0) for index in range(len(planned))]
     splits = [corpus.split(name) for name in corpus.splits if not (is_natural and name.startswith(HELDOUT))]
-    splits = [] if listed else splits  # in which listed phrases were looked for
+    splits = [] if listed else splits  # `listed_phrases` searched all splits
     known, taken = set[tuple[int, ...]](), set[tuple[int, ...]]()
     for _ in range(REDRAWS):
         taken.update(*(occurring(split, set(phrases) - known) for split in splits))

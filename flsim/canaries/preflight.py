@@ -1,7 +1,7 @@
-"""Whether canaries would be trained on: in a training file, with a tokenizer, a record length and a prompt mask.
+"""A check that a training reads canaries: in a training file, with a tokenizer, a record length and a prompt mask.
 
-A token gets loss where it is a target of training: it lies within the record length, is not in a masked prompt, and is
-not the first token of a record without a begin token. Canaries of which no unknown word gets loss prove nothing.
+A token has loss if it is a target of training: it is within the record length, is not in a masked prompt, and is not
+the first token of a record without a begin token. A canary without loss for any unknown word proves nothing.
 """
 
 import csv
@@ -27,13 +27,13 @@ ALL, PART, NONE = "all", "part", "none"
 
 @dataclass(frozen=True)
 class Training:
-    """How a training reads its records.
+    """The settings of a training that decide how records are read.
 
     Attributes:
-        encode: the token ids of a text, without special tokens.
-        length: tokens at which a record is cut, the begin token included; None for no limit.
-        masks_prompt: whether a record's prompt gets no loss.
-        begins: whether a begin token stands before each record.
+        encode: returns the token ids of a text, without special tokens.
+        length: number of tokens after which a record is cut, including the begin token; None for no limit.
+        masks_prompt: whether a record's prompt has no loss.
+        begins: whether each record has a begin token.
     """
 
     encode: Encode
@@ -42,12 +42,12 @@ class Training:
     begins: bool = True
 
     def targets(self, prompt: str, text: str, first: int, last: int) -> tuple[int, int]:
-        """Return how many tokens characters `first` to `last` of a record are, and how many of these get loss.
+        """Return the number of tokens of characters `first` to `last` of a record, and of those with loss.
 
         Args:
             prompt: the record's prompt; empty for none.
-            text: the complete record, prompt included.
-            first, last: the characters, counted in `text`.
+            text: the complete record, including the prompt.
+            first, last: positions of the characters in `text`.
         """
         start, end = len(self.encode(text[: max(0, first)])), len(self.encode(text[:last]))
         lowest = len(self.encode(prompt)) if self.masks_prompt else 0
@@ -57,7 +57,7 @@ class Training:
 
 
 def encoder(name: str | None) -> Encode:
-    """Return a function text -> token ids: of a Hugging Face folder, of a user's own file, or words where None.
+    """Return a function text -> token ids: of a Hugging Face folder, of a custom file, or words if the name is None.
 
     Raises:
         InputError: there is no such tokenizer.
@@ -73,20 +73,20 @@ def encoder(name: str | None) -> Encode:
 
 
 def preflight(drawn: CanarySet, training: Training, records: Sequence[Mapping[str, str]]) -> pd.DataFrame:
-    """Return a row for each canary that should have copies, or has some.
+    """Return a row for each canary that has planned copies or copies in the records.
 
     Args:
         drawn: the canaries.
-        training: how records are read.
+        training: the settings that decide how records are read.
         records: rows with ``prompt`` and ``text``; the text does not repeat the prompt.
 
     Returns:
-        Columns ``canary``; ``planned`` and ``found``, numbers of copies; ``tokens`` of the words that an attacker does
-        not know, and ``loss``, how many of these get loss, both of the copy with the least; and ``trained``: "all",
-        "part" or "none" of them.
+        Columns ``canary``; ``planned`` and ``found``, numbers of copies; ``tokens``, the number of tokens of words that
+        an attacker does not know; ``loss``, the number of these tokens with loss; and ``trained``, whether "all",
+        "part" or "none" of them have loss. The last three are those of the copy with the smallest share of loss.
 
     Raises:
-        InputError: a tokenizer of a user's own failed.
+        InputError: a custom tokenizer failed.
     """
     texts = [(row["prompt"], row["prompt"] + row["text"]) for row in records]
     rows = []
@@ -107,7 +107,7 @@ def preflight(drawn: CanarySet, training: Training, records: Sequence[Mapping[st
 
 
 def _places(phrase: str, text: str) -> Iterator[int]:
-    """Yield where a phrase stands in a text as whole words; without its leading space where the text begins with it."""
+    """Yield the positions of a phrase among the complete words of a text; at its begin, the leading space is absent."""
     bare = phrase.lstrip()
     for match in re.finditer(rf"(?<!\w){re.escape(bare)}(?!\w)", text):
         yield match.start() - (len(phrase) - len(bare))

@@ -388,13 +388,13 @@ def token_ids(text: str, vocabulary: Vocabulary) -> list[int]:
 
 
 def _alphabet(symbols: str, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Return a token id for each symbol; of a tokenizer a token of its own, even if text has several in one token."""
+    """Return a token id for each symbol; with a tokenizer a separate token, even if text has several in one token."""
     if isinstance(vocabulary, TokenVocabulary):
         found = {symbol: vocabulary.symbol(symbol) for symbol in symbols}
         for symbol, id_ in found.items():
             if id_ is None:
                 raise InputError(
-                    f'canaries.template needs a token "{symbol}", which the tokenizer of the corpus lacks; use {{wN}} '
+                    f'canaries.template needs a token "{symbol}" that the tokenizer of the corpus lacks; use {{wN}} '
                     "for N words"
                 )
         return tuple(id_ for id_ in found.values() if id_ is not None)

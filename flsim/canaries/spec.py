@@ -203,10 +203,10 @@ class CanaryHParams:
                 raise InputError(f'phrases are of source "phrases", found "{self.source}"; set that, or remove them')
             return
         if self.length != type(self).length:
-            raise InputError("length and phrases both say how long canaries are; remove length")
+            raise InputError("length and phrases both set the length of canaries; remove length")
         if len(self.phrases) != (canaries := number_of_canaries(self)):
             raise InputError(
-                f"phrases lists {len(self.phrases):,} texts for {canaries:,} canaries; list as many, or set count"
+                f"phrases lists {len(self.phrases):,} texts for {canaries:,} canaries; list as many texts, or set count"
             )
 
     def _refuse_wrong_injections(self) -> None:
@@ -222,7 +222,7 @@ class CanaryHParams:
 
     @property
     def is_natural(self) -> bool:
-        """Return whether canaries are natural text, which is likelier than random words without any training on it."""
+        """Return whether canaries are natural text, which is more likely than random words even without training."""
         return self.source in ("heldout", "phrases")
 
     @property
@@ -298,7 +298,7 @@ class Canary:
         pseudo_users: number of pseudo-users who hold its copies, equally many each, and inject it in `first_round`;
             None if users of the population hold it.
         template: the template that the phrase fills, with the space of its fillings; None for none.
-        is_natural: whether the phrase is text of a held-out user or one of the settings, and not random words.
+        is_natural: whether the phrase is text of a held-out user or of the settings, and not random words.
     """
 
     id: str

@@ -62,8 +62,8 @@ def import_(
         int | None,
         typer.Option(
             metavar="TOKENS",
-            help="Cut the text with a byte-level BPE tokenizer of so many tokens, trained on the train users, e.g. "
-            "4096.",
+            help="Cut the text with a byte-level BPE tokenizer with this number of tokens, e.g. 4096. It is trained on "
+            "the train users.",
             show_default="cuts the text into words",
             rich_help_panel=WORDS,
         ),

@@ -1,4 +1,4 @@
-"""`flsim data canaries` and `preflight`: canaries for a training that is not flsim's."""
+"""`flsim data canaries` and `flsim data preflight`: canaries for a training without flsim."""
 
 import json
 from enum import StrEnum
@@ -35,18 +35,18 @@ def canaries(
     out: Annotated[Path, typer.Option(help="New folder for the canaries, e.g. planted.")],
     vocabulary: Annotated[
         Path | None,
-        typer.Option(help="File of words that phrases are made of, one a line, e.g. words.txt.", show_default="none"),
+        typer.Option(help="File with the words of phrases, one per line, e.g. words.txt.", show_default="none"),
     ] = None,
     tokenizer: Annotated[
         Path | None,
         typer.Option(
-            help="In place of --vocabulary: folder of a Hugging Face model or tokenizer, whose tokens that are whole "
-            "words phrases are made of.",
+            help="In place of --vocabulary: folder of a Hugging Face model or tokenizer. Phrases consist of its tokens "
+            "that are complete words.",
             show_default="none",
         ),
     ] = None,
     records: Annotated[
-        int | None, typer.Option(metavar="N", help="With a number of users: records of each, e.g. 200.")
+        int | None, typer.Option(metavar="N", help="With a number of users: number of records of each user, e.g. 200.")
     ] = None,
     user_column: Annotated[str, typer.Option(help="Column of the training data that names the user.")] = "user",
     set_: Annotated[
@@ -55,11 +55,12 @@ def canaries(
             "--set",
             metavar="NAME=VALUE",
             help="Setting of canaries, e.g. count=20, p_u=[0.1], controls=100 or coins=true; repeatable. flsim "
-            "settings canaries lists all.",
+            "settings canaries lists all settings.",
         ),
     ] = None,
     prefix: Annotated[
-        int, typer.Option(help="Words of a phrase that an attacker knows; in instruction rows, the prompt.")
+        int,
+        typer.Option(help="First words of a phrase that an attacker knows; in instruction rows, the prompt."),
     ] = 1,
     format: Annotated[
         Rows, typer.Option(metavar="FORMAT", help="Form of the records: jsonl, csv, parquet or instructions.")
@@ -68,10 +69,10 @@ def canaries(
     seed: Annotated[int, typer.Option(help="Seed of phrases, coins and places.")] = 0,
     as_json: Json = False,
 ) -> None:
-    """Draw canaries for a training that is not flsim's.
+    """Draw canaries for a training without flsim.
 
-    Writes the records that your training puts in place of the users' own, and the law by which they were drawn. flsim
-    evaluate --canaries and flsim audit read the folder after training.
+    Writes records, which replace records of users in your training, and the law that drew them. flsim evaluate
+    --canaries and flsim audit read the folder after training.
 
     Example: flsim data canaries --vocabulary words.txt --users posts.jsonl --set insertions=[1,4,16] --out planted
 
@@ -88,18 +89,18 @@ def canaries(
         raise InputError(f"--set {name}: canaries have no such setting; did you mean {close}?")
     if users.isdecimal():
         if records is None:
-            raise InputError("--records missing: the number of records of each user, or name the training data")
+            raise InputError("--records is missing; set the number of records of each user, or name the training data")
         holders = OtherUsers.alike(int(users), records)
     else:
         if records is not None:
-            raise InputError("--records: the training data has its own; remove it")
+            raise InputError("--records: flsim counts the records of the training data; remove --records")
         holders = OtherUsers.in_file(Path(users), user_column)
     if tokenizer is not None and vocabulary is None:
         words = WordList.of_tokenizer(tokenizer)
     elif vocabulary is not None and tokenizer is None:
         words = WordList.read(vocabulary, layout)
     else:
-        raise InputError("name the words of phrases by --vocabulary or by --tokenizer, one of them")
+        raise InputError("the words of phrases need either --vocabulary or --tokenizer; set one of them")
     hparams = validate(CanaryHParams, settings, "--set")
     drawn = CanarySet.draw(words, holders, hparams, seed, prefix)
     drawn.write(out, format.value)
@@ -122,7 +123,7 @@ def preflight(
         typer.Argument(help="Training file with the canaries in place, .jsonl, .csv or .parquet, e.g. train.jsonl."),
     ],
     text_column: Annotated[
-        str, typer.Option(help="Column of the text; of instruction rows, of the completion.")
+        str, typer.Option(help="Column of the text; in instruction rows, of the completion.")
     ] = "text",
     prompt_column: Annotated[
         str | None, typer.Option(help="Column of the prompt, before the text.", show_default="no prompt")
@@ -130,24 +131,24 @@ def preflight(
     tokenizer: Annotated[
         str | None,
         typer.Option(
-            help="Folder of a Hugging Face tokenizer; or your own function from text to token ids, as "
-            "path/to/file.py:NAME, a file that is executed.",
+            help="Folder of a Hugging Face tokenizer; or your function from text to token ids, as "
+            "path/to/file.py:NAME. The file is executed.",
             show_default="words",
         ),
     ] = None,
     record_length: Annotated[
         int | None,
-        typer.Option(min=1, help="Tokens at which training cuts a record, e.g. 128.", show_default="no limit"),
+        typer.Option(min=1, help="Longest record of training in tokens, e.g. 128.", show_default="no limit"),
     ] = None,
-    mask_prompt: Annotated[bool, typer.Option("--mask-prompt", help="Prompts get no loss.")] = False,
-    no_begin: Annotated[bool, typer.Option("--no-begin", help="No begin token stands before a record.")] = False,
+    mask_prompt: Annotated[bool, typer.Option("--mask-prompt", help="Prompts have no loss.")] = False,
+    no_begin: Annotated[bool, typer.Option("--no-begin", help="Records have no begin token.")] = False,
     as_json: Json = False,
 ) -> None:
-    """Check that a training elsewhere would train on its canaries.
+    """Check that a training without flsim would train on its canaries.
 
-    Counts the copies of each canary in the training file, and the tokens of its unknown words that get loss with a
-    tokenizer, a record length and a prompt mask. The exit code is 1 where a canary gets no loss, or has another number
-    of copies than the folder lists.
+    Counts the copies of each canary in the training file, and the tokens of its unknown words that have loss with a
+    tokenizer, a record length and a prompt mask. The exit code is 1 if a canary has no loss, or has another number of
+    copies than in the folder.
 
     Example: flsim data preflight planted train.jsonl --tokenizer models/gpt2 --record-length 128
 
@@ -170,4 +171,4 @@ def preflight(
     if len(other):
         raise RunFailed(f"{training}: has another number of copies than {planted}, e.g. of {other['canary'].iloc[0]}")
     if len(untrained):
-        raise RunFailed(f"{training}: {len(untrained)} canaries get no loss, e.g. {untrained['canary'].iloc[0]}")
+        raise RunFailed(f"{training}: {len(untrained)} canaries have no loss, e.g. {untrained['canary'].iloc[0]}")

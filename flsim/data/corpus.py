@@ -66,7 +66,7 @@ class Split(Unchanging):
         record_offsets: int64 [records + 1], where each record starts among the tokens, and the end of the last record.
         user_offsets: int64 [users + 1], where each user starts among the records, and the end of the last user.
         folder: the split's folder.
-        prompts: uint32 [records], how many first tokens of each record are its prompt; None where no record has one.
+        prompts: uint32 [records], number of first tokens of each record in its prompt; None if no record has one.
     """
 
     layout: Layout
@@ -211,7 +211,7 @@ class Corpus:
 
     @cached_property
     def token_map(self) -> TokenMap | None:
-        """Return the ids that a model has for the corpus' token ids; None where no tokenizer cut the text."""
+        """Return the model's ids of the corpus' token ids; None if no tokenizer cut the text."""
         return TokenMap.open(self.path, self.layout)
 
     @property

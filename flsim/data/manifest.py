@@ -22,14 +22,14 @@ TOKEN_FILES = {"uint16": ("tokens.u16", "<u2"), "uint32": ("tokens.u32", "<u4")}
 UNNAMED = "uint16"  # the type if a manifest has none, as in older manifests
 FLAT_FILES = ("records.i64", "users.i64", "names.json")
 PROMPTS = "prompts.u32"  # of layouts with prompts
-# Of a tokenizer: they name its special tokens, or templates of chats.
+# Files of a tokenizer with its special tokens or templates of chats.
 TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 PLANTED = tuple(f"planted/{name}" for name in ("roster.parquet", "overlay.i64", "overlay.u16", "planting.json"))
 Sealed = dict[str, tuple[int, str]]
 
 
 class LayoutDescription(TypedDict):
-    """A `flsim.data.vocabulary.Layout` as JSON, without what has its default; see `description_of`."""
+    """A `flsim.data.vocabulary.Layout` as JSON, without defaults; see `description_of`."""
 
     vocabulary_size: int
     record_words: int

@@ -87,7 +87,7 @@ class Records:
     Attributes:
         tokens: uint16 or uint32 [words], see `Layout.token_type`.
         offsets: int64 [records + 1], from 0.
-        prompts: integer [records], how many first tokens of each record are its prompt: a model reads them and is not
+        prompts: integer [records], number of first tokens of each record in its prompt: a model reads them and is not
             trained to write them. None if no record has a prompt.
     """
 
@@ -236,7 +236,7 @@ class Batch:
     Attributes:
         inputs: int64 [records, time], BOS first; PAD beyond the record's end.
         targets: int64 [records, time], the next word, with EOS last if the record is short enough; PAD elsewhere, and
-            where the next word is one of a prompt.
+            for words of a prompt.
     """
 
     inputs: NDArray[np.int64]

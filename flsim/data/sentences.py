@@ -107,7 +107,7 @@ def records(text: str, ascii: bool = False) -> list[str]:
 
 
 def word_ends(text: str) -> list[int]:
-    """Return where each word of a plain text ends, by the rules of `sentences` for words; punctuation is no word.
+    """Return the end of each word of a plain text, with the words of `sentences`; punctuation is not a word.
 
     >>> word_ends("Don't go, naïve!")
     [5, 8, 15]

@@ -1,13 +1,13 @@
-"""Text as the tokens of a Hugging Face tokenizer, and the ids of a corpus for them.
+"""Text as the tokens of a Hugging Face tokenizer, and the token ids of a corpus for them.
 
-A corpus whose text is cut by a tokenizer holds, next to the files that every corpus has:
+A corpus whose text is cut with a tokenizer has these files, in addition to the files of every corpus:
 
     tokens.i64     for each token id of the corpus, the id of the model, which is a row of its embedding
-    tokenizer/     the tokenizer: tokenizer.json, and what else its folder says about it
+    tokenizer/     the tokenizer: tokenizer.json, and other files of the tokenizer's folder
 
-The ids of the corpus are a permutation of the model's, so that the ids of words are consecutive as in every corpus:
-canaries are drawn from `Layout.first_word` to `Layout.last_word`. All rows of the model have an id, also those that no
-token uses. A word is a token that is a space and letters, and that the tokenizer finds again in its own text.
+The ids of the corpus are a permutation of the model's ids. Therefore the ids of words are consecutive, as in every
+corpus: canaries are drawn from `Layout.first_word` to `Layout.last_word`. All rows of the model have an id, including
+rows that no token uses. A word is a token that is a space and letters, and that the tokenizer finds again in its text.
 """
 
 import json
@@ -51,11 +51,11 @@ class Tokenizer:
         tokenizer: tokenizers.Tokenizer = _imported().Tokenizer.from_str(_read(self.folder, FILE))
         tokenizer.no_truncation()
         tokenizer.no_padding()
-        tokenizer.encode_special_tokens = True  # a text that names a special token means its characters
+        tokenizer.encode_special_tokens = True  # the name of a special token in a text is plain text
         return tokenizer
 
     def refuse_unusable(self) -> None:
-        """Raise InputError if the folder has no tokenizer, or one that no corpus can be made with."""
+        """Raise InputError if the folder has no tokenizer, or its tokenizer cannot make a corpus."""
         if not (self.folder / FILE).is_file():
             raise InputError(
                 f"{self.folder}: has no {FILE}; name a folder that save_pretrained of a tokenizer wrote, with "
@@ -70,7 +70,7 @@ class Tokenizer:
 
     @cached_property
     def rows(self) -> int:
-        """Return the number of rows of the model's embedding: as config.json says, or one for each token.
+        """Return the number of rows of the model's embedding: that of config.json, or else one row for each token.
 
         Raises:
             InputError: there are more tokens than rows.
@@ -87,10 +87,10 @@ class Tokenizer:
 
     @cached_property
     def special(self) -> dict[str, int]:
-        """Return the rows of "pad", "oov", "bos" and "eos"; what the tokenizer lacks is the row of another one.
+        """Return the rows of "pad", "oov", "bos" and "eos"; a missing token has the row of another special token.
 
         Raises:
-            InputError: neither a begin nor an end is named.
+            InputError: the tokenizer has no token for the begin or the end of a text.
         """
         ids = dict[str, int]()
         for file in ("config.json", "special_tokens_map.json", "tokenizer_config.json"):  # the last wins
@@ -106,7 +106,7 @@ class Tokenizer:
         ends = [ids[name] for name in ("eos", "sep") if name in ids]
         if not begins and not ends:
             raise InputError(
-                f"{self.folder}: names no token for the begin or the end of a text; add tokenizer_config.json with "
+                f"{self.folder}: has no token for the begin or the end of a text; add tokenizer_config.json with "
                 '{"eos_token": ...}'
             )
         bos, eos = (begins or ends)[0], (ends or begins)[0]
@@ -114,10 +114,10 @@ class Tokenizer:
 
     @cached_property
     def is_word(self) -> NDArray[np.bool_]:
-        """Return which tokens are words, bool [rows]: " the" is one, "the" and " 3" are none.
+        """Return which tokens are words, bool [rows]: " the" is a word, "the" and " 3" are not.
 
-        Two of a word in a row must be the text that they are made of, and be cut into the same two again. So text of
-        any words in a row is cut into these words, if the tokenizer cuts text at spaces first.
+        A word that is repeated once must give its text twice, and the tokenizer must cut this text into the same two
+        tokens. Then a text of any words is cut into these words, if the tokenizer first cuts text at spaces.
         """
         is_word = np.zeros(self.rows, np.bool_)
         for id_ in self._library.get_vocab(with_added_tokens=False).values():
@@ -136,19 +136,19 @@ class Tokenizer:
         return str(self._library.decode([*map(int, ids)], skip_special_tokens=False))
 
     def token(self, id_: int) -> str:
-        """Return the tokenizer's own spelling of a token, such as ``Ġthe``; of a row without a token its number.
+        """Return the tokenizer's spelling of a token, such as ``Ġthe``; for a row without a token, its number.
 
         White space and quotes are escaped as in JSON.
         """
         return json.dumps(self._library.id_to_token(id_) or f"<row {id_}>", ensure_ascii=False)[1:-1]
 
     def id_of(self, token: str) -> int | None:
-        """Return the model's id of a token in the tokenizer's own spelling; None if there is no such token."""
+        """Return the model's id of a token in the tokenizer's spelling; None if there is no such token."""
         found: int | None = self._library.token_to_id(token)
         return found
 
     def table(self, counts: NDArray[np.int64]) -> tuple[Layout, NDArray[np.int64]]:
-        """Return the ids that a corpus has: its layout, with records of one token, and the model's ids, int64 [V].
+        """Return the ids of a corpus: its layout, with records of one token, and the model's ids, int64 [V].
 
         Args:
             counts: int64 [rows], how often each token occurs; ids of words and of pieces are in descending order.
@@ -159,7 +159,7 @@ class Tokenizer:
         special = self.special
         if not self.is_word.any():
             raise InputError(
-                f"{FILE}: no token is a space and letters, and canaries are made of such words; take a tokenizer with "
+                f"{FILE}: no token is a space and letters, and canaries need such words; use a tokenizer with "
                 "more tokens"
             )
         order = np.lexsort((np.arange(self.rows), -counts))
@@ -178,7 +178,7 @@ class Tokenizer:
 
     @property
     def files(self) -> dict[str, str]:
-        """Return the sha256 of each file that decides what the tokenizer does, by name."""
+        """Return the sha256 of each file that determines the tokens, by name."""
         names = (FILE, *TOKENIZER_FILES, "config.json")
         return {name: file_digest(self.folder / name) for name in names if (self.folder / name).is_file()}
 
@@ -186,8 +186,8 @@ class Tokenizer:
 def train_tokenizer(texts: Iterator[str], size: int, folder: Path) -> None:
     """Train a byte-level BPE tokenizer, and write it into an existing folder.
 
-    Its tokens are the four special ones, the 256 bytes, and merges of them within words, as in GPT-2. It is a function
-    of the texts and the size alone.
+    The tokens are the four special tokens, the 256 bytes, and merges of bytes within words, as in GPT-2. The tokenizer
+    depends only on the texts and the number of tokens.
 
     Args:
         texts: the texts.
@@ -209,7 +209,7 @@ def train_tokenizer(texts: Iterator[str], size: int, folder: Path) -> None:
     tokenizer.train_from_iterator(texts, trainer)
     if (tokens := tokenizer.get_vocab_size()) < size:
         raise InputError(
-            f"the text gives a tokenizer {tokens:,} tokens, fewer than {size:,}; give --train-tokenizer {tokens}"
+            f"the text is enough for {tokens:,} tokens, fewer than {size:,}; set --train-tokenizer {tokens}"
         )
     tokenizer.save(str(folder / FILE))
     about = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False, **TRAINED}
@@ -253,8 +253,8 @@ class TokenMap:
 
     Attributes:
         layout: the layout of the corpus' token ids; its name is `TOKENIZER`.
-        ids: int64 [V], the model's id of each id of the corpus. Every row of the model is there at least once. Several
-            special ids may have the same row: where a tokenizer has no padding, or one token for begin and end.
+        ids: int64 [V], the model's id of each id of the corpus. Every row of the model occurs at least once. Several
+            special ids can have the same row, if a tokenizer has no padding, or one token for begin and end.
         folder: the folder of the tokenizer, as `transformers.AutoTokenizer.from_pretrained` reads it.
     """
 
@@ -264,7 +264,7 @@ class TokenMap:
 
     @classmethod
     def open(cls, corpus: Path, layout: Layout) -> "TokenMap | None":
-        """Return the map of a corpus' folder; None where the corpus was made without a tokenizer.
+        """Return the map of a corpus' folder; None if the corpus was made without a tokenizer.
 
         Raises:
             InputError: the table does not fit the layout, or a file is missing.
@@ -300,7 +300,7 @@ class TokenMap:
 
     @cached_property
     def from_model(self) -> NDArray[np.int64]:
-        """Return the corpus' id of each of the model's ids as a tokenizer writes them, int64 [rows].
+        """Return the corpus' id of each of the model's ids, as the tokenizer uses them, int64 [rows].
 
         An unknown token is OOV, even if it shares its row with EOS.
         """
@@ -314,10 +314,10 @@ class TokenMap:
 
 @dataclass(frozen=True)
 class TokenVocabulary(Vocabulary):
-    """The vocabulary of a corpus that a tokenizer has cut: words and pieces in the tokenizer's own spelling.
+    """The vocabulary of a corpus that a tokenizer has cut: words and pieces in the tokenizer's spelling.
 
     Attributes:
-        map: the ids that the model has for them.
+        map: the model's ids of the words and pieces.
     """
 
     map: TokenMap = field(kw_only=True, compare=False)

@@ -13,7 +13,7 @@ A corpus whose text is divided by a Hugging Face tokenizer has the layout
 
     tokenizer    PAD, words, pieces, OOV, BOS, EOS
 
-in which words are tokens that are a whole word, and pieces are all others; see `flsim.data.tokenizer`.
+in which words are tokens that are a complete word, and pieces are all others; see `flsim.data.tokenizer`.
 """
 
 from collections.abc import Iterable, Mapping

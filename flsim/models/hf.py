@@ -1,7 +1,7 @@
-"""Causal language models of Hugging Face: fine-tuned whole, or by LoRA adapters on a frozen base.
+"""Causal language models of Hugging Face, fine-tuned with all weights or with LoRA adapters on a frozen base.
 
-The base is a folder on this machine, or random weights of a configuration; nothing is downloaded, and neither code nor
-pickles of a folder are executed. transformers and peft are imported only when such a model is made.
+The base is a folder on this machine, or random weights of a configuration. Nothing is downloaded, and no code or pickle
+of a folder is executed. transformers and peft are imported only when such a model is made.
 """
 
 import json
@@ -31,7 +31,7 @@ from flsim.models.language_model import (
 )
 from flsim.models.lora import LoraBlocks, LoraHParams
 
-CLOSED = -1e4  # logit of a token id that stands for nothing; -inf would make scores that are not finite
+CLOSED = -1e4  # logit of a token id without a token; -inf would give scores that are not finite
 OF_BASE = ("path", "config", "dtype", "lora")  # settings that only this architecture has
 RECORDED = ("digest", "tokens")  # settings that a run records: contents of files, and the corpus' ids
 FILES = ("path", "tokens")  # settings that name files
@@ -73,7 +73,7 @@ class HuggingFaceModel(TrainableModel):
             self.network.requires_grad_(lora is None)
             if lora is not None:
                 _inject(self.network, hparams)
-        self._inputs: Tensor | None  # int64 [V], the model's id of each id of the corpus; None where they are the same
+        self._inputs: Tensor | None  # int64 [V], the model's id of each id of the corpus; None if they are the same
         self._closed: Tensor | None  # bool [V], ids of the corpus without a logit
         inputs, closed = _token_map(hparams.tokens, vocabulary_size, self.config.vocab_size)
         self.register_buffer("_inputs", inputs, persistent=False)
@@ -104,7 +104,7 @@ class HuggingFaceModel(TrainableModel):
 
     @property
     def frozen_digest(self) -> str:
-        """Return the digest of the base: of its files, or of its frozen weights where they are random."""
+        """Return the digest of the base: of its files, or of its frozen weights if they are random."""
         if self.hparams.path is not None:
             return files_digest(self.hparams.path)
         frozen = {name: value for name, value in self.named_parameters() if not value.requires_grad}
@@ -141,7 +141,7 @@ class HuggingFaceModel(TrainableModel):
         return result.last_hidden_state, tuple(part for layer in layers for part in (layer.keys, layer.values))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [..., V] of the corpus' token ids, in float32 where the base is in bfloat16."""
+        """Return logits [..., V] of the corpus' token ids, in float32 if the base is in bfloat16."""
         of_model: Tensor = self.network.get_output_embeddings()(hidden)
         if of_model.dtype == torch.bfloat16:
             of_model = of_model.float()
@@ -246,7 +246,7 @@ def config_of(hparams: ModelSettings, vocabulary_size: int) -> Any:
 
 
 def _no_special(config: Any) -> dict[str, None]:
-    """Return settings without special tokens: those of a model's default vocabulary may lie beyond another one."""
+    """Return settings without special tokens, because ids of the default vocabulary can be outside another one."""
     return {name: None for name in ("bos_token_id", "eos_token_id", "pad_token_id") if hasattr(config, name)}
 
 
@@ -255,7 +255,7 @@ def _is_dropout(name: str) -> bool:
 
 
 def refuse_unsafe(folder: Path) -> None:
-    """Raise InputError where a folder has no config.json, or no weights as safetensors; pickles are not read."""
+    """Raise InputError if a folder has no config.json, or no weights as safetensors; pickles are not read."""
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder}: no folder of a model (it has no config.json); name one on this machine")
     if not any(folder.glob("*.safetensors")):
@@ -376,11 +376,12 @@ def _first_a(seed: int, name: str, value: Tensor) -> Tensor:
 def _token_map(file: str | None, vocabulary_size: int, size: int) -> tuple[Tensor | None, Tensor | None]:
     """Return the model's id of each id of the corpus, int64 [V], and which ids of the corpus have no logit, bool [V].
 
-    The ids of the corpus are PAD, words, pieces, OOV, BOS and EOS. Several special ids may stand for one row of the
-    model, whose logit goes to the first of them in this order: a word or piece, EOS, BOS, OOV, PAD.
+    The ids of the corpus are PAD, words, pieces, OOV, BOS and EOS. Several special ids can have the same row of the
+    model. The logit of the row then belongs to the first of these ids in this order: a word or piece, EOS, BOS, OOV,
+    PAD.
 
     Args:
-        file: int64 values, little-endian; None where the ids are the same.
+        file: int64 values, little-endian; None if the ids are the same.
         vocabulary_size: V of the corpus.
         size: number of ids of the model.
     """

@@ -1,9 +1,9 @@
 """Folders of measurements of a model that was trained elsewhere, which tables, plots and audits read like runs.
 
-measurements.toml  training.kind = "elsewhere", the model's name, the law of its canaries, how it was measured
+measurements.toml  training.kind = "elsewhere", the model's name, the law of its canaries, settings of the evaluation
 planted/           roster.parquet (flsim.canaries.roster)
 rows/              round-000010.parquet, ...: measurements, by the round of the checkpoint
-run.json           as in a run folder, with digests of how it was measured and of the canaries
+run.json           as in a run folder, with digests of measurements.toml and of the canaries
 """
 
 import json
@@ -37,18 +37,18 @@ LISTED = "listed"  # the source of canaries whose law is unknown
 
 @dataclass(frozen=True)
 class Canaries:
-    """Canaries of a model that was trained elsewhere, and what is known of them.
+    """Canaries of a model that was trained elsewhere, and the facts that are known about them.
 
     Attributes:
         planting: the canaries, with their numbers of sharers and copies.
         vocabulary: the words.
-        layout: of token ids.
-        law: how they were drawn, by name of the setting; only `source` where that is unknown.
-        unit: what sharers are.
-        identity: digest of all this.
-        prefix: number of words that an attacker knows, unless an evaluation says otherwise.
-        seed: seed of the draws, and of references unless an evaluation says otherwise.
-        tokens: file with the id of a Hugging Face model for each token id; None where a word is not a token of one.
+        layout: the layout of token ids.
+        law: the settings of the draw, by name; only `source` if they are unknown.
+        unit: the unit of sharers.
+        identity: digest of these attributes.
+        prefix: number of words that an attacker knows, unless an evaluation sets another number.
+        seed: seed of the draws, and of references unless an evaluation sets another seed.
+        tokens: file with the id of a Hugging Face model for each token id; None if words are not tokens of a model.
     """
 
     planting: Planting
@@ -63,7 +63,7 @@ class Canaries:
 
     @classmethod
     def drawn(cls, drawn: CanarySet, folder: Path) -> "Canaries":
-        """Return canaries of a folder, whose law is known."""
+        """Return the canaries of a folder, with their law."""
         law = {name: value for name, value in asdict(drawn.hparams).items() if value not in (None, ())}
         tokens = folder / TABLE if drawn.words.layout.name == TOKENIZER else None
         about = drawn.unit, drawn.identity, drawn.prefix, drawn.seed, tokens
@@ -82,13 +82,13 @@ class Canaries:
 
 @dataclass(frozen=True)
 class Measurements:
-    """A folder of measurements, which need not exist yet.
+    """A folder of measurements, which may not exist yet.
 
     Attributes:
         path: the folder.
         label: name of the model in tables.
         canaries: the canaries.
-        hparams: how the model is measured.
+        hparams: settings of the evaluation.
         seed: seed of references and of the choice of test users.
     """
 
@@ -100,7 +100,7 @@ class Measurements:
 
     @cached_property
     def settings(self) -> dict[str, Any]:
-        """Return what measurements.toml holds."""
+        """Return the values of measurements.toml."""
         evaluation = {name: value for name, value in asdict(self.hparams).items() if value is not None}
         canaries = {**self.canaries.law, "unit": self.canaries.unit}
         training = {"kind": "elsewhere", "name": self.label}
@@ -116,29 +116,29 @@ class Measurements:
         return identity_of(self._digest, self.canaries.identity)
 
     def refuse_other(self) -> None:
-        """Raise InputError where rows cannot be stored, before anything is measured.
+        """Raise InputError if rows cannot be stored, before anything is measured.
 
-        The folder holds something else, or cannot be written, or it is not listed how often a canary was trained on.
+        The folder has other content, or cannot be written, or the number of copies of a canary is unknown.
         """
         unknown = [canary.id for canary in self.canaries.planting.canaries if canary.copies is None]
         if unknown and self.canaries.law["source"] == LISTED:
             raise InputError(
-                f"canary {unknown[0]}: how often it is in the training data is not listed; add the column copies, 0 "
-                f"for a control, or leave out --out"
+                f"canary {unknown[0]}: its number of copies in the training data is unknown; add the column copies, 0 "
+                f"for a control, or remove --out"
             )
         if not self.path.exists():
             return
         if not (self.path / MEASUREMENTS).is_file():
-            raise InputError(f"{self.path}: exists, and holds no measurements of a model; name another folder")
+            raise InputError(f"{self.path}: exists, and has no measurements of a model; name another folder")
         if read_run_file(self.path)["identity"] != self.identity:
             raise InputError(
-                f"{self.path}: holds measurements under another name, of other canaries or with other settings; name "
+                f"{self.path}: has measurements with another name, of other canaries or with other settings; name "
                 f"another folder"
             )
         refuse_unwritable(self.path, "rows")
 
     def add(self, round: int, rows: Sequence[Row]) -> None:
-        """Store the rows of a round, in place of earlier ones; the first ones make the folder.
+        """Store the rows of a round and replace earlier rows; create the folder if needed.
 
         Raises:
             InputError: see `refuse_other`.
@@ -183,10 +183,10 @@ class OtherModel:
     Attributes:
         spec: factory of the model, whose code is executed; see `flsim.evaluation.loading.load_other`. Or a folder of
             transformers or peft, or a folder of such folders, whose names have the rounds.
-        arguments: what the factory is called with.
-        state: a file with weights, or a folder of them; None where the factory loads weights.
-        context: tokens that a module reads which has no `start` and `step`.
-        round: the round, where no name has it.
+        arguments: arguments of the factory.
+        state: a file with weights, or a folder of such files; None if the factory loads weights.
+        context: number of tokens that a module without `start` and `step` reads.
+        round: the round, if no name has it.
     """
 
     spec: str
@@ -197,7 +197,7 @@ class OtherModel:
 
     @cached_property
     def folder(self) -> Path | None:
-        """Return the folder that the model is; None where a factory makes it."""
+        """Return the folder of the model; None if a factory makes it."""
         if not Path(self.spec).is_dir():
             return None
         if self.state is not None or self.arguments or self.context is not None:
@@ -228,7 +228,7 @@ class OtherModel:
             return load_other(self.spec, self.arguments, weights, self.context, "--model ")
         if canaries.tokens is None:
             raise InputError(
-                f"--model {self.spec}: canaries are of words, and the model has tokens; draw canaries with flsim data "
+                f"--model {self.spec}: canaries have words, but the model has tokens; draw canaries with flsim data "
                 f"canaries --tokenizer {self.spec}, or wrap the model in a function"
             )
         return load_folder(weights, canaries.layout.vocabulary_size, canaries.tokens)
@@ -244,11 +244,11 @@ def measure(
     out: Path | None = None,
     name: str | None = None,
 ) -> list[Row]:
-    """Measure each checkpoint of a model as `flsim.evaluation.audit.audit` does, and store the rows where `out` is set.
+    """Measure each checkpoint of a model as `flsim.evaluation.audit.audit` does, and store the rows if `out` is set.
 
     Args:
         model: the model.
-        canaries: what may have been in its training data.
+        canaries: phrases that may have been in its training data.
         hparams: settings of the evaluation.
         seed: seed of references and of the choice of test users.
         device: torch device, such as "cuda".
@@ -260,7 +260,7 @@ def measure(
         The rows of all rounds.
 
     Raises:
-        InputError: a checkpoint or the factory is wrong, the model breaks the protocol, or `out` holds something else.
+        InputError: a checkpoint or the factory is wrong, the model breaks the protocol, or `out` has other content.
     """
     folder = None if out is None else Measurements(out, name or model.label, canaries, hparams, seed)
     if folder is not None:

@@ -16,11 +16,11 @@ from flsim.training.own_model import refuse_too_large
 Kind = TypeVar("Kind", bound=Config)
 
 
-REFERENCES = 20_000  # of a base model: reading a sequence takes its whole forward pass
+REFERENCES = 20_000  # of a base model: each sequence needs a complete forward pass
 
 
 def settled_on(settings: Kind, corpus: Corpus) -> Kind:
-    """Return settings with what a corpus and the files of a base model decide.
+    """Return settings with the values that a corpus and the files of a base model determine.
 
     By default a base model has fewer references than others, and exposure over all phrases in addition.
 

@@ -55,7 +55,7 @@ def export_network(run: Path, out: Path, round_: int | None = None, merge: bool 
         run: the run folder.
         out: the new folder; see `flsim.models.hf.HuggingFaceModel.export`. A complete model gets the tokenizer of the
             corpus.
-        round_: the round of the checkpoint; the newest one where None.
+        round_: the round of the checkpoint; None for the newest.
         merge: whether to add the adapters to the base.
 
     Raises:

@@ -11,7 +11,7 @@ SMALL = {"model_type": "gpt2", "n_layer": 1, "n_head": 1, "n_embd": 8, "n_positi
 
 
 def test_a_row_for_each_size() -> None:
-    hparams = LoraBenchHParams(SMALL, 60, rank=2, alone=2, at_once=(2, 3))
+    hparams = LoraBenchHParams(SMALL, 60, rank=2, single=2, at_once=(2, 3))
     rows = list(bench_lora(hparams))
     assert [row["at_once"] for row in rows] == [1, 2, 3]
     assert [row["ratio"] for row in rows] == [row["users_per_second"] / rows[0]["users_per_second"] for row in rows]

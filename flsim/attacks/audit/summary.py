@@ -1,8 +1,9 @@
 """`flsim audit --summary`: one screen about a model for a reader who decides, such as a data protection officer.
 
-What was tested, what was found, what follows, and what does not. Each canary is tested at once with all others: its
-rank among R random phrases has the p-value rank / (R + 1), because a phrase that training never saw has each rank with
-the same probability, and the p-values are corrected by Holm (1979), which holds for any dependence between canaries.
+It describes what was tested, what was found, what follows, and what does not follow. A canary's rank among R random
+phrases has the p-value rank / (R + 1), because a phrase that training never saw has each rank with the same
+probability. All canaries are tested at once: the p-values are corrected with the method of Holm (1979), which is valid
+for any dependence between canaries.
 """
 
 from collections.abc import Iterator
@@ -21,8 +22,8 @@ from flsim.results.tables import copies
 from flsim.show.table import Column, markdown, note
 
 WRITTEN = next(flag for flag in flags(QUANTITIES.values()) if flag.is_standard and not flag.is_ranked)
-LEVEL = 0.05  # probability that any canary is wrongly called detected
-MOST_LINES = 6  # of a table by copies; more numbers of copies are put together by powers of two
+LEVEL = 0.05  # probability of a wrong detection among all canaries
+MOST_LINES = 6  # of a table by copies; more numbers of copies are grouped by powers of two
 UNKNOWN = ""  # in place of a number that was not measured
 
 
@@ -33,10 +34,10 @@ def detected_canaries(subject: Subject) -> pd.DataFrame:
         subject: the audited model; controls and canaries that a coin left out have 0 copies.
 
     Returns:
-        Rows in the order of the roster; extracted is NaN where no beam search was measured.
+        Rows in the order of the roster; extracted is NaN if no beam search was measured.
 
     Raises:
-        InputError: no canary was ranked, or so few references that not even rank 1 could be detected.
+        InputError: no canary was ranked, or there are too few references to detect rank 1.
     """
     results = subject.results
     ranks = results.of_canaries("rank", subject.round)
@@ -167,8 +168,8 @@ def _open(subject: Subject, found: pd.DataFrame) -> Iterator[str]:
             f"detectable (95% confidence), and stronger attacks may find more."
         )
     yield "Anything about real records: they differ from random phrases in length, in content and in repetition."
-    yield f"An upper bound on the loss of privacy of one {subject.unit}: an attack proves lower bounds alone."
+    yield f"An upper bound on the loss of privacy of one {subject.unit}: an attack proves only lower bounds."
     yield (
-        "What the law says of the model. For a reader who assesses it, with EDPB Opinion 28/2024 on AI models as the "
-        "frame, this page is technical evidence, and not the assessment."
+        "A legal assessment of the model. For a reader who assesses it, for example with EDPB Opinion 28/2024 on AI "
+        "models, this page is technical evidence, and not the assessment."
     )

@@ -1,7 +1,7 @@
 """Steps 3 and 4 of an import with a tokenizer: passages become records of tokens, and the corpus gets its ids.
 
-The passages of a bucket, see `flsim.data.importing.gather`, are encoded with the model's ids, one bucket a task. The
-counts of all buckets' tokens then give the corpus' ids, with which the users are written.
+A task encodes the passages of a bucket (see `flsim.data.importing.gather`) with the model's ids. The counts of the
+tokens of all buckets then determine the corpus' ids, and the users are written with these ids.
 """
 
 import json
@@ -36,7 +36,7 @@ LOST = {
 
 @dataclass(frozen=True)
 class Cutting:
-    """How a user asks to cut text into tokens.
+    """The settings that cut text into tokens.
 
     Attributes:
         tokenizer: the tokenizer; None trains one.
@@ -48,14 +48,14 @@ class Cutting:
 
     @property
     def described(self) -> dict[str, Any]:
-        """Return the parameters of a corpus."""
+        """Return the settings as parameters of a corpus."""
         tokenizer = self.tokenizer
         given = {"name": tokenizer.folder.resolve().name, "files": tokenizer.files} if tokenizer else "trained"
         return {"tokenizer": given, **({"prompt_column": self.prompt_column} if self.prompt_column else {})}
 
 
 def entries(path: Path) -> Iterator[tuple[list[Any], int]]:
-    """Yield the passages in a bucket's words, in order, each with its count in train users."""
+    """Yield the passages in the words of a bucket, in order, each with its count in train users."""
     (end,) = cuts([path], 1)[:, 1].tolist()
     ranges: list[Range] = [(str(path), 0, end)]
     for line in read_lines(ranges) if end else ():
@@ -75,17 +75,17 @@ def train_on(_report: Report, buckets: Sequence[Path], size: int, folder: Path) 
 def encode_bucket(_report: Report, words: Path, tokenizer: Path, record_words: int, path: Path) -> dict[str, Any]:
     """Write the records of a bucket's passages.
 
-    A text of more than `record_words` tokens is several records. A prompt and its answer are one record, of which what
-    is too much is cut off; a prompt that leaves no room for an answer has no record.
+    A text of more than `record_words` tokens becomes several records. A prompt and its answer are one record, and
+    tokens after the longest record are cut off. A prompt that leaves no room for an answer has no record.
 
     Args:
         words: the passages.
         tokenizer: folder of the tokenizer.
-        record_words: tokens of the longest record.
+        record_words: number of tokens of the longest record.
         path: file of the records, see `Encoded`.
 
     Returns:
-        ``records``, their number.
+        ``records``, the number of records.
     """
     splitter = Tokenizer(tokenizer)
     tokens: list[list[int]] = []
@@ -133,11 +133,11 @@ class Encoded:
             self.counts = arrays["counts"]
 
     def users(self, users: Users) -> tuple[Ints, Ints, Ints, Ints, int, int]:
-        """Return the records of users, whose tokens stand for passages.
+        """Return the records of users whose tokens are passages.
 
         Returns:
-            The model's ids [tokens]; tokens and tokens of the prompt of each record; records of each user; numbers of
-            passages without a record, and of tokens that were cut off.
+            The model's ids [tokens]; numbers of tokens and of tokens in the prompt of each record; number of records of
+            each user; number of passages without a record; and number of tokens that were cut off.
         """
         passages = users.tokens
         records = _spread(self._records, passages)
@@ -149,7 +149,7 @@ class Encoded:
 
 
 def _spread(lengths: Ints, chosen: Ints) -> Ints:
-    """Return the places of the elements of chosen pieces, of pieces of these lengths that follow each other."""
+    """Return the positions of the elements of chosen pieces; all pieces are consecutive and have these lengths."""
     starts = np.cumsum(lengths, dtype=np.int64) - lengths
     chosen_lengths = lengths[chosen].astype(np.int64)
     ends = np.cumsum(chosen_lengths)
@@ -157,12 +157,12 @@ def _spread(lengths: Ints, chosen: Ints) -> Ints:
 
 
 def vocabulary_of(tokenizer: Tokenizer, counts: NDArray[np.int64], record_words: int, prompts: bool) -> TokenVocabulary:
-    """Return the vocabulary of a corpus, and with it the ids of its tokens.
+    """Return the vocabulary of a corpus with the ids of its tokens.
 
     Args:
         tokenizer: the tokenizer.
         counts: int64 [rows], how often train users have each of the model's ids.
-        record_words: tokens of the longest record.
+        record_words: number of tokens of the longest record.
         prompts: whether records can begin with a prompt.
     """
     layout, ids = tokenizer.table(counts)
@@ -176,10 +176,11 @@ def vocabulary_of(tokenizer: Tokenizer, counts: NDArray[np.int64], record_words:
 def encode(
     pieces: Pieces, pool: Pool, buckets: list[Path], hparams: ImportHParams, cutting: Cutting
 ) -> TokenVocabulary:
-    """Run step 3 with a tokenizer, which is trained now if none was given; return the vocabulary.
+    """Run step 3 with a tokenizer, which is trained first if none is given; return the vocabulary.
 
     Raises:
-        InputError: no tokenizer of that size can be trained, or no record of train users has a token to predict.
+        InputError: no tokenizer with this number of tokens can be trained, or no record of train users has a token to
+            predict.
     """
     words = [bucket.with_name(f"{bucket.name}.words") for bucket in buckets]
     tokenizer = cutting.tokenizer
@@ -213,7 +214,7 @@ def write_users(writer: CorpusWriter, tokens: TokenMap, buckets: list[Path], dro
         writer: the writer of the corpus.
         tokens: the ids of the corpus.
         buckets: the users.
-        dropped: where passages without a record, and tokens that are cut off, are counted by reason.
+        dropped: counts by reason; passages without a record, and tokens that are cut off, are added.
 
     Returns:
         The number of unknown tokens, by split.

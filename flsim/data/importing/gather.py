@@ -37,8 +37,8 @@ class ImportHParams:
 
     Attributes:
         vocabulary_size: number of token ids, the four special ones included.
-        record_words: a record is a sentence cut at this many words, or, by tokens, so many tokens of a text: a longer
-            text becomes several records.
+        record_words: a record is a sentence cut at this many words. In a corpus by tokens, a record has at most this
+            many tokens of a text, and a longer text becomes several records.
         words_per_user: authors who wrote fewer words are dropped. The others are cut into users who wrote at least this
             many. Punctuation is not counted, and sentences are counted before they are cut. In a corpus by tokens,
             words are counted too, so users do not depend on the tokenizer. None keeps authors complete; otherwise test
@@ -75,7 +75,7 @@ class ImportHParams:
         if self.layout == TOKENIZER and self.by != "tokens":
             raise InputError(f"layout must be one of {', '.join(LAYOUTS)}, found {self.layout!r}")
         if self.ascii and self.by == "tokens":
-            raise InputError("ascii removes characters from words, and a tokenizer has tokens for all; remove it")
+            raise InputError("ascii removes characters, but a tokenizer has tokens for all characters; remove ascii")
         if self.heldout + self.test >= 1:
             raise InputError(
                 "heldout + test must be less than 1, or no author remains for training, found "
@@ -164,7 +164,7 @@ def written(tokens: Collection[str]) -> NDArray[np.bool_]:
 
 
 def entry_of(words: int, text: str, prompt: str | None = None) -> str:
-    """Return a passage as a line of step 1 has it: JSON of its number of words, its text, and its prompt if any."""
+    """Return a passage as in a line of step 1: JSON of its number of words, its text, and its prompt if any."""
     return json.dumps([words, text] if prompt is None else [words, text, prompt], ensure_ascii=False)
 
 
@@ -182,7 +182,7 @@ def passages(text: str, most: int | None) -> Iterator[tuple[int, str]]:
 
     Args:
         text: a plain text.
-        most: words of a user; None does not cut the text.
+        most: number of words of a user; None does not cut the text.
     """
     ends = word_ends(text)
     bounds = ends[most - 1 : -1 : most] if most else []

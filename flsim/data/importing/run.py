@@ -85,10 +85,10 @@ def import_corpus(
         lines_per_author: number of consecutive lines of plain text that count as an author; by default 200.
         sites: the site of each Stack Exchange dump, in their order; by default taken from the files' names.
         delimiter: the character between two fields of CSV; by default a tab in ``.tsv`` files, and a comma in others.
-        tokenizer: folder of a tokenizer that cuts the text, with tokenizer.json, where `hparams` are by tokens; by
-            default a tokenizer is trained. Its size replaces `vocabulary_size`.
-        prompt_column: name of the column of prompts, for formats that name columns and corpora by tokens: the texts are
-            answers, and models are trained to write the answers alone.
+        tokenizer: folder of a tokenizer that cuts the text, with tokenizer.json, if `hparams` are by tokens; by default
+            a tokenizer is trained. The number of its tokens replaces `vocabulary_size`.
+        prompt_column: name of the column of prompts, for formats with columns and corpora by tokens. The texts are then
+            answers, and models are trained to write only the answers.
 
     Returns:
         The new corpus.
@@ -169,7 +169,7 @@ def _sized(hparams: ImportHParams, tokenizer: Tokenizer | None) -> ImportHParams
     """Return the settings of a corpus by tokens with the number of its ids.
 
     Raises:
-        InputError: the tokenizer cannot be used, or one of so few tokens cannot be trained.
+        InputError: the tokenizer cannot be used, or the number of tokens is too small to train a tokenizer.
     """
     if tokenizer is not None:
         tokenizer.refuse_unusable()
@@ -177,7 +177,7 @@ def _sized(hparams: ImportHParams, tokenizer: Tokenizer | None) -> ImportHParams
         return replace(hparams, vocabulary_size=layout.vocabulary_size, layout=TOKENIZER)
     if hparams.vocabulary_size < SMALLEST:
         raise InputError(
-            f"a tokenizer of {hparams.vocabulary_size:,} tokens cannot be trained: 4 are special and 256 bytes; give "
+            f"a tokenizer of {hparams.vocabulary_size:,} tokens cannot be trained: 260 are special or bytes; set "
             f"--train-tokenizer {SMALLEST} or more"
         )
     return replace(hparams, layout=TOKENIZER)

@@ -78,7 +78,7 @@ def read_part(
         piece: characters of sentences in a file; only the last post of a file may exceed it.
         by: whether words are counted, or characters; by tokens, sentences are written as passages of texts.
         drop_authors: names of authors whose posts are dropped.
-        words_per_user: words of the longest passage.
+        words_per_user: number of words of the longest passage.
 
     Returns:
         ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``splits``, the number of sentences
@@ -138,7 +138,7 @@ def read_part(
 
 
 def _entries(post: Post, words_per_user: int | None) -> list[str]:
-    """Return the passages of a post; an answer to a prompt is one, however long it is."""
+    """Return the passages of a post; an answer to a prompt is one passage of any length."""
     most = words_per_user if post.prompt is None else None
     return [entry_of(words, part, post.prompt) for text in post.sentences for words, part in passages(text, most)]
 
@@ -467,7 +467,7 @@ class Steps:
         for source, format in zip(sources, formats, strict=True):
             if self.prompt_column is not None and format.name not in WITH_PROMPTS:
                 raise InputError(
-                    f"{source.path}: --prompt-column is for {', '.join(WITH_PROMPTS)}, and this is {format.name}; "
+                    f"{source.path}: --prompt-column needs {', '.join(WITH_PROMPTS)}, but this is {format.name}; "
                     "remove it"
                 )
 

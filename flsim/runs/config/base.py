@@ -219,7 +219,7 @@ class Config(ABC):
         values = custom_code.renamed(type(self), asdict(self), by_content)
         del values["system"], values["data"]["corpus"], values["evaluation"]["every"]
         del values["evaluation"]["every_epochs"]
-        for name in FILES:  # `digest` tells the contents of the base, and that of the corpus those of tokens
+        for name in FILES:  # `digest` identifies the contents of the base, and the digest of the corpus those of tokens
             del values["model"][name]
         for name in self._without_digest:
             del values["training"][name]

@@ -185,10 +185,11 @@ def _block(batches: Sequence[Batch], device: torch.device) -> Block:
 
 
 def users_at_once(model: TrainableModel, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0) -> int:
-    """Return how many users train fastest at once; 1 where blocks cannot train the model, or gain nothing.
+    """Return the number of users that train fastest at once; 1 if blocks cannot train the model, or are not faster.
 
-    On a CPU it depends on the settings alone, so that every process and every resume groups users alike. Half of the
-    longest record is taken as the length of a record. On a GPU it depends on the GPU's memory too.
+    On a CPU the number depends only on the settings, so every process and every resume groups users in the same way.
+    The estimate uses half of the longest record as the length of a record. On a GPU the number also depends on the
+    memory of the GPU.
     """
     lora = model.hparams.lora
     has_direction = optimizer_named(configured(hparams, "optimizer")).direction is not None
