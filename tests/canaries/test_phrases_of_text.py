@@ -58,7 +58,7 @@ def test_phrases_of_words_are_canaries_in_their_order(make_corpus: MakeCorpus, t
     ("phrases", "message"),
     [
         (("w1 w2", "nowhere"), r'"nowhere" is not in the vocabulary'),
-        (("w1 w2", "w1  w2"), r'"w1  w2" is the same as another one'),
+        (("w1 w2", "w1  w2"), r'"w1  w2" is the same as another phrase'),
         (("w1 w2", " "), r'" " is empty'),
         (("w1 w2", "w0 w0"), r'"w0 w0" occurs in train'),
         (("w1 w2", "w1 " * 21), "canaries of 21 words would be cut"),

@@ -70,7 +70,7 @@ def test_a_training_file_is_held_against_the_folder(drawn: CanarySet, tmp_path: 
     assert f"e.g. of {control.id}" in checked([*lines, stray])[1]
     longer = json.dumps({"prompt": drawn.text_of(control)["text"] + "1", "completion": " z"})
     assert checked([*lines, longer])[0] == 0  # another word is no copy
-    assert "4 canaries get no loss" in checked(lines, "--record-length", "3")[1]
+    assert "4 canaries have no loss" in checked(lines, "--record-length", "3")[1]
     assert checked(lines, "--record-length", "4") == (0, "")  # the first unknown word is a target
     (tmp_path / "mine.py").write_text(
         "def letters(text):\n    return [*text]\n\ndef fails(text):\n    raise KeyError(1)\n"

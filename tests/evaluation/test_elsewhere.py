@@ -124,7 +124,7 @@ def test_canaries_that_somebody_chose_are_refused(drawn: CanarySet, tmp_path: Pa
         CanarySet.read(tmp_path / "planted")
     whole["files"]["roster.parquet"] = file_digest(roster)
     manifest.write_text(json.dumps(whole))
-    with pytest.raises(InputError, match="not those that its law draws, so they prove nothing"):
+    with pytest.raises(InputError, match="not those that the law draws, so they prove nothing"):
         CanarySet.read(tmp_path / "planted")
     with pytest.raises(InputError, match=r"has no canaries\.json; name a folder that `flsim data canaries` wrote"):
         CanarySet.read(tmp_path / "weights")
@@ -206,7 +206,7 @@ def test_listed_canaries_prove_nothing(copied: Run, flsim: Flsim, tmp_path: Path
     )
     code, _, err = measured(copied, flsim, tmp_path, "--state", tmp_path / "weights", "--out", tmp_path / "more")
     assert (code, (tmp_path / "more").exists()) == (2, False)
-    assert "add the column copies, 0 for a control, or leave out --out" in err
+    assert "add the column copies, 0 for a control, or remove --out" in err
 
 
 def test_a_folder_takes_more_rounds_and_nothing_else(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
@@ -217,9 +217,9 @@ def test_a_folder_takes_more_rounds_and_nothing_else(copied: Run, flsim: Flsim, 
     assert sorted(rows(tmp_path / "theirs")["round"].unique()) == [*(int(p.stem[6:]) for p in (first, last)), 77]
     before = {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("*") if path.is_file()}
     code, _, err = measured(copied, flsim, tmp_path, "--state", first, "--prefix", "2")
-    assert (code, "holds measurements under another name, of other canaries or with other settings" in err) == (2, True)
+    assert (code, "has measurements with another name, of other canaries or with other settings" in err) == (2, True)
     code, _, err = measured(copied, flsim, tmp_path, "--state", first, "--out", tmp_path / "weights")
-    assert (code, "exists, and holds no measurements of a model; name another folder" in err) == (2, True)
+    assert (code, "exists, and has no measurements of a model; name another folder" in err) == (2, True)
     assert before == {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("*") if path.is_file()}
 
 

@@ -84,10 +84,10 @@ def test_canaries_by_the_tokenizer_of_a_model(base: Path, tmp_path: Path, flsim:
     [
         (
             "words",
-            "canaries are of words, and the model has tokens; draw canaries with flsim data canaries --tokenizer",
+            "canaries have words, but the model has tokens; draw canaries with flsim data canaries --tokenizer",
         ),
         ("pickle", "holds only pytorch_model.bin, a pickle, which could execute code"),
-        ("base", "is no folder here; write the folder of the base there"),
+        ("base", "is not a folder; write the folder of the base there"),
     ],
 )
 def test_folders_that_cannot_be_measured(base: Path, tmp_path: Path, flsim: Flsim, change: str, message: str) -> None:

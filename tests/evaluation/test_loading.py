@@ -68,8 +68,8 @@ def test_weights_as_trainers_save_them(net: Path, name: str, factory: str) -> No
     ("name", "value", "message"),
     [
         ("a.pt", {"embedding.weight": torch.zeros(7, 3)}, "not the weights of"),
-        ("a.pt", [1, 2], "holds no state dict; save model.state_dict()"),
-        ("a.pt", {"epoch": 3}, "holds no state dict"),
+        ("a.pt", [1, 2], "has no state dict; save model.state_dict()"),
+        ("a.pt", {"epoch": 3}, "has no state dict"),
         ("a.pt", None, "weights cannot be read"),
         ("a.npz", None, "weights cannot be read"),
     ],

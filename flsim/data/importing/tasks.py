@@ -467,7 +467,7 @@ class Steps:
         for source, format in zip(sources, formats, strict=True):
             if self.prompt_column is not None and format.name not in WITH_PROMPTS:
                 raise InputError(
-                    f"{source.path}: --prompt-column needs {', '.join(WITH_PROMPTS)}, but this is {format.name}; "
+                    f"{source.path}: --prompt-column is for {', '.join(WITH_PROMPTS)}, and this is {format.name}; "
                     "remove it"
                 )
 

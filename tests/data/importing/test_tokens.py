@@ -206,7 +206,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "no file": (lambda folder: (folder / "tokenizer.json").unlink(), "has no tokenizer.json"),
     "no tokenizer": (lambda folder: (folder / "tokenizer.json").write_text("{}"), "not a tokenizer"),
     "no JSON": (lambda folder: (folder / "tokenizer_config.json").write_text("{"), "not JSON"),
-    "no end": (lambda folder: (folder / "tokenizer_config.json").write_text("{}"), "names no token for the begin"),
+    "no end": (lambda folder: (folder / "tokenizer_config.json").write_text("{}"), "has no token for the begin"),
     "few rows": (config(vocab_size=300), "has 330 tokens, but the model of config.json has a vocab_size of 300"),
 }
 
