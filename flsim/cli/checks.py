@@ -87,7 +87,7 @@ def evaluate(
     context: Annotated[
         int | None,
         typer.Option(
-            help="Tokens that the model reads, e.g. 32, where it is a module without methods start and step.",
+            help="Tokens that the model reads, e.g. 32, if it is a module without methods start and step.",
             show_default="none",
             rich_help_panel=OF_MODEL,
         ),
@@ -155,7 +155,7 @@ def evaluate(
     prefix: Annotated[
         int | None,
         typer.Option(
-            help="Words of a canary that the attacker knows.",
+            help="Number of words of a canary that the attacker knows.",
             show_default="1, or that of the folder of canaries",
             rich_help_panel=OF_MODEL,
         ),

@@ -101,8 +101,8 @@ def from_forward(
 ) -> ForwardModel:
     """Return a `LanguageModel` of a module whose forward maps int64 [B, T] to logits [B, T, V].
 
-    A module with token ids of its own, such as subwords, needs `words` and `bos`. Its other ids are together the
-    unknown word, so that probabilities of words are those that the module gives them.
+    A module with other token ids, such as subwords, needs `words` and `bos`. All further ids of the module together are
+    the unknown word, so the probabilities of words are those of the module.
 
     Args:
         module: causal module; logits at a position are of the next token. It may also return an object with `.logits`.

@@ -17,7 +17,7 @@ from flsim.results.rows import identity_of
 
 FILE = "run.json"
 SETTINGS = "config.toml"
-MEASUREMENTS = "measurements.toml"  # in place of it, where a model was trained elsewhere and only measured here
+MEASUREMENTS = "measurements.toml"  # replaces it if a model was trained elsewhere and flsim only measured it
 STATUSES = ("running", "completed", "diverged", "failed", "interrupted")
 PARTITIONS = {"iid": "IID", "non-iid": "Non-IID"}  # data.partition -> its name in a table
 

@@ -73,7 +73,7 @@ class RunResults:
 
     @property
     def is_elsewhere(self) -> bool:
-        """Return whether the model was trained elsewhere, so that nothing is known of its rounds."""
+        """Return whether the model was trained elsewhere; its rounds are then unknown."""
         return self.settings.get("training.kind") == "elsewhere"
 
     @property

@@ -90,7 +90,7 @@ def _of_checkpoint(path: Path, device: str) -> TrainableModel:
 
 
 def _own_model(path: Path, saved: ModelHParams) -> ModelHParams:
-    """Return the settings of a network whose files the run's settings name: a custom one, or a base model."""
+    """Return the settings of a custom network or a base model, whose files the run's settings name."""
     settings = path.resolve().parent.parent / "config.toml"
     if not settings.is_file():
         name = short_name(saved.architecture)

@@ -117,7 +117,7 @@ def load_model(run: Run, path: Path, device: str) -> tuple[State, TrainableModel
 
 
 def base_of(run: Run, device: str) -> TrainableModel:
-    """Return the model before training, of a run that fine-tunes a base model; raise InputError for other runs."""
+    """Return the base model of a run, as before training; raise InputError for runs without a base model."""
     if run.config.model.architecture != "hf":
         raise InputError(f'{run.path}: has no base; "{BASE}" is for runs of architecture "hf"; name a checkpoint')
     model = checkpoint.model_of(run.provenance).initialize(run.config.seed)

@@ -78,7 +78,7 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
 
 
 def _participation(rows: pd.DataFrame) -> list[Column]:
-    """Return columns of who took part in the rounds of a canary's rows."""
+    """Return columns with the participation of sharers in the rounds of a canary's rows."""
     cells = [shorten(" ".join(map(str, rounds)), ROUNDS_SHOWN, placeholder=" ...") for rounds in rows["sharer_rounds"]]
     return [
         Column("sharers", formatted(rows["sharers"], "{:,}")),

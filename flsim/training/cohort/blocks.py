@@ -23,7 +23,7 @@ from flsim.training.hparams import LocalHParams
 from flsim.training.local import local_batches
 from flsim.training.optimizers import BETAS, optimizer_named
 
-# Measured: docs/benchmarks.md, "LoRA adapters". On a CPU more positions of a step gain nothing, nor do fewer users.
+# Measured: docs/benchmarks.md, "LoRA adapters". On a CPU more positions per step or fewer users are not faster.
 POSITIONS_ON_CPU = 400
 FEWEST_ON_CPU, MOST_ON_CPU, MOST_ON_GPU = 4, 16, 64
 SLACK = 0.7  # of a GPU's memory
