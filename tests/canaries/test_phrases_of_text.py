@@ -74,7 +74,7 @@ def test_wrong_phrases_are_refused(make_corpus: MakeCorpus, phrases: tuple[str, 
     [
         ({"count": 2}, "phrases lists 3 texts for 2 canaries"),
         ({"source": "words"}, 'phrases are of source "phrases", found "words"'),
-        ({"length": 4}, "length and phrases both say"),
+        ({"length": 4}, "length and phrases both set"),
     ],
 )
 def test_settings_that_do_not_fit_phrases_are_refused(changes: dict[str, object], message: str) -> None:
@@ -128,7 +128,7 @@ def test_a_tokenizer_without_digits_is_named(tmp_path: Path) -> None:
     hparams = ImportHParams(record_words=40, words_per_user=None, heldout=0, test=0, by="tokens")
     source = write_jsonl(tmp_path / "a.jsonl", [("a", "the cat and the dog")])
     corpus = import_corpus([source], tmp_path / "corpus", hparams, tokenizer=folder)
-    with pytest.raises(InputError, match='needs a token "0", which the tokenizer of the corpus lacks'):
+    with pytest.raises(InputError, match='needs a token "0" that the tokenizer of the corpus lacks'):
         Secrets.from_template("a {d2}", corpus.vocabulary)
 
 

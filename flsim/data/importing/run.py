@@ -177,7 +177,7 @@ def _sized(hparams: ImportHParams, tokenizer: Tokenizer | None) -> ImportHParams
         return replace(hparams, vocabulary_size=layout.vocabulary_size, layout=TOKENIZER)
     if hparams.vocabulary_size < SMALLEST:
         raise InputError(
-            f"a tokenizer of {hparams.vocabulary_size:,} tokens cannot be trained: 260 are special or bytes; set "
+            f"a tokenizer of {hparams.vocabulary_size:,} tokens cannot be trained: 260 are special or bytes; give "
             f"--train-tokenizer {SMALLEST} or more"
         )
     return replace(hparams, layout=TOKENIZER)

@@ -268,7 +268,7 @@ def test_a_tokenizer_that_changes_meanwhile_is_refused(tmp_path: Path, monkeypat
         return done
 
     monkeypatch.setattr(tasks, "write_users", write_then_change)
-    with pytest.raises(InputError, match="tokenizer: changed while it was read"):
+    with pytest.raises(InputError, match="tokenizer: the file changed while flsim read it"):
         import_corpus([source], tmp_path / "out", HPARAMS, tokenizer=folder)
     assert not (tmp_path / "out").exists()
 
