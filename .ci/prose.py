@@ -66,7 +66,8 @@ class Text:
 
 def texts_of(page: str) -> Iterator[Text]:
     """Yield the paragraphs and the rows of tables of a page; code and comments are omitted."""
-    lines, fenced, block, start = page.splitlines(), False, [], 0
+    lines, fenced, start = page.splitlines(), False, 0
+    block: list[str] = []
     for number, line in enumerate([*lines, ""], 1):
         plain = line.strip()
         if plain.startswith("```"):
@@ -109,9 +110,9 @@ def texts_in_code(name: str, source: str) -> Iterator[Text]:
     yield from texts_of("\n".join(comments))
 
 
-def _strings(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.Expr, str]]:
+def _strings(tree: ast.Module) -> Iterator[tuple[ast.Expr | ast.Constant | ast.JoinedStr, str]]:
     """Yield each string of a module, with the names of its fields as VALUE; a docstring comes as its statement."""
-    parts = set()
+    parts: set[int] = set()
     for node in ast.walk(tree):
         string = node.value if isinstance(node, ast.Expr) else node
         if isinstance(string, ast.JoinedStr):
@@ -125,7 +126,7 @@ def _strings(tree: ast.Module) -> Iterator[tuple[ast.expr | ast.Expr, str]]:
             parts.add(id(string))
         else:
             continue
-        yield node, text
+        yield node if isinstance(node, ast.Expr) else string, text
 
 
 def _page_of(docstring: str) -> str:

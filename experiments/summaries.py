@@ -7,7 +7,7 @@
     python -m experiments.summaries layers runs/layers
 
 Differences are paired by seed. Intervals are 95% intervals of Student's t over seeds, and p is of the paired t test.
-`python .ci/results.py` then writes the tables into the pages.
+`python .ci/result_tables.py` then writes the tables into the pages.
 """
 
 import csv

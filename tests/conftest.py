@@ -98,6 +98,18 @@ def trained_here(experiment: Experiment, tmp_path_factory: pytest.TempPathFactor
     return trained_once(experiment, tmp_path_factory, "here", train_here)
 
 
+@pytest.fixture
+def copy_of_trained(experiment: Experiment, tmp_path_factory: pytest.TempPathFactory) -> Trained:
+    """Copies, in the experiment's folder, of runs that the command has trained once for all tests, without Ray."""
+    trained = trained_once(
+        experiment,
+        tmp_path_factory,
+        "command",
+        lambda own, overrides: own.run("run", *overrides, options=["--in-process"]),
+    )
+    return lambda *overrides: Path(shutil.copytree(trained(*overrides), experiment.folder / "run"))
+
+
 def trained_once(
     experiment: Experiment,
     factory: pytest.TempPathFactory,

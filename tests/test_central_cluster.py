@@ -128,6 +128,7 @@ def test_a_run_says_what_it_waits_for_and_goes_on_when_another_is_interrupted(be
     assert_same_state(state_of(second.path), trained_in_one_go(second.path))
 
 
+@pytest.mark.slow
 def test_a_killed_training_goes_on_from_its_newest_checkpoint(begin: Begin) -> None:
     """Killed once without retries, and once with; then it equals the run that nothing happened to."""
     long = ("training.steps=1500", "evaluation.every=1500")

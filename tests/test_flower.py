@@ -87,7 +87,7 @@ def test_a_private_run_equals_the_paper_s_loop_whatever_the_shards(experiment: E
     assert 0 in users
     assert max(users) > 1
     overrides = [part for text in (*settings, "system.shards=5", "privacy.delta=0.05") for part in ("--set", text)]
-    done = experiment.flsim("run", experiment.config, "--out", "other", "--in-process", *overrides)
+    done = experiment.call("run", experiment.config, "--out", "other", "--in-process", *overrides)
     messages = " ".join(done.stderr.split())
     assert "privacy.delta 0.05 is not below 1 / 24 users" in messages
     assert "other: user-level privacy after poisson sampling, delta 0.05: epsilon " in messages

@@ -73,7 +73,7 @@ def test_divergence_ends_it_with_its_reason(
     [
         (("--address", "auto"), "--in-process does not use Ray; remove --address, --head and --cpus"),
         (("--cpus", "2"), "--in-process does not use Ray; remove --address, --head and --cpus"),
-        (("--set", "system.device=cuda"), '--in-process: trains on a CPU; set system.device = "cpu"'),
+        (("--set", "system.device=cuda"), '--in-process needs a CPU; set system.device = "cpu"'),
     ],
 )
 def test_what_needs_ray_is_refused_and_leaves_no_run(
@@ -114,11 +114,11 @@ def test_it_equals_a_run_on_ray(
 
 
 @pytest.mark.parametrize("about", [None, "", "{"], ids=["lost", "empty", "cut"])
-def test_a_run_goes_on_whatever_became_of_its_run_json(experiment: Experiment, flsim: Flsim, about: str | None) -> None:
+def test_a_run_goes_on_whatever_became_of_its_run_json(
+    experiment: Experiment, copy_of_trained: Trained, flsim: Flsim, about: str | None
+) -> None:
     """A loss of power can lose run.json, empty it or cut it. The run goes on by its other files, and completes."""
-    experiment.config.write_text(TINY)
-    out = experiment.folder / "new"
-    assert flsim("run", experiment.config, "--out", out, "--in-process", "--set", "training.rounds=1")[0] == 0
+    out = copy_of_trained("training.rounds=1")
     (out / "run.json").unlink()
     if about is not None:
         (out / "run.json").write_text(about)

@@ -243,7 +243,7 @@ server_optimizer_options = { factor = 0.5 }
         "--set", "training.sampler_options.part=0.5", check=False,
     )  # fmt: skip
     assert refused.returncode == 2
-    assert "training.sampler_options.part was 0.9 and is 0.5 now" in refused.stderr
+    assert "training.sampler_options.part was 0.9 and is now 0.5" in refused.stderr
 
 
 def test_dp_with_a_sampler_of_options_is_accounted_before_training(own: str) -> None:

@@ -35,13 +35,9 @@ def has_schema(schema: str, *files: Path) -> bool:
 
 
 @pytest.mark.parametrize(("schema", "files"), SCHEMAS, ids=lambda value: value if isinstance(value, str) else "")
-def test_files_have_their_schemas(schema: str, files: list[Path], tmp_path: Path) -> None:
+def test_files_have_their_schemas(schema: str, files: list[Path]) -> None:
     assert files
     assert has_schema(schema, *files)
-    shutil.copy(files[0], tmp_path / files[0].name)
-    with (tmp_path / files[0].name).open("a") as file:
-        file.write("\nno-such-key: [1, 2]\n")
-    assert not has_schema(schema, tmp_path / files[0].name)
 
 
 def test_hooks_of_pre_commit_are_valid_and_are_programs_of_the_environment() -> None:

@@ -111,8 +111,8 @@ def test_prometheus_reads_what_the_folder_says(experiment: Experiment, prometheu
     assert_folder_says(prometheus.wait(kind, lambda seen: seen.get(figure("round")) == rounds), run, rounds)
 
 
-def test_without_ray_there_are_no_metrics_and_values_that_are_not_finite_are_left_out(trained: Trained) -> None:
-    metrics = RoundMetrics(Run.open(trained()))
+def test_without_ray_there_are_no_metrics_and_values_that_are_not_finite_are_left_out(trained_here: Trained) -> None:
+    metrics = RoundMetrics(Run.open(trained_here()))
     metrics.report({"round": 1, "loss": None, "seconds": math.inf})
     assert not ray.is_initialized()
 

@@ -47,24 +47,15 @@ def message_of(call: Callable[[], object]) -> str:
             f"architecture must be a name; {OWN}, found the class Thing",
         ),
         (lambda: flsim.FedAvg(cohort=anything(10.5)), r"cohort must be an integer, found 10\.5"),
-        (lambda: flsim.FedAvg(cohort=0), "cohort must be at least 1, found 0"),
         (lambda: flsim.FedAvg(local=anything({})), r"local must be a flsim\.LocalSGD, found a dict"),
-        (
-            lambda: flsim.FedAvg(local=anything(flsim.CentralSGD())),
-            r"LocalSGD, found a CentralHParams",
-        ),
         (lambda: flsim.Privacy(anything("dpp"), clip=1.0), "mechanism must be 'none', 'clip' or 'dp', found 'dpp'"),
-        (lambda: flsim.LocalSGD(learning_rate=anything("1")), "learning_rate must be a number, found '1'"),
         (lambda: flsim.Canaries(p_u=anything(0.1)), r"p_u must be a list, such as \[0\.1\], found 0\.1"),
         (lambda: flsim.Canaries(count=anything(True)), "count must be a number, found True"),
         (lambda: flsim.Canaries(cuont=3), "cuont is not a setting"),  # type: ignore[call-arg]
-        (lambda: EvaluationHParams(also=anything("space")), "also must be a list, .*, found 'space'"),
         (lambda: EvaluationHParams(also=anything([Thing()])), rf"also must be a name; {OWN}, found a Thing"),
         (lambda: flsim.infer_membership("runs/x", attacks="loss"), r"attacks must be a list, such as \['loss'\]"),
-        (lambda: flsim.infer_membership("runs/x", records=anything(2.5)), "count must be an integer"),
         (lambda: flsim.infer_users("runs/x", device="gpu"), "device gpu: torch finds no such device; use cpu"),
         (lambda: flsim.extract("runs/x", prefixes=anything(3)), r"prefixes must be a list, such as \[3\]"),
-        (lambda: flsim.extract("runs/x", device="gpu"), "device gpu: torch finds no such device; use cpu"),
         (
             lambda: flsim.run("x.toml", "runs/x", overrides="training.rounds=3"),
             r"overrides must be a list, such as \['training\.rounds=3'\]",
@@ -87,10 +78,8 @@ def test_numbers_of_numpy_and_lists_are_taken(planted: flsim.Planted) -> None:
     ("changes", "message"),
     [
         ({"rounds": 2.5}, "rounds must be an integer, found 2.5"),
-        ({"rounds": 0}, "rounds must be at least 1, found 0"),
         ({"seed": -1}, "seed must not be negative, found -1"),
         ({"every": 0}, "every must be at least 1, found 0"),
-        ({"threads": 0}, "threads must be at least 1, found 0"),
         ({"device": "gpu"}, "device gpu: torch finds no such device; use cpu"),
         ({"model": "cifg"}, "model must be a flsim.Model, found 'cifg'"),
         ({"algorithm": "fedavg"}, "algorithm must be a flsim.FedAvg or flsim.Central, found 'fedavg'"),
@@ -119,7 +108,7 @@ def test_a_corpus_without_canaries_is_no_planted_one(experiment: Experiment, pla
     expected = "planted must be what flsim.plant(corpus, ...) returns, found a Corpus"
     assert message_of(lambda: flsim.simulate(anything(corpus), MODEL, ALGORITHM, 2)) == expected
     assert message_of(lambda: flsim.audit_simulation(state, anything(corpus), MODEL, ALGORITHM)) == expected
-    assert "as `flsim.plant` returns it" in message_of(lambda: flsim.evaluate(state, anything(corpus), MODEL))
+    assert "pass the result of `flsim.plant`" in message_of(lambda: flsim.evaluate(state, anything(corpus), MODEL))
     assert message_of(lambda: flsim.plant(corpus, seed=-1)) == "seed must not be negative, found -1"
 
 

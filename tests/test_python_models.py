@@ -90,7 +90,7 @@ def test_epsilon_without_noise_without_rounds_and_of_no_convention(experiment: E
     planted = flsim.plant(experiment.folder / "corpus", flsim.Canaries(p_u=(0.2,), p_e=(0.5,), count=2))
     (state,) = flsim.simulate(planted, flsim.Model(3, 5), flsim.FedAvg(cohort=5), 1)
     assert set(flsim.epsilon(state).values()) == {math.inf}
-    with pytest.raises(flsim.InputError, match="'poisson-pld' is not of fixed-size sampling; take paper, "):
+    with pytest.raises(flsim.InputError, match="'poisson-pld' is not for fixed-size sampling; use paper, "):
         flsim.epsilon(state, conventions=["poisson-pld"])
     with pytest.raises(flsim.InputError, match="conventions must be a list, such as"):
         flsim.epsilon(state, conventions="paper")

@@ -13,13 +13,13 @@ import pytest
 from experiments import summaries
 
 ROOT = Path(__file__).parents[1]
-RESULTS: dict[str, Any] = runpy.run_path(str(ROOT / ".ci" / "results.py"))
+RESULTS: dict[str, Any] = runpy.run_path(str(ROOT / ".ci" / "result_tables.py"))
 FRAMES = sorted(path.stem for path in RESULTS["FRAMES"].glob("*.csv"))
 PAGES: list[Path] = RESULTS["pages"]()
 
 
 def test_pages_show_what_the_files_state() -> None:
-    """Where this fails, run: python .ci/results.py."""
+    """Where this fails, run: python .ci/result_tables.py."""
     assert len(PAGES) > 15
     for page in PAGES:
         text = page.read_text(encoding="utf-8")

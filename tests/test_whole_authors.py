@@ -161,10 +161,10 @@ def test_results_say_whose_text_it_is(imported: Imported, tmp_path: Path) -> Non
     table = memorization_table([whole])
     assert table["whole_test_users"].tolist() == [authors]
     for written in (to_markdown(table), to_latex(table), to_markdown(over_seeds([whole]))):
-        assert f"{authors} whole test authors" in " ".join(written.split())
+        assert f"{authors} complete test authors" in " ".join(written.split())
     assert "whole_test_users" not in memorization_table([balanced])
     write_report([runs[0][0].path], tmp_path / "report.html")
-    assert f"{authors} whole test authors" in " ".join((tmp_path / "report.html").read_text().split())
+    assert f"{authors} complete test authors" in " ".join((tmp_path / "report.html").read_text().split())
 
 
 def test_both_populations_are_inspected(imported: Imported) -> None:

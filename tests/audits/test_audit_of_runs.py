@@ -79,8 +79,6 @@ def test_a_ledger_is_held_against_what_was_detected(trained_here: Trained, flsim
     ("options", "message"),
     [
         (("--round", "3"), "round 3 was not evaluated"),
-        (("--format", "parquet"), "--format parquet: cannot be printed; name a file with --out"),
-        (("--json", "--format", "csv"), "--json and --format csv: choose one of them"),
         (("--format", "latex"), "--format latex: audits have the formats md, csv and parquet; choose one of them"),
         (("--threshold", "500"), "--threshold 500: there are 200 references; name a rank of at most 200"),
     ],
@@ -156,7 +154,7 @@ def test_a_run_says_what_it_can_and_names_what_is_missing(
 def test_a_table_without_rows_has_its_columns(trained_here: Trained, flsim: Flsim, tmp_path: Path) -> None:
     run = trained_here("canaries.count=0")
     code, out, err = flsim("audit", run, "--format", "csv")
-    assert (code, len(out.splitlines()), "run run: has no row. Missing" in err) == (0, 1, True)
+    assert (code, len(out.splitlines()), "run run: has no row. " in err) == (0, 1, True)
     assert flsim("audit", run, "--format", "parquet", "--out", tmp_path / "audit.parquet")[0] == 0
     assert list(pd.read_parquet(tmp_path / "audit.parquet").columns) == out.strip().split(",")
 
@@ -180,7 +178,7 @@ def test_a_folder_of_runs_is_audited_without_those_that_have_nothing(
     assert (code, [one["run"] for one in audited]) == (0, ["one", "two"])
     lows = [[row["low"] for row in one["rows"]] for one in audited]
     assert lows[0] == lows[1] != []
-    assert "left out: run diverged: not evaluated yet" in err
+    assert "excluded: run diverged: not evaluated yet" in err
     for name in ("one", "two"):
         shutil.rmtree(folder / name)
     assert flsim("audit", folder)[0] == 2

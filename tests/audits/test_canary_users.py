@@ -18,7 +18,6 @@ from flsim.attacks.audit.audit import audit_subject, to_text
 from flsim.attacks.audit.canary_users import CanaryUsers, epsilon_of_cosines
 from flsim.attacks.audit.subject import subject_of
 from flsim.attacks.audit.trade_off import epsilon_of_gaussian
-from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.ledger import epsilon, sound_convention
@@ -33,19 +32,6 @@ from flsim.training.update import with_canaries
 def test_published_values(dimension: int, value: float) -> None:
     """google-research/federated: one_shot_epe/empirical_privacy_estimation_test.py, normal cosines against chance."""
     assert epsilon_of_cosines(dimension**-0.5, dimension**-0.5, dimension, 0.01) == pytest.approx(value, abs=1e-6)
-
-
-def test_no_estimate_of_cosines_that_no_normal_law_fits() -> None:
-    """In a model of 60 parameters the search for such an epsilon has no end."""
-    with pytest.raises(InputError, match=r"has probability .* beyond 1.* more than 60 parameters"):
-        epsilon_of_cosines(0.5, 0.5, 60, 1e-3)
-    cosines = np.array([0.9, 0.5, 0.1, -0.2, 0.7])
-    users = CanaryUsers(cosines, np.ones(5, np.bool_), cosines[:0], True, 60, 1e-5)
-    assert users.estimate is None
-    assert users.is_too_small
-    few = CanaryUsers(cosines[:1], np.ones(1, np.bool_), cosines[:0], True, 60, 1e-5)
-    assert (few.estimate, few.is_too_small) == (None, False)
-    assert CanaryUsers(cosines / 20, np.ones(5, np.bool_), cosines[:0], True, 60, 1e-5).estimate is not None
 
 
 @pytest.mark.parametrize("noise", [1.0, 2.0, 4.0])

@@ -19,7 +19,7 @@ def test_a_level_of_one_of_n_is_one_false_positive() -> None:
 
 
 def test_a_level_below_one_of_n_is_refused() -> None:
-    with pytest.raises(InputError, match="needs 99 others, found 98"):
+    with pytest.raises(InputError, match="needs 99 non-members, found 98"):
         roc(np.array([1.0]), np.arange(98.0)).at(1 / 99)
 
 

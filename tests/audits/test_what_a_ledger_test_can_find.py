@@ -76,15 +76,15 @@ def subject(trained_here: Trained) -> Subject:
 def test_rows_of_all_coins_agree_with_what_they_say_can_be_found(
     subject: Subject, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The audit of 10 canaries, for all 1,024 tosses of their coins and two ledgers, one of which can be refuted.
+    """The audit of 8 canaries, for all 256 tosses of their coins and two ledgers, one of which can be refuted.
 
     All canaries are guessed: the fifth of them that an audit guesses would be too few to refute anything.
     """
     monkeypatch.setattr("flsim.attacks.audit.audit.OF_EACH_KIND", 0.5)
     for mu, can_be in ((0.1, True), (2.0, False)):
         refuted = []
-        for tossed in product((False, True), repeat=10):
-            design = Coins(np.arange(1.0, 11.0), np.array(tossed), np.ones(10, np.int64))
+        for tossed in product((False, True), repeat=8):
+            design = Coins(np.arange(1.0, 9.0), np.array(tossed), np.ones(8, np.int64))
             one = replace(subject, coins=design, claim=claim_of_gaussian(mu))
             rows = {row["method"]: row for row in of_coins(one)}
             row = rows["trade-off, coins"]

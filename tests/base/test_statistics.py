@@ -49,16 +49,6 @@ def test_mcnemar_is_that_of_all_divisions() -> None:
     assert mcnemar_p(6, 0) == 2 / 2**6
 
 
-def test_mcnemar_is_never_wrong_more_often_than_promised() -> None:
-    """Exactly: of any number of discordant canaries, all divisions, where either model is as likely.
-
-    So it holds whatever the chance of being discordant, and however that differs between canaries.
-    """
-    for number in range(49):
-        ways = stats.binom.pmf(np.arange(number + 1), number, 0.5)
-        assert sum(way for a, way in enumerate(ways) if mcnemar_p(a, number - a) < 0.05) <= 0.05
-
-
 @pytest.mark.parametrize("discordant", [0, 1, 5, 13, 40])
 def test_the_interval_of_the_discordant_always_covers(discordant: int) -> None:
     """Exactly, for a grid of true shares: at least 95% of outcomes have an interval with the truth in it."""
@@ -85,16 +75,6 @@ def all_flips(differences: list[int]) -> NDArray[np.int64]:
 def test_the_sign_flips_are_all_of_them(differences: list[int]) -> None:
     sums = all_flips(differences)
     assert sign_flip_p(differences) == pytest.approx(float((np.abs(sums) >= abs(sum(differences))).mean()))
-
-
-@settings(max_examples=30)
-@given(COUNTS)
-def test_the_sign_flips_are_never_wrong_more_often_than_promised(sizes: list[int]) -> None:
-    """Exactly: whatever the differences' sizes, at most 5% (and 20%) of their signs are found."""
-    flips = np.array(list(product((-1, 1), repeat=len(sizes)))) * np.array(sizes)
-    found = np.array([sign_flip_p(signed.tolist()) for signed in flips])
-    for level in (0.05, 0.2):
-        assert (found <= level).mean() <= level
 
 
 def test_one_seed_has_no_sign_flips() -> None:
@@ -268,6 +248,7 @@ def sign_flips(differences: NDArray[np.float64]) -> float:
     return float((np.abs(signs @ ranks) >= statistic - 1e-9).mean())
 
 
+@settings(max_examples=40)
 @given(st.lists(st.integers(-3, 3), min_size=2, max_size=7))
 def test_the_signed_rank_test_is_exact_on_few_canaries(differences: list[int]) -> None:
     values = np.array(differences, float)

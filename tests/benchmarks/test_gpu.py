@@ -75,7 +75,7 @@ def test_what_was_measured_is_kept_where_a_part_is_cut_off(tmp_path: Path, monke
     chosen = Namespace(out=tmp_path, device="cpu", quick=True, parts=["engine", "ranks"], minutes=4 / 60)
     assert program._measure_all(chosen) == 1
     measured = json.loads((tmp_path / "gpu.json").read_text())
-    assert re.fullmatch(r"cut off after \d s: a step is slow", measured["engine"]["status"])
+    assert re.fullmatch(r"stopped after \d s: a step is slow", measured["engine"]["status"])
     assert measured["engine"]["figures"] == [figure]
     assert measured["ranks"]["status"].startswith("not begun")
     assert "| bf16, 264 at once | 2,346 users/s | 2,300 ± 400 users/s |" in (tmp_path / "gpu.md").read_text()

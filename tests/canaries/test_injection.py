@@ -37,7 +37,7 @@ def planted(experiment: Experiment, partition: Any = "non-iid", **settings: Any)
 )
 def test_round_of_an_injection(at: float, rounds: int | None, round_: int) -> None:
     if rounds is not None and round_ > rounds:
-        with pytest.raises(InputError, match="comes after the last of 200 rounds"):
+        with pytest.raises(InputError, match="after the last of 200 rounds"):
             injection_bounds(at, rounds)
     else:
         assert injection_bounds(at, rounds) == (round_, round_)
@@ -48,10 +48,10 @@ def test_round_of_an_injection(at: float, rounds: int | None, round_: int) -> No
     [
         ({"injections": (0.5,), "p_u": (0.5,)}, "injections and p_u both set when canaries occur"),
         ({"injections": (0.5,), "windows": ((0.0, 0.5),)}, "injections and windows both"),
-        ({"injections": (1.5,)}, "fractions of training below 1, or integers"),
-        ({"injections": (-1,)}, "fractions of training below 1, or integers"),
+        ({"injections": (1.5,)}, "fractions of training below 1, or integer"),
+        ({"injections": (-1,)}, "fractions of training below 1, or integer"),
         ({"injections": (0.5, 0.5)}, "must list different values"),
-        ({"injection_copies": 2}, "injection_copies is of injections"),
+        ({"injection_copies": 2}, "injection_copies needs canaries.injections"),
     ],
 )
 def test_injections_that_are_none(settings: dict[str, Any], message: str) -> None:

@@ -47,7 +47,7 @@ def test_phrases_begin_records_of_held_out_users(corpus: Corpus) -> None:
 
 
 def test_too_little_text_is_refused(corpus: Corpus, make_corpus: MakeCorpus, random_users: Users) -> None:
-    with pytest.raises(InputError, match="its text of held-out users is too small"):
+    with pytest.raises(InputError, match="larger text of held-out users"):
         draw_canaries(corpus, api.Canaries(insertions=(1,), count=500, length=8, source="heldout"), seed=0)
     nobody = make_corpus(random_users(4, 8, 36), vocabulary_size=40, name="nobody")
     with pytest.raises(InputError, match="held-out users have too few records"):

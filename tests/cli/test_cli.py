@@ -138,7 +138,7 @@ def test_a_run_that_was_killed_before_it_began_is_to_be_resumed(
     assert "killed before its first round; add --resume to start it" in refuse(
         "run", experiment.config, "--out", trained
     )
-    experiment.call("run", experiment.config, "--out", trained, "--resume")
+    experiment.call("run", experiment.config, "--out", trained, "--resume", "--in-process")
     assert read_run_file(trained)["status"] == "completed"
 
 
@@ -163,7 +163,6 @@ def test_nothing_of_a_refused_import_is_left(tmp_path: Path, refuse: Refuse) -> 
     common = ["--out", out, "--vocabulary", "12", "--words-per-user", "10"]
     for source, options, message in (
         (cut, common, "cut.Posts.xml"),
-        (other, [*common, "--format", "stackexchange"], "notes.xml"),
         (other, common, "notes.xml"),
         (tmp_path / "site.Posts.xml", [*common[:-1], "100000"], "no user has 100,000 words"),
         (tmp_path / "site.Posts.xml", [*common[:3], "5000", *common[4:]], "vocabulary of 5,000"),
@@ -183,7 +182,7 @@ def test_an_existing_output_is_left_alone(experiment: Experiment, trained: Path,
         ["data", "synthetic", "--out", experiment.folder / "corpus"],
         ["demo", "--out", trained],
     ):
-        assert "exists already" in refuse(*arguments)
+        assert "already exists" in refuse(*arguments)
     assert sorted(path.name for path in experiment.folder.iterdir()) == before
 
 
@@ -194,20 +193,19 @@ TEMPLATE = "canaries.source='template'"
     ("overrides", "message"),
     [
         (["canaries.p_e=[1.5]"], "p_e must be at most 1, found 1.5"),
-        (["trainig.rounds=3"], "unknown key trainig; did you mean training?"),
         (["training.cohort=25"], "cohort must be between 1 and the 24 users, found 25"),
         (["system.shards=25"], "system.shards must be between 1 and the 24 training users, found 25"),
         (["data.corpus='missing'"], "missing: not a corpus"),
-        (["canaries.length=30"], "canaries of 30 words"),
         (["evaluation.prefix=5"], "evaluation.prefix must be below canaries.length (5), found 5"),
         (["canaries.template='w0 {w2}'"], 'template needs source "template", found "words"'),
-        ([TEMPLATE, "canaries.template=''"], "no hole"),
         ([TEMPLATE, "canaries.template='w0 {x2}'"], "{x2}"),
-        ([TEMPLATE, "canaries.template='w0 {w2}'", "canaries.length=4"], "length and template"),
         ([TEMPLATE, "canaries.template='my {w2}'"], 'the token "my"'),
         ([TEMPLATE, "canaries.template='w0 {w1}'", "canaries.p_e=[0.01]", "canaries.count=20"], "36 fillings"),
         ([TEMPLATE, "canaries.template='{ssn}'", "evaluation.also=['space']"], "{ssn}"),
-        (["canaries.length=2", "canaries.count=5000", "canaries.p_u=[1e-5]"], "no 10000 different phrases of 2 words"),
+        (
+            ["canaries.length=2", "canaries.count=5000", "canaries.p_u=[1e-5]"],
+            "fewer than 10000 different phrases of 2 words",
+        ),
     ],
 )
 def test_bad_settings_leave_no_run(experiment: Experiment, refuse: Refuse, overrides: list[str], message: str) -> None:
@@ -261,9 +259,7 @@ def test_a_model_with_nan_is_refused_not_ranked(experiment: Experiment, trained:
         (["tabel"], "No such command 'tabel'"),
         (["run"], "Missing argument 'CONFIG'"),
         (["table", "nowhere"], "nowhere: not a run folder"),
-        (["table", "nowhere", "--format", "pdf"], "'pdf' is not one of"),
         (["evaluate", "nowhere"], "nowhere: no such checkpoint"),
-        (["data", "inspect", "nowhere"], "nowhere: not a corpus"),
         (["run", "nowhere.toml"], "nowhere.toml: cannot be read"),
     ],
 )

@@ -130,5 +130,5 @@ def test_a_sweep_of_a_million_runs_is_counted_and_not_made(
     names = ("rounds", "cohort", "server_learning_rate", "server_momentum", "server_tau")
     axes = {f"training.{name}": [index + 1 for index in range(10)] for name in names}
     path = write_sweep(tmp_path, axes=axes, seeds=list(range(10)))
-    refused(flsim("sweep", path), "describes 1,000,000 runs", f"at most {MOST_RUNS:,}")
+    refused(flsim("sweep", path), "the sweep has 1,000,000 runs", f"more than {MOST_RUNS:,}")
     assert [path.name for path in tmp_path.iterdir()] == ["sweep.toml"]

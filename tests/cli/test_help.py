@@ -123,18 +123,6 @@ def test_every_setting_has_whole_sentences_and_every_number_a_unit() -> None:
     }
 
 
-def test_types_defaults_and_choices_follow_from_the_code() -> None:
-    keys = {(section.kind, section.name, key.name): key for section in SECTIONS for key in section.settings}
-    assert (keys["", "data", "corpus"].type, keys["", "data", "corpus"].default) == ("text", "required")
-    assert keys["", "canaries", "p_e"].default == "[0.01, 0.1, 1]"
-    assert keys["", "evaluation", "decide"].type == "true or false"
-    assert keys["", "evaluation", "test_users"].default == "not set"
-    assert keys["federated", "evaluation", "every"].default == "100"
-    assert keys["central", "evaluation", "every"].default == "10000"
-    assert keys["central", "training", "order"].description.endswith("One of: iid, sequence.")
-    assert keys["federated", "local", "optimizer"].description.endswith("or custom code as path/to/file.py:NAME.")
-
-
 def test_the_list_fits_80_columns_and_can_be_of_one_section_or_setting(flsim: Flsim) -> None:
     _, whole, _ = flsim("settings")
     assert max(map(len, whole.splitlines())) <= 80
@@ -144,21 +132,6 @@ def test_the_list_fits_80_columns_and_can_be_of_one_section_or_setting(flsim: Fl
     _, setting, _ = flsim("settings", "training.cohort")
     assert "cohort" in setting
     assert "server_optimizer" not in setting
-
-
-def test_parameters_are_those_of_the_network() -> None:
-    """The CIFG of Thakkar et al. (2020): E [V, D], two weights [D, 3H], a bias [3H], P [H, D] and a bias [V]."""
-    size, width, units = 10_000, 96, 670
-    cifg = architectures()[0]
-    assert cifg.parameters == size * width + 2 * width * 3 * units + 3 * units + units * width + size
-    assert {network.name: network.sizes for network in architectures()} == {
-        "cifg": ("embedding", "units"),
-        "lstm": ("embedding", "units", "layers"),
-        "gru": ("embedding", "units", "layers"),
-        "transformer": ("embedding", "units", "layers", "heads"),
-        "convolutional": ("embedding", "units", "layers", "filter_width"),
-        "hf": ("path", "config", "dtype", "lora"),
-    }
 
 
 def test_an_unknown_name_is_refused_with_a_close_one(flsim: Flsim) -> None:

@@ -125,7 +125,7 @@ with cluster(cpus=1, head={place!r}):
         stranger = f"from server.cluster.start import cluster\nwith cluster({place!r}): print('it was joined')"
         without = {name: value for name, value in os.environ.items() if not name.startswith("RAY_AUTH")}
         turned = subprocess.run([sys.executable, "-c", stranger], env=without, capture_output=True, text=True)
-        assert f"--address {place}: cannot join the Ray cluster there" in turned.stderr
+        assert f"--address {place}: cannot join the Ray cluster at this address" in turned.stderr
         assert "it was joined" not in turned.stderr
     finally:
         driver.kill()
@@ -165,7 +165,7 @@ def test_a_head_is_started_where_others_reach_it_or_not_at_all() -> None:
         taken.listen()
         places = [f"{host}:{taken.getsockname()[1]}", "192.0.2.1:6379", "6379", "host:port", f"{host}:70000"]
         for place in places:
-            with pytest.raises(InputError, match=f"--head {place}: cannot listen there"), cluster(head=place):
+            with pytest.raises(InputError, match=f"--head {place}: cannot listen at this address"), cluster(head=place):
                 raise AssertionError("it was started")
     if host != "127.0.0.1":  # a machine without any network has no other
         with pytest.raises(InputError, match="other machines cannot reach this address"), cluster(head="127.0.0.1:0"):

@@ -54,7 +54,7 @@ def test_steps_notes_and_drops_add_up(make_corpus: MakeCorpus, tmp_path: Path) -
         {"step": "b", "corpus": first.digest},
     ]
     assert manifest["parameters"]["read"] == {"records": 3}
-    with pytest.raises(InputError, match="exists already"):
+    with pytest.raises(InputError, match="already exists"):
         rewrite_corpus(corpus, tmp_path / "2", {})
 
 

@@ -127,7 +127,7 @@ def test_a_run_is_the_same_and_refuses_another_corpus(
     assert load(experiment.folder / "far" / "config.toml").data.corpus == URI
     assert len(cached(tmp_path)) == 1
 
-    with pytest.raises(InputError, match="another corpus is there"):
+    with pytest.raises(InputError, match="this place has another corpus"):
         push(make_corpus([[[1]] * 9], test=[[[2]]], vocabulary_size=40, name="other").path, URI)
     store.files().delete_dir_contents("bucket")
     push(tmp_path / "other", URI)

@@ -25,7 +25,7 @@ def test_planted_deduplicated_sanitized_and_trained_on(experiment: Experiment) -
     experiment.call("data", "plant", "corpus", "--config", "tiny.toml", "--out", "planted")
     distinct = experiment.call("data", "deduplicate", "planted", "--near", "0.8", "--out", "distinct").stdout
     sane = experiment.call("data", "sanitize", "distinct", "--out", "sane", "--share", "0.2", *SMALL, "--json").stdout
-    assert "that repeat an earlier one" in distinct
+    assert "that repeat an earlier record" in distinct
     assert max(map(len, distinct.splitlines())) <= 80
 
     before, after = (Corpus.open(experiment.folder / name, verify=True) for name in ("planted", "sane"))
@@ -70,18 +70,14 @@ def test_sanitizing_with_an_optimizer_of_ones_own_says_which_code_it_was(experim
     ("arguments", "message"),
     [
         (["deduplicate", "corpus", "--near", "1.2"], "near must be at most 1, found 1.2"),
-        (["deduplicate", "corpus", "--near", "0"], "near must be above 0, found 0"),
-        (["deduplicate", "corpus", "--within", "x"], "'x' is not one of 'corpus', 'user'"),
         (["deduplicate", "empty"], "empty: has 0 train records, but needs 1"),
         (["deduplicate", "nowhere"], "nowhere: not a corpus"),
         (["sanitize", "corpus", "--share", "1"], "share must be below 1, found 1"),
-        (["sanitize", "corpus", "--share", "nan"], "share must be a finite number, found nan"),
-        (["sanitize", "corpus", "--learning-rate", "0"], "learning_rate must be above 0, found 0"),
         (["sanitize", "empty"], "empty: has 0 train records, but needs 2"),
         (["plant", "corpus", "--config", "none.toml"], "none.toml: cannot be read"),
         (["plant", "corpus", "--config", "tiny.toml", "--set", "canaries.length=30"], "of 30 words would be cut"),
-        (["plant", "empty", "--config", "tiny.toml"], "empty: has no train records to plant"),
-        (["sanitize", "corpus", "--epochs", "1e9", "--out", "corpus"], "corpus: exists already"),  # before it trains
+        (["plant", "empty", "--config", "tiny.toml"], "empty: this corpus has no train records"),
+        (["sanitize", "corpus", "--epochs", "1e9", "--out", "corpus"], "corpus: already exists"),  # before it trains
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(

@@ -292,10 +292,10 @@ class OnlyLogProbs(Cached):
         (TimeFirst(), "start must return a state that is a tuple of tensors with a row for each of 2"),
         (Raises(), "step failed with RuntimeError: no memory"),
         (OnlyLogProbs(), r"step must return \(state, log_probs\), found \[2, 12\]"),
-        (from_forward(nn.Identity(), 3), r"forward must map tokens \[B, T\] to logits \[B, T, V\]; of \[2, 3\]"),
+        (from_forward(nn.Identity(), 3), r"forward must map tokens \[B, T\] to logits \[B, T, V\]; for \[2, 3\]"),
         (from_forward(Means(5), 3), "start failed with IndexError"),
-        (object(), "made a object, which has no method start"),
-        (Means(), r"made a Means, which has no method start; .*from_forward\(module, context\)"),
+        (object(), "returned a object, which has no method start"),
+        (Means(), r"returned a Means, which has no method start; .*from_forward\(module, context\)"),
     ],
 )
 def test_models_that_do_not_keep_to_the_protocol_are_refused(model: Cached, message: str) -> None:

@@ -1,30 +1,20 @@
 """Numbers of records and users whose text contains a string: the index against a search of every record."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from populations import split_of
 
 from flsim.attacks.extraction.extract import copies_in, in_place, occurrences
 from flsim.canaries.planting import Overlay
 from flsim.canaries.population import Population
 from flsim.canaries.spec import Canary
-from flsim.data.corpus import Split
 from flsim.data.records import Records
-from flsim.data.vocabulary import Layout
 
 Phrase = list[int]
-LAYOUT = Layout(8)
 words = st.integers(1, 3)  # few, so that strings repeat
 users = st.lists(st.lists(st.lists(words, max_size=7), max_size=4), min_size=1, max_size=6)
-
-
-def split_of(records: list[list[Phrase]]) -> Split:
-    flat = Records.from_lists([record for user in records for record in user])
-    offsets = np.cumsum([0, *map(len, records)], dtype=np.int64)
-    return Split(LAYOUT, flat.tokens, flat.offsets, offsets, Path("train"))
 
 
 def canary(tokens: Phrase, **about: object) -> Canary:
@@ -78,10 +68,3 @@ def test_pseudo_users_count_once_they_came() -> None:
     canaries = canary([6, 6]), canary([5, 6]), injected
     assert in_records_and_users(canaries, 1)[2] == (0, 0)
     assert in_records_and_users(canaries, 2)[2] == (6, 2)
-
-
-def test_a_string_across_two_records_does_not_occur() -> None:
-    population = Population.with_canaries(
-        split_of([[[1, 2], [3, 4]]]), (), Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))
-    )
-    assert occurrences(population, Records.from_lists([[2, 3], [3, 4]]))[0].tolist() == [0, 1]

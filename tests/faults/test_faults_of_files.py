@@ -149,7 +149,7 @@ def test_a_shard_that_is_cut_off_under_the_clients_is_named(experiment: Experime
     go_on(experiment)
     code, said = ended(experiment, process)
     assert code == 1
-    assert f"{tokens}: missing or of another size" in said
+    assert f"{tokens}: missing, or its size differs" in said
 
 
 @pytest.mark.slow
@@ -170,7 +170,7 @@ def test_damaged_checkpoints_and_rows_are_named_and_made_again(experiment: Exper
     _damage(rows, "cut")
     said = " ".join(resume(experiment, "broken").split())
     assert f"{rows.name}: cannot be read; the file is ignored" in said
-    assert f"{newest.name}: its digest differs from the stored digest" in said
+    assert f"{newest.name}: the file is damaged, because its digest differs from the stored digest" in said
     assert newest.with_name(f"{newest.name}.damaged").exists()
     assert before.exists() or int(before.stem[-2:]) % 10
     assert_equal_runs(experiment.folder / "broken", undisturbed)

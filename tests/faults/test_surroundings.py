@@ -90,8 +90,8 @@ def test_what_a_person_edits_is_refused_by_name_and_nothing_is_touched(experimen
 
     changed = before
     for old, new, words in (
-        ("[local]", "[local]\nlearning_rate = 0.7", "local.learning_rate was 0.3 and is 0.7 now; resume"),
-        ("[data]", "seed = 1\n[data]", "seed was 0 and is 1 now; resume"),
+        ("[local]", "[local]\nlearning_rate = 0.7", "local.learning_rate was 0.3 and is now 0.7; resume"),
+        ("[data]", "seed = 1\n[data]", "seed was 0 and is now 1; resume"),
     ):
         config.write_text(text.replace(old, new))
         assert f"run: was started with other settings: {words}" in refusal()

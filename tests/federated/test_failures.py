@@ -78,7 +78,7 @@ def test_a_model_that_fails_later_fails_at_the_first_try(experiment: Experiment)
 
 
 def assert_no_one_was_blamed(stderr: str, out: Path) -> None:
-    assert "leave that user out" not in stderr
+    assert "remove this user" not in stderr
     assert "searching for the user" not in stderr
     failures = [
         line for line in (out / "log.jsonl").read_text().splitlines() if json.loads(line)["event"] == "client failed"

@@ -124,4 +124,4 @@ def test_impossible_alphas_are_refused(alpha: float) -> None:
 
 def test_refusals_name_the_option(arms: tuple[Path, Path], flsim: Flsim) -> None:
     assert "--json and --csv" in flsim("forgetting", *arms, "--json", "--csv")[2]
-    assert ".png, .svg or .pdf" in flsim("forgetting", *arms, "--out", "figure.txt")[2]
+    assert ".png, .svg and .pdf" in flsim("forgetting", *arms, "--out", "figure.txt")[2]

@@ -112,7 +112,7 @@ def test_runs_are_measured_together(sources: list[str], monkeypatch: pytest.Monk
     assert found.observations["hardness"].dropna().unique().tolist() == ["hard"]  # each window has one canary
     assert found.times["copies"].notna().all()
     assert found.notes[0] == "a note"
-    assert ["of in:" in note for note in found.notes].count(True) == 1
+    assert ["of in are missing" in note for note in found.notes].count(True) == 1
     assert any("Text of held-out users" in note for note in found.notes) == ("heldout" in sources)
     pooled = measure.measure_forgetting(*paths, pool=True)
     assert set(pooled.times["alpha"]) == {0.6}

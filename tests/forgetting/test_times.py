@@ -60,14 +60,14 @@ def test_most_times_are_the_next_k_of_the_grid(claims: list[tuple[int | None, li
     assert None not in times
 
 
-@pytest.mark.parametrize("canaries", [80, 500])
-def test_a_bound_near_the_truth_is_too_low_in_five_percent(canaries: int) -> None:
+def test_a_bound_near_the_truth_is_too_low_in_five_percent() -> None:
     """The worst case is a single k with independent arms, and an accuracy hardly above alpha.
 
     A claim about the threshold that half of the canaries chose is wrong in at most 5% of draws. In the second case the
     best threshold of all has an accuracy of exactly 0.6, and 0.6 is claimed in at most 7% of draws.
     """
-    rng, chooses, draws = np.random.default_rng(1), np.arange(canaries) % 2 == 0, 4_000
+    canaries, draws = 80, 2_000
+    rng, chooses = np.random.default_rng(1), np.arange(canaries) % 2 == 0
     wrong, claimed = 0, 0
     for best in (0.61, ALPHA):
         d = 2 * norm.ppf(best)
@@ -148,32 +148,3 @@ def test_log_rank_of_the_published_example() -> None:
     p = log_rank_p(ASTROCYTOMA, GLIOBLASTOMA)
     assert abs(p - extreme / draws) <= 4 * math.sqrt(p * (1 - p) / draws)
     assert p == pytest.approx(0.00618, abs=0.003)
-
-
-def test_log_rank_of_few_canaries_is_exact() -> None:
-    """Two canaries are not forgotten at once, both of the group of 10 and not of the group of 80.
-
-    Of all 4,005 ways to place these two, 45 are as far from what is expected. The normal approximation has p = 6e-5.
-    """
-    p = log_rank_p(times([0] * 8, [5] * 2), times([0] * 80, []))
-    expected = math.comb(10, 2) / math.comb(90, 2)
-    assert p == pytest.approx(expected, abs=4 * math.sqrt(expected / 9_999))
-
-
-def test_log_rank_of_nothing_to_tell() -> None:
-    assert math.isnan(log_rank_p([], ASTROCYTOMA))
-    assert log_rank_p(times([], [5, 5]), times([], [5])) == 1.0
-    assert log_rank_p(times([0, 0, 0], []), times([0, 0], [])) == 1.0
-
-
-def test_log_rank_of_one_law_finds_a_difference_in_five_percent() -> None:
-    """Geometric times on the grid, a third censored, 500 pairs of groups of 10 and 60."""
-    rng = np.random.default_rng(3)
-    ks = np.array(grid(100))
-
-    def group(canaries: int) -> list[CanaryTime]:
-        drawn = ks[np.minimum(rng.geometric(0.2, canaries) - 1, len(ks) - 1)]
-        return [CanaryTime(min(int(time), 20), is_censored=time > 20) for time in drawn]
-
-    wrong = sum(log_rank_p(group(10), group(60)) <= 0.05 for _ in range(500))
-    assert binom.ppf(0.001, 500, 0.04) <= wrong <= binom.ppf(0.999, 500, 0.05)  # times tie

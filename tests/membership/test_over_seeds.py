@@ -7,7 +7,7 @@ import pandas as pd
 import pytest
 from scipy import stats
 
-from flsim.attacks.membership.tables import means_to_text, with_differences
+from flsim.attacks.membership.tables import with_differences
 
 AREAS = {"iid": {0: 0.50, 1: 0.52, 2: 0.54}, "non-iid": {0: 0.55, 1: 0.56, 3: 0.99}}
 
@@ -38,9 +38,3 @@ def test_differences_are_paired_by_the_seeds_that_both_settings_have() -> None:
     half = stats.t.ppf(0.975, 1) * differences.std(ddof=1) / math.sqrt(2)
     assert (non_iid["difference_low"], non_iid["difference_high"]) == pytest.approx((0.045 - half, 0.045 + half))
     assert non_iid["p"] == pytest.approx(stats.ttest_1samp(differences, 0).pvalue)
-
-
-def test_the_strongest_attack_comes_first_and_lines_fit_a_terminal() -> None:
-    text = means_to_text(with_differences(pd.concat([rows(), rows("zlib", 0.1)])))
-    assert text.index("zlib: membership of records") < text.index("loss: membership of records")
-    assert max(map(len, text.splitlines())) <= 80

@@ -108,7 +108,7 @@ def test_what_is_no_attack_is_refused_by_its_name(file: Path, name: str, message
         ("misspelled", ":11: AttributeError: 'Candidates' object has no attribute 'logprobs'"),
         ("lacking", ":lacking: lacking() takes 0 positional arguments but 1 was given; it needs score(candidates)"),
         ("sorting", ":23: ValueError: sort array is read-only"),
-        ("zeroing", ":zeroing: changes the model's "),
+        ("zeroing", ":zeroing: the code changes the model's "),
         ("fit_fails", ":46: KeyError: 'a word'"),
         ("fit_gives_nothing", ":fit_gives_nothing: fit returned a NoneType; it needs fit(statistics, is_member)"),
         ("learned_fails", ":54: IndexError: "),

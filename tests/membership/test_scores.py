@@ -39,10 +39,3 @@ def test_what_lies_behind_the_end_of_a_record_does_not_count(lengths: list[int],
         np.testing.assert_array_equal(score(values, sizes), score(other, sizes))
         of_one = [float(score(values[i : i + 1, :n], sizes[i : i + 1])[0]) for i, n in enumerate(lengths)]
         np.testing.assert_allclose(score(values, sizes), of_one)
-
-
-def test_a_logistic_regression_of_one_bit_is_its_log_odds_ratio() -> None:
-    """30 of 40 members have the bit, 10 of 40 others: the odds ratio is 9."""
-    features = np.repeat([1.0, 0, 1, 0], [30, 10, 10, 30])[:, None]
-    is_member = np.arange(80) < 40
-    assert scores.logistic_fit(features, is_member, penalty=0.0)[0] == pytest.approx(np.log(9), abs=1e-4)

@@ -147,7 +147,7 @@ def test_records_are_in_where_their_coins_say_so_and_a_round_read_them(
     pd.testing.assert_series_equal(of_targets["memorization"], counterfactual(shadows)["memorization"])
     code, out, _ = flsim("membership", *paths, "--shadows", "--records", "50")
     assert code == 0
-    assert "membership of records by 3 shadow models" in out
+    assert "membership of records with 3 shadow models" in out
     scores = leave_one_out(shadows)["LiRA online"]
     for row, path in enumerate(paths):
         stored = newest_rows(path, Run.open(path).identity).set_index("attack")
@@ -164,7 +164,7 @@ def test_runs_that_are_no_shadows_of_each_other_are_refused(
     paths = shadow_runs("user")
     with pytest.raises(InputError, match="at least 4"):
         collect(paths[:3])
-    with pytest.raises(InputError, match="one shadow model"):
+    with pytest.raises(InputError, match="name each seed once"):
         collect([*paths, paths[0]])
     plain = Run.create(load(experiment.config), experiment.folder / "plain")
     with pytest.raises(InputError, match="differ in more than their seeds"):

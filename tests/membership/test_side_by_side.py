@@ -22,7 +22,7 @@ def test_a_comparison_has_the_bounds_and_the_stored_attacks(both: tuple[Path, Pa
     rows = api.infer_membership(both[0], attacks=["loss", "zlib"])
     code, out, err = flsim("compare", *both)
     assert code == 0, err
-    section = out.partition("## What an attacker can prove\n")[2]
+    section = out.partition("## Evidence from audits and attacks\n")[2]
     lines = {cells[0]: cells[1:] for line in section.splitlines() if len(cells := _cells(line)) == 3}
     loss = rows.to_dict("records")[0]
     area = f"{loss['auroc']:.3f} ({loss['auroc_low']:.3f}-{loss['auroc_high']:.3f})"

@@ -1,15 +1,13 @@
 """Calibrated ranks against their definition, by the equations of the models."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memorization.oracle import LAYOUT, Oracle, Phrase, all_phrases, random_model, rank
+from memorization.oracle import LAYOUT, Oracle, Phrase, all_phrases, random_model
 
-from flsim.base.errors import Diverged, InputError
+from flsim.base.errors import InputError
 from flsim.measures.memorization import score
 from flsim.measures.memorization.calibrated import Calibrated, calibrated_rank, mean_scores
 from flsim.models.language_model import LanguageModel
@@ -63,25 +61,6 @@ def test_a_model_that_learned_nothing_ties_everywhere(dtype: torch.dtype) -> Non
         assert rank_of(model, [model, model], BOS, canary, PHRASES).rank == 257
 
 
-def test_a_hard_canary_that_was_learned_ranks_first() -> None:
-    """It is the least likely but for a bias towards its words, which the models without it lack."""
-    before, after = random_model(1), random_model(1)
-    worst = PHRASES[int(Oracle(before).scores(BOS, PHRASES).argmax())]
-    with torch.no_grad():
-        after.output_bias[list(set(worst))] += 1.0
-    others = [phrase for phrase in PHRASES if not set(phrase) <= set(worst)]
-    assert rank_of(after, [before], BOS, worst, others).rank == 1
-    assert rank(after, torch.tensor(BOS), torch.tensor(worst), torch.tensor(others)) > 1
-
-
 def test_there_must_be_models_without_the_canaries() -> None:
     with pytest.raises(InputError, match="models must be at least 1"):
         mean_scores([], torch.tensor(BOS), torch.tensor(PHRASES))
-
-
-def test_a_model_with_nan_ranks_nothing() -> None:
-    model = random_model(0)
-    with torch.no_grad():
-        model.output_bias[2] = math.nan
-    with pytest.raises(Diverged, match="not finite"):
-        rank_of(model, [random_model(1)], BOS, (1, 2, 3, 4), PHRASES)

@@ -33,12 +33,6 @@ def test_the_four_rows_of_the_table() -> None:
     }
 
 
-def test_inner_context_is_known_to_all() -> None:
-    """The table's last rows: separators between the secret's words are scored, and the same in every reference."""
-    prefix, scored = Secret((1, 2, 3, 4, 2), (1, 3)).place(torch.tensor([[2, 4], [1, 1]]), Context(0, 1), 9)
-    assert (prefix.tolist(), scored.tolist()) == ([9], [[2, 3, 4, 2], [1, 3, 1, 2]])
-
-
 @settings(max_examples=30, derandomize=True)
 @given(seed=st.integers(0, 10**6), scale=st.sampled_from([0.0, 0.1, 1.0, 5.0]), secret=secrets)
 def test_ranks_equal_enumeration_in_every_context(seed: int, scale: float, secret: Secret) -> None:

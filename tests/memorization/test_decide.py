@@ -1,14 +1,11 @@
 """`decide` is `rank` == 1, and stops where it can."""
 
-import math
-
 import numpy as np
 import pytest
 import torch
 from memorization.oracle import LAYOUT, Oracle, all_phrases, decide, random_model, rank
 from torch import Tensor
 
-from flsim.base.errors import Diverged
 from flsim.measures.memorization.random_sampling import RandomSampler
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.language_model import State
@@ -61,11 +58,3 @@ def test_the_first_reference_that_beats_the_canary_ends_it(monkeypatch: pytest.M
     model.read = 0
     assert rank(model, BOS, worst, others) == 256
     assert model.read == 4 + 16 + 64 + 3
-
-
-def test_a_model_with_nan_has_memorized_nothing() -> None:
-    model = random_model(0)
-    with torch.no_grad():
-        model.output_bias[-1] = math.nan
-    with pytest.raises(Diverged, match="not finite"):
-        decide(model, BOS, AMONG[77], AMONG)

@@ -8,13 +8,10 @@ import torch
 from memorization.spaces import layout_of, space_model, space_scores
 from torch import Tensor
 
-from flsim.base.errors import Diverged
 from flsim.base.rng import stream
 from flsim.measures.memorization.enumeration import enumerate_space
 from flsim.measures.memorization.exposure import Exposure
-from flsim.measures.memorization.extrapolation import extrapolate
-from flsim.measures.memorization.importance_sampling import POWERS, best_shares, draw, space_exposures
-from flsim.measures.memorization.random_sampling import references
+from flsim.measures.memorization.importance_sampling import draw, space_exposures
 from flsim.measures.memorization.score import log_perplexity
 from flsim.measures.memorization.template import Template
 from flsim.models.language_model import LanguageModel
@@ -163,31 +160,6 @@ def test_another_key_is_another_draw() -> None:
     assert space_exposures(*arguments, "a") == space_exposures(*arguments, "a") != space_exposures(*arguments, "b")
 
 
-def test_a_pilot_turns_to_flat_proposals_in_the_middle_and_to_steep_ones_in_the_tail() -> None:
-    """In the middle flat ones alone have a relative variance of 1 / N at most; in 0.9 of the model they are a tenth."""
-    space = Space(space_model(12, 2, 1.0), 12, 3)
-    equal = dict.fromkeys(POWERS, 1 / 6)
-    pilot = draw(space.model, space.prefix, space.template, equal, 3_000, stream(0, "pilot"))
-
-    def flat(position: int) -> float:
-        events = (pilot.scores <= space.scores[space.order[position]])[None].double().numpy()
-        shares = best_shares(pilot, events, {0.0: 0.1, 1.0: 0.9})
-        assert sum(shares.values()) == pytest.approx(1)
-        return sum(share for power, share in shares.items() if power < 0.5)
-
-    assert flat(864) > 0.5
-    assert flat(1_727) > 0.75
-    assert flat(10) < 0.1
-
-
-def test_a_uniform_model_exposes_nothing() -> None:
-    space = Space(space_model(12, 0, 0.0), 12, 3)
-    found = space.estimate(space.canary(5), 1_000, 0)
-    assert found.low == 0
-    assert found.bits == pytest.approx(0, abs=0.01)  # the canary itself is met once in 1,728 samples
-    assert found.high < 0.2
-
-
 def test_equal_scores_in_another_order_of_summation_are_ties() -> None:
     """Without the recurrence words are independent. Thrice the likeliest word, and once the second in its stead: of
     three orders, equally likely, one is the canary. So the event has 4 sequences, and not 2 or 3 as rounding has it."""
@@ -214,33 +186,3 @@ def test_no_sample_of_the_event_is_heavier_than_the_heaviest(scale: float) -> No
     for bound in np.quantile(scores, [0, 0.1, 0.5, 0.9, 1]):
         assert weights[scores <= bound].max() <= draws.heaviest(bound) * (1 + 1e-9)
     assert draws.heaviest(scores.max()) <= 1 / 0.2 * (1 + 1e-9)
-
-
-def test_agrees_with_the_skew_normal_where_that_fits() -> None:
-    """Eight independent words: scores are nearly normal, as 3,000 references confirm. Both intervals overlap."""
-    model = space_model(60, 1, 0.5)
-    with torch.no_grad():
-        model.projection.zero_()
-    layout, prefix = layout_of(60), torch.tensor([62, 1])
-    drawn = references(0, 3_000, 8, layout)
-    scores = log_perplexity(model, prefix, drawn)
-    order = scores.argsort()
-    names = {"first": order[2], "tenth": order[300], "middle": order[1_500]}
-    extrapolated = extrapolate({name: float(scores[at]) for name, at in names.items()}, scores, 0)
-    assert extrapolated.p_value >= 0.01
-    canaries = drawn[torch.stack(list(names.values()))]
-    sampled = space_exposures(model, prefix, canaries, Template.words(layout, 8), 5_000, 0)
-    for name, found in zip(names, sampled, strict=True):
-        other = extrapolated.exposures[name]
-        assert other.low <= found.high
-        assert found.low <= other.high
-
-
-def test_a_model_with_nan_exposes_nothing() -> None:
-    model, layout = space_model(12, 0, 1.0), layout_of(12)
-    with torch.no_grad():
-        model.output_bias[3] = torch.nan
-    with pytest.raises(Diverged, match="not finite"):
-        space_exposures(
-            model, torch.tensor([layout.bos]), torch.tensor([[1, 2, 3]]), Template.words(layout, 3), 1_000, 0
-        )

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from memorization.oracle import LAYOUT, decide, random_model, rank
+from memorization.oracle import decide, rank
 from torch import Tensor
 
 from flsim.base.rng import stream
@@ -15,9 +15,7 @@ from flsim.measures.memorization.score import log_perplexity
 from flsim.models import cifg
 from flsim.models.cifg import CIFGLanguageModel
 from flsim.models.hparams import ModelHParams
-from flsim.models.language_model import LanguageModel, LogitModel, State, Stepper
-
-BOS = torch.tensor([LAYOUT.bos])
+from flsim.models.language_model import LanguageModel, State, Stepper
 
 
 class Plain:
@@ -53,12 +51,6 @@ def lively(model: CIFGLanguageModel, layout: Layout, seed: int, scale: float) ->
         model.gate_bias.copy_(torch.from_numpy(rng.normal(size=tuple(model.gate_bias.shape))))
         model.output_bias[layout.first_word : layout.last_word + 1] = -torch.arange(1.0, layout.words + 1).log() / 2
     return model
-
-
-def test_who_is_ranked_by_bounds() -> None:
-    model = random_model(0)
-    assert isinstance(model, LogitModel)
-    assert not isinstance(Plain(model), LogitModel)
 
 
 @settings(max_examples=30, derandomize=True)

@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, random_model
 from memorization.table_model import CELLS, VOCABULARY, TableModel
 
-from flsim.base.errors import Diverged
 from flsim.measures.memorization import score
 from flsim.measures.memorization import shortest_path as module
 from flsim.measures.memorization.beam_search import beam_searches
@@ -120,14 +119,6 @@ def test_a_likely_canary_is_extracted_after_few_nodes() -> None:
     assert sum(nodes) / len(nodes) < 4**6 / 50
 
 
-def test_a_uniform_model_shows_its_first_sequence_and_takes_the_whole_tree() -> None:
-    """Every sequence ties, so all 1 + 4 + 16 nodes that are not whole have to be looked at."""
-    found = shortest_path(random_model(0, 0.0), torch.tensor([LAYOUT.bos]), Template.words(LAYOUT, 3))
-    assert found.tokens == (1, 1, 1)
-    assert found.nodes == 21
-    assert found.complete
-
-
 def test_beam_search_misses_what_the_shortest_path_finds() -> None:
     """A trap: five beams are ahead after one token, at 0, and end at 8; the one that is behind, at 4, ends there."""
     model, first = (
@@ -142,11 +133,3 @@ def test_beam_search_misses_what_the_shortest_path_finds() -> None:
     found = shortest_path(model, prefix, template)
     assert (found.tokens, found.score) == ((3, 0), 4)
     assert found.complete
-
-
-def test_values_that_are_not_finite_are_refused() -> None:
-    model = random_model(0)
-    with torch.no_grad():
-        model.gate_bias[0] = math.nan
-    with pytest.raises(Diverged, match="not finite"):
-        shortest_path(model, torch.tensor([LAYOUT.bos]), Template.words(LAYOUT, 2))

@@ -56,12 +56,3 @@ def test_units_do_not_matter(alpha: float, location: float, scale: float) -> Non
     plain, moved = fit(sample), fit(location + scale * sample)
     at = np.array([-2.0, -1.0, 0.0, 1.0])
     np.testing.assert_allclose(moved.log_cdf(location + scale * at), plain.log_cdf(at), rtol=1e-3, atol=1e-4)
-
-
-def test_counts_are_repetitions() -> None:
-    sample = skewnorm.rvs(2, size=100, random_state=stream(3, "skew normal"))
-    counts = stream(4, "skew normal").integers(1, 5, 100)
-    again, once = fit(np.repeat(sample, counts)), fit(sample, counts.astype(float))
-    assert (once.alpha, once.location, once.scale) == pytest.approx(
-        (again.alpha, again.location, again.scale), rel=1e-4
-    )

@@ -37,7 +37,7 @@ from flsim.planning.plan import (
     provable_of,
     run_disk,
 )
-from flsim.planning.scale import Users, checkpoints_of, duration, number, share, size
+from flsim.planning.scale import Users, checkpoints_of
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.privacy.table import report
 from flsim.results.power import SD_CANARIES, SD_SEEDS, Spread, detectable_exposure, seeds_for
@@ -133,16 +133,10 @@ def test_a_run_without_canaries_has_no_power_and_proves_nothing(experiment: Expe
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("--tier", "huge"), "has no tier 'huge'; choose one of"),
-        (("--only", "none"), "has no grid 'none'; choose one of"),
-        (("--set", "training"), "write it as section.key=value"),
+        (("--tier", "huge"), "there is no tier 'huge'; choose one of"),
+        (("--only", "none"), "there is no grid 'none'; choose one of"),
         (("--set", "seed=3"), "--set seed: in a sweep, use --seeds"),
-        (("--effect", "nan"), "--effect nan: must be a positive number of bits"),
-        (("--corpus", "nowhere"), "not a corpus"),
         (("--seeds", "many"), '"many" must be a number of seeds such as 5 or a range such as 5-9'),
-        (("--seeds", "0"), '"0" contains no seed'),
-        (("--seeds", "9-5"), '"9-5" contains no seed'),
-        (("--against", "nowhere"), "--against compares a measurement"),
         (("--set", "model.embedding=1000000000"), "weights needs"),
         (("--set", "canaries.count=1000"), "canaries would replace about"),
         (("--set", "evaluation.references=99999999999999"), "evaluation.references = 99,999,999,999,999 needs"),
@@ -225,20 +219,6 @@ USERS = Users(400, 12_000, 100_000, 600)
 MACHINE = Machine(cores=2, gpus=0)
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        *[(duration(0.0421), "0.042 s"), (duration(7.4), "7.4 s"), (duration(89), "89 s"), (duration(90), "2 min")],
-        *[(duration(5_400), "1.5 h"), (duration(36_000), "10 h"), (duration(2e5), "2.3 days")],
-        *[(size(12), "12 B"), (size(4.1e9), "4.1 GB"), (size(999_999), "1.0 MB"), (size(2e12), "2.0 TB")],
-        *[(number(11_896), "11,896"), (number(392_000), "392,000"), (number(92_904_000), "92.9 M")],
-        *[(share(0.1), "10%"), (share(0.00128), "0.13%"), (share(1.0), "100%")],
-    ],
-)
-def test_numbers_are_short(text: str, expected: str) -> None:
-    assert text == expected
-
-
 def measured(sweep_file: Path, seeds: int = 1) -> tuple[Request, tuple[dict[str, Cost], Measurement], Plan]:
     """Plan table 1: start 10 s, a round 0.5 s, an evaluation 3 s, and 5 s of overhead."""
     definition = load_sweep(sweep_file)
@@ -291,7 +271,7 @@ def test_sessions_are_compared_by_the_values_that_they_have(sweep_file: Path) ->
     ]
 
 
-@pytest.mark.parametrize(("effect", "tests"), [(1.3, 1), (1.3, 8), (2.5, 8)])
+@pytest.mark.parametrize(("effect", "tests"), [(1.3, 1), (2.5, 8)])
 def test_power_is_that_of_a_table_which_corrects_for_its_rows(effect: float, tests: int) -> None:
     """Drawn: one row of the table differs by the effect and the others by nothing; its corrected p is below 0.05."""
     stated = power_of(48, 5, EvaluationHParams(), effect, tests)
@@ -309,7 +289,6 @@ def test_power_is_that_of_a_table_which_corrects_for_its_rows(effect: float, tes
 
 COINS = ("canaries.coins=true", "canaries.p_u=[0.1]", "canaries.p_e=[0.2]", "canaries.count=30")
 TEMPLATE = ("canaries.source='template'", "canaries.template='w4 {w1} w7'")  # fewer fillings than references
-AXES: tuple[dict[str, Any], ...] = ({"batch": 4}, {"batch": 8})
 TINY_USERS = Users(24, 192, 960, 40)  # of `Experiment`
 
 

@@ -37,7 +37,7 @@ def test_an_import_that_lost_power_gives_the_same_corpus(tmp_path: Path, workers
         out = state / "corpus"
         code, said = command(*arguments, "1", "--out", out)
         line = said.splitlines()[-1]
-        assert code == 0 or (code == 2 and "exists already; name another folder" in line), said
+        assert code == 0 or (code == 2 and "already exists; name another folder" in line), said
         assert Corpus.open(out, verify=True).digest == whole
         assert code or [path.name for path in state.iterdir()] == ["corpus"]
         return "there" if code else "continued" if "continuing" in said else "begun again"

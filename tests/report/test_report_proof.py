@@ -62,7 +62,7 @@ def test_a_report_draws_what_is_found_and_what_the_ledger_allows(trained_here: T
     low = 1 / len(users.others)
     for rate in (low, 1.0):
         assert is_drawn(of_users, placed(rate, claim.curve.tpr(rate), (low, min(low, 1 / len(users.members)) / 2)))
-    assert "What canary users with random updates show" in section
+    assert "Evidence from canary users with random updates" in section
     assert f"{len(users.members)} of 60" in section
 
 
@@ -71,7 +71,7 @@ def test_a_report_has_the_bound_of_coins(trained_here: Trained) -> None:
     (row,) = [
         row for row in audit_subject(subject_of(run)).frame.to_dict("records") if row["method"] == "epsilon, coins"
     ]
-    section = render(gather([run])).partition("What guesses of coins prove")[2].partition("</table>")[0]
+    section = render(gather([run])).partition("Bounds from guesses of coins")[2].partition("</table>")[0]
     cells = re.findall(r"<td[^>]*>(.*?)</td>", section)
     assert f"{row['n_in']} of {row['n_in'] + row['n_out']}" in cells
     assert f"{row['detected']} of {2 * row['threshold']}" in cells

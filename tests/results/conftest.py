@@ -9,6 +9,7 @@ import pandas as pd
 import pytest
 from helpers import Flsim
 from ninety import PublishedRow, fedavg, of_ninety
+from results.levels import planned_run, write_sweep
 
 from flsim.results.rows import Row, write_rows
 from flsim.results.store import RunResults, read_run
@@ -70,6 +71,32 @@ def make_run(tmp_path: Path) -> MakeRun:
                     rows += [Row(name, round_, metric, canary_id(i), float(v)) for i, v in enumerate(values)]
             write_rows(folder, round_, rows)
         return folder
+
+    return make
+
+
+@pytest.fixture
+def sweep_of(make_run: MakeRun, tmp_path: Path) -> Callable[..., Path]:
+    """Write a sweep's folder: (grid, partition) -> what each seed's run measured, None where it has not begun."""
+
+    def make(
+        series: Mapping[tuple[str, str], Sequence[Mapping[int, Mapping[str, Sequence[float] | float]] | None]],
+        name: str = "sweep",
+        published: Mapping[tuple[str, str], object] | None = None,
+        **about: object,
+    ) -> Path:
+        (tmp_path / name / "runs").mkdir(parents=True)
+        runs = []
+        for (grid, partition), each in series.items():
+            setting = f"{'IID' if partition == 'iid' else 'Non-IID'}, {grid}, b_u=40"
+            for seed, rounds in enumerate(each):
+                run = f"{grid}-{partition}-seed{seed}"
+                runs.append(planned_run(run, grid, seed, partition, (published or {}).get((grid, partition))))
+                if rounds is not None:
+                    described = {"seed": seed, "series": f"{grid}-{partition}", "rounds_per_epoch": 1.0}
+                    folder = make_run(rounds, name=run, shift=100 * seed, setting=setting, **(described | about))
+                    folder.rename(tmp_path / name / "runs" / run)
+        return write_sweep(tmp_path / name, runs)
 
     return make
 

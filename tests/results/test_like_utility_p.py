@@ -5,14 +5,14 @@ so that the difference at equal perplexity is that effect. IID runs are trained 
 """
 
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 import pytest
-from results.levels import beside_of, planned_run, write_sweep
+from results.levels import beside_of
 from scipy import stats
 
+from flsim.base.statistics import holm
 from flsim.results.differences import twins
 from flsim.results.sweeps import read_sweep
 
@@ -40,41 +40,25 @@ def rounds_of(partition: str, effect: float) -> dict[int, dict[str, Sequence[flo
     return rounds
 
 
-def by_hand(p: Sequence[float]) -> list[float]:
-    """Return p corrected by stepping down: the smallest times n, the next times n - 1, and none below one before it."""
-    order = np.argsort(p)
-    stepped = np.maximum.accumulate(np.asarray(p)[order] * np.arange(len(p), 0, -1))
-    corrected = np.empty(len(p))
-    corrected[order] = np.minimum(stepped, 1)
-    return corrected.tolist()
-
-
 def p_of(*rows: Sequence[float | None]) -> list[float]:
     return [float(stats.ttest_1samp(row, 0).pvalue) for row in rows]
 
 
 @pytest.fixture
-def make_sweep(make_run: MakeRun, tmp_path: Path) -> MakeSweep:
-    """Write a sweep: the effect on each seed of a setting, None where its run of the non-IID partition has not begun.
+def make_sweep(sweep_of: MakeSweep) -> MakeSweep:
+    """Write a sweep: the effect on each seed of a setting, None where its non-IID run has not begun."""
 
-    Runs that are named `late` were evaluated at the end alone.
-    """
-
-    def make(effects: Mapping[str, Sequence[float | None]], late: Collection[str] = ()) -> Path:
-        (tmp_path / "sweep" / "runs").mkdir(parents=True)
-        runs = []
-        for grid, partition in ((grid, partition) for grid in effects for partition in NATS):
-            for seed, effect in enumerate(effects[grid]):
-                name = f"{grid}-{partition}-seed{seed}"
-                runs.append(planned_run(name, grid, seed, partition))
-                if effect is not None or partition == "iid":
-                    setting = f"{'IID' if partition == 'iid' else 'Non-IID'}, {grid}, b_u=40"
-                    about = {"seed": seed, "series": f"{grid}-{partition}", "rounds_per_epoch": 1.0, "setting": setting}
-                    rounds = rounds_of(partition, effect or 0.0)
-                    rounds = {max(rounds): rounds[max(rounds)]} if name in late else rounds
-                    folder = make_run(rounds, name=name, shift=100 * seed, **about)
-                    folder.rename(tmp_path / "sweep" / "runs" / name)
-        return write_sweep(tmp_path / "sweep", runs)
+    def make(effects: Mapping[str, Sequence[float | None]]) -> Path:
+        return sweep_of(
+            {
+                (grid, partition): [
+                    rounds_of(partition, effect or 0.0) if effect is not None or partition == "iid" else None
+                    for effect in effects[grid]
+                ]
+                for grid in effects
+                for partition in NATS
+            }
+        )
 
     return make
 
@@ -85,7 +69,7 @@ def test_p_is_scipys_and_its_correction_is_holms(make_sweep: MakeSweep) -> None:
     p = p_of(STRONG, WEAK, NONE, NEITHER)
     assert table["like_exposure_difference"].tolist() == pytest.approx([2, 0.76, 0.02, -0.06])
     assert table["like_exposure_p"].tolist() == pytest.approx(p)
-    assert table["like_exposure_p_holm"].tolist() == pytest.approx(by_hand(p))
+    assert table["like_exposure_p_holm"].tolist() == pytest.approx(holm(p))
     assert table["exposure_p"].lt(0.05).all()  # at the end of training 1.5 bits more are of utility
     strong, weak, *rest = table["like_exposure_p_holm"]
     assert strong < 0.05 < weak
@@ -100,7 +84,7 @@ def test_rows_without_a_test_are_blank_and_do_not_count(make_sweep: MakeSweep) -
     tested = p_of(STRONG, WEAK)
     assert table["like_exposure_p"].isna().tolist() == [False, True, False, True]
     assert table["like_exposure_p_holm"].isna().tolist() == [False, True, False, True]
-    assert table["like_exposure_p_holm"].dropna().tolist() == pytest.approx(by_hand(tested))
+    assert table["like_exposure_p_holm"].dropna().tolist() == pytest.approx(holm(tested))
     assert table["like_exposure_p_holm"].iloc[2] == table["like_exposure_p"].iloc[2]  # the larger of two
     assert (table["over"].iloc[1], table["like_exposure_difference"].iloc[1]) == ("canaries", pytest.approx(1))
     assert table["exposure_p_holm"].isna().tolist() == [False, False, False, True]

@@ -19,10 +19,6 @@ def numbers(rows: list[Row], name: str) -> list[float]:
     return [float(str(row[name])) for row in rows]
 
 
-# Budgets that are the same training: section 4.2 has 8000 rounds of 5000 users for 100 epochs, so of 500 for 10.
-SAME = {("8000 rounds", 5000): "100 epochs", ("8000 rounds", 500): "10 epochs"}
-
-
 def test_thakkar_is_as_its_text_says() -> None:
     """Section 4.2 has the ranges of each regime; everything extracted by beam search is also memorized by sampling."""
     ranges = {

@@ -121,11 +121,11 @@ def test_what_cannot_be_shown_is_one_line(flsim: Flsim, names: list[str], tmp_pa
             ["table", *names, "--out", "missing/table.md"],
             "missing/table.md: the folder missing does not exist; create it first",
         ),
-        (["table", *names, "--out", "."], ".: is a folder; name a file in it"),
+        (["table", *names, "--out", "."], ".: this is a folder; name a file in it"),
         (["table", *names, "--format", "parquet", "--out", "missing/t"], "the folder missing does not exist"),
-        (["table", *names, "--format", "parquet"], "not for a terminal"),
+        (["table", *names, "--format", "parquet"], "cannot be printed"),
         (["table", *names, "--against", "paper"], "no run has a published row; name the folder of a sweep"),
-        (["plot", *names, "--out", "figure.jpg"], ".png, .svg or .pdf"),
+        (["plot", *names, "--out", "figure.jpg"], ".png, .svg and .pdf"),
         (["plot", *names, "iid-0", "--over-seeds", "--out", "figure.png"], "iid-0: named twice"),
         (["plot", "nowhere", "--out", "figure.png"], "nowhere: not a run folder"),
     ):
@@ -155,7 +155,7 @@ def test_what_a_pattern_matches_beside_runs_is_left_out_in_one_line(
     code, _, printed = flsim("compare", "demo", "--json")
     assert code == 0, printed
     for arguments, message in (
-        (["table", "corpus"], "corpus: not a run folder (it has no run.json); name the folder"),
+        (["table", "corpus"], "corpus: not a run folder (it has no run.json); name a folder"),
         (["table", *matched, "missing"], "missing: not a run folder"),
         (["trace", "demo"], f"demo: not a run folder (it has no run.json); name a run in it: demo/{names[0]}, "),
         (["compare", "demo", "demo"], "demo: has 2 runs; name the two runs to compare, e.g. demo"),

@@ -119,13 +119,11 @@ def test_folders_that_are_not_runs_are_named(make_run: MakeRun, tmp_path: Path) 
     [
         "{",
         "[]",
-        "{}",
-        json.dumps({"name": "iid", "setting": "a\nb", "status": "completed", "reason": None, "round": 1, "rounds": 1}),
-        json.dumps({"name": "iid", "setting": "a", "status": "perhaps", "reason": None, "round": 1, "rounds": 1}),
-        json.dumps({"name": "iid", "setting": "a", "status": "running", "reason": None, "round": "x", "rounds": 1}),
+        json.dumps(WHOLE | {"setting": "a\nb"}),
+        json.dumps(WHOLE | {"status": "perhaps"}),
+        json.dumps(WHOLE | {"round": "x"}),
         json.dumps(WHOLE | {"partition": "mars", "label": "a"}),
         json.dumps(WHOLE | {"partition": "iid", "label": "a\nb"}),
-        json.dumps(WHOLE | {"partition": "iid", "label": " "}),
         json.dumps(WHOLE | {"label": "a"}),
     ],
 )
@@ -158,9 +156,9 @@ def test_a_damaged_file_is_named(make_run: MakeRun, kept: int) -> None:
     folder = make_run({10: {"rs": NINE}, 20: {"rs": NINE}})
     path = folder / "rows" / "round-000020.parquet"
     path.write_bytes(path.read_bytes()[:kept])
-    assert refusal(folder).startswith(f"{path}: damaged")
+    assert refusal(folder).startswith(f"{path}: not a readable Parquet file")
     (folder / "planted" / "roster.parquet").write_bytes(b"not Parquet")
-    assert "roster.parquet: damaged" in refusal(folder)
+    assert "roster.parquet: not a readable Parquet file" in refusal(folder)
 
 
 def store(folder: Path, name: str, rows: list[Row]) -> None:

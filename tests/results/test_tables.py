@@ -1,7 +1,6 @@
 """Tables: the paper's columns and wording, from rows and rosters alone."""
 
 import math
-import re
 from collections.abc import Callable
 from dataclasses import replace
 from fractions import Fraction
@@ -23,7 +22,7 @@ from flsim.results.differences import Pair, compare_runs, differences, planned, 
 from flsim.results.store import RunResults, read_run
 from flsim.results.tables import memorization_table
 from flsim.show.differences import runs_to_markdown
-from flsim.show.table import to_csv, write_parquet
+from flsim.show.table import to_csv
 
 MakeRun = Callable[..., Path]
 
@@ -85,37 +84,7 @@ def test_any_configuration_reads_back_to_six_digits(p_u: float, p_e: float) -> N
     assert float(percent.removesuffix("%")) / 100 == pytest.approx(p_e, rel=5.1e-6, abs=0)
 
 
-def paper_row(
-    make_run: MakeRun, name: str, setting: str, rs: list[float], bs: list[float], acc: float, perp: float
-) -> RunResults:
-    exposure = np.linspace(0, 20, 90)
-    measured = {"rs": rs, "bs": bs, "exposure": exposure, "accuracy": acc, "perplexity": perp, "references": 2e6}
-    return read_run(make_run({800: {"rs": bs, "bs": bs}, 8_000: measured}, name=name, copies=10, setting=setting))
-
-
-def of_ten(counts: dict[str, int]) -> list[float]:
-    """Which of 90 canaries are memorized, where so many of a configuration's ten are."""
-    return [float(index < counts.get(name, 0)) for name, _, _ in PAPER for index in range(10)]
-
-
-@pytest.fixture
-def table_1(make_run: MakeRun) -> pd.DataFrame:
-    """Two rows of the paper's Table 1, with canaries that give its counts and its lowest configurations.
-
-    Exposure, which the paper does not have, is spread evenly from 0 to 20 bits.
-    """
-    often = dict.fromkeys(["1/5K, 100%", "3/50K, 100%", "1/5K, 10%", "1/50K, 100%", "3/50K, 10%"], 10)
-    iid = of_ten({**often, "1/5K, 1%": 6, "1/50K, 10%": 10}), of_ten({**often, "1/50K, 10%": 6})
-    non_iid = of_ten({"1/5K, 100%": 10, "1/5K, 10%": 10, "1/5K, 1%": 6}), of_ten({"1/5K, 100%": 2})
-    return memorization_table(
-        [
-            paper_row(make_run, "a", "IID, FedAvg, b_u = 500", *iid, acc=0.246, perp=57.5),
-            paper_row(make_run, "b", "Non-IID, FedAvg, b_u = 5000", *non_iid, acc=0.2451, perp=58.2),
-        ]
-    )
-
-
-def test_rounds_other_than_the_last(table_1: pd.DataFrame, make_run: MakeRun) -> None:
+def test_rounds_other_than_the_last(make_run: MakeRun) -> None:
     run = read_run(make_run({5: {"rs": memorized("1/5K, 1%")}, 10: {"rs": memorized()}}))
     assert memorization_table([run])["rs"].tolist() == [0]
     early = memorization_table([run], round=5)
@@ -149,23 +118,6 @@ def test_a_diverged_run_shows_its_status_and_no_result(make_run: MakeRun, round_
         assert row[column] is pd.NA
 
 
-def test_unfinished_runs_show_where_they_are(make_run: MakeRun) -> None:
-    metrics = {"rs": memorized("1/5K, 1%"), "bs": memorized()}
-    statuses = ("completed", "running", "failed", "diverged")
-    runs = [read_run(make_run({10: metrics}, name=status, setting=status, status=status)) for status in statuses]
-    head, _, *lines = to_markdown(memorization_table(runs)).splitlines()[:6]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")][1:4] for line in (head, *lines)]
-    rows = [[("10", status, "1"), ("", status, "")][status == "diverged"] for status in statuses]
-    assert cells == [["Round", "Status", "RS /9"], *map(list, rows)]
-    assert "Status" not in to_markdown(memorization_table(runs[:1]))
-
-
-def test_markdown_cells_cannot_break_out(make_run: MakeRun) -> None:
-    run = read_run(make_run({10: {"rs": memorized()}}, setting=r"a|b \ *c* <d>"))
-    line = to_markdown(memorization_table([run])).splitlines()[2]
-    assert re.split(r"(?<!\\)\|", line)[1].strip() == r"a\|b \\ \*c\* \<d>"
-
-
 LINE = st.text(st.characters(exclude_categories=["C", "Z"]) | st.just(" "), min_size=1).filter(str.strip)
 NUMBER = st.floats(0, allow_nan=False) | st.none()
 COUNT = st.integers(0, 2**53) | st.none()
@@ -190,24 +142,6 @@ def test_csv_reads_back_to_the_same_table(table: pd.DataFrame) -> None:
     assert_frame_equal(from_csv(to_csv(table)), table, check_exact=True)
 
 
-def test_parquet_reads_back_to_the_same_table(table_1: pd.DataFrame, tmp_path: Path) -> None:
-    write_parquet(table_1, tmp_path / "table.parquet")
-    assert_frame_equal(pd.read_parquet(tmp_path / "table.parquet"), table_1, check_exact=True)
-    assert [path.name for path in tmp_path.glob("*table*")] == ["table.parquet"]
-
-
-HOSTILE = r"\input{x} & 100% $b_x$ #1 {~^} <|> _b_u = 16"
-
-
-def test_latex_escapes_what_it_would_otherwise_obey(make_run: MakeRun) -> None:
-    text = to_latex(memorization_table([read_run(make_run({10: {"rs": memorized()}}, setting=HOSTILE))]))
-    rows = text.split("\\midrule\n")[1]
-    assert rows.startswith(
-        r"\textbackslash{}input\{x\} \& 100\% \$b\_x\$ \#1 \{\textasciitilde{}\textasciicircum{}\} "
-        r"\textless{}\textbar{}\textgreater{} \_b\_u = 16 & 0 & "
-    )
-
-
 LEGEND = "Copies: smallest number of copies of a memorized canary, if the number of copies was set."
 COPIES = (10, 10, 1, 1, 4, 4)
 
@@ -224,12 +158,6 @@ def with_copies(folder: Path) -> RunResults:
     roster = pd.read_parquet(path).assign(p_u=math.nan, p_e=math.nan, planned_insertions=COPIES)
     roster.to_parquet(path)
     return read_run(folder)
-
-
-def test_the_lowest_is_the_fewest_copies(run: RunResults) -> None:
-    assert tables.lowest(run.roster) == "1 copy"
-    assert tables.lowest(run.roster.iloc[:2]) == "10 copies"
-    assert tables.lowest(run.roster.iloc[:0]) == "-"
 
 
 def test_the_table_shows_it_and_the_legend_says_so(run: RunResults, make_run: MakeRun) -> None:

@@ -16,8 +16,7 @@ from matplotlib.collections import LineCollection
 from flsim.base.errors import InputError
 from flsim.results.canary_table import trace
 from flsim.results.store import RunResults, read_run
-from flsim.show.figure import refuse_other_than_figure
-from flsim.show.trace import draw_trace, plot_trace, to_csv, to_json
+from flsim.show.trace import draw_trace, to_csv, to_json
 
 MakeRun = Callable[..., Path]
 EVENTS = [  # round, canary, user
@@ -140,13 +139,3 @@ def test_nothing_in_the_figure_overlaps_and_lines_differ_without_colour(make_run
     lines = [line for line in figure.axes[0].get_lines() if len(np.asarray(line.get_xdata())) == 2][:-1]
     shapes = [(line.get_marker(), line.get_linestyle()) for line in lines if line.get_linestyle() != "None"]
     assert len(set(shapes)) == len(shapes) == 13
-
-
-def test_the_same_trace_gives_the_same_file(run: RunResults, tmp_path: Path) -> None:
-    table = trace(run, frame(EVENTS))
-    plot_trace(run, table, tmp_path / "trace.svg")
-    first = (tmp_path / "trace.svg").read_bytes()
-    plot_trace(run, table, tmp_path / "trace.svg")
-    assert (tmp_path / "trace.svg").read_bytes() == first
-    with pytest.raises(InputError, match="written as"):
-        refuse_other_than_figure(tmp_path / "trace.jpg")

@@ -171,9 +171,7 @@ def test_the_command_begins_with_it_and_a_wrong_one_leaves_nothing(experiment: E
     assert logs[1][:5] == logs[0][:5]
     assert logs[1][5:] != logs[0][5:]
     options = [part for override in settings for part in ("--set", override)]
-    done = experiment.flsim(
-        "run", experiment.config, "--out", "bad", *options, "--begin-from", str(planting), check=False
-    )
+    done = experiment.call("run", experiment.config, "--out", "bad", *options, "--begin-from", planting, check=False)
     assert (done.returncode, (experiment.folder / "bad").exists()) == (2, False)
     assert "is of arm IN and so is this run; name a run of the other arm" in done.stderr
 

@@ -98,26 +98,17 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
         ("cohort = 3\n" + MINIMAL, "unknown key cohort; did you mean training.cohort?"),
         ("sede = 1\n" + MINIMAL, "unknown key sede; did you mean seed?"),
         (MINIMAL + "[local]\nlearning_rte = 1\n", "unknown key local.learning_rte; did you mean local.learning_rate?"),
-        (MINIMAL + "[trainig]\nrounds = 1\n", "unknown key trainig; did you mean training?"),
         (MINIMAL + "[training]\nlearning_rate = 1\n", "remove these settings, or did you mean local.learning_rate?"),
         (MINIMAL + '[system]\ndevice = "meta"\n', "remove these settings, or did you mean system.gpus_per_client?"),
         (MINIMAL + "[training]\nbatch_size = 3\n", "training.batch_size: of central training, but training.kind is"),
         (CENTRAL + "batch_sise = 3\n", "unknown key training.batch_sise; did you mean training.batch_size?"),
         (MINIMAL + "[canaries]\np_e = 0.3\n", "canaries.p_e must be a list, such as [0.3], found 0.3"),
-        (MINIMAL + "[canaries]\np_e = []\n", "canaries.p_e must list at least 1 value, found []"),
         (MINIMAL + "[canaries]\np_e = [0.5, 0.5]\n", "canaries.p_e must list different values, found [0.5, 0.5]"),
         (MINIMAL + '[training]\nrounds = "many"\n', "training.rounds must be an integer, found 'many'"),
-        (MINIMAL + "[training]\nrounds = 2.5\n", "training.rounds must be an integer, found 2.5"),
-        (MINIMAL + "[training]\nrounds = true\n", "training.rounds must be a number, found True"),
         (MINIMAL + "[local]\nlearning_rate = nan\n", "local.learning_rate must be a finite number, found nan"),
         (MINIMAL + "[evaluation]\ndecide = 3\n", "evaluation.decide must be true or false, found 3"),
         (MINIMAL + '[training]\nkind = "centrl"\n', "training.kind must be 'federated' or 'central', found 'centrl'"),
         ("training = 3\n" + MINIMAL, "training must be a table, found 3"),
-        (
-            CENTRAL + 'optimizer = "adams"\n',
-            "training.optimizer must be one of sgd, momentum, adam, rmsprop, found",
-        ),
-        (CENTRAL + '[system]\ndevice = "tpu"\n', "system.device must be 'cpu' or 'cuda', found 'tpu'"),
         (CENTRAL + 'order = "iid"\n', 'training.order "iid" contradicts data.partition "non-iid"'),
         (
             CENTRAL + 'order = "sequence"\n[privacy]\nmechanism = "clip"\nclip = 1\n',
@@ -135,7 +126,6 @@ def test_the_corpus_is_relative_to_the_file(tmp_path: Path) -> None:
             "privacy.count_noise of 1 uses more privacy than noise_multiplier 2 allows; raise it above 1, or enlarge",
         ),
         (MINIMAL + "[model]\nlayers = 2\n", 'model: architecture "cifg" has one layer, found layers = 2'),
-        (MINIMAL + '[model]\narchitecture = "gru"\n[local]\nprecision = "bf16"\n', "'bf16' needs \"cifg\""),
         ("", "data is missing"),
         ("[data\n", "not TOML: "),
     ],
@@ -156,13 +146,6 @@ def test_a_missing_file_is_named(tmp_path: Path) -> None:
 def test_malformed_overrides_are_refused(tmp_path: Path, override: str) -> None:
     with pytest.raises(InputError, match="--set"):
         read(tmp_path, "seed = 1\n" + MINIMAL, override)
-
-
-def test_what_is_dumped_loads_to_the_same(tmp_path: Path) -> None:
-    for text in (MINIMAL, TINY, CENTRAL, CENTRAL + "steps = 9\n"):
-        config = read_any(tmp_path, text)
-        dump(config, tmp_path / "dumped.toml")
-        assert load(tmp_path / "dumped.toml") == config
 
 
 CHANGES = ("seed=1", "data.partition=iid", "model.units=9", "canaries.count=3")
@@ -256,9 +239,6 @@ def test_no_unknown_key_is_ever_ignored(key: str) -> None:
     if key not in known:
         with pytest.raises(InputError, match="unknown key"):
             parse({"data": {"corpus": "c"}, key: 1}, "x.toml")
-
-
-ROOT = Path(__file__).parents[2]
 
 
 def test_what_changes_results_is_in_the_digest() -> None:

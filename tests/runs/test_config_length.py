@@ -16,7 +16,6 @@ from flsim.canaries.spec import CanaryHParams
 from flsim.data.corpus import Split
 from flsim.data.vocabulary import Layout
 from flsim.runs.config import (
-    CentralConfig,
     DataHParams,
     FederatedConfig,
     ScheduledEvaluationHParams,
@@ -77,8 +76,8 @@ def test_evaluations_are_due_once_so_many_epochs_are_read(users: int, cohort: in
 @pytest.mark.parametrize(
     ("section", "values", "message"),
     [
-        ("evaluation", {"every": 20, "every_epochs": 2.0}, r"every_epochs \(2\) and every \(20\) both say when"),
-        ("training", {"rounds": 20, "epochs": 2.0}, r"epochs \(2\) and rounds \(20\) both say how long"),
+        ("evaluation", {"every": 20, "every_epochs": 2.0}, r"every_epochs \(2\) and every \(20\) both set when"),
+        ("training", {"rounds": 20, "epochs": 2.0}, r"epochs \(2\) and rounds \(20\) both set how long"),
     ],
 )
 def test_nothing_that_is_said_twice_is_ignored(section: str, values: dict[str, float], message: str) -> None:
@@ -86,18 +85,13 @@ def test_nothing_that_is_said_twice_is_ignored(section: str, values: dict[str, f
         parse({"data": {"corpus": "c"}, section: values}, "x")
 
 
-def test_a_config_can_be_made_in_python() -> None:
-    assert FederatedConfig(DataHParams(Path("corpus"))).training.rounds == 8_000
-    assert CentralConfig(DataHParams(Path("corpus"))).rounds_over(train_split(320, 4)) == 10
-
-
 def test_a_refused_length_says_what_depends_on_it(tmp_path: Path) -> None:
     """Windows in fractions would move; another setting that differs as well is told first."""
     data, windows = DataHParams(tmp_path / "corpus"), CanaryHParams(windows=((0.2, 0.5),))
     started = FederatedConfig(data, canaries=windows, training=TrainingHParams(rounds=20))
     longer = replace(started, training=TrainingHParams(rounds=30))
-    words = "training.rounds was 20 and is 30 now (a schedule, or canaries with times in fractions of training, depend"
+    words = "training.rounds was 20 and is now 30 (a schedule, or canaries with times in fractions of training, depend"
     with pytest.raises(InputError, match=re.escape(words)):
         refuse_other_settings(started, longer, tmp_path / "run")
-    with pytest.raises(InputError, match=re.escape("settings: seed was 0 and is 1 now; resume")):
+    with pytest.raises(InputError, match=re.escape("settings: seed was 0 and is now 1; resume")):
         refuse_other_settings(started, replace(longer, seed=1), tmp_path / "run")

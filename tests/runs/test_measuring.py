@@ -87,7 +87,7 @@ def test_the_command_says_what_the_columns_are(experiment: Experiment) -> None:
         "0+0", "0+1", "1+0", "1+1",
     ]  # fmt: skip
     assert len(lines[0]) == len(heading)
-    assert any(line.startswith("space: bits over the whole space") for line in lines)
+    assert any(line.startswith("space: bits over the complete space") for line in lines)
     decided = experiment.call("evaluate", path, "--decide").stdout.splitlines()
     assert decided[0].split()[3:] == ["nats", "RS", "BS"]
     assert [line.split()[-2] for line in decided[1:3]] == [line.split()[6] for line in lines[:2]]

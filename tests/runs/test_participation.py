@@ -8,7 +8,6 @@ import pandas as pd
 import pytest
 from helpers import PARTITION, Experiment
 
-from flsim import cli
 from flsim.runs.config import load
 from flsim.runs.folder import Run, participation
 from flsim.runs.measuring import evaluate_checkpoint
@@ -92,9 +91,7 @@ def test_copies_that_batches_hold(
         assert first == held
 
 
-def test_the_command_says_so(
-    experiment: Experiment, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_command_says_so(experiment: Experiment) -> None:
     """Of a run that was evaluated after two rounds: what `participation` says of them, and a figure."""
     experiment.config.write_text(FEDERATED + "[evaluation]\nreferences = 9\n")
     run = Run.create(load(experiment.config), experiment.folder / "run")
@@ -107,19 +104,9 @@ def test_the_command_says_so(
     assert row["participations"] == (found["canary"] == "c1").sum()
     assert row["sharer_rounds"] == sorted(set(found.loc[found["canary"] == "c1", "round"]))
     assert (experiment.folder / "trace.png").read_bytes().startswith(b"\x89PNG")
-    monkeypatch.chdir(experiment.folder)
-    for arguments, code in ((["run", "--canary", "c9"], 2), (["--help"], 0)):
-        monkeypatch.setattr("sys.argv", ["flsim", "trace", *arguments])
-        with pytest.raises(SystemExit) as stop:
-            cli.main()
-        assert (stop.value.code or 0) == code
-        said = capsys.readouterr()
-        if code:
-            assert said.out == ""
-            assert said.err.splitlines()[-1] == "flsim: run run: there is no canary c9; the canaries are c0 to c3"
-        else:
-            assert "Example: flsim trace" in said.out
-            assert max(map(len, said.out.splitlines())) <= 80
+    refused = experiment.call("trace", "run", "--canary", "c9", check=False)
+    assert (refused.returncode, refused.stdout) == (2, "")
+    assert "run run: there is no canary c9; the canaries are c0 to c3" in refused.stderr
 
 
 def test_a_run_without_any_copy_has_none(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:

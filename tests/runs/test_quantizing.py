@@ -48,7 +48,7 @@ def test_the_new_run_is_measured_by_rounded_weights(experiment: Experiment) -> N
     assert rows(run.path).equals(before)
     assert not rows(out).equals(before)
     assert Run.open(out).unevaluated() == []
-    with pytest.raises(InputError, match="is measured with 3 bits already"):
+    with pytest.raises(InputError, match="is already measured with 3 bits"):
         quantize_run(made.path, experiment.folder / "again", 8)
 
 
@@ -57,8 +57,8 @@ def test_the_new_run_is_measured_by_rounded_weights(experiment: Experiment) -> N
     [
         (("run", "--out", "new", "--bits", "1"), "weight_bits must be at least 2, found 1"),
         (("nothing", "--out", "new"), "nothing: not a run folder"),
-        (("run", "--out", "run"), "run: exists already"),
-        (("bare", "--out", "new"), "bare: has no evaluated checkpoint"),
+        (("run", "--out", "run"), "run: already exists"),
+        (("bare", "--out", "new"), "bare: the run has no evaluated checkpoint"),
     ],
 )
 def test_bad_input_is_one_line_and_leaves_nothing(

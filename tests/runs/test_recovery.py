@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from faulty import assert_equal_runs
-from helpers import PRIVATE, Experiment
+from helpers import PRIVATE, Experiment, Trained
 from safetensors import safe_open
 from safetensors.torch import save_file
 
@@ -21,10 +21,9 @@ BODY_STEP = 101  # a prime, so that the sample of tensor bytes meets every posit
 
 
 @pytest.fixture
-def run(experiment: Experiment) -> Run:
+def run(copy_of_trained: Trained) -> Run:
     """A private run of four rounds with a checkpoint of each, trained by the command."""
-    experiment.call("run", experiment.config, *OPTIONS)
-    return Run.open(experiment.folder / "run")
+    return Run.open(copy_of_trained(*PRIVATE))
 
 
 def flipped(content: bytes, at: int) -> bytes:

@@ -1,15 +1,17 @@
 """A resume changes nothing in the run folder until it holds the lock and every check has passed."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from helpers import CENTRAL, TINY, Experiment
+from helpers import CENTRAL, TINY, Experiment, Trained
 
 from flsim.runs import locks
 from flsim.runs.folder import Run
 from flsim.runs.locks import DRIVEN, TRAINED, hold_lock
 from server.cluster.nodes import environment_of
 
+Damaged = Callable[[str, str], Path]
 LOCKS = {TRAINED, DRIVEN, "log.jsonl"}  # what a process that waits for the lock, or is refused with it, may write
 KINDS = pytest.mark.parametrize(
     ("config", "length"), [(TINY, "training.rounds"), (CENTRAL, "training.steps")], ids=["federated", "central"]
@@ -20,14 +22,18 @@ def tree(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file() and path.name not in LOCKS}
 
 
-def trained(experiment: Experiment, config: str, length: str) -> Path:
+@pytest.fixture
+def damaged(experiment: Experiment, copy_of_trained: Trained) -> Damaged:
     """A run of four rounds whose newest checkpoint is damaged, so that a resume has something to put aside."""
-    experiment.config.write_text(config)
-    options = ("--set", f"{length}=4", "--set", "system.checkpoint_every=1")
-    experiment.call("run", "tiny.toml", "--out", "run", "--in-process", *options)
-    newest = max((experiment.folder / "run" / "checkpoints").iterdir())
-    newest.write_bytes(newest.read_bytes()[:-1])
-    return experiment.folder / "run"
+
+    def make(config: str, length: str) -> Path:
+        experiment.config.write_text(config)
+        run = copy_of_trained(f"{length}=4", "system.checkpoint_every=1")
+        newest = max((run / "checkpoints").iterdir())
+        newest.write_bytes(newest.read_bytes()[:-1])
+        return run
+
+    return make
 
 
 @KINDS
@@ -35,17 +41,17 @@ def trained(experiment: Experiment, config: str, length: str) -> Path:
     ("options", "message"),
     [
         (("--address", "127.0.0.1:1"), "no Ray cluster answers there"),
-        (("--in-process", "--cpus", "2"), "--in-process: starts no Ray"),
-        (("--in-process", "--set", "seed=5"), "seed was 0 and is 5 now"),
-        (("--in-process", "--begin-from", "run"), "has begun already"),
+        (("--in-process", "--cpus", "2"), "--in-process does not use Ray"),
+        (("--in-process", "--set", "seed=5"), "seed was 0 and is now 5"),
+        (("--in-process", "--begin-from", "run"), "has already started"),
         (("--in-process", "--set", "{length}=3"), "4 rounds are trained already, and the settings have 3"),
     ],
     ids=["no cluster", "arguments", "settings", "begun", "shorter"],
 )
 def test_a_refused_resume_changes_nothing(
-    experiment: Experiment, config: str, length: str, options: tuple[str, ...], message: str
+    experiment: Experiment, damaged: Damaged, config: str, length: str, options: tuple[str, ...], message: str
 ) -> None:
-    run = trained(experiment, config, length)
+    run = damaged(config, length)
     before = tree(run)
     more = ("--set", "system.checkpoint_every=1", "--set", f"{length}=6")
     options = tuple(option.format(length=length) for option in options)
@@ -57,17 +63,17 @@ def test_a_refused_resume_changes_nothing(
 
 @KINDS
 def test_a_resume_of_a_live_run_changes_nothing(
-    experiment: Experiment, monkeypatch: pytest.MonkeyPatch, config: str, length: str
+    experiment: Experiment, damaged: Damaged, monkeypatch: pytest.MonkeyPatch, config: str, length: str
 ) -> None:
     """The process that holds the lock is this one. Once the lock is free, the same command records its settings."""
-    run = trained(experiment, config, length)
+    run = damaged(config, length)
     before = tree(run)
     again = ("run", "tiny.toml", "--out", "run", "--resume", "--in-process", "--set", f"{length}=6")
     with hold_lock(Run.open(run)), monkeypatch.context() as patch:
         patch.setattr(locks, "LOCK_DEADLINE", 0.3)
         refused = experiment.call(*again, check=False)
     assert refused.returncode == 1
-    assert "is trained by" in refused.stderr
+    assert "trains this run" in refused.stderr
     assert tree(run) == before
     experiment.call(*again)
     assert Run.open(run).rounds == 6
@@ -86,9 +92,11 @@ def test_a_custom_file_of_another_name_and_the_same_content_is_not_copied_again(
     assert copy.name.startswith("one.")
 
 
-def test_nodes_that_join_know_the_run_before_and_after_its_settings_are_recorded(experiment: Experiment) -> None:
+def test_nodes_that_join_know_the_run_before_and_after_its_settings_are_recorded(
+    experiment: Experiment, damaged: Damaged
+) -> None:
     """A node that joins later reads config.toml as the resume has written it."""
-    run = trained(experiment, TINY, "training.rounds")
+    run = damaged(TINY, "training.rounds")
     corpus = experiment.folder / "corpus"
     before = environment_of(run, corpus)
     experiment.call("run", "tiny.toml", "--out", "run", "--resume", "--in-process", "--set", "training.rounds=6")

@@ -10,7 +10,7 @@ import pytest
 import typer
 from click import Group
 from custom_code import CODE, SETTINGS
-from helpers import TINY, Experiment, Flsim
+from helpers import TINY, Experiment, Flsim, Trained
 
 from flsim import cli
 from flsim.algorithms import checkpoint
@@ -154,14 +154,14 @@ def test_a_file_is_named_before_it_is_executed(
 
 
 @pytest.mark.parametrize("command", [("evaluate", "run"), ("quantize", "run", "--out", "rounded")])
-def test_a_ledger_cannot_name_code_that_the_settings_do_not(experiment: Experiment, command: tuple[str, ...]) -> None:
+def test_a_ledger_cannot_name_code_that_the_settings_do_not(
+    experiment: Experiment, copy_of_trained: Trained, command: tuple[str, ...]
+) -> None:
     """Its epsilon would execute the file: the settings name no custom code, so that no file is announced."""
-    experiment.config.write_text(TINY)
-    options = [part for setting in PRIVATE for part in ("--set", setting)]
-    experiment.call("run", "tiny.toml", "--out", "run", "--in-process", *options)
+    run = copy_of_trained(*PRIVATE)
     mark, file = experiment.folder / "mark", experiment.folder / "elsewhere.py"
     file.write_text(MARK.format(mark=str(mark)) + CODE["sampler"])
-    for path in checkpoint.all_in(experiment.folder / "run" / "checkpoints"):
+    for path in checkpoint.all_in(run / "checkpoints"):
         state, provenance = checkpoint.load(path)
         (entry,) = state.ledger.entries
         checkpoint.save(

@@ -63,9 +63,10 @@ class Experiment:
         return done
 
     def run(self, name: str, *overrides: str, options: Sequence[str] = ()) -> Path:
-        """Train with the given overrides; the run folder."""
+        """Train with the given overrides, in a process of its own if it needs Ray; the run folder."""
         settings = [part for override in overrides for part in ("--set", override)]
-        self.flsim("run", self.config, "--out", name, *settings, *options)
+        run = self.call if "--in-process" in options else self.flsim
+        run("run", self.config, "--out", name, *settings, *options)
         return self.folder / name
 
 
@@ -95,7 +96,7 @@ def assert_same(run: Path, other: Path) -> None:
 
 def assert_table_says_diverged(experiment: Experiment, reason: str) -> None:
     """And why, and shows no measurement."""
-    (row,) = csv.DictReader(experiment.flsim("table", "run", "--format", "csv").stdout.splitlines())
+    (row,) = csv.DictReader(experiment.call("table", "run", "--format", "csv").stdout.splitlines())
     assert (row["status"], row["reason"]) == ("diverged", reason)
     assert row["rs"] == row["mean_exposure"] == row["perplexity"] == ""
 

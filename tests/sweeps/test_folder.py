@@ -94,7 +94,11 @@ def test_a_heading_names_the_grids_that_were_trained(folder: SweepFolder) -> Non
 
 
 def test_two_do_not_sweep_one_folder(folder: SweepFolder) -> None:
-    with folder.hold_lock(), pytest.raises(InputError, match="another `flsim sweep` is at work"), folder.hold_lock():
+    with (
+        folder.hold_lock(),
+        pytest.raises(InputError, match="another `flsim sweep` uses this folder"),
+        folder.hold_lock(),
+    ):
         pass
     (folder.path / FILE).unlink()  # as where it was killed before it had written that
     with folder.hold_lock():

@@ -70,4 +70,4 @@ def test_elsewhere_a_run_that_begins_is_a_line(tmp_path: Path, capsys: pytest.Ca
         screen.look()
         screen.look()
         screen.ended("two", "disk full", remaining=1)
-    assert capsys.readouterr().err.splitlines() == ["one: started", "two: failed: disk full (1 run left)"]
+    assert capsys.readouterr().err.splitlines() == ["one: started", "two: failed: disk full (1 run remaining)"]

@@ -60,7 +60,7 @@ def test_pieces_outlive_a_folder_that_comes_to_be_in_their_place(imports: Import
     (pieces,) = (path for path in imports.scratch.iterdir() if path.is_dir())
     (pieces / "finished").touch()
     assert (pieces / "corpus" / "manifest.json").exists()
-    assert "exists already" in imports.finish(imports.start(), code=2)
+    assert "already exists" in imports.finish(imports.start(), code=2)
     imports.out.rmdir()
     assert "continuing an interrupted import" in imports.run()
     assert folder_bytes(imports.out) == expected
@@ -116,7 +116,7 @@ def test_workers_that_are_always_killed_end_the_import_in_one_line(
             with suppress(ProcessLookupError):
                 os.kill(worker, signal.SIGKILL)
     said = imports.finish(process, code=2)
-    assert "its process died, 2 times (signal 9)" in said.splitlines()[-1]
+    assert "its process died 2 times (signal 9)" in said.splitlines()[-1]
     assert str(imports.folder) in said.splitlines()[-1]
     imports.run()
     assert folder_bytes(imports.out) == expected
@@ -189,7 +189,7 @@ def test_what_a_kill_left_of_a_finished_import_goes(imports: Imports, expected: 
             path = imports.scratch / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.mkdir() if name == "." else path.touch()
-        assert "exists already" in imports.finish(imports.start(), code=2)
+        assert "already exists" in imports.finish(imports.start(), code=2)
         assert folder_bytes(imports.out) == expected
         assert not imports.scratch.exists()
 

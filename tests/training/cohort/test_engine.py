@@ -123,7 +123,7 @@ def test_where_memory_runs_out_fewer_users_train_at_once_and_the_sum_is_the_same
     done = run_in(400 * 2**20)
     assert done.returncode == 0, done.stderr
     said = done.stderr.splitlines()
-    assert said[:2] == ["ready", "cpu: out of memory; from now on 50 users train at once"]
+    assert said[:2] == ["ready", "cpu: out of memory; from now on, 50 users train together"]
     assert len(said) > 2
     assert "Traceback" not in done.stderr
 
