@@ -35,7 +35,7 @@ class LoraBenchHParams:
         dtype: type of the base's values.
         steps: local steps of a user.
         rows, words: records of a step, and positions of a record: rows * words tokens a step.
-        alone: users that are measured one at a time.
+        single: number of users that are measured one at a time.
         at_once: numbers of users in a block; two blocks of each are measured.
     """
 
@@ -48,7 +48,7 @@ class LoraBenchHParams:
     steps: int = 2
     rows: int = 4
     words: int = 12
-    alone: int = 8
+    single: int = 8
     at_once: tuple[int, ...] = (8,)
 
     @property
@@ -67,11 +67,11 @@ class LoraBenchHParams:
 
 GPT2_SMALL = LoraBenchHParams(
     config={"model_type": "gpt2"}, vocabulary=50_257, rank=16, dtype="bfloat16", steps=8, rows=10, words=25,
-    alone=6, at_once=(16, 32, 64),
+    single=6, at_once=(16, 32, 64),
 )  # fmt: skip
 
 ONE_BILLION = replace(  # 0.9 billion parameters
-    GPT2_SMALL, config={"model_type": "gpt2", "n_layer": 16, "n_head": 16, "n_embd": 2_048}, alone=3, at_once=(16, 32)
+    GPT2_SMALL, config={"model_type": "gpt2", "n_layer": 16, "n_head": 16, "n_embd": 2_048}, single=3, at_once=(16, 32)
 )
 
 
@@ -113,7 +113,7 @@ def _rate(at_once: int, hparams: LoraBenchHParams, device: str) -> dict[str, flo
     model = build(hparams.vocabulary, hparams.model).initialize(0).to(device)
     start = {name: value.detach().clone() for name, value in model.trainable.items()}
     train = _alone(model, hparams) if at_once == 1 else _blocks(model, start, hparams, at_once)
-    users = DrawnUsers(hparams.alone if at_once == 1 else 2 * at_once, hparams)
+    users = DrawnUsers(hparams.single if at_once == 1 else 2 * at_once, hparams)
     cohort, seconds = range(len(users)), []
     for chosen in (cohort[: max(1, min(at_once, len(users)))], cohort):  # the first round compiles and allocates
         began = time.perf_counter()

@@ -30,6 +30,7 @@ __all__ = [
     "ImportSettings",
     "InputError",
     "LocalSGD",
+    "Lora",
     "Model",
     "Planted",
     "Privacy",

@@ -26,6 +26,7 @@ from flsim.evaluation.evaluate import evaluate as measure_our_model
 from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams as Model
 from flsim.models.language_model import LanguageModel
+from flsim.models.lora import LoraHParams as Lora
 from flsim.privacy.mechanism import PrivacyHParams as Privacy
 from flsim.privacy.update_canaries import AuditHParams as CanaryUsers
 from flsim.results.frames import frames
@@ -43,6 +44,7 @@ from flsim.simulation import Central, FedAvg, Planted, epsilon, plant, refuse_im
 from flsim.training.central import CentralHParams as CentralSGD
 from flsim.training.hparams import LocalHParams as LocalSGD
 from flsim.training.local import threads as threads_of_torch
+from flsim.training.own_model import settled
 from flsim.training.state import State
 
 if TYPE_CHECKING:
@@ -223,6 +225,7 @@ def evaluate(
             raise InputError(
                 "evaluate: a state does not contain its model; pass the flsim.Model that the state was trained with"
             )
+        architecture = settled(architecture, planted.corpus)
         network = restore(model.params, architecture, planted.corpus.layout.vocabulary_size).to(device)
         with threads_of_torch(threads):
             return frame(measure_our_model(network, planted.canaries, test, how, seed, "simulation", model.round))

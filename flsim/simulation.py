@@ -48,6 +48,7 @@ from flsim.training.central import CentralHParams
 from flsim.training.hparams import LocalHParams
 from flsim.training.local import threads as threads_of_torch
 from flsim.training.own_model import refuse_unfit
+from flsim.training.own_model import settled as settled_model
 from flsim.training.state import State
 
 
@@ -300,6 +301,8 @@ def simulate(
     refuse_other(FedAvg | Central, "a flsim.FedAvg or flsim.Central", algorithm=algorithm)
     at_least_one(rounds=rounds, **{} if callable(every) else {"every": every})
     refuse_impossible(seed, threads, device)
+    model = settled_model(model, planted.corpus)
+    model = settled_model(model, planted.corpus)
     refuse_unfit(model, planted.corpus.layout, seed, is_new=start is None)
     if start is not None:
         refuse_other(State, "a state of flsim.simulate", start=start)

@@ -178,7 +178,7 @@ def test_tensors_are_known_by_name_to_their_own_model_and_its_kernels() -> None:
 def test_modules_are_imported_in_the_open() -> None:
     """By a string only a user's own code, an app that Flower names, and a peer in a process of its own."""
     assert set(offenders(ALL, lambda path: "import_module" in path.read_text(encoding="utf-8"))) == {
-        "flsim/evaluation/audit.py",
+        "flsim/evaluation/loading.py",
         "benchmarks/peers/__main__.py",
         "server/pool/client.py",
     }

@@ -252,7 +252,7 @@ def lora(setup: Setup) -> Measured:
     sizes = {"GPT-2 small": GPT2_SMALL, "0.9 billion parameters": ONE_BILLION}
     if setup.is_quick:
         small = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 16}
-        sizes = {"tiny": LoraBenchHParams(small, 100, rank=2, dtype="bfloat16", alone=2, at_once=(2, 4))}
+        sizes = {"tiny": LoraBenchHParams(small, 100, rank=2, dtype="bfloat16", single=2, at_once=(2, 4))}
     for size, hparams in sizes.items():
         yield Figure(f"{size}: unit", unit_of(hparams))
         for row in bench_lora(hparams, setup.device):

@@ -62,11 +62,8 @@ class Provenance:
 
     @property
     def by_content(self) -> "Provenance":
-        """Return the provenance with a custom network named by its content, independent of the place of the file."""
-        model = replace(self.model, architecture=by_content(self.model.architecture))
-        if model.path is not None:  # `frozen` identifies its contents, and the corpus those of the tokens
-            model = replace(model, path=Path(model.path).name, tokens=None)
-        return replace(self, model=model)
+        """Return the provenance with files of its network named by content, independent of the place of the files."""
+        return replace(self, model=by_content_of(self.model))
 
     @property
     def sizes(self) -> str:
@@ -82,6 +79,12 @@ class Provenance:
             f", {name} {value}" if isinstance(value, str) else f", {name} {value:g}" for name, value in numbers.items()
         )
         return kind + sizes + options + (f", frozen {self.frozen[:12]}" if self.frozen else "")
+
+
+def by_content_of(model: ModelHParams) -> ModelHParams:
+    """Return the settings of a network without the places of its files; `digest` identifies a base model's contents."""
+    model = replace(model, architecture=by_content(model.architecture), tokens=None)
+    return model if model.path is None else replace(model, path="")
 
 
 def checkpoint_name(round_: int) -> str:

@@ -84,18 +84,21 @@ def engine_of(
     """Return an engine on the model's device; the last three arguments are those of `CohortEngine`.
 
     Engine "cohort" needs a model that declares a written-out gradient. If users are stacked, it also needs a model that
-    declares stacking, and an optimizer that has a `direction`. Otherwise engine "local", plain PyTorch, is returned. If
-    no size of micro-cohorts is set and there is no GPU, small models train in micro-cohorts of `users_on_cpu`. On a
-    processor without instructions for bfloat16, settings with bfloat16 train in float32.
+    declares stacking, and an optimizer that has a `direction`. Otherwise engine "local", plain PyTorch, is returned. It
+    also trains on corpora with prompts, because a written-out gradient would count the words of prompts. If no size of
+    micro-cohorts is set and there is no GPU, small models train in micro-cohorts of `users_on_cpu`. On a processor
+    without instructions for bfloat16, settings with bfloat16 train in float32.
 
     Raises:
-        InputError: the engine or the device does not support the settings.
+        InputError: the engine, the corpus or the device does not support the settings.
     """
     able = model.capabilities
     refuse_precision(name, hparams, model.hparams.architecture, able)
     if name == "cohort" and able.blocks:
         return _block_engine(model, layout, hparams, micro_cohort, memory_share, rounds)
-    if name == "cohort" and able.written_out:
+    if layout.prompts and hparams.precision != "float32":
+        raise InputError('a corpus with prompts needs training in float32; set local.precision = "float32"')
+    if name == "cohort" and able.written_out and not layout.prompts:
         refuse_low_precision(configured(hparams, "optimizer"), hparams.precision)
         like = {name: value.detach() for name, value in model.trainable.items()}
         if representative(like).device.type == "cpu":
@@ -118,7 +121,7 @@ def _block_engine(
     memory_share: float,
     rounds: int | None,
 ) -> Engine:
-    """Return an engine of users in blocks, or the oracle where blocks gain nothing; arguments are as in `engine_of`."""
+    """Return an engine of users in blocks, or the oracle if blocks are not faster; arguments are as in `engine_of`."""
     at_once = users_at_once(model, hparams, layout, memory_share)
     if at_once > 1 and micro_cohort is not None:
         at_once = micro_cohort

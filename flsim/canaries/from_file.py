@@ -11,9 +11,10 @@ from typing import Any
 from flsim.base.errors import InputError
 from flsim.base.files import from_json
 from flsim.canaries.spec import Canary
+from flsim.data.tokenizer import TokenVocabulary
 from flsim.data.vocabulary import Layout, Vocabulary
 
-KEYS = {"id", "words", "tokens", "p_u", "p_e"}
+KEYS = {"id", "words", "tokens", "p_u", "p_e", "copies"}
 
 
 def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tuple[Canary, ...]:
@@ -21,7 +22,8 @@ def read_listed(path: Path, layout: Layout, vocabulary: Vocabulary | None) -> tu
 
     Args:
         path: a .csv or .json file. Each canary has an id, and either words or tokens (ids), separated by spaces, or in
-            JSON as a list. The probabilities p_u and p_e, see `Canary`, are optional; NaN if absent.
+            JSON as a list. The probabilities p_u and p_e, see `Canary`, are optional; NaN if absent. The number of
+            copies in the training data is optional; 0 for a control.
         layout: the corpus' token layout, which determines which ids are words.
         vocabulary: ids of words; without it, canaries must have tokens.
 
@@ -79,27 +81,48 @@ def _canary(where: str, row: Mapping[str, Any], layout: Layout, vocabulary: Voca
         raise InputError(f"{where}: this row has no id; add an id")
     if ("words" in row) == ("tokens" in row):
         raise InputError(f"{where}: this row must have words or tokens, not both")
-    tokens = _tokens(where, row["tokens"]) if "tokens" in row else _encoded(where, row["words"], vocabulary)
+    tokens = _tokens(where, row["tokens"]) if "tokens" in row else encoded(where, row["words"], vocabulary)
+    refuse_special(where, tokens, layout)
+    copies = _copies(where, row)
+    p_u, p_e = _probability(where, row, "p_u"), _probability(where, row, "p_e")
+    return Canary(id_, tokens, p_u, p_e, copies, is_planted=copies != 0)
+
+
+def refuse_special(where: str, tokens: tuple[int, ...], layout: Layout) -> None:
+    """Raise InputError if a token is not a token of text, such as OOV; `where` names the phrase in messages."""
+    text = layout.text_ids
     for token in tokens:
-        if not layout.first_word <= token <= layout.last_word:
+        if token not in text:
             raise InputError(
-                f"{where}: token {token} is not the id of a word; word ids are {layout.first_word} to "
-                f"{layout.last_word}"
+                f"{where}: token {token} is not the id of a word; word ids are {text.start} to {text.stop - 1}"
             )
-    return Canary(id_, tokens, _probability(where, row, "p_u"), _probability(where, row, "p_e"))
 
 
-def _encoded(where: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
+def encoded(place: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int, ...]:
+    """Return the tokens of a text, or of a list of words.
+
+    Args:
+        place: the place of the phrase, for messages.
+        value: the text.
+        vocabulary: the ids of words, or of a tokenizer's tokens.
+
+    Raises:
+        InputError: the value is no text, or a word is not in the vocabulary.
+    """
     if vocabulary is None:
         raise InputError(
-            f"{where}: this row has words, but there is no vocabulary; give a vocabulary or a corpus, or list tokens"
+            f"{place}: this row has words, but there is no vocabulary; give a vocabulary or a corpus, or list tokens"
         )
+    if isinstance(vocabulary, TokenVocabulary):
+        if not isinstance(value, str):
+            raise InputError(f"{place}: words must be text, which the tokenizer of the corpus cuts")
+        return tuple(vocabulary.encode_text(value))
     words = vocabulary.split(value) if isinstance(value, str) else value
     if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-        raise InputError(f"{where}: words must be text, or a list of texts")
+        raise InputError(f"{place}: words must be text, or a list of texts")
     for word in words:
         if word not in vocabulary.ids:
-            raise InputError(f'{where}: "{word}" is not in the vocabulary')
+            raise InputError(f'{place}: "{word}" is not in the vocabulary')
     return tuple(vocabulary.encode(words))
 
 
@@ -111,6 +134,13 @@ def _tokens(where: str, value: Any) -> tuple[int, ...]:
     if not isinstance(listed, list) or not all(type(token) is int for token in listed):
         raise InputError(f"{where}: tokens must be integers, found {value}")
     return tuple(listed)
+
+
+def _copies(where: str, row: Mapping[str, Any]) -> int | None:
+    text = str(row.get("copies", ""))
+    if "copies" in row and not text.isdecimal():
+        raise InputError(f"{where}: copies must be an integer, 0 for a control, found {text}")
+    return int(text) if "copies" in row else None
 
 
 def _probability(where: str, row: Mapping[str, Any], name: str) -> float:

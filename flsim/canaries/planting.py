@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from flsim.base.errors import InputError
 from flsim.base.files import naming
 from flsim.base.rng import stream
+from flsim.canaries.from_file import encoded, refuse_special
 from flsim.canaries.secrets import Secrets, templates
 from flsim.canaries.spec import (
     Canary,
@@ -29,7 +30,32 @@ from flsim.canaries.spec import (
 )
 from flsim.data.corpus import Corpus, Split, memory_map
 from flsim.data.records import windows
-from flsim.data.vocabulary import Layout
+from flsim.data.vocabulary import Layout, Vocabulary
+
+
+class Holders(Protocol):
+    """Users and their numbers of records, with any content; `user_offsets` are int64 [users + 1]."""
+
+    @property
+    def records(self) -> int: ...
+    @property
+    def user_offsets(self) -> NDArray[np.int64]: ...
+    def __len__(self) -> int: ...
+
+
+class Source(Protocol):
+    """The words of phrases, and splits of text in which no phrase may occur: a corpus, or only words."""
+
+    @property
+    def layout(self) -> Layout: ...
+    @property
+    def vocabulary(self) -> Vocabulary: ...
+    @property
+    def splits(self) -> Sequence[str]: ...
+    @property
+    def path(self) -> Path: ...
+    def split(self, name: str) -> Split: ...
+
 
 # Phrases of canaries: random words, the first words of records of held-out users, or fillings of a template.
 
@@ -43,15 +69,18 @@ def random_phrases(length: int, seed: int, layout: Layout) -> Draw:
     return lambda index, attempt: draw_phrase(seed, index, attempt, length, layout)
 
 
-def natural_phrases(corpus: Corpus, length: int, seed: int) -> Draw:
+def natural_phrases(corpus: Source, length: int, seed: int) -> Draw:
     """Return a function that draws the first words of held-out records, without words outside the vocabulary.
+
+    The words of a record begin after its prompt.
 
     Raises:
         InputError: held-out users have too few such records.
     """
     heldout, layout = corpus.split(HELDOUT), corpus.layout
-    offsets = np.asarray(heldout.record_offsets)
-    starts = offsets[:-1][np.diff(offsets) >= length]
+    offsets, text = np.asarray(heldout.record_offsets), layout.text_ids
+    starts = offsets[:-1] + (0 if heldout.prompts is None else heldout.prompts)
+    starts = starts[offsets[1:] - starts >= length]
     none = InputError(
         f"{corpus.path}: held-out users have too few records that begin with {length} words of the vocabulary; set a "
         f'smaller canaries.length, or canaries.source = "words"'
@@ -62,7 +91,7 @@ def natural_phrases(corpus: Corpus, length: int, seed: int) -> Draw:
     def draw(index: int, attempt: int) -> tuple[int, ...]:
         for chosen in stream(seed, "natural canary", index, attempt).integers(len(starts), size=TRIED).tolist():
             phrase = tuple(heldout.tokens[starts[chosen] : starts[chosen] + length].tolist())
-            if layout.first_word <= min(phrase) and max(phrase) <= layout.last_word:
+            if text.start <= min(phrase) and max(phrase) < text.stop:
                 return phrase
         raise none
 
@@ -72,6 +101,30 @@ def natural_phrases(corpus: Corpus, length: int, seed: int) -> Draw:
 def secret_phrases(templates: Sequence[Secrets], seed: int) -> Draw:
     """Return a function that draws fillings of the templates."""
     return lambda index, attempt: tuple(templates[index].draw(stream(seed, "secret", index, attempt), 1)[0].tolist())
+
+
+def listed_phrases(corpus: Source, texts: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return the phrases of the settings as tokens.
+
+    Raises:
+        InputError: a text has words outside the vocabulary; two texts are the same tokens; a text is longer than a
+            record; or a text occurs in a split of the corpus, whose copies would not be counted.
+    """
+    phrases = dict[tuple[int, ...], str]()
+    for text in texts:
+        where = f'canaries.phrases: "{text}"'
+        phrase = encoded(where, text, corpus.vocabulary)
+        refuse_special(where, phrase, corpus.layout)
+        refuse_too_long(len(phrase), corpus.layout, "canaries.phrases")
+        if not phrase or phrase in phrases:
+            raise InputError(f"{where} {'is the same as another phrase' if phrase else 'is empty'}; write another text")
+        phrases[phrase] = text
+    for length in {len(phrase) for phrase in phrases}:
+        of_length = {phrase for phrase in phrases if len(phrase) == length}
+        for name in corpus.splits:
+            for phrase in occurring(corpus.split(name), of_length):
+                raise InputError(f'canaries.phrases: "{phrases[phrase]}" occurs in {name}; write another text')
+    return list(phrases)
 
 
 REDRAWS = 100
@@ -177,7 +230,7 @@ def counts_of(
     return sharers, np.bincount(overlay.canaries, minlength=canaries)
 
 
-def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int | None = None) -> tuple[Canary, ...]:
+def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int | None = None) -> tuple[Canary, ...]:
     """Draw distinct phrases that do not occur in any split of the corpus; a phrase that occurs is drawn again.
 
     Text of held-out users occurs only in the held-out splits. Controls are last, and if two phrases are equal, the
@@ -191,7 +244,8 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
 
     Raises:
         InputError: canaries are longer than records; the vocabulary is too small; a window does not fit the rounds;
-            held-out users have too few records with this number of words; or a template does not fit the corpus.
+            held-out users have too few records with this number of words; or a template or a phrase of the settings
+            does not fit the corpus.
     """
     layout = corpus.layout
     planted = configurations(hparams)
@@ -199,11 +253,12 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
     planned = planted + [control] * hparams.controls
     secrets = templates(hparams.template, corpus.vocabulary, seed, len(planned) or 1) if hparams.template else []
     template = secrets[0] if secrets else None
-    length = template.length if template else hparams.length
+    listed = listed_phrases(corpus, hparams.phrases)
+    length = template.length if template else max(map(len, listed), default=hparams.length)
     setting = "canaries.template" if template else "canaries.length"
     refuse_too_long(length, layout, setting)
     bounds = {one: hparams.bounds(one, rounds) for one in planted} | {control: (None, None)}
-    is_natural = hparams.source == "heldout"
+    is_natural = hparams.is_natural
     source = "text of held-out users" if is_natural else f"vocabulary of {layout.words} words"
     too_few = InputError(
         f"found fewer than {len(planned)} different phrases of {length} words that are not in the corpus; use "
@@ -221,9 +276,11 @@ def draw_canaries(corpus: Corpus, hparams: CanaryHParams, seed: int, rounds: int
     if secrets:
         draw = secret_phrases(secrets, seed)
     else:
-        draw = natural_phrases(corpus, length, seed) if is_natural else random_phrases(length, seed, layout)
-    phrases = [draw(index, 0) for index in range(len(planned))]
+        is_heldout = hparams.source == "heldout"
+        draw = natural_phrases(corpus, length, seed) if is_heldout else random_phrases(length, seed, layout)
+    phrases = listed or [draw(index, 0) for index in range(len(planned))]
     splits = [corpus.split(name) for name in corpus.splits if not (is_natural and name.startswith(HELDOUT))]
+    splits = [] if listed else splits  # `listed_phrases` searched all splits
     known, taken = set[tuple[int, ...]](), set[tuple[int, ...]]()
     for _ in range(REDRAWS):
         taken.update(*(occurring(split, set(phrases) - known) for split in splits))
@@ -305,7 +362,7 @@ def drawn_and_planted(
     return plant(train, draw_canaries(corpus, hparams, seed, rounds), seed)
 
 
-def plant(split: Split, canaries: tuple[Canary, ...], seed: int) -> Planting:
+def plant(split: Holders, canaries: tuple[Canary, ...], seed: int) -> Planting:
     """Draw sharers and replaced records of every canary.
 
     Each user is a sharer of a canary with probability p_u, each record of a sharer is replaced with probability p_e,
@@ -360,7 +417,7 @@ def _injected(canaries: tuple[Canary, ...]) -> Planting:
     return Planting(canaries, overlay, users, users * is_planted, copies, copies * is_planted)
 
 
-def _plant_copies(split: Split, canaries: tuple[Canary, ...], copies: NDArray[np.int64], seed: int) -> Planting:
+def _plant_copies(split: Holders, canaries: tuple[Canary, ...], copies: NDArray[np.int64], seed: int) -> Planting:
     """Replace a distinct record with each copy; every choice of records is equally likely.
 
     The expected copies of a user are proportional to the number of its records.
@@ -377,7 +434,7 @@ def _plant_copies(split: Split, canaries: tuple[Canary, ...], copies: NDArray[np
     return Planting(canaries, overlay, sharers, sharers, copies, insertions)
 
 
-def _chosen_records(split: Split, user: int, canary: int, p_e: float, seed: int) -> NDArray[np.int64]:
+def _chosen_records(split: Holders, user: int, canary: int, p_e: float, seed: int) -> NDArray[np.int64]:
     first, last = int(split.user_offsets[user]), int(split.user_offsets[user + 1])
     return first + np.flatnonzero(stream(seed, "insertions", canary, user).random(last - first) < p_e)
 

@@ -169,7 +169,10 @@ class Population:
         tokens = np.empty(len(from_corpus), records.tokens.dtype)
         tokens[from_corpus] = records.tokens[np.repeat(is_from_corpus, before)]
         tokens[~from_corpus] = np.concatenate(phrases)
-        return Records(tokens, np.concatenate([[0], np.cumsum(lengths)]))
+        prompts = records.prompts
+        if prompts is not None:  # a canary is an answer to an empty prompt
+            prompts = np.where(is_from_corpus, prompts, 0)
+        return Records(tokens, np.concatenate([[0], np.cumsum(lengths)]), prompts)
 
 
 def _pseudo_users(canaries: Sequence[Canary]) -> tuple[ExtraUsers, NDArray[np.int64]]:

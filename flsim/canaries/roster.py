@@ -13,7 +13,7 @@ The columns of `LATER` are only in rosters that need them. Without them all cana
     first_round, last_round                the rounds in which it is planted, from 1; missing for no bound
     pseudo_users                           pseudo-users who inject it in its first round; missing if users hold it
     template                               the template that the phrase fills; missing for none
-    is_natural                             true for text of a held-out user, which is no random phrase
+    is_natural                             true for text of a held-out user or of the settings, not for random words
 """
 
 import math

@@ -10,8 +10,8 @@ Templates of secrets as text: fixed text with holes.
 {w2}     2 words of the vocabulary
 {card}   a payment card number: 15 digits and the check digit of ISO/IEC 7812-1, annex B (Luhn)
 {ssn}    a US social security number: area 001 to 899 without 666, group 01 to 99, serial 0001 to 9999
-{k5}     a key, which attackers know and no two secrets share: 5 letters, or 5 words in a corpus of words (section
-6.5, and <s> and <e> of Table 3)
+{k5}     a key, which attackers know and no two secrets share: 5 letters, or 5 words in a corpus of words or tokens
+(section 6.5, and <s> and <e> of Table 3)
 """
 
 import re
@@ -27,6 +27,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError
 from flsim.base.rng import stream
+from flsim.data.tokenizer import TokenVocabulary
 from flsim.data.vocabulary import Vocabulary
 
 BETWEEN = re.compile(r"\{([^{}]*)\}")
@@ -110,12 +111,17 @@ def hidden(template: str) -> tuple[str | Hole, ...]:
 def with_keys(template: str, vocabulary: Vocabulary, rng: np.random.Generator) -> str:
     """Return a template with random letters, or random words of the vocabulary, in place of keys."""
     by_words = vocabulary.by == "words"
-    symbols = [word for word in vocabulary.words if not set("{}") & set(word)] if by_words else list(ascii_lowercase)
+    if isinstance(vocabulary, TokenVocabulary):
+        symbols = [vocabulary.text([id_]).strip() for id_ in vocabulary.word_ids]
+    else:
+        symbols = [word for word in vocabulary.words if not set("{}") & set(word)] if by_words else [*ascii_lowercase]
 
     def text(part: str | Hole) -> str:
         if isinstance(part, str) or not part.is_key:
             return str(part)
         symbols_drawn = [symbols[index] for index in rng.integers(len(symbols), size=part.symbols)]
+        if isinstance(vocabulary, TokenVocabulary):
+            return " ".join(symbols_drawn)
         return f" {' '.join(symbols_drawn)} " if by_words else "".join(symbols_drawn)
 
     return "".join(map(text, parse(template)))
@@ -235,18 +241,22 @@ class Secrets:
                 by characters.
         """
         parts: list[Part] = []
-        for part in parse(template.strip()):
+        parsed = parse(template.strip())
+        for part, following in zip(parsed, (*parsed[1:], ""), strict=True):
             if isinstance(part, str):
-                parts += (Part("", (id_,)) for id_ in token_ids(part, vocabulary))
+                has_space = isinstance(following, Hole) and following.kind == "w"  # a tokenizer's words begin with it
+                text = part.rstrip() if has_space else part
+                parts += (Part("", (id_,)) for id_ in token_ids(text, vocabulary))
             elif part.kind in SYMBOLS:
                 parts.append(Part(part.kind, _alphabet(digits, vocabulary)))
             elif part.kind == "w":
-                if vocabulary.by != "words":
+                if vocabulary.by == "characters":
                     raise InputError(
                         f"canaries.template: {part} is a hole for words, but the corpus is by {vocabulary.by}; "
                         f"use {{lN}} for N letters"
                     )
-                parts += [Part("", tuple(sorted(vocabulary.ids.values())))] * part.symbols
+                ids = vocabulary.word_ids if isinstance(vocabulary, TokenVocabulary) else vocabulary.ids.values()
+                parts += [Part("", tuple(sorted(ids)))] * part.symbols
             else:
                 parts += [
                     Part("", _alphabet(digits if part.kind == "d" else ascii_lowercase, vocabulary))
@@ -351,15 +361,20 @@ def templates(template: str, vocabulary: Vocabulary, seed: int, count: int) -> l
         if text is None:
             raise InputError(f'canaries.template "{template}": not enough keys for {count} canaries; set longer keys')
         texts[text] = None
-    return [Secrets.from_template(text, vocabulary) for text in texts]
+    made = [Secrets.from_template(text, vocabulary) for text in texts]
+    if len({secrets.length for secrets in made}) > 1:  # a tokenizer cuts keys without a space in front differently
+        raise InputError(f'canaries.template "{template}": keys are words; write a space before and none after each')
+    return made
 
 
 def token_ids(text: str, vocabulary: Vocabulary) -> list[int]:
-    """Return the token ids of a part of a text in a corpus: its words, or its characters with the spaces at its ends.
+    """Return the token ids of a part of a text: words, characters with spaces at both ends, or a tokenizer's tokens.
 
     Raises:
         InputError: a token is not in the vocabulary.
     """
+    if isinstance(vocabulary, TokenVocabulary):
+        return vocabulary.encode_text(text)
     # `Vocabulary.split` would drop the space between fixed text and a hole.
     tokens = text.split() if vocabulary.by == "words" else list(re.sub(r"\s+", " ", text))
     for token in tokens:
@@ -373,6 +388,16 @@ def token_ids(text: str, vocabulary: Vocabulary) -> list[int]:
 
 
 def _alphabet(symbols: str, vocabulary: Vocabulary) -> tuple[int, ...]:
+    """Return a token id for each symbol; with a tokenizer a separate token, even if text has several in one token."""
+    if isinstance(vocabulary, TokenVocabulary):
+        found = {symbol: vocabulary.symbol(symbol) for symbol in symbols}
+        for symbol, id_ in found.items():
+            if id_ is None:
+                raise InputError(
+                    f'canaries.template needs a token "{symbol}" that the tokenizer of the corpus lacks; use {{wN}} '
+                    "for N words"
+                )
+        return tuple(id_ for id_ in found.values() if id_ is not None)
     return tuple(id_ for symbol in symbols for id_ in token_ids(symbol, vocabulary))
 
 

@@ -108,7 +108,7 @@ def injection_bounds(at: float, rounds: int | None) -> Bounds:
 
 
 Arm = Literal["in", "out"]
-Source = Literal["words", "heldout", "template"]
+Source = Literal["words", "heldout", "template", "phrases"]
 
 ABOUT_INJECTIONS = "Injected users take part with probability 1 ({}): an epsilon of the ledger does not cover them."
 
@@ -140,6 +140,7 @@ class CanaryHParams:
         source: "words" draws the words of a canary at random; "heldout" takes the first words of a record of a held-out
             user: natural text, which replaces records of users. Ranks of natural text among random words prove nothing,
             so use it only with arms, see `flsim forgetting`. "template" fills the holes of `template` at random.
+            "phrases" takes your own texts; their ranks among random words prove nothing either.
         injections: In place of p_u, p_e, insertions and windows: times at which canaries are injected, each in one
             round, by pseudo-users who take part only in that round, in addition to its cohort. Each number is a
             configuration: a fraction of training below 1, or a number of completed rounds, e.g. 100 for the round 101.
@@ -149,8 +150,12 @@ class CanaryHParams:
         template: With source "template": text with holes for secrets, e.g. "the random number is {d9}" for 9 digits.
             Other holes: {l9} for letters; {w2} for words of the vocabulary; {card} for a payment card number; {ssn} for
             a US social security number. In a corpus of words each digit or letter is a token. {k5} is a key, which
-            attackers know, and which differs for each canary: 5 letters, or words in a corpus of words. Attackers know
-            the text before the first secret. The length of the template replaces `length` and evaluation.prefix.
+            attackers know, and which differs for each canary: 5 letters, or words in a corpus of words or tokens.
+            Attackers know the text before the first secret. The length of the template replaces `length` and
+            evaluation.prefix.
+        phrases: With source "phrases": the text of each canary, in the order of their configurations, controls last.
+            The vocabulary of the corpus cuts each text into words, characters or tokens. No text may occur in the
+            corpus.
 
     Examples:
         >>> flsim.Canaries(p_u=(0.01, 0.005), p_e=(0.5, 1.0), count=12)        # doctest: +SKIP
@@ -170,12 +175,14 @@ class CanaryHParams:
     injection_users: Count = 1
     injection_copies: Count = 1
     template: str = ""
+    phrases: Annotated[tuple[str, ...], DIFFERENT] = ()
 
     def __post_init__(self) -> None:
         default = type(self)
         if self.insertions and (self.p_u, self.p_e) != (default.p_u, default.p_e):
             raise InputError("insertions and p_u, p_e both set how often canaries occur; remove one of the two")
         self._refuse_wrong_template()
+        self._refuse_wrong_phrases()
         self._refuse_wrong_injections()
 
     def _refuse_wrong_template(self) -> None:
@@ -190,6 +197,18 @@ class CanaryHParams:
         if self.length != type(self).length:
             raise InputError("length and template both set the length of canaries; remove length")
 
+    def _refuse_wrong_phrases(self) -> None:
+        if self.source != "phrases":
+            if self.phrases:
+                raise InputError(f'phrases are of source "phrases", found "{self.source}"; set that, or remove them')
+            return
+        if self.length != type(self).length:
+            raise InputError("length and phrases both set the length of canaries; remove length")
+        if len(self.phrases) != (canaries := number_of_canaries(self)):
+            raise InputError(
+                f"phrases lists {len(self.phrases):,} texts for {canaries:,} canaries; list as many texts, or set count"
+            )
+
     def _refuse_wrong_injections(self) -> None:
         default = type(self)
         if not self.injections:
@@ -202,6 +221,11 @@ class CanaryHParams:
                 raise InputError(f"injections and {name} both set when canaries occur; remove one of the two")
 
     @property
+    def is_natural(self) -> bool:
+        """Return whether canaries are natural text, which is more likely than random words even without training."""
+        return self.source in ("heldout", "phrases")
+
+    @property
     def depends_on_length(self) -> bool:
         """Return whether rounds of windows or of injections follow from the length of training."""
         is_injected = any(0 < at < 1 for at in self.injections)
@@ -210,8 +234,11 @@ class CanaryHParams:
     def unknown_words(self, prefix: int) -> int:
         """Return the number of words of a canary that are unknown to an attacker who knows the first `prefix` words.
 
-        For a template, the text before the first hole is known.
+        For a template, the text before the first hole is known. For phrases, the number is an estimate from the longest
+        phrase.
         """
+        if self.phrases:
+            return max(1, *(len(phrase.split()) - prefix for phrase in self.phrases))
         return unknown_symbols(self.template) if self.template else self.length - prefix
 
     def continuations(self, prefix: int, words: int) -> int:
@@ -271,7 +298,7 @@ class Canary:
         pseudo_users: number of pseudo-users who hold its copies, equally many each, and inject it in `first_round`;
             None if users of the population hold it.
         template: the template that the phrase fills, with the space of its fillings; None for none.
-        is_natural: whether the phrase is text of a held-out user, and not random words.
+        is_natural: whether the phrase is text of a held-out user or of the settings, and not random words.
     """
 
     id: str

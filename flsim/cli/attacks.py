@@ -21,6 +21,7 @@ from flsim.cli.options import (
     TableOut,
     TorchDevice,
     check_device,
+    print_or_write,
     refuse_json_and_csv,
     refuse_two_prints,
     write_table,
@@ -39,6 +40,14 @@ def audit(
         ),
     ] = None,
     delta: ClaimDelta = None,
+    summary: Annotated[
+        bool,
+        typer.Option(
+            "--summary",
+            help="Print one screen for a reader who decides, such as a data protection officer: what was tested and "
+            "found, what follows, and what does not.",
+        ),
+    ] = False,
     round: Round = None,
     epoch: Epoch = None,
     format: Annotated[
@@ -56,12 +65,15 @@ def audit(
 
     Example: flsim audit runs/demo/iid runs/demo/non-iid
 
+    Example: flsim audit runs/theirs --summary
+
     Example: flsim audit runs/dp --delta 1e-6 --format csv --out audit.csv
     """
     import pandas as pd
 
     from flsim.attacks.audit.audit import audit_subject, to_json, to_text
     from flsim.attacks.audit.subject import subject_of
+    from flsim.attacks.audit.summary import summary as summary_of
     from flsim.base.progress import say
     from flsim.results.store import refuse_two_points
     from flsim.results.sweeps import over_runs
@@ -72,6 +84,11 @@ def audit(
     refuse_two_prints(format, out, as_json)
     refuse_two_points(round, epoch)
     subjects = over_runs(runs, lambda path: subject_of(path, round, epoch, delta)).values()
+    if summary:
+        if as_json or format is not Format.md or threshold is not None:
+            raise InputError("--summary: is text of a fixed test; remove --json, --format and --threshold")
+        print_or_write("\n".join(map(summary_of, subjects)), out)
+        return
     pairs = [(subject, audit_subject(subject, threshold)) for subject in subjects]
     for subject, audited in pairs if format is not Format.md else []:
         if audited.frame.empty:
@@ -126,7 +143,7 @@ def membership(
         Path | None,
         typer.Option(
             help="For the attack reference, and --unit user: checkpoint of a run on another corpus with the same "
-            "vocabulary.",
+            'vocabulary; or base, the model before training of architecture "hf".',
             show_default="frequency of single words",
         ),
     ] = None,

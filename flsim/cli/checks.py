@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from flsim.evaluation.evaluate import EvaluationHParams
     from flsim.measures.quantity import Quantity
     from flsim.results.rows import Row
+    from flsim.runs.elsewhere import Canaries
 
     Words = tuple[Layout, Vocabulary | None, Users | None]
     Measured = tuple[list[Row], Sequence[Canary], EvaluationHParams]
@@ -49,7 +50,8 @@ def evaluate(
     calibrate: Annotated[
         list[Path] | None,
         typer.Option(
-            help="Checkpoint of a run without these canaries, whose scores are subtracted; repeatable.",
+            help="Checkpoint of a run without these canaries, whose scores are subtracted; repeatable. With base, the "
+            'model before training of architecture "hf".',
             show_default="no calibrated exposure",
             rich_help_panel=OF_RUN,
         ),
@@ -58,15 +60,64 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="FACTORY",
-            help="Function that returns the model, e.g. model.py:load or package.module:load. The file is executed: "
-            "use only code that you trust.",
+            help="Function or class that returns the model, e.g. model.py:load or package.module:load. The file is "
+            "executed: use only code that you trust. Or a folder of a Hugging Face model or adapter, or of several "
+            "named by rounds.",
             rich_help_panel=OF_MODEL,
+        ),
+    ] = None,
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Argument for the function of --model, e.g. width=48; repeatable.",
+            rich_help_panel=OF_MODEL,
+        ),
+    ] = None,
+    state: Annotated[
+        Path | None,
+        typer.Option(
+            help="State dict to load into the model: .pt, .safetensors, or .npz of a Flower server; or a folder of "
+            "them, whose names have the rounds, e.g. round-10.pt.",
+            show_default="weights that the function loads",
+            rich_help_panel=OF_MODEL,
+        ),
+    ] = None,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            help="Tokens that the model reads, e.g. 32, if it is a module without methods start and step.",
+            show_default="none",
+            rich_help_panel=OF_MODEL,
+        ),
+    ] = None,
+    round: Annotated[
+        int | None,
+        typer.Option(
+            help="Round of the model, e.g. 100.", show_default="that in its name, or 0", rich_help_panel=OF_MODEL
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            help="Folder for the measurements, e.g. runs/theirs, which table, plot, audit and others read; more rounds "
+            "are added.",
+            show_default="stores nothing",
+            rich_help_panel=OF_MODEL,
+        ),
+    ] = None,
+    name: Annotated[
+        str | None,
+        typer.Option(
+            help="With --out: name of the model in tables.", show_default="that of --model", rich_help_panel=OF_MODEL
         ),
     ] = None,
     canaries: Annotated[
         Path | None,
         typer.Option(
-            help="File of canaries, .csv or .json, with id, words or tokens, and if known p_u and p_e.",
+            help="Folder that flsim data canaries wrote; or file of canaries, .csv or .json, with id, words or tokens, "
+            "and if known copies, p_u and p_e.",
             rich_help_panel=OF_MODEL,
         ),
     ] = None,
@@ -103,7 +154,11 @@ def evaluate(
     ] = None,
     prefix: Annotated[
         int | None,
-        typer.Option(help="Words of a canary that the attacker knows.", show_default="1", rich_help_panel=OF_MODEL),
+        typer.Option(
+            help="Number of words of a canary that the attacker knows.",
+            show_default="1, or that of the folder of canaries",
+            rich_help_panel=OF_MODEL,
+        ),
     ] = None,
     beam_width: Annotated[
         int | None,
@@ -121,7 +176,11 @@ def evaluate(
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(help="Seed of the references and the test users.", show_default="0", rich_help_panel=OF_MODEL),
+        typer.Option(
+            help="Seed of the references and the test users.",
+            show_default="0, or that of the folder of canaries",
+            rich_help_panel=OF_MODEL,
+        ),
     ] = None,
     decide: Annotated[
         bool,
@@ -164,7 +223,8 @@ def evaluate(
 
     Measures a checkpoint with the evaluation settings of its run, and stores the results in the run folder.
 
-    Any other model needs --model, --canaries, and --corpus or --vocabulary. Results are not stored.
+    Any other model needs --model and --canaries, and --corpus or --vocabulary unless --canaries is a folder. With --out
+    the results are stored as a run folder of measurements; otherwise they are not stored.
 
     Example: flsim evaluate runs/demo/iid
 
@@ -174,20 +234,31 @@ def evaluate(
 
     Example: flsim evaluate --model my.py:load --canaries my.csv --vocabulary words.txt
 
+    Example: flsim evaluate --model my.py:Net --state checkpoints --canaries planted --out runs/theirs
+
     docs/auditing.md measures a Transformer step by step.
     """
     from flsim.evaluation.evaluate import EvaluationHParams, own_quantities
+    from flsim.runs.config.toml import override_value
+    from flsim.runs.elsewhere import OtherModel, measure
 
     how = {"references": references, "prefix": prefix, "beam_width": beam_width, "test_users": test_users}
-    settings: dict[str, Any] = {name: value for name, value in how.items() if value is not None}
-    of_model = {"--canaries": canaries, "--corpus": corpus, "--vocabulary": vocabulary, "--seed": seed}
-    named = [name for name, value in of_model.items() if value is not None]
-    named += [f"--{name.replace('_', '-')}" for name in settings]
+    settings: dict[str, Any] = {option: value for option, value in how.items() if value is not None}
+    of_model: dict[str, object] = {
+        "--set": set_ or None,
+        "--state": state,
+        "--context": context,
+        "--round": round,
+        "--out": out,
+    }
+    of_model |= {"--name": name, "--canaries": canaries, "--corpus": corpus, "--vocabulary": vocabulary, "--seed": seed}
+    named = [option for option, value in of_model.items() if value is not None]
+    named += [f"--{option.replace('_', '-')}" for option in settings]
     if (checkpoint is None) == (model is None):
         raise InputError("name either a checkpoint of a run or a --model")
     check_device(device)
     more = {"decide": decide or None, "also": tuple(also or ()) or None, "samples": samples, "nodes": nodes}
-    settings |= {name: value for name, value in more.items() if value is not None}
+    settings |= {option: value for option, value in more.items() if value is not None}
     if checkpoint is not None:
         if named:
             raise InputError(
@@ -201,11 +272,25 @@ def evaluate(
                 f"{'--run' if run else '--calibrate'}: this option is for a checkpoint; remove it, or remove --model"
             )
         if canaries is None:
-            raise InputError("--canaries is missing; name a .csv or .json file with the phrases")
-        words = _words(corpus, vocabulary, layout)
-        how_measured = EvaluationHParams(**settings)
-        rows, measured, hparams = _of_model(str(model), canaries, words, how_measured, seed or 0, device)
-    typer.echo(to_json(rows) if as_json else to_text(rows, measured, own_quantities(hparams.also)), nl=as_json)
+            raise InputError("--canaries is missing; name a folder, or a .csv or .json file, with the phrases")
+        if name is not None and out is None:
+            raise InputError("--name names stored measurements, and --out is missing; add --out, or remove --name")
+        of_factory: dict[str, Any] = {}
+        for text in set_ or ():
+            override_value(of_factory, text)
+        other = OtherModel(str(model), of_factory, state, context, round)
+        known, test = _canaries(canaries, corpus, vocabulary, layout)
+        hparams = EvaluationHParams(**{"prefix": known.prefix} | settings)
+        at = known.seed if seed is None else seed
+        rows, measured = measure(other, known, hparams, at, device, test, out, name), known.planting.canaries
+    if as_json:
+        typer.echo(to_json(rows), nl=True)
+        return
+    own = own_quantities(hparams.also)
+    for number in dict.fromkeys(row.round for row in rows):
+        of_round = [row for row in rows if row.round == number]
+        heading = f"round {number:,}\n" if len(of_round) < len(rows) else ""
+        typer.echo(heading + to_text(of_round, measured, own), nl=False)
 
 
 def _of_run(
@@ -227,24 +312,31 @@ def _of_run(
     return rows, run.canaries, replace(run.config.evaluation, **changes)
 
 
-def _of_model(
-    spec: str, listed: Path, words: "Words", hparams: "EvaluationHParams", seed: int, device: str
-) -> "Measured":
-    import torch
-
+def _canaries(path: Path, corpus: str | None, vocabulary: str | None, layout: str) -> "tuple[Canaries, Users | None]":
+    """Return the canaries of a folder or a list, and the test users of a corpus."""
+    from flsim.canaries.elsewhere import CanarySet
     from flsim.canaries.from_file import read_listed
-    from flsim.evaluation.audit import audit, model_of_factory
+    from flsim.runs.elsewhere import Canaries
 
-    layout, vocabulary, test = words
-    canaries = read_listed(listed, layout, vocabulary)
-    rows = audit(model_of_factory(spec, "--model "), canaries, layout, hparams, seed, spec, torch.device(device), test)
-    return rows, canaries, hparams
+    if not path.is_dir():
+        of_tokens, words, test = _words(corpus, vocabulary, layout)
+        return Canaries.listed(read_listed(path, of_tokens, words), words, of_tokens), test
+    if vocabulary is not None:
+        raise InputError(f"--vocabulary: {path} has words of its own; remove the option")
+    drawn = CanarySet.read(path)
+    if corpus is None:
+        return Canaries.drawn(drawn, path), None
+    of_tokens, words, test = _words(corpus, None, layout)
+    if words is None or (words.words, words.layout) != (drawn.words.vocabulary.words, drawn.words.layout.name):
+        raise InputError(f"--corpus {corpus}: has other words than {path}; name one with its words, or remove it")
+    return replace(Canaries.drawn(drawn, path), layout=of_tokens), test
 
 
 def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
     """Return the layout, the words or None, and the test users or None."""
+    from flsim.canaries.elsewhere import WordList
     from flsim.data.corpus import Corpus
-    from flsim.data.vocabulary import SPECIAL_TOKENS, Layout, Vocabulary
+    from flsim.data.vocabulary import Layout
 
     if (corpus is None) == (vocabulary is None):
         raise InputError("name either a --corpus with the words of the model or a --vocabulary")
@@ -255,13 +347,10 @@ def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
     source = str(vocabulary)
     if source.isdecimal():
         return Layout(int(source), name=layout), None, None
-    try:
-        words = [line.split("\t")[0].strip() for line in Path(source).read_text(encoding="utf-8-sig").splitlines()]
-    except (OSError, ValueError) as error:
-        raise InputError(f"--vocabulary {source}: not a number or a readable file of words ({error})") from error
-    if len(set(words)) < len(words) or "" in words:
-        raise InputError(f"--vocabulary {source}: must have one word per line, and each word once")
-    return Layout(len(words) + SPECIAL_TOKENS, name=layout), Vocabulary(tuple(words), (0,) * len(words), layout), None
+    if not Path(source).is_file():
+        raise InputError(f"--vocabulary {source}: not a number or a readable file of words")
+    words = WordList.read(Path(source), layout)
+    return words.layout, words.vocabulary, None
 
 
 def to_json(rows: "Sequence[Row]") -> str:
@@ -375,6 +464,28 @@ def quantize(
     check_device(device)
     quantize_run(run, out, bits, device)
     typer.echo(table_of_runs(memorization_table([read_run(run), read_run(out)])).markdown(), nl=False)
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help='Folder of a run of architecture "hf", e.g. runs/lora.')],
+    out: Annotated[Path, typer.Option(help="New folder for the model, e.g. exported.")],
+    round: Annotated[
+        int | None, typer.Option(help="Round of the checkpoint; of central training, a step.", show_default="the last")
+    ] = None,
+    merge: Annotated[bool, typer.Option("--merge", help="Add the adapters to the base: a complete model.")] = False,
+) -> None:
+    """Write a Hugging Face model that peft or transformers loads.
+
+    Adapters become a folder for peft.PeftModel.from_pretrained. With --merge, and for runs without adapters, the folder
+    is a complete model for transformers.AutoModelForCausalLM.from_pretrained.
+
+    Example: flsim export runs/lora --out adapter
+
+    Example: flsim export runs/lora --round 100 --merge --out model
+    """
+    from flsim.runs.loading import export_network
+
+    export_network(run, out, round, merge)
 
 
 def verify(

@@ -4,12 +4,15 @@ import json
 import sys
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from flsim.base.errors import at_least_one
 from flsim.cli.options import MACHINES, Json, Overrides
+
+if TYPE_CHECKING:
+    from flsim.data.vocabulary import By
 
 data = typer.Typer(
     help="Make, change, inspect and copy corpora.",
@@ -21,7 +24,7 @@ FILES, USERS, WORDS = "Format of the files", "Users", "Vocabulary"
 
 Out = Annotated[Path, typer.Option(help="New folder for the corpus, e.g. corpora/mine.")]
 From = Annotated[str, typer.Argument(metavar="CORPUS", help="Folder or URI of a corpus, e.g. corpora/mine.")]
-RECORD_WORDS = {"words": 20, "characters": 600}  # 600: an English sentence of about 100 words
+RECORD_WORDS = {"words": 20, "characters": 600, "tokens": 64}  # 600: an English sentence of about 100 words
 LAYOUT = "Numbering of special tokens and words, as in tff, fedjax or fedml."
 
 
@@ -46,11 +49,31 @@ def import_(
             rich_help_panel=WORDS,
         ),
     ] = "words",
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FOLDER",
+            help="Folder of a Hugging Face tokenizer that cuts the text, with tokenizer.json.",
+            show_default="cuts the text into words",
+            rich_help_panel=WORDS,
+        ),
+    ] = None,
+    train_tokenizer: Annotated[
+        int | None,
+        typer.Option(
+            metavar="TOKENS",
+            help="Cut the text with a byte-level BPE tokenizer with this number of tokens, e.g. 4096. It is trained on "
+            "the train users.",
+            show_default="cuts the text into words",
+            rich_help_panel=WORDS,
+        ),
+    ] = None,
     words_per_record: Annotated[
         int | None,
         typer.Option(
-            help="Number of words after which a record is cut, e.g. 40.",
-            show_default="20, by characters 600",
+            help="Number of words after which a record is cut, e.g. 40. With a tokenizer, the number of tokens; longer "
+            "texts become several records.",
+            show_default="20, by characters 600, with a tokenizer 64",
             rich_help_panel=WORDS,
         ),
     ] = None,
@@ -113,6 +136,15 @@ def import_(
     text_column: Annotated[
         str, typer.Option(help="Column of the text in Parquet or CSV, or key in JSON.", rich_help_panel=FILES)
     ] = "text",
+    prompt_column: Annotated[
+        str | None,
+        typer.Option(
+            help="With a tokenizer: column of a prompt in Parquet or CSV, or key in JSON, which the text answers, e.g. "
+            "instruction. Models are trained on the answers only.",
+            show_default="no prompts",
+            rich_help_panel=FILES,
+        ),
+    ] = None,
     delimiter: Annotated[
         str | None,
         typer.Option(
@@ -169,21 +201,31 @@ def import_(
 
     Example: flsim data import ptb.txt --format text --by characters --out corpora/ptb
 
+    Example: flsim data import posts.jsonl --train-tokenizer 4096 --out corpora/bpe
+
     Example: zcat p.jsonl.gz | flsim data import /dev/stdin --out corpora/posts
     """
+    from flsim.base.errors import InputError
     from flsim.data.importing.gather import ImportHParams
     from flsim.data.importing.run import import_corpus
     from flsim.data.inspect import inspect
 
+    sizes = [size for size in (train_tokenizer, vocabulary) if size is not None]
+    cuts = {"--tokenizer": tokenizer, "--train-tokenizer": train_tokenizer, "--vocabulary": vocabulary}
+    named = [name for name, value in cuts.items() if value is not None]
+    has_tokenizer = tokenizer is not None or train_tokenizer is not None
+    if has_tokenizer and (len(named) > 1 or by != "words"):
+        raise InputError(f"{' and '.join(named)}{' and --by' if by != 'words' else ''}: give one of them")
+    units: By = "tokens" if has_tokenizer else by
     hparams = ImportHParams(
-        vocabulary_size=ImportHParams.vocabulary_size if vocabulary is None else vocabulary,
-        record_words=RECORD_WORDS[by] if words_per_record is None else words_per_record,
+        vocabulary_size=(*sizes, ImportHParams.vocabulary_size)[0],
+        record_words=RECORD_WORDS[units] if words_per_record is None else words_per_record,
         words_per_user=words_per_user,
         heldout=heldout,
         test=test,
         seed=seed,
         layout=layout,
-        by=by,
+        by=units,
         ascii=ascii,
         drop_authors=tuple(filter(None, map(str.strip, (drop_authors or "").split(",")))),
     )
@@ -200,6 +242,8 @@ def import_(
         lines_per_author=lines_per_author,
         sites=site or (),
         delimiter="\t" if delimiter in ("tab", r"\t") else delimiter,
+        tokenizer=tokenizer,
+        prompt_column=prompt_column,
     )
     show(inspect(corpus), as_json)
 

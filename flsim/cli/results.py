@@ -313,7 +313,7 @@ def trace(
 
     Also prints the rounds in which a sharer of the canary was in the cohort, or for central training the steps that
     read a copy. flsim recomputes the rounds from the seed, therefore the command works for every run, also during
-    training.
+    training. For a model that was trained elsewhere, the rounds are unknown.
 
     Example: flsim trace runs/demo/iid --canary c07 --canary c31 --out trace.png
 
@@ -330,7 +330,7 @@ def trace(
     if out is not None:
         refuse_other_than_figure(out)
     results = read_run(run)
-    took_part = participation(Run.open(run), results.evaluation())
+    took_part = None if results.is_elsewhere else participation(Run.open(run), results.evaluation())
     table = traced(results, took_part, canary or ())
     if out is not None:
         traces.plot_trace(results, table, out)

@@ -8,6 +8,7 @@
                              records.i64   start of each record among the tokens, and the end of the last one
                              users.i64     start of each user in records.i64, and the end of the last one
                              names.json    the users' names
+                             prompts.u32   number of first tokens of each record in its prompt; if records have prompts
     heldout-whole/  test-whole/  the same authors, neither cut into users nor dropped; only if an import cut them
 
 Held-out and test users are never trained on. All numbers are little-endian.
@@ -28,6 +29,7 @@ from flsim.base.errors import InputError
 from flsim.base.files import HashedFile, digest, file_digest, from_json, inside, refuse_missing_folder, write_json
 from flsim.data.manifest import (
     FLAT_FILES,
+    PROMPTS,
     SCHEMA,
     SPLITS,
     TOKEN_FILES,
@@ -40,7 +42,7 @@ from flsim.data.manifest import (
 )
 from flsim.data.records import Records, Tokens, Unchanging
 from flsim.data.stores import fetched, is_uri
-from flsim.data.tokenizer import TokenMap
+from flsim.data.tokenizer import TokenMap, TokenVocabulary
 from flsim.data.vocabulary import Layout, Vocabulary
 
 
@@ -64,6 +66,7 @@ class Split(Unchanging):
         record_offsets: int64 [records + 1], where each record starts among the tokens, and the end of the last record.
         user_offsets: int64 [users + 1], where each user starts among the records, and the end of the last user.
         folder: the split's folder.
+        prompts: uint32 [records], number of first tokens of each record in its prompt; None if no record has one.
     """
 
     layout: Layout
@@ -71,6 +74,7 @@ class Split(Unchanging):
     record_offsets: NDArray[np.int64]
     user_offsets: NDArray[np.int64]
     folder: Path
+    prompts: NDArray[np.uint32] | None = None
 
     @classmethod
     def open(cls, folder: Path) -> "Split":
@@ -90,6 +94,7 @@ class Split(Unchanging):
             memory_map(folder / "records.i64", "<i8"),
             memory_map(folder / "users.i64", "<i8"),
             folder,
+            memory_map(folder / PROMPTS, "<u4") if layout.prompts else None,
         )
 
     def __len__(self) -> int:
@@ -98,7 +103,8 @@ class Split(Unchanging):
     def __getitem__(self, user: int) -> Records:
         first, last = self.user_offsets[user], self.user_offsets[user + 1]
         offsets = np.asarray(self.record_offsets[first : last + 1])
-        return Records(np.asarray(self.tokens[offsets[0] : offsets[-1]]), offsets - offsets[0])
+        prompts = None if self.prompts is None else np.asarray(self.prompts[first:last])
+        return Records(np.asarray(self.tokens[offsets[0] : offsets[-1]]), offsets - offsets[0], prompts)
 
     def records_at(self, positions: NDArray[np.integer[Any]]) -> Records:
         """Return the records at integer [n] positions, counted over all users, in that order."""
@@ -111,7 +117,8 @@ class Split(Unchanging):
         np.cumsum(lengths, out=offsets[1:])
         position = np.repeat(starts - offsets[:-1], lengths)
         position += np.arange(len(position))
-        return Records(tokens.take(position), offsets)
+        prompts = None if self.prompts is None else np.asarray(self.prompts).take(index)
+        return Records(tokens.take(position), offsets, prompts)
 
     @property
     def records(self) -> int:
@@ -197,11 +204,14 @@ class Corpus:
     @cached_property
     def vocabulary(self) -> Vocabulary:
         """Return the vocabulary, read when it is first used."""
-        return Vocabulary.read(self.path / "vocabulary.tsv", self.layout.name, by_in(self.manifest))
+        read = Vocabulary.read(self.path / "vocabulary.tsv", self.layout.name, by_in(self.manifest))
+        if self.token_map is None:
+            return read
+        return TokenVocabulary(read.words, read.counts, read.layout, read.by, map=self.token_map)
 
     @cached_property
     def token_map(self) -> TokenMap | None:
-        """Return the ids that a model has for the corpus' token ids; None where no tokenizer cut the text."""
+        """Return the model's ids of the corpus' token ids; None if no tokenizer cut the text."""
         return TokenMap.open(self.path, self.layout)
 
     @property
@@ -237,13 +247,14 @@ class SplitWriter:
         self.folder, self.layout = folder, layout
         self._tokens, self._dtype = TOKEN_FILES[layout.token_type]
         self.users = self.records = self.words = 0
-        self._files = {name: HashedFile((folder / name).open("wb")) for name in (self._tokens, *FLAT_FILES)}
+        names = (self._tokens, *FLAT_FILES, *([PROMPTS] if layout.prompts else []))
+        self._files = {name: HashedFile((folder / name).open("wb")) for name in names}
         self._append("records.i64", np.zeros(1, np.int64))
         self._append("users.i64", np.zeros(1, np.int64))
 
     def add(self, name: str, records: Records) -> None:
         """Append one user."""
-        self.extend([name], records.tokens, np.diff(records.offsets), np.array([len(records)]))
+        self.extend([name], records.tokens, np.diff(records.offsets), np.array([len(records)]), records.prompts)
 
     def extend(
         self,
@@ -251,6 +262,7 @@ class SplitWriter:
         tokens: Tokens,
         record_words: NDArray[np.integer[Any]],
         user_records: NDArray[np.integer[Any]],
+        prompts: NDArray[np.integer[Any]] | None = None,
     ) -> None:
         """Append users.
 
@@ -259,7 +271,11 @@ class SplitWriter:
             tokens: token ids [words] of all their records.
             record_words: integer [records], words of each record.
             user_records: integer [users], records of each user.
+            prompts: integer [records], tokens of each record's prompt; None if there are none.
         """
+        if self.layout.prompts:
+            lengths = np.zeros(len(record_words), "<u4") if prompts is None else prompts.astype("<u4")
+            self._files[PROMPTS].write(lengths.tobytes())
         self._files[self._tokens].write(tokens.astype(self._dtype).tobytes())
         self._append("records.i64", self.words + np.cumsum(record_words, dtype=np.int64))
         self._append("users.i64", self.records + np.cumsum(user_records, dtype=np.int64))

@@ -29,8 +29,10 @@ REASONS = {
     "records_sanitized": "that look like secrets: likely in the model of one half only",
     "records_too_long": "too long for a sentence",
     "records_without_words": "without words",
+    "records_with_long_prompts": "whose prompts leave no room for an answer",
     "remainder_records": "after an author's last complete balanced user",
     "remainder_words": "after an author's last complete balanced user",
+    "tokens_truncated": "of answers after the end of a record",
     "users_not_utf8": "whose names are not UTF-8 text",
     "users_too_large": "with too much text for one author",
     "users_too_short": "too short for a balanced user",
@@ -38,6 +40,10 @@ REASONS = {
     "words_truncated": "after the cut of longer records",
 }
 
+NOTES = {
+    "characters": "characters: each word here is a character of the text",
+    "tokens": "tokens: each word here is a token of the tokenizer, except that dropped words are words of the text",
+}
 WITHOUT_ASCII = "without words: only formulas, code or pictures, or only text that --ascii removed"
 CHANGED = "rows_with_forbidden_characters"  # counted with dropped things, although the rows stay in the corpus
 
@@ -85,10 +91,14 @@ def _words(summary: dict[str, Any]) -> list[str]:
     train = summary["splits"]["train"]
     words = summary["vocabulary"] - SPECIAL_TOKENS
     tokens = f"{summary['vocabulary']:,} token ids in layout {summary['layout']}"
-    note = "characters: each word here is a character of the text"
+    note = NOTES.get(summary["by"])
     lines = _entry("tokens", f"{tokens}; records of at most {summary['record_words']} words")
-    lines += _entry("by", note) if summary["by"] == "characters" else []
-    lines += _entry("vocabulary", f"{words:,} words, of which {train['words_occurring']:,} occur in train")
+    lines += _entry("by", note) if note else []
+    whole = f" ({words - summary['pieces']:,} complete words)" if summary["pieces"] else ""
+    lines += _entry("vocabulary", f"{words:,} words{whole}, of which {train['words_occurring']:,} occur in train")
+    if train["prompt_words"] is not None:
+        share = _percent(train["prompt_words"] / train["words"])
+        lines += _entry("prompts", f"{share} of train's words are of prompts, which models are not trained to write")
     covered = [(name, share) for name, share in train["coverage"].items() if share is not None]
     if covered:
         tops = [f"{'all' if name == 'all' else f'top {int(name):,}'} {share:.1%}" for name, share in covered]
@@ -98,7 +108,7 @@ def _words(summary: dict[str, Any]) -> list[str]:
 
 
 def _visible(word: str) -> str:
-    return "␣" if word == " " else word
+    return word.translate({ord(" "): "␣", ord("\n"): "⏎"}) if word.isspace() else word.strip()
 
 
 def _drops(summary: dict[str, Any]) -> list[str]:

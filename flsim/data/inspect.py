@@ -16,7 +16,7 @@ from flsim.data.records import windows
 from flsim.data.vocabulary import Layout
 
 LENGTHS = ("words_per_record", "records_per_user", "words_per_user")
-UNITS = ("posts", "records", "words", "users", "rows")
+UNITS = ("posts", "records", "words", "users", "rows", "tokens")
 TOP = (100, 1_000, 10_000)
 _MOST_FREQUENT = 10
 QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
@@ -96,8 +96,9 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
 
         - ``users``, ``records`` and ``words`` of the train split, which models are trained on; ``heldout_users`` and
           ``test_users``. ``utility``, the split that utility is measured on.
-        - ``by``, whether words are words or single characters; ``layout``, its name; ``vocabulary``, the number of
-          token ids, including the four special tokens; ``record_words``.
+        - ``by``, whether words are words, single characters or tokens; ``layout``, its name; ``vocabulary``, the number
+          of token ids, including the four special tokens; ``pieces``, the number of tokens of a tokenizer that are not
+          complete words; ``record_words``.
         - ``dropped``, reason -> count of everything that was read and is not in train, heldout or test. The name of the
           reason contains the unit.
         - ``dropped_shares``, reason -> share of everything of that unit that was read (None if not known).
@@ -108,7 +109,8 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
 
         Each split has these keys:
 
-        - ``users``, ``records``, ``words``; ``oov_share``, the share of words outside the vocabulary.
+        - ``users``, ``records``, ``words``; ``prompt_words``, those of prompts (None without prompts);
+          ``oov_share``, the share of words outside the vocabulary.
         - ``coverage``, the shares of words that the 100, 1,000, 10,000 and all words of the vocabulary cover. The words
           most frequent in the split are taken. Shares are None if there are no words.
         - ``words_occurring``, the number of words of the vocabulary that occur; ``most_frequent``, the ten most
@@ -147,6 +149,7 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
         "layout": corpus.layout.name,
         "by": by_in(manifest),
         "vocabulary": corpus.layout.vocabulary_size,
+        "pieces": corpus.layout.pieces,
         "record_words": corpus.layout.record_words,
         "dropped": dropped,
         "dropped_shares": {reason: _share(count, read.get(unit_of(reason))) for reason, count in dropped.items()},
@@ -216,6 +219,7 @@ def _described(measured: _SplitStatistics, corpus: Corpus) -> dict[str, Any]:
         "users": len(split),
         "records": split.records,
         "words": split.words,
+        "prompt_words": None if split.prompts is None else sum(int(part.sum()) for _, part in windows(split.prompts)),
         "oov_share": _share(int(measured.token_counts[layout.oov]), split.words),
         **_coverage(measured.token_counts, layout, corpus),
         **{length: distribution.quantiles() for length, distribution in measured.lengths.items()},
@@ -224,15 +228,18 @@ def _described(measured: _SplitStatistics, corpus: Corpus) -> dict[str, Any]:
 
 
 def _coverage(token_counts: NDArray[np.int64], layout: Layout, corpus: Corpus) -> dict[str, Any]:
-    counts = token_counts[layout.first_word : layout.last_word + 1]
+    text = layout.text_ids
+    counts = token_counts[text.start : text.stop]
     order = np.argsort(-counts, kind="stable")
     covered, total = np.cumsum(counts[order]), int(token_counts.sum())
-    tops = {**{str(top): top for top in TOP if top < layout.words}, "all": layout.words}
+    tops = {**{str(top): top for top in TOP if top < len(text)}, "all": len(text)}
     frequent = [index for index in order[:_MOST_FREQUENT].tolist() if counts[index]]
     return {
         "coverage": {name: _share(int(covered[top - 1]), total) for name, top in tops.items()},
         "words_occurring": int(np.count_nonzero(counts)),
-        "most_frequent": [{"word": corpus.vocabulary.words[index], "count": int(counts[index])} for index in frequent],
+        "most_frequent": [
+            {"word": corpus.vocabulary.text([text.start + index]), "count": int(counts[index])} for index in frequent
+        ],
     }
 
 

@@ -9,7 +9,7 @@ from typing_extensions import TypedDict
 
 from flsim.base.errors import InputError
 from flsim.base.files import from_json
-from flsim.data.vocabulary import By, Layout, token_type_of
+from flsim.data.vocabulary import TOKENIZER, By, Layout, token_type_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -21,17 +21,21 @@ WHOLE = {"heldout": "heldout-whole", "test": "test-whole"}
 TOKEN_FILES = {"uint16": ("tokens.u16", "<u2"), "uint32": ("tokens.u32", "<u4")}  # file and its values, by type
 UNNAMED = "uint16"  # the type if a manifest has none, as in older manifests
 FLAT_FILES = ("records.i64", "users.i64", "names.json")
+PROMPTS = "prompts.u32"  # of layouts with prompts
+# Files of a tokenizer with its special tokens or templates of chats.
+TOKENIZER_FILES = ("tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja")
 PLANTED = tuple(f"planted/{name}" for name in ("roster.parquet", "overlay.i64", "overlay.u16", "planting.json"))
 Sealed = dict[str, tuple[int, str]]
 
 
 class LayoutDescription(TypedDict):
-    """A `flsim.data.vocabulary.Layout` as JSON, without pieces if there are none, and tokens if `UNNAMED`."""
+    """A `flsim.data.vocabulary.Layout` as JSON, without defaults; see `description_of`."""
 
     vocabulary_size: int
     record_words: int
     name: str
     pieces: NotRequired[int]
+    prompts: NotRequired[bool]
     tokens: NotRequired[Literal["uint16", "uint32"]]
 
 
@@ -90,10 +94,12 @@ def splits_in(files: Iterable[str]) -> tuple[str, ...]:
     return (*SPLITS, *(split for split in WHOLE.values() if split in folders))
 
 
-def named(token_type: str, splits: Iterable[str] = SPLITS) -> tuple[str, ...]:
-    """Return the names of the files that every corpus with these splits and tokens of this type has."""
-    files = (TOKEN_FILES[token_type][0], *FLAT_FILES, "split.json")
-    return ("vocabulary.tsv", *(f"{split}/{name}" for split in splits for name in files))
+def named(layout: Layout, splits: Iterable[str] = SPLITS) -> tuple[str, ...]:
+    """Return the names of the files that every corpus with this layout and these splits has."""
+    prompts = (PROMPTS,) if layout.prompts else ()
+    files = (TOKEN_FILES[layout.token_type][0], *FLAT_FILES, *prompts, "split.json")
+    cut = ("tokens.i64", "tokenizer/tokenizer.json") if layout.name == TOKENIZER else ()
+    return ("vocabulary.tsv", *cut, *(f"{split}/{name}" for split in splits for name in files))
 
 
 def _what_is_wrong(text: str | bytes) -> str:
@@ -114,16 +120,16 @@ def _what_is_wrong(text: str | bytes) -> str:
 def layout_in(described: dict[str, Any]) -> Layout:
     """Return the layout of a manifest or a split.json."""
     layout = described["layout"]
-    pieces = int(layout.get("pieces", 0))
-    return Layout(int(layout["vocabulary_size"]), int(layout["record_words"]), str(layout["name"]), pieces)
+    more = int(layout.get("pieces", 0)), bool(layout.get("prompts", False))
+    return Layout(int(layout["vocabulary_size"]), int(layout["record_words"]), str(layout["name"]), *more)
 
 
 def description_of(layout: Layout) -> dict[str, Any]:
     """Return a layout in the form of a manifest.
 
-    The type of tokens and the number of pieces are omitted if older manifests lack them, so digests do not change.
+    Entries that older manifests lack are omitted if they have their defaults, so digests do not change.
     """
-    described = {name: value for name, value in asdict(layout).items() if value or name != "pieces"}
+    described = {name: value for name, value in asdict(layout).items() if value or name not in ("pieces", "prompts")}
     return described | ({} if layout.token_type == UNNAMED else {"tokens": layout.token_type})
 
 
@@ -162,7 +168,7 @@ def read_manifest(text: str | bytes, source: object) -> tuple[dict[str, Any], Se
             f"{source}: its manifest has tokens of type {tokens}, but {size:,} ids need {token_type_of(size)}; "
             "import the corpus again"
         )
-    for name in named(tokens, splits_in(sealed)):
+    for name in named(layout_in(manifest), splits_in(sealed)):
         if name not in sealed:
             raise InputError(f"{source}: its manifest has no entry for {name}; import the corpus again")
     return manifest, sealed

@@ -87,10 +87,13 @@ class Records:
     Attributes:
         tokens: uint16 or uint32 [words], see `Layout.token_type`.
         offsets: int64 [records + 1], from 0.
+        prompts: integer [records], number of first tokens of each record in its prompt: a model reads them and is not
+            trained to write them. None if no record has a prompt.
     """
 
     tokens: Tokens
     offsets: NDArray[np.int64]
+    prompts: NDArray[np.integer[Any]] | None = None
 
     @classmethod
     def from_lists(cls, records: list[list[int]]) -> "Records":
@@ -105,7 +108,11 @@ class Records:
         """Return the records of one or several parts, one part after another."""
         lengths: list[NDArray[np.int64]] = [np.diff(part.offsets) for part in parts]
         offsets = np.concatenate([np.zeros(1, np.int64), *lengths]).cumsum()
-        return cls(np.concatenate([part.tokens for part in parts]), offsets)
+        prompts = None
+        if any(part.prompts is not None for part in parts):
+            none = [np.zeros(len(part), np.int64) if part.prompts is None else part.prompts for part in parts]
+            prompts = np.concatenate(none)
+        return cls(np.concatenate([part.tokens for part in parts]), offsets, prompts)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -228,7 +235,8 @@ class Batch:
 
     Attributes:
         inputs: int64 [records, time], BOS first; PAD beyond the record's end.
-        targets: int64 [records, time], the next word, with EOS last if the record is short enough; PAD elsewhere.
+        targets: int64 [records, time], the next word, with EOS last if the record is short enough; PAD elsewhere, and
+            for words of a prompt.
     """
 
     inputs: NDArray[np.int64]
@@ -259,6 +267,8 @@ def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
     inputs = np.full_like(targets, layout.pad)
     inputs[:, 0] = layout.bos
     inputs[:, 1:] = words[:, :-1]
+    if records.prompts is not None:
+        targets[position < records.prompts[chosen, None]] = layout.pad
     return Batch(inputs, targets)
 
 

@@ -97,5 +97,6 @@ def _copy(source: RecordSource, split: Split, kept: NDArray[np.bool_] | None, wr
                 chosen = kept[begin:end]
                 positions, owners = positions[chosen], np.concatenate([[0], np.cumsum(chosen)])[owners]
             records = source.records_at(positions)
-            into.extend(split.names[first:last], records.tokens, np.diff(records.offsets), np.diff(owners))
+            lengths = np.diff(records.offsets)
+            into.extend(split.names[first:last], records.tokens, lengths, np.diff(owners), records.prompts)
             advance(end)

@@ -106,6 +106,15 @@ def records(text: str, ascii: bool = False) -> list[str]:
     return [" ".join(tokens) for tokens in sentences(text, ascii)]
 
 
+def word_ends(text: str) -> list[int]:
+    """Return the end of each word of a plain text, with the words of `sentences`; punctuation is not a word.
+
+    >>> word_ends("Don't go, naïve!")
+    [5, 8, 15]
+    """
+    return [match.end() for match in _ANY_TOKEN.finditer(text) if any(map(str.isalnum, match[0]))]
+
+
 def removed_characters(text: str) -> int:
     """Return how many printable characters of plain text `sentences` removes with `ascii`.
 

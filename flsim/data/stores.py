@@ -32,7 +32,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 from flsim.base.errors import InputError, in_one_line
 from flsim.base.files import HashedFile, digest, file_digest, held, make_folder, new_file, sync, sync_folder
 from flsim.base.progress import progress, say
-from flsim.data.manifest import PLANTED, named, read_manifest, splits_in, token_type_in
+from flsim.data.manifest import PLANTED, TOKENIZER_FILES, layout_in, named, read_manifest, splits_in
 
 if TYPE_CHECKING:  # folders are read without pyarrow
     from pyarrow.fs import FileSystem
@@ -228,7 +228,8 @@ def push(folder: Path, uri: str) -> None:
 def _fetch(uri: str, store: "FileSystem", prefix: str, text: bytes, folder: Path) -> None:
     """Fill the partial folder, then rename it."""
     manifest, files = read_manifest(text, uri)
-    known = {*named(token_type_in(manifest), splits_in(files)), *PLANTED}
+    known = {*named(layout_in(manifest), splits_in(files)), *PLANTED}
+    known |= {f"tokenizer/{name}" for name in TOKENIZER_FILES}
     for name in files:
         if name not in known:
             raise InputError(

@@ -26,7 +26,7 @@ from flsim.base.rng import stream
 from flsim.base.settings import Count, Natural, Positive, bounds, settings
 from flsim.data.corpus import Corpus, CorpusWriter
 from flsim.data.records import Tokens
-from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
+from flsim.data.vocabulary import SPECIAL_TOKENS, TOKENIZER, By, Layout, Vocabulary
 
 # Spellings for the words of a synthetic corpus, so that corpora by characters are possible.
 #  Words are syllables of a consonant and a vowel, with letter frequencies as in a language; one word in ten is a
@@ -164,6 +164,8 @@ class SyntheticHParams:
         return tuple(f"w{word:0{digits}d}" for word in range(words))
 
     def __post_init__(self) -> None:
+        if self.by == "tokens" or self.layout == TOKENIZER:
+            raise InputError('synthetic text needs no tokenizer: set by = "words" or "characters", and another layout')
         longest = LONGEST if self.by == "words" else SPELLED
         if self.record_words < longest:
             raise InputError(f"record_words must be at least {longest}, found {self.record_words}")

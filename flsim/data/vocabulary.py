@@ -13,7 +13,7 @@ A corpus whose text is divided by a Hugging Face tokenizer has the layout
 
     tokenizer    PAD, words, pieces, OOV, BOS, EOS
 
-in which words are tokens that are a whole word, and pieces are all others; see `flsim.data.tokenizer`.
+in which words are tokens that are a complete word, and pieces are all others; see `flsim.data.tokenizer`.
 """
 
 from collections.abc import Iterable, Mapping
@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, at_least_one
 
-By = Literal["words", "characters"]  # the units of text that have token ids
+By = Literal["words", "characters", "tokens"]  # the units of text that have token ids
 
 SPECIAL_TOKENS = 4
 MOST_TOKENS = 2**24  # far above any real vocabulary; a damaged size is refused before memory is allocated
@@ -54,12 +54,14 @@ class Layout:
         record_words: a record has at most this many words; see `ends_with_eos`.
         name: a key of `LAYOUTS`, or `TOKENIZER`.
         pieces: number of token ids of layout `TOKENIZER` that are neither words nor special.
+        prompts: whether records can begin with a prompt, which models read and are not trained to write.
     """
 
     vocabulary_size: int
     record_words: int = 20
     name: str = "tff"
     pieces: int = 0
+    prompts: bool = False
 
     pad = 0
 
@@ -91,6 +93,11 @@ class Layout:
     def last_word(self) -> int:
         """Return the largest id of a word."""
         return self.first_word + self.words - 1
+
+    @property
+    def text_ids(self) -> range:
+        """Return the ids of all text: of words, and of pieces if there are any."""
+        return range(self.first_word, self.last_word + self.pieces + 1)
 
     @property
     def oov(self) -> int:
@@ -137,7 +144,7 @@ class Vocabulary:
         words: the words.
         counts: how often each word occurs.
         layout: name of the layout of token ids.
-        by: whether these are words, or single characters.
+        by: whether these are words, single characters, or the tokens of a tokenizer, words before pieces.
     """
 
     words: tuple[str, ...]

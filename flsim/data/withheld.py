@@ -8,7 +8,7 @@ shadow           each user, or each record, is trained on only if a fair coin of
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -27,8 +27,8 @@ Shadow = Literal["user", "record"]
 class PartialSplit(Split):
     """Some records of a split, in their order; users without remaining records are omitted.
 
-    Tokens and `record_offsets` are those of the complete split. Everything else, including positions of records, refers
-    only to the remaining records.
+    Tokens, `record_offsets` and `prompts` are those of the complete split. Everything else, including positions of
+    records, refers only to the remaining records.
 
     Attributes:
         whole: the complete split.
@@ -36,9 +36,9 @@ class PartialSplit(Split):
         users: int64 [users], which users of the split have such records.
     """
 
-    whole: Split
-    positions: NDArray[np.integer[Any]]
-    users: NDArray[np.int64]
+    whole: Split = field(kw_only=True)
+    positions: NDArray[np.integer[Any]] = field(kw_only=True)
+    users: NDArray[np.int64] = field(kw_only=True)
 
     @classmethod
     def select(cls, whole: Split, positions: NDArray[np.integer[Any]]) -> "PartialSplit":
@@ -47,8 +47,8 @@ class PartialSplit(Split):
         ends = positions.searchsorted(np.asarray(whole.user_offsets).astype(positions.dtype))
         users = np.flatnonzero(np.diff(ends))
         user_offsets = np.append(ends[users], len(positions))
-        parts = whole.layout, whole.tokens, whole.record_offsets, user_offsets, whole.folder
-        return cls(*parts, whole, positions, users)
+        parts = whole.layout, whole.tokens, whole.record_offsets, user_offsets, whole.folder, whole.prompts
+        return cls(*parts, whole=whole, positions=positions, users=users)
 
     def __getitem__(self, user: int) -> Records:
         first, last = self.user_offsets[user : user + 2].tolist()

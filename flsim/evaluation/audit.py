@@ -4,22 +4,17 @@ All outputs of such a model are checked before they are used, because a model in
 of log-probs, gives plausible but wrong ranks.
 """
 
-import importlib
-import sys
-from collections.abc import Callable, Sequence
-from contextlib import redirect_stdout
-from pathlib import Path
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
 
-from flsim.base.errors import InputError, Terminated
-from flsim.base.extensions import add_own_file, execute, place
+from flsim.base.errors import InputError
 from flsim.canaries.spec import Canary
 from flsim.data.records import Users
-from flsim.data.vocabulary import Layout
+from flsim.data.vocabulary import SPECIAL_TOKENS, Layout
 from flsim.evaluation.evaluate import (
     EvaluationHParams,
     count_references,
@@ -34,9 +29,9 @@ from flsim.models.language_model import LanguageModel, State
 from flsim.results.rows import REFERENCES, Row
 
 CPU = torch.device("cpu")
-Made = TypeVar("Made")
 SLACK = 1e-2  # nats tolerance of scores for other batch sizes, TF32 or other kernels
 IMPOSSIBLE = torch.finfo(torch.float16).min  # nats, in every type
+OTHERS, NEVER = -1, -2  # in place of an id that a module predicts
 SUM_SLACK = 1e-3  # tolerance of the sum of probabilities for rounding
 
 
@@ -46,11 +41,20 @@ class ForwardModel(nn.Module):
     It is simple, and correct for any map from tokens to logits. A model with a cache is faster with custom `start` and
     `step`. A state is the tokens int64 [N, context] and the number of tokens so far, int64 [N], so that rows of
     different lengths can be stepped at once.
+
+    Args:
+        module: the module; if `ids` are given, it has its own ids.
+        context: number of tokens that it reads.
+        ids: int64 [2, V], the ids that the module reads for each token id, and those that it predicts: `OTHERS` for
+            all ids that are not named, and `NEVER`; None if they are the same.
     """
 
-    def __init__(self, module: nn.Module, context: int) -> None:
+    _ids: Tensor | None
+
+    def __init__(self, module: nn.Module, context: int, ids: Tensor | None = None) -> None:
         super().__init__()
         self.module, self.context = module, context
+        self.register_buffer("_ids", ids, persistent=False)
 
     def start(self, tokens: Tensor) -> tuple[State, Tensor]:
         tokens = tokens[:, -self.context :]
@@ -65,7 +69,7 @@ class ForwardModel(nn.Module):
 
     def _answer(self, read: Tensor, lengths: Tensor) -> tuple[State, Tensor]:
         tokens = read[:, : int(lengths.max())]  # tokens after the end of a row do not affect a causal module
-        output = self.module(tokens)
+        output = self.module(tokens if self._ids is None else self._ids[0, tokens])
         logits = getattr(output, "logits", output)
         if not isinstance(logits, Tensor) or logits.dim() != 3 or logits.shape[:2] != tokens.shape:
             raise InputError(
@@ -73,20 +77,58 @@ class ForwardModel(nn.Module):
                 f"{_shape(logits)}"
             )
         last = logits[torch.arange(len(tokens), device=tokens.device), lengths - 1]
-        return (read, lengths), last.to(torch.promote_types(last.dtype, torch.float32)).log_softmax(-1)
+        log_probs = last.to(torch.promote_types(last.dtype, torch.float32)).log_softmax(-1)
+        return (read, lengths), log_probs if self._ids is None else _renumbered(log_probs, self._ids[1])
 
 
-def from_forward(module: nn.Module, context: int) -> ForwardModel:
+def _renumbered(log_probs: Tensor, ids: Tensor) -> Tensor:
+    """Return log-probs [N, V] from those of a module's ids [N, W]; ids is int64 [V], see `ForwardModel`."""
+    size = log_probs.shape[1]
+    if int(ids.max()) >= size:
+        raise InputError(f"words name the id {int(ids.max())}, but the module predicts {size} ids; correct the words")
+    named = log_probs[:, ids.clamp(min=0)].masked_fill(ids == NEVER, -torch.inf)
+    others = log_probs.index_fill(1, ids[ids >= 0], -torch.inf).logsumexp(1)
+    return torch.where(ids == OTHERS, others[:, None], named)
+
+
+def from_forward(
+    module: nn.Module,
+    context: int,
+    words: Sequence[int] | None = None,
+    bos: int | None = None,
+    eos: int | None = None,
+    layout: str = "tff",
+) -> ForwardModel:
     """Return a `LanguageModel` of a module whose forward maps int64 [B, T] to logits [B, T, V].
+
+    A module with other token ids, such as subwords, needs `words` and `bos`. All further ids of the module together are
+    the unknown word, so the probabilities of words are those of the module.
 
     Args:
         module: causal module; logits at a position are of the next token. It may also return an object with `.logits`.
         context: number of tokens that it reads; for longer sequences, it reads the last tokens. BOS and the longest
             canary are enough for canaries; for utility BOS and a record (20 words).
+        words: the module's id of each word of canaries, in the order of the vocabulary.
+        bos: the module's id at the beginning of a sequence, with `words`.
+        eos: the module's id at the end of a sequence, for utility.
+        layout: name of the layout of token ids, with `words`.
+
+    Raises:
+        InputError: the context is below 1, or ids are negative or repeat.
     """
     if context < 1:
         raise InputError(f"context must be at least 1 token, found {context}")
-    return ForwardModel(module, context)
+    if words is None:
+        return ForwardModel(module, context)
+    known = [*words, *(() if eos is None else (eos,))]
+    if bos is None or bos < 0 or min(known, default=-1) < 0 or len(set(known)) < len(known):
+        raise InputError("words need different ids of the module, none below 0, and the id of bos")
+    ours = Layout(len(words) + SPECIAL_TOKENS, name=layout)
+    predicted = torch.full((ours.vocabulary_size,), NEVER)
+    predicted[ours.first_word : ours.last_word + 1] = torch.tensor(list(words))
+    predicted[ours.oov], predicted[ours.eos] = OTHERS, NEVER if eos is None else eos
+    read = torch.where(predicted < 0, bos, predicted)
+    return ForwardModel(module, context, torch.stack([read, predicted]))
 
 
 class Checked:
@@ -197,6 +239,8 @@ def audit(
     name: str = "model",
     device: torch.device = CPU,
     test: Users | None = None,
+    run: str | None = None,
+    round: int = 0,
 ) -> list[Row]:
     """Measure any model like `flsim.evaluation.evaluate.evaluate` measures a flsim model.
 
@@ -206,9 +250,11 @@ def audit(
         layout: the token layout, which defines which ids are words.
         hparams: settings of the evaluation.
         seed: seed of R, and of the choice of test users.
-        name: name of the model, in the rows (as the run, of round 0) and in errors.
+        name: name of the model, in errors, and in rows unless `run` is given.
         device: the device of tokens.
         test: users to measure utility on; None for no rows of utility.
+        run: name of the run in rows.
+        round: number of completed rounds, in rows.
 
     Raises:
         InputError: the model breaks the protocol, or a canary is not longer than the prefix.
@@ -224,7 +270,7 @@ def audit(
         refuse_own_of_model(hparams.also)
     else:
         of_model = measure_model(checked, predict_by_steps(checked, device), test, hparams, seed, device)
-    return rows_of(name, 0, of_canaries, of_model | {REFERENCES: count_references(canaries, hparams)})
+    return rows_of(run or name, round, of_canaries, of_model | {REFERENCES: count_references(canaries, hparams)})
 
 
 def _near(one: Tensor, other: Tensor) -> bool:
@@ -234,51 +280,3 @@ def _near(one: Tensor, other: Tensor) -> bool:
 
 def _shape(value: Any) -> str:
     return str(list(value.shape)) if isinstance(value, Tensor) else f"a {type(value).__name__}"
-
-
-# The loading of a custom model, which executes the code that makes it.
-
-
-def model_of_factory(spec: str, option: str = "") -> Any:
-    """Return the result of a factory, whose code is executed; prints go to standard error.
-
-    Args:
-        spec: ``package.module:factory``, importable from the current folder or installed, or
-            ``path/to/model.py:factory``, which can import files of its folder. The factory takes no arguments.
-        option: the beginning of messages, such as "--model ".
-
-    Raises:
-        InputError: there is no such module or factory, or one of them failed.
-    """
-    where, _, name = spec.rpartition(":")
-    if not where or not name:
-        raise InputError(f"{option}{spec}: name a factory, as package.module:factory or path/to/model.py:factory")
-    with redirect_stdout(sys.stderr):
-        module = _run(where, option, lambda: execute(Path(where)) if _is_path(where) else _import(where))
-        factory = getattr(module, name, None)
-        if not callable(factory):
-            raise InputError(f"{option}{spec}: {where} has no function {name}")
-        return _run(spec, option, factory)
-
-
-def _run(what: str, option: str, work: Callable[[], Made]) -> Made:
-    try:
-        return work()
-    except InputError as error:
-        raise InputError(f"{option}{error}") from error
-    except Terminated:
-        raise
-    except (Exception, SystemExit) as error:
-        line = f" ({where})" if (where := place(error)) else ""
-        raise InputError(f"{option}{what}: failed with {type(error).__name__}: {error}{line}") from error
-
-
-def _is_path(where: str) -> bool:
-    return where.endswith(".py") or "/" in where
-
-
-def _import(name: str) -> Any:
-    sys.path.insert(0, str(Path.cwd()))
-    module = importlib.import_module(name)
-    add_own_file(str(module.__file__))
-    return module

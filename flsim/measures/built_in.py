@@ -478,6 +478,7 @@ CALIBRATED = Measure(
 
 ALWAYS = (RANDOM_SAMPLING, BEAM_SEARCH, UTILITY)
 ALSO = {measure.name: measure for measure in (SPACE, EXTRAPOLATION, PATH, GENERATION, CONTEXTS)}
+OF_BASE_MODELS = (SPACE.name,)  # by default of Hugging Face models: they read slowly, and it reads few phrases
 WITH_OTHER_MODELS = (CALIBRATED,)  # for evaluations that have models without the canaries
 MEASURES = (*ALWAYS, *ALSO.values(), *WITH_OTHER_MODELS)
 QUANTITIES: dict[str, Quantity] = {quantity.name: quantity for measure in MEASURES for quantity in measure.quantities}

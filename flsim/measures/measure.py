@@ -70,13 +70,14 @@ class Probe:
 def continuations(canary: "Canary", known: int, layout: "Layout") -> "Template":
     """Return the space after a canary's first `known` words: the rest of its template, or words of its length.
 
-    For a card or social security number, all digits are allowed.
+    For a card or social security number, all digits are allowed. Pieces of words are allowed if the canary has some.
     """
     from flsim.measures.memorization.template import Template
 
     if canary.template is not None:
         return Template.from_positions(canary.template.allowed[known:])
-    return Template.words(layout, len(canary.tokens) - known)
+    of_words = max(canary.tokens) <= layout.last_word or not layout.pieces
+    return (Template.words if of_words else Template.text)(layout, len(canary.tokens) - known)
 
 
 @dataclass(frozen=True)

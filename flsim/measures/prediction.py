@@ -79,7 +79,7 @@ def predict_with(model: TrainableModel) -> Predict:
 def predict_by_steps(model: LanguageModel, device: torch.device) -> Predict:
     """Return a function that predicts one position after another, with any model that reads tokens on this device.
 
-    Padding is at the end, and is not read.
+    Padding after the last target is not read.
     """
 
     def predict(inputs: Tensor, targets: Tensor, pad: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -87,14 +87,15 @@ def predict_by_steps(model: LanguageModel, device: torch.device) -> Predict:
         columns = []
         state, log_probs = model.start(inputs[:, :1])
         for column in range(inputs.shape[1]):
-            real = targets[:, column] != pad
+            more = (targets[:, column:] != pad).any(1)
             if column:
-                state, log_probs = model.step(tuple(part[real] for part in state), inputs[real, column])
+                state, log_probs = model.step(tuple(part[more] for part in state), inputs[more, column])
             else:
-                state, log_probs = tuple(part[real] for part in state), log_probs[real]
-            inputs, targets = inputs[real], targets[real]
-            target = targets[:, column]
-            columns.append((target, -log_probs.gather(1, target[:, None])[:, 0], log_probs.argmax(1)))
+                state, log_probs = tuple(part[more] for part in state), log_probs[more]
+            inputs, targets = inputs[more], targets[more]
+            real = targets[:, column] != pad  # not in a prompt
+            target, predicted = targets[real, column], log_probs[real]
+            columns.append((target, -predicted.gather(1, target[:, None])[:, 0], predicted.argmax(1)))
         target, nats, choice = (torch.cat(part) for part in zip(*columns, strict=True))
         return target, nats, choice
 
@@ -124,7 +125,8 @@ def _measure(predict: Predict, part: Batch, layout: Layout) -> Utility:
     loss = float(nats.double().sum())
     if not math.isfinite(loss):
         raise Diverged("a cross-entropy is not finite; the model's values overflow")
-    correct, word = choice == target, (target >= layout.first_word) & (target <= layout.last_word)
+    text = layout.text_ids
+    correct, word = choice == target, (target >= text.start) & (target < text.stop)
     return Utility(loss, len(target), int(correct.sum()), int(word.sum()), int((correct & word).sum()))
 
 

@@ -262,15 +262,16 @@ def build(vocabulary_size: int, hparams: ModelSettings) -> TrainableModel:
     return class_of(hparams.architecture)(vocabulary_size, hparams).eval()
 
 
-def weights_of(vocabulary_size: int, hparams: ModelSettings) -> int:
-    """Return the number of trained weights of a built-in architecture, without memory for them.
+def weights_of(vocabulary_size: int, hparams: ModelSettings, is_trained: bool = True) -> int:
+    """Return the number of trained weights of a built-in architecture, or of frozen ones, without memory for them.
 
     Raises:
         InputError: a tensor is too large to be addressed.
     """
     try:
         with torch.device("meta"):
-            return sum(value.numel() for value in build(vocabulary_size, hparams).trainable.values())
+            weights = build(vocabulary_size, hparams).parameters()
+            return sum(value.numel() for value in weights if value.requires_grad == is_trained)
     except RuntimeError as error:  # an overflow of 64 bits
         raise InputError(f"model: a tensor is too large ({error}); set smaller sizes") from error
 

@@ -1,7 +1,7 @@
-"""Causal language models of Hugging Face: fine-tuned whole, or by LoRA adapters on a frozen base.
+"""Causal language models of Hugging Face, fine-tuned with all weights or with LoRA adapters on a frozen base.
 
-The base is a folder on this machine, or random weights of a configuration; nothing is downloaded, and neither code nor
-pickles of a folder are executed. transformers and peft are imported only when such a model is made.
+The base is a folder on this machine, or random weights of a configuration. Nothing is downloaded, and no code or pickle
+of a folder is executed. transformers and peft are imported only when such a model is made.
 """
 
 import json
@@ -29,9 +29,9 @@ from flsim.models.language_model import (
     TrainableModel,
     digest_of,
 )
-from flsim.models.lora import LoraBlocks
+from flsim.models.lora import LoraBlocks, LoraHParams
 
-CLOSED = -1e4  # logit of a token id that stands for nothing; -inf would make scores that are not finite
+CLOSED = -1e4  # logit of a token id without a token; -inf would give scores that are not finite
 OF_BASE = ("path", "config", "dtype", "lora")  # settings that only this architecture has
 RECORDED = ("digest", "tokens")  # settings that a run records: contents of files, and the corpus' ids
 FILES = ("path", "tokens")  # settings that name files
@@ -73,7 +73,7 @@ class HuggingFaceModel(TrainableModel):
             self.network.requires_grad_(lora is None)
             if lora is not None:
                 _inject(self.network, hparams)
-        self._inputs: Tensor | None  # int64 [V], the model's id of each id of the corpus; None where they are the same
+        self._inputs: Tensor | None  # int64 [V], the model's id of each id of the corpus; None if they are the same
         self._closed: Tensor | None  # bool [V], ids of the corpus without a logit
         inputs, closed = _token_map(hparams.tokens, vocabulary_size, self.config.vocab_size)
         self.register_buffer("_inputs", inputs, persistent=False)
@@ -96,7 +96,7 @@ class HuggingFaceModel(TrainableModel):
 
     @classmethod
     def label_of(cls, hparams: ModelSettings) -> str:
-        name = Path(hparams.path).name if hparams.path is not None else str(hparams.config.get("model_type"))
+        name = Path(hparams.path).name or "base" if hparams.path is not None else str(hparams.config["model_type"])
         lora = hparams.lora
         if lora is None:
             return name
@@ -104,7 +104,7 @@ class HuggingFaceModel(TrainableModel):
 
     @property
     def frozen_digest(self) -> str:
-        """Return the digest of the base: of its files, or of its frozen weights where they are random."""
+        """Return the digest of the base: of its files, or of its frozen weights if they are random."""
         if self.hparams.path is not None:
             return files_digest(self.hparams.path)
         frozen = {name: value for name, value in self.named_parameters() if not value.requires_grad}
@@ -141,7 +141,7 @@ class HuggingFaceModel(TrainableModel):
         return result.last_hidden_state, tuple(part for layer in layers for part in (layer.keys, layer.values))
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return logits [..., V] of the corpus' token ids, in float32 where the base is in bfloat16."""
+        """Return logits [..., V] of the corpus' token ids, in float32 if the base is in bfloat16."""
         of_model: Tensor = self.network.get_output_embeddings()(hidden)
         if of_model.dtype == torch.bfloat16:
             of_model = of_model.float()
@@ -182,6 +182,34 @@ class HuggingFaceModel(TrainableModel):
             setattr(self.get_submodule(parent), own, blocks[-1])
         return blocks
 
+    def export(self, folder: Path, merge: bool = False) -> None:
+        """Write the model into a new folder, in the form of peft or transformers.
+
+        Args:
+            folder: an empty folder. Adapters are written as `peft.PeftModel.from_pretrained` reads them, with a base of
+                random weights in its subfolder "base". Without adapters, and with `merge`, the complete model is
+                written as `transformers.AutoModelForCausalLM.from_pretrained` reads it.
+            merge: whether to add the adapters' products to the weights of the base.
+        """
+        peft, lora = _imported("peft"), self.hparams.lora
+        with _quiet():
+            network = _skeleton(self.config)
+            values = self.network.state_dict() if lora is None else base_of(self.hparams, self.vocabulary_size)
+            network.load_state_dict({name: value.cpu().clone() for name, value in values.items()}, assign=True)
+            network.tie_weights()
+            if lora is None:
+                network.save_pretrained(folder)
+                return
+            where = self.hparams.path
+            if where is None and not merge:
+                network.save_pretrained(folder / "base")
+                where = "base"
+            network.name_or_path = where or ""
+            adapted = peft.get_peft_model(network, _lora_config(lora), autocast_adapter_dtype=False)
+            own = {name: value.cpu() for name, value in self.network.state_dict().items() if is_adapter(name)}
+            adapted.load_state_dict({f"base_model.model.{name}": value for name, value in own.items()}, strict=False)
+            (adapted.merge_and_unload() if merge else adapted).save_pretrained(folder)
+
 
 def config_of(hparams: ModelSettings, vocabulary_size: int) -> Any:
     """Return the configuration of the base, a transformers.PreTrainedConfig, without dropout.
@@ -209,7 +237,7 @@ def config_of(hparams: ModelSettings, vocabulary_size: int) -> Any:
     for name, value in config.to_dict().items():
         if _is_dropout(name) and isinstance(value, float):
             setattr(config, name, 0.0)
-    if hparams.tokens is None and config.vocab_size != vocabulary_size:
+    if hparams.tokens is None and config.vocab_size != vocabulary_size and not _is_shapes_only():
         raise InputError(
             f"model: the base has {config.vocab_size:,} token ids, and the corpus has {vocabulary_size:,}; import the "
             f"corpus with the tokenizer of the base"
@@ -218,7 +246,7 @@ def config_of(hparams: ModelSettings, vocabulary_size: int) -> Any:
 
 
 def _no_special(config: Any) -> dict[str, None]:
-    """Return settings without special tokens: those of a model's default vocabulary may lie beyond another one."""
+    """Return settings without special tokens, because ids of the default vocabulary can be outside another one."""
     return {name: None for name in ("bos_token_id", "eos_token_id", "pad_token_id") if hasattr(config, name)}
 
 
@@ -227,7 +255,7 @@ def _is_dropout(name: str) -> bool:
 
 
 def refuse_unsafe(folder: Path) -> None:
-    """Raise InputError where a folder has no config.json, or no weights as safetensors; pickles are not read."""
+    """Raise InputError if a folder has no config.json, or no weights as safetensors; pickles are not read."""
     if not (folder / "config.json").is_file():
         raise InputError(f"{folder}: no folder of a model (it has no config.json); name one on this machine")
     if not any(folder.glob("*.safetensors")):
@@ -313,12 +341,8 @@ def _inject(network: nn.Module, hparams: ModelSettings) -> None:
     peft, lora = _imported("peft"), hparams.lora
     if lora is None:
         return
-    targets = "all-linear" if lora.targets == ("all-linear",) else list(lora.targets)
-    settings = peft.LoraConfig(
-        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, init_lora_weights=False
-    )
     try:
-        peft.inject_adapter_in_model(settings, network)
+        peft.inject_adapter_in_model(_lora_config(lora), network)
     except ValueError as error:
         raise InputError(f"model.lora.targets {list(lora.targets)}: match no layer of the base; name others") from error
     for name, value in network.named_parameters():
@@ -328,6 +352,13 @@ def _inject(network: nn.Module, hparams: ModelSettings) -> None:
             value.requires_grad_(not is_frozen)
             if is_frozen and not _is_shapes_only():
                 value.data.copy_(_first_a(BASE_SEED, name, value))
+
+
+def _lora_config(lora: LoraHParams) -> Any:
+    targets = "all-linear" if lora.targets == ("all-linear",) else list(lora.targets)
+    return _imported("peft").LoraConfig(
+        r=lora.rank, lora_alpha=lora.alpha, target_modules=targets, lora_dropout=lora.dropout, init_lora_weights=False
+    )
 
 
 def is_adapter(name: str) -> bool:
@@ -345,11 +376,12 @@ def _first_a(seed: int, name: str, value: Tensor) -> Tensor:
 def _token_map(file: str | None, vocabulary_size: int, size: int) -> tuple[Tensor | None, Tensor | None]:
     """Return the model's id of each id of the corpus, int64 [V], and which ids of the corpus have no logit, bool [V].
 
-    The ids of the corpus are PAD, words, pieces, OOV, BOS and EOS. Several special ids may stand for one row of the
-    model, whose logit goes to the first of them in this order: a word or piece, EOS, BOS, OOV, PAD. PAD has none.
+    The ids of the corpus are PAD, words, pieces, OOV, BOS and EOS. Several special ids can have the same row of the
+    model. The logit of the row then belongs to the first of these ids in this order: a word or piece, EOS, BOS, OOV,
+    PAD.
 
     Args:
-        file: int64 values, little-endian; None where the ids are the same.
+        file: int64 values, little-endian; None if the ids are the same.
         vocabulary_size: V of the corpus.
         size: number of ids of the model.
     """
@@ -365,7 +397,6 @@ def _token_map(file: str | None, vocabulary_size: int, size: int) -> tuple[Tenso
     _, first = np.unique(ids[order], return_index=True)
     closed = np.ones(vocabulary_size, np.bool_)
     closed[order[first]] = False
-    closed[0] = True
     return torch.from_numpy(ids), torch.from_numpy(closed)
 
 

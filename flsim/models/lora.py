@@ -45,7 +45,7 @@ class LoraBlocks(nn.Module):
         base: the frozen layer, which all users share.
         scale: alpha / r.
         name_of_a, name_of_b: the adapter's names among the model's parameters.
-        frozen_a: [1, r, inputs], the A of all users where only B is trained.
+        frozen_a: [1, r, inputs], the A of all users if only B is trained.
         A, B: the users' adapters, [K, r, inputs], or `frozen_a`, and [K, outputs, r].
     """
 

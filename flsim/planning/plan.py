@@ -13,7 +13,6 @@ from flsim.attacks.audit.audit import ceiling, ceiling_of_coins
 from flsim.attacks.forgetting.success import least_alpha
 from flsim.base.errors import InputError
 from flsim.base.progress import say
-from flsim.canaries.in_corpus import settled
 from flsim.canaries.spec import ALWAYS, CanaryHParams, configurations, expected_copies
 from flsim.canaries.twin import order_dtype
 from flsim.data.corpus import Corpus, Split
@@ -51,6 +50,7 @@ from flsim.privacy.table import SOUND, STAR, report
 from flsim.results import power
 from flsim.results.sweeps import PARTITION, Sweep, is_sweep, read_sweep
 from flsim.runs.config import Config, load, toml
+from flsim.runs.foresight import settled_on
 from flsim.runs.sweeps import definition
 from flsim.runs.sweeps.definition import Planned
 from flsim.runs.sweeps.folder import corpus_of, corpus_or_its_settings, open_corpus, refuse_impossible_runs
@@ -191,7 +191,7 @@ def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...
     for run in planned:
         name = " ".join(filter(None, (row_name(run), str(run.axes.get(PARTITION, "")))))
         canaries, is_ranked = run.config.canaries, not run.config.evaluation.utility_only
-        if name not in named and is_ranked and canaries.source != "heldout" and configurations(canaries):
+        if name not in named and is_ranked and not canaries.is_natural and configurations(canaries):
             seeds = len({other.config.seed for other in planned if row_name(other) == row_name(run)})
             named[name] = _provable(run.config, train, seeds)
     equal: dict[Provable, list[str]] = {}
@@ -404,7 +404,7 @@ def read_request(
         if corpus is not None:
             config = replace(config, data=replace(config.data, corpus=located(corpus)))
         opened = Corpus.open(config.data.corpus)
-        config = replace(config, canaries=settled(opened, config.canaries))
+        config = settled_on(config, opened)
         run = Planned(file.stem, file.stem, config.seed, {}, None, config)
         refuse_impossible_runs([run], opened)
         return Request(file.stem, None, [run], opened.split("train"))

@@ -25,6 +25,8 @@ from flsim.results.store import RunResults, refuse_two_points
 PLANTED = ("p_u", "p_e", "planned_insertions", "sharers", "insertions")
 WINDOW = ("first_round", "last_round")
 WRITTEN = "written"
+NOBODY = pd.DataFrame({"round": np.empty(0, np.int64), "user": np.empty(0, np.int64)})
+PARTICIPATION = ["sharers", "participations", "rounds_since_use", "sharer_rounds"]
 TYPES = {
     "canary": "string",
     "phrase": "string",
@@ -78,13 +80,14 @@ def canary_table(
     return described(table.astype(types), kept)
 
 
-def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()) -> pd.DataFrame:
+def trace(run: RunResults, took_part: pd.DataFrame | None, canaries: Sequence[str] = ()) -> pd.DataFrame:
     """Return a row for each canary and evaluated round, in the order of the roster, then of rounds.
 
     Args:
         run: the results of the run.
         took_part: a row for each participation of a sharer, with ``round`` from 1, ``canary``, its id, and ``user``;
-            see `flsim.runs.participation`. In central training, a row for each copy that a step read.
+            see `flsim.runs.participation`. In central training, a row for each copy that a step read. None if this is
+            unknown; the columns from sharers on are then omitted.
         canaries: ids of the canaries to show; all if empty.
 
     Returns:
@@ -113,10 +116,10 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
         }
         for quantity in quantities
     }
-    by_canary = dict(list(took_part.groupby("canary")))
+    by_canary = {} if took_part is None else dict(list(took_part.groupby("canary")))
     rows = []
     for canary in [id_ for id_ in known if not canaries or id_ in canaries]:
-        met = by_canary.get(canary, took_part.iloc[:0])
+        met = by_canary.get(canary, NOBODY)
         at, users = met["round"].to_numpy(), met["user"].to_numpy()
         last = np.searchsorted(at, rounds, side="right").tolist()  # last evaluation before each of the ascending rounds
         for round_, first, end in zip(rounds.tolist(), [0, *last[:-1]], last, strict=True):
@@ -131,7 +134,8 @@ def trace(run: RunResults, took_part: pd.DataFrame, canaries: Sequence[str] = ()
                     "sharer_rounds": tuple(np.unique(at[first:end]).tolist()),
                 }
             )
-    return described(pd.DataFrame(rows), quantities)
+    table = pd.DataFrame(rows)
+    return described(table.drop(columns=PARTICIPATION) if took_part is None else table, quantities)
 
 
 def traced(quantities: Iterable[Quantity]) -> list[Quantity]:

@@ -16,6 +16,8 @@ from flsim.base.mappings import flat, with_present_names
 from flsim.results.rows import identity_of
 
 FILE = "run.json"
+SETTINGS = "config.toml"
+MEASUREMENTS = "measurements.toml"  # replaces it if a model was trained elsewhere and flsim only measured it
 STATUSES = ("running", "completed", "diverged", "failed", "interrupted")
 PARTITIONS = {"iid": "IID", "non-iid": "Non-IID"}  # data.partition -> its name in a table
 
@@ -71,9 +73,10 @@ def read_run_file(run_folder: Path) -> dict[str, Any]:
 
 
 def read_settings(run_folder: Path) -> dict[str, Any]:
-    """Return the settings in a run's config.toml by name, such as ``training.cohort``; empty if it is not readable."""
+    """Return a run's settings by name, such as ``training.cohort``, or those of measurements; empty if not readable."""
     try:
-        text = (run_folder / "config.toml").read_text(encoding="utf-8")
+        name = MEASUREMENTS if (run_folder / MEASUREMENTS).is_file() else SETTINGS
+        text = (run_folder / name).read_text(encoding="utf-8")
         return dict(flat(with_present_names(tomllib.loads(text))))
     except (OSError, ValueError, RecursionError, InputError):
         return {}

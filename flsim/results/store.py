@@ -72,6 +72,11 @@ class RunResults:
         return setting_of(self.partition, self.label)
 
     @property
+    def is_elsewhere(self) -> bool:
+        """Return whether the model was trained elsewhere; its rounds are then unknown."""
+        return self.settings.get("training.kind") == "elsewhere"
+
+    @property
     def prefix(self) -> int | None:
         """Number of a canary's first words that the attacker knows; None if the folder does not store it."""
         prefix = self.settings.get("evaluation.prefix")

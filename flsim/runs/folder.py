@@ -34,7 +34,7 @@ from flsim.base.errors import InputError
 from flsim.base.extensions import is_custom
 from flsim.base.files import digest, new_file, new_folder, write_json
 from flsim.base.mappings import flat
-from flsim.canaries.in_corpus import planting_of, settled
+from flsim.canaries.in_corpus import planting_of
 from flsim.canaries.population import Population, open_population, verify_population, write_population
 from flsim.canaries.spec import Canary
 from flsim.data.corpus import Corpus, Split
@@ -43,14 +43,13 @@ from flsim.data.tokenizer import TABLE
 from flsim.evaluation.evaluate import refuse_failing
 from flsim.privacy import ledger
 from flsim.results.rows import identity_of, refuse_foreign_rows
-from flsim.results.run_file import refuse_begun, setting_of
+from flsim.results.run_file import MEASUREMENTS, refuse_begun, setting_of
 from flsim.runs import roundlog
 from flsim.runs.config import CentralConfig, Config, FederatedConfig, custom_code, dump, load
 from flsim.runs.config.base import shared_rounds
 from flsim.runs.config.participation import of_extra
-from flsim.runs.foresight import foresee_training
+from flsim.runs.foresight import foresee_training, settled_on
 from flsim.runs.trackers import refuse_missing
-from flsim.training import own_model
 from flsim.training.own_model import frozen_digest, refuse_unfit
 from flsim.training.state import State, Training
 
@@ -90,8 +89,7 @@ class Run:
         refuse_begun(path)
         with new_folder(path) as folder:
             corpus = Corpus.open(settings.data.corpus, verify=True)
-            settings = replace(settings, canaries=settled(corpus, settings.canaries))
-            settings = replace(settings, model=own_model.settled(settings.model, corpus))
+            settings = settled_on(settings, corpus)
             train = settings.data.without_withheld(corpus.split("train"), settings.seed)
             refuse_unfit(settings.model, corpus.layout, settings.seed)
             foresee_training(settings, train, corpus)
@@ -122,8 +120,7 @@ class Run:
         refuse_missing(settings.system.tracking)
         started = cls.open(path)
         corpus = Corpus.open(settings.data.corpus)
-        settings = replace(settings, canaries=settled(corpus, settings.canaries)).resuming(started.config)
-        settings = replace(settings, model=own_model.settled(settings.model, corpus))
+        settings = settled_on(settings, corpus).resuming(started.config)
         custom_code.refuse_other_settings(started.config, settings, path)
         run = cls(path, _with_copies(settings, path))
         run.verify()
@@ -150,7 +147,13 @@ class Run:
 
     @classmethod
     def open(cls, path: Path) -> "Run":
-        """Open a run folder; raise InputError if `path` is not a run folder."""
+        """Open a run folder; raise InputError if `path` is not a run folder, or has only measurements."""
+        if (path / MEASUREMENTS).is_file():
+            raise InputError(
+                f"{path}: this folder has measurements of a model that was trained elsewhere, and this command needs "
+                "a run with its training, users and checkpoints; name a run folder"
+            )
+
         if not (path / "config.toml").is_file():
             raise InputError(f"{path}: not a run folder (it has no config.toml); create one with `flsim run`")
         return cls(path, load(path / "config.toml"))

@@ -1,14 +1,40 @@
 """Errors of training that are detected before a run has a folder."""
 
 from dataclasses import replace
+from typing import TypeVar
 
 from flsim.canaries import planting
 from flsim.canaries.in_corpus import Planted, settled
 from flsim.data.corpus import Corpus, Split
 from flsim.data.vocabulary import Layout
+from flsim.measures.built_in import OF_BASE_MODELS
 from flsim.privacy import ledger
 from flsim.runs.config import Config
+from flsim.training import own_model
 from flsim.training.own_model import refuse_too_large
+
+Kind = TypeVar("Kind", bound=Config)
+
+
+REFERENCES = 20_000  # of a base model: each sequence needs a complete forward pass
+
+
+def settled_on(settings: Kind, corpus: Corpus) -> Kind:
+    """Return settings with the values that a corpus and the files of a base model determine.
+
+    By default a base model has fewer references than others, and exposure over all phrases in addition.
+
+    Raises:
+        InputError: the corpus has other canaries in place, or there is no such base model.
+    """
+    canaries, model = settled(corpus, settings.canaries), own_model.settled(settings.model, corpus)
+    settings = replace(settings, canaries=canaries, model=model)
+    evaluation, default = settings.evaluation, type(settings.evaluation)()
+    is_default = (evaluation.references, evaluation.also) == (default.references, default.also)
+    if model.architecture != "hf" or not is_default:
+        return settings
+    also = default.also if canaries.template else OF_BASE_MODELS
+    return replace(settings, evaluation=replace(evaluation, references=REFERENCES, also=also))
 
 
 def refuse_impossible_in(settings: Config, corpus: Corpus, is_trained_here: bool = True) -> None:
@@ -17,7 +43,7 @@ def refuse_impossible_in(settings: Config, corpus: Corpus, is_trained_here: bool
     Raises:
         InputError: see `refuse_impossible`; or the settings have other canaries than those planted in the corpus.
     """
-    settings = replace(settings, canaries=settled(corpus, settings.canaries))
+    settings = settled_on(settings, corpus)
     train = corpus.split("train")
     records = None if Planted.read(corpus) else train.records
     refuse_impossible(settings, corpus.layout, len(train), records, is_trained_here)
@@ -43,7 +69,7 @@ def refuse_impossible(
     settings.refuse_users(users)
     if records is not None:
         planting.refuse_too_many(settings.canaries, records)
-        if not settings.canaries.template:
+        if not (settings.canaries.template or settings.canaries.phrases):
             planting.refuse_too_long(settings.canaries.length, layout)
     if is_trained_here:
         canaries, prefix = settings.canaries, settings.evaluation.prefix

@@ -8,11 +8,16 @@ import torch
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
-from flsim.base.extensions import by_content, custom_code_errors, is_custom, short_name
-from flsim.evaluation.audit import model_of_factory
+from flsim.base.extensions import custom_code_errors, is_custom, short_name
+from flsim.base.files import new_folder
+from flsim.evaluation.loading import model_of_factory
+from flsim.models.hf import HuggingFaceModel
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import TrainableModel
+from flsim.runs import measuring
 from flsim.runs.config import load
+from flsim.runs.folder import Run
+from flsim.runs.measuring import newest_checkpoint
 from flsim.training.own_model import frozen_digest
 
 
@@ -43,9 +48,38 @@ def load_model(model: Path | str, device: str = "cpu") -> Any:
     return _of_checkpoint(Path(model), device) if is_checkpoint else model_of_factory(str(model))
 
 
+def export_network(run: Path, out: Path, round_: int | None = None, merge: bool = False) -> None:
+    """Write a checkpoint of a run of architecture "hf" as a folder that peft or transformers loads.
+
+    Args:
+        run: the run folder.
+        out: the new folder; see `flsim.models.hf.HuggingFaceModel.export`. A complete model gets the tokenizer of the
+            corpus.
+        round_: the round of the checkpoint; None for the newest.
+        merge: whether to add the adapters to the base.
+
+    Raises:
+        InputError: the run has another architecture or no such checkpoint, or `out` exists.
+    """
+    opened = Run.open(run)
+    path = newest_checkpoint(run) if round_ is None else run / "checkpoints" / checkpoint.checkpoint_name(round_)
+    if not path.is_file():
+        raise InputError(f"{path}: no such checkpoint; name another --round, or leave it out for the newest one")
+    if opened.config.model.architecture != "hf":
+        raise InputError(f'{run}: is of architecture "{opened.config.model.architecture}"; only "hf" is exported')
+    _, model = measuring.load_model(opened, path, "cpu")
+    lora, tokens = opened.config.model.lora, opened.corpus.token_map
+    with new_folder(out) as folder:
+        if isinstance(model, HuggingFaceModel):
+            model.export(folder, merge)
+        if tokens is not None and (merge or lora is None):
+            for file in tokens.folder.iterdir():
+                (folder / file.name).write_bytes(file.read_bytes())
+
+
 def _of_checkpoint(path: Path, device: str) -> TrainableModel:
     state, provenance = checkpoint.load(path)
-    if is_custom(provenance.model.architecture):
+    if is_custom(provenance.model.architecture) or provenance.model.architecture == "hf":
         provenance = replace(provenance, model=_own_model(path, provenance.model))
     with custom_code_errors(InputError):
         model = checkpoint.model_of(provenance).load(state.params)
@@ -56,12 +90,12 @@ def _of_checkpoint(path: Path, device: str) -> TrainableModel:
 
 
 def _own_model(path: Path, saved: ModelHParams) -> ModelHParams:
-    """Return the settings of a custom network, which name the copy of its file in the run folder."""
+    """Return the settings of a custom network or a base model, whose files the run's settings name."""
     settings = path.resolve().parent.parent / "config.toml"
     if not settings.is_file():
         name = short_name(saved.architecture)
-        raise InputError(f"{path}: this checkpoint needs the code of {name}; move it back to its run folder")
+        raise InputError(f"{path}: this checkpoint needs the files of {name}; move it back to its run folder")
     model = load(settings).model
-    if replace(model, architecture=by_content(model.architecture)) != saved:
+    if checkpoint.by_content_of(model) != saved:
         raise InputError(f"{path}: the network differs from that of {settings}; move the checkpoint to its run folder")
     return model

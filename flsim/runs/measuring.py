@@ -19,6 +19,8 @@ from flsim.runs.config.custom_code import announce
 from flsim.runs.folder import Run
 from flsim.training.state import State
 
+BASE = Path("base")  # in place of a checkpoint: the model before training
+
 
 @custom_code_errors()
 def evaluate_checkpoint(
@@ -30,7 +32,7 @@ def evaluate_checkpoint(
         run: the run folder of the checkpoint.
         path: the checkpoint.
         device: torch device, such as "cuda".
-        calibrate: checkpoints of runs without these canaries; their mean scores calibrate the exposures.
+        calibrate: checkpoints of runs without these canaries, or `BASE`; their mean scores calibrate the exposures.
         changes: changes of the run's `EvaluationHParams`, by name.
 
     Returns:
@@ -114,8 +116,18 @@ def load_model(run: Run, path: Path, device: str) -> tuple[State, TrainableModel
     return state, model.load(state.params).to(torch.device(device))
 
 
+def base_of(run: Run, device: str) -> TrainableModel:
+    """Return the base model of a run, as before training; raise InputError for runs without a base model."""
+    if run.config.model.architecture != "hf":
+        raise InputError(f'{run.path}: has no base; "{BASE}" is for runs of architecture "hf"; name a checkpoint')
+    model = checkpoint.model_of(run.provenance).initialize(run.config.seed)
+    return model.to(torch.device(device))
+
+
 def _without(run: Run, path: Path, device: str) -> TrainableModel:
     """Return the model of another run without these canaries, which calibrates their scores."""
+    if path == BASE:
+        return base_of(run, device)
     if not path.is_file():
         raise InputError(f"{path}: no such checkpoint")
     other = Run.open(path.resolve().parent.parent)

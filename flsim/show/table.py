@@ -259,7 +259,8 @@ def _arranged(
 
 
 def _escaped(text: str) -> str:
-    return re.sub(r"([\\|*`\[]|<(?=\S))", r"\\\1", text)
+    """Return text that Markdown prints literally in one line; a line feed of a phrase becomes a space."""
+    return re.sub(r"([\\|*`\[]|<(?=\S))", r"\\\1", re.sub(r"[\r\n]+", " ", text))
 
 
 def _widths(columns: Columns) -> list[int]:

@@ -42,8 +42,9 @@ In central training: rounds are steps; a sharer takes part when a copy is read.
 
 def to_csv(table: pd.DataFrame) -> str:
     """Return all columns as CSV; rounds of sharers are separated by spaces."""
-    joined = [" ".join(map(str, rounds)) for rounds in table["sharer_rounds"]]
-    return table.assign(sharer_rounds=joined).to_csv(index=False, lineterminator="\n")
+    if "sharer_rounds" in table:
+        table = table.assign(sharer_rounds=[" ".join(map(str, rounds)) for rounds in table["sharer_rounds"]])
+    return table.to_csv(index=False, lineterminator="\n")
 
 
 def to_json(table: pd.DataFrame) -> str:
@@ -65,21 +66,26 @@ def to_text(table: pd.DataFrame, run: RunResults) -> str:
             else f"p_u {user_share(planted['p_u'])}, p_e {100 * planted['p_e']:.6g}%"
         )
         window = rounds_text(planted.get("first_round"), planted.get("last_round"))
-        cells = [
-            shorten(" ".join(map(str, rounds)), ROUNDS_SHOWN, placeholder=" ...") for rounds in rows["sharer_rounds"]
-        ]
         measured = [Column(quantity.short, _cells(quantity, rows[quantity.name])) for quantity in quantities]
-        counts = [
-            Column("sharers", formatted(rows["sharers"], "{:,}")),
-            Column("so far", formatted(rows["participations"], "{:,}")),
-            Column("since", formatted(rows["rounds_since_use"], "{:,.0f}")),
-            Column("in rounds", cells, is_number=False),
-        ]
+        counts = _participation(rows) if "sharer_rounds" in rows else []
         heading = f"{canary}: {shares}{held}{window and f'; planted {window}'}\n"
-        blocks.append(heading + markdown([Column("round", formatted(rows["round"], "{:,}"))], [measured, counts]))
+        blocks.append(
+            heading + markdown([Column("round", formatted(rows["round"], "{:,}"))], [measured, *filter(None, [counts])])
+        )
     explained = [quantity for quantity in quantities if not quantity.is_standard or quantity.is_primary]
-    legend = "".join(_explained(quantity, run) for quantity in explained) + COUNTS
+    legend = "".join(_explained(quantity, run) for quantity in explained) + COUNTS * ("sharer_rounds" in table)
     return "\n\n".join([*(block.strip() for block in blocks), legend])
+
+
+def _participation(rows: pd.DataFrame) -> list[Column]:
+    """Return columns with the participation of sharers in the rounds of a canary's rows."""
+    cells = [shorten(" ".join(map(str, rounds)), ROUNDS_SHOWN, placeholder=" ...") for rounds in rows["sharer_rounds"]]
+    return [
+        Column("sharers", formatted(rows["sharers"], "{:,}")),
+        Column("so far", formatted(rows["participations"], "{:,}")),
+        Column("since", formatted(rows["rounds_since_use"], "{:,.0f}")),
+        Column("in rounds", cells, is_number=False),
+    ]
 
 
 def steps_to_text(steps: Sequence[float]) -> str:
@@ -169,7 +175,8 @@ def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
             rows_of_canary = table[table["canary"] == canary]
             for quantity in quantities:
                 _line(panels[quantity][-1], place, rows_of_canary, quantity)
-            _ticks(strip, place, rows_of_canary)
+            if "sharer_rounds" in table:
+                _ticks(strip, place, rows_of_canary)
         _name(strip, group, longest)
         if index + columns >= len(groups):
             strip.set_xlabel(ROUNDS)
@@ -256,7 +263,7 @@ def _finish(figure: Figure, panels: list[Axes], run: RunResults) -> None:
         Line2D([], [], color=GREY, marker="o", markersize=5, label=labels[0]),
         Line2D([], [], color=GREY, marker="o", markersize=10, markerfacecolor="none", label=labels[1]),
         Line2D([], [], color=GREY, marker="|", markersize=9, markeredgewidth=1.4, label="a sharer took part"),
-    ]
+    ][: 3 if run.is_elsewhere else 4]
     for handle in handles:
         handle.set_linestyle("none")
     references = run.references(run.evaluated[-1])

@@ -57,11 +57,13 @@ def refuse_too_large(model: ModelHParams, layout: Layout) -> None:
     """Raise InputError if a built-in network exceeds the memory of this machine; no custom code is executed."""
     if is_custom(model.architecture):
         return
-    number = weights_of(layout.vocabulary_size, model)
+    number, frozen = weights_of(layout.vocabulary_size, model), 0
     update = 8  # bytes of a weight in a sum of updates, which is in float64
-    refuse_beyond_memory(
-        (4 + update) * number, f"a model of {number:,} weights", "set a smaller model.embedding or model.units"
-    )
+    remedy = "set a smaller model.embedding or model.units"
+    if model.architecture == "hf":
+        frozen = weights_of(layout.vocabulary_size, model, is_trained=False) * (2 if model.dtype == "bfloat16" else 4)
+        remedy = "name a smaller base, or set model.lora"
+    refuse_beyond_memory((4 + update) * number + frozen, f"a model of {number:,} trained weights", remedy)
 
 
 def _try(model: ModelHParams, layout: Layout, seed: int, is_new: bool) -> None:

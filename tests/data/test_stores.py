@@ -230,7 +230,7 @@ def test_all_files_of_a_corpus_with_canaries_come(store: Store, experiment: Expe
     planted = plant_corpus(
         Corpus.open(experiment.folder / "corpus"), experiment.folder / "planted", config.canaries, config.seed
     )
-    assert set(planted.manifest["files"]) == {*named("uint16"), *PLANTED}
+    assert set(planted.manifest["files"]) == {*named(planted.layout), *PLANTED}
     push(planted.path, URI)
     assert content(fetched(URI)) == content(planted.path)
 

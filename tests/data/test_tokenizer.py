@@ -34,18 +34,18 @@ def test_impossible_pieces_are_refused(arguments: dict[str, object]) -> None:
 
 
 def test_one_token_for_all_that_is_special(tmp_path: Path) -> None:
-    """A tokenizer such as GPT-2's has one special token, here 5, so 6 rows: only EOS stands for it as a target."""
+    """A tokenizer such as GPT-2's has one special token, here 5, so 6 rows; as an unknown word it is OOV."""
     tokens = opened(tmp_path, [5, 2, 0, 4, 1, 3, 5, 5, 5])
     assert tokens is not None
     assert tokens.rows == 6
-    assert np.flatnonzero(tokens.repeated).tolist() == [LAYOUT.pad, LAYOUT.oov, LAYOUT.bos]
+    assert tokens.from_model.tolist() == [2, 4, 1, 5, 3, LAYOUT.oov]
 
 
 def test_a_token_for_each_that_is_special(tmp_path: Path) -> None:
     tokens = opened(tmp_path, [0, 4, 5, 6, 7, 8, 1, 2, 3])
     assert tokens is not None
     assert tokens.rows == 9
-    assert not tokens.repeated.any()
+    assert tokens.from_model[tokens.ids].tolist() == list(range(9))
 
 
 @pytest.mark.parametrize("ids", [[0, 1, 2], [0, 1, 2, 3, 4, 5, 6, 7, 9], [-1, 0, 1, 2, 3, 4, 5, 6, 7]])

@@ -63,7 +63,7 @@ def test_an_import_reads_back_as_its_dump(wide: Corpus) -> None:
         "name": "tff",
         "tokens": "uint32",
     }
-    assert set(files) == set(named("uint32"))
+    assert set(files) == set(named(wide.layout))
     assert files["train/tokens.u32"]["bytes"] == 4 * train.words
     assert train.tokens.dtype == np.uint32
     assert int(train.tokens.max()) == WORDS

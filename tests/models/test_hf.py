@@ -2,7 +2,10 @@
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,14 +17,21 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from flsim.algorithms.fedavg import init, train_users
 from flsim.algorithms.summation import RoundRequest
+from flsim.base import machine
 from flsim.base.errors import InputError
 from flsim.data.records import Records, batch
 from flsim.data.vocabulary import Layout
+from flsim.measures.memorization.beam_search import beam_searches
+from flsim.measures.memorization.score import rows_at_once
+from flsim.measures.memorization.template import Template
 from flsim.models.architectures import build, restore, weights_of
 from flsim.models.hf import CLOSED, HuggingFaceModel, base_of
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
 from flsim.models.lora import LoraHParams
+from flsim.privacy.mechanism import PrivacyHParams
+from flsim.training.central.hparams import CentralHParams
+from flsim.training.central.task import CentralTask
 from flsim.training.hparams import LocalHParams
 from flsim.training.own_model import refuse_unfit
 
@@ -63,7 +73,7 @@ def params_of(model: HuggingFaceModel) -> Params:
     return {name: value.detach().clone() for name, value in model.trainable.items()}
 
 
-def plain_base(config: dict[str, object], values: Params) -> torch.nn.Module:
+def plain_base(config: dict[str, object], values: Params) -> Any:
     """The base as transformers makes it, with these weights."""
     named = {name: value for name, value in config.items() if name != "model_type"}
     off = dict.fromkeys(("attn_pdrop", "resid_pdrop", "embd_pdrop"), 0.0) if config is GPT2 else {}
@@ -136,7 +146,7 @@ def test_the_steps_of_a_user_equal_ten_lines_of_torch_and_peft(
     optimizer, read = torch.optim.SGD(trained, lr=0.5), batch(records, np.arange(6), LAYOUT)
     inputs, targets = torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
     for _ in range(3):
-        cross_entropy(peft(inputs).logits.flatten(0, 1), targets.flatten(), ignore_index=0).backward()
+        cross_entropy(peft(inputs).logits.flatten(0, 1), targets.flatten(), ignore_index=0).backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         optimizer.zero_grad()
     exact = 1e-10 if config is GPT2 and dtype == torch.float64 else tolerance
@@ -290,3 +300,60 @@ def test_a_base_in_bfloat16_has_adapters_in_float32(tmp_path: Path) -> None:
     assert logits.dtype == torch.float32
     torch.testing.assert_close(logits, expected, rtol=0.05, atol=0.05)  # bfloat16 has 8 bits
     assert not torch.equal(logits, expected)
+
+
+def test_a_base_beyond_the_memory_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trained weights take 12 bytes in a sum of updates, and those of the base 2 in bfloat16."""
+    hparams = hparams_of(GPT2, dtype="bfloat16")
+    model = build(LAYOUT.vocabulary_size, hparams)
+    trained = sum(value.numel() for value in model.trainable.values())
+    frozen = sum(value.numel() for value in model.parameters()) - trained
+    monkeypatch.setattr(machine, "machine_memory", lambda: 12 * trained + 2 * frozen - 1)
+    with pytest.raises(InputError, match=r"a model of [\d,]+ trained weights needs .*; name a smaller base"):
+        refuse_unfit(hparams, LAYOUT, 0)
+    monkeypatch.setattr(machine, "machine_memory", lambda: 12 * trained + 2 * frozen)
+    refuse_unfit(hparams, LAYOUT, 0)
+
+
+def test_dropout_of_adapters_is_a_function_of_seed_round_and_user() -> None:
+    hparams, users, local = hparams_of(GPT2, replace(LORA, dropout=0.5)), Users(user(), user(seed=1)), LocalHParams()
+    start, size = params_of(made(hparams)), LAYOUT.vocabulary_size
+
+    def updates(seed: int, round_: int, *chosen: int) -> Params:
+        request, model = RoundRequest(round_, 0, np.array(chosen), start), restore(start, hparams, size)
+        return train_users(request, users, model, local, seed=seed).delta
+
+    one, other, both = updates(0, 1, 0), updates(0, 1, 1), updates(0, 1, 1, 0)
+    for name, value in both.items():
+        torch.testing.assert_close(value, one[name] + other[name])
+    assert all(torch.equal(value, one[name]) for name, value in updates(0, 1, 0).items())
+    for changed in (updates(1, 1, 0), updates(0, 2, 0)):
+        assert any(not torch.allclose(value, one[name]) for name, value in changed.items())
+    records = SimpleNamespace(layout=LAYOUT, records=6)
+    privacy = PrivacyHParams("dp", clip=0.1, noise_multiplier=1.0)
+    with pytest.raises(InputError, match="DP-SGD refuses models that draw at random in training"):
+        CentralTask(records, CentralHParams(batch_size=2), 0, privacy=privacy, model=hparams)
+
+
+@BOTH
+def test_beam_search_equals_generate(config: dict[str, object]) -> None:
+    """Without a penalty of the length, and of the same number of tokens; the space is all ids but 0 and the last."""
+    model = made(hparams_of(config))
+    prefix = tokens_of(1, 3)[0]
+    template = Template((tuple(range(1, 49)),) * 4)
+    tokens, scores = beam_searches(model, prefix[None], template, 5)
+    written = model.network.generate(
+        prefix[None], num_beams=5, num_return_sequences=5, max_new_tokens=4, min_new_tokens=4, length_penalty=0.0,
+        do_sample=False, suppress_tokens=[0, 49], pad_token_id=0, return_dict_in_generate=True, output_scores=True,
+        renormalize_logits=False, attention_mask=torch.ones_like(prefix[None]),
+    )  # fmt: skip
+    assert torch.equal(written.sequences[:, 3:], tokens[0])
+    torch.testing.assert_close(-written.sequences_scores.double(), scores[0], rtol=0, atol=1e-5)
+
+
+def test_keys_and_values_bound_how_many_sequences_are_read_at_once() -> None:
+    """2 layers, keys and values, 2 heads of 8 for each of 3 tokens are 192 floats, and log-probabilities 50."""
+    model = made(hparams_of(GPT2))
+    state, log_probs = model.start(tokens_of(2, 3))
+    assert rows_at_once(log_probs, state) == rows_at_once(log_probs.new_zeros(1, 2 * 2 * 2 * 8 * 3))
+    assert rows_at_once(log_probs, state) < rows_at_once(log_probs)

@@ -599,6 +599,10 @@ def _notes(subject: Subject, table: pd.DataFrame) -> Iterator[str]:
 
 def _missing(subject: Subject, methods: set[str]) -> Iterator[str]:
     """Yield the statements that are missing for a run, each with the setting that it needs."""
+    if subject.results.is_elsewhere:
+        if "epsilon, coins" not in methods:
+            yield "a bound from guesses of coins, of at least 10 canaries (flsim data canaries --set coins=true)"
+        return
     if "epsilon" not in methods:
         source = ' with canaries.source "words"' if "is_natural" in subject.results.roster else ""
         yield f"a bound from ranks (canaries.count{source})"

@@ -171,7 +171,10 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
         InputError: `path` is not a run, or was not evaluated at this point; or the checkpoint of the round, which a
             claim and canary users need, is missing; or the run has canary users and a custom model.
     """
-    results, run = read_run(path), Run.open(path)
+    results = read_run(path)
+    if results.is_elsewhere:
+        return _of_measurements(results, results.at(round, epoch))
+    run = Run.open(path)
     at, config = results.at(round, epoch), run.config
     needs_state = config.canary_users.update_canaries > 0 or config.privacy.mechanism == "dp"
     return subject_with(
@@ -190,6 +193,39 @@ def subject_of(path: Path, round: int | None = None, epoch: float | None = None,
         first=lambda: _first_params(run),
         note=config.canaries.about_injections,
         executes_code=False,
+    )
+
+
+NO_LAW = (
+    "The canaries were listed by hand. A rank is a p-value only of a phrase that was drawn at random before training, "
+    "by a law that is recorded; flsim data canaries draws such phrases"
+)
+
+
+def _of_measurements(results: RunResults, round_: int) -> Subject:
+    """Return the subject of an audit of a model that was trained elsewhere, of which there is no ledger.
+
+    Raises:
+        InputError: nothing is known of how its canaries were drawn.
+    """
+    if results.settings.get("canaries.source") not in ("words", "template"):
+        raise InputError(f"run {results.name}: has nothing that proves anything. {NO_LAW}")
+    planted, unit = results.planted, results.settings["canaries.unit"]
+    if unit not in ("user", "record"):
+        raise InputError(f"run {results.name}: measurements.toml has no unit of its canaries; measure the model again")
+    ranks, controls = results.of_planted("rank", round_), results.of_controls("rank", round_)
+    shared = planted["sharers" if unit == "user" else "insertions"]
+    return Subject(
+        results,
+        round_,
+        unit,
+        np.asarray([] if ranks is None else ranks, dtype=np.float64),
+        np.asarray([] if ranks is None else shared, dtype=np.int64).clip(1),
+        is_exact=True,
+        references=int(results.references(round_) or 0),
+        control_ranks=np.asarray([] if controls is None else controls, dtype=np.float64),
+        coins=_coins(unit, results, round_),
+        claim=None,
     )
 
 

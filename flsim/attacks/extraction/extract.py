@@ -57,7 +57,8 @@ def one_word_continuations(model: LanguageModel, length: int, layout: Layout, de
     """
     words = torch.arange(layout.first_word, layout.last_word + 1, device=device)
     prompts = torch.stack([torch.full_like(words, layout.bos), words], dim=1)
-    rows = rows_at_once(model.start(prompts[:1])[1])
+    state, log_probs = model.start(prompts[:1])
+    rows = rows_at_once(log_probs, state)
     return torch.cat([_greedy(model, part, length) for part in torch.split(prompts, rows)]).cpu().numpy()
 
 
@@ -94,7 +95,7 @@ def is_near_verbatim(
         model: the model.
         strings: N strings.
         prefix: number of words before a suffix.
-        width: number of beams; 1 is greedy decoding among words.
+        width: number of beams; 1 is greedy decoding among tokens of text.
         layout: the corpus' token layout.
         device: the model's device.
 
@@ -107,7 +108,7 @@ def is_near_verbatim(
         rows = np.flatnonzero(lengths == length)
         texts = torch.tensor(np.stack([strings[row].astype(np.int64) for row in rows.tolist()]), device=device)
         prefixes = torch.cat([torch.full_like(texts[:, :1], layout.bos), texts[:, :prefix]], dim=1)
-        beams, _ = beam_searches(model, prefixes, Template.words(layout, length), width)
+        beams, _ = beam_searches(model, prefixes, Template.text(layout, length), width)
         wrong = (beams != texts[:, None, prefix:]).sum(-1).amin(-1)
         is_near[rows] = (wrong <= min(WRONG, length - 1)).cpu().numpy()
     return is_near

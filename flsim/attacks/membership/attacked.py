@@ -26,7 +26,7 @@ from flsim.models.quantization import quantized
 from flsim.results.sweeps import over_runs
 from flsim.runs.config.custom_code import announce
 from flsim.runs.folder import Run
-from flsim.runs.measuring import load_model, newest_checkpoint
+from flsim.runs.measuring import BASE, base_of, load_model, newest_checkpoint
 from flsim.training.state import State
 
 CONFOUNDED = 0.55  # area of the control above which members differ from non-members without a model
@@ -39,8 +39,8 @@ class AttackHParams:
     Attributes:
         count: largest number of members, and of non-members.
         round: round of the attacked checkpoint; the newest of each run if not given.
-        reference: checkpoint of a run on another corpus with this vocabulary; by default the reference is the frequency
-            of single words.
+        reference: checkpoint of a run on another corpus with this vocabulary, or "base"; by default the reference is
+            the frequency of single words.
         delta: delta of the claim for the rows; that of each run if not given.
         device: torch device, such as "cuda".
     """
@@ -161,6 +161,8 @@ def as_measured(run: Run, model: TrainableModel) -> TrainableModel:
 
 def _reference_model(run: Run, path: Path, device: str) -> TrainableModel:
     """Return the model of a checkpoint that read no record of the run's corpus."""
+    if path == BASE:
+        return base_of(run, device)
     if not path.is_file():
         raise InputError(f"--reference {path}: no such checkpoint")
     other = Run.open(path.resolve().parent.parent)

@@ -74,7 +74,7 @@ class Candidates:
     reference: TrainableModel | None = None
 
     def __post_init__(self) -> None:
-        # Views, so arrays of the caller do not change.
+        # Views, so arrays of the caller do not change. A prompt is text of its record, because attackers see it.
         object.__setattr__(self, "unigram", _read_only(self.unigram.view()))
         tokens, offsets = _read_only(self.records.tokens.view()), _read_only(self.records.offsets.view())
         object.__setattr__(self, "records", Records(tokens, offsets))
@@ -126,7 +126,7 @@ class Candidates:
         A neighbour has one word replaced, at a uniform position, by another word drawn from the unigram. The draws are
         a function of (seed, key of the record).
         """
-        first, last = self.layout.first_word, self.layout.last_word + 1
+        first, last = self.layout.text_ids.start, self.layout.text_ids.stop
         cumulative = np.exp(self.unigram[first:last]).cumsum()
         below = np.concatenate([[0.0], cumulative])
         pieces = []

@@ -13,7 +13,7 @@ from pathlib import Path
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
 from flsim.data.formats.fields import WrongFieldError, posts_of
-from flsim.data.formats.posts import Format, Part, Post, unpacked_name
+from flsim.data.formats.posts import OPTIONS, Format, Part, Post, unpacked_name
 
 LONGEST_FIELD = 2**24  # characters; longest field, which bounds a quote that never ends
 _FLOAT = re.compile(r"-?[0-9]{1,300}\.0+")
@@ -39,7 +39,7 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         rows = csv.reader(file, delimiter=_delimiter(part), strict=True)
         try:
             header = next(rows, [])
-            user, text = (_place(header, column, option, part) for column, option in _options(part))
+            places = [_place(header, column, option, part) for column, option in zip(part.named, OPTIONS, strict=False)]
             for row in rows:
                 if not row:
                     continue
@@ -48,10 +48,11 @@ def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
                         f"{part.source}: line {rows.line_num}: a row of {len(row)} fields, but the header has "
                         f"{len(header)}; put quotes around fields that hold {_delimiter(part)!r}, quotes or line feeds"
                     )
-                yield from posts_of(_author(row[user]), row[text], dropped, part.reading)
+                user, text, prompt = (*(row[place] for place in places), None)[:3]
+                yield from posts_of(_author(str(user)), text, dropped, part.reading, prompt=prompt)
         except WrongFieldError as error:
             raise InputError(
-                f"{part.source}: line {rows.line_num}: {part.columns[error.place]!r} {error.why}, found {row[user]:.40}"
+                f"{part.source}: line {rows.line_num}: {part.named[error.place]!r} {error.why}, found {user:.40}"
             ) from error
         except UnicodeDecodeError as error:
             # the file is read ahead, so the line is unknown
@@ -68,10 +69,6 @@ def _author(field: str) -> str | float:
 def _delimiter(part: Part) -> str:
     default = "\t" if unpacked_name(part.source).lower().endswith(".tsv") else ","
     return part.reading.delimiter or default
-
-
-def _options(part: Part) -> Iterator[tuple[str, str]]:
-    return zip(part.columns, ("--user-column", "--text-column"), strict=True)
 
 
 def _place(header: list[str], column: str, option: str, part: Part) -> int:

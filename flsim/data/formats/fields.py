@@ -12,14 +12,14 @@ from flsim.data.formats.posts import Post, Reading, post_of, user_name
 
 LONGEST_TEXT = 2**24  # characters
 EXACT = 2**53  # from this value on, a float represents several integers
-USER, TEXT = 0, 1  # places in `columns`
+USER, TEXT, PROMPT = 0, 1, 2  # places in `columns`, and after them
 
 
 class WrongFieldError(Exception):
     """The fault of an author or a text.
 
     Attributes:
-        place: `USER` or `TEXT`.
+        place: `USER`, `TEXT` or `PROMPT`.
         why: end of a sentence that begins with the name of the field.
     """
 
@@ -28,7 +28,9 @@ class WrongFieldError(Exception):
         self.place, self.why = place, why
 
 
-def posts_of(user: Any, text: Any, dropped: Counter[str], reading: Reading, split: str | None = None) -> Iterator[Post]:
+def posts_of(
+    user: Any, text: Any, dropped: Counter[str], reading: Reading, split: str | None = None, prompt: Any = None
+) -> Iterator[Post]:
     """Yield the post of an author and a text, or one post for each text of a list.
 
     Counts of dropped posts, by the first reason that applies: ``posts_without_user`` and ``posts_without_text`` (null
@@ -41,25 +43,28 @@ def posts_of(user: Any, text: Any, dropped: Counter[str], reading: Reading, spli
         dropped: counts by reason.
         reading: how the text is read.
         split: the split that the source states.
+        prompt: the text that these texts answer, a string; null for none.
 
     Raises:
-        WrongFieldError: the author or the text has another type.
+        WrongFieldError: the author, the text or the prompt has another type.
     """
+    if not (is_null(prompt) or isinstance(prompt, str)):
+        raise WrongFieldError(PROMPT, "must be a string")
     texts = text if isinstance(text, list) and text else [text]
     name = author_of(user)
     for one in texts:
         if name is None:
             dropped["posts_without_user"] += 1
-        elif _is_null(one) or one == []:
+        elif is_null(one) or one == []:
             dropped["posts_without_text"] += 1
         elif not isinstance(one, str):
             raise WrongFieldError(TEXT, "must be a string or a list of strings")
         elif len(one) > LONGEST_TEXT:
             dropped["posts_too_long"] += 1
-        elif user_name(name) is None or user_name(one) is None:
+        elif any(user_name(string) is None for string in (name, one, prompt or "")):
             dropped["posts_not_utf8"] += 1
         else:
-            yield post_of(name, one, split, reading.ascii)
+            yield post_of(name, one, reading, split, None if is_null(prompt) else prompt)
 
 
 def author_of(user: Any) -> str | None:
@@ -68,7 +73,7 @@ def author_of(user: Any) -> str | None:
     Raises:
         WrongFieldError: the author is neither a string nor an integer.
     """
-    if _is_null(user):
+    if is_null(user):
         return None
     if isinstance(user, float) and user.is_integer():
         if abs(user) >= EXACT:
@@ -79,7 +84,8 @@ def author_of(user: Any) -> str | None:
     return str(user)
 
 
-def _is_null(value: Any) -> bool:
+def is_null(value: Any) -> bool:
+    """Return whether a value is a null."""
     return (
         value is None
         or (isinstance(value, float) and math.isnan(value))

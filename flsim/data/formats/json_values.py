@@ -47,6 +47,8 @@ def read_json(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         scanner = _Scanner(file)
         try:
             if is_leaf_layout:
+                if part.reading.prompt_column is not None:
+                    raise InputError(f"{part.source}: has LEAF's layout, which has no prompts; remove --prompt-column")
                 yield from _leaf_posts(scanner, part, dropped)
                 return
             for value in _values(scanner):

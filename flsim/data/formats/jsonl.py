@@ -10,7 +10,7 @@ from typing import IO, Any
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
 from flsim.data.formats.fields import USER, WrongFieldError, posts_of
-from flsim.data.formats.posts import Format, Part, Post
+from flsim.data.formats.posts import OPTIONS, Format, Part, Post
 
 LONGEST_LINE = 2**24  # bytes
 CHUNK = 2**16  # bytes
@@ -137,19 +137,17 @@ def posts_of_object(value: Any, part: Part, dropped: Counter[str], is_key: Calla
     """
     if not isinstance(value, dict):
         raise WrongFieldError(USER, f"not a JSON object; {_expected(part.columns)}")
-    pair = []
-    for place, key in enumerate(part.columns):
+    found = []
+    for place, key in enumerate(part.named):
         inner = _value_at(value, key)
         if inner is MISSING and not is_key(key):
-            option = ("--user-column", "--text-column")[place]
-            raise WrongFieldError(place, f"no {key!r}; {_keys_of(value)}; name the right one with {option}")
-        pair.append(None if inner is MISSING else inner)
-    user, text = pair
+            raise WrongFieldError(place, f"no {key!r}; {_keys_of(value)}; name the right one with {OPTIONS[place]}")
+        found.append(None if inner is MISSING else inner)
+    user, text, prompt = (*found, None)[:3]
     try:
-        yield from posts_of(user, text, dropped, part.reading)
+        yield from posts_of(user, text, dropped, part.reading, prompt=prompt)
     except WrongFieldError as error:
-        value = (user, text)[error.place]
-        why = f"{part.columns[error.place]!r} {error.why}, found {_abbreviated(value)}"
+        why = f"{part.named[error.place]!r} {error.why}, found {_abbreviated(found[error.place])}"
         raise WrongFieldError(error.place, why) from error
 
 

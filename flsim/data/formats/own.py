@@ -165,9 +165,9 @@ def _posts(name: str, yielded: Any, reading: Reading, dropped: Counter[str]) -> 
 
 
 def _posts_of(value: Any, reading: Reading, dropped: Counter[str]) -> Iterator[Post]:
-    characters = removed = 0
+    characters, removed, prompt = 0, 0, None
     if isinstance(value, Post):
-        characters, removed = value.characters, value.removed
+        characters, removed, prompt = value.characters, value.removed, value.prompt
         value = (value.user, value.sentences, value.split)
     if not isinstance(value, tuple) or len(value) not in (2, 3):
         raise InputError(f"{_shortened(value)}; {YIELDS}")
@@ -186,11 +186,11 @@ def _posts_of(value: Any, reading: Reading, dropped: Counter[str]) -> Iterator[P
         raise InputError(f"the {what} {_shortened(field)}, which {error.why}; {YIELDS}") from error
     if author is None:
         dropped["posts_without_user"] += 1
-    elif any(user_name(string) is None for string in (author, *text)):
+    elif any(user_name(string) is None for string in (author, *text, prompt or "")):
         dropped["posts_not_utf8"] += 1
     else:
         joined = (" ".join(sentence.split()) for sentence in text)
-        yield Post(author, [sentence for sentence in joined if sentence], split, characters, removed)
+        yield Post(author, [sentence for sentence in joined if sentence], split, characters, removed, prompt)
 
 
 def _shortened(value: Any) -> str:

@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
 from flsim.data.formats.fields import WrongFieldError, posts_of
-from flsim.data.formats.posts import Format, Part, Post, library_message
+from flsim.data.formats.posts import OPTIONS, Format, Part, Post, library_message
 
 MAGIC = b"PAR1"
 BATCH = 256  # rows in memory at a time
@@ -49,16 +49,17 @@ def parquet_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Pa
     return posts.parts_between(bounds, data, source, columns)
 
 
-def _check_columns(schema: Any, source: Path, columns: tuple[str, str]) -> None:
+def _check_columns(schema: Any, source: Path, columns: tuple[str, ...]) -> None:
     for column, option, expected, ok in zip(
         columns,
-        ("--user-column", "--text-column"),
-        ("strings or integers", "strings or lists of strings"),
+        OPTIONS,
+        ("strings or integers", "strings or lists of strings", "strings"),
         (
             (_is_text, pa.types.is_integer, pa.types.is_floating, pa.types.is_null),
             (_is_text, _is_texts, pa.types.is_null),
+            (_is_text, pa.types.is_null),
         ),
-        strict=True,
+        strict=False,
     ):
         if schema.names.count(column) != 1:
             names = ", ".join(schema.names) or "none"
@@ -87,14 +88,16 @@ def read_parquet(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         InputError: the part cannot be read, is not UTF-8, or has an author that is not an integer.
     """
     with _open(part.path, part.source) as file:
+        _check_columns(file.schema_arrow, part.source, part.named)
         groups = range(part.first, part.last)
-        for batch in file.iter_batches(BATCH, row_groups=groups, columns=list(part.columns), use_threads=False):
-            for user, text in zip(*(batch.column(name).to_pylist() for name in part.columns), strict=True):
+        for batch in file.iter_batches(BATCH, row_groups=groups, columns=list(part.named), use_threads=False):
+            for row in zip(*(batch.column(name).to_pylist() for name in part.named), strict=True):
+                user, text, prompt = (*row, None)[:3]
                 try:
-                    yield from posts_of(user, text, dropped, part.reading)
+                    yield from posts_of(user, text, dropped, part.reading, prompt=prompt)
                 except WrongFieldError as error:
                     raise InputError(
-                        f"{part.source}: column {part.columns[error.place]!r} {error.why}, found {user!s:.40}"
+                        f"{part.source}: column {part.named[error.place]!r} {error.why}, found {row[error.place]!s:.40}"
                     ) from error
 
 

@@ -33,11 +33,13 @@ class Post:
 
     Attributes:
         user: the name of the author, unique within the corpus.
-        sentences: sentences as words joined by single spaces, without other white space; can be empty.
+        sentences: sentences as words joined by single spaces, without other white space; can be empty. If the reader
+            asks for texts (`Reading.whole`), the complete text as its author wrote it.
         split: ``"train"``, ``"heldout"`` or ``"test"`` if the source states it; None lets the import draw it.
         characters: number of characters that were cut into the sentences, without spaces; 0 if the source contains
             sentences.
         removed: how many of these characters the cut removed because they are outside ASCII; see `Reading.ascii`.
+        prompt: the text that the sentences answer, which a model reads and is not trained to write.
     """
 
     user: str
@@ -45,6 +47,7 @@ class Post:
     split: str | None = None
     characters: int = field(default=0, compare=False)
     removed: int = field(default=0, compare=False)
+    prompt: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +58,18 @@ class Reading:
         ascii: whether characters outside ASCII are removed from plain text, see `flsim.data.sentences.sentences`.
         site: the site of a Stack Exchange dump; None takes the site from the file's name.
         delimiter: the character between two fields of CSV; None is a tab in ``.tsv`` files, and a comma in others.
+        whole: whether a plain text is one sentence, with its white space and capitals, for a tokenizer.
+        prompt_column: the key or column of the prompt, for formats that name columns; None reads no prompts.
     """
 
     ascii: bool = False
     site: str | None = None
     delimiter: str | None = None
+    whole: bool = False
+    prompt_column: str | None = None
+
+
+OPTIONS = ("--user-column", "--text-column", "--prompt-column")  # that name columns, in the order of `Part.named`
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,18 +94,28 @@ class Part:
     line: int = 1
     reading: Reading = Reading()
 
+    @property
+    def named(self) -> tuple[str, ...]:
+        """Return the columns of user and text, and that of the prompt if prompts are read; see `OPTIONS`."""
+        prompt = self.reading.prompt_column
+        return self.columns if prompt is None else (*self.columns, prompt)
 
-def post_of(user: str, text: str, split: str | None = None, ascii: bool = False) -> Post:
-    """Return the post of a plain text, which is cut into sentences by `flsim.data.sentences.sentences`.
+
+def post_of(user: str, text: str, reading: Reading, split: str | None = None, prompt: str | None = None) -> Post:
+    """Return the post of a plain text, which is cut into sentences by `flsim.data.sentences.sentences` unless `whole`.
 
     Args:
         user: the author's name.
         text: the text.
+        reading: how the text is read.
         split: the split that the source states.
-        ascii: whether characters outside ASCII are removed.
+        prompt: the text that this text answers.
     """
     characters = len(text) - text.count(" ") - text.count("\n")
-    return Post(user, records(text, ascii), split, characters, removed_characters(text) if ascii else 0)
+    if reading.whole:
+        return Post(user, [text] if text.strip() else [], split, characters, prompt=prompt)
+    removed = removed_characters(text) if reading.ascii else 0
+    return Post(user, records(text, reading.ascii), split, characters, removed)
 
 
 def no_warnings(_data: Path, _source: Path) -> list[str]:

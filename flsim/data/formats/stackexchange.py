@@ -240,7 +240,7 @@ def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
         if reason:
             dropped[reason] += 1
         else:
-            yield post_of(f"{site}/{row['OwnerUserId']}", plain_text(row["Body"]), ascii=part.reading.ascii)
+            yield post_of(f"{site}/{row['OwnerUserId']}", plain_text(row["Body"]), part.reading)
     if not rows and part.first == 0 and part.last == part.path.stat().st_size:
         raise InputError(f"{part.source}: the file has no posts; give the Posts.xml of a Stack Exchange dump")
 

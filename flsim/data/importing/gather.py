@@ -7,9 +7,11 @@ token ids of their bucket: line i of the words of a bucket is its token i.
 
 import json
 import zlib
+from bisect import bisect_right
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +25,8 @@ from flsim.base.rng import stream
 from flsim.base.settings import Count, Fraction, settings
 from flsim.data.importing.scratch import Range, hash_of, read_lines, write_lines
 from flsim.data.manifest import SPLITS, WHOLE
-from flsim.data.vocabulary import By, Layout
+from flsim.data.sentences import word_ends
+from flsim.data.vocabulary import LAYOUTS, TOKENIZER, By, Layout
 
 NEW_SETTINGS: dict[str, Any] = {"by": "words", "ascii": False, "drop_authors": ()}
 
@@ -34,17 +37,20 @@ class ImportHParams:
 
     Attributes:
         vocabulary_size: number of token ids, the four special ones included.
-        record_words: a record is a sentence cut at this many words.
+        record_words: a record is a sentence cut at this many words. In a corpus by tokens, a record has at most this
+            many tokens of a text, and a longer text becomes several records.
         words_per_user: authors who wrote fewer words are dropped. The others are cut into users who wrote at least this
-            many. Punctuation is not counted, and sentences are counted before they are cut. None keeps authors
-            complete; otherwise test and held-out authors are also stored complete, in separate splits.
+            many. Punctuation is not counted, and sentences are counted before they are cut. In a corpus by tokens,
+            words are counted too, so users do not depend on the tokenizer. None keeps authors complete; otherwise test
+            and held-out authors are also stored complete, in separate splits.
         heldout: expected share of authors kept out of training, for attacks that need texts of non-members. Authors are
             not counted if the source states their split.
         test: expected share of authors kept out of training to measure utility, with the same exception.
         seed: determines which authors are kept out.
         layout: layout of token ids; a key of `flsim.data.vocabulary.LAYOUTS`.
         by: "characters" makes each character of a sentence a word, including spaces and punctuation. The other settings
-            then count characters; set a larger `record_words`, e.g. 600.
+            then count characters; set a larger `record_words`, e.g. 600. "tokens" trains a byte-level BPE tokenizer of
+            `vocabulary_size` tokens on the train users, unless an import has a tokenizer.
         ascii: whether characters outside ASCII are removed from plain text, as in TensorFlow Federated's Stack Overflow
             data. Formats that publish sentences as tokens are read as they are.
         drop_authors: names of authors whose posts are dropped, such as ``[deleted]``.
@@ -66,11 +72,20 @@ class ImportHParams:
 
     def __post_init__(self) -> None:
         Layout(self.vocabulary_size, self.record_words, self.layout)
+        if self.layout == TOKENIZER and self.by != "tokens":
+            raise InputError(f"layout must be one of {', '.join(LAYOUTS)}, found {self.layout!r}")
+        if self.ascii and self.by == "tokens":
+            raise InputError("ascii removes characters, but a tokenizer has tokens for all characters; remove ascii")
         if self.heldout + self.test >= 1:
             raise InputError(
                 "heldout + test must be less than 1, or no author remains for training, found "
                 f"{self.heldout + self.test}"
             )
+
+    @property
+    def counted(self) -> str:
+        """Return what `words_per_user` counts: words, or characters."""
+        return "characters" if self.by == "characters" else "words"
 
     @property
     def described(self) -> dict[str, Any]:
@@ -129,17 +144,50 @@ def suggestion(counts: Sequence[Counts], below: int) -> str:
 # Thakkar et al. (2020), "Dataset Construction": users of fewer than 2,000 words are discarded, the others are cut
 # into balanced users of about 2,000 words each, and remainders are discarded. For example, 4,030 words give two
 # users, and 30 words are lost.
-#  Words here are the words that an author wrote: before sentences are cut to the model's length, and without
+#
+# Words here are the words that an author wrote: before sentences are cut to the model's length, and without
 # punctuation, which the model reads as words of its own. If words were counted after the cut, the model would determine
 # which authors are long enough. A user of 2,000 words has about 110 sentences of real text.
-#  A word is any token with a letter or a digit, a URL, or the token of a word outside the vocabulary in formats of
+#
+# A word is any token with a letter or a digit, a URL, or the token of a word outside the vocabulary in formats of
 # token ids. In a corpus by characters, each character counts. Sentences that a source publishes as tokens are
 # unchanged.
+#
+# For a tokenizer, the text of an author is a list of passages. A passage is a text with its number of words; a text
+# longer than a user becomes several passages. One passage takes the place of one "word" in this module. A later step
+# makes tokens. Therefore users do not depend on the tokenizer, and a tokenizer can be trained on only the train users.
 
 
 def written(tokens: Collection[str]) -> NDArray[np.bool_]:
     """Return which tokens are words and not punctuation, bool [tokens]: those with a letter or a digit."""
     return np.fromiter((any(map(str.isalnum, token)) for token in tokens), np.bool_, len(tokens))
+
+
+def entry_of(words: int, text: str, prompt: str | None = None) -> str:
+    """Return a passage as in a line of step 1: JSON of its number of words, its text, and its prompt if any."""
+    return json.dumps([words, text] if prompt is None else [words, text, prompt], ensure_ascii=False)
+
+
+def words_in(entry: str) -> int:
+    """Return the number of words of a passage that `entry_of` wrote.
+
+    >>> words_in(entry_of(12, "..."))
+    12
+    """
+    return int(entry[1 : entry.index(",")])
+
+
+def passages(text: str, most: int | None) -> Iterator[tuple[int, str]]:
+    """Yield the passages of a text, each with its number of words: `most`, but fewer in the last one.
+
+    Args:
+        text: a plain text.
+        most: number of words of a user; None does not cut the text.
+    """
+    ends = word_ends(text)
+    bounds = ends[most - 1 : -1 : most] if most else []
+    for first, last in pairwise([0, *bounds, len(text)]):
+        yield bisect_right(ends, last) - bisect_right(ends, first), text[first:last]
 
 
 def cut(written_words: NDArray[np.integer], words_per_user: int) -> NDArray[np.int64]:
@@ -197,8 +245,13 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     bounds = np.cumsum([0, *(author.records for author in authors)])
     tokens, lengths, words = _encode(authors, hparams.by)
     starts = np.cumsum(lengths) - lengths
-    by_characters = hparams.by == "characters"
-    written_words = lengths if by_characters else np.add.reduceat(written(words)[tokens], starts, dtype=np.int64)
+    if hparams.by == "tokens":
+        written_words = np.array(list(map(words_in, words)), np.int64)[tokens]
+    elif hparams.by == "characters":
+        written_words = lengths
+    else:
+        written_words = np.add.reduceat(written(words)[tokens], starts, dtype=np.int64)
+    sizes = written_words if hparams.by == "tokens" else lengths
     author_words = np.add.reduceat(written_words, bounds[:-1])
     long = author_words >= (hparams.words_per_user or 1)
     chosen = _choose(authors, bounds, long, written_words, hparams)
@@ -206,13 +259,13 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     short = np.repeat(~long, np.diff(bounds))
     balanced = _any_of(chosen.records[split] for split in SPLITS)
     remainder = ~(short | balanced)
-    record_words = np.minimum(lengths, hparams.record_words)
+    record_words = np.minimum(lengths, hparams.record_words)  # of passages 1, which are cut into records later
     dropped = {
         "users_too_short": int(np.count_nonzero(~long)),
         "records_of_short_users": int(np.count_nonzero(short)),
-        "words_of_short_users": int(lengths[short].sum()),
+        "words_of_short_users": int(sizes[short].sum()),
         "remainder_records": int(np.count_nonzero(remainder)),
-        "remainder_words": int(lengths[remainder].sum()),
+        "remainder_words": int(sizes[remainder].sum()),
         "words_truncated": int((lengths - record_words)[balanced].sum()),
     }
     is_in_corpus = _any_of(chosen.records.values())
@@ -284,6 +337,9 @@ def _encode(authors: list[_Author], by: By) -> tuple[NDArray[np.uint32], NDArray
         if by == "characters":
             words: Sequence[str] = "".join(records)
             lengths.append(np.array([len(record) for record in records], np.int64))
+        elif by == "tokens":
+            words = records
+            lengths.append(np.ones(len(records), np.int64))
         else:
             words = text.replace("\t", " ").split(" ")
             lengths.append(np.array([record.count(" ") + 1 for record in records], np.int64))

@@ -21,6 +21,8 @@ from dataclasses import replace
 from os import sched_getaffinity
 from pathlib import Path
 
+import numpy as np
+
 from flsim.base.errors import InputError, at_least_one
 from flsim.base.pool import Pool
 from flsim.base.progress import say
@@ -31,12 +33,15 @@ from flsim.data.formats.posts import Format
 from flsim.data.formats.text import text_format
 from flsim.data.formats.wordcount import read_word_count
 from flsim.data.importing import tasks
+from flsim.data.importing.encoding import Cutting
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.scratch import scratch
-from flsim.data.importing.sources import Source, copy_pipes, open_sources, unchanged, unpack_sources
+from flsim.data.importing.sources import Source, changed, copy_pipes, open_sources, unchanged, unpack_sources
 from flsim.data.importing.tasks import Steps, SuppliedVocabulary, words_short
 from flsim.data.importing.unpack import is_compressed
 from flsim.data.manifest import SCHEMA
+from flsim.data.tokenizer import SMALLEST, Tokenizer
+from flsim.data.vocabulary import TOKENIZER
 
 VERSION = 5  # version of pieces; pieces of other versions are ignored
 SMALL = 2**23  # bytes of sources up to which one process is faster
@@ -57,6 +62,8 @@ def import_corpus(
     lines_per_author: int | None = None,
     sites: Sequence[str] = (),
     delimiter: str | None = None,
+    tokenizer: Path | None = None,
+    prompt_column: str | None = None,
 ) -> Corpus:
     """Import sources as one corpus; users that occur in several sources are one user.
 
@@ -78,6 +85,10 @@ def import_corpus(
         lines_per_author: number of consecutive lines of plain text that count as an author; by default 200.
         sites: the site of each Stack Exchange dump, in their order; by default taken from the files' names.
         delimiter: the character between two fields of CSV; by default a tab in ``.tsv`` files, and a comma in others.
+        tokenizer: folder of a tokenizer that cuts the text, with tokenizer.json, if `hparams` are by tokens; by default
+            a tokenizer is trained. The number of its tokens replaces `vocabulary_size`.
+        prompt_column: name of the column of prompts, for formats with columns and corpora by tokens. The texts are then
+            answers, and models are trained to write only the answers.
 
     Returns:
         The new corpus.
@@ -85,8 +96,9 @@ def import_corpus(
     Raises:
         InputError: a source cannot be read as its format; no author has enough words; there are no train users; there
             are fewer different words than the vocabulary needs; a vocabulary of words is named for a corpus by
-            characters; `lines_per_author` is less than 1 or no source is plain text; `delimiter` is not one character;
-            two sources have the same name (see `flsim.data.importing.tasks.with_sites`); or `out` exists or is being
+            characters or tokens; a tokenizer or prompts are named for another corpus; a tokenizer cannot be used;
+            `lines_per_author` is less than 1 or no source is plain text; `delimiter` is not one character; two sources
+            have the same name (see `flsim.data.importing.tasks.with_sites`); or `out` exists or is being
             imported to.
         RunFailed: the disk is full.
 
@@ -97,10 +109,13 @@ def import_corpus(
     if workers is not None:
         at_least_one(workers=workers)
     text = None if lines_per_author is None else text_format(lines_per_author)
-    if vocabulary_from is not None and hparams.by == "characters":
+    if vocabulary_from is not None and hparams.by != "words":
         raise InputError(
-            f"{vocabulary_from}: this file counts words, but the corpus is by characters; remove --vocabulary-from"
+            f"{vocabulary_from}: this file counts words, but the corpus is by {hparams.by}; remove --vocabulary-from"
         )
+    if hparams.by != "tokens" and (tokenizer is not None or prompt_column is not None):
+        what = "a tokenizer" if tokenizer is not None else f"the column of prompts {prompt_column!r}"
+        raise InputError(f"{what} needs a corpus by tokens, but this one is by {hparams.by}; set --train-tokenizer")
     if delimiter is not None and (len(delimiter) != 1 or delimiter in '"\r\n\0'):
         raise InputError(f"delimiter must be one character, and not a quote or line feed, found {delimiter!r:.40}")
     if isinstance(format, str):
@@ -110,6 +125,11 @@ def import_corpus(
     if vocabulary and vocabulary.size < hparams.vocabulary_size:
         say(words_short(len(vocabulary.vocabulary.words), hparams))
         hparams = replace(hparams, vocabulary_size=vocabulary.size)
+    cutting = None
+    if hparams.by == "tokens":
+        cutting = Cutting(Tokenizer(tokenizer) if tokenizer else None, prompt_column)
+        hparams = _sized(hparams, cutting.tokenizer)
+    cuts = cutting.described if cutting else {}
     with scratch(out) as place:
         opened = copy_pipes(opened, place.folder)
         pieces = place.plan(
@@ -131,15 +151,36 @@ def import_corpus(
                 "delimiter": delimiter,
                 "lines_per_author": lines_per_author,
                 "vocabulary_from": vocabulary and vocabulary.parameter,
+                **cuts,
             }
         )
         with Pool(workers or _workers(opened)) as pool:
-            steps = Steps(pieces, pool, hparams, fit_vocabulary, text, sites, delimiter)
+            steps = Steps(pieces, pool, hparams, fit_vocabulary, text, sites, delimiter, cutting)
             made = steps.make(unpack_sources(opened, pieces, pool), format, columns, vocabulary)
         for source in opened:
             source.refuse_if_changed()
+        if tokenizer is not None and cutting and cutting.described != cuts:
+            raise changed(tokenizer)
         pieces.finish(made)
     return Corpus.open(out)
+
+
+def _sized(hparams: ImportHParams, tokenizer: Tokenizer | None) -> ImportHParams:
+    """Return the settings of a corpus by tokens with the number of its ids.
+
+    Raises:
+        InputError: the tokenizer cannot be used, or the number of tokens is too small to train a tokenizer.
+    """
+    if tokenizer is not None:
+        tokenizer.refuse_unusable()
+        layout, _ = tokenizer.table(np.zeros(tokenizer.rows, np.int64))
+        return replace(hparams, vocabulary_size=layout.vocabulary_size, layout=TOKENIZER)
+    if hparams.vocabulary_size < SMALLEST:
+        raise InputError(
+            f"a tokenizer of {hparams.vocabulary_size:,} tokens cannot be trained: 260 are special or bytes; give "
+            f"--train-tokenizer {SMALLEST} or more"
+        )
+    return replace(hparams, layout=TOKENIZER)
 
 
 def _read_vocabulary(path: Path, hparams: ImportHParams, fit: bool) -> SuppliedVocabulary:

@@ -16,12 +16,22 @@ from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
 from flsim.data.formats.known import FORMATS, format_of, is_fragile
-from flsim.data.formats.posts import OOV_WORD, Format, Part, Reading, unpacked_name, user_name
+from flsim.data.formats.posts import OOV_WORD, Format, Part, Post, Reading, unpacked_name, user_name
 from flsim.data.formats.stackexchange import STACKEXCHANGE, site_of
 from flsim.data.formats.text import TEXT
-from flsim.data.importing.gather import ImportHParams, balance_bucket, suggestion, users_of
+from flsim.data.importing.encoding import Cutting, encode, write_users
+from flsim.data.importing.gather import (
+    ImportHParams,
+    balance_bucket,
+    entry_of,
+    passages,
+    suggestion,
+    users_of,
+    words_in,
+)
 from flsim.data.importing.scratch import MADE, Pieces, Range, cuts, hash_of, ranges_of, read_lines, write_lines
 from flsim.data.importing.sources import Source, blaming_changes, checks, hashed, names_of, refuse_twice
+from flsim.data.tokenizer import TokenVocabulary
 from flsim.data.vocabulary import SPECIAL_TOKENS, By, Layout, Vocabulary
 
 # Step 1 of an import: a part of a source becomes files of lines, with one line for the texts of an author in this part.
@@ -49,7 +59,14 @@ def parts_of(
 
 
 def read_part(
-    report: Report, format: Format, part: Part, stem: Path, piece: int, by: By, drop_authors: Collection[str] = ()
+    report: Report,
+    format: Format,
+    part: Part,
+    stem: Path,
+    piece: int,
+    by: By,
+    drop_authors: Collection[str] = (),
+    words_per_user: int | None = None,
 ) -> dict[str, Any]:
     """Read a part of a source, and write its sentences by author.
 
@@ -59,8 +76,9 @@ def read_part(
         part: the part.
         stem: beginning of the paths to write, which end in .0, .1, and so on.
         piece: characters of sentences in a file; only the last post of a file may exceed it.
-        by: whether words are counted, or characters.
+        by: whether words are counted, or characters; by tokens, sentences are written as passages of texts.
         drop_authors: names of authors whose posts are dropped.
+        words_per_user: number of words of the longest passage.
 
     Returns:
         ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``splits``, the number of sentences
@@ -91,9 +109,10 @@ def read_part(
         dropped["posts_without_words"] += not post.sentences
         if not post.sentences:
             continue
-        authors[post.split, post.user] += post.sentences
-        splits[post.split or ""] += len(post.sentences)
-        pending += sum(map(len, post.sentences))
+        sentences = _entries(post, words_per_user) if by == "tokens" else post.sentences
+        authors[post.split, post.user] += sentences
+        splits[post.split or ""] += len(sentences)
+        pending += sum(map(len, sentences))
         if pending > piece:
             words += _write(stem.with_name(f"{stem.name}.{files}"), authors, by)
             files, pending = files + 1, 0
@@ -118,6 +137,12 @@ def read_part(
     }
 
 
+def _entries(post: Post, words_per_user: int | None) -> list[str]:
+    """Return the passages of a post; an answer to a prompt is one passage of any length."""
+    most = words_per_user if post.prompt is None else None
+    return [entry_of(words, part, post.prompt) for text in post.sentences for words, part in passages(text, most)]
+
+
 def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By) -> int:
     """Write a file, and return the number of words or characters in it."""
     ordered = sorted((hash_of(name), split or "", name) for split, name in authors)
@@ -129,7 +154,10 @@ def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By)
         for first in range(0, len(sentences), LINE):
             text = "\t".join(sentences[first : first + LINE])
             breaks = text.count("\t")
-            words += len(text) - breaks if by == "characters" else text.count(" ") + breaks + 1
+            if by == "tokens":
+                words += sum(map(words_in, sentences[first : first + LINE]))
+            else:
+                words += len(text) - breaks if by == "characters" else text.count(" ") + breaks + 1
             hashes.append(author_hash)
             lines.append(f"{head}\t{text}\n".encode())
     write_lines(path, hashes, lines)
@@ -343,6 +371,9 @@ def words_short(words: int, hparams: ImportHParams) -> str:
     )
 
 
+WITH_PROMPTS = ("jsonl", "json", "csv", "parquet")
+
+
 class Steps:
     """The steps of one import, and their counts."""
 
@@ -355,9 +386,10 @@ class Steps:
         text: Format | None = None,
         sites: Sequence[str] = (),
         delimiter: str | None = None,
+        cutting: Cutting | None = None,
     ) -> None:
         self.text = text  # replaces the format text if lines per author are set
-        self.sites, self.delimiter = sites, delimiter
+        self.sites, self.delimiter, self.cutting = sites, delimiter, cutting
         self.pieces, self.pool, self.hparams, self.fit_vocabulary = pieces, pool, hparams, fit_vocabulary
         self.read: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
@@ -377,6 +409,7 @@ class Steps:
         for source, source_format in zip(sources, formats, strict=True):
             if format is None:
                 say(f"{source.path}: {source_format.name}")
+        self._refuse_prompts(sources, formats)
         sources = with_sites(sources, formats, self.sites)
         notes = list(dict.fromkeys(source_format.lost for source_format in formats if source_format.lost))
         sources, files, warnings = self.read_parts(sources, formats, columns)
@@ -392,7 +425,8 @@ class Steps:
         with suppress(FileNotFoundError):  # an earlier call was killed while it wrote the corpus from these pieces
             shutil.rmtree(made)
         made.mkdir()
-        with CorpusWriter(made, vocabulary, self.layout, self.hparams.splits) as writer:
+        layout = vocabulary.map.layout if isinstance(vocabulary, TokenVocabulary) else self.layout
+        with CorpusWriter(made, vocabulary, layout, self.hparams.splits) as writer:
             oov_words = self.write(writer, vocabulary, buckets)
             writer.finish(
                 dropped=dict(self.dropped),
@@ -411,6 +445,7 @@ class Steps:
                     "read": dict(self.read),
                     "oov_words": oov_words,
                     "vocabulary_from": supplied and supplied.parameter,
+                    **(self.cutting.described if self.cutting else {}),
                 },
                 warnings=[_without_folders(warning, sources, supplied) for warning in warnings],
                 notes=notes,
@@ -427,6 +462,18 @@ class Steps:
         with blaming_changes(sources):
             self.pool.run(tasks, names.__setitem__)
         return [FORMATS[names[index]] for index in range(len(sources))]
+
+    def _refuse_prompts(self, sources: list[Source], formats: list[Format]) -> None:
+        for source, format in zip(sources, formats, strict=True):
+            if self.prompt_column is not None and format.name not in WITH_PROMPTS:
+                raise InputError(
+                    f"{source.path}: --prompt-column is for {', '.join(WITH_PROMPTS)}, and this is {format.name}; "
+                    "remove it"
+                )
+
+    @property
+    def prompt_column(self) -> str | None:
+        return self.cutting.prompt_column if self.cutting else None
 
     def with_lines(self, formats: list[Format], sources: list[Source]) -> list[Format]:
         """Return the formats with the requested lines per author for plain text.
@@ -467,7 +514,8 @@ class Steps:
     ) -> tuple[list[Path], list[str]]:
         """Read all parts, and return the files of sentences in order, and warnings."""
         described: dict[int, tuple[list[Part], list[str]]] = {}
-        options = [Reading(self.hparams.ascii, source.site, self.delimiter) for source in sources]
+        whole = self.cutting is not None, self.prompt_column
+        options = [Reading(self.hparams.ascii, source.site, self.delimiter, *whole) for source in sources]
         self.pool.run(
             [
                 Task(
@@ -489,7 +537,10 @@ class Steps:
                 tasks[name] = Task(
                     label,
                     read_part,
-                    (source_format, part, self.pieces.folder / name, PIECE, self.hparams.by, self.hparams.drop_authors),
+                    (
+                        *(source_format, part, self.pieces.folder / name, PIECE),
+                        *(self.hparams.by, self.hparams.drop_authors, self.hparams.words_per_user),
+                    ),
                     _silence(source_format),
                 )
         results = self.pieces.run(
@@ -557,7 +608,7 @@ class Steps:
                 raise InputError(f"{names_of(sources)}: {why}")
             asked = self.hparams.words_per_user or 1
             raise InputError(
-                f"{names_of(sources)}: no user has {asked:,} {self.hparams.by}; the longest, "
+                f"{names_of(sources)}: no user has {asked:,} {self.hparams.counted}; the longest, "
                 f"{name!r}, has {words:,}: import more text, or give {shorter or f'--words-per-user {words}'}"
             )
         if not authors["train"]:
@@ -573,7 +624,7 @@ class Steps:
         missing = [split for split, share in shares.items() if share and not authors[split]]
         if shorter and (users < FEW_USERS or missing) and self.hparams.words_per_user is not None:
             without = f", none of them in {' or '.join(missing)}" if missing else ""
-            length = f"{self.hparams.words_per_user:,} {self.hparams.by}"
+            length = f"{self.hparams.words_per_user:,} {self.hparams.counted}"
             say(
                 f"only {users:,} user{'s' * (users != 1)} of {length}{without}; a shorter length gives more users: "
                 f"{shorter}"
@@ -581,6 +632,11 @@ class Steps:
 
     def count(self, sources: list[Source], buckets: list[Path], words: int) -> Vocabulary:
         """Run step 3, and return the vocabulary."""
+        if self.cutting:
+            try:
+                return encode(self.pieces, self.pool, buckets, self.hparams, self.cutting)
+            except InputError as error:
+                raise InputError(f"{names_of(sources)}: {error}") from error
         files = [bucket.with_name(f"{bucket.name}.words") for bucket in buckets]
         count = 1 + words // COUNTED
         bounds = cuts(files, count)
@@ -603,6 +659,8 @@ class Steps:
 
     def write(self, writer: CorpusWriter, vocabulary: Vocabulary, buckets: list[Path]) -> dict[str, int]:
         """Run step 4, and return the number of words outside the vocabulary, by split."""
+        if isinstance(vocabulary, TokenVocabulary):
+            return write_users(writer, vocabulary.map, buckets, self.dropped)
         oov = writer.layout.oov
         ids = {word.encode(): id for word, id in vocabulary.ids.items() if word != OOV_WORD}
         oov_words = dict.fromkeys(writer.splits, 0)

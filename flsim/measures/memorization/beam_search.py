@@ -56,7 +56,8 @@ def beam_searches(model: LanguageModel, prefixes: Tensor, template: Template, wi
     Raises:
         Diverged: a log-probability is not finite.
     """
-    rows = rows_at_once(model.start(prefixes[:1])[1])
+    state, log_probs = model.start(prefixes[:1])
+    rows = rows_at_once(log_probs, state)
     results = [
         _beam_searches(model, part, template, width, rows) for part in torch.split(prefixes, max(1, rows // width))
     ]

@@ -89,7 +89,7 @@ def calibrated_rank(
     bounds = (score + reference_means * (1 + eps) + eps * (own + canary_mean)).div(1 - eps)
     same = (references == continuation).all(1)
     others, bounds = references[~same], bounds[~same]
-    size = rows_at_once(log_probs)
+    size = rows_at_once(log_probs, state)
     pairs = zip(torch.split(others, size), torch.split(bounds, size), strict=True)
     at_most = sum(count_at_most(model, state, log_probs, part, bound) for part, bound in pairs)
     return Calibrated(score, 1 + int(same.sum()) + at_most, len(references))

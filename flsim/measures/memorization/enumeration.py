@@ -99,7 +99,7 @@ def _walk(
         budget.left -= len(kept)
         if budget.left < 0:
             return
-        for part in torch.split(kept, rows_at_once(log_probs)):
+        for part in torch.split(kept, rows_at_once(log_probs, state)):
             row, word = part // len(words), words[part % len(words)]
             yield from below(*model.step(tuple(piece[row] for piece in state), word), spent[part], own[part], read + 1)
 

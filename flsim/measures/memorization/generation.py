@@ -43,7 +43,7 @@ def _generate(model: LanguageModel, prefix: Tensor, template: Template, uniform:
     Each beginning is read once for all samples with it.
     """
     state, log_probs = model.start(prefix[None])
-    step = rows_at_once(log_probs)
+    step = rows_at_once(log_probs, state)
     sampled = prefix.new_zeros(len(uniform), 0)
     column, row = prefix.new_zeros(len(uniform)), prefix.new_zeros(len(uniform))  # each sample's token, and beginning
     read = prefix.new_zeros(1)

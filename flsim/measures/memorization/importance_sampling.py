@@ -113,7 +113,7 @@ def draw(
     start, log_probs = model.start(prefix[None])
     allowed = template.on(device)
     pieces = []
-    for part in torch.split(torch.arange(len(proposal), device=device), rows_at_once(log_probs)):
+    for part in torch.split(torch.arange(len(proposal), device=device), rows_at_once(log_probs, start)):
         pieces.append(_draw(model, start, log_probs, allowed, powers, proposal[part], uniforms[part]))
     words, scores, densities = (torch.cat(column) for column in zip(*pieces, strict=True))
     return Draws(words, scores, densities, counts, powers, sum(log(len(ids)) for ids in allowed))

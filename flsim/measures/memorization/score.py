@@ -17,13 +17,16 @@ OTHER_FLOATS = 2**25  # on other devices
 BYTES = 48
 
 
-def rows_at_once(log_probs: Tensor) -> int:
+def rows_at_once(log_probs: Tensor, state: State = ()) -> int:
     """Return the number of sequences that one step can read, to bound memory and, on a CPU, to stay near its caches.
 
     Args:
         log_probs: [N, V] of any step of the model.
+        state: the state of that step. Keys and values of attention, [N, heads, T, size], count as far as they are more
+            than the log-probabilities; other states are small.
     """
-    return max(1, floats_at_once(log_probs.device) // log_probs.shape[1])
+    of_attention = sum(part[0].numel() for part in state if part.dim() > 2)
+    return max(1, floats_at_once(log_probs.device) // max(log_probs.shape[1], of_attention))
 
 
 def floats_at_once(device: torch.device) -> int:
@@ -68,7 +71,7 @@ def log_perplexity(model: LanguageModel, prefix: Tensor, continuations: Tensor) 
     """
     state, log_probs = model.start(prefix[None])
     scores = []
-    for part in torch.split(continuations, rows_at_once(log_probs)):
+    for part in torch.split(continuations, rows_at_once(log_probs, state)):
         rows = part.new_zeros(len(part))
         own = tuple(values[rows] for values in state)
         scores.append(_score(model, own, log_probs.expand(len(part), -1), part))

@@ -117,7 +117,8 @@ class _Search:
     def __init__(self, model: LanguageModel, prefix: Tensor, template: Template, most: int) -> None:
         self.model, self.prefix, self.template, self.most = model, prefix, template, most
         self.ids = template.on(prefix.device)
-        self.rows = rows_at_once(model.start(prefix[None])[1])
+        state, log_probs = model.start(prefix[None])
+        self.rows = rows_at_once(log_probs, state)
         self.frontier: list[tuple[float, Path, _Node]] = [(0.0, (), _Node((), 0.0))]
         self.given_up = inf
         self.nodes = 0

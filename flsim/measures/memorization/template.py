@@ -43,6 +43,11 @@ class Template:
         return cls((tuple(range(layout.first_word, layout.last_word + 1)),) * length)
 
     @classmethod
+    def text(cls, layout: Layout, length: int) -> "Template":
+        """Return the space of `length` tokens of text, which are words, and pieces of words if there are any."""
+        return cls((tuple(layout.text_ids),) * length)
+
+    @classmethod
     def tokens(cls, layout: Layout, length: int) -> "Template":
         """Return the space of `length` tokens of any kind."""
         return cls((tuple(range(layout.vocabulary_size)),) * length)

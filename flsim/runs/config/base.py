@@ -39,10 +39,11 @@ OWN = ("algorithm", "sampler", "server_optimizer", "server_schedule", "optimizer
 MILESTONES = ("milestones", "milestone_factor")
 OPTIONS = tuple(f"{name}_options" for name in OWN)
 INJECTED = ("injection_users", "injection_copies")
+TEXTS = ("template", "phrases")
 # Newer settings are omitted from a digest if they have their defaults, so digests of older runs do not change.
 LATER = {
     "data": ("user_holdout", "shadow"),
-    "canaries": ("insertions", "controls", "coins", "windows", "arm", "source", "injections", *INJECTED, "template"),
+    "canaries": ("insertions", "controls", "coins", "windows", "arm", "source", "injections", *INJECTED, *TEXTS),
     "model": ("architecture", "layers", "heads", "filter_width", "options", "digest", "config", "dtype", "lora"),
     "training": (*OPTIONS, "server_schedule", "algorithm", *MILESTONES, *(f"server_{name}" for name in MILESTONES)),
     "local": ("schedule", *MILESTONES, "optimizer_options", "schedule_options"),
@@ -197,7 +198,8 @@ class Config(ABC):
 
     def __post_init__(self) -> None:
         refuse_uncounted(self.canaries.template, self.evaluation.also)
-        if not self.canaries.template and self.evaluation.prefix >= self.canaries.length:
+        has_length = not (self.canaries.template or self.canaries.phrases)
+        if has_length and self.evaluation.prefix >= self.canaries.length:
             raise InputError(
                 f"evaluation.prefix must be below canaries.length ({self.canaries.length}), "
                 f"found {self.evaluation.prefix}"
@@ -217,7 +219,7 @@ class Config(ABC):
         values = custom_code.renamed(type(self), asdict(self), by_content)
         del values["system"], values["data"]["corpus"], values["evaluation"]["every"]
         del values["evaluation"]["every_epochs"]
-        for name in FILES:  # `digest` tells the contents of the base, and that of the corpus those of tokens
+        for name in FILES:  # `digest` identifies the contents of the base, and the digest of the corpus those of tokens
             del values["model"][name]
         for name in self._without_digest:
             del values["training"][name]

@@ -107,7 +107,7 @@ def relative(name: str, base: Path) -> str:
 
 
 def below(path: Path | str, base: Path) -> str:
-    """Return a path relative to `base` where it lies below it, and unchanged elsewhere."""
+    """Return a path relative to `base` if the path is below `base`; otherwise return it unchanged."""
     is_below = Path(path).is_relative_to(base.resolve())
     return str(Path(path).relative_to(base.resolve()) if is_below else path)
 

@@ -42,12 +42,7 @@ def load(path: Path, overrides: Iterable[str] = ()) -> Config:
     if "grids" in values:
         raise InputError(f"{path}: this file is a sweep, not the configuration of a run; train it with `flsim sweep`")
     config = parse(values, str(path), path.parent)
-    named = {name: getattr(config.model, name) for name in FILES}
-    of_base: dict[str, Any] = {
-        name: str((path.parent / value).resolve()) for name, value in named.items() if value is not None
-    }
-    model = replace(config.model, **of_base)
-    return replace(config, data=replace(config.data, corpus=located(config.data.corpus, path.parent)), model=model)
+    return replace(config, data=replace(config.data, corpus=located(config.data.corpus, path.parent)))
 
 
 def from_working_directory(key: str, value: Any) -> Any:
@@ -64,7 +59,7 @@ def from_working_directory(key: str, value: Any) -> Any:
 def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config:
     """Return the configuration of values that were read from `source`.
 
-    ``training.kind`` decides the class. Files of custom code are relative to `base`.
+    ``training.kind`` decides the class. Files of custom code and of a base model are relative to `base`.
     """
     training = values.get("training")
     name = training.get("kind", "federated") if isinstance(training, Mapping) else "federated"
@@ -74,6 +69,10 @@ def parse(values: Mapping[str, Any], source: str, base: Path = Path()) -> Config
     values = _without_removed(name, values, source)
     _refuse_unknown(name, values, source)
     values = custom_code.renamed(kind, values, lambda name: custom_code.located(name, base))
+    model = values.get("model")
+    if isinstance(model, Mapping):
+        files = {name: model[name] for name in FILES if isinstance(model.get(name), str)}
+        values["model"] = {**model, **{name: str((base / file).resolve()) for name, file in files.items()}}
     return toml.validate(kind, values, source)
 
 

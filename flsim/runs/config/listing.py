@@ -69,7 +69,7 @@ class Architecture:
         name: value of `model.architecture`.
         description: first paragraph of the network's docstring.
         parameters: number of trained parameters at the default sizes, with a vocabulary of `VOCABULARY` token ids; 0
-            where a base model decides it.
+            if a base model decides it.
         sizes: settings of the section model that change it.
     """
 

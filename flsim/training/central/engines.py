@@ -172,7 +172,8 @@ def engine_of(training: CentralTask, state: State) -> Engine:
     """
     refuse_precision(training)
     able = training.capabilities
-    if training.engine == "autograd" or training.privacy.mechanism != "none" or not able.written_out:
+    needs_autograd = training.privacy.mechanism != "none" or training.records.layout.prompts or not able.written_out
+    if training.engine == "autograd" or needs_autograd:
         return AutogradEngine(training, state)
     if training.device == "cpu":
         return PackedEngine(training, state)

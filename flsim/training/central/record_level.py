@@ -26,7 +26,7 @@ def record_gradients(
     Args:
         model: the model, whose parameters are trained.
         inputs: int64 [B >= 1, T].
-        targets: int64 [B, T]; `pad` after the end of a record.
+        targets: int64 [B, T]; `pad` after the end of a record, and in its prompt.
 
     Returns:
         Gradients by name, each [B, ...] over the parameter's own shape, and the losses.
@@ -38,7 +38,8 @@ def record_gradients(
         return total / (targets != pad).sum().clamp(min=1), total
 
     parameters = {name: value.detach() for name, value in model.trainable.items()}
-    if model.capabilities.written_out and inputs.device.type == "cpu":
+    has_prompts = bool(((inputs != pad) & (targets == pad)).any())
+    if model.capabilities.written_out and inputs.device.type == "cpu" and not has_prompts:
         written_out = packed_model(parameters)
         written_out.weights.update(parameters)
         return written_out.record_gradients(*packed_batch(inputs, targets, pad), len(inputs))

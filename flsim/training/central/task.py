@@ -178,7 +178,7 @@ class CentralTask:
         poisson_lot(0, self.records.records, self.hparams.batch_size, self.seed)
 
     def _refuse_draws(self) -> None:
-        if self.model is None or not is_custom(self.architecture):
+        if self.model is None or not (is_custom(self.architecture) or self.model.lora):
             return
         layout = self.records.layout
         if draws(build(layout.vocabulary_size, self.model), torch.tensor([[layout.bos, layout.first_word]])):
@@ -264,6 +264,8 @@ def refuse_precision(training: CentralTask) -> None:
         raise InputError(
             f'training.precision "{precision}" needs engine "fused" without clip or noise; set it to "float32"'
         )
+    if training.records.layout.prompts:
+        raise InputError(f'training.precision "{precision}": the corpus has prompts; set it to "float32"')
     refuse_low_precision(configured(training.hparams, "optimizer"), precision)
     if precision == "tf32" and training.device == "cpu":
         raise InputError('training.precision "tf32" needs an NVIDIA GPU; set system.device = "cuda", or "float32"')

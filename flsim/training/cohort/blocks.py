@@ -23,9 +23,9 @@ from flsim.training.hparams import LocalHParams
 from flsim.training.local import local_batches
 from flsim.training.optimizers import BETAS, optimizer_named
 
-# Measured: docs/benchmarks.md, "LoRA adapters". More positions of a step gain nothing on a CPU.
+# Measured: docs/benchmarks.md, "LoRA adapters". On a CPU more positions per step or fewer users are not faster.
 POSITIONS_ON_CPU = 400
-MOST_ON_CPU, MOST_ON_GPU = 16, 64
+FEWEST_ON_CPU, MOST_ON_CPU, MOST_ON_GPU = 4, 16, 64
 SLACK = 0.7  # of a GPU's memory
 
 
@@ -185,10 +185,11 @@ def _block(batches: Sequence[Batch], device: torch.device) -> Block:
 
 
 def users_at_once(model: TrainableModel, hparams: LocalHParams, layout: Layout, memory_share: float = 1.0) -> int:
-    """Return how many users train fastest at once; 1 where blocks cannot train the model, or gain nothing.
+    """Return the number of users that train fastest at once; 1 if blocks cannot train the model, or are not faster.
 
-    On a CPU it depends on the settings alone, so that every process and every resume groups users alike. Half of the
-    longest record is taken as the length of a record. On a GPU it depends on the GPU's memory too.
+    On a CPU the number depends only on the settings, so every process and every resume groups users in the same way.
+    The estimate uses half of the longest record as the length of a record. On a GPU the number also depends on the
+    memory of the GPU.
     """
     lora = model.hparams.lora
     has_direction = optimizer_named(configured(hparams, "optimizer")).direction is not None
@@ -196,7 +197,8 @@ def users_at_once(model: TrainableModel, hparams: LocalHParams, layout: Layout, 
         return 1
     if model.device.type == "cpu":
         positions = hparams.batch_size * max(1, layout.record_words // 2)
-        return max(1, min(POSITIONS_ON_CPU // positions, MOST_ON_CPU))
+        fitting = min(POSITIONS_ON_CPU // positions, MOST_ON_CPU)
+        return fitting if fitting >= FEWEST_ON_CPU else 1
     whole = torch.cuda.get_device_properties(model.device).total_memory * memory_share * SLACK
     base = sum(value.numel() * value.element_size() for value in model.parameters())
     return max(1, min(int((whole - base) // bytes_of_user(model, hparams, layout)), MOST_ON_GPU))

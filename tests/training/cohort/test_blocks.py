@@ -102,7 +102,7 @@ def test_where_blocks_gain_nothing_users_train_one_after_another() -> None:
         model = build(layout.vocabulary_size, hparams).initialize(0)
         return engine_of("cohort", model, layout, LocalHParams(batch_size=batch_size, **local))  # type: ignore[arg-type]
 
-    small, large = engine_for(hparams, 8), engine_for(hparams, 16, Layout(50, 30))
+    small, large = engine_for(hparams, 8), engine_for(hparams, 8, Layout(50, 26))  # 48 and 104 positions a step
     assert isinstance(small, CohortEngine)
     assert small.micro_cohort == 400 // (8 * 6)
     assert isinstance(large, LocalEngine)

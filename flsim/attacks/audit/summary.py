@@ -1,0 +1,175 @@
+"""`flsim audit --summary`: one screen about a model for a reader who decides, such as a data protection officer.
+
+It describes what was tested, what was found, what follows, and what does not follow. A canary's rank among R random
+phrases has the p-value rank / (R + 1), because a phrase that training never saw has each rank with the same
+probability. All canaries are tested at once: the p-values are corrected with the method of Holm (1979), which is valid
+for any dependence between canaries.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from flsim.attacks.audit.audit import audit_subject
+from flsim.attacks.audit.subject import Subject
+from flsim.base.errors import InputError
+from flsim.base.statistics import auroc, holm, share_interval, upper_bound
+from flsim.measures.built_in import QUANTITIES
+from flsim.measures.quantity import flags
+from flsim.results.tables import copies
+from flsim.show.table import Column, markdown, note
+
+WRITTEN = next(flag for flag in flags(QUANTITIES.values()) if flag.is_standard and not flag.is_ranked)
+LEVEL = 0.05  # probability of a wrong detection among all canaries
+MOST_LINES = 6  # of a table by copies; more numbers of copies are grouped by powers of two
+UNKNOWN = ""  # in place of a number that was not measured
+
+
+def detected_canaries(subject: Subject) -> pd.DataFrame:
+    """Return a row for each canary: ``copies``, ``p_value`` (corrected), ``detected`` and ``extracted``.
+
+    Args:
+        subject: the audited model; controls and canaries that a coin left out have 0 copies.
+
+    Returns:
+        Rows in the order of the roster; extracted is NaN if no beam search was measured.
+
+    Raises:
+        InputError: no canary was ranked, or there are too few references to detect rank 1.
+    """
+    results = subject.results
+    ranks = results.of_canaries("rank", subject.round)
+    if ranks is None or not len(subject.ranks) or "insertions" not in results.roster:
+        raise InputError(f"run {results.name}: no random canary was ranked after training on it, so nothing is proven")
+    least = int(np.ceil(len(ranks) / LEVEL)) - 1
+    if subject.references < least:
+        raise InputError(
+            f"run {results.name}: {len(ranks)} canaries among {subject.references:,} references: not even rank 1 would "
+            f"be a detection; measure with --references {least:,} or more"
+        )
+    p_values = np.array(holm((ranks / (subject.references + 1)).tolist()))
+    extracted = results.of_canaries(WRITTEN.name, subject.round)
+    return pd.DataFrame(
+        {
+            "copies": results.roster["insertions"].to_numpy(),
+            "p_value": p_values,
+            "detected": p_values <= LEVEL,
+            "extracted": np.nan if extracted is None else extracted.to_numpy(),
+        },
+        index=ranks.index,
+    )
+
+
+def summary(subject: Subject) -> str:
+    """Return the summary of a model as text, at most 80 characters wide.
+
+    Raises:
+        InputError: see `detected_canaries`.
+    """
+    found, results = detected_canaries(subject), subject.results
+    blocks = [
+        f"What the model memorized: {results.setting} ({results.name}), after round {subject.round:,}",
+        *("TESTED", " ".join(_tested(subject, found))),
+        *("FOUND", markdown(*_by_copies(found)).rstrip(), " ".join(_found(subject, found))),
+        *("WHAT FOLLOWS", *(f"- {sentence}" for sentence in _follows(subject, found))),
+        *("WHAT DOES NOT FOLLOW", *(f"- {sentence}" for sentence in _open(subject, found))),
+    ]
+    return "\n".join(block if block.startswith("|") else note(block).rstrip() for block in blocks) + "\n"
+
+
+def _tested(subject: Subject, found: pd.DataFrame) -> Iterator[str]:
+    results, planted = subject.results, int((found["copies"] > 0).sum())
+    length, known = results.length, results.prefix
+    words = f" of {length} words" if length else ""
+    yield f"{len(found)} random phrases{words} were drawn before training."
+    coins = "coin" in results.roster and results.roster["coin"].notna().any()
+    yield f"{planted} of them were in the training data{', by fair coins' if coins else ''};"
+    yield f"the other {len(found) - planted} are controls, which training never saw."
+    beginning = "" if known is None else f" from the first {f'{known} words' if known > 1 else 'word'}"
+    yield f"An attacker ranks each phrase{beginning} among {subject.references:,} random phrases, by the model's"
+    yield "probabilities."
+    if results.is_elsewhere:
+        yield "The model was trained elsewhere; that its training used exactly these records is assumed."
+
+
+def _by_copies(found: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
+    numbers = found["copies"].to_numpy()
+    if len(np.unique(numbers)) > MOST_LINES:
+        lowest = np.where(numbers > 0, 2 ** np.floor(np.log2(numbers.clip(1))), 0).astype(np.int64)
+    else:
+        lowest = numbers
+    rows: list[dict[str, Any]] = []
+    for _, group in found.groupby(lowest):
+        ends = sorted({int(group["copies"].min()), int(group["copies"].max())})
+        hits, count = int(group["detected"].sum()), len(group)
+        low, high = share_interval(hits, count)
+        extracted = group["extracted"]
+        rows.append(
+            {
+                "name": "none (controls)" if ends == [0] else "-".join(map(str, ends)),
+                "phrases": str(count),
+                "detected": str(hits),
+                "95%": f"{100 * low:.0f}-{100 * high:.0f}%",
+                "extracted": UNKNOWN if extracted.isna().any() else str(int(extracted.sum())),
+            }
+        )
+    names = Column("Copies in training", [row["name"] for row in rows], is_number=False)
+    heads = {"Phrases": "phrases", "Detected": "detected", "95%": "95%", "Extracted": "extracted"}
+    return [names], [[Column(head, [row[key] for row in rows]) for head, key in heads.items()]]
+
+
+def _found(subject: Subject, found: pd.DataFrame) -> Iterator[str]:
+    yield f"Detected: p-value at most {LEVEL:g}, corrected for {len(found)} phrases (Holm)."
+    yield f"Smallest p-value: {found['p_value'].min():.2g}."
+    yield "95%: interval of the share detected; it treats phrases as independent."
+    if not found["extracted"].isna().any():
+        yield f"Extracted: {WRITTEN.title} writes the phrase."
+    if len(subject.control_ranks):
+        area = auroc(-subject.ranks, -subject.control_ranks)
+        yield f"A planted phrase ranks before a control with probability {area:.2f} (area under the ROC curve)."
+
+
+def _follows(subject: Subject, found: pd.DataFrame) -> Iterator[str]:
+    in_training, unit = found[found["copies"] > 0], subject.unit
+    hits, extracted = in_training[in_training["detected"]], in_training[in_training["extracted"] == 1]
+    if len(hits):
+        least = copies(int(hits["copies"].min()))
+        yield f"Memorization is proven: the model's probabilities show that phrases of {least} were in training."
+    else:
+        yield "Memorization is not proven: no phrase is detected."
+    if len(extracted):
+        yield f"Extraction is possible: the model writes {len(extracted)} phrases, such as one of {_least(extracted)}."
+    for row in audit_subject(subject).frame.to_dict("records"):
+        if row["kind"] == "bound" and pd.notna(row["low"]) and row["low"] > 0:
+            how = {"epsilon": "ranks", "epsilon, coins": "guesses of coins"}.get(row["method"])
+            if how:
+                yield (
+                    f"Training does not give one {unit} differential privacy with epsilon below {row['low']:.2f} "
+                    f"(delta {row['delta']:g}, 95% confidence, from {how})."
+                )
+    alarms = int(found.loc[found["copies"] == 0, "detected"].sum())
+    if alarms:
+        yield f"Something is wrong: {alarms} controls are detected. Was their text in the training data after all?"
+
+
+def _least(found: pd.DataFrame) -> str:
+    return copies(int(found["copies"].min()))
+
+
+def _open(subject: Subject, found: pd.DataFrame) -> Iterator[str]:
+    in_training = found[found["copies"] > 0]
+    hits, count = int(in_training["detected"].sum()), len(in_training)
+    share = upper_bound(hits, count, LEVEL)
+    if hits < count:
+        yield (
+            f"That other phrases are not memorized: of phrases such as these, up to {100 * share:.0f}% may be "
+            f"detectable (95% confidence), and stronger attacks may find more."
+        )
+    yield "Anything about real records: they differ from random phrases in length, in content and in repetition."
+    yield f"An upper bound on the loss of privacy of one {subject.unit}: an attack proves only lower bounds."
+    yield (
+        "A legal assessment of the model. For a reader who assesses it, for example with EDPB Opinion 28/2024 on AI "
+        "models, this page is technical evidence, and not the assessment."
+    )

@@ -1,0 +1,324 @@
+"""Canaries for a training without flsim: records that replace records of users, and the law that drew them.
+
+A folder of such canaries has these files:
+
+    canaries.json      the law: settings, seed, layout, known words, unit; and a digest of each other file
+    words.txt          the words of phrases, one per line; or tokenizer/ and tokens.i64, which determine the words
+    users.csv          user, records: the users, or clients, and the number of records of each
+    roster.parquet     a row per canary (`flsim.canaries.roster`)
+    records.jsonl      the records to replace (or .csv, .parquet): user, record (from 0 among those of the user), id of
+                       the canary, and its text, or for instruction tuning its prompt and completion
+
+Phrases, coins and places are a function of settings, seed, words and users. flsim draws all of them again when it reads
+the folder, and refuses a phrase that somebody chose, because a rank is a p-value only for random phrases.
+"""
+
+import csv
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.csv as pa_csv
+import pyarrow.parquet as pq
+from numpy.typing import NDArray
+
+from flsim.base.errors import InputError, at_least_one, in_one_line
+from flsim.base.files import digest, file_digest, from_json, inside, naming, new_folder, write_json
+from flsim.canaries.in_corpus import BY_ROUND
+from flsim.canaries.planting import Planting, draw_canaries, plant, refuse_too_many
+from flsim.canaries.roster import FILE, roster_of, write_roster
+from flsim.canaries.spec import Canary, CanaryHParams
+from flsim.data.corpus import Split
+from flsim.data.tokenizer import FOLDER, Tokenizer, TokenMap, TokenVocabulary
+from flsim.data.vocabulary import SPECIAL_TOKENS, TOKENIZER, Layout, Vocabulary
+
+MANIFEST, WORDS, USERS = "canaries.json", "words.txt", "users.csv"
+CONFIG = "config.json"  # of a model, with its number of tokens
+SCHEMA = 1
+RECORD_TOKENS = 1_024  # longest phrase by a tokenizer
+Unit = Literal["user", "record"]
+Rows = Literal["jsonl", "csv", "parquet", "instructions"]
+FILES: dict[Rows, str] = {
+    "jsonl": "records.jsonl",
+    "csv": "records.csv",
+    "parquet": "records.parquet",
+    "instructions": "records.jsonl",
+}
+
+
+@dataclass(frozen=True)
+class WordList:
+    """The words of phrases, without any text.
+
+    Attributes:
+        path: their file.
+        vocabulary: the words.
+        layout: the layout of their token ids.
+    """
+
+    path: Path
+    vocabulary: Vocabulary
+    layout: Layout
+    splits: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, path: Path, layout: str = "tff") -> "WordList":
+        """Read a file with one word per line, in the order of token ids; text after a tab is ignored.
+
+        Raises:
+            InputError: the file cannot be read, or has an empty or repeated word.
+        """
+        try:
+            words = [line.split("\t")[0].strip() for line in path.read_text(encoding="utf-8-sig").splitlines()]
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path}: not a readable file of words ({in_one_line(error)})") from error
+        if len(set(words)) < len(words) or "" in words or any(len(word.split()) > 1 for word in words):
+            raise InputError(f"{path}: must have one word per line, and each word once")
+        vocabulary = Vocabulary(tuple(words), (0,) * len(words), layout)
+        return cls(path, vocabulary, Layout(len(words) + SPECIAL_TOKENS, name=layout))
+
+    @classmethod
+    def of_tokenizer(cls, folder: Path) -> "WordList":
+        """Return the words of a Hugging Face tokenizer: tokens that are a space and letters.
+
+        Raises:
+            InputError: the folder has no tokenizer, or the tokenizer has no such words.
+        """
+        tokenizer = Tokenizer(folder)
+        tokenizer.refuse_unusable()
+        layout, ids = tokenizer.table(np.zeros(tokenizer.rows, np.int64))
+        layout = replace(layout, record_words=RECORD_TOKENS)
+        spelled = tuple(tokenizer.token(id_) for id_ in ids[list(layout.text_ids)].tolist())
+        of_tokens = TokenMap(layout, ids, folder)
+        return cls(folder, TokenVocabulary(spelled, (0,) * len(spelled), TOKENIZER, "tokens", map=of_tokens), layout)
+
+    def write(self, folder: Path) -> None:
+        """Write the words into an existing folder, from which `within` reads them."""
+        if isinstance(self.vocabulary, TokenVocabulary):
+            self.vocabulary.map.write(folder)
+            if (self.path / CONFIG).is_file():
+                (folder / FOLDER / CONFIG).write_bytes((self.path / CONFIG).read_bytes())
+        else:
+            text = "".join(f"{word}\n" for word in self.vocabulary.words)
+            (folder / WORDS).write_text(text, encoding="utf-8")
+
+    @classmethod
+    def within(cls, folder: Path, layout: str) -> "WordList":
+        """Return the words in a folder that `write` wrote; raise the errors of the other readers."""
+        return cls.of_tokenizer(folder / FOLDER) if layout == TOKENIZER else cls.read(folder / WORDS, layout)
+
+    def split(self, name: str) -> Split:
+        """Refuse to return text."""
+        raise InputError(f'canaries.source "{name}": needs a corpus with text; use "words" or "template"')
+
+
+@dataclass(frozen=True)
+class OtherUsers:
+    """The users, or clients, of a training elsewhere.
+
+    Attributes:
+        names: their names.
+        counts: int64 [users], the number of records of each.
+    """
+
+    names: tuple[str, ...]
+    counts: NDArray[np.int64]
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def user_offsets(self) -> NDArray[np.int64]:
+        """Return int64 [users + 1], the start of each user's records, and the end of the last one."""
+        return np.concatenate([np.zeros(1, np.int64), np.cumsum(self.counts)])
+
+    @property
+    def records(self) -> int:
+        """Return the number of all records."""
+        return int(self.counts.sum())
+
+    @classmethod
+    def alike(cls, users: int, records: int) -> "OtherUsers":
+        """Return users named user0, user1, ... with equal numbers of records."""
+        at_least_one(users=users, records=records)
+        return cls(tuple(f"user{index}" for index in range(users)), np.full(users, records, np.int64))
+
+    @classmethod
+    def in_file(cls, path: Path, column: str = "user") -> "OtherUsers":
+        """Count the records of each user in a file of training data, .jsonl, .csv or .parquet, with a row per record.
+
+        Users are in the order of their first rows, and a user's records in the order of the rows.
+
+        Raises:
+            InputError: the file cannot be read, has no such column, or no row.
+        """
+        try:
+            if path.suffix == ".parquet":
+                users = pq.read_table(path, columns=[column])[column].to_pylist()
+            elif path.suffix == ".csv":
+                with path.open(encoding="utf-8-sig", newline="") as file:
+                    users = [row[column] for row in csv.DictReader(file, strict=True)]
+            elif path.suffix in (".jsonl", ".json"):
+                lines = path.read_text(encoding="utf-8-sig").split("\n")
+                users = [from_json(line)[column] for line in lines if line.strip()]
+            else:
+                raise InputError(f"{path}: users are counted in .jsonl, .csv or .parquet; name one of these")
+        except (OSError, ValueError, KeyError, TypeError, csv.Error, pa.ArrowException) as error:
+            raise InputError(
+                f"{path}: the column {column!r} of users cannot be read ({in_one_line(error):.200}); name another "
+                f"file, or another --user-column"
+            ) from error
+        if not users:
+            raise InputError(f"{path}: has no record; name the training data")
+        counts = pd.Series([str(user) for user in users], dtype="object").value_counts(sort=False)
+        return cls(tuple(counts.index), np.asarray(counts, np.int64))
+
+
+@dataclass(frozen=True)
+class CanarySet:
+    """Canaries that were drawn for a training elsewhere.
+
+    Attributes:
+        words: the words of the phrases.
+        users: the users whose records the canaries replace.
+        hparams: settings of the canaries.
+        seed: seed of all draws.
+        prefix: number of a phrase's first words that an attacker knows; in instruction rows these are the prompt.
+        planting: the canaries, the records that they replace, and their numbers of sharers and copies.
+    """
+
+    words: WordList
+    users: OtherUsers
+    hparams: CanaryHParams
+    seed: int
+    prefix: int
+    planting: Planting
+
+    @classmethod
+    def draw(cls, words: WordList, users: OtherUsers, hparams: CanaryHParams, seed: int, prefix: int) -> "CanarySet":
+        """Draw canaries as in a run of flsim with these users.
+
+        Raises:
+            InputError: settings of single rounds, natural text, too many canaries, or a phrase no longer than `prefix`.
+        """
+        for name in BY_ROUND:
+            if getattr(hparams, name) != getattr(CanaryHParams, name):
+                raise InputError(f"canaries.{name}: only a run of flsim has rounds; remove this setting")
+        if hparams.source in ("heldout", "phrases"):
+            words.split(hparams.source)
+        if not 1 <= prefix < hparams.length:
+            raise InputError(f"prefix must be at least 1 and below the {hparams.length} words of a phrase")
+        refuse_too_many(hparams, users.records)
+        return cls(words, users, hparams, seed, prefix, plant(users, draw_canaries(words, hparams, seed), seed))
+
+    @property
+    def unit(self) -> Unit:
+        """The unit of protection: a user; or a record if one holder has all records."""
+        return "record" if len(self.users) == 1 else "user"
+
+    @cached_property
+    def identity(self) -> str:
+        """Digest of the law, the words and the users, which determine everything else."""
+        counts = self.users.counts.astype("<i8").tobytes()
+        return digest(json.dumps(self._law(), sort_keys=True), "\n".join(self.words.vocabulary.words), counts)
+
+    def _law(self) -> dict[str, Any]:
+        settings = {name: value for name, value in asdict(self.hparams).items() if name not in BY_ROUND}
+        layout = self.words.layout.name
+        return {"canaries": settings, "seed": self.seed, "prefix": self.prefix, "layout": layout, "unit": self.unit}
+
+    def records(self, is_instruction: bool = False) -> Iterator[dict[str, Any]]:
+        """Yield a row for each record that a canary replaces, in the order of users and their records."""
+        overlay, offsets = self.planting.overlay, self.users.user_offsets
+        holders = np.searchsorted(offsets, overlay.records, side="right") - 1
+        for record, holder, index in zip(overlay.records.tolist(), holders.tolist(), overlay.canaries, strict=True):
+            canary = self.planting.canaries[index]
+            place = {"user": self.users.names[holder], "record": record - int(offsets[holder]), "canary": canary.id}
+            yield place | self.text_of(canary, is_instruction)
+
+    def text_of(self, canary: Canary, is_instruction: bool = False) -> dict[str, str]:
+        """Return the text of a canary; for instruction tuning, the known words as prompt and the rest as completion."""
+        text, prompt = self.words.vocabulary.text(canary.tokens), self.known_text(canary)
+        return {"prompt": prompt, "completion": text[len(prompt) :]} if is_instruction else {"text": text}
+
+    def known_text(self, canary: Canary) -> str:
+        """Return the words of a canary that an attacker knows."""
+        known = canary.template.known if canary.template else self.prefix
+        return self.words.vocabulary.text(canary.tokens[:known])
+
+    def write(self, out: Path, rows: Rows = "jsonl") -> None:
+        """Write the complete folder, or no folder after an error.
+
+        Raises:
+            InputError: `out` exists, or cannot be written.
+        """
+        with new_folder(out) as folder:
+            self.words.write(folder)
+            with (folder / USERS).open("w", encoding="utf-8", newline="") as file:
+                lines = csv.writer(file)
+                lines.writerow(("user", "records"))
+                lines.writerows(zip(self.users.names, self.users.counts.tolist(), strict=True))
+            write_roster(folder, self.planting, self.words.vocabulary)
+            _write_rows(folder / FILES[rows], list(self.records(rows == "instructions")), rows)
+            written = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+            files = {path.relative_to(folder).as_posix(): file_digest(path) for path in written}
+            write_json(folder / MANIFEST, {"schema": SCHEMA, "law": self._law(), "rows": rows, "files": files})
+
+    @classmethod
+    def read(cls, folder: Path) -> "CanarySet":
+        """Read a folder that `write` wrote, and draw its canaries again.
+
+        Raises:
+            InputError: this is not such a folder; a file has changed; or the canaries are not those of the law.
+        """
+        if not (folder / MANIFEST).is_file():
+            raise InputError(f"{folder}: has no {MANIFEST}; name a folder that `flsim data canaries` wrote")
+        try:
+            manifest = from_json((folder / MANIFEST).read_text(encoding="utf-8"))
+            law, files = manifest["law"], manifest["files"]
+            for name in set(files) - set(FILES.values()) | {USERS, FILE}:
+                if file_digest(inside(folder, name)) != files[name]:
+                    raise ValueError(f"{name} has changed")
+            settings: dict[str, Any] = {
+                name: tuple(v) if isinstance(v, list) else v for name, v in law["canaries"].items()
+            }
+            words = WordList.within(folder, law["layout"])
+            with (folder / USERS).open(encoding="utf-8", newline="") as file:
+                listed = [(row["user"], int(row["records"])) for row in csv.DictReader(file, strict=True)]
+            users = OtherUsers(tuple(name for name, _ in listed), np.array([count for _, count in listed], np.int64))
+            drawn = cls.draw(words, users, CanaryHParams(**settings), law["seed"], law["prefix"])
+            stored = pd.read_parquet(folder / FILE)
+        except (OSError, KeyError, TypeError, ValueError, OverflowError, csv.Error, pa.ArrowException) as error:
+            raise InputError(
+                f"{folder}: cannot be read ({in_one_line(error):.200}); draw the canaries again"
+            ) from error
+        if not _are_equal(stored, roster_of(drawn.planting, words.vocabulary)):
+            raise InputError(
+                f"{folder}: the canaries are not those that the law draws, so they prove nothing; draw canaries again"
+            )
+        return drawn
+
+
+def _are_equal(one: pd.DataFrame, other: pd.DataFrame) -> bool:
+    def plain(table: pd.DataFrame) -> str:
+        return str(table.map(lambda value: value.tolist() if isinstance(value, np.ndarray) else value).to_json())
+
+    return list(one) == list(other) and plain(one) == plain(other)
+
+
+def _write_rows(path: Path, rows: Sequence[Mapping[str, Any]], kind: Rows) -> None:
+    texts = ("prompt", "completion") if kind == "instructions" else ("text",)
+    fields = [("user", pa.string()), ("record", pa.int64()), ("canary", pa.string())]
+    table = pa.Table.from_pylist(list(rows), pa.schema([*fields, *((name, pa.string()) for name in texts)]))
+    writers: dict[str, Callable[[pa.Table, Path], object]] = {"parquet": pq.write_table, "csv": pa_csv.write_csv}
+    with naming(path):
+        if kind in writers:
+            writers[kind](table, path)
+        else:
+            path.write_text("".join(f"{json.dumps(row, ensure_ascii=False)}\n" for row in rows), encoding="utf-8")

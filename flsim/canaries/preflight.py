@@ -1,0 +1,137 @@
+"""A check that a training reads canaries: in a training file, with a tokenizer, a record length and a prompt mask.
+
+A token has loss if it is a target of training: it is within the record length, is not in a masked prompt, and is not
+the first token of a record without a begin token. A canary without loss for any unknown word proves nothing.
+"""
+
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from flsim.base.errors import InputError, in_one_line
+from flsim.base.extensions import custom_code_errors, is_custom, resolve
+from flsim.base.files import from_json
+from flsim.canaries.elsewhere import CanarySet
+from flsim.data.tokenizer import Tokenizer
+
+Encode = Callable[[str], Sequence[int]]
+ALL, PART, NONE = "all", "part", "none"
+
+
+@dataclass(frozen=True)
+class Training:
+    """The settings of a training that decide how records are read.
+
+    Attributes:
+        encode: returns the token ids of a text, without special tokens.
+        length: number of tokens after which a record is cut, including the begin token; None for no limit.
+        masks_prompt: whether a record's prompt has no loss.
+        begins: whether each record has a begin token.
+    """
+
+    encode: Encode
+    length: int | None = None
+    masks_prompt: bool = False
+    begins: bool = True
+
+    def targets(self, prompt: str, text: str, first: int, last: int) -> tuple[int, int]:
+        """Return the number of tokens of characters `first` to `last` of a record, and of those with loss.
+
+        Args:
+            prompt: the record's prompt; empty for none.
+            text: the complete record, including the prompt.
+            first, last: positions of the characters in `text`.
+        """
+        start, end = len(self.encode(text[: max(0, first)])), len(self.encode(text[:last]))
+        lowest = len(self.encode(prompt)) if self.masks_prompt else 0
+        lowest = max(lowest, 0 if self.begins else 1)
+        highest = end if self.length is None else self.length - self.begins
+        return end - start, max(0, min(end, highest) - max(start, lowest))
+
+
+def encoder(name: str | None) -> Encode:
+    """Return a function text -> token ids: of a Hugging Face folder, of a custom file, or words if the name is None.
+
+    Raises:
+        InputError: there is no such tokenizer.
+    """
+    if name is None:
+        return lambda text: range(len(text.split()))
+    if is_custom(name):
+        function: Encode = resolve(name, {}, "tokenizer")
+        return function
+    tokenizer = Tokenizer(Path(name))
+    tokenizer.refuse_unusable()
+    return tokenizer.encode
+
+
+def preflight(drawn: CanarySet, training: Training, records: Sequence[Mapping[str, str]]) -> pd.DataFrame:
+    """Return a row for each canary that has planned copies or copies in the records.
+
+    Args:
+        drawn: the canaries.
+        training: the settings that decide how records are read.
+        records: rows with ``prompt`` and ``text``; the text does not repeat the prompt.
+
+    Returns:
+        Columns ``canary``; ``planned`` and ``found``, numbers of copies; ``tokens``, the number of tokens of words that
+        an attacker does not know; ``loss``, the number of these tokens with loss; and ``trained``, whether "all",
+        "part" or "none" of them have loss. The last three are those of the copy with the smallest share of loss.
+
+    Raises:
+        InputError: a custom tokenizer failed.
+    """
+    texts = [(row["prompt"], row["prompt"] + row["text"]) for row in records]
+    rows = []
+    for canary, planned in zip(drawn.planting.canaries, drawn.planting.insertions.tolist(), strict=True):
+        known, phrase = drawn.known_text(canary), drawn.text_of(canary)["text"]
+        with custom_code_errors(InputError):
+            found = [
+                training.targets(prompt, text, at + len(known), at + len(phrase))
+                for prompt, text in texts
+                for at in _places(phrase, text)
+            ]
+        if planned or found:
+            tokens, loss = min(found, key=lambda counts: counts[1] / max(1, counts[0]), default=(0, 0))
+            trained = NONE if not loss else ALL if loss == tokens else PART
+            about = {"canary": canary.id, "planned": planned, "found": len(found)}
+            rows.append(about | {"tokens": tokens, "loss": loss, "trained": trained})
+    return pd.DataFrame(rows, columns=["canary", "planned", "found", "tokens", "loss", "trained"])
+
+
+def _places(phrase: str, text: str) -> Iterator[int]:
+    """Yield the positions of a phrase among the complete words of a text; at its begin, the leading space is absent."""
+    bare = phrase.lstrip()
+    for match in re.finditer(rf"(?<!\w){re.escape(bare)}(?!\w)", text):
+        yield match.start() - (len(phrase) - len(bare))
+
+
+def read_records(path: Path, text: str = "text", prompt: str | None = None) -> list[dict[str, str]]:
+    """Return the rows of a training file, .jsonl, .csv or .parquet, as ``prompt`` (empty for none) and ``text``.
+
+    Raises:
+        InputError: the file cannot be read, or has no such column.
+    """
+    columns = [text, *([] if prompt is None else [prompt])]
+    try:
+        if path.suffix == ".parquet":
+            rows: list[dict[str, Any]] = pq.read_table(path, columns=columns).to_pylist()
+        elif path.suffix == ".csv":
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                rows = [*csv.DictReader(file, strict=True)]
+        else:
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
+            rows = [from_json(line) for line in lines if line.strip()]
+        return [{"prompt": "" if prompt is None else str(row[prompt]), "text": str(row[text])} for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error, pa.ArrowException) as error:
+        raise InputError(
+            f"{path}: columns {', '.join(columns)} cannot be read ({in_one_line(error):.200}); name another file, or "
+            f"other columns"
+        ) from error

@@ -1,0 +1,174 @@
+"""`flsim data canaries` and `flsim data preflight`: canaries for a training without flsim."""
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from flsim.base.errors import InputError, RunFailed
+from flsim.cli.data import LAYOUT
+from flsim.cli.options import Json
+
+ELSEWHERE = "Train elsewhere"
+
+
+class Rows(StrEnum):
+    """Form of records for a training elsewhere."""
+
+    jsonl = "jsonl"
+    csv = "csv"
+    parquet = "parquet"
+    instructions = "instructions"
+
+
+def canaries(
+    users: Annotated[
+        str,
+        typer.Option(
+            metavar="FILE|N",
+            help="Training data, .jsonl, .csv or .parquet, with a row for each record; or the number of users or "
+            "clients, e.g. 50.",
+        ),
+    ],
+    out: Annotated[Path, typer.Option(help="New folder for the canaries, e.g. planted.")],
+    vocabulary: Annotated[
+        Path | None,
+        typer.Option(help="File with the words of phrases, one per line, e.g. words.txt.", show_default="none"),
+    ] = None,
+    tokenizer: Annotated[
+        Path | None,
+        typer.Option(
+            help="In place of --vocabulary: folder of a Hugging Face model or tokenizer. Phrases consist of its tokens "
+            "that are complete words.",
+            show_default="none",
+        ),
+    ] = None,
+    records: Annotated[
+        int | None, typer.Option(metavar="N", help="With a number of users: number of records of each user, e.g. 200.")
+    ] = None,
+    user_column: Annotated[str, typer.Option(help="Column of the training data that names the user.")] = "user",
+    set_: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="NAME=VALUE",
+            help="Setting of canaries, e.g. count=20, p_u=[0.1], controls=100 or coins=true; repeatable. flsim "
+            "settings canaries lists all settings.",
+        ),
+    ] = None,
+    prefix: Annotated[
+        int,
+        typer.Option(help="First words of a phrase that an attacker knows; in instruction rows, the prompt."),
+    ] = 1,
+    format: Annotated[
+        Rows, typer.Option(metavar="FORMAT", help="Form of the records: jsonl, csv, parquet or instructions.")
+    ] = Rows.jsonl,
+    layout: Annotated[str, typer.Option(help=LAYOUT)] = "tff",
+    seed: Annotated[int, typer.Option(help="Seed of phrases, coins and places.")] = 0,
+    as_json: Json = False,
+) -> None:
+    """Draw canaries for a training without flsim.
+
+    Writes records, which replace records of users in your training, and the law that drew them. flsim evaluate
+    --canaries and flsim audit read the folder after training.
+
+    Example: flsim data canaries --vocabulary words.txt --users posts.jsonl --set insertions=[1,4,16] --out planted
+
+    Example: flsim data canaries --vocabulary words.txt --users 50 --records 200 --set coins=true --out planted
+    """
+    from flsim.canaries.elsewhere import FILES, CanarySet, OtherUsers, WordList
+    from flsim.canaries.spec import CanaryHParams
+    from flsim.runs.config.toml import override_value, unknown_keys, validate
+
+    settings: dict[str, Any] = {}
+    for text in set_ or ():
+        override_value(settings, text)
+    for name, close in unknown_keys(CanaryHParams, settings):
+        raise InputError(f"--set {name}: canaries have no such setting; did you mean {close}?")
+    if users.isdecimal():
+        if records is None:
+            raise InputError("--records is missing; set the number of records of each user, or name the training data")
+        holders = OtherUsers.alike(int(users), records)
+    else:
+        if records is not None:
+            raise InputError("--records: flsim counts the records of the training data; remove --records")
+        holders = OtherUsers.in_file(Path(users), user_column)
+    if tokenizer is not None and vocabulary is None:
+        words = WordList.of_tokenizer(tokenizer)
+    elif vocabulary is not None and tokenizer is None:
+        words = WordList.read(vocabulary, layout)
+    else:
+        raise InputError("the words of phrases need either --vocabulary or --tokenizer; set one of them")
+    hparams = validate(CanaryHParams, settings, "--set")
+    drawn = CanarySet.draw(words, holders, hparams, seed, prefix)
+    drawn.write(out, format.value)
+    copies = drawn.planting.insertions
+    about = {
+        "canaries": len(copies),
+        "with copies": int((copies > 0).sum()),
+        "records": int(copies.sum()),
+        "users": len(holders),
+        "unit": drawn.unit,
+        "file": str(out / FILES[format.value]),
+    }
+    typer.echo(json.dumps(about) if as_json else "\n".join(f"{name}: {value}" for name, value in about.items()))
+
+
+def preflight(
+    planted: Annotated[Path, typer.Argument(help="Folder that flsim data canaries wrote, e.g. planted.")],
+    training: Annotated[
+        Path,
+        typer.Argument(help="Training file with the canaries in place, .jsonl, .csv or .parquet, e.g. train.jsonl."),
+    ],
+    text_column: Annotated[
+        str, typer.Option(help="Column of the text; in instruction rows, of the completion.")
+    ] = "text",
+    prompt_column: Annotated[
+        str | None, typer.Option(help="Column of the prompt, before the text.", show_default="no prompt")
+    ] = None,
+    tokenizer: Annotated[
+        str | None,
+        typer.Option(
+            help="Folder of a Hugging Face tokenizer; or your function from text to token ids, as "
+            "path/to/file.py:NAME. The file is executed.",
+            show_default="words",
+        ),
+    ] = None,
+    record_length: Annotated[
+        int | None,
+        typer.Option(min=1, help="Longest record of training in tokens, e.g. 128.", show_default="no limit"),
+    ] = None,
+    mask_prompt: Annotated[bool, typer.Option("--mask-prompt", help="Prompts have no loss.")] = False,
+    no_begin: Annotated[bool, typer.Option("--no-begin", help="Records have no begin token.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Check that a training without flsim would train on its canaries.
+
+    Counts the copies of each canary in the training file, and the tokens of its unknown words that have loss with a
+    tokenizer, a record length and a prompt mask. The exit code is 1 if a canary has no loss, or has another number of
+    copies than in the folder.
+
+    Example: flsim data preflight planted train.jsonl --tokenizer models/gpt2 --record-length 128
+
+    Example: flsim data preflight planted train.jsonl --prompt-column prompt --text-column completion --mask-prompt
+    """
+    from flsim.canaries.elsewhere import CanarySet
+    from flsim.canaries.preflight import NONE, Training, encoder, read_records
+    from flsim.canaries.preflight import preflight as check
+    from flsim.show.table import Field, json_rows, table_of
+
+    how = Training(encoder(tokenizer), record_length, mask_prompt, not no_begin)
+    found = check(CanarySet.read(planted), how, read_records(training, text_column, prompt_column))
+    if as_json:
+        typer.echo(json.dumps(json_rows(found)))
+    else:
+        numbers = {"Copies": "planned", "Found": "found", "Tokens": "tokens", "With loss": "loss"}
+        fields = [*(Field(head, name, "{:,}") for head, name in numbers.items()), Field("Trained", "trained")]
+        typer.echo(table_of(found, [Field("Canary", "canary")], [fields]).markdown(), nl=False)
+    untrained, other = found[found["trained"] == NONE], found[found["planned"] != found["found"]]
+    if len(other):
+        raise RunFailed(f"{training}: has another number of copies than {planted}, e.g. of {other['canary'].iloc[0]}")
+    if len(untrained):
+        raise RunFailed(f"{training}: {len(untrained)} canaries have no loss, e.g. {untrained['canary'].iloc[0]}")

@@ -1,0 +1,225 @@
+"""Loading of a model that was trained elsewhere: the code that makes it, its weights, and a folder of checkpoints."""
+
+import importlib
+import re
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import redirect_stdout
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from safetensors.torch import load_file
+from torch import Tensor, nn
+
+from flsim.base.errors import InputError, Terminated, in_one_line
+from flsim.base.extensions import add_own_file, execute, place
+from flsim.base.files import from_json
+from flsim.evaluation.audit import ForwardModel, from_forward
+from flsim.models.hf import HuggingFaceModel
+from flsim.models.hparams import ModelHParams
+
+Made = TypeVar("Made")
+Weights = dict[str, Tensor]
+SUFFIXES = (".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".npz")
+IN_FOLDER = ("model.safetensors", "pytorch_model.bin", "model.pt")  # of a folder that is one checkpoint
+NESTED = ("state_dict", "model_state_dict", "model")  # keys of weights in files with further content
+ADAPTER = "adapter_config.json"
+WRAPPED = ("module.", "_orig_mod.")  # before names, by DistributedDataParallel and torch.compile
+POINT = re.compile(r"(?:round|epoch|step|iter|checkpoint)[a-z]*[-_ ]?(\d+)", re.IGNORECASE)
+
+
+def load_other(
+    spec: str, arguments: Mapping[str, Any], weights: Path | None = None, context: int | None = None, option: str = ""
+) -> Any:
+    """Return a model that a factory makes, with weights from a file; see `flsim.evaluation.audit.audit`.
+
+    Args:
+        spec: see `model_of_factory`, whose code is executed.
+        arguments: arguments of the factory, by name.
+        weights: a state dict (`read_weights`), loaded into the module; None if the factory loads weights.
+        context: number of tokens that a module without `start` and `step` reads; see `from_forward`.
+        option: the beginning of messages about the factory.
+
+    Raises:
+        InputError: the factory failed, or the weights are not those of the module.
+    """
+    model = model_of_factory(spec, option, arguments)
+    if weights is not None:
+        module = model.module if isinstance(model, ForwardModel) else model
+        if not isinstance(module, nn.Module):
+            raise InputError(f"{option}{spec}: made a {type(module).__name__}; --state needs a torch.nn.Module")
+        try:
+            module.load_state_dict(read_weights(weights, list(module.state_dict())))
+        except RuntimeError as error:
+            raise InputError(f"{weights}: not the weights of {spec} ({in_one_line(error):.300})") from error
+    is_bare = isinstance(model, nn.Module) and not callable(getattr(model, "start", None))
+    return from_forward(model, context) if context is not None and is_bare else model
+
+
+def is_folder_of_model(path: Path) -> bool:
+    """Return whether a folder contains a model of transformers or an adapter of peft."""
+    return (path / "config.json").is_file() or (path / ADAPTER).is_file()
+
+
+def load_folder(path: Path, vocabulary_size: int, tokens: Path | None) -> HuggingFaceModel:
+    """Return the model of a folder of transformers; for a folder of peft, the base with the adapter merged into it.
+
+    No code or pickle of the folder is executed, and nothing is downloaded.
+
+    Args:
+        path: the folder.
+        vocabulary_size: V of the canaries' layout.
+        tokens: file with the model's id of each token id; None if the ids are the same.
+
+    Raises:
+        InputError: a package or a file is missing, or tokens and model do not fit.
+    """
+    base, adapter = path, path / ADAPTER
+    if adapter.is_file():
+        if not (path / "adapter_model.safetensors").is_file():
+            raise InputError(f"{path}: has no adapter_model.safetensors; save the adapter with safe_serialization")
+        named = from_json(adapter.read_text(encoding="utf-8")).get("base_model_name_or_path")
+        base = path / str(named)  # an absolute path stays as it is
+        if not base.is_dir():
+            raise InputError(f"{adapter}: the base {named} is not a folder; write the folder of the base there")
+    hparams = ModelHParams(architecture="hf", path=str(base), tokens=None if tokens is None else str(tokens))
+    model = HuggingFaceModel(vocabulary_size, hparams).initialize(0)
+    if adapter.is_file():
+        from peft import PeftModel
+
+        with redirect_stdout(sys.stderr):
+            try:
+                model.network = PeftModel.from_pretrained(model.network, str(path)).merge_and_unload()
+            except (ValueError, RuntimeError, TypeError, KeyError) as error:
+                raise InputError(f"{path}: peft refuses the adapter ({in_one_line(error):.200})") from error
+    return model
+
+
+def read_weights(path: Path, names: list[str]) -> Weights:
+    """Return the state dict in a file, without executing code in the file.
+
+    The state dict can be the value of a key of `NESTED`. Prefixes that DistributedDataParallel or torch.compile add to
+    names are removed. An .npz file of a Flower server has the arrays without names, in the order of the module.
+
+    Args:
+        path: a file that `torch.save` wrote, .safetensors, or .npz.
+        names: names of the module's state dict, in order.
+
+    Raises:
+        InputError: the file cannot be read, or has no state dict.
+    """
+    try:
+        if path.suffix == ".npz":
+            with np.load(path, allow_pickle=False) as arrays:
+                found = list(arrays) if set(arrays) == set(names) else names
+                if len(arrays) != len(names):
+                    raise ValueError(f"it has {len(arrays)} arrays, and the module has {len(names)}")
+                values: Any = {
+                    name: torch.from_numpy(arrays[key]) for name, key in zip(found, arrays.files, strict=True)
+                }
+        elif path.suffix == ".safetensors":
+            values = load_file(path)
+        else:
+            values = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # of pickles, any
+        raise InputError(f"{path}: weights cannot be read ({in_one_line(error):.300})") from error
+    for name in NESTED:
+        if isinstance(values, Mapping) and isinstance(values.get(name), Mapping):
+            values = values[name]
+    if not isinstance(values, Mapping) or not all(isinstance(value, Tensor) for value in values.values()):
+        raise InputError(f"{path}: has no state dict; save model.state_dict()")
+    return {_unwrapped(str(name)): value for name, value in values.items()}
+
+
+def _unwrapped(name: str) -> str:
+    for prefix in WRAPPED:
+        name = name.removeprefix(prefix)
+    return name
+
+
+def checkpoints_in(path: Path, round: int | None = None) -> list[tuple[int, Path]]:
+    """Return the checkpoints of a file or a folder with the rounds in their names, in the order of rounds.
+
+    Args:
+        path: a file; or a folder of files, or of folders that have a file of `IN_FOLDER`. Names without a number, such
+            as best.pt, are omitted.
+        round: the round of one file, independent of the name.
+
+    Raises:
+        InputError: there is no such file; no name has a number; two names have the same number; or a name has several.
+    """
+    if path.is_file():
+        return [(_round_in(path.stem) or 0 if round is None else round, path)]
+    if not path.is_dir():
+        raise InputError(f"{path}: no such file or folder of checkpoints")
+    if round is not None:
+        raise InputError(f"{path}: this is a folder, whose names have the rounds; name one file, or remove --round")
+    found: dict[int, Path] = {}
+    for entry in sorted(path.iterdir()):
+        inner = next((entry / name for name in IN_FOLDER if (entry / name).is_file()), None)
+        inner = entry if entry.is_dir() and is_folder_of_model(entry) else inner
+        number = _round_in(entry.name if entry.is_dir() else entry.stem)
+        if number is None or (inner is None and (entry.is_dir() or entry.suffix not in SUFFIXES)):
+            continue
+        if number in found:
+            raise InputError(f"{found[number]} and {entry}: both are of round {number}; move one of them away")
+        found[number] = inner or entry
+    if not found:
+        raise InputError(f"{path}: has no checkpoint with a round in its name, such as round-10.pt; rename the files")
+    return sorted(found.items())
+
+
+def _round_in(name: str) -> int | None:
+    """Return the number after a word such as round or epoch, or else the only number; None without a number."""
+    numbers = POINT.findall(name) or re.findall(r"\d+", name)
+    if len(numbers) > 1:
+        raise InputError(f"{name}: has several numbers; name the round, as in round-{numbers[-1]}, or give --round")
+    return int(numbers[0]) if numbers else None
+
+
+def model_of_factory(spec: str, option: str = "", arguments: Mapping[str, Any] | None = None) -> Any:
+    """Return the result of a factory, whose code is executed; prints go to standard error.
+
+    Args:
+        spec: ``package.module:factory``, importable from the current folder or installed, or
+            ``path/to/model.py:factory``, which can import files of its folder. The factory is a function or a class.
+        option: the beginning of messages, such as "--model ".
+        arguments: arguments of the factory, by name.
+
+    Raises:
+        InputError: there is no such module or factory, or one of them failed.
+    """
+    where, _, name = spec.rpartition(":")
+    if not where or not name:
+        raise InputError(f"{option}{spec}: name a factory, as package.module:factory or path/to/model.py:factory")
+    with redirect_stdout(sys.stderr):
+        module = _run(where, option, lambda: execute(Path(where)) if _is_path(where) else _import(where))
+        factory = getattr(module, name, None)
+        if not callable(factory):
+            raise InputError(f"{option}{spec}: {where} has no function {name}")
+        return _run(spec, option, lambda: factory(**(arguments or {})))
+
+
+def _run(what: str, option: str, work: Callable[[], Made]) -> Made:
+    try:
+        return work()
+    except InputError as error:
+        raise InputError(f"{option}{error}") from error
+    except Terminated:
+        raise
+    except (Exception, SystemExit) as error:
+        line = f" ({where})" if (where := place(error)) else ""
+        raise InputError(f"{option}{what}: failed with {type(error).__name__}: {error}{line}") from error
+
+
+def _is_path(where: str) -> bool:
+    return where.endswith(".py") or "/" in where
+
+
+def _import(name: str) -> Any:
+    sys.path.insert(0, str(Path.cwd()))
+    module = importlib.import_module(name)
+    add_own_file(str(module.__file__))
+    return module

@@ -1,0 +1,278 @@
+"""Folders of measurements of a model that was trained elsewhere, which tables, plots and audits read like runs.
+
+measurements.toml  training.kind = "elsewhere", the model's name, the law of its canaries, settings of the evaluation
+planted/           roster.parquet (flsim.canaries.roster)
+rows/              round-000010.parquet, ...: measurements, by the round of the checkpoint
+run.json           as in a run folder, with digests of measurements.toml and of the canaries
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tomli_w
+import torch
+
+from flsim.base.errors import InputError
+from flsim.base.files import digest, new_folder, refuse_unwritable, write_json
+from flsim.canaries.elsewhere import CanarySet, Unit
+from flsim.canaries.planting import Overlay, Planting
+from flsim.canaries.roster import write_roster
+from flsim.canaries.spec import Canary
+from flsim.data.records import Users
+from flsim.data.tokenizer import TABLE
+from flsim.data.vocabulary import TOKENIZER, Layout, Vocabulary
+from flsim.evaluation.audit import audit
+from flsim.evaluation.evaluate import EvaluationHParams, own_quantities
+from flsim.evaluation.loading import checkpoints_in, is_folder_of_model, load_folder, load_other
+from flsim.results.rows import Row, identity_of, write_rows
+from flsim.results.run_file import MEASUREMENTS, is_run, read_run_file
+
+LISTED = "listed"  # the source of canaries whose law is unknown
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """Canaries of a model that was trained elsewhere, and the facts that are known about them.
+
+    Attributes:
+        planting: the canaries, with their numbers of sharers and copies.
+        vocabulary: the words.
+        layout: the layout of token ids.
+        law: the settings of the draw, by name; only `source` if they are unknown.
+        unit: the unit of sharers.
+        identity: digest of these attributes.
+        prefix: number of words that an attacker knows, unless an evaluation sets another number.
+        seed: seed of the draws, and of references unless an evaluation sets another seed.
+        tokens: file with the id of a Hugging Face model for each token id; None if words are not tokens of a model.
+    """
+
+    planting: Planting
+    vocabulary: Vocabulary
+    layout: Layout
+    law: dict[str, Any]
+    unit: Unit
+    identity: str
+    prefix: int = 1
+    seed: int = 0
+    tokens: Path | None = None
+
+    @classmethod
+    def drawn(cls, drawn: CanarySet, folder: Path) -> "Canaries":
+        """Return the canaries of a folder, with their law."""
+        law = {name: value for name, value in asdict(drawn.hparams).items() if value not in (None, ())}
+        tokens = folder / TABLE if drawn.words.layout.name == TOKENIZER else None
+        about = drawn.unit, drawn.identity, drawn.prefix, drawn.seed, tokens
+        return cls(drawn.planting, drawn.words.vocabulary, drawn.words.layout, law, *about)
+
+    @classmethod
+    def listed(cls, canaries: tuple[Canary, ...], vocabulary: Vocabulary | None, layout: Layout) -> "Canaries":
+        """Return canaries that somebody listed, with their copies."""
+        copies = np.array([canary.copies or 0 for canary in canaries], np.int64)
+        nothing = Overlay(np.empty(0, np.int64), np.empty(0, np.uint16))
+        words = vocabulary or Vocabulary(tuple(map(str, range(layout.words))), (0,) * layout.words, layout.name)
+        identity = digest(repr(canaries), repr(layout))
+        planting = Planting(canaries, nothing, copies, copies, copies, copies)
+        return cls(planting, words, layout, {"source": LISTED}, "record", identity)
+
+
+@dataclass(frozen=True)
+class Measurements:
+    """A folder of measurements, which may not exist yet.
+
+    Attributes:
+        path: the folder.
+        label: name of the model in tables.
+        canaries: the canaries.
+        hparams: settings of the evaluation.
+        seed: seed of references and of the choice of test users.
+    """
+
+    path: Path
+    label: str
+    canaries: Canaries
+    hparams: EvaluationHParams
+    seed: int
+
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """Return the values of measurements.toml."""
+        evaluation = {name: value for name, value in asdict(self.hparams).items() if value is not None}
+        canaries = {**self.canaries.law, "unit": self.canaries.unit}
+        training = {"kind": "elsewhere", "name": self.label}
+        return {"seed": self.seed, "training": training, "canaries": canaries, "evaluation": evaluation}
+
+    @cached_property
+    def _digest(self) -> str:
+        return digest(json.dumps(self.settings, sort_keys=True))
+
+    @property
+    def identity(self) -> str:
+        """Return the name in rows."""
+        return identity_of(self._digest, self.canaries.identity)
+
+    def refuse_other(self) -> None:
+        """Raise InputError if rows cannot be stored, before anything is measured.
+
+        The folder has other content, or cannot be written, or the number of copies of a canary is unknown.
+        """
+        unknown = [canary.id for canary in self.canaries.planting.canaries if canary.copies is None]
+        if unknown and self.canaries.law["source"] == LISTED:
+            raise InputError(
+                f"canary {unknown[0]}: its number of copies in the training data is unknown; add the column copies, 0 "
+                f"for a control, or remove --out"
+            )
+        if not self.path.exists():
+            return
+        if not (self.path / MEASUREMENTS).is_file():
+            raise InputError(f"{self.path}: exists, and has no measurements of a model; name another folder")
+        if read_run_file(self.path)["identity"] != self.identity:
+            raise InputError(
+                f"{self.path}: has measurements with another name, of other canaries or with other settings; name "
+                f"another folder"
+            )
+        refuse_unwritable(self.path, "rows")
+
+    def add(self, round: int, rows: Sequence[Row]) -> None:
+        """Store the rows of a round and replace earlier rows; create the folder if needed.
+
+        Raises:
+            InputError: see `refuse_other`.
+        """
+        self.refuse_other()
+        own = own_quantities(self.hparams.also)
+        if is_run(self.path):
+            write_rows(self.path, round, rows, own)
+            self._describe(self.path, max(round, read_run_file(self.path)["round"]))
+            return
+        with new_folder(self.path) as folder:
+            (folder / MEASUREMENTS).write_text(tomli_w.dumps(self.settings), encoding="utf-8")
+            (folder / "planted").mkdir()
+            write_roster(folder / "planted", self.canaries.planting, self.canaries.vocabulary)
+            write_rows(folder, round, rows, own)
+            self._describe(folder, round)
+
+    def _describe(self, folder: Path, round: int) -> None:
+        """Write run.json."""
+        without_seed = {name: value for name, value in self.settings.items() if name != "seed"}
+        about = {
+            "name": self.path.resolve().name,
+            "config": self._digest,
+            "corpus": self.canaries.identity,
+            "setting": self.label,
+            "partition": None,
+            "label": self.label,
+            "status": "completed",
+            "reason": None,
+            "round": round,
+            "rounds": round,
+            "seed": self.seed,
+            "series": digest(json.dumps(without_seed, sort_keys=True)),
+        }
+        write_json(folder / "run.json", about)
+
+
+@dataclass(frozen=True)
+class OtherModel:
+    """A model that was trained elsewhere, as one or several checkpoints.
+
+    Attributes:
+        spec: factory of the model, whose code is executed; see `flsim.evaluation.loading.load_other`. Or a folder of
+            transformers or peft, or a folder of such folders, whose names have the rounds.
+        arguments: arguments of the factory.
+        state: a file with weights, or a folder of such files; None if the factory loads weights.
+        context: number of tokens that a module without `start` and `step` reads.
+        round: the round, if no name has it.
+    """
+
+    spec: str
+    arguments: Mapping[str, Any]
+    state: Path | None = None
+    context: int | None = None
+    round: int | None = None
+
+    @cached_property
+    def folder(self) -> Path | None:
+        """Return the folder of the model; None if a factory makes it."""
+        if not Path(self.spec).is_dir():
+            return None
+        if self.state is not None or self.arguments or self.context is not None:
+            raise InputError(f"--model {self.spec}: a folder has its weights and settings; remove --state and --set")
+        return Path(self.spec)
+
+    @property
+    def label(self) -> str:
+        """Return a name for tables: of the folder, or of the factory with its arguments."""
+        if self.folder is not None:
+            return self.folder.resolve().name
+        options = ", ".join(f"{name}={value}" for name, value in self.arguments.items())
+        return self.spec.rpartition(":")[2] + (f"({options})" if options else "")
+
+    @cached_property
+    def checkpoints(self) -> list[tuple[int, Path | None]]:
+        """Return the rounds, ascending, and the files or folders of their weights."""
+        if self.round is not None and self.round < 0:
+            raise InputError(f"--round {self.round}: rounds are 0 or more")
+        if self.folder is not None and is_folder_of_model(self.folder):
+            return [(self.round or 0, self.folder)]
+        several = self.state if self.folder is None else self.folder
+        return [(self.round or 0, None)] if several is None else [*checkpoints_in(several, self.round)]
+
+    def load(self, weights: Path | None, canaries: Canaries) -> Any:
+        """Return the model with the weights of a checkpoint."""
+        if self.folder is None or weights is None:
+            return load_other(self.spec, self.arguments, weights, self.context, "--model ")
+        if canaries.tokens is None:
+            raise InputError(
+                f"--model {self.spec}: canaries have words, but the model has tokens; draw canaries with flsim data "
+                f"canaries --tokenizer {self.spec}, or wrap the model in a function"
+            )
+        return load_folder(weights, canaries.layout.vocabulary_size, canaries.tokens)
+
+
+def measure(
+    model: OtherModel,
+    canaries: Canaries,
+    hparams: EvaluationHParams,
+    seed: int,
+    device: str = "cpu",
+    test: Users | None = None,
+    out: Path | None = None,
+    name: str | None = None,
+) -> list[Row]:
+    """Measure each checkpoint of a model as `flsim.evaluation.audit.audit` does, and store the rows if `out` is set.
+
+    Args:
+        model: the model.
+        canaries: phrases that may have been in its training data.
+        hparams: settings of the evaluation.
+        seed: seed of references and of the choice of test users.
+        device: torch device, such as "cuda".
+        test: users to measure utility on; None for no rows of utility.
+        out: folder of measurements, new or of the same canaries and settings.
+        name: name of the model in tables; by default that of its factory.
+
+    Returns:
+        The rows of all rounds.
+
+    Raises:
+        InputError: a checkpoint or the factory is wrong, the model breaks the protocol, or `out` has other content.
+    """
+    folder = None if out is None else Measurements(out, name or model.label, canaries, hparams, seed)
+    if folder is not None:
+        folder.refuse_other()
+    run = model.spec if folder is None else folder.identity
+    rows = []
+    for round_, weights in model.checkpoints:
+        found = model.load(weights, canaries)
+        where = model.spec if weights is None else str(weights)
+        planted, on = canaries.planting.canaries, torch.device(device)
+        of_round = audit(found, planted, canaries.layout, hparams, seed, where, on, test, run, round_)
+        if folder is not None:
+            folder.add(round_, of_round)
+        rows += of_round
+    return rows

@@ -1,0 +1,81 @@
+"""Whether canaries would receive loss, against targets that are built token by token."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from helpers import Flsim
+
+from flsim.canaries.elsewhere import CanarySet, OtherUsers, WordList
+from flsim.canaries.preflight import Training, preflight
+from flsim.canaries.spec import CanaryHParams
+
+
+@pytest.fixture
+def drawn(tmp_path: Path) -> CanarySet:
+    (tmp_path / "words.txt").write_text("".join(f"w{index}\n" for index in range(300)))
+    hparams = CanaryHParams(insertions=(1, 3), count=2, length=4, controls=2)
+    return CanarySet.draw(WordList.read(tmp_path / "words.txt"), OtherUsers.alike(4, 5), hparams, 0, 2)
+
+
+def characters(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+def words(text: str) -> list[int]:
+    return list(range(len(text.split())))
+
+
+@pytest.mark.parametrize("encode", [characters, words])
+@pytest.mark.parametrize("length", [None, *range(1, 30, 3)])
+@pytest.mark.parametrize("masks", [False, True])
+@pytest.mark.parametrize("begins", [False, True])
+def test_tokens_with_loss(
+    drawn: CanarySet, encode: Callable[[str], list[int]], length: int | None, masks: bool, begins: bool
+) -> None:
+    """The oracle makes the tokens of a record one after another, each marked as text of the canary or not."""
+    canary = drawn.planting.canaries[0]
+    phrase, known = drawn.text_of(canary)["text"], drawn.known_text(canary)
+    prompt = f"x y {known}"
+    (row,) = preflight(
+        drawn, Training(encode, length, masks, begins), [{"prompt": prompt, "text": phrase[len(known) :] + " z"}]
+    ).to_dict("records")[:1]
+    marked = [False] * begins + [False] * len(encode(f"x y {known}"))
+    first = len(marked)
+    marked += [True] * len(encode(phrase[len(known) :])) + [False] * len(encode(" z"))
+    cut = len(marked) if length is None else length
+    targets = [mark for place, mark in enumerate(marked[:cut]) if place and not (masks and place < first)]
+    assert (row["tokens"], row["loss"]) == (sum(marked), sum(targets))
+    assert row["trained"] == ("none" if not sum(targets) else "all" if sum(targets) == sum(marked) else "part")
+
+
+def test_a_training_file_is_held_against_the_folder(drawn: CanarySet, tmp_path: Path, flsim: Flsim) -> None:
+    """The records in place pass; a lost copy, a control in the text and a short record do not."""
+    drawn.write(tmp_path / "planted", "instructions")
+    lines = (tmp_path / "planted" / "records.jsonl").read_text().splitlines()
+    file, columns = tmp_path / "train.jsonl", ("--prompt-column", "prompt", "--text-column", "completion")
+
+    def checked(rows: list[str], *options: str) -> tuple[int, str]:
+        file.write_text("\n".join(rows))
+        code, out, err = flsim("data", "preflight", tmp_path / "planted", file, *columns, *options)
+        assert ("Canary" in out) == (code < 2)
+        return code, err
+
+    assert checked(lines, "--mask-prompt") == (0, "")
+    assert checked(lines[1:])[0] == 1
+    assert "has another number of copies than" in checked(lines[1:])[1]
+    control = drawn.planting.canaries[-1]
+    stray = json.dumps({"prompt": drawn.text_of(control)["text"], "completion": " z"})
+    assert f"e.g. of {control.id}" in checked([*lines, stray])[1]
+    longer = json.dumps({"prompt": drawn.text_of(control)["text"] + "1", "completion": " z"})
+    assert checked([*lines, longer])[0] == 0  # another word is no copy
+    assert "4 canaries have no loss" in checked(lines, "--record-length", "3")[1]
+    assert checked(lines, "--record-length", "4") == (0, "")  # the first unknown word is a target
+    (tmp_path / "mine.py").write_text(
+        "def letters(text):\n    return [*text]\n\ndef fails(text):\n    raise KeyError(1)\n"
+    )
+    assert checked(lines, "--tokenizer", f"{tmp_path / 'mine.py'}:letters") == (0, "")
+    failed, err = checked(lines, "--tokenizer", f"{tmp_path / 'mine.py'}:fails")
+    assert (failed, "mine.py:5: KeyError" in err) == (2, True)
+    assert checked(["{}"])[0] == 2

@@ -1,0 +1,303 @@
+"""Prompts: read with their answers, kept by whatever copies records, and no target in training or utility.
+
+The oracle is the definition: the loss of a record is -log p of the answer's tokens and EOS, one after another, each
+given BOS, the prompt and the answer so far.
+"""
+
+import csv
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+from dumps import folder_bytes
+from helpers import Flsim
+
+from flsim.algorithms.rounds import LocalEngine, engine_of
+from flsim.base.errors import InputError
+from flsim.base.rng import stream
+from flsim.canaries.in_corpus import plant_corpus
+from flsim.canaries.planting import draw_canaries
+from flsim.canaries.population import Population
+from flsim.canaries.spec import CanaryHParams
+from flsim.data.corpus import Corpus, Split
+from flsim.data.importing.gather import ImportHParams
+from flsim.data.importing.run import import_corpus
+from flsim.data.records import Records, batch
+from flsim.data.stores import push
+from flsim.data.vocabulary import Layout
+from flsim.data.withheld import PartialSplit
+from flsim.measures.prediction import predict_by_steps, utility
+from flsim.models.cifg import CIFGLanguageModel
+from flsim.models.hparams import ModelHParams
+from flsim.models.language_model import loss_sum
+from flsim.training.central import CentralHParams
+from flsim.training.central.engines import AutogradEngine
+from flsim.training.central.engines import engine_of as central_engine_of
+from flsim.training.central.record_level import record_gradients
+from flsim.training.central.task import CentralTask
+from flsim.training.hparams import LocalHParams
+from flsim.training.state import State
+
+HPARAMS = ImportHParams(vocabulary_size=270, record_words=20, words_per_user=None, heldout=0, test=0, by="tokens")
+ROWS = [("a", "Ask one", "Answer one."), ("a", None, "No prompt."), ("b", "Ask two", "Answer two."), ("b", "x", None)]
+LAYOUT = Layout(12, record_words=6, prompts=True)
+MODEL = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams(3, 5)).initialize(0).double()
+RECORDS = [[1, 2, 3], [4], [5, 6, 7, 8, 1, 2], [3, 3], [8, 1, 4, 4]]
+PROMPTS = [2, 0, 3, 1, 3]  # tokens
+
+
+def written(path: Path) -> Path:
+    keys = ("user", "ask", "text")
+    if path.suffix == ".csv":
+        with path.open("w") as file:
+            csv.writer(file).writerows([keys, *ROWS])
+    elif path.suffix == ".parquet":
+        pq.write_table(pa.table(dict(zip(keys, map(list, zip(*ROWS, strict=True)), strict=True))), path)
+    else:
+        rows = [dict(zip(keys, row, strict=True)) for row in ROWS]
+        lines = json.dumps(rows) if path.suffix == ".json" else "\n".join(map(json.dumps, rows))
+        path.write_text(lines)
+    return path
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "json", "csv", "parquet"])
+def test_prompts_and_answers_are_read(suffix: str, tmp_path: Path) -> None:
+    """An answer is dropped if it is null; a null prompt is none."""
+    made = import_corpus([written(tmp_path / f"a.{suffix}")], tmp_path / "c", HPARAMS, prompt_column="ask")
+    train = Corpus.open(made.path, verify=True).split("train")
+    found = []
+    for user, name in enumerate(train.names):
+        records = train[user]
+        assert records.prompts is not None
+        for record, prompt in zip(records, records.prompts, strict=True):
+            halves = record[:prompt].tolist(), record[prompt:].tolist()
+            found.append((name, *map(made.vocabulary.text, halves)))
+    assert sorted(found) == sorted((user, ask or "", text) for user, ask, text in ROWS if text)
+    assert made.manifest["dropped"]["posts_without_text"] == 1
+
+
+def test_what_does_not_fit_is_counted(tmp_path: Path) -> None:
+    """A record has 20 tokens. Prompts and answers of many lengths, in tokens as the tokenizer says, and a long text."""
+    rng = stream(0, "test", "long prompts")
+    prompts = ["".join(rng.choice([*"abcdefgh0123456789"], length)) for length in range(10, 30)]
+    rows = [("a", prompt, prompt[:-4]) for prompt in prompts] + [("a", "", "begin " * 40)]
+    source = tmp_path / "a.jsonl"
+    source.write_text("\n".join(json.dumps({"user": u, "ask": q, "text": t}) for u, q, t in rows))
+    made = import_corpus([source], tmp_path / "c", replace(HPARAMS, vocabulary_size=275), prompt_column="ask")
+    assert made.token_map is not None
+    encode = made.token_map.tokenizer.encode
+    sizes = [(len(encode(prompt)), len(encode(prompt)) + len(encode(text))) for _, prompt, text in rows[:-1]]
+    long = [prompt >= 20 for prompt, _ in sizes]
+    assert 0 < sum(long) < len(long)
+    cut = [size - 20 for (_, size), is_long in zip(sizes, long, strict=True) if size > 20 and not is_long]
+    assert sum(cut)
+    dropped, records = made.manifest["dropped"], made.split("train")[0]
+    assert (dropped["records_with_long_prompts"], dropped["tokens_truncated"]) == (sum(long), sum(cut))
+    of_text = len(encode("begin " * 40))
+    expected = [min(size, 20) for (_, size), is_long in zip(sizes, long, strict=True) if not is_long]
+    expected += [20] * (of_text // 20) + [of_text % 20] * (of_text % 20 > 0)
+    assert [len(record) for record in records] == expected
+
+
+def test_a_prompt_longer_than_a_record_says_so_in_one_line(tmp_path: Path, flsim: Flsim) -> None:
+    source = written(tmp_path / "a.jsonl")
+    out = tmp_path / "out"
+    options = ("--train-tokenizer", 266, "--prompt-column", "ask", "--words-per-record", 1, "--words-per-user", 1)
+    source.write_text("".join(json.dumps({"user": u, "ask": "Ask one", "text": "One."}) + "\n" for u in range(20)))
+    code, text, err = flsim("data", "import", source, "--out", out, *options)
+    assert (code, text) == (2, "")
+    assert err.splitlines()[-1].endswith("a prompt must be shorter than --words-per-record 1")
+    assert not out.exists()
+
+
+def test_formats_without_columns_have_no_prompts(tmp_path: Path) -> None:
+    (tmp_path / "a.txt").write_text("a b\nc d\n")
+    with pytest.raises(InputError, match="--prompt-column is for jsonl, json, csv, parquet, and this is text"):
+        import_corpus([tmp_path / "a.txt"], tmp_path / "c", HPARAMS, prompt_column="ask")
+    (tmp_path / "leaf.json").write_text(json.dumps({"users": ["a"], "user_data": {"a": {"x": ["b c"]}}}))
+    with pytest.raises(InputError, match="LEAF's layout, which has no prompts"):
+        import_corpus([tmp_path / "leaf.json"], tmp_path / "c", HPARAMS, prompt_column="ask")
+
+
+LENGTHS = np.array(PROMPTS, np.uint32)
+RECORDS_OF_ONE = replace(Records.from_lists(RECORDS), prompts=LENGTHS)
+ONE_USER = Split(LAYOUT, RECORDS_OF_ONE.tokens, RECORDS_OF_ONE.offsets, np.array([0, 5]), Path("nowhere"), LENGTHS)
+
+
+def sequences() -> Iterator[tuple[list[int], int]]:
+    """BOS, words, and EOS where the record has fewer than 6 words; and its tokens of the prompt."""
+    for record, prompt in zip(RECORDS, PROMPTS, strict=True):
+        yield [LAYOUT.bos, *record, *([LAYOUT.eos] if len(record) < 6 else [])], prompt
+
+
+def slow_loss(model: CIFGLanguageModel, sequence: list[int], prompt: int) -> torch.Tensor:
+    log_probs = model(torch.tensor([sequence[:-1]]))[0].log_softmax(-1)
+    return -sum((log_probs[place, sequence[place + 1]] for place in range(prompt, len(sequence) - 1)), torch.zeros(()))
+
+
+def test_targets_are_the_answer() -> None:
+    """Written out for the first two records: BOS 10, EOS 11; `[1, 2 | 3]` and `[4]`."""
+    read = batch(RECORDS_OF_ONE, np.array([0, 1]), LAYOUT)
+    assert read.inputs.tolist() == [[10, 1, 2, 3], [10, 4, 0, 0]]
+    assert read.targets.tolist() == [[0, 0, 3, 11], [4, 11, 0, 0]]
+
+
+def test_the_loss_is_that_of_the_answers() -> None:
+    read = batch(RECORDS_OF_ONE, np.arange(5), LAYOUT)
+    total, count = loss_sum(MODEL, torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
+    slow = sum((slow_loss(MODEL, sequence, prompt) for sequence, prompt in sequences()), torch.zeros(()))
+    torch.testing.assert_close(total, slow, rtol=1e-12, atol=0)
+    assert count == sum(len(sequence) - 1 - prompt for sequence, prompt in sequences())
+
+
+def test_every_engine_of_users_learns_answers_alone() -> None:
+    """One user, one step of SGD over all records, against the gradient of the slow loss; "cohort" is not taken."""
+    hparams = LocalHParams(batch_size=5, learning_rate=0.3)
+    named = MODEL.trainable
+    count = sum(len(sequence) - 1 - prompt for sequence, prompt in sequences())
+    slow = sum((slow_loss(MODEL, sequence, prompt) for sequence, prompt in sequences()), torch.zeros(()))
+    gradients = dict(zip(named, torch.autograd.grad(slow / count, list(named.values())), strict=True))
+    start = {name: value.detach().clone() for name, value in named.items()}
+
+    for name in ("local", "cohort"):
+        model = CIFGLanguageModel(LAYOUT.vocabulary_size, ModelHParams(3, 5)).double()
+        engine = engine_of(name, model, LAYOUT, hparams)
+        assert isinstance(engine, LocalEngine)
+        total = engine.train(start, ONE_USER, [0], 0, 0)
+        for key, value in total.delta.items():  # weighted by examples
+            torch.testing.assert_close(value / 5, -0.3 * gradients[key], rtol=1e-6, atol=1e-9)
+
+
+def test_central_training_learns_answers_alone() -> None:
+    params = {name: value.detach().clone() for name, value in MODEL.trainable.items()}
+    task = CentralTask(ONE_USER, CentralHParams(batch_size=5, learning_rate=0.1), 0)
+    engine = central_engine_of(task, State(0, params))
+    assert isinstance(engine, AutogradEngine)
+    (loss,), (tokens,) = engine.train(engine.pack(task.chunk(0, 1)))
+    slow = sum((slow_loss(MODEL, sequence, prompt) for sequence, prompt in sequences()), torch.zeros(()))
+    assert tokens == sum(len(sequence) - 1 - prompt for sequence, prompt in sequences())
+    assert loss == pytest.approx(slow.item(), rel=1e-12)
+    (gradient,) = torch.autograd.grad(slow / tokens, [MODEL.trainable["projection"]])
+    torch.testing.assert_close(engine.params()["projection"], params["projection"] - 0.1 * gradient)
+
+
+def test_the_gradient_of_a_record_is_that_of_its_answer() -> None:
+    read = batch(RECORDS_OF_ONE, np.arange(5), LAYOUT)
+    gradients, losses = record_gradients(MODEL, torch.from_numpy(read.inputs), torch.from_numpy(read.targets))
+    for row, (sequence, prompt) in enumerate(sequences()):
+        slow = slow_loss(MODEL, sequence, prompt)
+        assert float(losses[row]) == pytest.approx(slow.item(), rel=1e-12)
+        (gradient,) = torch.autograd.grad(slow / (len(sequence) - 1 - prompt), [MODEL.trainable["projection"]])
+        torch.testing.assert_close(gradients["projection"][row], gradient, rtol=1e-9, atol=1e-12)
+
+
+def test_utility_counts_answers_alone() -> None:
+    measured = utility(MODEL, ONE_USER)
+    slow = sum((slow_loss(MODEL, sequence, prompt) for sequence, prompt in sequences()), torch.zeros(()))
+    assert measured.cross_entropy == pytest.approx(slow.item(), rel=1e-12)
+    assert measured.tokens == sum(len(sequence) - 1 - prompt for sequence, prompt in sequences())
+    by_steps = utility(predict_by_steps(MODEL, torch.device("cpu")), ONE_USER)
+    assert by_steps.cross_entropy == pytest.approx(measured.cross_entropy, rel=1e-12)
+    assert replace(by_steps, cross_entropy=0.0) == replace(measured, cross_entropy=0.0)
+
+
+@pytest.fixture(scope="module")
+def corpus(tmp_path_factory: pytest.TempPathFactory) -> Corpus:
+    folder = tmp_path_factory.mktemp("prompts")
+    rng = stream(0, "test", "prompts")
+    words = [f"{start}{end}" for start in ("ba", "de", "ki", "lo", "mu", "ra", "so", "te") for end in "abcdef"]
+    rows = [
+        {
+            "user": f"a{number % 12}",
+            "ask": " ".join(rng.choice(words, rng.integers(1, 4))),
+            "text": " ".join(rng.choice(words, rng.integers(1, 9))),
+        }
+        for number in range(120)
+    ]
+    (folder / "a.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    hparams = replace(HPARAMS, heldout=0.2, test=0.2, vocabulary_size=300)
+    return import_corpus([folder / "a.jsonl"], folder / "corpus", hparams, prompt_column="ask")
+
+
+def prompts_of(split: Split | Population) -> list[tuple[list[int], int]]:
+    """The records of all users, one user after another, with the tokens of their prompts."""
+    listed = []
+    for user in range(len(split)):
+        records = split[user]
+        assert records.prompts is not None
+        listed += [(record.tolist(), int(prompt)) for record, prompt in zip(records, records.prompts, strict=True)]
+    return listed
+
+
+def test_a_canary_is_an_answer_without_a_prompt(corpus: Corpus, tmp_path: Path) -> None:
+    """In the population of a run, and in a corpus with canaries in place; other records keep their prompts."""
+    hparams = CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=3)
+    made = plant_corpus(corpus, tmp_path / "planted", hparams, 0)
+    before, after = prompts_of(corpus.split("train")), prompts_of(made.split("train"))
+    phrases = {canary.tokens for canary in draw_canaries(corpus, hparams, 0)}
+    replaced = [place for place, (record, _) in enumerate(after) if tuple(record) in phrases]
+    assert len(replaced) > 5
+    for place, (old, new) in enumerate(zip(before, after, strict=True)):
+        assert new[1] == 0 if place in replaced else new == old
+    assert made.vocabulary.text([1, 2]) == corpus.vocabulary.text([1, 2])
+
+
+def test_parts_of_a_split_keep_prompts(corpus: Corpus) -> None:
+    train = corpus.split("train")
+    positions = np.array([0, 3, 7, 8, 20], np.uint32)
+    listed = prompts_of(train)
+    assert prompts_of(PartialSplit.select(train, positions)) == [listed[place] for place in positions.tolist()]
+    joined = Records.joined([train[0], Records.from_lists([[1]]), train[1]])
+    assert joined.prompts is not None
+    assert joined.prompts.tolist() == [prompt for _, prompt in prompts_of(train)[: len(train[0])]] + [0] + [
+        prompt for _, prompt in listed[len(train[0]) : len(train[0]) + len(train[1])]
+    ]
+
+
+def test_natural_canaries_are_answers(corpus: Corpus) -> None:
+    """Of a held-out record what follows the prompt, and never words of the prompt."""
+    drawn = draw_canaries(corpus, CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=5, length=5, source="heldout"), 0)
+    answers = {tuple(record[prompt : prompt + 5]) for record, prompt in prompts_of(corpus.split("heldout"))}
+    assert {canary.tokens for canary in drawn} <= answers
+
+
+def test_all_files_come_from_a_store(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLSIM_CACHE", str(tmp_path / "cache"))
+    uri = f"file://{tmp_path / 'store'}"
+    push(corpus.path, uri)
+    assert folder_bytes(Corpus.open(uri, verify=True).path) == folder_bytes(corpus.path)
+
+
+def test_a_corpus_describes_its_prompts(corpus: Corpus, flsim: Flsim) -> None:
+    listed = prompts_of(corpus.split("train"))
+    share = sum(prompt for _, prompt in listed) / sum(len(record) for record, _ in listed)
+    code, out, _ = flsim("data", "inspect", corpus.path)
+    assert code == 0
+    assert f"prompts      {share:.1%} of train's words are of prompts" in out
+    assert f"({corpus.layout.words} complete words)" in out
+
+
+def test_a_run_trains_measures_and_shows_text(corpus: Corpus, tmp_path: Path, flsim: Flsim) -> None:
+    """By the command: canaries that are text, in a table, of a federated run on prompts and answers."""
+    (tmp_path / "a.toml").write_text(
+        f"""
+        data.corpus = "{corpus.path}"
+        canaries = {{ p_u = [0.5], p_e = [0.5], count = 2 }}
+        model = {{ embedding = 4, units = 6 }}
+        training = {{ rounds = 2, cohort = 3 }}
+        local = {{ batch_size = 4 }}
+        evaluation = {{ every = 2, references = 50 }}
+        """.replace("        ", "")
+    )
+    code, _, err = flsim("run", tmp_path / "a.toml", "--out", tmp_path / "run", "--in-process")
+    assert code == 0, err
+    code, out, _ = flsim("canaries", tmp_path / "run")
+    assert code == 0
+    for canary in draw_canaries(corpus, CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=2), 0):
+        assert corpus.vocabulary.text(canary.tokens) in out

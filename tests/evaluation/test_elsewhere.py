@@ -1,0 +1,252 @@
+"""Models that were trained elsewhere: their canaries, folders of measurements, and what those prove."""
+
+import io
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from helpers import Flsim, rows
+
+from flsim.base.errors import InputError
+from flsim.base.files import file_digest
+from flsim.canaries.elsewhere import FILES, CanarySet, OtherUsers, Rows, WordList
+from flsim.canaries.roster import roster_of
+from flsim.results.run_file import read_run_file
+from flsim.runs.folder import Run
+from flsim.runs.loading import load_model
+
+Trained = Callable[..., Path]
+
+OF_OURS = """
+from flsim.models.architectures import build
+from flsim.models.hparams import ModelHParams
+
+def ours(vocabulary, embedding, units):
+    return build(vocabulary, ModelHParams(embedding, units))
+"""
+
+
+@pytest.fixture
+def copied(trained_here: Trained, tmp_path: Path) -> Run:
+    """A run, and foreign copies in weights/ of all its evaluated checkpoints, beside a listing of its canaries."""
+    run = Run.open(trained_here("evaluation.every=2"))
+    (tmp_path / "ours.py").write_text(OF_OURS)
+    (tmp_path / "weights").mkdir()
+    for path in (run.path / "rows").glob("*.parquet"):
+        network = load_model(run.path / "checkpoints" / f"{path.stem}.safetensors")
+        torch.save({"model": network.state_dict()}, tmp_path / "weights" / f"{path.stem}.pt")
+    roster = pd.read_parquet(run.path / "planted" / "roster.parquet")
+    listed = [
+        {"id": canary.id, "tokens": list(canary.tokens), "p_u": canary.p_u, "p_e": canary.p_e, "copies": int(copies)}
+        for canary, copies in zip(run.canaries, roster["insertions"], strict=True)
+    ]
+    (tmp_path / "canaries.json").write_text(json.dumps(listed))
+    return run
+
+
+def measured(copied: Run, flsim: Flsim, folder: Path, *options: object) -> tuple[int, str, str]:
+    """Measure the copies as somebody else's model."""
+    model, evaluation = copied.config.model, copied.config.evaluation
+    arguments = {"vocabulary": copied.corpus.layout.vocabulary_size, "embedding": model.embedding, "units": model.units}
+    sets = [part for name, value in arguments.items() for part in ("--set", f"{name}={value}")]
+    about = {"seed": copied.config.seed, "references": evaluation.references, "beam-width": evaluation.beam_width}
+    sets += [part for name, value in about.items() for part in (f"--{name}", str(value))]
+    where = ("--canaries", folder / "canaries.json", "--corpus", copied.config.data.corpus, "--out", folder / "theirs")
+    return flsim("evaluate", "--model", f"{folder / 'ours.py'}:ours", *sets, *where, *options)
+
+
+def test_rows_of_a_copy_are_those_of_the_run(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
+    """A folder of checkpoints gives all rounds at once; utility too, since the corpus is named."""
+    code, _, err = measured(copied, flsim, tmp_path, "--state", tmp_path / "weights")
+    assert code == 0, err
+    own, theirs = rows(copied.path), rows(tmp_path / "theirs")
+    assert own["round"].nunique() > 1
+    pd.testing.assert_frame_equal(theirs, own, check_exact=False, rtol=0, atol=1e-6)
+
+
+@pytest.fixture
+def drawn(copied: Run) -> CanarySet:
+    """The canaries that `flsim data canaries` draws for the run's words, users, settings and seed."""
+    vocabulary, layout = copied.corpus.vocabulary, copied.corpus.layout
+    counts = np.diff(copied.corpus.split("train").user_offsets)
+    users = OtherUsers(tuple(copied.corpus.split("train").names), counts)
+    words = WordList(copied.corpus.path, vocabulary, layout)
+    return CanarySet.draw(words, users, copied.config.canaries, copied.config.seed, copied.config.evaluation.prefix)
+
+
+def test_canaries_are_those_of_a_run_over_such_users(copied: Run, drawn: CanarySet) -> None:
+    """Phrases, coins, sharers and copies; the corpus of the run holds none of the phrases, so that none was redrawn."""
+    pd.testing.assert_frame_equal(roster_of(drawn.planting, copied.corpus.vocabulary), read_roster_as_written(copied))
+
+
+def read_roster_as_written(run: Run) -> pd.DataFrame:
+    roster = pd.read_parquet(run.path / "planted" / "roster.parquet")
+    return roster.assign(**{name: roster[name].map(list) for name in ("tokens", "words")})
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet", "instructions"])
+def test_records_in_place_are_the_copies(drawn: CanarySet, tmp_path: Path, kind: Rows) -> None:
+    """Whoever replaces the listed records has as many copies, of as many users, as the roster says."""
+    drawn.write(tmp_path / "planted", kind)
+    path = tmp_path / "planted" / FILES[kind]
+    rows = {
+        "csv": lambda: pd.read_csv(path),
+        "parquet": lambda: pd.read_parquet(path),
+    }.get(path.suffix[1:], lambda: pd.read_json(path, lines=True))()
+    texts = rows["prompt"] + rows["completion"] if kind == "instructions" else rows["text"]
+    assert not rows.duplicated(["user", "record"]).any()
+    assert (rows["record"] < rows["user"].map(dict(zip(drawn.users.names, drawn.users.counts, strict=True)))).all()
+    roster = roster_of(drawn.planting, drawn.words.vocabulary)
+    assert rows["canary"].value_counts().to_dict() == {
+        canary: copies for canary, copies in zip(roster["canary"], roster["insertions"], strict=True) if copies
+    }
+    phrases = dict(zip(roster["canary"], roster["words"].map(" ".join), strict=True))
+    assert texts.tolist() == rows["canary"].map(phrases).tolist()
+    sharers = rows.groupby("canary")["user"].nunique().to_dict()
+    assert sharers == {c: n for c, n in zip(roster["canary"], roster["sharers"], strict=True) if n}
+    assert CanarySet.read(tmp_path / "planted").identity == drawn.identity
+
+
+def test_canaries_that_somebody_chose_are_refused(drawn: CanarySet, tmp_path: Path) -> None:
+    """Also where the digests are made to fit."""
+    drawn.write(tmp_path / "planted")
+    manifest, roster = tmp_path / "planted" / "canaries.json", tmp_path / "planted" / "roster.parquet"
+    whole = json.loads(manifest.read_text())
+    table = pd.read_parquet(roster)
+    table["tokens"] = table["tokens"].map(lambda tokens: tokens[::-1])
+    table.to_parquet(roster, index=False)
+    with pytest.raises(InputError, match=r"roster\.parquet has changed"):
+        CanarySet.read(tmp_path / "planted")
+    whole["files"]["roster.parquet"] = file_digest(roster)
+    manifest.write_text(json.dumps(whole))
+    with pytest.raises(InputError, match="not those that the law draws, so they prove nothing"):
+        CanarySet.read(tmp_path / "planted")
+    with pytest.raises(InputError, match=r"has no canaries\.json; name a folder that `flsim data canaries` wrote"):
+        CanarySet.read(tmp_path / "weights")
+
+
+def test_an_audit_of_a_copy_proves_what_that_of_the_run_does(
+    copied: Run, drawn: CanarySet, flsim: Flsim, tmp_path: Path
+) -> None:
+    """All rows of both audits, from measurements of the same weights by the same canaries, users and references."""
+    drawn.write(tmp_path / "planted")
+    code, _, err = measured(
+        copied, flsim, tmp_path, "--state", tmp_path / "weights", "--canaries", tmp_path / "planted"
+    )
+    assert code == 0, err
+    audits = [
+        pd.read_csv(io.StringIO(flsim("audit", path, "--threshold", "3", "--format", "csv")[1]))
+        for path in (copied.path, tmp_path / "theirs")
+    ]
+    own, theirs = (audit.drop(columns=["run", "setting"]) for audit in audits)
+    assert {"tpr", "epsilon"} <= set(own["method"])
+    pd.testing.assert_frame_equal(theirs, own, check_exact=False, rtol=0, atol=1e-12)
+
+
+@pytest.fixture
+def theirs(copied: Run, drawn: CanarySet, flsim: Flsim, tmp_path: Path) -> Path:
+    """Measurements of a copy, by drawn canaries."""
+    drawn.write(tmp_path / "planted")
+    options = ("--state", tmp_path / "weights", "--canaries", tmp_path / "planted")
+    assert measured(copied, flsim, tmp_path, *options)[0] == 0
+    return tmp_path / "theirs"
+
+
+@pytest.mark.parametrize(
+    "arguments", ["table", "plot --out p.png", "trace --out t.png", "trace --csv", "canaries", "report --out r.html"]
+)
+def test_commands_read_measurements_like_a_run(
+    theirs: Path, flsim: Flsim, monkeypatch: pytest.MonkeyPatch, arguments: str
+) -> None:
+    monkeypatch.chdir(theirs.parent)
+    command, *options = arguments.split()
+    code, out, err = flsim(command, theirs, *options)
+    assert code == 0, err
+    assert out or (theirs.parent / options[-1]).stat().st_size
+    assert "sharer" not in out
+
+
+def test_two_models_compare(theirs: Path, flsim: Flsim, tmp_path: Path) -> None:
+    """Measurements of another name are another run, here with equal numbers."""
+    shutil.copytree(theirs, tmp_path / "other")
+    about = tmp_path / "other" / "run.json"
+    about.write_text(about.read_text().replace('"config": "', '"config": "0'))
+    identity = read_run_file(tmp_path / "other")["identity"]
+    for path in (tmp_path / "other" / "rows").glob("*"):
+        pd.read_parquet(path).assign(run=identity).to_parquet(path, index=False)
+    code, out, err = flsim("compare", theirs, tmp_path / "other", "--json")
+    assert code == 0, err
+    differences = [row["difference"] for row in json.loads(out)["rows"] if row["difference"] is not None]
+    assert differences
+    assert not any(differences)
+
+
+@pytest.mark.parametrize("command", ["membership", "extract", "forgetting", "verify", "privacy"])
+def test_what_needs_the_training_is_refused(theirs: Path, flsim: Flsim, command: str) -> None:
+    code, out, err = flsim(command, theirs)
+    assert (code, out, len(err.splitlines())) == (2, "", 1)
+    assert "trained elsewhere" in err
+
+
+def test_listed_canaries_prove_nothing(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
+    """They are measured and shown, and an audit refuses them."""
+    assert measured(copied, flsim, tmp_path, "--state", tmp_path / "weights")[0] == 0
+    assert flsim("table", tmp_path / "theirs")[0] == 0
+    code, out, err = flsim("audit", tmp_path / "theirs")
+    assert (code, out) == (2, "")
+    assert "has nothing that proves anything. The canaries were listed by hand" in err
+    listed = json.loads((tmp_path / "canaries.json").read_text())
+    (tmp_path / "canaries.json").write_text(
+        json.dumps([{k: v for k, v in one.items() if k != "copies"} for one in listed])
+    )
+    code, _, err = measured(copied, flsim, tmp_path, "--state", tmp_path / "weights", "--out", tmp_path / "more")
+    assert (code, (tmp_path / "more").exists()) == (2, False)
+    assert "add the column copies, 0 for a control, or remove --out" in err
+
+
+def test_a_folder_takes_more_rounds_and_nothing_else(copied: Run, flsim: Flsim, tmp_path: Path) -> None:
+    """A round that is measured again replaces itself; other settings, and folders of other things, are refused."""
+    first, *_, last = sorted((tmp_path / "weights").iterdir())
+    for path, options in ((first, ()), (last, ()), (last, ()), (first, ("--round", "77"))):
+        assert measured(copied, flsim, tmp_path, "--state", path, *options)[0] == 0
+    assert sorted(rows(tmp_path / "theirs")["round"].unique()) == [*(int(p.stem[6:]) for p in (first, last)), 77]
+    before = {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("*") if path.is_file()}
+    code, _, err = measured(copied, flsim, tmp_path, "--state", first, "--prefix", "2")
+    assert (code, "has measurements with another name, of other canaries or with other settings" in err) == (2, True)
+    code, _, err = measured(copied, flsim, tmp_path, "--state", first, "--out", tmp_path / "weights")
+    assert (code, "exists, and has no measurements of a model; name another folder" in err) == (2, True)
+    assert before == {path: path.read_bytes() for path in (tmp_path / "theirs").rglob("*") if path.is_file()}
+
+
+def test_a_summary_that_could_detect_nothing_is_refused(theirs: Path, drawn: CanarySet, flsim: Flsim) -> None:
+    """Rank 1 of R references has p = 1 / (R + 1), and Holm multiplies it by the number of canaries: R >= 20 m - 1."""
+    references = int(rows(theirs).query("metric == 'references'")["value"].iloc[0])
+    needed = 20 * len(drawn.planting.canaries) - 1
+    code, out, err = flsim("audit", theirs, "--summary")
+    if references < needed:
+        assert (code, out) == (2, "")
+        assert f"not even rank 1 would be a detection; measure with --references {needed:,} or more" in err
+    else:
+        assert code == 0
+        assert max(map(len, out.splitlines())) <= 80
+        assert len(out.splitlines()) <= 45
+
+
+def test_a_summary_of_a_model_that_knows_nothing(copied: Run, drawn: CanarySet, flsim: Flsim, tmp_path: Path) -> None:
+    """An untrained model: nothing is detected, and the most that can be memorized is Clopper and Pearson's bound."""
+    drawn.write(tmp_path / "planted")
+    code, _, err = measured(copied, flsim, tmp_path, "--canaries", tmp_path / "planted", "--references", "400")
+    assert code == 0, err
+    code, out, err = flsim("audit", tmp_path / "theirs", "--summary")
+    assert code == 0, err
+    planted = int((drawn.planting.insertions > 0).sum())
+    share = 1 - 0.05 ** (1 / planted)  # of no hit in n trials
+    text = " ".join(out.split())
+    assert "Memorization is not proven: no phrase is detected." in text
+    assert f"up to {100 * share:.0f}% may be detectable (95% confidence)" in text
+    assert "differential privacy with epsilon below" not in text

@@ -1,0 +1,68 @@
+"""The tutorial on a model that was trained elsewhere, executed as it stands: page "elsewhere.md"."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from documents import ROOT, blocks_of, commands_of
+
+from flsim.attacks.audit.subject import subject_of
+from flsim.attacks.audit.summary import detected_canaries
+
+pytestmark = pytest.mark.slow
+PAGE = ROOT / "docs" / "elsewhere.md"
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """The folder in which the whole page was run, with the output of each command."""
+    folder, outputs = tmp_path_factory.mktemp("elsewhere"), {}
+    for block in blocks_of(PAGE):
+        if block.language == "python":
+            name = block.text.splitlines()[0].removeprefix("# ")
+            (folder / name).write_text(block.text, encoding="utf-8")
+        elif block.language == "sh":
+            for program, *words in commands_of(block):
+                command = [sys.executable, *(["-m", "flsim"] if program == "flsim" else []), *words]
+                ran = subprocess.run(command, cwd=folder, capture_output=True, text=True)
+                assert ran.returncode == 0, ran.stderr
+                outputs[" ".join(words)] = ran.stdout
+    return folder, outputs
+
+
+def test_the_page_runs_and_its_training_is_not_flsims(done: tuple[Path, dict[str, str]]) -> None:
+    folder, outputs = done
+    assert "flsim" not in (folder / "train.py").read_text().replace("without flsim", "")
+    assert (folder / "exposure.png").stat().st_size
+    assert "| epsilon, coins" in outputs["audit runs/theirs"]
+
+
+def test_the_summary_is_that_of_the_page(done: tuple[Path, dict[str, str]]) -> None:
+    """Up to numbers, which differ a little on other processors: its sentences and the shape of its table."""
+    shown = next(block.text for block in blocks_of(PAGE) if block.language == "text")
+    assert shape(shown) == shape(done[1]["audit runs/theirs --summary"])
+
+
+def shape(text: str) -> list[str]:
+    words = " ".join(text.split()).replace("|", " ").split()
+    return [word.strip(".,%") for word in words if not any(letter.isdigit() for letter in word) and word.strip("-:")]
+
+
+def test_detections_and_copies_by_a_second_computation(done: tuple[Path, dict[str, str]]) -> None:
+    """From the Parquet files: Holm's step-down procedure as in his paper, on p = rank / (R + 1)."""
+    folder = done[0] / "runs" / "theirs"
+    rows = pd.read_parquet(sorted((folder / "rows").iterdir())[-1])
+    ranks = rows[rows["metric"] == "rank"].set_index("canary")["value"].sort_values()
+    detected = list[str]()
+    for place, (canary, rank) in enumerate(ranks.items()):
+        if rank / 2001 > 0.05 / (len(ranks) - place):
+            break
+        detected.append(str(canary))
+    found = detected_canaries(subject_of(folder))
+    assert sorted(map(str, found.index[found["detected"]])) == sorted(detected)
+    listed = pd.read_json(done[0] / "planted" / "records.jsonl", lines=True)["canary"].value_counts()
+    assert found["copies"].to_dict() == {canary: int(listed.get(canary, 0)) for canary in found.index}
+    assert not found[found["copies"] == 0]["detected"].any()
+    assert found[found["copies"] == 8]["detected"].all()

@@ -1,0 +1,106 @@
+"""Folders of transformers and peft that were trained elsewhere, against both libraries on their own."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pandas as pd
+import pytest
+import torch
+from helpers import Flsim
+from peft import LoraConfig, PeftModel, get_peft_model
+from transformers import AutoModelForCausalLM, GPT2Config
+
+from flsim.canaries.elsewhere import CanarySet
+from flsim.data.tokenizer import train_tokenizer
+
+TEXTS = [f" {a}{b} {b}{a} {a}{c}{b}" for a in "abcdefgh" for b in "stuvw" for c in "lmno"] * 3
+DRAW = ("--users", "6", "--records", "20", "--set", "insertions=[1,3]", "--set", "count=3", "--set", "controls=2")
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A GPT-2 of random weights, large enough to be far from uniform, with a BPE tokenizer of its own."""
+    folder = tmp_path_factory.mktemp("base")
+    train_tokenizer(iter(TEXTS), 330, folder)
+    torch.manual_seed(0)
+    sizes = {"vocab_size": 336, "n_layer": 1, "n_head": 2, "n_embd": 8, "n_positions": 16, "initializer_range": 0.7}
+    config = GPT2Config(**sizes, bos_token_id=2, eos_token_id=3)
+    AutoModelForCausalLM.from_config(config).save_pretrained(folder)
+    return folder
+
+
+def with_adapter(base: Path, folder: Path, seed: int) -> Path:
+    """A LoRA adapter that is far from zero."""
+    torch.manual_seed(seed)
+    config = LoraConfig(r=2, target_modules=["c_attn"], init_lora_weights=False, fan_in_fan_out=True)
+    get_peft_model(AutoModelForCausalLM.from_pretrained(base), config).save_pretrained(folder)
+    return folder
+
+
+def by_transformers(model: torch.nn.Module, text: str, base: Path) -> float:
+    """The log-perplexity of the words after the first, from BOS, with nothing of flsim's ids."""
+    from transformers import PreTrainedTokenizerFast
+
+    ids = PreTrainedTokenizerFast(tokenizer_file=str(base / "tokenizer.json")).encode(text, add_special_tokens=False)
+    assert len(ids) == 5  # a token for each word
+    with torch.no_grad():
+        log_probs = model.eval()(torch.tensor([[2, *ids]])).logits[0].log_softmax(-1)
+    return -sum(float(log_probs[place, id_]) for place, id_ in list(enumerate(ids))[1:])
+
+
+@pytest.mark.parametrize("kind", ["base", "adapter", "checkpoints"])
+def test_canaries_by_the_tokenizer_of_a_model(base: Path, tmp_path: Path, flsim: Flsim, kind: str) -> None:
+    planted, out = tmp_path / "planted", tmp_path / "theirs"
+    code, _, err = flsim("data", "canaries", "--tokenizer", base, *DRAW, "--out", planted, "--format", "instructions")
+    assert code == 0, err
+    model, loaded = base, {0: AutoModelForCausalLM.from_pretrained(base)}
+    if kind == "adapter":
+        model = with_adapter(base, tmp_path / "adapter", 1)
+        loaded = {0: PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), model)}
+    if kind == "checkpoints":
+        model = tmp_path / "checkpoints"
+        with_adapter(base, model / "checkpoint-10", 1)
+        shutil.copytree(base, model / "checkpoint-2")
+        tuned = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), model / "checkpoint-10")
+        loaded = {2: loaded[0], 10: tuned}
+    code, _, err = flsim("evaluate", "--model", model, "--canaries", planted, "--out", out, "--references", "50")
+    assert code == 0, err
+    drawn = CanarySet.read(planted)
+    for number, network in loaded.items():
+        rows = pd.read_parquet(out / "rows" / f"round-{number:06d}.parquet")
+        nats = rows[rows["metric"] == "log_perplexity"].set_index("canary")["value"]
+        for canary in drawn.planting.canaries:
+            text = drawn.text_of(canary)["text"]
+            assert nats[canary.id] == pytest.approx(by_transformers(network, text, base), rel=1e-5)
+    for line in (planted / "records.jsonl").read_text().splitlines():
+        row = json.loads(line)
+        assert len(row["prompt"].split()) == 1
+        assert row["completion"].startswith(" ")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "words",
+            "canaries have words, but the model has tokens; draw canaries with flsim data canaries --tokenizer",
+        ),
+        ("pickle", "holds only pytorch_model.bin, a pickle, which could execute code"),
+        ("base", "is not a folder; write the folder of the base there"),
+    ],
+)
+def test_folders_that_cannot_be_measured(base: Path, tmp_path: Path, flsim: Flsim, change: str, message: str) -> None:
+    words, model = ("--tokenizer", base), shutil.copytree(base, tmp_path / "model")
+    if change == "words":
+        (tmp_path / "words.txt").write_text("".join(f"w{index}\n" for index in range(30)))
+        words = ("--vocabulary", tmp_path / "words.txt")
+    elif change == "pickle":
+        (model / "model.safetensors").rename(model / "pytorch_model.bin")
+    else:
+        with_adapter(base, model, 0)
+        about = json.loads((model / "adapter_config.json").read_text())
+        (model / "adapter_config.json").write_text(json.dumps(about | {"base_model_name_or_path": "somebody/gone"}))
+    assert flsim("data", "canaries", *words, *DRAW, "--out", tmp_path / "planted")[0] == 0
+    code, _, err = flsim("evaluate", "--model", model, "--canaries", tmp_path / "planted", "--references", "50")
+    assert (code, message in " ".join(err.split())) == (2, True), err

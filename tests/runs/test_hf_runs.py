@@ -1,0 +1,234 @@
+"""Whole runs that fine-tune Hugging Face models: trained, measured, exported and refused."""
+
+import re
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import tokenizer_folders
+import torch
+from dumps import write_jsonl
+from helpers import CENTRAL, TINY, Experiment, assert_same, final_params, final_state, killed_and_whole
+from peft import PeftModel
+from torch.nn.functional import cross_entropy
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+import flsim
+from flsim.algorithms.fedavg import init
+from flsim.base.rng import shared_generators
+from flsim.data.importing.gather import ImportHParams
+from flsim.data.importing.run import import_corpus
+from flsim.data.records import batch
+from flsim.models.hparams import ModelHParams
+from flsim.results.store import read_run
+from flsim.runs.folder import Run
+from flsim.runs.measuring import load_model, newest_checkpoint
+
+OF_CIFG = "[model]\nembedding = 8\nunits = 12\n"
+BASE = '{ model_type = "gpt2", n_layer = 2, n_head = 2, n_embd = 16, n_positions = 20 }'
+LORA = f"""[model]
+architecture = "hf"
+config = {BASE}
+[model.lora]
+rank = 4
+"""
+GPT2 = {"n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 20, "vocab_size": 40}
+
+
+@pytest.fixture
+def lora(experiment: Experiment) -> Experiment:
+    experiment.config.write_text(TINY.replace(OF_CIFG, LORA))
+    return experiment
+
+
+def saved_base(folder: Path, seed: int = 0) -> Path:
+    with shared_generators(torch.device("cpu"), seed):
+        AutoModelForCausalLM.from_config(AutoConfig.for_model("gpt2", **GPT2)).save_pretrained(folder)
+    return folder
+
+
+def trained(experiment: Experiment, name: str = "run", *settings: str) -> Path:
+    options = [part for setting in settings for part in ("--set", setting)]
+    experiment.call("run", experiment.config, "--out", name, "--in-process", *options)
+    return experiment.folder / name
+
+
+def rows_of(run: Path) -> pd.DataFrame:
+    return read_run(run).rows
+
+
+def test_a_run_travels_only_adapters_and_is_measured_over_the_space(lora: Experiment) -> None:
+    run = trained(lora, "run", "evaluation.references=2000000")
+    opened = Run.open(run)
+    assert (opened.config.evaluation.references, opened.config.evaluation.also) == (20_000, ("space",))
+    params = final_params(run)
+    assert all(".lora_A." in name or ".lora_B." in name for name in params)
+    inputs_and_outputs = (16 + 48) + (16 + 16) + (16 + 64) + (64 + 16)  # of c_attn, c_proj, c_fc and c_proj
+    assert sum(value.numel() for value in params.values()) == 2 * 4 * inputs_and_outputs
+    assert opened.setting.endswith("gpt2 LoRA r=4, b_u=6")
+    lora.call("verify", "run")
+    lora.call("table", "run")
+
+
+def test_a_resumed_run_has_the_same_bits(lora: Experiment) -> None:
+    whole = trained(lora)
+    trained(lora, "short", "training.rounds=2")
+    lora.call("run", lora.config, "--out", "short", "--in-process", "--resume")
+    one, other = final_params(whole), final_params(lora.folder / "short")
+    assert one.keys() == other.keys()
+    assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+@pytest.mark.parametrize("merge", [False, True])
+def test_an_exported_model_has_the_logits_and_perplexity_of_the_run(lora: Experiment, merge: bool) -> None:
+    run, out = trained(lora), lora.folder / "exported"
+    lora.call("export", "run", "--round", "4", "--out", "exported", *(["--merge"] if merge else []))
+    if merge:
+        theirs = AutoModelForCausalLM.from_pretrained(out).eval()
+    else:
+        theirs = PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(out / "base"), out).eval()
+    opened = Run.open(run)
+    _, ours = load_model(opened, newest_checkpoint(run), "cpu")
+    users = opened.corpus.test_users
+    total, tokens = 0.0, 0
+    for user in range(len(users)):
+        read = batch(users[user], torch.arange(len(users[user])).numpy(), users.layout)
+        inputs, targets = torch.from_numpy(read.inputs), torch.from_numpy(read.targets)
+        with torch.no_grad():
+            logits = theirs(inputs).logits
+            torch.testing.assert_close(logits, ours(inputs), rtol=0, atol=1e-6)
+        total += float(cross_entropy(logits.flatten(0, 1), targets.flatten(), ignore_index=0, reduction="sum"))
+        tokens += int((targets != 0).sum())
+    rows = rows_of(run)
+    stored = rows[(rows["round"] == 4) & (rows["metric"] == "perplexity")]["value"].item()
+    assert torch.tensor(total / tokens).exp().item() == pytest.approx(stored, rel=1e-6)
+
+
+def test_measuring_an_exported_model_again_gives_the_rows_of_the_run(lora: Experiment) -> None:
+    run = trained(lora)
+    lora.call("export", "run", "--merge", "--out", "exported")
+    opened = Run.open(run)
+    model = ModelHParams(architecture="hf", path=str(lora.folder / "exported"))
+    planted = flsim.plant(lora.folder / "corpus", opened.config.canaries, seed=opened.config.seed)
+    state = flsim.State(4, init(40, model, 0).params)
+    rows = flsim.evaluate(state, planted, model, references=200).set_index(["metric", "canary"])["value"]
+    of_run = rows_of(run)
+    stored = of_run[of_run["round"] == 4].set_index(["metric", "canary"])["value"]
+    shared = rows.index.intersection(stored.index)
+    assert len(shared) > 10
+    for key in shared:
+        assert rows[key] == pytest.approx(stored[key], rel=1e-6, abs=1e-6), key
+
+
+def test_a_base_that_changed_is_refused_on_resume(experiment: Experiment) -> None:
+    saved_base(experiment.folder / "base")
+    text = LORA.replace(f"config = {BASE}", 'path = "base"')
+    experiment.config.write_text(TINY.replace(OF_CIFG, text))
+    run = trained(experiment, "run", "training.rounds=2")
+    moved = experiment.folder / "moved"
+    shutil.copytree(experiment.folder / "base", moved)
+    experiment.config.write_text(experiment.config.read_text().replace('"base"', '"moved"'))
+    experiment.call("run", experiment.config, "--out", "run", "--in-process", "--resume")  # the place does not matter
+    assert final_state(run).round == 4
+    saved_base(moved, seed=1)
+    refused = experiment.call("run", experiment.config, "--out", "run", "--in-process", "--resume", check=False)
+    assert refused.returncode == 2
+    assert re.search(r"^flsim: .*model\.digest was '\w+' and is '\w+' now", refused.stderr.strip().splitlines()[-1])
+    for command in (["evaluate", "run"], ["verify", "run"], ["export", "run", "--out", "out"]):
+        refused = experiment.call(*command, check=False)
+        assert refused.returncode == 2
+        assert "moved: its files changed since the run was started; restore them" in refused.stderr
+    assert not (experiment.folder / "out").exists()
+
+
+@pytest.mark.parametrize("privacy", ["none", "dp"])
+def test_central_training_with_and_without_dp_sgd(experiment: Experiment, privacy: str) -> None:
+    experiment.config.write_text(CENTRAL.replace(OF_CIFG, LORA))
+    of_privacy = ["privacy.mechanism=dp", "privacy.clip=0.1", "privacy.noise_multiplier=1.0"] if privacy == "dp" else []
+    run = trained(experiment, "run", *of_privacy)
+    assert final_state(run).round == 40
+    assert final_state(run).ledger.entries[0].noise_multiplier == float(privacy == "dp")
+    experiment.call("verify", "run")
+
+
+def test_attacks_take_the_base_as_reference(lora: Experiment) -> None:
+    trained(lora)
+    lora.call("membership", "run", "--reference", "base")
+    lora.call("evaluate", "run", "--calibrate", "base")
+    assert "calibrated" in " ".join(rows_of(lora.folder / "run")["metric"])
+    refused = lora.call("export", "run", "--round", "3000", "--out", "out", check=False)
+    assert refused.returncode == 2
+    assert "no such checkpoint" in refused.stderr
+
+
+def test_only_hf_runs_have_a_base_and_are_exported(experiment: Experiment) -> None:
+    trained(experiment)
+    for command, message in (
+        (["export", "run", "--out", "out"], 'is of architecture "cifg"; only "hf" is exported'),
+        (["membership", "run", "--reference", "base"], "has no base"),
+    ):
+        refused = experiment.call(*command, check=False)
+        assert refused.returncode == 2
+        assert message in refused.stderr
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_base_reads_a_corpus_of_its_own_tokenizer(tmp_path: Path, dtype: str) -> None:
+    """Perplexity is that of transformers' own loss on the tokenizer's own ids."""
+    rng = np.random.default_rng(0)
+    words = ["bas", "del", "kim", "lor", "mun", "rat", "tif", "vok"]
+    posts = [(f"a{number % 12}", " ".join(rng.choice(words, rng.integers(3, 25)))) for number in range(150)]
+    tokenizer = tokenizer_folders.gpt2_like(tmp_path / "tokenizer")
+    how = ImportHParams(300, record_words=16, words_per_user=60, heldout=0.2, test=0.3, by="tokens")
+    corpus = import_corpus([write_jsonl(tmp_path / "a.jsonl", posts)], tmp_path / "corpus", how, tokenizer=tokenizer)
+    tokens = corpus.token_map
+    assert tokens is not None
+    with shared_generators(torch.device("cpu"), 1):
+        config = AutoConfig.for_model("gpt2", **{**GPT2, "vocab_size": tokens.rows}, attn_pdrop=0.0)
+        AutoModelForCausalLM.from_config(config).save_pretrained(tmp_path / "base")
+    experiment = Experiment(tmp_path)
+    text = LORA.replace(f"config = {BASE}", f'path = "base"\ndtype = "{dtype}"')
+    settings = TINY.replace(OF_CIFG, text).replace("cohort = 6", "cohort = 3").replace("count = 2", "count = 1")
+    experiment.config.write_text(settings)
+    run = trained(experiment)
+    shutil.move(run, tmp_path / "moved")  # a run folder holds the ids of the tokens
+    experiment.call("verify", "moved")
+    experiment.call("export", "moved", "--merge", "--out", "merged")
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged").eval().float()
+    users, total, count = corpus.test_users, 0.0, 0
+    for user in range(len(users)):
+        read = batch(users[user], np.arange(len(users[user])), users.layout)
+        for inputs, targets in zip(read.inputs, read.targets, strict=True):
+            ids = torch.from_numpy(tokens.ids[np.append(inputs[0], targets[targets != 0])])
+            loss = merged(ids[None], labels=ids[None]).loss.item()
+            total, count = total + loss * (len(ids) - 1), count + len(ids) - 1
+    rows = rows_of(tmp_path / "moved")
+    stored = rows[(rows["round"] == 4) & (rows["metric"] == "perplexity")]["value"].item()
+    exact = 1e-5 if dtype == "float32" else 0.02
+    assert np.exp(total / count) == pytest.approx(stored, rel=exact)
+    assert AutoTokenizer.from_pretrained(tmp_path / "merged").encode("bas del") == [
+        *tokens.ids[corpus.vocabulary.encode_text("bas del")]  # type: ignore[attr-defined]
+    ]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("privacy", ["none", "dp"])
+def test_a_resume_after_sigkill_under_ray_is_exact(lora: Experiment, privacy: str) -> None:
+    settings = ["training.rounds=12", f"privacy.mechanism={privacy}", "local.optimizer=adam", "evaluation.every=6"]
+    if privacy == "dp":
+        settings += ["privacy.clip=0.1", "privacy.noise_multiplier=1.0"]
+    assert_same(*killed_and_whole(lora, *settings))
+
+
+def test_a_simulation_has_the_bits_of_a_run(lora: Experiment) -> None:
+    run = trained(lora)
+    opened = Run.open(run).federated
+    planted = flsim.plant(lora.folder / "corpus", opened.canaries, seed=opened.seed)
+    model = flsim.Model(architecture="hf", config=opened.model.config, lora=flsim.Lora(rank=4))
+    algorithm = flsim.FedAvg(cohort=6, local=opened.local, shards=1)
+    *_, state = flsim.simulate(planted, model, algorithm, 4)
+    params = final_params(run)
+    assert state.params.keys() == params.keys()
+    assert all(torch.equal(value, params[name]) for name, value in state.params.items())
