@@ -34,6 +34,7 @@ from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.ledger import epsilons
 from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.sampling import refuse_options
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.runs.config import (
     CentralConfig,
@@ -142,8 +143,8 @@ class FedAvg:
         algorithm: "fedavg", "fedprox", "scaffold", or one's own as ``path/to/file.py:NAME``; see docs/algorithms.md.
         sampler: "fixed-size" draws exactly `cohort` users without replacement; "poisson" draws each user independently;
             "with-replacement" draws `cohort` times from all users, and counts a user drawn twice twice;
-            "round-robin" takes the users in a fixed random order, cohort after cohort; or one's own as
-            ``path/to/file.py:NAME``, see docs/privacy.md.
+            "round-robin" takes the users in a fixed random order, cohort after cohort; "truncated-poisson" is
+            "poisson" with at most `limit` users; or one's own as ``path/to/file.py:NAME``, see docs/privacy.md.
         local: settings of local training.
         server: the server's optimizer; by default the average update is the step.
         privacy: clip norm and noise; by default neither.
@@ -154,7 +155,7 @@ class FedAvg:
         branch: number of consecutive shards whose sums are added before those of branches, as `system.branch`; 0 for
             none. None for the default of a run with as many shards.
         algorithm_options: options of a custom algorithm: arguments of its class by name, numbers or text.
-        sampler_options: options of a custom sampler, likewise.
+        sampler_options: options of the sampler, likewise; those of built-in samplers are in docs/privacy.md.
 
     Examples:
         >>> flsim.FedAvg(cohort=40, local=flsim.LocalSGD(learning_rate=0.5))   # doctest: +SKIP
@@ -173,7 +174,8 @@ class FedAvg:
     sampler_options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        refuse_wrong_options(self, "algorithm", "sampler")
+        refuse_wrong_options(self, "algorithm")
+        refuse_options(self.sampler, self.sampler_options, self.cohort)
 
     def config(self, planted: Planted, model: ModelHParams, rounds: int, seed: int) -> Config:
         """Return the settings of the run that trains these users; raise InputError where they do not fit each other."""
@@ -274,7 +276,7 @@ def simulate(
         planted: the users and their canaries.
         model: the network and its size.
         algorithm: `FedAvg` or `Central`.
-        rounds: number of rounds; for central training, of steps.
+        rounds: number of rounds; for central training, of steps. Training ends earlier at `privacy.max_epsilon`.
         seed: seed of everything that is drawn.
         start: the state to continue from; by default the first state of a new model.
         every: yield a state after every so many rounds, or after each round for which this function is true. The last
@@ -303,7 +305,11 @@ def simulate(
     if start is not None:
         refuse_other(State, "a state of flsim.simulate", start=start)
         restore(start.params, model, planted.corpus.layout.vocabulary_size)  # raises where it is of another model
-    training = algorithm.config(planted, model, rounds, seed).training_of(planted.users, rounds, device)
+    config = algorithm.config(planted, model, rounds, seed)
+    units = len(planted.users) if config.unit == "user" else planted.users.records
+    asked, rounds = rounds, config.within_budget(rounds, units)
+    config.say_end(asked, rounds)
+    training = config.training_of(planted.users, rounds, device)
     is_wanted = every if callable(every) else lambda round_: round_ % every == 0
     return _on_threads(training.states(start or training.first_state(), rounds, is_wanted), threads)
 

@@ -9,7 +9,7 @@ from flsim.base.extensions import CustomName, by_content, configured, refuse_wro
 from flsim.base.settings import Count, Options, settings
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.sampling import SAMPLERS
+from flsim.privacy.sampling import SAMPLERS, refuse_options
 
 SamplerName = Annotated[str, CustomName("sampler", SAMPLERS)]
 AlgorithmName = Annotated[str, CustomName("algorithm", ALGORITHMS)]
@@ -27,11 +27,12 @@ class FedAvgHParams(ServerOptimizerHParams):
             takes each of N users with probability cohort / N, independently. "with-replacement" draws `cohort` times
             from all users, as the paper's experiments did by its footnote 1; a user drawn twice counts twice, and
             mechanism "dp" is refused. "round-robin" takes the users in one random order, cohort after cohort, again
-            and again; "dp" is refused. Your own: see docs/privacy.md.
+            and again; "dp" is refused. "truncated-poisson" is "poisson" with at most `limit` users, an option. Your
+            own: see docs/privacy.md.
         algorithm_options: Options of a custom algorithm, e.g. { alpha = 0.1 }: keyword
             arguments, numbers or text. Unit: none.
-        sampler_options: Options of a custom sampler, e.g. { block = 8 }: keyword
-            arguments, numbers or text. Unit: none.
+        sampler_options: Options of the sampler, e.g. { limit = 600 }: those that docs/privacy.md lists, or keyword
+            arguments of a custom sampler, numbers or text. Unit: none.
     """
 
     rounds: Count = 8_000
@@ -43,7 +44,8 @@ class FedAvgHParams(ServerOptimizerHParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_wrong_options(self, "algorithm", "sampler")
+        refuse_wrong_options(self, "algorithm")
+        refuse_options(self.sampler, self.sampler_options, self.cohort)
 
     def releases(self, privacy: PrivacyHParams, population: int, rounds: int) -> Entry:
         """Return the ledger's entry for a number of rounds over a population of that many users."""

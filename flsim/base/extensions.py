@@ -4,7 +4,7 @@ Such a file is one module. It may import flsim and installed packages, but not t
 the object that it defines is first used, and never to read a configuration or results.
 
 Settings beside the name may hold options, which a class or function gets as keyword arguments. Within flsim a name
-carries its options: ``path/to/file.py:NAME{"alpha": 0.1}``.
+carries its options: ``path/to/file.py:NAME{"alpha": 0.1}``, or ``truncated-poisson{"limit": 40}`` for a built-in class.
 """
 
 import ast
@@ -30,6 +30,7 @@ Thing = TypeVar("Thing")
 Option = int | float | bool | str
 BY_NAME = "must be a name; name your own as 'path/to/file.py:NAME'"
 NAME = re.compile(r"(.+?\.py):(\w+)(\{.*\})?", re.DOTALL)
+BUILT_IN = re.compile(r"([\w-]+)(\{.*\})?", re.DOTALL)  # and its options
 _modules: dict[str, ModuleType] = {}  # by sha256 of the source
 _places: dict[str, Path] = {}  # where files lie that were named by content, by sha256 of the source
 _files: set[str] = set()  # all that were executed, as frames of a traceback name them
@@ -89,15 +90,26 @@ def parts(name: str) -> tuple[Path, str]:
 
 
 def options_of(name: str) -> dict[str, Option]:
-    """Return the options that a name carries; empty for a built-in name."""
-    match = NAME.fullmatch(name)
-    options: dict[str, Option] = json.loads(match[3]) if match and match[3] else {}
+    """Return the options that a name carries."""
+    match = NAME.fullmatch(name) or BUILT_IN.fullmatch(name)
+    text = match[match.re.groups] if match else None
+    options: dict[str, Option] = json.loads(text) if text and _is_table(text) else {}
     return options
+
+
+def without_options(name: str) -> str:
+    """Return a built-in name without the options that it carries; any other name unchanged."""
+    match = BUILT_IN.fullmatch(name)
+    return match[1] if match and _is_table(match[2] or "{}") else name
 
 
 def configured(settings: object, setting: str) -> str:
     """Return the name in a setting, with the options in the setting ``{setting}_options`` of the same dataclass."""
-    name, options = getattr(settings, setting), getattr(settings, f"{setting}_options")
+    return with_options(getattr(settings, setting), getattr(settings, f"{setting}_options"))
+
+
+def with_options(name: str, options: Mapping[str, object]) -> str:
+    """Return a name that carries options."""
     return f"{name}{json.dumps(dict(options), sort_keys=True, ensure_ascii=False)}" if options else name
 
 
@@ -129,12 +141,13 @@ def made(name: str, make: Callable[..., Thing], *arguments: object) -> Thing:
         InputError: a user's class or function does not take these options.
     """
     options = options_of(name)
-    if options or not arguments:
+    if options or not arguments or not is_custom(name):
         try:
             inspect.signature(make).bind(*arguments, **options)
         except TypeError as error:
             path, attribute = parts(name_in_settings(name))
-            raise InputError(f"{path}:{attribute}: {error}; correct its options") from error
+            written = f"{path}:{attribute}" if is_custom(name) else without_options(name)
+            raise InputError(f"{written}: {error}; correct its options") from error
     return make(*arguments, **options)
 
 
@@ -145,7 +158,7 @@ def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None
     """
     if not isinstance(name, str):
         raise InputError(f"{kind} {BY_NAME}, found {name!r:.60}")
-    if name not in built_in and not is_custom(name):
+    if without_options(name) not in built_in and not is_custom(name):
         raise InputError(f"{kind} {_one_of(name, built_in)}")
 
 
@@ -165,7 +178,7 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
     """
     refuse_unknown(name, built_in, kind)
     if not is_custom(name):
-        return built_in[name]
+        return built_in[without_options(name)]
     path, attribute = parts(name)
     kinds = _executable.get()
     if kinds is not None and kind not in kinds:
@@ -220,14 +233,14 @@ def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, bas
 
 
 def short_name(name: str) -> str:
-    """Return the NAME of ``path/to/file.py:NAME`` with its options, or a built-in name unchanged.
+    """Return the NAME of ``path/to/file.py:NAME``, or a built-in name, with its options.
 
     No code is executed.
 
     >>> short_name('my.py:Blocks{"size": 3}')
     'Blocks(size=3)'
     """
-    return parts(name)[1] + options_as_text(name) if is_custom(name) else name
+    return (parts(name)[1] if is_custom(name) else without_options(name)) + options_as_text(name)
 
 
 def options_as_text(name: str) -> str:

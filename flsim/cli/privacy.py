@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from flsim.runs.folder import Run
 
 OF_RECORDS = "Record-level: epsilon protects one record, not its author. Read each user below as a record."
-BOTH = "both"  # the built-in samplers that accountants support
+BOTH = "both"  # fixed-size and poisson
 PLAN = "A plan, in place of RUN"
 
 
@@ -114,17 +114,15 @@ def _planned(
 ) -> "list[Line]":
     from flsim.privacy.ledger import Entry, Ledger
     from flsim.privacy.mechanism import check_noise_multiplier
-    from flsim.privacy.sampling import SAMPLERS
     from flsim.privacy.table import calibrated, report
 
     check_noise_multiplier(noise_multiplier or 0.0, "--noise-multiplier")
     lines = []
-    accounted = [name for name, kind in SAMPLERS.items() if not kind.unaccounted]
-    for name in accounted if sampler == BOTH else [sampler]:
+    for name in ("fixed-size", "poisson") if sampler == BOTH else (sampler,):
         entry = Entry(name, users, cohort, noise_multiplier or 0.0, rounds)
         lines += report(Ledger((entry,)), delta) if epsilon is None else calibrated(entry, epsilon, delta)
     if epsilon is not None and all(line.noise_multiplier is None for line in lines):
-        sound = [line for line in lines if line.convention.is_sound and line.convention.accountant == "rdp"]
+        sound = [line for line in lines if line.convention.is_sound]
         raise InputError(f"--epsilon {epsilon:g}: {(sound or lines)[0].note}")
     _warn(delta, users, "user")
     return lines

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import is_custom, short_name
+from flsim.base.extensions import is_custom, short_name, without_options
 from flsim.privacy.sampling import Relation, sampler_class
 
 Sensitivity = Literal["S", "2S"]
@@ -24,7 +24,7 @@ class Convention:
     """A convention by which an epsilon is computed.
 
     Attributes:
-        sampler: how cohorts are drawn; for a user's own sampler its NAME.
+        sampler: how cohorts are drawn; for a user's own sampler its NAME, with its options.
         relation: what neighbours differ in: one user's data ("replace-one", the number of users is public), or the
             presence of one user ("add-or-remove-one").
         sensitivity: the largest difference of the sum of clipped updates between neighbours; S is the clip norm.
@@ -67,6 +67,7 @@ CONVENTIONS = (
     Convention("poisson", "add-or-remove-one", "S", "pld", None, "poisson-pld"),
     Convention("poisson", "add-or-remove-one", "S", "rdp-opacus", "tight", "poisson-rdp-opacus"),
     Convention("poisson", "add-or-remove-one", "S", "prv-opacus", None, "poisson-prv-opacus"),
+    Convention("truncated-poisson", "add-or-remove-one", "S", "pld", None, "truncated-poisson-pld"),
 )
 REFUSED = (  # asked of the accountants too, so that the reason comes from them
     Convention("with-replacement", "replace-one", "2S", "rdp", "tight", "with-replacement-rdp"),
@@ -78,12 +79,31 @@ REFUSED = (  # asked of the accountants too, so that the reason comes from them
 def conventions_of(sampler: str) -> tuple[Convention, ...]:
     """Return the conventions about a sampler; for a user's own sampler, those of the relation that it declares.
 
+    The first sound one is the one that runs report and audits test.
+
     Raises:
         InputError: a user's own sampler failed.
     """
-    if not is_custom(sampler):
-        return tuple(convention for convention in (*CONVENTIONS, *REFUSED) if convention.sampler == sampler)
-    return _of_own(sampler, sampler_class(sampler).relation)
+    if is_custom(sampler):
+        return _of_own(sampler, sampler_class(sampler).relation)
+    return tuple(one for one in (*CONVENTIONS, *REFUSED) if one.sampler == without_options(sampler))
+
+
+def sampler_in_conventions(sampler: str) -> str:
+    """Return a sampler's name in `Convention.sampler`: options of a built-in sampler change no convention."""
+    return short_name(sampler) if is_custom(sampler) else without_options(sampler)
+
+
+def sound_convention(sampler: str) -> Convention:
+    """Return the convention that runs with a sampler report: the first whose sensitivity covers its relation.
+
+    Raises:
+        InputError: no convention of the sampler is sound.
+    """
+    sound = next((one for one in conventions_of(sampler) if one.is_sound), None)
+    if sound is None:
+        raise InputError(f"{sampler}: no sound convention, so that no epsilon of it can be audited")
+    return sound
 
 
 def possible_conventions(sampler: str) -> tuple[Convention, ...]:

@@ -53,6 +53,8 @@ class PrivacyHParams:
             Unit: users.
         noise: Process that draws the noise on the sum: "independent" from round to round, or your own, see
             docs/privacy.md.
+        max_epsilon: Largest epsilon that the run may spend, under the sound convention that it reports. Training ends
+            before the round that would exceed it. When not set: all rounds are trained.
 
     Examples:
         >>> flsim.Privacy("dp", clip=0.2, noise_multiplier=1.0)                # doctest: +SKIP
@@ -66,6 +68,7 @@ class PrivacyHParams:
     clip_learning_rate: Positive = 0.2
     count_noise: Positive | None = None
     noise: Annotated[str, CustomName("noise", NOISES)] = "independent"
+    max_epsilon: Positive | None = None
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
@@ -78,6 +81,8 @@ class PrivacyHParams:
             raise InputError('mechanism "none" clips nothing; remove clip and target_quantile, or use "clip" or "dp"')
         if kind != "dp" and (self.noise_multiplier or self.count_noise is not None):
             raise InputError(f'mechanism "{kind}" adds no noise; remove noise_multiplier and count_noise, or use "dp"')
+        if kind != "dp" and self.max_epsilon is not None:
+            raise InputError(f'mechanism "{kind}" has no epsilon; remove max_epsilon, or use "dp"')
         if self.target_quantile is None and self.count_noise is not None:
             raise InputError("count_noise is for a clip that adapts; set target_quantile, or remove it")
         if kind != "dp" and self.noise != "independent":

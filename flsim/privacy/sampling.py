@@ -5,6 +5,7 @@ those of this file; its options are further fields of the dataclass.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal
@@ -12,15 +13,20 @@ from typing import TYPE_CHECKING, ClassVar, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.base.errors import InputError, RunFailed
+from flsim.base.errors import InputError, RunFailed, at_least_one
 from flsim.base.extensions import (
     custom_call_errors,
     declared_label,
     is_custom,
     made,
     name_in_settings,
+    options_as_text,
+    options_of,
     refuse_unknown,
     resolve_class,
+    short_name,
+    with_options,
+    without_options,
 )
 from flsim.base.rng import stream
 
@@ -108,6 +114,43 @@ class Poisson(Sampler):
         return PoissonSampledDpEvent(self.cohort / population, mechanism)
 
 
+@dataclass(frozen=True)
+class TruncatedPoisson(Poisson):
+    """Poisson sampling whose larger cohorts are cut to `limit` users, of which a uniformly random subset stays.
+
+    The cost is that of Ganesh, "Tight Privacy Audit/Accounting of Truncated Poisson Subsampling"
+    (arXiv:2508.15089), as dp_accounting implements it; only privacy loss distributions are known for it.
+    """
+
+    limit: int
+    label = "truncated Poisson"
+
+    def __post_init__(self) -> None:
+        at_least_one(limit=self.limit)
+        if self.limit < self.cohort:
+            raise InputError(f"limit must be at least the cohort of {self.cohort:,} users, found {self.limit:,}")
+
+    def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return about `cohort` users, and at most `limit`."""
+        drawn = super().draw(seed, round_, population)
+        if len(drawn) <= self.limit:
+            return drawn
+        return np.sort(stream(seed, "truncated-cohort", round_).choice(drawn, self.limit, replace=False))
+
+    def sizes(self, population: int) -> tuple[int, int]:
+        """Return 0 and the limit as the fewest and the most users."""
+        return 0, min(self.limit, population)
+
+    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent | None":
+        """Return truncated Poisson sampling, which is known for Gaussian noise only."""
+        from dp_accounting import GaussianDpEvent, TruncatedSubsampledGaussianDpEvent
+
+        if not isinstance(mechanism, GaussianDpEvent):
+            return None
+        rate = self.cohort / population
+        return TruncatedSubsampledGaussianDpEvent(population, rate, self.limit, mechanism.noise_multiplier)
+
+
 class WithReplacement(Sampler):
     """A fixed number of draws, each uniform over all users, so that a cohort may hold a user more than once.
 
@@ -150,6 +193,7 @@ class RoundRobin(Sampler):
 SAMPLERS: dict[str, type[Sampler]] = {
     "fixed-size": FixedSize,
     "poisson": Poisson,
+    "truncated-poisson": TruncatedPoisson,
     "with-replacement": WithReplacement,
     "round-robin": RoundRobin,
 }
@@ -166,7 +210,7 @@ def sampler_class(name: str) -> type[Sampler]:
 
 def label_of(name: str) -> str:
     """Return a sampler's part of the name of a table's row, without executing a user's file."""
-    return declared_label(name) if is_custom(name) else SAMPLERS[name].label
+    return declared_label(name) if is_custom(name) else sampler_class(name).label + options_as_text(name)
 
 
 def draw_cohort(
@@ -255,11 +299,19 @@ def refuse_no_event(name: str, event: object) -> None:
 
 def refuse_unaccounted(sampler: str) -> None:
     """Raise InputError for a built-in sampler that no accountant supports, without executing a user's code."""
-    if not is_custom(sampler) and (reason := SAMPLERS[sampler].unaccounted):
+    if not is_custom(sampler) and (reason := sampler_class(sampler).unaccounted):
         raise InputError(
-            f'training.sampler "{sampler}": {reason}, and no epsilon could be stated; take "fixed-size" or "poisson", '
-            f'or set privacy.mechanism to "clip"'
+            f'training.sampler "{without_options(sampler)}": {reason}, and no epsilon could be stated; take '
+            f'"fixed-size" or "poisson", or set privacy.mechanism to "clip"'
         )
+
+
+def refuse_options(sampler: str, options: Mapping[str, object], cohort: int) -> None:
+    """Raise InputError where options are in the name of a sampler, or are not those of a built-in sampler."""
+    if options_of(sampler):
+        raise InputError(f"sampler: write the options of {short_name(sampler)} in sampler_options")
+    if not is_custom(sampler):
+        made(with_options(sampler, options), sampler_class(sampler), cohort)
 
 
 def check_cohort(population: int, size: int, sampler: str) -> None:
@@ -267,6 +319,8 @@ def check_cohort(population: int, size: int, sampler: str) -> None:
     refuse_unknown(sampler, SAMPLERS, "sampler")
     if not 1 <= size <= population:
         raise InputError(f"cohort must be between 1 and the {population:,} users, found {size:,}")
+    if not is_custom(sampler):
+        made(sampler, sampler_class(sampler), size)  # raises where its options do not fit
 
 
 def shard_ranges(population: int, shards: int) -> list[tuple[int, int]]:

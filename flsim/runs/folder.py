@@ -134,6 +134,7 @@ class Run:
                 f"{path}: {trained:,} rounds are trained already, and the settings have {run.rounds:,}; a resume can "
                 f"only train longer, so give at least {trained:,}, or train a new run"
             )
+        run.config.say_end(run.config.rounds_asked(run.train), run.rounds)
         return run
 
     def record(self) -> None:

@@ -16,8 +16,8 @@ from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.privacy import accounting, sampling, table, update_canaries
 from flsim.privacy.accounting import check_delta
-from flsim.privacy.conventions import CONVENTIONS, SENSITIVITY, conventions_of
-from flsim.privacy.ledger import EPSILONS, Entry, Ledger, delta_curve, epsilon, epsilons, sound_convention
+from flsim.privacy.conventions import CONVENTIONS, SENSITIVITY, conventions_of, sound_convention
+from flsim.privacy.ledger import EPSILONS, Entry, Ledger, delta_curve, epsilon, epsilons
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.training.update import with_canaries

@@ -125,10 +125,13 @@ class FederatedConfig(Config):
     has_a_line_per_round = True
 
     @property
-    def _without_digest(self) -> tuple[str, ...]:
+    def _knows_end(self) -> bool:
         is_constant = self.training.server_schedule == self.local.schedule == "constant"
-        knows_end = not is_constant or self.canaries.depends_on_length
-        return () if knows_end else ("rounds", "epochs")
+        return not is_constant or self.canaries.depends_on_length
+
+    @property
+    def _without_digest(self) -> tuple[str, ...]:
+        return () if self._knows_end else ("rounds", "epochs")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -207,7 +210,7 @@ class FederatedConfig(Config):
         )
         return train.records * len(train) / max(read * self.training.cohort, 1)
 
-    def rounds_over(self, train: Split) -> int:
+    def rounds_asked(self, train: Split) -> int:
         epochs = self.training.epochs
         return self.training.rounds if epochs is None else max(1, whole_rounds(epochs * self.rounds_per_epoch(train)))
 
