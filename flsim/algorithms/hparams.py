@@ -9,7 +9,8 @@ from flsim.base.extensions import CustomName, by_content, configured, refuse_wro
 from flsim.base.settings import Count, Options, settings
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.sampling import SAMPLERS, refuse_options
+from flsim.privacy.noise import settled
+from flsim.privacy.sampling import SAMPLERS, Sampling, refuse_options
 
 SamplerName = Annotated[str, CustomName("sampler", SAMPLERS)]
 AlgorithmName = Annotated[str, CustomName("algorithm", ALGORITHMS)]
@@ -27,7 +28,8 @@ class FedAvgHParams(ServerOptimizerHParams):
             takes each of N users with probability cohort / N, independently. "with-replacement" draws `cohort` times
             from all users, as the paper's experiments did by its footnote 1; a user drawn twice counts twice, and
             mechanism "dp" is refused. "round-robin" takes the users in one random order, cohort after cohort, again
-            and again; "dp" is refused. "truncated-poisson" is "poisson" with at most `limit` users, an option. Your
+            and again. "min-separation" has `separation` groups of users, an option, and draws from each in turn.
+            "truncated-poisson" is "poisson" with at most `limit` users, an option. Your
             own: see docs/privacy.md.
         algorithm_options: Options of a custom algorithm, e.g. { alpha = 0.1 }: keyword
             arguments, numbers or text. Unit: none.
@@ -47,8 +49,12 @@ class FedAvgHParams(ServerOptimizerHParams):
         refuse_wrong_options(self, "algorithm")
         refuse_options(self.sampler, self.sampler_options, self.cohort)
 
-    def releases(self, privacy: PrivacyHParams, population: int, rounds: int) -> Entry:
-        """Return the ledger's entry for a number of rounds over a population of that many users."""
-        multiplier, process = privacy.noise_multiplier, by_content(privacy.noise)
+    def releases(self, privacy: PrivacyHParams, population: int, rounds: int, length: int) -> Entry:
+        """Return the ledger's entry for a number of rounds over a population, of a training of `length` rounds."""
+        multiplier, process = privacy.noise_multiplier, by_content(self.process(privacy, population, length))
         sampler = by_content(configured(self, "sampler"))
         return Entry(sampler, population, self.cohort, multiplier, rounds, process)
+
+    def process(self, privacy: PrivacyHParams, population: int, length: int) -> str:
+        """Return the name of the process of the noise of a training, with all that its noise depends on."""
+        return settled(privacy.process, Sampling(configured(self, "sampler"), population, self.cohort), length)

@@ -141,14 +141,17 @@ def made(name: str, make: Callable[..., Thing], *arguments: object) -> Thing:
         InputError: a user's class or function does not take these options.
     """
     options = options_of(name)
-    if options or not arguments or not is_custom(name):
-        try:
-            inspect.signature(make).bind(*arguments, **options)
-        except TypeError as error:
-            path, attribute = parts(name_in_settings(name))
-            written = f"{path}:{attribute}" if is_custom(name) else without_options(name)
-            raise InputError(f"{written}: {error}; correct its options") from error
-    return make(*arguments, **options)
+    try:
+        return make(*arguments, **options)
+    except TypeError:
+        if options or not arguments or not is_custom(name):
+            try:
+                inspect.signature(make).bind(*arguments, **options)
+            except TypeError as error:
+                path, attribute = parts(name_in_settings(name))
+                written = f"{path}:{attribute}" if is_custom(name) else without_options(name)
+                raise InputError(f"{written}: {error}; correct its options") from error
+        raise
 
 
 def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None:

@@ -442,4 +442,6 @@ def _compose(accountant: Any, event: DpEvent, convention: Convention) -> Any:
 
 
 def _relation(convention: Convention) -> NeighboringRelation:
+    if convention.relation == "zero-out":
+        return NeighboringRelation.REPLACE_SPECIAL
     return NeighboringRelation[convention.relation.upper().replace("-", "_")]

@@ -25,8 +25,9 @@ class Convention:
 
     Attributes:
         sampler: how cohorts are drawn; for a user's own sampler its NAME, with its options.
-        relation: what neighbours differ in: one user's data ("replace-one", the number of users is public), or the
-            presence of one user ("add-or-remove-one").
+        relation: what neighbours differ in: one user's data ("replace-one", the number of users is public), the
+            presence of one user ("add-or-remove-one"), or whether one user's updates are zero ("zero-out", who takes
+            part in a round is public).
         sensitivity: the largest difference of the sum of clipped updates between neighbours; S is the clip norm.
         accountant: Renyi DP or privacy loss distributions (dp_accounting), or Opacus's RDP or PRV.
         conversion: from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]; None where the accountant has the
@@ -56,7 +57,17 @@ class Convention:
         return self.sensitivity == SENSITIVITY[self.relation]
 
 
-SENSITIVITY: dict[Relation, Sensitivity] = {"replace-one": "2S", "add-or-remove-one": "S"}
+def _of_turns(sampler: str) -> tuple[Convention, ...]:
+    """Return the conventions of a sampler of which only the limit of a user's rounds counts."""
+    return (
+        Convention(sampler, "zero-out", "S", "rdp", "tight", f"{sampler}-zero-out-rdp"),
+        Convention(sampler, "zero-out", "S", "pld", None, f"{sampler}-zero-out-pld"),
+        Convention(sampler, "replace-one", "2S", "rdp", "tight", f"{sampler}-replace-one-rdp"),
+        Convention(sampler, "replace-one", "2S", "pld", None, f"{sampler}-replace-one-pld"),
+    )
+
+
+SENSITIVITY: dict[Relation, Sensitivity] = {"replace-one": "2S", "add-or-remove-one": "S", "zero-out": "S"}
 PAPER = Convention("fixed-size", "replace-one", "S", "rdp", "mironov-proposition-3", "paper")
 CONVENTIONS = (
     PAPER,
@@ -68,11 +79,14 @@ CONVENTIONS = (
     Convention("poisson", "add-or-remove-one", "S", "rdp-opacus", "tight", "poisson-rdp-opacus"),
     Convention("poisson", "add-or-remove-one", "S", "prv-opacus", None, "poisson-prv-opacus"),
     Convention("truncated-poisson", "add-or-remove-one", "S", "pld", None, "truncated-poisson-pld"),
+    Convention("cyclic-poisson", "add-or-remove-one", "S", "rdp", "tight", "cyclic-poisson-rdp"),
+    Convention("cyclic-poisson", "add-or-remove-one", "S", "pld", None, "cyclic-poisson-pld"),
+    *_of_turns("round-robin"),
+    *_of_turns("min-separation"),
 )
 REFUSED = (  # asked of the accountants too, so that the reason comes from them
     Convention("with-replacement", "replace-one", "2S", "rdp", "tight", "with-replacement-rdp"),
     Convention("with-replacement", "replace-one", "2S", "pld", None, "with-replacement-pld"),
-    Convention("round-robin", "replace-one", "2S", "rdp", "tight", "round-robin-rdp"),
 )
 
 

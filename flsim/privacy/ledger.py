@@ -8,14 +8,13 @@ import json
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, as_list, at_least_one, first_line
-from flsim.base.extensions import refuse_unknown, short_name
+from flsim.base.extensions import refuse_unknown, short_name, without_options
 from flsim.base.files import from_json
 from flsim.base.progress import say
 from flsim.privacy.conventions import (
@@ -26,8 +25,8 @@ from flsim.privacy.conventions import (
     sampler_in_conventions,
     sound_convention,
 )
-from flsim.privacy.noise import NOISES, noise_event
-from flsim.privacy.sampling import check_cohort, cohort_event
+from flsim.privacy.noise import NOISES, is_correlated, noise_event
+from flsim.privacy.sampling import Sampling, check_cohort
 
 if TYPE_CHECKING:  # the import takes half a second, which every process of a run would pay
     from dp_accounting import DpEvent
@@ -76,7 +75,7 @@ class Entry:
 
         if self.noise_multiplier == 0:
             return NonPrivateDpEvent()
-        sampled = partial(cohort_event, self.sampler, self.population, self.cohort)
+        sampled = Sampling(self.sampler, self.population, self.cohort)
         multiplier = self.noise_multiplier / (2 if sensitivity == "2S" else 1)
         sampled(GaussianDpEvent(multiplier))  # raises where a sampler states no event, even if the noise does not ask
         return noise_event(self.noise, sampled, multiplier, self.rounds)
@@ -109,9 +108,14 @@ class Ledger:
         return Ledger((*self.entries, entry))
 
     def event(self, sensitivity: Sensitivity) -> "DpEvent":
-        """Return all rounds as one event of dp_accounting."""
+        """Return all rounds as one event of dp_accounting; raise InputError where they cannot be one."""
         from dp_accounting import ComposedDpEvent
 
+        if len(self.entries) > 1 and (kinds := [entry.noise for entry in self.entries if is_correlated(entry.noise)]):
+            raise InputError(
+                f'noise "{without_options(kinds[0])}": settings changed between rounds, and correlated noise is '
+                f"accounted for a training of one setting only"
+            )
         return ComposedDpEvent([entry.event(sensitivity) for entry in self.entries])
 
     def to_json(self) -> str:

@@ -7,14 +7,15 @@ Private Learning with Adaptive Clipping" (2021), Algorithm 1.
 """
 
 import math
+from dataclasses import field
 from typing import Annotated, Literal
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import CustomName
+from flsim.base.extensions import CustomName, configured
 from flsim.base.rng import stream
-from flsim.base.settings import Finite, Level, Positive, settings
+from flsim.base.settings import Finite, Level, Options, Positive, settings
 from flsim.models.language_model import Params
-from flsim.privacy.noise import NOISES
+from flsim.privacy.noise import NOISES, refuse_options
 
 Mechanism = Literal["none", "clip", "dp"]
 
@@ -51,8 +52,11 @@ class PrivacyHParams:
         count_noise: Standard deviation sigma_b of the noise on the count of users within an adaptive clip. When not
             set: a 20th of the cohort. It takes its part of z: the updates get z_Delta = (z^-2 - (2 sigma_b)^-2)^(-1/2).
             Unit: users.
-        noise: Process that draws the noise on the sum: "independent" from round to round, or your own, see
-            docs/privacy.md.
+        noise: Process that draws the noise on the sum: "independent" from round to round. Correlated noise (DP-FTRL)
+            needs a sampler that limits how often a user takes part: "banded" (Toeplitz), "blt" (buffered Toeplitz),
+            "tree" (binary trees) and "banded-inverse", see docs/dp-ftrl.md. Your own: see docs/privacy.md.
+        noise_options: Options of the noise: { bands = 8 } for "banded" and "banded-inverse", { buffers = 2 } for "blt",
+            or keyword arguments of custom noise, numbers or text. Unit: none.
         max_epsilon: Largest epsilon that the run may spend, under the sound convention that it reports. Training ends
             before the round that would exceed it. When not set: all rounds are trained.
 
@@ -68,6 +72,7 @@ class PrivacyHParams:
     clip_learning_rate: Positive = 0.2
     count_noise: Positive | None = None
     noise: Annotated[str, CustomName("noise", NOISES)] = "independent"
+    noise_options: Options = field(default_factory=dict)
     max_epsilon: Positive | None = None
 
     def __post_init__(self) -> None:
@@ -81,6 +86,7 @@ class PrivacyHParams:
             raise InputError('mechanism "none" clips nothing; remove clip and target_quantile, or use "clip" or "dp"')
         if kind != "dp" and (self.noise_multiplier or self.count_noise is not None):
             raise InputError(f'mechanism "{kind}" adds no noise; remove noise_multiplier and count_noise, or use "dp"')
+        refuse_options(self.noise, self.noise_options)
         if kind != "dp" and self.max_epsilon is not None:
             raise InputError(f'mechanism "{kind}" has no epsilon; remove max_epsilon, or use "dp"')
         if self.target_quantile is None and self.count_noise is not None:
@@ -89,6 +95,11 @@ class PrivacyHParams:
             raise InputError(f'mechanism "{kind}" adds no noise; remove privacy.noise, or use "dp"')
         if self.target_quantile is not None and self.noise != "independent":  # z_Delta holds for noise without memory
             raise InputError("a clip that adapts takes independent noise; remove privacy.noise or target_quantile")
+
+    @property
+    def process(self) -> str:
+        """Return the name of the process of the noise, with its options."""
+        return configured(self, "noise")
 
     def delta_for(self, population: int) -> float:
         """Return the reported delta, for a population of that many users."""

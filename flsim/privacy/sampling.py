@@ -6,7 +6,7 @@ those of this file; its options are further fields of the dataclass.
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal
 
@@ -33,7 +33,20 @@ from flsim.base.rng import stream
 if TYPE_CHECKING:  # the import takes half a second, which every process of a run would pay
     from dp_accounting import DpEvent
 
-Relation = Literal["replace-one", "add-or-remove-one"]
+Relation = Literal["replace-one", "add-or-remove-one", "zero-out"]
+
+
+@dataclass(frozen=True)
+class Participation:
+    """A limit of the rounds in which one user takes part.
+
+    Attributes:
+        times: k, the most rounds.
+        separation: b, the least number of rounds from one of them to the next; 1 is no limit.
+    """
+
+    times: int
+    separation: int
 
 
 @dataclass(frozen=True)
@@ -48,13 +61,25 @@ class Sampler(ABC):
             of one user ("add-or-remove-one").
         has_repeats: whether a cohort may hold a user more than once. Each time counts as a user of its own in the sum.
         unaccounted: of a built-in sampler, why no accountant supports it; empty where one does.
+        dropout: probability by which a drawn user does not answer in time, independently of all others. Sums are still
+            divided by `cohort`.
+        unaccounted_with_dropout: of a built-in sampler, whether no accountant supports it if users drop out.
     """
 
     cohort: int
+    dropout: float = field(default=0.0, kw_only=True)
     label: ClassVar[str] = ""
     relation: ClassVar[Relation] = "add-or-remove-one"
     has_repeats: ClassVar[bool] = False
     unaccounted: ClassVar[str] = ""
+    unaccounted_with_dropout: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.dropout, float | int) and 0 <= self.dropout < 1):
+            raise InputError(f"dropout must be at least 0 and below 1, found {self.dropout!r}")
+
+    def check(self, population: int) -> None:  # noqa: B027 (most samplers draw from any population)
+        """Raise InputError where the sampler cannot draw from so many users."""
 
     @abstractmethod
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
@@ -68,7 +93,14 @@ class Sampler(ABC):
         return self.cohort, self.cohort
 
     def event(self, population: int, mechanism: "DpEvent") -> "DpEvent | None":  # noqa: ARG002 (for others)
-        """Return the cost of a round that applies a mechanism to the sum over its users; None where it is unknown."""
+        """Return the cost of a round that applies a mechanism to the sum over its users; None where it is unknown.
+
+        It is the cost for a user who may take part in the round.
+        """
+        return None
+
+    def participation(self, population: int, rounds: int) -> Participation | None:  # noqa: ARG002 (for others)
+        """Return the limit of a user's rounds among any consecutive `rounds` rounds; None where a user has none."""
         return None
 
 
@@ -79,6 +111,7 @@ class FixedSize(Sampler):
     """
 
     relation = "replace-one"
+    unaccounted_with_dropout = True
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
         """Return exactly `cohort` users."""
@@ -107,11 +140,11 @@ class Poisson(Sampler):
         """Return 0 and the whole population as the fewest and the most users."""
         return 0, population
 
-    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent":
-        """Return Poisson sampling."""
+    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent | None":
+        """Return Poisson sampling; users who drop out at random thin it to a smaller rate."""
         from dp_accounting import PoissonSampledDpEvent
 
-        return PoissonSampledDpEvent(self.cohort / population, mechanism)
+        return PoissonSampledDpEvent(self.cohort / population * (1 - self.dropout), mechanism)
 
 
 @dataclass(frozen=True)
@@ -124,8 +157,10 @@ class TruncatedPoisson(Poisson):
 
     limit: int
     label = "truncated Poisson"
+    unaccounted_with_dropout = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         at_least_one(limit=self.limit)
         if self.limit < self.cohort:
             raise InputError(f"limit must be at least the cohort of {self.cohort:,} users, found {self.limit:,}")
@@ -160,6 +195,7 @@ class WithReplacement(Sampler):
     label = "with replacement"
     relation = "replace-one"
     has_repeats = True
+    unaccounted_with_dropout = True
     unaccounted = "a user may be drawn several times in a round, which no accountant of dp_accounting supports"
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
@@ -181,13 +217,93 @@ class RoundRobin(Sampler):
     """
 
     label = "round-robin"
-    relation = "replace-one"
-    unaccounted = "who takes part in a round is not drawn anew, so that no accountant of sampling applies"
+    relation = "zero-out"
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
         """Return the next `cohort` users of the order."""
         order = stream(seed, "cohort-order").permutation(population)
         return np.sort(order[(round_ * self.cohort + np.arange(self.cohort)) % population])
+
+    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent":  # noqa: ARG002 (nothing is drawn)
+        """Return the mechanism itself."""
+        return mechanism
+
+    def participation(self, population: int, rounds: int) -> Participation:
+        """Return a place in the order that recurs after `population` places, which hold population / cohort rounds."""
+        return Participation(-(-rounds * self.cohort // population), population // self.cohort)
+
+
+@dataclass(frozen=True)
+class MinSeparation(Sampler):
+    """A fixed number of users of one group, whose turn it is: the users are in `separation` groups, drawn once.
+
+    Round r draws from group r modulo their number, so that any two rounds of a user are at least `separation` apart.
+    Groups differ by at most one user.
+    """
+
+    separation: int
+    label = "min separation"
+    relation: ClassVar[Relation] = "zero-out"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(separation=self.separation)
+
+    def check(self, population: int) -> None:
+        """Raise InputError where the cohort is larger than a group."""
+        if self.cohort > (size := population // self.separation):
+            raise InputError(
+                f"sampler_options: a separation of {self.separation:,} leaves groups of {size:,} of the "
+                f"{population:,} users, found a cohort of {self.cohort:,}; lower one of them"
+            )
+
+    def group(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return the users of a round's group, in random order."""
+        order = stream(seed, "cohort-groups").permutation(population)
+        return np.asarray(order[round_ % self.separation :: self.separation])
+
+    def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return exactly `cohort` users of the round's group."""
+        group = self.group(seed, round_, population)
+        return np.sort(stream(seed, "cohort-of-group", round_).choice(group, self.cohort, replace=False))
+
+    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent | None":  # noqa: ARG002 (nothing is amplified)
+        """Return the mechanism itself: which users of a group are drawn may be known."""
+        return mechanism
+
+    def participation(self, population: int, rounds: int) -> Participation:  # noqa: ARG002 (the same for all)
+        """Return every `separation`-th round."""
+        return Participation(-(-rounds // self.separation), self.separation)
+
+
+class CyclicPoisson(MinSeparation):
+    """Poisson sampling within the group whose turn it is; groups are those of `MinSeparation`.
+
+    Choquette-Choo et al., "(Amplified) Banded Matrix Factorization" (2023), section 4: sampling amplifies the privacy
+    of independent noise, and of correlated noise whose matrix has no more bands than there are groups.
+    """
+
+    label = "cyclic Poisson"
+    relation = "add-or-remove-one"
+
+    def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return about `cohort` users of the round's group."""
+        group = self.group(seed, round_, population)
+        drawn = stream(seed, "poisson-cohort-of-group", round_).random(len(group)) < self._rate(population)
+        return np.sort(group[drawn])
+
+    def sizes(self, population: int) -> tuple[int, int]:
+        """Return 0 and a group as the fewest and the most users."""
+        return 0, -(-population // self.separation)
+
+    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent":
+        """Return Poisson sampling of the users of a group."""
+        from dp_accounting import PoissonSampledDpEvent
+
+        return PoissonSampledDpEvent(self._rate(population) * (1 - self.dropout), mechanism)
+
+    def _rate(self, population: int) -> float:
+        return self.cohort * self.separation / population
 
 
 SAMPLERS: dict[str, type[Sampler]] = {
@@ -196,6 +312,8 @@ SAMPLERS: dict[str, type[Sampler]] = {
     "truncated-poisson": TruncatedPoisson,
     "with-replacement": WithReplacement,
     "round-robin": RoundRobin,
+    "min-separation": MinSeparation,
+    "cyclic-poisson": CyclicPoisson,
 }
 
 
@@ -240,6 +358,7 @@ def draw_cohort(
     with custom_call_errors(sampler, "draw(seed, round_, population) and sizes(population)", failure):
         drawn = made(sampler, kind, size)
         cohort, (fewest, most) = drawn.draw(seed, round_, population), drawn.sizes(population)
+        dropout = getattr(drawn, "dropout", 0.0)
     are_users = _are_users(cohort, population, kind.has_repeats)
     if is_custom(sampler) and not (are_users and fewest <= len(cohort) <= most):
         numbers = "numbers" if kind.has_repeats else "different numbers"
@@ -247,7 +366,7 @@ def draw_cohort(
             f"{sampler}: round {round_ + 1} drew no cohort of {fewest:,} to {most:,} users; return {numbers} "
             f"from 0 to {population - 1:,} in ascending order, int64, as many as sizes promises"
         )
-    return cohort
+    return cohort[stream(seed, "dropout", round_).random(len(cohort)) >= dropout] if dropout else cohort
 
 
 def refuse_unrepeatable(seed: int, population: int, size: int, sampler: str) -> None:
@@ -279,14 +398,44 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
     written = name_in_settings(sampler)
+    if options_of(sampler).get("dropout"):
+        if is_custom(sampler):
+            raise InputError(f"{written}: users who drop out are accounted for built-in samplers only; remove dropout")
+        refuse_unaccounted(sampler)
     with custom_call_errors(written, "event(population, mechanism)", InputError):
         event = made(sampler, kind, size).event(population, mechanism)
     if event is None:
-        if not is_custom(sampler):
-            raise InputError(f'training.sampler "{sampler}": {kind.unaccounted}')
         raise InputError(f'{written}: states no privacy event; define event, or take privacy.mechanism "clip"')
     refuse_no_event(written, event)
     return event
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """What the sampler of rounds states about privacy: called with a mechanism, it is `cohort_event`.
+
+    Attributes:
+        sampler: a key of `SAMPLERS`, or a user's own, with options.
+        population: number of users to draw from.
+        cohort: users per round; their expected number, where sizes differ.
+    """
+
+    sampler: str
+    population: int
+    cohort: int
+
+    def __call__(self, mechanism: "DpEvent") -> "DpEvent":
+        """Return the cost of a round that applies `mechanism` to the sum over its users; see `cohort_event`."""
+        return cohort_event(self.sampler, self.population, self.cohort, mechanism)
+
+    def participation(self, rounds: int) -> Participation | None:
+        """Return the limit of a user's rounds, see `Sampler.participation`; raise InputError where it is none."""
+        written = name_in_settings(self.sampler)
+        with custom_call_errors(written, "participation(population, rounds)", InputError):
+            limit = made(self.sampler, sampler_class(self.sampler), self.cohort).participation(self.population, rounds)
+        if limit is not None and not (isinstance(limit, Participation) and limit.times >= 1 and limit.separation >= 1):
+            raise InputError(f"{written}: participation returned {limit!r:.60}; return a Participation of at least 1")
+        return limit
 
 
 def refuse_no_event(name: str, event: object) -> None:
@@ -299,10 +448,16 @@ def refuse_no_event(name: str, event: object) -> None:
 
 def refuse_unaccounted(sampler: str) -> None:
     """Raise InputError for a built-in sampler that no accountant supports, without executing a user's code."""
-    if not is_custom(sampler) and (reason := sampler_class(sampler).unaccounted):
+    if is_custom(sampler):
+        return
+    kind = sampler_class(sampler)
+    reason = kind.unaccounted
+    if options_of(sampler).get("dropout") and kind.unaccounted_with_dropout:
+        reason = "users who drop out change the law of its cohorts, which no accountant of dp_accounting supports"
+    if reason:
         raise InputError(
             f'training.sampler "{without_options(sampler)}": {reason}, and no epsilon could be stated; take '
-            f'"fixed-size" or "poisson", or set privacy.mechanism to "clip"'
+            f'"poisson", or set privacy.mechanism to "clip"'
         )
 
 
@@ -320,7 +475,7 @@ def check_cohort(population: int, size: int, sampler: str) -> None:
     if not 1 <= size <= population:
         raise InputError(f"cohort must be between 1 and the {population:,} users, found {size:,}")
     if not is_custom(sampler):
-        made(sampler, sampler_class(sampler), size)  # raises where its options do not fit
+        made(sampler, sampler_class(sampler), size).check(population)
 
 
 def shard_ranges(population: int, shards: int) -> list[tuple[int, int]]:

@@ -64,7 +64,9 @@ def test_other_rounds_do_not_merge(changed: dict[str, object]) -> None:
 @settings(max_examples=1)
 @given(cuts=st.lists(st.integers(1, 300), min_size=2, max_size=4), noise=st.floats(0.8, 3))
 @pytest.mark.parametrize(
-    "convention", [of for of in CONVENTIONS if of.name != "replace-one-pld"], ids=lambda convention: convention.name
+    "convention",
+    [of for of in CONVENTIONS if of.sampler in ("fixed-size", "poisson") and of.name != "replace-one-pld"],
+    ids=lambda convention: convention.name,
 )
 def test_pieces_compose_to_the_whole(convention: Convention, cuts: list[int], noise: float) -> None:
     """Renyi divergences add up; tables of losses are made coarser by every composition, by 1e-4 or Opacus's 0.01."""
@@ -102,9 +104,9 @@ def test_an_event_says_what_the_sampler_did_and_how_much_noise_a_user_meets() ->
     [
         (
             {"sampler": "by-turns"},
-            "sampler must be one of fixed-size, poisson, .*, round-robin, found 'by-turns'",
+            "sampler must be one of fixed-size, poisson, .*, cyclic-poisson, found 'by-turns'",
         ),
-        ({"noise": "pink"}, "noise must be one of independent, found 'pink'"),
+        ({"noise": "pink"}, "noise must be one of independent, .*, found 'pink'"),
         ({"sampler": 3}, "sampler and noise must be names"),
         ({"population": 0}, "population must be at least 1"),
         ({"cohort": 0}, "cohort must be between 1 and the 1,000"),

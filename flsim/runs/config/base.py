@@ -46,7 +46,7 @@ LATER = {
     "model": ("architecture", "layers", "heads", "filter_width", "options"),
     "training": (*OPTIONS, "server_schedule", "algorithm", *MILESTONES, *(f"server_{name}" for name in MILESTONES)),
     "local": ("schedule", *MILESTONES, "optimizer_options", "schedule_options"),
-    "privacy": ("noise", "max_epsilon"),
+    "privacy": ("noise", "noise_options", "max_epsilon"),
     "evaluation": ("utility_only",),
     "audit": ("update_canaries", "canary_coins"),
 }

@@ -127,7 +127,7 @@ class FederatedConfig(Config):
     @property
     def _knows_end(self) -> bool:
         is_constant = self.training.server_schedule == self.local.schedule == "constant"
-        return not is_constant or self.canaries.depends_on_length
+        return not is_constant or self.canaries.depends_on_length or noise.depends_on_length(self.privacy.noise)
 
     @property
     def _without_digest(self) -> tuple[str, ...]:
@@ -138,7 +138,7 @@ class FederatedConfig(Config):
         self.privacy.update_noise_multiplier(self.training.cohort)  # raises where there is none
         self.audit.refuse_without_clip(self.privacy)
         if self.privacy.mechanism == "dp":
-            sampling.refuse_unaccounted(self.training.sampler)
+            sampling.refuse_unaccounted(configured(self.training, "sampler"))
         architecture = self.model.architecture
         refuse_precision(self.system.engine, self.local, architecture, declared(architecture))
 
@@ -160,7 +160,7 @@ class FederatedConfig(Config):
         parts.append(label_of_steps(local.milestones, local.milestone_factor, "local rate"))
         parts.append(label_of_steps(training.server_milestones, training.server_milestone_factor, "server rate"))
         sampler = sampling.label_of(configured(training, "sampler"))
-        parts += [noise.label_of(privacy.noise), f"b_u={training.cohort}", sampler]
+        parts += [noise.label_of(privacy.process), f"b_u={training.cohort}", sampler]
         if self.audit.update_canaries:
             parts.append(f"{self.audit.update_canaries:,} canary users" + " by coins" * self.audit.canary_coins)
         return ", ".join(filter(None, parts))
@@ -178,7 +178,7 @@ class FederatedConfig(Config):
         slots += len(algorithm_named(configured(self.training, "algorithm")).slots)
         if self.privacy.mechanism == "dp":
             like = build(vocabulary_size, self.model).trainable
-            slots += 2 * len(noise.init(self.privacy.noise, self.seed, like))  # in float64
+            slots += 2 * len(noise.init(self.privacy.process, self.seed, like))  # in float64
         return slots
 
     @property
@@ -284,4 +284,4 @@ class FederatedConfig(Config):
         )
 
     def planned(self, population: int, rounds: int) -> Entry:
-        return self.training.releases(self.privacy, population, rounds)
+        return self.training.releases(self.privacy, population, rounds, rounds)
