@@ -71,11 +71,12 @@ def test_divergences_of_some_orders_are_a_release() -> None:
 
 
 def test_sensitivities_of_relations() -> None:
-    assert SENSITIVITY == {"replace-one": "2S", "add-or-remove-one": "S"}
+    assert SENSITIVITY == {"replace-one": "2S", "add-or-remove-one": "S", "zero-out": "S"}
     assert [one.name for one in CONVENTIONS if not one.is_sound] == ["paper", "paper-tight"]
     assert sound_convention("fixed-size").name == "replace-one-rdp"
     assert sound_convention("poisson").name == "poisson-rdp"
-    assert [one.name for one in conventions_of("round-robin")] == ["round-robin-rdp"]
+    assert sound_convention("round-robin").name == "round-robin-zero-out-rdp"
+    assert [one.name for one in conventions_of("with-replacement")] == ["with-replacement-rdp", "with-replacement-pld"]
 
 
 def test_curves_have_steps_of_a_twentieth_up_to_10_and_of_a_half_up_to_60() -> None:

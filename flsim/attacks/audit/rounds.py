@@ -76,8 +76,9 @@ def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest |
             draw_cohort(seed, round_, first.population, first.cohort, first.sampler), minlength=first.population
         )
         times, sizes[round_], most = times + drawn, drawn.sum(), max(most, int(drawn.max()))
-        least_gap = min(least_gap, int((round_ - last[drawn > 0]).min(initial=rounds)))
-        last[drawn > 0] = round_
+        if limit is not None:
+            least_gap = min(least_gap, int((round_ - last[drawn > 0]).min(initial=rounds)))
+            last[drawn > 0] = round_
     if limit is not None:
         is_kept = most <= 1 and int(times.max()) <= limit.times and least_gap >= min(limit.separation, rounds)
         return RoundTest(rounds, 1.0 if is_kept else 0.0, _in_words(limit))
