@@ -34,6 +34,7 @@ from flsim.models.architectures import restore
 from flsim.models.hparams import ModelHParams
 from flsim.privacy.ledger import epsilons
 from flsim.privacy.mechanism import PrivacyHParams
+from flsim.privacy.sampling import refuse_options
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.runs.config import (
     CentralConfig,
@@ -144,7 +145,8 @@ class FedAvg:
             docs/algorithms.md.
         sampler: "fixed-size" draws exactly `cohort` users without replacement; "poisson" draws each user independently;
             "with-replacement" draws `cohort` times from all users, and a user that is drawn twice counts twice;
-            "round-robin" takes the users in a fixed random order, one cohort after another; or a custom sampler as
+            "round-robin" takes the users in a fixed random order, one cohort after another; "truncated-poisson" is
+            "poisson" with at most `limit` users; for the others, see docs/dp.md. A custom sampler is
             ``path/to/file.py:NAME``, see docs/privacy.md.
         local: settings of local training.
         server: the server's optimizer; by default the average update is the step.
@@ -156,7 +158,8 @@ class FedAvg:
         branch: number of consecutive shards whose sums are added before those of branches, see `system.branch`; 0 for
             no branches, and None for the default of a run with this number of shards.
         algorithm_options: options of a custom algorithm: arguments of its class by name, numbers or text.
-        sampler_options: options of a custom sampler: arguments of its class by name, numbers or text.
+        sampler_options: options of the sampler; docs/dp.md lists the options of built-in samplers. Options of a custom
+            sampler are arguments of its class by name, numbers or text.
 
     Examples:
         >>> flsim.FedAvg(cohort=40, local=flsim.LocalSGD(learning_rate=0.5))   # doctest: +SKIP
@@ -175,7 +178,8 @@ class FedAvg:
     sampler_options: Options = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        refuse_wrong_options(self, "algorithm", "sampler")
+        refuse_wrong_options(self, "algorithm")
+        refuse_options(self.sampler, self.sampler_options, self.cohort)
 
     def config(self, planted: Planted, model: ModelHParams, rounds: int, seed: int) -> Config:
         """Return the settings of the run that trains these users; raise InputError if they do not fit each other."""
@@ -276,7 +280,8 @@ def simulate(
         planted: the users and their canaries.
         model: the network and its size.
         algorithm: `FedAvg` or `Central`.
-        rounds: number of rounds; for central training, the number of steps.
+        rounds: number of rounds; for central training, the number of steps. Training ends earlier at
+            `privacy.max_epsilon`.
         seed: seed of everything that is drawn.
         start: the state to continue from; by default the first state of a new model.
         every: yield a state after every `every` rounds, or after each round for which this function is true. The last
@@ -307,7 +312,11 @@ def simulate(
     if start is not None:
         refuse_other(State, "a state of flsim.simulate", start=start)
         restore(start.params, model, planted.corpus.layout.vocabulary_size)  # raises if it belongs to another model
-    training = algorithm.config(planted, model, rounds, seed).training_of(planted.users, rounds, device)
+    config = algorithm.config(planted, model, rounds, seed)
+    units = len(planted.users) if config.unit == "user" else planted.users.records
+    asked, rounds = rounds, config.within_budget(rounds, units)
+    config.say_end(asked, rounds)
+    training = config.training_of(planted.users, rounds, device)
     is_wanted = every if callable(every) else lambda round_: round_ % every == 0
     return _on_threads(training.states(start or training.first_state(), rounds, is_wanted), threads)
 

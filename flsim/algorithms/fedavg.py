@@ -172,7 +172,7 @@ def init(
     server = training or FedAvgHParams()
     moments = server_optimizers.init(params, server) | algorithm_named(configured(server, "algorithm")).init(params)
     if privacy and privacy.mechanism == "dp":
-        moments |= noise.init(privacy.noise, seed, params)
+        moments |= noise.init(privacy.process, seed, params)
     return State(0, params, moments, _values(privacy.clip if privacy else None))
 
 
@@ -321,13 +321,15 @@ def step(
             `flsim.training.state`.
     """
     total.refuse_divergence(f"round {state.round + 1}", vocabulary_size)
+    length = hparams.rounds if rounds is None else rounds
     algorithm, clip, counts = algorithm_named(configured(hparams, "algorithm")), state.clip, total.counts
     delta = {key: value for key, value in total.delta.items() if key in state.params}
     answers = by_slot({key: value for key, value in total.delta.items() if key not in delta})
     noises: Params | None = None
     of_noise: Moments = {}
     if privacy.mechanism == "dp":
-        noises, of_noise = noise.step(privacy.noise, seed, delta, state.moments, state.round)
+        process = hparams.process(privacy, population, length)
+        noises, of_noise = noise.step(process, seed, delta, state.moments, state.round)
     mean: Params | None = None
     if clip is not None:
         mean = noisy_mean(delta, clip, privacy, hparams.cohort, noises)
@@ -342,14 +344,14 @@ def step(
     update, after = aggregated(algorithm, ServerRound(averaged, of_algorithm, answers, counts.users, population))
     if mean is not None:
         mean = update
-        rate = hparams.server_rate(state.round, hparams.rounds if rounds is None else rounds)
+        rate = hparams.server_rate(state.round, length)
         params, moments = server_optimizers.apply(params, update, moments, hparams, rate)
     moments = moments | after | of_noise
     if not all(bool(torch.isfinite(value).all()) for slot in (params, *moments.values()) for value in slot.values()):
         raise Diverged(
             f"round {state.round + 1}: the averaged model overflows; most likely server_learning_rate is too high"
         )
-    ledger = state.ledger.record(hparams.releases(privacy, population, rounds=1))
+    ledger = state.ledger.record(hparams.releases(privacy, population, 1, length))
     taken = ServerStep.between(state.params, params, mean)
     return State(state.round + 1, params, moments, _values(clip), ledger), taken
 

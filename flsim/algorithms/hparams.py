@@ -9,7 +9,8 @@ from flsim.base.extensions import CustomName, by_content, configured, refuse_wro
 from flsim.base.settings import Count, Options, settings
 from flsim.privacy.ledger import Entry
 from flsim.privacy.mechanism import PrivacyHParams
-from flsim.privacy.sampling import SAMPLERS
+from flsim.privacy.noise import settled
+from flsim.privacy.sampling import SAMPLERS, Sampling, refuse_options
 
 SamplerName = Annotated[str, CustomName("sampler", SAMPLERS)]
 AlgorithmName = Annotated[str, CustomName("algorithm", ALGORITHMS)]
@@ -25,14 +26,16 @@ class FedAvgHParams(ServerOptimizerHParams):
         rounds: Number of rounds to train. Unit: rounds.
         cohort: Number of users in each round; with sampler "poisson" the expected number. Unit: users.
         sampler: "fixed-size" draws exactly `cohort` users without replacement, as in Algorithm 1 of the paper.
-            "poisson" takes each of N users with probability cohort / N, independently. "with-replacement" draws
-            `cohort` times from all users, as in the paper's experiments (footnote 1); a user drawn twice counts twice,
-            and mechanism "dp" is refused. "round-robin" takes the users in one random order, one cohort after another,
-            repeatedly; "dp" is refused. For custom samplers, see docs/privacy.md.
+            "poisson" takes each of N users with probability cohort / N, independently. "truncated-poisson" is "poisson"
+            with at most `limit` users, an option. "with-replacement" draws `cohort` times from all users, as in the
+            paper's experiments (footnote 1); a user drawn twice counts twice, and mechanism "dp" is refused.
+            "round-robin" takes the users in one random order, one cohort after another, repeatedly. "min-separation"
+            divides the users into `separation` groups, an option, and draws from each group in turn. "cyclic-poisson"
+            is "min-separation" with Poisson sampling in the group. For custom samplers, see docs/privacy.md.
         algorithm_options: Options of a custom algorithm, e.g. { alpha = 0.1 }: keyword
             arguments, numbers or text. Unit: none.
-        sampler_options: Options of a custom sampler, e.g. { block = 8 }: keyword
-            arguments, numbers or text. Unit: none.
+        sampler_options: Options of the sampler, e.g. { limit = 600 }: see docs/dp.md for built-in samplers, or keyword
+            arguments of a custom sampler, numbers or text. Unit: none.
     """
 
     rounds: Count = 8_000
@@ -44,10 +47,15 @@ class FedAvgHParams(ServerOptimizerHParams):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        refuse_wrong_options(self, "algorithm", "sampler")
+        refuse_wrong_options(self, "algorithm")
+        refuse_options(self.sampler, self.sampler_options, self.cohort)
 
-    def releases(self, privacy: PrivacyHParams, population: int, rounds: int) -> Entry:
-        """Return the ledger's entry for a number of rounds over a population of `population` users."""
-        multiplier, process = privacy.noise_multiplier, by_content(privacy.noise)
+    def releases(self, privacy: PrivacyHParams, population: int, rounds: int, length: int) -> Entry:
+        """Return the ledger's entry for a number of rounds over a population, in a training of `length` rounds."""
+        multiplier, process = privacy.noise_multiplier, by_content(self.process(privacy, population, length))
         sampler = by_content(configured(self, "sampler"))
         return Entry(sampler, population, self.cohort, multiplier, rounds, process)
+
+    def process(self, privacy: PrivacyHParams, population: int, length: int) -> str:
+        """Return the name of the noise process of a training, with everything that the noise depends on as options."""
+        return settled(privacy.process, Sampling(configured(self, "sampler"), population, self.cohort), length)

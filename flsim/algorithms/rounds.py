@@ -233,9 +233,11 @@ class FederatedTraining(FederatedAveraging):
             refuse_unrepeatable(self.seed, users, self.algorithm.cohort, sampler)
         if is_custom(privacy.noise):
             like = build(self.users.layout.vocabulary_size, self.model).trainable
-            noise.refuse_unrepeatable(privacy.noise, self.seed, like)
-        if privacy.mechanism == "dp" and (is_custom(sampler) or is_custom(privacy.noise)):
-            spent = self.algorithm.releases(privacy, users, self.length or self.algorithm.rounds)
+            noise.refuse_unrepeatable(privacy.process, self.seed, like)
+        is_checked = is_custom(sampler) or is_custom(privacy.noise) or noise.is_correlated(privacy.noise)
+        if privacy.mechanism == "dp" and is_checked:
+            rounds = self.length or self.algorithm.rounds
+            spent = self.algorithm.releases(privacy, users, rounds, rounds)
             ledger.spent(Ledger((spent,)), spent.sampler, privacy.delta_for(users))
 
     def states(self, state: State, until: int, is_wanted: Callable[[int], bool] = lambda _: True) -> Iterator[State]:

@@ -4,7 +4,8 @@ Such a file is a single module. It can import flsim and installed packages, but 
 executed when the object that it defines is first used, and never to read a configuration or results.
 
 A further setting can contain options, which are keyword arguments of the class or function. Within flsim, a name
-includes its options: ``path/to/file.py:NAME{"alpha": 0.1}``.
+includes its options: ``path/to/file.py:NAME{"alpha": 0.1}``, or ``truncated-poisson{"limit": 40}`` for a built-in
+class.
 """
 
 import ast
@@ -30,6 +31,7 @@ Thing = TypeVar("Thing")
 Option = int | float | bool | str
 BY_NAME = "must be a name; name custom code as 'path/to/file.py:NAME'"
 NAME = re.compile(r"(.+?\.py):(\w+)(\{.*\})?", re.DOTALL)
+BUILT_IN = re.compile(r"([\w-]+)(\{.*\})?", re.DOTALL)  # a built-in name and its options
 _modules: dict[str, ModuleType] = {}  # executed modules by the sha256 of the source
 _places: dict[str, Path] = {}  # paths of files that were named by content, by the sha256 of the source
 _files: set[str] = set()  # all executed files, as in frames of a traceback
@@ -89,15 +91,26 @@ def parts(name: str) -> tuple[Path, str]:
 
 
 def options_of(name: str) -> dict[str, Option]:
-    """Return the options in a name; empty for a built-in name."""
-    match = NAME.fullmatch(name)
-    options: dict[str, Option] = json.loads(match[3]) if match and match[3] else {}
+    """Return the options in a name."""
+    match = NAME.fullmatch(name) or BUILT_IN.fullmatch(name)
+    text = match[match.re.groups] if match else None
+    options: dict[str, Option] = json.loads(text) if text and _is_table(text) else {}
     return options
+
+
+def without_options(name: str) -> str:
+    """Return a built-in name without its options; any other name unchanged."""
+    match = BUILT_IN.fullmatch(name)
+    return match[1] if match and _is_table(match[2] or "{}") else name
 
 
 def configured(settings: object, setting: str) -> str:
     """Return the name in a setting, with the options in the setting ``{setting}_options`` of the same dataclass."""
-    name, options = getattr(settings, setting), getattr(settings, f"{setting}_options")
+    return with_options(getattr(settings, setting), getattr(settings, f"{setting}_options"))
+
+
+def with_options(name: str, options: Mapping[str, object]) -> str:
+    """Return a name that includes options."""
     return f"{name}{json.dumps(dict(options), sort_keys=True, ensure_ascii=False)}" if options else name
 
 
@@ -129,13 +142,17 @@ def made(name: str, make: Callable[..., Thing], *arguments: object) -> Thing:
         InputError: a custom class or function does not accept these options.
     """
     options = options_of(name)
-    if options or not arguments:
-        try:
-            inspect.signature(make).bind(*arguments, **options)
-        except TypeError as error:
-            path, attribute = parts(name_in_settings(name))
-            raise InputError(f"{path}:{attribute}: {error}; correct its options") from error
-    return make(*arguments, **options)
+    try:
+        return make(*arguments, **options)
+    except TypeError:
+        if options or not arguments or not is_custom(name):
+            try:
+                inspect.signature(make).bind(*arguments, **options)
+            except TypeError as error:
+                path, attribute = parts(name_in_settings(name))
+                written = f"{path}:{attribute}" if is_custom(name) else without_options(name)
+                raise InputError(f"{written}: {error}; correct its options") from error
+        raise
 
 
 def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None:
@@ -145,7 +162,7 @@ def refuse_unknown(name: str, built_in: Mapping[str, object], kind: str) -> None
     """
     if not isinstance(name, str):
         raise InputError(f"{kind} {BY_NAME}, found {name!r:.60}")
-    if name not in built_in and not is_custom(name):
+    if without_options(name) not in built_in and not is_custom(name):
         raise InputError(f"{kind} {_one_of(name, built_in)}")
 
 
@@ -165,7 +182,7 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
     """
     refuse_unknown(name, built_in, kind)
     if not is_custom(name):
-        return built_in[name]
+        return built_in[without_options(name)]
     path, attribute = parts(name)
     kinds = _executable.get()
     if kinds is not None and kind not in kinds:
@@ -224,14 +241,14 @@ def resolve_class(name: str, built_in: Mapping[str, type[Thing]], kind: str, bas
 
 
 def short_name(name: str) -> str:
-    """Return the NAME of ``path/to/file.py:NAME`` with its options, or a built-in name unchanged.
+    """Return the NAME of ``path/to/file.py:NAME``, or a built-in name, with its options.
 
     No code is executed.
 
     >>> short_name('my.py:Blocks{"size": 3}')
     'Blocks(size=3)'
     """
-    return parts(name)[1] + options_as_text(name) if is_custom(name) else name
+    return (parts(name)[1] if is_custom(name) else without_options(name)) + options_as_text(name)
 
 
 def options_as_text(name: str) -> str:

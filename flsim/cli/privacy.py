@@ -20,7 +20,8 @@ if TYPE_CHECKING:
     from flsim.runs.folder import Run
 
 OF_RECORDS = "Record-level: epsilon protects one record, not its author. Below, a user means a record."
-BOTH = "both"  # the built-in samplers that accountants support
+BOTH = "both"  # fixed-size and poisson
+INDEPENDENT = "independent"
 PLAN = "A plan, instead of RUN"
 
 
@@ -56,10 +57,34 @@ def privacy(
     sampler: Annotated[
         str,
         typer.Option(
-            help="Sampler of cohorts: fixed-size, poisson, both, or a custom sampler as path/to/file.py:NAME.",
+            help="Sampler of cohorts: a built-in sampler, both (fixed-size and poisson), or a custom sampler as "
+            "path/to/file.py:NAME.",
             rich_help_panel=PLAN,
         ),
     ] = BOTH,
+    sampler_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="An option of the sampler, as in training.sampler_options, e.g. separation=10. Can be repeated.",
+            rich_help_panel=PLAN,
+        ),
+    ] = None,
+    noise: Annotated[
+        str,
+        typer.Option(
+            help="Noise process, as in privacy.noise, e.g. blt or path/to/file.py:NAME.",
+            rich_help_panel=PLAN,
+        ),
+    ] = INDEPENDENT,
+    noise_option: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME=VALUE",
+            help="An option of the noise, as in privacy.noise_options, e.g. buffers=2. Can be repeated.",
+            rich_help_panel=PLAN,
+        ),
+    ] = None,
     delta: Annotated[
         float | None,
         typer.Option(
@@ -77,6 +102,9 @@ def privacy(
     Example: flsim privacy runs/dp
 
     Example: flsim privacy --users 392000 --cohort 5000 --rounds 7840 --noise-multiplier 1 --delta 1e-7
+
+    Example: flsim privacy --users 9136 --cohort 800 --rounds 160 --epsilon 8 --delta 1e-5 --sampler min-separation
+    --sampler-option separation=10 --noise blt --noise-option buffers=2
     """
     from flsim.privacy.table import to_text
 
@@ -85,7 +113,9 @@ def privacy(
     aim = {"--noise-multiplier": noise_multiplier, "--epsilon": epsilon}
     if run is not None:
         twice = [name for name, value in {**plan, **aim}.items() if value is not None]
-        twice += [] if sampler == BOTH else ["--sampler"]
+        others = {"--sampler": sampler != BOTH, "--noise": noise != INDEPENDENT}
+        others |= {"--sampler-option": bool(sampler_option), "--noise-option": bool(noise_option)}
+        twice += [name for name, is_given in others.items() if is_given]
         if twice:
             raise InputError(
                 f"{', '.join(twice)}: {run} stores these values; name a run, or describe a plan with options, not both"
@@ -97,13 +127,30 @@ def privacy(
             raise InputError(f"{', '.join(missing)} missing; set all options of the plan, or name a run folder")
         if (noise_multiplier is None) == (epsilon is None):
             raise InputError(f"{' and '.join(aim)}: one value determines the other; set only one of them")
-        lines, unit = _planned(users, cohort, rounds, noise_multiplier, epsilon, delta, sampler), "user"
+        names = _with_options(sampler, sampler_option), _with_options(noise, noise_option)
+        lines, unit = _planned(users, cohort, rounds, noise_multiplier, epsilon, delta, *names), "user"
     if as_json:
         typer.echo(json.dumps([line.to_json() | {"unit": unit} for line in lines], indent=2, allow_nan=False))
     else:
         if unit == "record":
             typer.echo(OF_RECORDS)
         typer.echo(to_text(lines, calibration=epsilon is not None), nl=False)
+
+
+def _with_options(name: str, options: list[str] | None) -> str:
+    """Return a name with options that are given as NAME=VALUE."""
+    from flsim.base.extensions import with_options
+
+    values: dict[str, object] = {}
+    for option in options or ():
+        key, equals, text = option.partition("=")
+        if not equals:
+            raise InputError(f"{option}: write an option as NAME=VALUE, e.g. separation=10")
+        try:
+            values[key] = json.loads(text)
+        except ValueError:
+            values[key] = text
+    return with_options(name, values)
 
 
 def _planned(
@@ -114,20 +161,25 @@ def _planned(
     epsilon: float | None,
     delta: float,
     sampler: str,
+    noise: str,
 ) -> "list[Line]":
+    from flsim.base.extensions import options_of, refuse_unknown, without_options
     from flsim.privacy.ledger import Entry, Ledger
     from flsim.privacy.mechanism import check_noise_multiplier
-    from flsim.privacy.sampling import SAMPLERS
+    from flsim.privacy.noise import NOISES, refuse_options, settled
+    from flsim.privacy.sampling import Sampling
     from flsim.privacy.table import calibrated, report
 
     check_noise_multiplier(noise_multiplier or 0.0, "--noise-multiplier")
+    refuse_unknown(noise, NOISES, "noise")
+    refuse_options(without_options(noise), options_of(noise))
     lines = []
-    accounted = [name for name, kind in SAMPLERS.items() if not kind.unaccounted]
-    for name in accounted if sampler == BOTH else [sampler]:
-        entry = Entry(name, users, cohort, noise_multiplier or 0.0, rounds)
+    for name in ("fixed-size", "poisson") if sampler == BOTH else (sampler,):
+        process = settled(noise, Sampling(name, users, cohort), rounds)
+        entry = Entry(name, users, cohort, noise_multiplier or 0.0, rounds, process)
         lines += report(Ledger((entry,)), delta) if epsilon is None else calibrated(entry, epsilon, delta)
     if epsilon is not None and all(line.noise_multiplier is None for line in lines):
-        sound = [line for line in lines if line.convention.is_sound and line.convention.accountant == "rdp"]
+        sound = [line for line in lines if line.convention.is_sound]
         raise InputError(f"--epsilon {epsilon:g}: {(sound or lines)[0].note}")
     _warn(delta, users, "user")
     return lines

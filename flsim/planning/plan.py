@@ -44,7 +44,8 @@ from flsim.planning.scale import (
     trained_on,
     with_unit,
 )
-from flsim.privacy.ledger import Ledger, sound_convention
+from flsim.privacy.conventions import sound_convention
+from flsim.privacy.ledger import Ledger
 from flsim.privacy.sampling import Relation
 from flsim.privacy.table import SOUND, STAR, report
 from flsim.results import power

@@ -15,6 +15,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal
 
 import numpy as np
@@ -27,6 +28,7 @@ from dp_accounting import (
     PoissonSampledDpEvent,
     SampledWithoutReplacementDpEvent,
     SelfComposedDpEvent,
+    TruncatedSubsampledGaussianDpEvent,
     UnsupportedEventError,
 )
 from dp_accounting.pld import PLDAccountant
@@ -280,6 +282,19 @@ def epsilon_of(event: DpEvent, delta: float, convention: Convention) -> float:
     return max(0.0, result)
 
 
+def delta_of(event: DpEvent, epsilons: Floats, convention: Convention) -> Floats:
+    """Return delta of an event at each epsilon, from Renyi DP or privacy loss distributions.
+
+    Raises:
+        InputError: the convention cannot account for the event.
+    """
+    if convention.accountant == "pld":
+        spent = _compose(PLDAccountant(_relation(convention)), event, convention).get_delta(epsilons)
+        return np.broadcast_to(np.asarray(spent, np.float64), epsilons.shape)
+    renyi = rdp_of(event, convention)
+    return np.array([renyi.delta(epsilon) for epsilon in epsilons.tolist()])
+
+
 def rdp_of(event: DpEvent, convention: Convention) -> RenyiDP:
     """Return the Renyi DP of an event, at the orders of `flsim.privacy.accounting`.
 
@@ -290,17 +305,29 @@ def rdp_of(event: DpEvent, convention: Convention) -> RenyiDP:
 
 
 def _rdp_of(event: DpEvent, convention: Convention) -> Floats:
-    orders, relation = ORDERS, convention.relation
     match event:
         case ComposedDpEvent(events=events):
-            return sum((_rdp_of(part, convention) for part in events), np.zeros_like(orders))
+            return sum((_rdp_of(part, convention) for part in events), np.zeros_like(ORDERS))
         case SelfComposedDpEvent(event=part, count=count):
-            return _rdp_of(part, convention) * count if count else np.zeros_like(orders)
+            return _rdp_of(part, convention) * count if count else np.zeros_like(ORDERS)
+    return _rdp_of_round(event, convention)
+
+
+@lru_cache(maxsize=64)  # evaluations, and searches for a number of rounds, repeat the same round
+def _poisson_round(sigma: float, rate: float) -> Floats:
+    rdp = poisson(ORDERS, sigma, rate)
+    rdp.setflags(write=False)
+    return rdp
+
+
+def _rdp_of_round(event: DpEvent, convention: Convention) -> Floats:
+    orders, relation = ORDERS, convention.relation
+    match event:
         case GaussianDpEvent(noise_multiplier=noise):
             return gaussian(orders, noise)
         case PoissonSampledDpEvent(sampling_probability=rate, event=part) if relation == "add-or-remove-one":
             if noise := _noise_multiplier(part):
-                return poisson(orders, noise, rate)
+                return _poisson_round(noise, rate)
         case SampledWithoutReplacementDpEvent(source_dataset_size=users, sample_size=cohort, event=part):
             if relation == "replace-one" and (noise := _noise_multiplier(part)):
                 return without_replacement(orders, noise, cohort / users)
@@ -392,12 +419,24 @@ def _poisson_rounds(event: DpEvent, convention: Convention) -> Iterator[tuple[fl
 
 def _check_size(event: DpEvent, delta: float, convention: Convention) -> float:
     """Return the epsilon of Renyi DP; raise InputError if it is so large that too many losses would be tabulated."""
-    bound = rdp_of(event, convention).epsilon(delta)
+    bound = rdp_of(_without_truncation(event), convention).epsilon(delta)
     if TABULATED < bound < math.inf:
         raise InputError(
             f"{convention}: losses are tabulated up to epsilon {TABULATED:g}, and RDP computes {bound:.4g} here"
         )
     return bound
+
+
+def _without_truncation(event: DpEvent) -> DpEvent:
+    """Replace truncated Poisson sampling, which has no RDP, with Poisson sampling and half of the noise."""
+    match event:
+        case ComposedDpEvent(events=events):
+            return ComposedDpEvent([_without_truncation(part) for part in events])
+        case SelfComposedDpEvent(event=part, count=count):
+            return SelfComposedDpEvent(_without_truncation(part), count)
+        case TruncatedSubsampledGaussianDpEvent(sampling_probability=rate, noise_multiplier=noise):
+            return PoissonSampledDpEvent(rate, GaussianDpEvent(noise / 2))
+    return event
 
 
 def _compose(accountant: Any, event: DpEvent, convention: Convention) -> Any:
@@ -410,4 +449,6 @@ def _compose(accountant: Any, event: DpEvent, convention: Convention) -> Any:
 
 
 def _relation(convention: Convention) -> NeighboringRelation:
+    if convention.relation == "zero-out":
+        return NeighboringRelation.REPLACE_SPECIAL
     return NeighboringRelation[convention.relation.upper().replace("-", "_")]

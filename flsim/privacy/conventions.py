@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import is_custom, short_name
+from flsim.base.extensions import is_custom, short_name, without_options
 from flsim.privacy.sampling import Relation, sampler_class
 
 Sensitivity = Literal["S", "2S"]
@@ -24,9 +24,10 @@ class Convention:
     """A convention by which an epsilon is computed.
 
     Attributes:
-        sampler: how cohorts are drawn; for a custom sampler, its NAME.
-        relation: what neighbours differ in: one user's data ("replace-one", the number of users is public), or the
-            presence of one user ("add-or-remove-one").
+        sampler: how cohorts are drawn; for a custom sampler, its NAME with its options.
+        relation: what neighbours differ in: one user's data ("replace-one", the number of users is public), the
+            presence of one user ("add-or-remove-one"), or whether one user's updates are zero ("zero-out", the users of
+            each round are public).
         sensitivity: the largest difference of the sum of clipped updates between neighbours; S is the clip norm.
         accountant: Renyi DP or privacy loss distributions (dp_accounting), or Opacus's RDP or PRV.
         conversion: from Renyi DP to epsilon: [M] Proposition 3, or the tighter [CKS]; None if the accountant computes
@@ -56,7 +57,17 @@ class Convention:
         return self.sensitivity == SENSITIVITY[self.relation]
 
 
-SENSITIVITY: dict[Relation, Sensitivity] = {"replace-one": "2S", "add-or-remove-one": "S"}
+def _of_turns(sampler: str) -> tuple[Convention, ...]:
+    """Return the conventions of a sampler whose privacy follows only from the limit of a user's rounds."""
+    return (
+        Convention(sampler, "zero-out", "S", "rdp", "tight", f"{sampler}-zero-out-rdp"),
+        Convention(sampler, "zero-out", "S", "pld", None, f"{sampler}-zero-out-pld"),
+        Convention(sampler, "replace-one", "2S", "rdp", "tight", f"{sampler}-replace-one-rdp"),
+        Convention(sampler, "replace-one", "2S", "pld", None, f"{sampler}-replace-one-pld"),
+    )
+
+
+SENSITIVITY: dict[Relation, Sensitivity] = {"replace-one": "2S", "add-or-remove-one": "S", "zero-out": "S"}
 PAPER = Convention("fixed-size", "replace-one", "S", "rdp", "mironov-proposition-3", "paper")
 CONVENTIONS = (
     PAPER,
@@ -67,23 +78,46 @@ CONVENTIONS = (
     Convention("poisson", "add-or-remove-one", "S", "pld", None, "poisson-pld"),
     Convention("poisson", "add-or-remove-one", "S", "rdp-opacus", "tight", "poisson-rdp-opacus"),
     Convention("poisson", "add-or-remove-one", "S", "prv-opacus", None, "poisson-prv-opacus"),
+    Convention("truncated-poisson", "add-or-remove-one", "S", "pld", None, "truncated-poisson-pld"),
+    Convention("cyclic-poisson", "add-or-remove-one", "S", "rdp", "tight", "cyclic-poisson-rdp"),
+    Convention("cyclic-poisson", "add-or-remove-one", "S", "pld", None, "cyclic-poisson-pld"),
+    *_of_turns("round-robin"),
+    *_of_turns("min-separation"),
 )
 REFUSED = (  # also used with the accountants, which give the reason
     Convention("with-replacement", "replace-one", "2S", "rdp", "tight", "with-replacement-rdp"),
     Convention("with-replacement", "replace-one", "2S", "pld", None, "with-replacement-pld"),
-    Convention("round-robin", "replace-one", "2S", "rdp", "tight", "round-robin-rdp"),
 )
 
 
 def conventions_of(sampler: str) -> tuple[Convention, ...]:
     """Return the conventions for a sampler; for a custom sampler, those of the relation that it declares.
 
+    Runs report, and audits test, the first sound convention.
+
     Raises:
         InputError: a custom sampler failed.
     """
-    if not is_custom(sampler):
-        return tuple(convention for convention in (*CONVENTIONS, *REFUSED) if convention.sampler == sampler)
-    return _of_own(sampler, sampler_class(sampler).relation)
+    if is_custom(sampler):
+        return _of_own(sampler, sampler_class(sampler).relation)
+    return tuple(one for one in (*CONVENTIONS, *REFUSED) if one.sampler == without_options(sampler))
+
+
+def sampler_in_conventions(sampler: str) -> str:
+    """Return a sampler's name in `Convention.sampler`: options of a built-in sampler do not change the convention."""
+    return short_name(sampler) if is_custom(sampler) else without_options(sampler)
+
+
+def sound_convention(sampler: str) -> Convention:
+    """Return the convention that runs with a sampler report: the first whose sensitivity covers its relation.
+
+    Raises:
+        InputError: no convention of the sampler is sound.
+    """
+    sound = next((one for one in conventions_of(sampler) if one.is_sound), None)
+    if sound is None:
+        raise InputError(f"{sampler}: there is no sound convention for this sampler, and its epsilon cannot be audited")
+    return sound
 
 
 def possible_conventions(sampler: str) -> tuple[Convention, ...]:

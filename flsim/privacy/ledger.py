@@ -6,21 +6,27 @@ later, turns the ledger into an epsilon.
 
 import json
 import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from flsim.base.errors import InputError, as_list, at_least_one, first_line
-from flsim.base.extensions import refuse_unknown, short_name
+from flsim.base.extensions import refuse_unknown, short_name, without_options
 from flsim.base.files import from_json
 from flsim.base.progress import say
-from flsim.privacy.conventions import PAPER, Convention, Sensitivity, conventions_of
-from flsim.privacy.noise import NOISES, noise_event
-from flsim.privacy.sampling import check_cohort, cohort_event
+from flsim.privacy.conventions import (
+    PAPER,
+    Convention,
+    Sensitivity,
+    conventions_of,
+    sampler_in_conventions,
+    sound_convention,
+)
+from flsim.privacy.noise import NOISES, is_correlated, noise_event
+from flsim.privacy.sampling import Sampling, check_cohort
 
 if TYPE_CHECKING:  # importing takes half a second in every process of a run
     from dp_accounting import DpEvent
@@ -70,7 +76,7 @@ class Entry:
 
         if self.noise_multiplier == 0:
             return NonPrivateDpEvent()
-        sampled = partial(cohort_event, self.sampler, self.population, self.cohort)
+        sampled = Sampling(self.sampler, self.population, self.cohort)
         multiplier = self.noise_multiplier / (2 if sensitivity == "2S" else 1)
         sampled(GaussianDpEvent(multiplier))  # raises if a sampler has no event, even if the noise does not use it
         return noise_event(self.noise, sampled, multiplier, self.rounds)
@@ -103,9 +109,14 @@ class Ledger:
         return Ledger((*self.entries, entry))
 
     def event(self, sensitivity: Sensitivity) -> "DpEvent":
-        """Return all rounds as one event of dp_accounting."""
+        """Return all rounds as one event of dp_accounting; raise InputError if this is impossible."""
         from dp_accounting import ComposedDpEvent
 
+        if len(self.entries) > 1 and (kinds := [entry.noise for entry in self.entries if is_correlated(entry.noise)]):
+            raise InputError(
+                f'noise "{without_options(kinds[0])}": settings changed between rounds, and accountants support '
+                "correlated noise only if they are the same in all rounds"
+            )
         return ComposedDpEvent([entry.event(sensitivity) for entry in self.entries])
 
     def to_json(self) -> str:
@@ -138,7 +149,7 @@ def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
     """
     from flsim.privacy.accounting import epsilon_of
 
-    others = {short_name(entry.sampler) for entry in ledger.entries} - {convention.sampler}
+    others = {sampler_in_conventions(entry.sampler) for entry in ledger.entries} - {convention.sampler}
     if others:
         raise InputError(
             f"{convention} is for {convention.sampler} sampling, but the ledger has {others.pop()} rounds; "
@@ -161,8 +172,7 @@ def epsilon(ledger: Ledger, delta: float, convention: Convention) -> float:
 
 def reported(sampler: str) -> tuple[Convention, ...]:
     """Return the paper's convention, if it is for this sampler, and the sound convention."""
-    conventions = conventions_of(sampler)
-    return tuple(one for one in conventions if one == PAPER or (one.is_sound and one.accountant == "rdp"))
+    return tuple(one for one in conventions_of(sampler) if one in (PAPER, sound_convention(sampler)))
 
 
 def spent(ledger: Ledger, sampler: str, delta: float) -> dict[str, float]:
@@ -199,7 +209,8 @@ def sentence(epsilons: dict[str, float], sampler: str, delta: float, unit: Unit 
         origin = " as the paper counts" if convention is PAPER else ""
         parts.append(
             f"epsilon {epsilons[convention.name]:.3g}{origin} ({convention.name}: {convention.relation}, sensitivity "
-            f"{convention.sensitivity}, RDP, {convention.conversion} conversion)"
+            f"{convention.sensitivity}, {convention.accountant.upper()}"
+            + (f", {convention.conversion} conversion)" if convention.conversion else ")")
         )
     return f"{unit}-level privacy after {short_name(sampler)} sampling, delta {delta:.3g}: {'; '.join(parts)}"
 
@@ -216,21 +227,43 @@ def foresee(plan: Entry, sampler: str, delta: float, population: int, unit: Unit
         )
 
 
+def affordable_rounds(planned: Callable[[int], Entry], rounds: int, max_epsilon: float, delta: float) -> int:
+    """Return the most rounds, up to `rounds`, whose reported epsilon is at most `max_epsilon`.
+
+    Args:
+        planned: returns the ledger's entry for a number of rounds.
+        rounds: number of rounds in the settings.
+        max_epsilon: the largest epsilon, under the sound convention that runs report.
+        delta: delta of (epsilon, delta)-DP.
+
+    Raises:
+        InputError: one round exceeds `max_epsilon`, or the rounds cannot be accounted for.
+    """
+
+    def spends(number: int) -> float:
+        entry = planned(number)
+        return epsilon(Ledger((entry,)), delta, sound_convention(entry.sampler))
+
+    if spends(rounds) <= max_epsilon:
+        return rounds
+    if (least := spends(1)) > max_epsilon:
+        raise InputError(
+            f"privacy.max_epsilon {max_epsilon:g}: one round has epsilon {least:.4g}; raise max_epsilon or "
+            "noise_multiplier"
+        )
+    within, beyond = 1, rounds
+    while beyond - within > 1:
+        middle = (within + beyond) // 2
+        if spends(middle) <= max_epsilon:
+            within = middle
+        else:
+            beyond = middle
+    return within
+
+
 # The curve of delta against epsilon that a ledger proves.
 
 EPSILONS = np.concatenate([np.linspace(0, 10, 201), np.linspace(10, 60, 101)[1:]])
-
-
-def sound_convention(sampler: str) -> Convention:
-    """Return the convention of a sampler whose sensitivity covers its relation, with Renyi DP.
-
-    Raises:
-        InputError: no convention of the sampler is sound.
-    """
-    sound = [one for one in conventions_of(sampler) if one.is_sound and one.accountant == "rdp"]
-    if not sound:
-        raise InputError(f"{sampler}: no sound convention, so that no epsilon of it can be audited")
-    return sound[0]
 
 
 def delta_curve(ledger: Ledger, convention: Convention) -> NDArray[np.float64]:
@@ -239,7 +272,6 @@ def delta_curve(ledger: Ledger, convention: Convention) -> NDArray[np.float64]:
     Raises:
         InputError: the convention cannot account for the ledger's rounds.
     """
-    from flsim.privacy.accounting import rdp_of  # loads dp_accounting and scipy.stats, which takes a second
+    from flsim.privacy.accounting import delta_of  # loads dp_accounting and scipy.stats, which takes a second
 
-    spent = rdp_of(ledger.event(convention.sensitivity), convention)
-    return np.array([spent.delta(epsilon) for epsilon in EPSILONS.tolist()])
+    return delta_of(ledger.event(convention.sensitivity), EPSILONS, convention)

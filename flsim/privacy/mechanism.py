@@ -7,14 +7,15 @@ Private Learning with Adaptive Clipping" (2021), Algorithm 1.
 """
 
 import math
+from dataclasses import field
 from typing import Annotated, Literal
 
 from flsim.base.errors import InputError
-from flsim.base.extensions import CustomName
+from flsim.base.extensions import CustomName, configured
 from flsim.base.rng import stream
-from flsim.base.settings import Finite, Level, Positive, settings
+from flsim.base.settings import Finite, Level, Options, Positive, settings
 from flsim.models.language_model import Params
-from flsim.privacy.noise import NOISES
+from flsim.privacy.noise import NOISES, refuse_options
 
 Mechanism = Literal["none", "clip", "dp"]
 
@@ -51,8 +52,13 @@ class PrivacyHParams:
         count_noise: Standard deviation sigma_b of the noise on the count of users within an adaptive clip. When not
             set: a 20th of the cohort. The count uses a part of z: the updates get z_Delta = (z^-2 - (2
             sigma_b)^-2)^(-1/2). Unit: users.
-        noise: Process that draws the noise on the sum: "independent" from round to round, or custom noise, see
-            docs/privacy.md.
+        noise: Process that draws the noise on the sum: "independent" from round to round. Correlated noise (DP-FTRL)
+            needs a sampler that limits how often a user takes part: "banded" (Toeplitz), "blt" (buffered Toeplitz),
+            "tree" (binary trees) and "banded-inverse", see docs/dp-ftrl.md. For custom noise, see docs/privacy.md.
+        noise_options: Options of the noise: { bands = 8 } for "banded" and "banded-inverse", { buffers = 2 } for "blt",
+            or keyword arguments of custom noise, numbers or text. Unit: none.
+        max_epsilon: Largest epsilon of the run, under the sound convention that it reports. Training ends before the
+            round that would exceed this epsilon. When not set: all rounds are trained. Unit: none.
 
     Examples:
         >>> flsim.Privacy("dp", clip=0.2, noise_multiplier=1.0)                # doctest: +SKIP
@@ -66,6 +72,8 @@ class PrivacyHParams:
     clip_learning_rate: Positive = 0.2
     count_noise: Positive | None = None
     noise: Annotated[str, CustomName("noise", NOISES)] = "independent"
+    noise_options: Options = field(default_factory=dict)
+    max_epsilon: Positive | None = None
 
     def __post_init__(self) -> None:
         check_noise_multiplier(self.noise_multiplier)
@@ -80,6 +88,9 @@ class PrivacyHParams:
             )
         if kind != "dp" and (self.noise_multiplier or self.count_noise is not None):
             raise InputError(f'mechanism "{kind}" adds no noise; remove noise_multiplier and count_noise, or use "dp"')
+        refuse_options(self.noise, self.noise_options)
+        if kind != "dp" and self.max_epsilon is not None:
+            raise InputError(f'mechanism "{kind}" has no epsilon; remove max_epsilon, or use "dp"')
         if self.target_quantile is None and self.count_noise is not None:
             raise InputError("count_noise is for an adaptive clip; set target_quantile, or remove count_noise")
         if kind != "dp" and self.noise != "independent":
@@ -87,6 +98,11 @@ class PrivacyHParams:
         # z_Delta is valid for noise without memory
         if self.target_quantile is not None and self.noise != "independent":
             raise InputError("an adaptive clip needs independent noise; remove privacy.noise or target_quantile")
+
+    @property
+    def process(self) -> str:
+        """Return the name of the process of the noise, with its options."""
+        return configured(self, "noise")
 
     def delta_for(self, population: int) -> float:
         """Return the reported delta, for this number of users."""

@@ -1,4 +1,9 @@
-"""Processes of noise on sums, whose state is stored in checkpoints; the built-in process has no memory.
+"""Processes of noise on sums, whose state is stored in checkpoints.
+
+`Independent` noise has no memory. `Correlated` noise is C^-1 Z, for independent noise Z of all rounds and a lower
+triangular matrix C with ones on its diagonal (`flsim.privacy.factorizations`): the noise of a round cancels a part of
+the noise of earlier rounds. The sensitivity of C depends on how often a user takes part. Correlated noise is therefore
+refused if the sampler states no limit.
 
 The noise is a function of (seed, round), so that a resumed run adds the same noise. Anyone who knows the seed can
 subtract the noise. This is acceptable for a simulation; a deployment must draw noise from a secret, cryptographic
@@ -10,14 +15,30 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import custom_call_errors, declared_label, is_custom, name_in_settings, resolve_class
+import numpy as np
+
+from flsim.base.errors import InputError, RunFailed, at_least_one
+from flsim.base.extensions import (
+    custom_call_errors,
+    declared_label,
+    is_custom,
+    made,
+    name_in_settings,
+    options_as_text,
+    options_of,
+    resolve_class,
+    short_name,
+    with_options,
+    without_options,
+)
 from flsim.base.rng import stream
-from flsim.privacy.sampling import refuse_no_event
+from flsim.privacy import factorizations
+from flsim.privacy.sampling import Participation, Sampling, refuse_no_event
 
 if TYPE_CHECKING:  # each import takes half a second or more in accounting or in every process of a run
     import torch
     from dp_accounting import DpEvent
+    from numpy.typing import NDArray
 
     from flsim.models.language_model import Params
 
@@ -33,11 +54,14 @@ class Noise(ABC):
         shapes: shapes of the parameters, by name.
         label: the part of a row's name in tables that names the process; "" for none. Custom code without a label is
             named NAME.
+        settings: for a built-in process, the fields that `privacy.noise_options` sets; other fields follow from the
+            run.
     """
 
     seed: int
     shapes: "Mapping[str, torch.Size]"
     label: ClassVar[str] = ""
+    settings: ClassVar[tuple[str, ...]] = ()
 
     def init(self) -> "dict[str, Params]":
         """Return the state before the first round: slot -> parameter -> tensor of its shape; empty by default."""
@@ -56,7 +80,8 @@ class Noise(ABC):
         """Return the total cost of the first `rounds` rounds; None if it is unknown.
 
         Args:
-            sampled: turns the cost of a mechanism on a cohort's sum into its cost on a sampled cohort's sum.
+            sampled: turns the cost of a mechanism on a cohort's sum into its cost on a sampled cohort's sum; a
+                `flsim.privacy.sampling.Sampling`, whose `participation(rounds)` limits a user's rounds.
             noise_multiplier: z divided by the distance by which one user moves a sum; the added noise is z times that
                 of this process.
             rounds: number of rounds.
@@ -82,13 +107,247 @@ class Independent(Noise):
 
     @staticmethod
     def event(sampled: "Callable[[DpEvent], DpEvent]", noise_multiplier: float, rounds: int) -> "DpEvent":
-        """Return the Gaussian mechanism on a sampled cohort, `rounds` times."""
+        """Return the Gaussian mechanism on a sampled cohort, as often as a user takes part in `rounds` rounds."""
         from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
-        return SelfComposedDpEvent(sampled(GaussianDpEvent(noise_multiplier)), rounds)
+        limit = sampled.participation(rounds) if isinstance(sampled, Sampling) else None
+        return SelfComposedDpEvent(sampled(GaussianDpEvent(noise_multiplier)), limit.times if limit else rounds)
 
 
-NOISES: dict[str, type[Noise]] = {"independent": Independent}
+@dataclass(frozen=True)
+class Correlated(Noise):
+    """Noise C^-1 Z, for independent noise Z and a lower triangular C with ones on its diagonal.
+
+    Attributes:
+        rounds: number of rounds of the training, for which C is optimized; 0 if C does not depend on it.
+        times, separation: the participation for which C is optimized; 0 if C does not depend on it.
+    """
+
+    rounds: int = 0
+    times: int = 0
+    separation: int = 0
+    optimized_for: ClassVar[tuple[str, ...]] = ()
+
+    def __post_init__(self) -> None:
+        at_least_one(**{name: getattr(self, name) for name in self.settings})
+
+    @abstractmethod
+    def matrix(self, rounds: int) -> "NDArray[np.float64]":
+        """Return C of the first rounds, float64 [rounds, rounds], which makes the noise independent again."""
+
+    @abstractmethod
+    def sensitivity(self, rounds: int, participation: Participation) -> float:
+        """Return the largest distance by which one user moves the first rows of C G, in clip norms.
+
+        Raises:
+            InputError: the matrix does not allow this participation.
+        """
+
+    def cost(self, sampling: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
+        """Return the total cost of the first `rounds` rounds: one Gaussian mechanism, without amplification.
+
+        The output of a round can depend on earlier rounds (Denisov et al., 2022, Theorem 2.1).
+        """
+        from dp_accounting import GaussianDpEvent
+
+        return GaussianDpEvent(noise_multiplier / self.sensitivity(rounds, _limited(sampling, rounds)))
+
+    def combined(self, parts: "Mapping[int, float]") -> "Params":
+        """Return a weighted sum of fresh noise of several rounds: round -> weight; the weight of the last is 1."""
+        (*earlier, last) = sorted(parts)
+        noise = self.fresh(last)
+        for round_ in earlier:
+            noise = _sum(noise, parts[round_], self.fresh(round_))
+        return noise
+
+
+@dataclass(frozen=True)
+class BandedToeplitz(Correlated):
+    """A banded Toeplitz C of least error ([CKMRT] in `flsim.privacy.factorizations`).
+
+    The state is the noise of the last `bands` - 1 rounds. Poisson sampling amplifies privacy: because the
+    columns of a user's rounds do not overlap, each of its rounds is a separate mechanism ([CKMRT], Theorem 4).
+
+    Attributes:
+        bands: number of coefficients; at most the separation of a user's rounds. 1 is independent noise.
+    """
+
+    bands: int = 0
+    label = "banded"
+    settings = ("bands",)
+    optimized_for = ("rounds",)
+
+    @property
+    def coefficients(self) -> tuple[float, ...]:
+        """Return the coefficients of C; the first is 1."""
+        return factorizations.optimal_bands(self.rounds, self.bands)
+
+    def init(self) -> "dict[str, Params]":
+        """Return zeros for the noise of rounds before the first."""
+        return {f"last{number}": _zeros(self.shapes) for number in range(self.bands - 1)}
+
+    def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
+        """Return z_t - (c_1 x_(t-1) + c_2 x_(t-2) + ...); x_r of round r is in slot r modulo bands - 1."""
+        noise = self.fresh(round_)
+        for distance, coefficient in enumerate(self.coefficients[1 : round_ + 1], start=1):
+            noise = _sum(noise, -coefficient, state[f"last{(round_ - distance) % (self.bands - 1)}"])
+        return noise, state | ({f"last{round_ % (self.bands - 1)}": noise} if self.bands > 1 else {})
+
+    def matrix(self, rounds: int) -> "NDArray[np.float64]":
+        """Return C; see `Correlated.matrix`."""
+        return factorizations.toeplitz(np.array(self.coefficients), rounds)
+
+    def sensitivity(self, rounds: int, participation: Participation) -> float:
+        """Return sqrt(k) times the norm of the coefficients; see `Correlated.sensitivity`."""
+        if self.bands > participation.separation:
+            raise InputError(
+                f"privacy.noise_options: bands must be at most {participation.separation:,}, because a user can take "
+                f"part again after this number of rounds, found {self.bands:,}"
+            )
+        return float(np.sqrt(participation.times) * np.linalg.norm(self.coefficients[:rounds]))
+
+    def cost(self, sampling: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
+        """Return a mechanism for each of a user's rounds, whose privacy the sampler can amplify."""
+        from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
+
+        limit = _limited(sampling, rounds)
+        column = self.sensitivity(rounds, limit) / float(np.sqrt(limit.times))
+        return SelfComposedDpEvent(sampling(GaussianDpEvent(noise_multiplier / column)), limit.times)
+
+
+@dataclass(frozen=True)
+class BufferedToeplitz(Correlated):
+    """A buffered linear Toeplitz C (BLT) of least error ([MMHMT] in `flsim.privacy.factorizations`, Algorithm 3).
+
+    The state is `buffers` tensors per parameter, for any number of rounds.
+
+    Attributes:
+        buffers: number of buffers; 2 to 4 are nearly as good as any number.
+    """
+
+    buffers: int = 0
+    label = "BLT"
+    settings = ("buffers",)
+    optimized_for = ("rounds", "times", "separation")
+
+    @property
+    def scales_and_decays(self) -> tuple[tuple[float, ...], tuple[float, ...]]:
+        return factorizations.optimal_blt(self.rounds, self.buffers, self.times, self.separation)
+
+    def init(self) -> "dict[str, Params]":
+        """Return empty buffers."""
+        return {f"buffer{number}": _zeros(self.shapes) for number in range(self.buffers)}
+
+    def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
+        """Return x = z - (s_1 buffer_1 + s_2 buffer_2 + ...), and buffers d_j buffer_j + x."""
+        scales, decays = self.scales_and_decays
+        noise = self.fresh(round_)
+        for number, scale in enumerate(scales):
+            noise = _sum(noise, -scale, state[f"buffer{number}"])
+        after = {f"buffer{number}": _sum(noise, decay, state[f"buffer{number}"]) for number, decay in enumerate(decays)}
+        return noise, after
+
+    def matrix(self, rounds: int) -> "NDArray[np.float64]":
+        """Return C; see `Correlated.matrix`."""
+        return factorizations.toeplitz(self._coefficients(rounds), rounds)
+
+    def sensitivity(self, rounds: int, participation: Participation) -> float:
+        """Return the exact sensitivity; see `Correlated.sensitivity`."""
+        return factorizations.sensitivity_of_toeplitz(self._coefficients(rounds), participation)
+
+    def _coefficients(self, rounds: int) -> "NDArray[np.float64]":
+        scales, decays = (np.array(values) for values in self.scales_and_decays)
+        return factorizations.blt_coefficients(scales, decays, rounds)[0]
+
+
+@dataclass(frozen=True)
+class Tree(Correlated):
+    """Binary trees ([KMRST] in `flsim.privacy.factorizations`): a prefix sum has a node for each 1 in its length.
+
+    Round t, from 1, completes the node of the largest power of 2 that divides t, and
+    replaces the smaller nodes before it. There is no state, because the noise of earlier nodes is drawn again.
+    """
+
+    label = "tree"
+
+    def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
+        """Return the noise of the new node minus the noise of the nodes that it replaces."""
+        parts, level = {round_: 1.0}, 0
+        while round_ >> level & 1:  # the length so far ends in as many 1s as there are nodes to replace
+            parts[(round_ >> level << level) - 1] = -1.0  # the round, from 0, that completed the node of this level
+            level += 1
+        return self.combined(parts), state
+
+    def matrix(self, rounds: int) -> "NDArray[np.float64]":
+        """Return C, whose row t, from 1, sums as many rounds as the largest power of 2 that divides t."""
+        last = np.arange(1, rounds + 1)[:, None]
+        column = np.arange(1, rounds + 1)
+        return ((last - (last & -last) < column) & (column <= last)).astype(np.float64)
+
+    def sensitivity(self, rounds: int, participation: Participation) -> float:
+        """Return an upper bound; see `Correlated.sensitivity`."""
+        return factorizations.sensitivity_of_tree(rounds, participation)
+
+
+@dataclass(frozen=True)
+class BandedInverse(Correlated):
+    """A C whose inverse is banded, with the first coefficients of (1 - x)^(1/2) (BISR; [KL]).
+
+    There is no state, because the noise of the last rounds is drawn again.
+
+    Attributes:
+        bands: number of coefficients of C^-1. 1 is independent noise.
+    """
+
+    bands: int = 0
+    label = "banded inverse"
+    settings = ("bands",)
+
+    def next(self, state: "dict[str, Params]", round_: int) -> "tuple[Params, dict[str, Params]]":
+        """Return z_t - z_(t-1) / 2 - z_(t-2) / 8 - ..."""
+        inverse = factorizations.inverse_square_root_coefficients(self.bands)[: round_ + 1]
+        return self.combined({round_ - distance: float(value) for distance, value in enumerate(inverse)}), state
+
+    def matrix(self, rounds: int) -> "NDArray[np.float64]":
+        """Return C; see `Correlated.matrix`."""
+        return factorizations.toeplitz(self._coefficients(rounds), rounds)
+
+    def sensitivity(self, rounds: int, participation: Participation) -> float:
+        """Return the exact sensitivity; see `Correlated.sensitivity`."""
+        return factorizations.sensitivity_of_toeplitz(self._coefficients(rounds), participation)
+
+    def _coefficients(self, rounds: int) -> "NDArray[np.float64]":
+        inverse = factorizations.inverse_square_root_coefficients(self.bands)
+        return factorizations.series(np.ones(1), inverse, rounds)
+
+
+def _limited(sampling: Sampling, rounds: int) -> Participation:
+    limit = sampling.participation(rounds)
+    if limit is None:
+        raise InputError(
+            f'training.sampler "{short_name(sampling.sampler)}": this sampler does not limit how often a user takes '
+            'part, and correlated noise needs such a limit; use "min-separation" or "round-robin", or independent noise'
+        )
+    return limit
+
+
+def _sum(values: "Params", weight: float, others: "Params") -> "Params":
+    return {name: value + weight * others[name] for name, value in values.items()}
+
+
+def _zeros(shapes: "Mapping[str, torch.Size]") -> "Params":
+    import torch
+
+    return {name: torch.zeros(shape, dtype=torch.float64) for name, shape in shapes.items()}
+
+
+NOISES: dict[str, type[Noise]] = {
+    "independent": Independent,
+    "banded": BandedToeplitz,
+    "blt": BufferedToeplitz,
+    "tree": Tree,
+    "banded-inverse": BandedInverse,
+}
 
 
 def noise_class(name: str) -> type[Noise]:
@@ -102,10 +361,49 @@ def noise_class(name: str) -> type[Noise]:
 
 def label_of(name: str) -> str:
     """Return the part of a row's name in tables that names the process, without executing custom code."""
-    return declared_label(name) if is_custom(name) else NOISES[name].label
+    return declared_label(name) if is_custom(name) else noise_class(name).label + options_as_text(name)
 
 
-def noise_event(name: str, sampled: "Callable[[DpEvent], DpEvent]", noise_multiplier: float, rounds: int) -> "DpEvent":
+def refuse_options(name: str, options: "Mapping[str, object]") -> None:
+    """Raise InputError if the name of a process includes options, or a built-in process has other options."""
+    if options_of(name):
+        raise InputError(f"noise: write the options of {short_name(name)} in noise_options")
+    if is_custom(name):
+        return
+    kind = noise_class(name)
+    if set(options) != set(kind.settings):
+        needed = ", ".join(kind.settings) or "none"
+        raise InputError(f'noise_options: noise "{name}" has {needed}, found {", ".join(options) or "none"}')
+    made(with_options(name, options), kind, 0, {})
+
+
+def is_correlated(name: str) -> bool:
+    """Return whether a name is a built-in process whose noise depends on earlier rounds."""
+    return not is_custom(name) and issubclass(noise_class(name), Correlated)
+
+
+def depends_on_length(name: str) -> bool:
+    """Return whether the noise of the first rounds depends on the number of rounds of the training."""
+    return not is_custom(name) and bool(getattr(noise_class(name), "optimized_for", ()))
+
+
+def settled(name: str, sampling: Sampling, rounds: int) -> str:
+    """Return the name of a process, with everything that its noise depends on as options.
+
+    Args:
+        name: a key of `NOISES`, or a custom process, with options.
+        sampling: the sampler, for whose participation a matrix is optimized.
+        rounds: number of rounds of the training.
+    """
+    if not depends_on_length(name):
+        return name
+    limit = _limited(sampling, rounds)
+    known = {"rounds": rounds, "times": limit.times, "separation": limit.separation}
+    used: tuple[str, ...] = noise_class(name).optimized_for  # type: ignore[attr-defined]
+    return with_options(without_options(name), options_of(name) | {option: known[option] for option in used})
+
+
+def noise_event(name: str, sampled: Sampling, noise_multiplier: float, rounds: int) -> "DpEvent":
     """Return the total cost of rounds with a process's noise; for the arguments, see `Noise.event`.
 
     Raises:
@@ -113,6 +411,9 @@ def noise_event(name: str, sampled: "Callable[[DpEvent], DpEvent]", noise_multip
     """
     kind = noise_class(name)
     written = name_in_settings(name)
+    if issubclass(kind, Correlated):
+        with custom_call_errors(written, "cost(sampling, noise_multiplier, rounds)", InputError):
+            return made(name, kind, 0, {}).cost(sampled, noise_multiplier, rounds)
     with custom_call_errors(written, "event(sampled, noise_multiplier, rounds)", InputError):
         event = kind.event(sampled, noise_multiplier, rounds)
     if event is None:
@@ -137,7 +438,7 @@ def init(name: str, seed: int, like: "Mapping[str, torch.Tensor]") -> "dict[str,
     """
     shapes, kind = _shapes(like), noise_class(name)
     with custom_call_errors(name, "init()", InputError):
-        state = kind(seed, shapes).init()
+        state = made(name, kind, seed, shapes).init()
         _refuse_other_shapes(name, state, shapes, InputError)
     return {SLOT + slot: values for slot, values in state.items()}
 
@@ -164,7 +465,7 @@ def step(
     shapes, kind = _shapes(like), noise_class(name)
     before = {slot.removeprefix(SLOT): values for slot, values in moments.items() if slot.startswith(SLOT)}
     with custom_call_errors(name, "next(state, round_)", failure):
-        noise, after = kind(seed, shapes).next(before, round_)
+        noise, after = made(name, kind, seed, shapes).next(before, round_)
         if before.keys() != after.keys():
             raise failure(
                 f"{name}: a round changes the slots {sorted(before)} into {sorted(after)}; keep the same slots"

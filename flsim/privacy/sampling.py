@@ -5,29 +5,48 @@ those of this file; its options are further fields of the dataclass.
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING, ClassVar, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
-from flsim.base.errors import InputError, RunFailed
+from flsim.base.errors import InputError, RunFailed, at_least_one
 from flsim.base.extensions import (
     custom_call_errors,
     declared_label,
     is_custom,
     made,
     name_in_settings,
+    options_as_text,
+    options_of,
     refuse_unknown,
     resolve_class,
+    short_name,
+    with_options,
+    without_options,
 )
 from flsim.base.rng import stream
 
 if TYPE_CHECKING:  # importing takes half a second in every process of a run
     from dp_accounting import DpEvent
 
-Relation = Literal["replace-one", "add-or-remove-one"]
+Relation = Literal["replace-one", "add-or-remove-one", "zero-out"]
+
+
+@dataclass(frozen=True)
+class Participation:
+    """A limit of the rounds in which one user takes part.
+
+    Attributes:
+        times: k, the most rounds.
+        separation: b, the least number of rounds from one of them to the next; 1 is no limit.
+    """
+
+    times: int
+    separation: int
 
 
 @dataclass(frozen=True)
@@ -44,13 +63,25 @@ class Sampler(ABC):
         has_repeats: whether a cohort can contain a user more than once. Each occurrence counts as a separate user in
             the sum.
         unaccounted: for a built-in sampler, the reason why no accountant supports it; empty if one does.
+        dropout: probability that a drawn user does not answer in time, independently of all others. Sums are still
+            divided by `cohort`.
+        unaccounted_with_dropout: for a built-in sampler, whether no accountant supports it if users drop out.
     """
 
     cohort: int
+    dropout: float = field(default=0.0, kw_only=True)
     label: ClassVar[str] = ""
     relation: ClassVar[Relation] = "add-or-remove-one"
     has_repeats: ClassVar[bool] = False
     unaccounted: ClassVar[str] = ""
+    unaccounted_with_dropout: ClassVar[bool] = False
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.dropout, float | int) and 0 <= self.dropout < 1):
+            raise InputError(f"dropout must be at least 0 and below 1, found {self.dropout!r}")
+
+    def check(self, population: int) -> None:  # noqa: B027 (most samplers draw from any population)
+        """Raise InputError if the sampler cannot draw from `population` users."""
 
     @abstractmethod
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
@@ -64,7 +95,14 @@ class Sampler(ABC):
         return self.cohort, self.cohort
 
     def event(self, population: int, mechanism: "DpEvent") -> "DpEvent | None":  # noqa: ARG002 (for others)
-        """Return the cost of a round that applies a mechanism to the sum over its users; None if it is unknown."""
+        """Return the cost of a round that applies a mechanism to the sum over its users; None if it is unknown.
+
+        It is the cost for a user who can take part in the round.
+        """
+        return None
+
+    def participation(self, population: int, rounds: int) -> Participation | None:  # noqa: ARG002 (for others)
+        """Return the limit of a user's rounds among any consecutive `rounds` rounds; None if there is no limit."""
         return None
 
 
@@ -75,6 +113,7 @@ class FixedSize(Sampler):
     """
 
     relation = "replace-one"
+    unaccounted_with_dropout = True
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
         """Return exactly `cohort` users."""
@@ -103,11 +142,50 @@ class Poisson(Sampler):
         """Return 0 and the size of the population."""
         return 0, population
 
-    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent":
-        """Return Poisson sampling."""
+    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent | None":
+        """Return Poisson sampling; dropout lowers its rate."""
         from dp_accounting import PoissonSampledDpEvent
 
-        return PoissonSampledDpEvent(self.cohort / population, mechanism)
+        return PoissonSampledDpEvent(self.cohort / population * (1 - self.dropout), mechanism)
+
+
+@dataclass(frozen=True)
+class TruncatedPoisson(Poisson):
+    """Poisson sampling whose larger cohorts are cut to `limit` users, a uniformly random subset.
+
+    The cost is that of Ganesh, "Tight Privacy Audit/Accounting of Truncated Poisson Subsampling"
+    (arXiv:2508.15089), as dp_accounting implements it; only privacy loss distributions are known for it.
+    """
+
+    limit: int
+    label = "truncated Poisson"
+    unaccounted_with_dropout = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(limit=self.limit)
+        if self.limit < self.cohort:
+            raise InputError(f"limit must be at least the cohort of {self.cohort:,} users, found {self.limit:,}")
+
+    def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return about `cohort` users, and at most `limit`."""
+        drawn = super().draw(seed, round_, population)
+        if len(drawn) <= self.limit:
+            return drawn
+        return np.sort(stream(seed, "truncated-cohort", round_).choice(drawn, self.limit, replace=False))
+
+    def sizes(self, population: int) -> tuple[int, int]:
+        """Return 0 and the limit."""
+        return 0, min(self.limit, population)
+
+    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent | None":
+        """Return truncated Poisson sampling, which is known for Gaussian noise only."""
+        from dp_accounting import GaussianDpEvent, TruncatedSubsampledGaussianDpEvent
+
+        if not isinstance(mechanism, GaussianDpEvent):
+            return None
+        rate = self.cohort / population
+        return TruncatedSubsampledGaussianDpEvent(population, rate, self.limit, mechanism.noise_multiplier)
 
 
 class WithReplacement(Sampler):
@@ -119,6 +197,7 @@ class WithReplacement(Sampler):
     label = "with replacement"
     relation = "replace-one"
     has_repeats = True
+    unaccounted_with_dropout = True
     unaccounted = "a user can be drawn several times in a round, and no accountant of dp_accounting supports this"
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
@@ -140,20 +219,103 @@ class RoundRobin(Sampler):
     """
 
     label = "round-robin"
-    relation = "replace-one"
-    unaccounted = "cohorts are not drawn anew in each round, so no accountant of sampling applies"
+    relation = "zero-out"
 
     def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
         """Return the next `cohort` users of the order."""
         order = stream(seed, "cohort-order").permutation(population)
         return np.sort(order[(round_ * self.cohort + np.arange(self.cohort)) % population])
 
+    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent":  # noqa: ARG002 (nothing is drawn)
+        """Return the mechanism itself."""
+        return mechanism
+
+    def participation(self, population: int, rounds: int) -> Participation:
+        """Return a place in the order that recurs after `population` places, which hold population / cohort rounds."""
+        return Participation(-(-rounds * self.cohort // population), population // self.cohort)
+
+
+@dataclass(frozen=True)
+class MinSeparation(Sampler):
+    """A fixed number of users of one group; the users are in `separation` groups, drawn once, which take turns.
+
+    Round r draws from group r modulo their number, so that any two rounds of a user are at least `separation` apart.
+    Groups differ by at most one user.
+    """
+
+    separation: int
+    label = "min separation"
+    relation: ClassVar[Relation] = "zero-out"
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        at_least_one(separation=self.separation)
+
+    def check(self, population: int) -> None:
+        """Raise InputError if the cohort is larger than a group."""
+        if self.cohort > (size := population // self.separation):
+            raise InputError(
+                f"sampler_options: a separation of {self.separation:,} leaves groups of {size:,} of the "
+                f"{population:,} users, found a cohort of {self.cohort:,}; lower the separation or the cohort"
+            )
+
+    def group(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return the users of a round's group, in random order."""
+        order = stream(seed, "cohort-groups").permutation(population)
+        return np.asarray(order[round_ % self.separation :: self.separation])
+
+    def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return exactly `cohort` users of the round's group."""
+        group = self.group(seed, round_, population)
+        return np.sort(stream(seed, "cohort-of-group", round_).choice(group, self.cohort, replace=False))
+
+    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent | None":  # noqa: ARG002 (nothing is amplified)
+        """Return the mechanism itself: the drawn users of a group can be public."""
+        return mechanism
+
+    def participation(self, population: int, rounds: int) -> Participation:  # noqa: ARG002 (the same for all)
+        """Return every `separation`-th round."""
+        return Participation(-(-rounds // self.separation), self.separation)
+
+
+class CyclicPoisson(MinSeparation):
+    """Poisson sampling within one group; groups take turns as in `MinSeparation`.
+
+    Choquette-Choo et al., "(Amplified) Banded Matrix Factorization" (2023), section 4: sampling amplifies the privacy
+    of independent noise, and of correlated noise whose matrix has no more bands than there are groups.
+    """
+
+    label = "cyclic Poisson"
+    relation = "add-or-remove-one"
+
+    def draw(self, seed: int, round_: int, population: int) -> NDArray[np.int64]:
+        """Return about `cohort` users of the round's group."""
+        group = self.group(seed, round_, population)
+        drawn = stream(seed, "poisson-cohort-of-group", round_).random(len(group)) < self._rate(population)
+        return np.sort(group[drawn])
+
+    def sizes(self, population: int) -> tuple[int, int]:
+        """Return 0 and the size of the largest group."""
+        return 0, -(-population // self.separation)
+
+    def event(self, population: int, mechanism: "DpEvent") -> "DpEvent":
+        """Return Poisson sampling of the users of a group."""
+        from dp_accounting import PoissonSampledDpEvent
+
+        return PoissonSampledDpEvent(self._rate(population) * (1 - self.dropout), mechanism)
+
+    def _rate(self, population: int) -> float:
+        return self.cohort * self.separation / population
+
 
 SAMPLERS: dict[str, type[Sampler]] = {
     "fixed-size": FixedSize,
     "poisson": Poisson,
+    "truncated-poisson": TruncatedPoisson,
     "with-replacement": WithReplacement,
     "round-robin": RoundRobin,
+    "min-separation": MinSeparation,
+    "cyclic-poisson": CyclicPoisson,
 }
 
 
@@ -168,7 +330,7 @@ def sampler_class(name: str) -> type[Sampler]:
 
 def label_of(name: str) -> str:
     """Return the part of a row's name in tables that names the sampler, without executing custom code."""
-    return declared_label(name) if is_custom(name) else SAMPLERS[name].label
+    return declared_label(name) if is_custom(name) else sampler_class(name).label + options_as_text(name)
 
 
 def draw_cohort(
@@ -198,6 +360,7 @@ def draw_cohort(
     with custom_call_errors(sampler, "draw(seed, round_, population) and sizes(population)", failure):
         drawn = made(sampler, kind, size)
         cohort, (fewest, most) = drawn.draw(seed, round_, population), drawn.sizes(population)
+        dropout = getattr(drawn, "dropout", 0.0)
     are_users = _are_users(cohort, population, kind.has_repeats)
     if is_custom(sampler) and not (are_users and fewest <= len(cohort) <= most):
         numbers = "numbers" if kind.has_repeats else "distinct numbers"
@@ -205,7 +368,7 @@ def draw_cohort(
             f"{sampler}: round {round_ + 1} did not draw a cohort of {fewest:,} to {most:,} users; return "
             f"{numbers} from 0 to {population - 1:,} in ascending order, int64, with a size within sizes"
         )
-    return cohort
+    return cohort[stream(seed, "dropout", round_).random(len(cohort)) >= dropout] if dropout else cohort
 
 
 def refuse_unrepeatable(seed: int, population: int, size: int, sampler: str) -> None:
@@ -240,14 +403,44 @@ def cohort_event(sampler: str, population: int, size: int, mechanism: "DpEvent")
     check_cohort(population, size, sampler)
     kind = sampler_class(sampler)
     written = name_in_settings(sampler)
+    if options_of(sampler).get("dropout"):
+        if is_custom(sampler):
+            raise InputError(f"{written}: accountants support dropout of built-in samplers only; remove dropout")
+        refuse_unaccounted(sampler)
     with custom_call_errors(written, "event(population, mechanism)", InputError):
         event = made(sampler, kind, size).event(population, mechanism)
     if event is None:
-        if not is_custom(sampler):
-            raise InputError(f'training.sampler "{sampler}": {kind.unaccounted}')
         raise InputError(f'{written}: this sampler has no privacy event; define event, or use privacy.mechanism "clip"')
     refuse_no_event(written, event)
     return event
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """The privacy of a sampler on a population: a call with a mechanism is `cohort_event`.
+
+    Attributes:
+        sampler: a key of `SAMPLERS`, or a custom sampler, with options.
+        population: number of users to draw from.
+        cohort: users per round; the expected number, if cohorts differ in size.
+    """
+
+    sampler: str
+    population: int
+    cohort: int
+
+    def __call__(self, mechanism: "DpEvent") -> "DpEvent":
+        """Return the cost of a round that applies `mechanism` to the sum over its users; see `cohort_event`."""
+        return cohort_event(self.sampler, self.population, self.cohort, mechanism)
+
+    def participation(self, rounds: int) -> Participation | None:
+        """Return the limit of a user's rounds, see `Sampler.participation`; raise InputError if it is invalid."""
+        written = name_in_settings(self.sampler)
+        with custom_call_errors(written, "participation(population, rounds)", InputError):
+            limit = made(self.sampler, sampler_class(self.sampler), self.cohort).participation(self.population, rounds)
+        if limit is not None and not (isinstance(limit, Participation) and limit.times >= 1 and limit.separation >= 1):
+            raise InputError(f"{written}: participation returned {limit!r:.60}; return a Participation of at least 1")
+        return limit
 
 
 def refuse_no_event(name: str, event: object) -> None:
@@ -260,11 +453,25 @@ def refuse_no_event(name: str, event: object) -> None:
 
 def refuse_unaccounted(sampler: str) -> None:
     """Raise InputError for a built-in sampler that no accountant supports, without executing custom code."""
-    if not is_custom(sampler) and (reason := SAMPLERS[sampler].unaccounted):
+    if is_custom(sampler):
+        return
+    kind = sampler_class(sampler)
+    reason = kind.unaccounted
+    if options_of(sampler).get("dropout") and kind.unaccounted_with_dropout:
+        reason = "dropout changes the distribution of its cohorts, and no accountant of dp_accounting supports this"
+    if reason:
         raise InputError(
-            f'training.sampler "{sampler}": {reason}, and there is no epsilon; use "fixed-size" or "poisson", '
+            f'training.sampler "{without_options(sampler)}": {reason}, and there is no epsilon; use "poisson", '
             'or set privacy.mechanism to "clip"'
         )
+
+
+def refuse_options(sampler: str, options: Mapping[str, object], cohort: int) -> None:
+    """Raise InputError if the name of a sampler includes options, or a built-in sampler does not accept them."""
+    if options_of(sampler):
+        raise InputError(f"sampler: write the options of {short_name(sampler)} in sampler_options")
+    if not is_custom(sampler):
+        made(with_options(sampler, options), sampler_class(sampler), cohort)
 
 
 def check_cohort(population: int, size: int, sampler: str) -> None:
@@ -272,6 +479,8 @@ def check_cohort(population: int, size: int, sampler: str) -> None:
     refuse_unknown(sampler, SAMPLERS, "sampler")
     if not 1 <= size <= population:
         raise InputError(f"cohort must be between 1 and the {population:,} users, found {size:,}")
+    if not is_custom(sampler):
+        made(sampler, sampler_class(sampler), size).check(population)
 
 
 def shard_ranges(population: int, shards: int) -> list[tuple[int, int]]:

@@ -184,14 +184,16 @@ def to_text(lines: list[Line], calibration: bool = False) -> str:
 
 
 def _to_cite(lines: list[Line], calibration: bool) -> str:
-    """Return the rows to cite: for each sampler the sound RDP convention, which runs also report."""
-    cited = []
+    """Return the rows to cite: for each sampler the first sound convention, which runs also report."""
+    cited = {}
     for line in lines:
         convention, value = line.convention, line.noise_multiplier if calibration else line.epsilon
-        if convention.is_sound and convention.accountant == "rdp" and value is not None:
+        if convention.is_sound and convention.sampler not in cited:
             names = (convention.sampler, convention.relation, convention.accountant, convention.conversion)
-            cited.append(f"{', '.join(map(str, names))}: {(_of_noise if calibration else _brief)(value)}")
-    return fill(f"Cite: {'; '.join(cited)}.", 80, subsequent_indent="  ") + "\n" if cited else ""
+            text = f"{', '.join(filter(None, names))}: {(_of_noise if calibration else _brief)(value)}"
+            cited[convention.sampler] = None if value is None else text
+    texts = list(filter(None, cited.values()))
+    return fill(f"Cite: {'; '.join(texts)}.", 80, subsequent_indent="  ") + "\n" if texts else ""
 
 
 def _of_noise(multiplier: float | None) -> str:

@@ -3,7 +3,7 @@
 A round of central training is a step. Each run folder has the list below in its README.
 
 config.toml      all settings, defaults included
-code/            copies of a user's own files that the settings name (flsim.runs.config.custom_code)
+code/            copies of custom files that the settings name (flsim.runs.config.custom_code)
 tokens.i64       the base model's id of each token id of the corpus, if a tokenizer made the corpus
 planted/         planted canaries, roster, IID twin (flsim.canaries.population)
 checkpoints/     round-000010.safetensors, ...
@@ -138,6 +138,7 @@ class Run:
                 f"{path}: {trained:,} rounds are trained already, and the settings have {run.rounds:,}; a "
                 f"resumed run can only become longer; set at least {trained:,} rounds, or train a new run"
             )
+        run.config.say_end(run.config.rounds_asked(run.train), run.rounds)
         return run
 
     def record(self) -> None:

@@ -89,4 +89,5 @@ def foresee_training(settings: Config, train: Split, corpus: Corpus) -> None:
     if settings.privacy.mechanism == "dp":
         units = settings.protected(train)
         delta, entry = settings.privacy.delta_for(units), settings.planned(units, rounds)
+        settings.say_end(settings.rounds_asked(train), rounds)
         ledger.foresee(entry, settings.sampler, delta, units, settings.unit)

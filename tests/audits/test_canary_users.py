@@ -20,7 +20,8 @@ from flsim.attacks.audit.subject import subject_of
 from flsim.attacks.audit.trade_off import epsilon_of_gaussian
 from flsim.base.rng import stream
 from flsim.models.hparams import ModelHParams
-from flsim.privacy.ledger import epsilon, sound_convention
+from flsim.privacy.conventions import sound_convention
+from flsim.privacy.ledger import epsilon
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.update_canaries import AuditHParams, cosines, direction, toss
 from flsim.runs.folder import Run

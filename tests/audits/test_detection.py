@@ -3,6 +3,8 @@
 `benchmarks.detection` measures the power; the mechanisms of this file are those that were refuted in each repetition.
 """
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -100,3 +102,62 @@ def test_an_audit_of_a_simulation_has_the_tests_of_rounds(planted: Planted) -> N
     assert rows["participation"]["p_value"] < 1e-4
     assert not rows["noise"]["refuted"]
     assert rows["noise"]["n_in"] == 3
+
+
+CORRELATED = 'banded{"bands": 3, "rounds": 20}'
+CLAIMING_TOO_MUCH = """
+from flsim.privacy.noise import BandedToeplitz
+from flsim.privacy.sampling import MinSeparation
+
+
+class Uncorrelated(BandedToeplitz):
+    def next(self, state, round_):
+        return self.fresh(round_), state
+
+
+class Transposed(BandedToeplitz):
+    def next(self, state, round_):
+        after = self.fresh(round_ + 1)
+        noise = {name: value - self.coefficients[1] * after[name] for name, value in self.fresh(round_).items()}
+        return noise, state
+
+
+class TwoGroups(MinSeparation):
+    def draw(self, seed, round_, population):
+        return super().draw(seed, round_ % 2, population)
+"""
+
+
+@pytest.fixture
+def claiming(tmp_path: Path) -> Path:
+    path = tmp_path / "claiming.py"
+    path.write_text(CLAIMING_TOO_MUCH)
+    return path
+
+
+@pytest.mark.parametrize("noise", [CORRELATED, "tree", 'blt{"buffers": 2, "rounds": 20, "separation": 4, "times": 5}'])
+def test_honest_correlated_noise_and_turns_are_not_refuted(noise: str) -> None:
+    """Two tests of 5% each; the seed is fixed."""
+    spent = ledger('min-separation{"separation": 4}', noise)
+    drawn, tested = participation(spent, 0, executes_code=False), independence(spent, 0, LIKE, executes_code=False)
+    assert drawn is not None
+    assert tested is not None
+    assert drawn.p_value == 1
+    assert drawn.stated == "at most 5 rounds of a user, at least 4 rounds apart"
+    assert tested.p_value > 0.05
+
+
+@pytest.mark.parametrize("name", ["Uncorrelated", "Transposed"])
+def test_noise_of_another_matrix_than_the_ledger_states_is_refuted(claiming: Path, name: str) -> None:
+    spent = ledger('min-separation{"separation": 4}', f'{claiming}:{name}{{"bands": 3, "rounds": 20}}')
+    tested = independence(spent, 0, LIKE, executes_code=True)
+    assert tested is not None
+    assert tested.p_value < 1e-4
+
+
+def test_users_who_take_part_more_often_than_stated_are_refuted(claiming: Path) -> None:
+    """Of four stated groups only two take turns, so that a user takes part in every other round."""
+    spent = ledger(f'{claiming}:TwoGroups{{"separation": 4}}', CORRELATED)
+    drawn = participation(spent, 0, executes_code=True)
+    assert drawn is not None
+    assert drawn.p_value == 0

@@ -15,7 +15,8 @@ from flsim.attacks.audit import coins, guesses, trade_off
 from flsim.attacks.audit.audit import pooled
 from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.testing import LedgerTest
-from flsim.privacy.ledger import EPSILONS, sound_convention
+from flsim.privacy.conventions import sound_convention
+from flsim.privacy.ledger import EPSILONS
 
 
 def p_of_coins(epsilon: float, delta: float, canaries: int, made: int, right: int) -> float:

@@ -15,7 +15,8 @@ from flsim.attacks.audit.claim import Claim
 from flsim.attacks.audit.subject import Coins, Subject, subject_of
 from flsim.attacks.audit.testing import LedgerTest
 from flsim.attacks.audit.trade_off import Allowed, delta_of_gaussian, epsilon_of_gaussian
-from flsim.privacy.ledger import EPSILONS, sound_convention
+from flsim.privacy.conventions import sound_convention
+from flsim.privacy.ledger import EPSILONS
 
 DELTA = 1e-5
 MUS = (0.01, 0.1, 0.2, 0.3, 0.5, 1.0, 2.0, 4.0)

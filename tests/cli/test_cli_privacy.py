@@ -1,11 +1,13 @@
 """`flsim privacy` as a user meets it."""
 
 import json
+import math
 from functools import partial
 from typing import Any
 
 import pytest
 from helpers import Experiment, Flsim
+from scipy import optimize, stats
 
 from flsim.privacy.ledger import Entry, Ledger
 from flsim.runs.config import load
@@ -98,7 +100,7 @@ def test_a_runs_ledger(experiment: Experiment, flsim: Flsim) -> None:
         ((*SMALL, "--noise-multiplier", "1", "--delta", "1"), "delta must be above 0 and below 1, found 1"),
         (
             (*SMALL, "--noise-multiplier", "1", "--sampler", "shuffle"),
-            "must be one of fixed-size, poisson, with-replacement, round-robin, found 'shuffle'",
+            "min-separation, cyclic-poisson, found 'shuffle'",
         ),
         (("runs/x", "--users", "10", "--sampler", "poisson"), "--users, --sampler: runs/x stores these values"),
         (("no-such-run",), "no-such-run: not a run folder"),
@@ -109,3 +111,30 @@ def test_bad_input_is_one_line(flsim: Flsim, arguments: tuple[str, ...], message
     assert (code, out) == (2, "")
     assert err.count("\n") == 1
     assert message in err
+
+
+def test_correlated_noise_of_a_sampler_with_options(flsim: Flsim) -> None:
+    """Tree noise over 4 rounds of which a user has one: 3 nodes of the tree contain the first round.
+
+    All rounds are one Gaussian mechanism with mu = sqrt(3) / z, whose delta at an epsilon is in Balle and Wang (2018),
+    Theorem 8. Privacy loss distributions are discretized: their epsilon is at most 0.1% above.
+    """
+    plan = ("--users", "1000", "--cohort", "10", "--rounds", "4", "--delta", "1e-4", "--noise-multiplier", "2")
+    sampler = ("--sampler", "min-separation", "--sampler-option", "separation=4")
+    code, out, _ = flsim(*plan, *sampler, "--noise", "tree", "--json")
+    assert code == 0
+    (row,) = (row for row in json.loads(out) if row["convention"] == "min-separation-zero-out-pld")
+    mu = math.sqrt(3) / 2
+
+    def delta(epsilon: float) -> float:
+        below, above = stats.norm.cdf(mu / 2 - epsilon / mu), stats.norm.cdf(-mu / 2 - epsilon / mu)
+        return float(below - math.exp(epsilon) * above)
+
+    exact = optimize.brentq(lambda epsilon: delta(epsilon) - 1e-4, 0.1, 20)
+    assert exact <= row["epsilon"] <= exact * 1.001
+    code, _, err = flsim(*plan, *sampler, "--noise", "banded", "--noise-option", "bands")
+    assert (code, "bands: write an option as NAME=VALUE" in err) == (2, True)
+    code, _, err = flsim(*plan, *sampler, "--noise", "banded", "--noise-option", "buffers=2")
+    assert (code, 'noise "banded" has bands, found buffers' in err) == (2, True)
+    code, _, err = flsim("runs/dp", "--noise", "tree", *sampler[2:])
+    assert (code, "--noise, --sampler-option: runs/dp stores these values" in err) == (2, True)

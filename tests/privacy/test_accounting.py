@@ -8,6 +8,7 @@ from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from opacus.accountants.analysis.rdp import compute_rdp
+from sampler_names import with_valid_options
 
 from flsim.base.errors import InputError
 from flsim.privacy.accounting import PRV_ERROR, epsilon_of, rdp_of
@@ -113,7 +114,8 @@ def test_opacus_has_the_same_renyi_divergences(noise: float, rounds: int, share:
 @pytest.mark.parametrize("name", NAMES)
 def test_nothing_released_spends_nothing_and_no_noise_spends_everything(name: str) -> None:
     convention = BY_NAME[name]
-    noisy, bare = Entry(convention.sampler, 100, 10, 1.0, 1), Entry(convention.sampler, 100, 10, 0.0, 1)
+    sampler = with_valid_options(convention.sampler, 10)
+    noisy, bare = Entry(sampler, 100, 10, 1.0, 1), Entry(sampler, 100, 10, 0.0, 1)
     assert epsilon(Ledger.zero(), DELTA, convention) == 0
     assert epsilon(Ledger((noisy, bare, noisy)), DELTA, convention) == math.inf
 

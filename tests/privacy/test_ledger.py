@@ -8,6 +8,7 @@ import pytest
 from dp_accounting import PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sampler_names import with_valid_options
 
 from flsim.base.errors import InputError
 from flsim.privacy.accounting import rdp_of
@@ -16,7 +17,9 @@ from flsim.privacy.ledger import Entry, Ledger, epsilon
 from flsim.privacy.sampling import SAMPLERS
 
 entries = st.builds(
-    lambda sampler, cohort, others, noise, rounds: Entry(sampler, cohort + others, cohort, noise, rounds),
+    lambda sampler, cohort, others, noise, rounds: Entry(
+        with_valid_options(sampler, cohort), cohort + others, cohort, noise, rounds
+    ),
     st.sampled_from(list(SAMPLERS)),
     st.integers(1, 1_000),
     st.integers(0, 1_000),
@@ -61,19 +64,23 @@ def test_other_rounds_do_not_merge(changed: dict[str, object]) -> None:
 @settings(max_examples=1)
 @given(cuts=st.lists(st.integers(1, 300), min_size=2, max_size=4), noise=st.floats(0.8, 3))
 @pytest.mark.parametrize(
-    "convention", [of for of in CONVENTIONS if of.name != "replace-one-pld"], ids=lambda convention: convention.name
+    "convention",
+    [of for of in CONVENTIONS if of.sampler in ("fixed-size", "poisson") and of.name != "replace-one-pld"],
+    ids=lambda convention: convention.name,
 )
 def test_pieces_compose_to_the_whole(convention: Convention, cuts: list[int], noise: float) -> None:
     """Renyi divergences add up; tables of losses are made coarser by every composition, by 1e-4 or Opacus's 0.01."""
-    pieces = Ledger(tuple(Entry(convention.sampler, 10_000, 100, noise, rounds) for rounds in cuts))
-    whole = Ledger((Entry(convention.sampler, 10_000, 100, noise, sum(cuts)),))
+    sampler = with_valid_options(convention.sampler, 100)
+    pieces = Ledger(tuple(Entry(sampler, 10_000, 100, noise, rounds) for rounds in cuts))
+    whole = Ledger((Entry(sampler, 10_000, 100, noise, sum(cuts)),))
     tolerance = {"rdp": 1e-9, "rdp-opacus": 1e-9, "pld": 1e-3, "prv-opacus": 0.02}[convention.accountant]
     assert epsilon(pieces, 1e-6, convention) == pytest.approx(epsilon(whole, 1e-6, convention), rel=1e-9, abs=tolerance)
 
 
 @pytest.mark.parametrize("convention", [of for of in CONVENTIONS if of.accountant == "rdp"], ids=lambda of: of.name)
 def test_different_rounds_add_their_renyi_divergences(convention: Convention) -> None:
-    one, two = Entry(convention.sampler, 1_000, 10, 1.0, 30), Entry(convention.sampler, 1_000, 50, 2.0, 4)
+    sampler = with_valid_options(convention.sampler, 50)
+    one, two = Entry(sampler, 1_000, 10, 1.0, 30), Entry(sampler, 1_000, 50, 2.0, 4)
     alone = [rdp_of(Ledger((entry,)).event(convention.sensitivity), convention).rdp for entry in (one, two)]
     both = rdp_of(Ledger((one, two)).event(convention.sensitivity), convention).rdp
     assert both == pytest.approx(alone[0] + alone[1])
@@ -98,9 +105,9 @@ def test_an_event_says_what_the_sampler_did_and_how_much_noise_a_user_meets() ->
     [
         (
             {"sampler": "by-turns"},
-            "sampler must be one of fixed-size, poisson, with-replacement, round-robin, found 'by-turns'",
+            "sampler must be one of fixed-size, poisson, .*, cyclic-poisson, found 'by-turns'",
         ),
-        ({"noise": "pink"}, "noise must be one of independent, found 'pink'"),
+        ({"noise": "pink"}, "noise must be one of independent, .*, found 'pink'"),
         ({"sampler": 3}, "sampler and noise must be names"),
         ({"population": 0}, "population must be at least 1"),
         ({"cohort": 0}, "cohort must be between 1 and the 1,000"),

@@ -277,7 +277,7 @@ def test_what_does_not_go_together_is_refused(experiment: Experiment, own: Path)
         PrivacyHParams("clip", clip=0.5, noise=process)
     with pytest.raises(InputError, match="an adaptive clip needs independent noise"):
         PrivacyHParams("dp", clip=0.5, noise_multiplier=1.0, target_quantile=0.5, noise=process)
-    with pytest.raises(InputError, match="noise must be one of independent, found 'pink'"):
+    with pytest.raises(InputError, match=r"noise must be one of independent, .*, found 'pink'"):
         PrivacyHParams("dp", clip=0.5, noise_multiplier=1.0, noise="pink")
     with pytest.raises(InputError, match=r"privacy\.noise is for users' updates"):
         CentralTraining(users.users, CentralHParams(), 0, privacy=algorithm(own).privacy, model=MODEL)

@@ -12,12 +12,23 @@ from dp_accounting import (
 )
 from hypothesis import given
 from hypothesis import strategies as st
+from sampler_names import with_valid_options
 from scipy import stats
 
 from flsim.base.errors import InputError
+from flsim.base.extensions import made
 from flsim.base.rng import stream
 from flsim.privacy.ledger import Entry, Ledger
-from flsim.privacy.sampling import SAMPLERS, cohort_event, draw_cohort, refuse_unaccounted, shard_ranges
+from flsim.privacy.sampling import (
+    SAMPLERS,
+    MinSeparation,
+    Poisson,
+    Sampling,
+    cohort_event,
+    draw_cohort,
+    refuse_unaccounted,
+    shard_ranges,
+)
 from flsim.privacy.table import report
 
 
@@ -48,11 +59,98 @@ def test_round_robin_takes_all_users_in_one_order(population: int, size: int) ->
     assert size == population or other != [cohort.tolist() for cohort in drawn[:period]]
 
 
-def test_round_robin_has_no_epsilon() -> None:
-    with pytest.raises(InputError, match="cohorts are not drawn anew in each round"):
-        refuse_unaccounted("round-robin")
-    with pytest.raises(InputError, match="cohorts are not drawn anew in each round"):
-        cohort_event("round-robin", 10, 5, GaussianDpEvent(1))
+@pytest.mark.parametrize(
+    ("name", "population", "cohort"),
+    [
+        ("round-robin", 12, 4),
+        ("round-robin", 23, 5),
+        ("round-robin", 7, 7),
+        ('min-separation{"separation": 6}', 31, 5),
+        ('min-separation{"separation": 1}', 9, 3),
+        ('cyclic-poisson{"separation": 5}', 31, 4),
+        ('min-separation{"dropout": 0.3, "separation": 6}', 31, 5),
+    ],
+)
+def test_no_user_takes_part_more_often_than_is_stated(name: str, population: int, cohort: int) -> None:
+    """In any number of rounds up to 10,000, or 1,000 for other sizes of the same sampler."""
+    rounds, sampling = (
+        10_000 if population == 31 and "dropout" not in name else 1_000,
+        Sampling(name, population, cohort),
+    )
+    times, last, least = np.zeros(population, int), np.full(population, -rounds), rounds
+    reached = 0
+    for round_ in range(rounds):
+        drawn = draw_cohort(3, round_, population, cohort, name)
+        times[drawn] += 1
+        least, last[drawn] = min(least, int((round_ - last[drawn]).min(initial=rounds))), round_
+        limit = sampling.participation(round_ + 1)
+        assert limit is not None
+        assert times.max() <= limit.times
+        reached += times.max() == limit.times
+    assert limit is not None
+    assert least == limit.separation
+    if name == "round-robin":
+        assert reached == rounds
+
+
+def test_groups_are_disjoint_hold_everybody_and_differ_by_one_user_at_most() -> None:
+    sampler = MinSeparation(2, 4)
+    groups = [set(sampler.group(8, round_, 23).tolist()) for round_ in range(4)]
+    assert sorted(user for group in groups for user in group) == list(range(23))
+    assert sorted(map(len, groups)) == [5, 6, 6, 6]
+    assert groups[1] == set(sampler.group(8, 5, 23).tolist())
+    assert groups[1] != set(sampler.group(9, 1, 23).tolist())
+
+
+def test_cyclic_poisson_takes_every_user_of_a_group_as_often() -> None:
+    """4,000 rounds, 5 of 20 users in 2 groups: each user in half of the rounds of its group (p > 1e-4 each)."""
+    counts = np.zeros(20)
+    for round_ in range(4_000):
+        counts[draw_cohort(2, round_, 20, 5, 'cyclic-poisson{"separation": 2}')] += 1
+    assert stats.chi2(20).sf(((counts - 1_000) ** 2 / 500).sum()) > 1e-4
+
+
+@pytest.mark.parametrize(("name", "rate"), [("poisson", 0.25), ('cyclic-poisson{"separation": 1}', 0.25)])
+def test_thinned_poisson_sampling_is_poisson_sampling_in_law(name: str, rate: float) -> None:
+    """4,000 rounds of 5 of 20 users, of whom 40% drop out: sizes are Binomial(20, 0.15), users and pairs as likely.
+
+    Each of three tests rejects falsely once in 10,000 (fixed seed). The event is that of Poisson sampling at 0.15.
+    """
+    rounds, thinned = 4_000, 0.6 * rate
+    options = '{"dropout": 0.4, "separation": 1}' if name != "poisson" else '{"dropout": 0.4}'
+    sampler = name.partition("{")[0] + options
+    present = np.zeros((rounds, 20))
+    for round_ in range(rounds):
+        drawn = draw_cohort(1, round_, 20, 5, sampler)
+        assert set(drawn.tolist()) <= set(draw_cohort(1, round_, 20, 5, name).tolist())
+        present[round_, drawn] = 1
+    law = stats.binom(20, thinned)
+    sizes = np.bincount(present.sum(1).astype(int), minlength=9)
+    expected = rounds * np.append(law.pmf(range(7)), law.sf(6))
+    observed = np.append(sizes[:7], sizes[7:].sum())
+    assert stats.chi2(7).sf(((observed - expected) ** 2 / expected).sum()) > 1e-4
+    variance = rounds * thinned * (1 - thinned)
+    assert stats.chi2(20).sf(((present.sum(0) - rounds * thinned) ** 2 / variance).sum()) > 1e-4
+    together = (present.T @ present)[np.triu_indices(20, 1)]
+    deviations = np.abs(together - rounds * thinned**2) / math.sqrt(rounds * thinned**2 * (1 - thinned**2))
+    assert deviations.max() < stats.norm.isf(0.5e-4 / 190)
+    event = cohort_event(sampler, 20, 5, GaussianDpEvent(2.0))
+    assert event == PoissonSampledDpEvent(0.25 * 0.6, GaussianDpEvent(2.0))
+
+
+@pytest.mark.parametrize("name", ['fixed-size{"dropout": 0.1}', 'truncated-poisson{"dropout": 0.1, "limit": 9}'])
+def test_dropout_of_other_samplers_has_no_epsilon(name: str) -> None:
+    for refuse in (lambda: refuse_unaccounted(name), lambda: cohort_event(name, 20, 5, GaussianDpEvent(1))):
+        with pytest.raises(InputError, match="dropout changes the distribution of its cohorts"):
+            refuse()
+    assert 0 < sum(len(draw_cohort(0, round_, 20, 5, name)) for round_ in range(50)) < 250
+    refuse_unaccounted("fixed-size")
+
+
+@pytest.mark.parametrize("dropout", [-0.1, 1, 1.5, "0.5"])
+def test_an_impossible_dropout_is_refused(dropout: object) -> None:
+    with pytest.raises(InputError, match="dropout must be at least 0 and below 1, found"):
+        Poisson(5, dropout=dropout)  # type: ignore[arg-type]
 
 
 @given(population=st.integers(1, 500), data=st.data(), seed=st.integers(0, 2**40), round_=st.integers(0, 10**6))
@@ -61,13 +159,14 @@ def test_every_sampler_draws_users_in_order_and_the_same_again(
     sampler: str, population: int, data: st.DataObject, seed: int, round_: int
 ) -> None:
     size = data.draw(st.integers(1, population))
-    cohort = draw_cohort(seed, round_, population, size, sampler)
+    name = with_valid_options(sampler, size)
+    cohort = draw_cohort(seed, round_, population, size, name)
     assert cohort.dtype == np.int64
     assert set(cohort.tolist()) <= set(range(population))
     has_repeats = SAMPLERS[sampler].has_repeats
     assert cohort.tolist() == sorted(cohort.tolist() if has_repeats else set(cohort.tolist()))
-    np.testing.assert_array_equal(cohort, draw_cohort(seed, round_, population, size, sampler))
-    fewest, most = SAMPLERS[sampler](size).sizes(population)
+    np.testing.assert_array_equal(cohort, draw_cohort(seed, round_, population, size, name))
+    fewest, most = made(name, SAMPLERS[sampler], size).sizes(population)
     assert fewest <= len(cohort) <= most
 
 
@@ -141,7 +240,7 @@ def test_impossible_cohorts_are_neither_drawn_nor_accounted(sampler: str, size: 
 def test_an_unknown_sampler_is_refused() -> None:
     with pytest.raises(
         InputError,
-        match="one of fixed-size, poisson, with-replacement, round-robin, found 'shuffled'; name custom code",
+        match=r"one of fixed-size, poisson, .*, cyclic-poisson, found 'shuffled'; name custom code",
     ):
         draw_cohort(0, 0, 10, 5, "shuffled")
 

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from flsim.base.errors import InputError
-from flsim.privacy.conventions import CONVENTIONS, PAPER
+from flsim.privacy.conventions import CONVENTIONS, PAPER, REFUSED, conventions_of
 from flsim.privacy.ledger import Entry, Ledger, epsilon
 from flsim.privacy.table import Line, calibrated, report, to_text
 
@@ -44,7 +44,7 @@ def test_without_noise_epsilon_is_infinite_and_json_says_null() -> None:
 def test_a_ledger_of_several_samplers_has_no_single_number() -> None:
     """No convention is about both: every row says so."""
     lines = report(Ledger((FIXED, POISSON)), 1e-4)
-    assert len(lines) == len(CONVENTIONS)
+    assert len(lines) == len(conventions_of("fixed-size")) + len(conventions_of("poisson"))
     assert all(line.epsilon is None and "but the ledger has" in str(line.note) for line in lines)
 
 
@@ -66,10 +66,16 @@ def test_noise_is_shown_instead_of_epsilon() -> None:
 
 @pytest.mark.parametrize("value", [None, 1e-9, 99_999.5, math.inf])
 def test_the_table_fits_a_terminal_and_marks_the_paper(value: float | None) -> None:
-    text = to_text([Line(convention, value) for convention in CONVENTIONS])
+    """The table of `flsim privacy` for both usual samplers, and that of every other sampler."""
+    others = {one.sampler for one in (*CONVENTIONS, *REFUSED)} - {"fixed-size", "poisson"}
+    for sampler in others:
+        of_other = to_text([Line(convention, value) for convention in conventions_of(sampler)])
+        assert max(map(len, of_other.splitlines())) <= 80
+    of_both = (*conventions_of("fixed-size"), *conventions_of("poisson"))
+    text = to_text([Line(convention, value) for convention in of_both])
     assert max(map(len, text.splitlines())) <= 80
     assert text.isascii()
-    marked = [row for row in text.splitlines()[1 : 1 + len(CONVENTIONS)] if row.endswith("*")]
+    marked = [row for row in text.splitlines()[1 : 1 + len(of_both)] if row.endswith("*")]
     assert len(marked) == 1
     assert "mironov-proposition-3" in marked[0]
     assert "\n* the paper's own" in text

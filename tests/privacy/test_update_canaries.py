@@ -13,11 +13,13 @@ import pytest
 import scipy
 import torch
 from helpers import TINY, MakeCorpus
+from sampler_names import with_valid_options
 
 from flsim.algorithms.checkpoint import Provenance, digest_of, load, save
 from flsim.algorithms.hparams import FedAvgHParams
 from flsim.algorithms.rounds import FederatedTraining
 from flsim.base.errors import InputError
+from flsim.base.extensions import options_of, without_options
 from flsim.data.corpus import Split
 from flsim.models.hparams import ModelHParams
 from flsim.models.language_model import Params
@@ -40,7 +42,8 @@ def training(make_corpus: MakeCorpus, random_users: Callable[..., list[list[list
     users = make_corpus(random_users(24, 2, 36), vocabulary_size=40).split("train")
 
     def make(audit: AuditHParams | None = None, sampler: str = "poisson", **settings: Any) -> FederatedTraining:
-        server = FedAvgHParams(rounds=4, cohort=6, sampler=sampler)
+        named, options = without_options(sampler), options_of(sampler)
+        server = FedAvgHParams(rounds=4, cohort=6, sampler=named, sampler_options=options)
         others: dict[str, Any] = {"privacy": NOISY, "seed": 3, "local": LocalHParams(batch_size=2)} | settings
         return FederatedTraining(users, MODEL, server, audit=audit or AuditHParams(), **others)
 
@@ -61,7 +64,7 @@ def test_no_canary_users_change_no_bit(training: Training) -> None:
     assert digest_of(after(training())) == digest_of(after(training(AuditHParams(0))))
 
 
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", [with_valid_options(sampler, 6) for sampler in SAMPLERS])
 def test_a_round_has_the_canaries_sum_beside_that_of_the_real_users(training: Training, sampler: str) -> None:
     """By hand: a round with canary users less the same round without is S x (sum of unit vectors) / cohort."""
     privacy = PrivacyHParams("clip", clip=0.5)

@@ -16,8 +16,8 @@ from flsim.base.errors import InputError
 from flsim.base.rng import stream
 from flsim.privacy import accounting, sampling, table, update_canaries
 from flsim.privacy.accounting import check_delta
-from flsim.privacy.conventions import CONVENTIONS, SENSITIVITY, conventions_of
-from flsim.privacy.ledger import EPSILONS, Entry, Ledger, delta_curve, epsilon, epsilons, sound_convention
+from flsim.privacy.conventions import CONVENTIONS, SENSITIVITY, conventions_of, sound_convention
+from flsim.privacy.ledger import EPSILONS, Entry, Ledger, delta_curve, epsilon, epsilons
 from flsim.privacy.mechanism import PrivacyHParams, next_clip, noisy_mean
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.training.update import with_canaries
@@ -71,11 +71,12 @@ def test_divergences_of_some_orders_are_a_release() -> None:
 
 
 def test_sensitivities_of_relations() -> None:
-    assert SENSITIVITY == {"replace-one": "2S", "add-or-remove-one": "S"}
+    assert SENSITIVITY == {"replace-one": "2S", "add-or-remove-one": "S", "zero-out": "S"}
     assert [one.name for one in CONVENTIONS if not one.is_sound] == ["paper", "paper-tight"]
     assert sound_convention("fixed-size").name == "replace-one-rdp"
     assert sound_convention("poisson").name == "poisson-rdp"
-    assert [one.name for one in conventions_of("round-robin")] == ["round-robin-rdp"]
+    assert sound_convention("round-robin").name == "round-robin-zero-out-rdp"
+    assert [one.name for one in conventions_of("with-replacement")] == ["with-replacement-rdp", "with-replacement-pld"]
 
 
 def test_curves_have_steps_of_a_twentieth_up_to_10_and_of_a_half_up_to_60() -> None:

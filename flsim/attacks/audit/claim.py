@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from flsim.attacks.audit.trade_off import Allowed, LeastProbability, of_group
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_custom
-from flsim.privacy.conventions import Convention, possible_conventions
-from flsim.privacy.ledger import EPSILONS, Ledger, Unit, delta_curve, epsilon, sound_convention
+from flsim.privacy.conventions import Convention, possible_conventions, sound_convention
+from flsim.privacy.ledger import EPSILONS, Ledger, Unit, delta_curve, epsilon
 from flsim.results.store import RunResults
 
 
@@ -63,7 +63,7 @@ class Claim:
             InputError: `delta` is below the stored delta, the only delta with a known epsilon.
         """
         spent, stored = stored_epsilons(results, round_, sampler, unit)
-        convention = next((one for one in spent if one.is_sound and one.accountant == "rdp"), None)
+        convention = next((one for one in spent if one.is_sound), None)
         if convention is None or stored is None:
             return None
         if delta is not None and delta < stored:

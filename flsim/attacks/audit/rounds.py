@@ -4,24 +4,28 @@ Cohorts and noise are functions of (seed, round), so an audit recomputes them. T
 show: repeated cohorts, a user who counts several times, or repeated noise.
 
 The distribution of participation counts follows from the sampler in the ledger. The p-value of a sum of squared
-deviations is that of the gamma distribution with the exact mean and variance.
+deviations is that of the gamma distribution with the exact mean and variance. If a sampler limits how often a user
+takes part, one user who takes part more often refutes the ledger. The audit multiplies correlated noise by the matrix C
+of the ledger; the product is independent if the noise has this matrix.
 """
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from flsim.base.extensions import is_custom
+from flsim.base.extensions import is_custom, made
 from flsim.models.language_model import Params
 from flsim.privacy import noise
 from flsim.privacy.ledger import Entry, Ledger
-from flsim.privacy.sampling import cohort_event, draw_cohort
+from flsim.privacy.sampling import Participation, Sampling, draw_cohort
 
 DRAWS = 10**8  # users times rounds that an audit recomputes, in about a second
 NOISE_ROUNDS = 20  # rounds whose noise is recomputed
+CORRELATED_VALUES = 10**6  # values of correlated noise per round; the values of all rounds are in memory
 
 
 @dataclass(frozen=True)
@@ -56,22 +60,38 @@ def participation(ledger: Ledger, seed: int, executes_code: bool) -> RoundTest |
         sampling.
     """
     first = _only(ledger)
-    if first is None or (is_custom(first.sampler) and not executes_code) or (rate := _stated(first)) is None:
+    if first is None or (is_custom(first.sampler) and not executes_code):
         return None
-    is_fixed = rate == "fixed-size"
+    sampling = Sampling(first.sampler, first.population, first.cohort)
+    rate = _stated_rate(sampling)
+    if rate is None and sampling.participation(ledger.rounds) is None:
+        return None
     rounds = min(ledger.rounds, max(2, DRAWS // first.population))
+    limit = sampling.participation(rounds)
     times, sizes, most = np.zeros(first.population, np.int64), np.zeros(rounds, np.int64), 0
+    last, least_gap = np.full(first.population, -rounds), rounds
     for round_ in range(rounds):
         drawn = np.bincount(
             draw_cohort(seed, round_, first.population, first.cohort, first.sampler), minlength=first.population
         )
         times, sizes[round_], most = times + drawn, drawn.sum(), max(most, int(drawn.max()))
+        if limit is not None:
+            least_gap = min(least_gap, int((round_ - last[drawn > 0]).min(initial=rounds)))
+            last[drawn > 0] = round_
+    if limit is not None:
+        is_kept = most <= 1 and int(times.max()) <= limit.times and least_gap >= min(limit.separation, rounds)
+        return RoundTest(rounds, 1.0 if is_kept else 0.0, _in_words(limit))
+    is_fixed = rate == "fixed-size"
     stated = "sampling without replacement" if is_fixed else "Poisson sampling"
     if most > 1 or (is_fixed and (sizes != first.cohort).any()):
         return RoundTest(rounds, 0.0, stated)
-    p_values = [_of_users(times, first, rounds, is_fixed)]
-    if not is_fixed:
-        p_values.append(_of_squares(sizes, first.population, first.cohort / first.population, rounds))
+    if isinstance(rate, float):
+        p_values = [
+            _of_squares(times, rounds, rate, first.population),
+            _of_squares(sizes, first.population, rate, rounds),
+        ]
+    else:
+        p_values = [_of_users(times, first, rounds)]
     return RoundTest(rounds, min(1.0, len(p_values) * min(p_values)), stated)
 
 
@@ -91,20 +111,40 @@ def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -
     first = _only(ledger)
     if first is None or not first.noise_multiplier or (is_custom(first.noise) and not executes_code):
         return None
+    rounds = min(ledger.rounds, NOISE_ROUNDS)
+    kind = noise.noise_class(first.noise)
+    if issubclass(kind, noise.Correlated):
+        whitened = made(first.noise, kind, seed, {}).matrix(rounds) @ _drawn(first, seed, like, rounds)
+        return RoundTest(rounds, _of_noise(iter(whitened)), "correlated standard normal noise")
     if not _is_stated_independent(first, ledger.rounds):
         return None
-    rounds, slots = min(ledger.rounds, NOISE_ROUNDS), noise.init(first.noise, seed, like)
+    return RoundTest(rounds, _of_noise(_rounds(first, seed, like, rounds)), "independent standard normal noise")
+
+
+def _rounds(entry: Entry, seed: int, like: Params, rounds: int) -> Iterator[NDArray[np.float64]]:
+    """Yield the noise of each round as a vector."""
+    slots = noise.init(entry.noise, seed, like)
+    for round_ in range(rounds):
+        drawn, slots = noise.step(entry.noise, seed, like, slots, round_)
+        yield np.concatenate([drawn[name].numpy().ravel() for name in sorted(drawn)])
+
+
+def _drawn(entry: Entry, seed: int, like: Params, rounds: int) -> NDArray[np.float64]:
+    """Return the first values of the noise of all rounds, float64 [rounds, values]."""
+    return np.stack([flat[:CORRELATED_VALUES] for flat in _rounds(entry, seed, like, rounds)])
+
+
+def _of_noise(rounds: Iterator[NDArray[np.float64]]) -> float:
+    """Return the p-value of rounds of independent standard normal values."""
     before: NDArray[np.float64] | None = None
     squares, product, variance, values = 0.0, 0.0, 0.0, 0
-    for round_ in range(rounds):
-        drawn, slots = noise.step(first.noise, seed, like, slots, round_)
-        flat = np.concatenate([drawn[name].numpy().ravel() for name in sorted(drawn)])
+    for flat in rounds:
         if before is not None:
             product, variance = product + float(before @ flat), variance + float(before @ before)
         squares, values, before = squares + float(flat @ flat), values + len(flat), flat
     of_size = 2 * min(float(stats.chi2.cdf(squares, values)), float(stats.chi2.sf(squares, values)))
     of_pairs = 2 * float(stats.norm.sf(abs(product) / math.sqrt(variance))) if variance else 1.0
-    return RoundTest(rounds, min(1.0, 2 * min(of_size, of_pairs)), "independent standard normal noise")
+    return min(1.0, 2 * min(of_size, of_pairs))
 
 
 def _only(ledger: Ledger) -> Entry | None:
@@ -112,29 +152,37 @@ def _only(ledger: Ledger) -> Entry | None:
     return ledger.entries[0] if len(ledger.entries) == 1 else None
 
 
-def _stated(entry: Entry) -> str | None:
-    """Return the name of the distribution of a sampler's event; None if it is another event."""
+def _stated_rate(sampling: Sampling) -> float | str | None:
+    """Return the rate of Poisson sampling in a sampler's event, or "fixed-size"; None if it is another event."""
     from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SampledWithoutReplacementDpEvent
 
-    population, cohort, mechanism = entry.population, entry.cohort, GaussianDpEvent(1.0)
-    event = cohort_event(entry.sampler, population, cohort, mechanism)
-    if event == SampledWithoutReplacementDpEvent(population, cohort, mechanism):
+    mechanism = GaussianDpEvent(1.0)
+    event = sampling(mechanism)
+    if event == SampledWithoutReplacementDpEvent(sampling.population, sampling.cohort, mechanism):
         return "fixed-size"
-    return "poisson" if event == PoissonSampledDpEvent(cohort / population, mechanism) else None
+    match event:
+        case PoissonSampledDpEvent(sampling_probability=rate, event=part) if part == mechanism:
+            return float(rate)
+    return None
+
+
+def _in_words(limit: Participation) -> str:
+    apart = f", at least {limit.separation:,} rounds apart" if limit.separation > 1 else ""
+    return f"at most {limit.times:,} rounds of a user{apart}"
 
 
 def _is_stated_independent(entry: Entry, rounds: int) -> bool:
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
-    event = noise.noise_event(entry.noise, lambda mechanism: mechanism, entry.noise_multiplier, rounds)
-    return bool(event == SelfComposedDpEvent(GaussianDpEvent(entry.noise_multiplier), rounds))
+    sampling = Sampling(entry.sampler, entry.population, entry.cohort)
+    limit, mechanism = sampling.participation(rounds), sampling(GaussianDpEvent(entry.noise_multiplier))
+    event = noise.noise_event(entry.noise, sampling, entry.noise_multiplier, rounds)
+    return bool(event == SelfComposedDpEvent(mechanism, rounds if limit is None else limit.times))
 
 
-def _of_users(times: NDArray[np.int64], entry: Entry, rounds: int, is_fixed: bool) -> float:
-    """Return the p value of the users' numbers of rounds."""
+def _of_users(times: NDArray[np.int64], entry: Entry, rounds: int) -> float:
+    """Return the p-value of the users' numbers of rounds, if cohorts have a fixed size."""
     users, cohort = entry.population, entry.cohort
-    if not is_fixed:
-        return _of_squares(times, rounds, cohort / users, users)
     # The squares of one round sum to a constant, and products of two rounds are overlaps, which are hypergeometric.
     mean = rounds * cohort * (1 - cohort / users)
     overlap = cohort * (cohort / users) * (1 - cohort / users) * (users - cohort) / max(1, users - 1)
@@ -142,7 +190,7 @@ def _of_users(times: NDArray[np.int64], entry: Entry, rounds: int, is_fixed: boo
 
 
 def _of_squares(counts: NDArray[np.int64], trials: int, rate: float, number: int) -> float:
-    """Return the p value of the squared deviations of independent binomial counts."""
+    """Return the p-value of the squared deviations of independent binomial counts."""
     variance = trials * rate * (1 - rate)
     fourth = variance + 3 * variance**2 - 6 * variance**2 / trials
     squares = float(((counts - trials * rate) ** 2).sum())
@@ -150,7 +198,7 @@ def _of_squares(counts: NDArray[np.int64], trials: int, rate: float, number: int
 
 
 def _gamma(value: float, mean: float, variance: float) -> float:
-    """Return the two-sided p value under the gamma distribution with this mean and variance; 1 if the variance is 0."""
+    """Return the two-sided p-value under the gamma distribution with this mean and variance; 1 if the variance is 0."""
     if variance <= 0:
         return 1.0
     law = stats.gamma(mean**2 / variance, scale=variance / mean)

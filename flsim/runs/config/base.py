@@ -12,9 +12,10 @@ from pydantic import PlainValidator
 from flsim.algorithms.micro_cohorts import MicroCohorts
 from flsim.algorithms.user_states import UserStates
 from flsim.base.errors import InputError
-from flsim.base.extensions import by_content
+from flsim.base.extensions import by_content, is_custom
 from flsim.base.files import digest
 from flsim.base.mappings import with_former_names
+from flsim.base.progress import say
 from flsim.base.settings import Count, Fraction, Natural, NotNegative, Positive, Seconds, settings
 from flsim.canaries.population import Partition, Population
 from flsim.canaries.spec import CanaryHParams
@@ -24,7 +25,7 @@ from flsim.data.withheld import Shadow, without_withheld
 from flsim.evaluation.evaluate import EvaluationHParams, refuse_uncounted
 from flsim.models.hf import FILES
 from flsim.models.hparams import ModelHParams
-from flsim.privacy.ledger import Entry, Unit
+from flsim.privacy.ledger import Entry, Unit, affordable_rounds
 from flsim.privacy.mechanism import PrivacyHParams
 from flsim.privacy.update_canaries import AuditHParams
 from flsim.results.run_file import setting_of
@@ -47,7 +48,7 @@ LATER = {
     "model": ("architecture", "layers", "heads", "filter_width", "options", "digest", "config", "dtype", "lora"),
     "training": (*OPTIONS, "server_schedule", "algorithm", *MILESTONES, *(f"server_{name}" for name in MILESTONES)),
     "local": ("schedule", *MILESTONES, "optimizer_options", "schedule_options"),
-    "privacy": ("noise",),
+    "privacy": ("noise", "noise_options", "max_epsilon"),
     "evaluation": ("utility_only",),
     "audit": ("update_canaries", "canary_coins"),
 }
@@ -204,6 +205,10 @@ class Config(ABC):
                 f"evaluation.prefix must be below canaries.length ({self.canaries.length}), "
                 f"found {self.evaluation.prefix}"
             )
+        if self.privacy.max_epsilon is not None and (is_custom(self.sampler) or is_custom(self.privacy.noise)):
+            raise InputError(  # the length of a run is read without executing its code
+                "privacy.max_epsilon needs a built-in sampler and noise; remove it, and set the number of rounds"
+            )
 
     @property
     def digest(self) -> str:
@@ -223,6 +228,8 @@ class Config(ABC):
             del values["model"][name]
         for name in self._without_digest:
             del values["training"][name]
+        if not self._knows_end:
+            values["privacy"]["max_epsilon"] = None
         for section, names in LATER.items():
             if section not in values:
                 continue
@@ -234,6 +241,11 @@ class Config(ABC):
         if seed:
             del values["seed"]
         return digest(json.dumps(with_former_names(values), sort_keys=True))
+
+    @property
+    @abstractmethod
+    def _knows_end(self) -> bool:
+        """Return whether the first rounds depend on the number of rounds."""
 
     @property
     @abstractmethod
@@ -307,12 +319,35 @@ class Config(ABC):
         """Return the number of rounds per epoch; an expectation if records or users are drawn at random."""
 
     @abstractmethod
-    def rounds_over(self, train: Split) -> int:
-        """Return the number of rounds to train on these users.
+    def rounds_asked(self, train: Split) -> int:
+        """Return the number of rounds in the settings for these users, without `privacy.max_epsilon`.
 
         Raises:
             InputError: the number depends on words, and the users have no words.
         """
+
+    def rounds_over(self, train: Split) -> int:
+        """Return the number of rounds to train on these users, which stay within `privacy.max_epsilon`.
+
+        Raises:
+            InputError: see `rounds_asked`, or one round exceeds `privacy.max_epsilon`.
+        """
+        return self.within_budget(self.rounds_asked(train), self.protected(train))
+
+    def within_budget(self, rounds: int, units: int) -> int:
+        """Return the most rounds, up to `rounds`, within `privacy.max_epsilon` for `units` users or records."""
+        if (most := self.privacy.max_epsilon) is None:
+            return rounds
+        delta = self.privacy.delta_for(units)
+        return affordable_rounds(lambda number: self.planned(units, number), rounds, most, delta)
+
+    def say_end(self, asked: int, rounds: int) -> None:
+        """Print that training ends early, if `rounds` within `privacy.max_epsilon` is below `asked`."""
+        if rounds < asked:
+            say(
+                f"privacy.max_epsilon {self.privacy.max_epsilon:g}: training ends after round {rounds:,} of {asked:,}, "
+                f"because round {rounds + 1:,} would exceed this epsilon"
+            )
 
     @abstractmethod
     def rate_steps(self, train: Split) -> float | None:

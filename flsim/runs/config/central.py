@@ -110,10 +110,12 @@ class CentralConfig(Config):
     has_a_line_per_round = False
 
     @property
+    def _knows_end(self) -> bool:
+        return self.training.schedule != "constant" or self.canaries.depends_on_length
+
+    @property
     def _without_digest(self) -> tuple[str, ...]:
-        how_long = ("epochs", "steps", "words")
-        knows_end = self.training.schedule != "constant" or self.canaries.depends_on_length
-        return ("order",) if knows_end else (*how_long, "order")
+        return ("order",) if self._knows_end else ("epochs", "steps", "words", "order")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -214,7 +216,7 @@ class CentralConfig(Config):
         size = self.training.batch_size
         return train.records / size if self._is_private else float(steps_per_epoch(train.records, size))
 
-    def rounds_over(self, train: Split) -> int:
+    def rounds_asked(self, train: Split) -> int:
         return self.training.steps_over(train.records, train.words)
 
     def rate_steps(self, train: Split) -> float:

@@ -131,17 +131,20 @@ class FederatedConfig(Config):
     has_a_line_per_round = True
 
     @property
-    def _without_digest(self) -> tuple[str, ...]:
+    def _knows_end(self) -> bool:
         is_constant = self.training.server_schedule == self.local.schedule == "constant"
-        knows_end = not is_constant or self.canaries.depends_on_length
-        return () if knows_end else ("rounds", "epochs")
+        return not is_constant or self.canaries.depends_on_length or noise.depends_on_length(self.privacy.noise)
+
+    @property
+    def _without_digest(self) -> tuple[str, ...]:
+        return () if self._knows_end else ("rounds", "epochs")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         self.privacy.update_noise_multiplier(self.training.cohort)  # raises if there is none
         self.audit.refuse_without_clip(self.privacy)
         if self.privacy.mechanism == "dp":
-            sampling.refuse_unaccounted(self.training.sampler)
+            sampling.refuse_unaccounted(configured(self.training, "sampler"))
         architecture = self.model.architecture
         refuse_precision(self.system.engine, self.local, architecture, declared(architecture))
 
@@ -163,7 +166,7 @@ class FederatedConfig(Config):
         parts.append(label_of_steps(local.milestones, local.milestone_factor, "local rate"))
         parts.append(label_of_steps(training.server_milestones, training.server_milestone_factor, "server rate"))
         sampler = sampling.label_of(configured(training, "sampler"))
-        parts += [noise.label_of(privacy.noise), f"b_u={training.cohort}", sampler]
+        parts += [noise.label_of(privacy.process), f"b_u={training.cohort}", sampler]
         if self.audit.update_canaries:
             parts.append(f"{self.audit.update_canaries:,} canary users" + " by coins" * self.audit.canary_coins)
         return ", ".join(filter(None, parts))
@@ -181,7 +184,7 @@ class FederatedConfig(Config):
         slots += len(algorithm_named(configured(self.training, "algorithm")).slots)
         if self.privacy.mechanism == "dp":
             like = build(vocabulary_size, self.model).trainable
-            slots += 2 * len(noise.init(self.privacy.noise, self.seed, like))  # in float64
+            slots += 2 * len(noise.init(self.privacy.process, self.seed, like))  # in float64
         return slots
 
     @property
@@ -213,7 +216,7 @@ class FederatedConfig(Config):
         )
         return train.records * len(train) / max(read * self.training.cohort, 1)
 
-    def rounds_over(self, train: Split) -> int:
+    def rounds_asked(self, train: Split) -> int:
         epochs = self.training.epochs
         return self.training.rounds if epochs is None else max(1, whole_rounds(epochs * self.rounds_per_epoch(train)))
 
@@ -287,4 +290,4 @@ class FederatedConfig(Config):
         )
 
     def planned(self, population: int, rounds: int) -> Entry:
-        return self.training.releases(self.privacy, population, rounds)
+        return self.training.releases(self.privacy, population, rounds, rounds)
