@@ -16,6 +16,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -199,26 +200,23 @@ def dp_small(folders: list[str]) -> None:
     runs = final_rows(folders, "dp-small-")
     runs = runs.assign(setting=runs["run"].str.extract(r"dp-small-(\w+)-seed")[0])
     names = {"none": "FedAvg", "clip": "clip, S = 0.3", "dp": "clip and noise, z = 1"}
-    quantities = ("rs", "bs", "mean_exposure", "perplexity", "epsilon")
-    values = {quantity: by_seed(runs, ["setting"], quantity) for quantity in quantities}
+    quantities = {"exposure": "mean_exposure", "perplexity": "perplexity", "rs": "rs", "bs": "bs"}
+    values = {name: by_seed(runs, ["setting"], column) for name, column in quantities.items()}
+    trained = [setting for setting in names if len(values["rs"].get((setting,), ())) > 1]
     rows = []
-    for setting, name in names.items():
-        found = {quantity: of[(setting,)] for quantity, of in values.items()}
-        epsilon = found["epsilon"].max()
-        row = {
-            "setting": name,
-            "seeds": str(len(found["rs"])),
-            "epsilon": "" if math.isnan(epsilon) else f"{epsilon:.1f}",
-        }
-        row |= {quantity: f"{found[quantity].mean():.1f}" for quantity in ("rs", "bs")}
-        row |= with_interval("exposure", found["mean_exposure"]) | with_interval("perplexity", found["perplexity"], 1)
-        rows.append(row)
+    for setting in trained:
+        found = {name: of[(setting,)] for name, of in values.items()}
+        row = {"setting": names[setting], "seeds": str(len(found["rs"]))}
+        row |= {name: f"{found[name].mean():.1f}" for name in ("rs", "bs")}
+        rows.append(
+            row | with_interval("exposure", found["exposure"]) | with_interval("perplexity", found["perplexity"], 1)
+        )
     write("dp-seeds", rows)
     differences = []
-    for a, b in (("clip", "none"), ("dp", "clip")):
-        row = {"difference": f"{names[a]} minus {names[b]}"}
-        for name, quantity in (("exposure", "mean_exposure"), ("perplexity", "perplexity")):
-            delta = values[quantity][(a,)] - values[quantity][(b,)]
+    for a, b in pairwise(trained):
+        row = {"difference": f"{names[b]} minus {names[a]}"}
+        for name in ("exposure", "perplexity", "rs", "bs"):
+            delta = values[name][(b,)] - values[name][(a,)]
             row |= with_interval(name, delta) | {f"{name}_p": f"{p_of(delta):.1g}", "seeds": str(delta.count())}
         differences.append(row)
     write("dp-seeds-differences", differences)
