@@ -106,7 +106,10 @@ def test_seeds_grids_and_settings_can_be_chosen(tmp_path: Path) -> None:
             },
             "has 1 values in a tier, and 3 as published",
         ),
-        ({"published": {"file": "none.csv", "table": "1", "source": "s"}}, "there is no such file of published numbers"),
+        (
+            {"published": {"file": "none.csv", "table": "1", "source": "s"}},
+            "there is no such file of published numbers",
+        ),
     ],
 )
 def test_what_is_wrong_is_said_in_one_line(tmp_path: Path, change: dict[str, Any], message: str) -> None:
