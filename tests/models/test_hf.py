@@ -331,7 +331,7 @@ def test_dropout_of_adapters_is_a_function_of_seed_round_and_user() -> None:
         assert any(not torch.allclose(value, one[name]) for name, value in changed.items())
     records = SimpleNamespace(layout=LAYOUT, records=6)
     privacy = PrivacyHParams("dp", clip=0.1, noise_multiplier=1.0)
-    with pytest.raises(InputError, match="DP-SGD refuses models that draw at random in training"):
+    with pytest.raises(InputError, match="DP-SGD does not support random numbers in training"):
         CentralTask(records, CentralHParams(batch_size=2), 0, privacy=privacy, model=hparams)
 
 
