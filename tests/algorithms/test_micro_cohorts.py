@@ -205,4 +205,4 @@ def test_the_number_of_users_depends_on_the_whole_memory_and_not_on_the_free_one
 def test_a_person_is_told_where_memory_ran_out(capsys: pytest.CaptureFixture[str]) -> None:
     say_micro_cohorts("one", [{"users": 264, "device": "cpu"}, {"users": 132, "shard": 1, "round": 49}, "nonsense"])
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("one: memory ran out in round 50; from then on 132 users of shard 1 train at once")
+    assert line.startswith("one: memory ran out in round 50; from then on 132 users of shard 1 train together")

@@ -117,7 +117,7 @@ def test_replies_that_are_missing_or_not_asked_for_are_refused() -> None:
     with pytest.raises(ValueError, match="replies are missing from the sum"):
         _ = tree.total
     tree.add(reply)
-    with pytest.raises(ValueError, match="part 1 already"):
+    with pytest.raises(ValueError, match="part 1 is already in the sum"):
         tree.add(reply)
     with pytest.raises(ValueError, match="part 3 is already in the sum, or does not belong to it"):
         TreeSum([1], 0).add(replace(reply, shard=3))
