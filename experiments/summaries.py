@@ -1,7 +1,8 @@
 """Tables of runs that `experiments/local_runs.py` trained, as CSV files in experiments/results.
 
     python -m experiments.summaries ten-times                    # from results/ten-times.parquet
-    python -m experiments.summaries table1 runs/table1           # from run folders, and the outcomes of the search
+    python -m experiments.summaries table1-edge                  # from results/table1-search.parquet
+    python -m experiments.summaries table1 runs/table1           # from run folders
     python -m experiments.summaries dp-small runs/gpu
     python -m experiments.summaries once runs/once
     python -m experiments.summaries layers runs/layers
@@ -20,11 +21,11 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pandas as pd
 from scipy import stats
 
 import flsim
+from experiments.local_runs import chosen
 from flsim.base.statistics import holm, paired_t_p, share_interval, t_interval
 
 RESULTS = Path(__file__).parent / "results"
@@ -102,34 +103,42 @@ def ten_times(_: list[str]) -> None:
     write("ten-times-equal", rows)
 
 
-def table1(folders: list[str]) -> None:
-    """Write the search near the edge of stability, and the differences of seeds 10 to 19."""
-    outcomes = [
-        outcome
-        for folder in folders
-        for outcome in json.loads((Path(folder) / "outcomes.json").read_text(encoding="utf-8"))["outcomes"]
-    ]
-    chosen = json.loads((Path(folders[0]) / "table1-rates.json").read_text(encoding="utf-8"))
+def table1_edge(folders: list[str]) -> None:
+    """Write the search near the edge of stability: as stored, or of a folder of runs, which is then stored."""
+    stored = RESULTS / "table1-search.parquet"
+    if folders:
+        searched = [outcome for outcome in _outcomes(folders) if outcome["is_search"]]
+        rows = [{**outcome["facts"], "perplexity": outcome["perplexity"]} for outcome in searched]
+        pd.DataFrame(rows).dropna().to_parquet(stored, index=False)
+    frame = pd.read_parquet(stored)
     tried: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for outcome in outcomes:
-        if outcome["is_search"] and outcome["status"] != "interrupted":
-            tried[outcome["facts"]["group"]][outcome["facts"]["rate"]].append(outcome["perplexity"])
-    rates: list[Cells] = []
+    for group, rate, perplexity in zip(frame["group"], frame["rate"], frame["perplexity"], strict=True):
+        tried[str(group)][float(rate)].append(float(perplexity))
+    table: list[Cells] = []
     for group, by_rate in tried.items():
-        finite = [rate for rate, found in by_rate.items() if math.isfinite(sum(found))]
-        diverged = {rate: sum(math.isinf(value) for value in found) for rate, found in sorted(by_rate.items())}
-        rates.append(
+        stable = max(rate for rate, found in by_rate.items() if math.isfinite(sum(found)))
+        above = by_rate[min(rate for rate in by_rate if rate > stable)]
+        table.append(
             {
                 "setting": _setting(group),
-                "highest_stable": f"{max(finite):g}",
-                "stable_perplexity": f"{np.mean(by_rate[max(finite)]):.1f}",
-                "diverged_above": ", ".join(
-                    f"{number} of 6" for rate, number in diverged.items() if rate > max(finite)
-                ),
-                "chosen_rate": f"{chosen[group]:.3g}",
+                "highest_stable": f"{stable:g}",
+                "stable_perplexity": f"{sum(by_rate[stable]) / len(by_rate[stable]):.1f}",
+                "diverged_above": f"{sum(map(math.isinf, above))} of {len(above)}",
+                "chosen_rate": f"{chosen(by_rate):.3g}",
             }
         )
-    write("table1-edge", rates)
+    write("table1-edge", table)
+
+
+def _outcomes(folders: list[str]) -> list[dict[str, Any]]:
+    files = [(Path(folder) / "outcomes.json").read_text(encoding="utf-8") for folder in folders]
+    return [outcome for text in files for outcome in json.loads(text)["outcomes"]]
+
+
+def table1(folders: list[str]) -> None:
+    """Write the differences of seeds 10 to 19 at the chosen learning rates and at half of them."""
+    outcomes = _outcomes(folders)
+    groups = list(dict.fromkeys(outcome["facts"]["group"] for outcome in outcomes))
     runs = final_rows(folders, "table1-")
     parts = runs["run"].str.extract(r"table1-(?P<group>.+)-(?P<share>half|chosen)-seed\d+")
     runs = runs.assign(group=parts["group"], share=parts["share"])
@@ -143,7 +152,7 @@ def table1(folders: list[str]) -> None:
     quantities = ("mean_exposure", "mean_space_exposure", "perplexity")
     values = {quantity: by_seed(runs, ["group", "share"], quantity) for quantity in quantities}
     settings: list[Cells] = []
-    for group in tried:
+    for group in groups:
         row = {"setting": _setting(group)}
         for share in ("chosen", "half"):
             exposures = values["mean_exposure"][group, share]
@@ -154,7 +163,7 @@ def table1(folders: list[str]) -> None:
     write("table1-new-settings", settings)
 
     partitions = [
-        (group, group.replace("-iid-", "-non-iid-")) for group in tried if "-iid-" in group and "non" not in group
+        (group, group.replace("-iid-", "-non-iid-")) for group in groups if "-iid-" in group and "non" not in group
     ]
     techniques = [
         (f"fedavg-iid-cohort{cohort}", f"sgd-iid-batch_size{batch}")
@@ -252,6 +261,7 @@ def layers(folders: list[str]) -> None:
 
 SUMMARIES: dict[str, Callable[[list[str]], Any]] = {
     "ten-times": ten_times,
+    "table1-edge": table1_edge,
     "table1": table1,
     "dp-small": dp_small,
     "once": once,
