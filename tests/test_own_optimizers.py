@@ -149,16 +149,16 @@ def test_central_engines_step_alike(own: Path) -> None:
     [
         (
             "Counting",
-            "keeps 'steps', int, of a weight of shape (3, 2); a checkpoint holds tensors of the weight's shape",
+            "stores 'steps', int, for a weight of shape (3, 2); a checkpoint holds tensors of the weight's shape",
         ),
         ("Grouped", "its steps change param_groups, which checkpoints do not store; store this in its state"),
         ("Failing", "my_optimizers.py:{line}: ArithmeticError: no way down"),
-        ("no_optimizer", "made float, not a torch.optim.Optimizer with a learning rate"),
+        ("no_optimizer", "returned float, not a torch.optim.Optimizer with a learning rate"),
         (
             "other_arguments",
             "cannot be created from (parameters, lr): other_arguments() got an unexpected keyword argument 'lr'",
         ),
-        ("missing", "defines no missing; correct the name of the optimizer"),
+        ("missing", "the file does not define missing; correct the name of the optimizer"),
     ],
 )
 def test_what_cannot_be_trained_with_is_refused_before_anything_is(own: Path, name: str, message: str) -> None:

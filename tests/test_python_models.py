@@ -49,7 +49,7 @@ def test_a_checkpoint_of_a_network_of_a_users_own(experiment: Experiment) -> Non
     for name, value in final_params(experiment.folder / "run").items():
         assert torch.equal(network.trainable[name], value)
     alone = shutil.copy(path, experiment.folder / "round-000004.safetensors")
-    with pytest.raises(flsim.InputError, match="needs the code of TwistedGRU; move it back to its run folder"):
+    with pytest.raises(flsim.InputError, match="needs the files of TwistedGRU; move it back to its run folder"):
         flsim.load_model(alone)
     (code,) = (experiment.folder / "run" / "code").iterdir()
     code.write_text(code.read_text() + "\n# another version\n")

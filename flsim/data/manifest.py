@@ -119,7 +119,7 @@ def _what_is_wrong(text: str | bytes) -> str:
 
 def layout_in(described: dict[str, Any]) -> Layout:
     """Return the layout of a manifest or a split.json."""
-    layout = described["layout"]
+    layout = dict(described["layout"])
     more = int(layout.get("pieces", 0)), bool(layout.get("prompts", False))
     return Layout(int(layout["vocabulary_size"]), int(layout["record_words"]), str(layout["name"]), *more)
 

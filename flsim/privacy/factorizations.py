@@ -15,7 +15,6 @@ prefix sum, in units of the variance of Z.
 from functools import lru_cache
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
 from flsim.privacy.sampling import Participation
@@ -43,6 +42,8 @@ def inverse_square_root_coefficients(bands: int) -> Floats:
 
 def series(numerator: Floats, denominator: Floats, rounds: int) -> Floats:
     """Return the first coefficients of the power series numerator(x) / denominator(x), float64 [rounds]."""
+    import scipy  # not at the top, because training needs only torch and numpy
+
     impulse = np.zeros(rounds)
     impulse[0] = 1.0
     return np.asarray(scipy.signal.lfilter(numerator, denominator, impulse))
@@ -50,6 +51,8 @@ def series(numerator: Floats, denominator: Floats, rounds: int) -> Floats:
 
 def toeplitz(coefficients: Floats, rounds: int) -> Floats:
     """Return the lower triangular Toeplitz matrix of coefficients, zero beyond them, float64 [rounds, rounds]."""
+    import scipy  # not at the top, because training needs only torch and numpy
+
     column = np.zeros(rounds)
     column[: len(coefficients)] = coefficients[:rounds]
     return np.asarray(scipy.linalg.toeplitz(column, np.zeros(rounds)))
@@ -103,6 +106,8 @@ def optimal_bands(rounds: int, bands: int) -> tuple[float, ...]:
         rounds: number of rounds n, at whose end the error is taken.
         bands: number of coefficients.
     """
+    import scipy  # not at the top, because training needs only torch and numpy
+
     bands = min(bands, rounds)
     start = square_root_coefficients(bands)[1:]
     if bands == 1:
@@ -129,6 +134,8 @@ def optimal_blt(rounds: int, buffers: int, times: int, separation: int) -> tuple
     C has the coefficients 1, s_1 + s_2 + ..., s_1 d_1 + s_2 d_2 + ..., and so on ([MMHMT], section 3). A user takes
     part at most `times` times, at rounds at least `separation` apart.
     """
+    import scipy  # not at the top, because training needs only torch and numpy
+
     participation = Participation(times, separation)
 
     def log_loss(free: Floats) -> float:

@@ -62,7 +62,11 @@ def test_a_file_is_executed_once_for_its_content(tmp_path: Path, capfd: pytest.C
     [
         ("", "three", "thing must be one of one, two, found 'three'; name custom code as path/to/file.py:NAME"),
         ("", "{folder}/no.py:Thing", "{folder}/no.py: no such file"),
-        ("Other = 1", "{folder}/mine.py:Thing", "{folder}/mine.py: defines no Thing; correct the name of the thing"),
+        (
+            "Other = 1",
+            "{folder}/mine.py:Thing",
+            "{folder}/mine.py: the file does not define Thing; correct the name of the thing",
+        ),
         ("a = 1\nb = = 2\n", "{folder}/mine.py:Thing", "{folder}/mine.py:2: invalid syntax"),
         ("import json\njson.loads('{{')", "{folder}/mine.py:Thing", "{folder}/mine.py:2: JSONDecodeError: "),
         ("raise SystemExit(0)", "{folder}/mine.py:Thing", "{folder}/mine.py:1: SystemExit: 0"),

@@ -45,7 +45,9 @@ def test_elsewhere_lines_say_rate_and_time_left() -> None:
     lines = done.stderr.splitlines()
     assert done.stdout == ""
     assert len(lines) == 900
-    assert re.match(r"counting words: 500 of 1,000, \d+ s, [\d,]+ sentences/s, \d:\d\d:\d\d left, a note", lines[399])
+    assert re.match(
+        r"counting words: 500 of 1,000, \d+ s, [\d,]+ sentences/s, \d:\d\d:\d\d remaining, a note", lines[399]
+    )
     assert re.match(r"counting words: 1,000 of 1,000, \d+ s, [\d,]+ sentences/s, a note", lines[-1])
 
 
@@ -62,7 +64,7 @@ with progress.progress("again", 1_000, start=900) as advance:
     advance(950)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stderr == "again: 950 of 1,000, 1 s, 0:00:01 left\n"
+    assert done.stderr == "again: 950 of 1,000, 1 s, 0:00:01 remaining\n"
 
 
 def test_nobody_who_reads_any_more_stops_no_run() -> None:

@@ -77,7 +77,7 @@ def test_what_was_measured_is_kept_where_a_part_is_cut_off(tmp_path: Path, monke
     measured = json.loads((tmp_path / "gpu.json").read_text())
     assert re.fullmatch(r"stopped after \d s: a step is slow", measured["engine"]["status"])
     assert measured["engine"]["figures"] == [figure]
-    assert measured["ranks"]["status"].startswith("not begun")
+    assert measured["ranks"]["status"].startswith("not started")
     assert "| bf16, 264 at once | 2,346 users/s | 2,300 ± 400 users/s |" in (tmp_path / "gpu.md").read_text()
     with pytest.raises(ProcessLookupError):
         os.kill(int((tmp_path / "pid").read_text()), 0)

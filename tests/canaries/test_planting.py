@@ -122,7 +122,7 @@ def test_canaries_of_a_small_vocabulary_are_distinct_or_refused(make_corpus: Mak
     with pytest.raises(InputError, match="fewer than 5 different phrases"):
         draw_canaries(corpus, CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=5, length=2), seed=0)
     taken = make_corpus([[[1, 2]]], vocabulary_size=6, name="taken")  # one of the four: only drawing again finds out
-    with pytest.raises(InputError, match="no 4 different phrases"):
+    with pytest.raises(InputError, match="fewer than 4 different phrases"):
         draw_canaries(taken, four, seed=0)
 
 

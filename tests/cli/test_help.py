@@ -111,6 +111,7 @@ def test_every_setting_has_whole_sentences_and_every_number_a_unit() -> None:
             "options",
             "config",
             "alpha",
+            "max_epsilon",
             "clip_learning_rate",
             "learning_rate",
             "momentum",

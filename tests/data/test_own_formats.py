@@ -125,7 +125,7 @@ def _last_line(err: str, code: Path) -> str:
         ("where", "{source}: {file}:33: yielded the split 'dev'; a split is one of train, heldout, test"),
         ("pairs", "{source}: {file}:36: yielded the text [('b', 'c')]; yield (user, text)"),
         ("constant", "{code}:constant: found int, not a function of a path or a Format of flsim"),
-        ("missing", "{code}: defines no missing; correct the name of the format"),
+        ("missing", "{code}: the file does not define missing; correct the name of the format"),
     ],
 )
 def test_what_is_wrong_is_one_line_that_names_file_and_line(

@@ -190,5 +190,5 @@ def test_characters_spell_the_words_of_the_same_corpus(tmp_path: Path) -> None:
 def test_records_that_characters_would_not_fit_are_refused() -> None:
     with pytest.raises(InputError, match="record_words must be at least 96, found 20"):
         SyntheticHParams(by="characters")
-    with pytest.raises(InputError, match="by must be 'words' or 'characters'"):
+    with pytest.raises(InputError, match="by must be 'words', 'characters' or 'tokens'"):
         SyntheticHParams(by="letters")  # type: ignore[arg-type]

@@ -161,7 +161,7 @@ def test_users_and_canaries_stay_with_what_is_left(make_corpus: MakeCorpus, tmp_
     for record, canary in zip(planting.overlay.records, planting.overlay.canaries, strict=True):
         assert tuple(train.records_at(np.array([record]))[0].tolist()) == planting.canaries[canary].tokens
     copies = int(planting.planned_insertions.sum())
-    assert made.manifest["notes"][-1].startswith("deduplicate: left 3 of ")
+    assert made.manifest["notes"][-1].startswith("deduplicate: kept 3 of ")
     assert made.manifest["parameters"]["steps"][-1]["planted"]["copies_before"] <= copies
     again = deduplicate(made, tmp_path / "again", DeduplicationHParams(near=0.8))
     assert again.split("train").records == train.records

@@ -94,7 +94,7 @@ def test_what_a_person_edits_is_refused_by_name_and_nothing_is_touched(experimen
         ("[data]", "seed = 1\n[data]", "seed was 0 and is now 1; resume"),
     ):
         config.write_text(text.replace(old, new))
-        assert f"run: was started with other settings: {words}" in refusal()
+        assert f"run: this run was started with other settings: {words}" in refusal()
     tables = text.split("\n[")
     config.write_text("# edited\n[" + "\n[".join(reversed(tables[1:])) + "\n")
     assert Run.reopen(load(config), run).config == load(config)

@@ -331,7 +331,7 @@ def test_a_report_is_written_into_a_pipe(tmp_path: Path) -> None:
         (("nowhere", "--out", "report.html"), "not a run folder"),
         (("run", "--out", "report.pdf"), "reports have the format .html"),
         (("run", "--out", "missing/report.html"), "the folder missing does not exist"),
-        (("run", "broken", "--out", "report.html"), "not a readable Parquet file"),
+        (("run", "broken", "--out", "report.html"), "the file is damaged"),
         (("empty", "--out", "report.html"), "no run has started"),
     ],
 )

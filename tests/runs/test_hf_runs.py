@@ -135,7 +135,7 @@ def test_a_base_that_changed_is_refused_on_resume(experiment: Experiment) -> Non
     saved_base(moved, seed=1)
     refused = experiment.call("run", experiment.config, "--out", "run", "--in-process", "--resume", check=False)
     assert refused.returncode == 2
-    assert re.search(r"^flsim: .*model\.digest was '\w+' and is '\w+' now", refused.stderr.strip().splitlines()[-1])
+    assert re.search(r"^flsim: .*model\.digest was '\w+' and is now '\w+'", refused.stderr.strip().splitlines()[-1])
     for command in (["evaluate", "run"], ["verify", "run"], ["export", "run", "--out", "out"]):
         refused = experiment.call(*command, check=False)
         assert refused.returncode == 2

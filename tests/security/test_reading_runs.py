@@ -39,6 +39,7 @@ READING: dict[str, tuple[str, ...]] = {
     "audit": ("run",),
     "canaries": ("run",),
     "compare": ("run", "other"),
+    "export": ("run", "--out", "exported"),
     "extract": ("run",),
     "forgetting": ("run",),
     "membership": ("run",),
@@ -106,6 +107,9 @@ def test_reading_executes_nothing(
     code, error, executed = called(made(name), monkeypatch, *command.split(), *READING[command])
     if (command, name) in NEEDS_MODEL:
         assert (code, executed) == (0, {"model"}), error
+    elif command == "export":  # of these runs none is of architecture "hf"
+        assert (code, executed) == (2, set())
+        assert 'only "hf" is exported' in error
     elif (command, name) in NEEDS_SAMPLER:
         assert (code, executed) == (2, set())
         assert f"flsim: {extensions.not_executed('sampler.py:Turns', 'sampler')}" == error.splitlines()[-1]

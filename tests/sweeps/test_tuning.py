@@ -155,7 +155,11 @@ def test_the_experiment_has_a_group_for_each_size_and_partition_with_equal_budge
             {},
             "tune.toml: tiers.smoke.grids.a: training.cohort is an axis of this grid in",
         ),
-        ({"tiers": {"smoke": {"grids": {"a": {}}}}}, {"grids": [{"name": "b", "axes": {}}]}, "the sweep has b, and"),
+        (
+            {"tiers": {"smoke": {"grids": {"a": {}}}}},
+            {"grids": [{"name": "b", "axes": {}}]},
+            "the sweep has the grids b, and",
+        ),
         ({}, {"base": {"local": {"schedule": "linear"}}}, "set halving = [1.0]"),
         (
             {"tiers": {"smoke": {"grids": {"b": {RATE: {"low": 0.1, "high": 1.0}}}}}},

@@ -116,7 +116,7 @@ def independence(ledger: Ledger, seed: int, like: Params, executes_code: bool) -
     if issubclass(kind, noise.Correlated):
         whitened = made(first.noise, kind, seed, {}).matrix(rounds) @ _drawn(first, seed, like, rounds)
         return RoundTest(rounds, _of_noise(iter(whitened)), "correlated standard normal noise")
-    if not _is_stated_independent(first, ledger.rounds):
+    if is_custom(first.noise) and not _is_stated_independent(first, ledger.rounds):
         return None
     return RoundTest(rounds, _of_noise(_rounds(first, seed, like, rounds)), "independent standard normal noise")
 
