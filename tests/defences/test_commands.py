@@ -36,7 +36,7 @@ def test_planted_deduplicated_sanitized_and_trained_on(experiment: Experiment) -
     assert about["digest"] == after.digest
     assert [step["step"] for step in about["parameters"]["steps"]] == ["plant", "deduplicate", "sanitize"]
     assert about["parameters"]["steps"][-1]["planted"]["copies"] == has.copies <= had.present
-    assert f"deduplicate: left {had.present} of {had.copies} canary copies" in distinct
+    assert f"deduplicate: kept {had.present} of {had.copies} canary copies" in distinct
     dropped = after.manifest["dropped"]
     assert before.split("train").records - about["records"] == sum(dropped.values())
     assert dropped["records_sanitized"] > 0

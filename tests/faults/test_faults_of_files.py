@@ -169,7 +169,7 @@ def test_damaged_checkpoints_and_rows_are_named_and_made_again(experiment: Exper
     _damage(newest, "flipped")
     _damage(rows, "cut")
     said = " ".join(resume(experiment, "broken").split())
-    assert f"{rows.name}: cannot be read; the file is ignored" in said
+    assert f"{rows.name}: cannot be read; flsim ignores" in said
     assert f"{newest.name}: the file is damaged, because its digest differs from the stored digest" in said
     assert newest.with_name(f"{newest.name}.damaged").exists()
     assert before.exists() or int(before.stem[-2:]) % 10

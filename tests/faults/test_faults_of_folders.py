@@ -152,7 +152,7 @@ def test_rows_of_another_run_are_refused_where_they_are_read(
     for command in commands:
         done = experiment.call(*command, check=False)
         assert done.returncode == 2
-        assert f"{rows.name}: holds rows {says}; move it away" in " ".join(done.stderr.split())
+        assert f"{rows.name}: the file has rows {says}; move it away" in " ".join(done.stderr.split())
 
 
 @pytest.mark.nightly

@@ -255,5 +255,5 @@ set = { training = { rounds = 8, cohort = 4 }, canaries = { windows = [[0.5, 1.0
     assert code == 0, messages
     folders = {path.name.split("-")[1]: path for path in (folder.path / "runs").iterdir()}
     log = folder.log(folders["out"].name).read_text()
-    assert f"{folders['out'].name}: begins with the first 4 of 8 rounds of {folders['in'].name}" in log
+    assert f"{folders['out'].name}: starts with the first 4 of 8 rounds of {folders['in'].name}" in log
     assert_trained_as_without_a_stop(folders["out"])
