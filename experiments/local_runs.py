@@ -304,7 +304,7 @@ def table1(pool: Pool) -> Iterator[Future[Outcome]]:
 def ten_times(pool: Pool) -> Iterator[Future[Outcome]]:
     """Train FedAvg for every seed from 0 to 9, IID at two learning rates and non-IID at one.
 
-    The learning rates 0.3 (IID) and 0.2 (non-IID) were searched (`results/ten-times-search.csv`). At 0.19, an IID run
+    The learning rates 0.3 (IID) and 0.2 (non-IID) were searched (`results/ten-times-rates.csv`). At 0.19, an IID run
     is expected to end with the perplexity of a non-IID run: log-perplexity of the searched runs, interpolated.
     """
     sweep, tier = HERE / "four-settings.toml", "ten-times"

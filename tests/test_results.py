@@ -36,7 +36,7 @@ def test_a_changed_number_is_seen() -> None:
 def test_each_file_has_one_source_and_is_on_a_page() -> None:
     """A page shows the file or names it."""
     owned = Counter(name for source in RESULTS["sources"]().values() for name in source.get("frames", ()))
-    assert owned == Counter(set(FRAMES) - {"ten-times-search"})  # which `experiments/ten_times.py` writes
+    assert owned == Counter(FRAMES)
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
     assert [name for name in owned if not re.search(rf"table: {name}\b(?!-)|results/{name}\.csv", text)] == []
 

@@ -156,7 +156,7 @@ def test_noise_of_another_matrix_than_the_ledger_states_is_refuted(claiming: Pat
 
 
 def test_users_who_take_part_more_often_than_stated_are_refuted(claiming: Path) -> None:
-    """Of four stated groups only two take turns, so that a user takes part in every other round."""
+    """Only two of four stated groups take turns, so a user takes part in every other round."""
     spent = ledger(f'{claiming}:TwoGroups{{"separation": 4}}', CORRELATED)
     drawn = participation(spent, 0, executes_code=True)
     assert drawn is not None

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from peft import LoraConfig, get_peft_model
+from tiny_bases import GPT2, LLAMA
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -36,15 +37,6 @@ from flsim.training.hparams import LocalHParams
 from flsim.training.own_model import refuse_unfit
 
 LAYOUT = Layout(50, 12)
-GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 16}
-LLAMA = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "max_position_embeddings": 16,
-}
 BOTH = pytest.mark.parametrize("config", [GPT2, LLAMA], ids=["gpt2", "llama"])
 LORA = LoraHParams(rank=4, alpha=8)
 TUNED = pytest.mark.parametrize("lora", [None, LORA, LoraHParams(rank=2, freeze_a=True)], ids=["full", "lora", "ffa"])

@@ -261,7 +261,7 @@ def test_parts_of_a_split_keep_prompts(corpus: Corpus) -> None:
 
 
 def test_natural_canaries_are_answers(corpus: Corpus) -> None:
-    """Of a held-out record what follows the prompt, and never words of the prompt."""
+    """A canary from a held-out record begins after the prompt, and has no word of the prompt."""
     drawn = draw_canaries(corpus, CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=5, length=5, source="heldout"), 0)
     answers = {tuple(record[prompt : prompt + 5]) for record, prompt in prompts_of(corpus.split("heldout"))}
     assert {canary.tokens for canary in drawn} <= answers

@@ -60,7 +60,7 @@ def texts_of(corpus: Corpus, split: str = "train") -> list[str]:
 @settings(max_examples=15)
 @given(texts=st.lists(st.text(st.characters(exclude_categories=["Cs"]), max_size=60), min_size=1))
 def test_text_comes_back_whatever_it_is(tmp_path_factory: pytest.TempPathFactory, texts: list[str]) -> None:
-    """Of one author: capitals, spaces, tabs, line feeds and all scripts; texts without a sign are dropped."""
+    """Texts of one author keep capitals, spaces, tabs, line feeds and all scripts; empty texts are dropped."""
     folder = tmp_path_factory.mktemp("texts")
     tokenizer = tokenizer_folders.gpt2_like(folder / "tokenizer")
     source = write_jsonl(folder / "a.jsonl", [("a", text) for text in [*texts, "end"]])
@@ -96,7 +96,7 @@ def test_users_do_not_depend_on_the_tokenizer(corpus: Corpus, tmp_path: Path) ->
 
 
 def test_ids_are_a_permutation_of_the_tokenizers(corpus: Corpus) -> None:
-    """The same tokens as the tokenizers library has for the text, and as transformers has; words by frequency first."""
+    """Tokens equal those of the tokenizers library and of transformers; the ids of words come first, by frequency."""
     assert corpus.token_map is not None
     assert isinstance(corpus.vocabulary, TokenVocabulary)
     train, tokens, layout = corpus.split("train"), corpus.token_map, corpus.layout
@@ -248,7 +248,7 @@ def test_wrong_options_are_refused_in_one_line(
 
 
 def test_rows_without_a_token_have_an_id(tmp_path: Path) -> None:
-    """As Pythia, whose embedding is longer than its tokenizer: 330 tokens and 10 rows more."""
+    """Some models have more rows than tokens, such as Pythia; here they have 10 rows more than 330 tokens."""
     folder = tokenizer_folders.gpt2_like(tmp_path / "tokenizer")
     config(vocab_size=340)(folder)
     corpus = import_corpus([write_jsonl(tmp_path / "a.jsonl", posts())], tmp_path / "c", WHOLE, tokenizer=folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from tiny_bases import GPT2, LLAMA
 
 from flsim.algorithms.rounds import LocalEngine, engine_of
 from flsim.data.records import Records
@@ -18,15 +19,6 @@ from flsim.training.cohort.engine import CohortEngine
 from flsim.training.hparams import LocalHParams
 
 LAYOUT = Layout(50, 12)
-GPT2 = {"model_type": "gpt2", "n_layer": 2, "n_head": 2, "n_embd": 16, "n_positions": 16}
-LLAMA = {
-    "model_type": "llama",
-    "num_hidden_layers": 2,
-    "num_attention_heads": 2,
-    "hidden_size": 16,
-    "intermediate_size": 32,
-    "max_position_embeddings": 16,
-}
 LORA = LoraHParams(rank=3, alpha=6)
 
 
