@@ -2,11 +2,10 @@
 
     python -m experiments.summaries ten-times                    # from results/ten-times.parquet
     python -m experiments.summaries table1-edge                  # from results/table1-search.parquet
-    python -m experiments.summaries table1 runs/table1           # from run folders
-    python -m experiments.summaries dp-small runs/gpu
-    python -m experiments.summaries once runs/once
-    python -m experiments.summaries layers runs/layers
+    python -m experiments.summaries table1                       # from results/table1-runs.parquet
+    python -m experiments.summaries table1 runs/table1           # of run folders, and stores their measurements there
 
+The other names are dp-small, dp-ftrl, once and layers; like table1, they read results/NAME.parquet, or run folders.
 Differences are paired by seed. Intervals are 95% intervals of Student's t over seeds, and p is of the paired t test.
 `python .ci/result_tables.py` then writes the tables into the pages.
 """
@@ -14,9 +13,10 @@ Differences are paired by seed. Intervals are 95% intervals of Student's t over 
 import csv
 import json
 import math
+import re
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,13 @@ from experiments.local_runs import chosen
 from flsim.base.statistics import holm, paired_t_p, share_interval, t_interval
 
 RESULTS = Path(__file__).parent / "results"
+PAPER_REFERENCES = 2_000_000  # Thakkar et al. (2020), section 3.1
+# With the digits to print; shares are of planted canaries.
+QUANTITIES = {
+    **{"exposure": 2, "space_exposure": 1, "rs_percent": 1, "rs_2m_percent": 1, "bs_percent": 1},
+    **{"perplexity": 1, "accuracy_percent": 1},
+}
+PARTITIONS = {"iid": "IID", "non-iid": "non-IID"}
 Cells = dict[str, str]
 
 
@@ -38,11 +45,6 @@ def with_interval(name: str, values: "pd.Series[float]", digits: int = 2) -> Cel
     low, high = t_interval(numbers)
     cells = zip(("", "_low", "_high"), (numbers.mean() if len(numbers) else math.nan, low, high), strict=True)
     return {f"{name}{end}": "" if math.isnan(value) else f"{value:.{digits}f}" for end, value in cells}
-
-
-def by_seed(frame: pd.DataFrame, keys: list[str], column: str) -> dict[Any, "pd.Series[float]"]:
-    """Return a column's values by seed, for each group of rows."""
-    return {key: group.set_index("seed")[column].astype(float) for key, group in frame.groupby(keys)}
 
 
 def p_of(values: "pd.Series[float]") -> float:
@@ -58,62 +60,132 @@ def write(name: str, rows: list[Cells]) -> None:
         writer.writerows(rows)
 
 
-def final_rows(folders: Iterable[str], prefix: str) -> pd.DataFrame:
-    """Return the final row of each run whose name begins with `prefix`; `group` and `share` are parts of its name."""
-    runs, _ = flsim.frames(*[str(path) for folder in folders for path in Path(folder).glob(f"{prefix}*/")])
-    return runs[runs["is_final"] | (runs["round"] == runs.groupby("run")["round"].transform("max"))]
+def rs_2m(space_exposure: "pd.Series[float]") -> "pd.Series[float]":
+    """Return the probability, in percent, that RS with as many references as in the paper identifies each canary.
+
+    A reference has a lower perplexity than a canary with probability 2^-e, and e is the canary's exposure among all
+    phrases, in bits. RS identifies the canary if none of the `PAPER_REFERENCES` references has.
+    """
+    return space_exposure.map(lambda exposure: 100 * (1 - 2.0 ** -float(exposure)) ** PAPER_REFERENCES)
+
+
+def measured(name: str, folders: list[str], pattern: str) -> pd.DataFrame:
+    """Return the final measurements of runs, from results/NAME.parquet, which is written first if there are folders.
+
+    Args:
+        name: name of the file.
+        folders: folders of run folders; empty to read the file.
+        pattern: regular expression of the names of runs; its groups become columns.
+
+    Returns:
+        One row for each run: the groups of `pattern`, the seed, the number of rounds, and `QUANTITIES`: means over
+        planted canaries in bits (exposure), shares in percent (RS, BS), and perplexity.
+    """
+    file = RESULTS / f"{name}.parquet"
+    if folders:
+        runs, canaries = flsim.frames(*[str(path.parent) for root in folders for path in Path(root).glob("*/run.json")])
+        runs = runs[(runs["round"] == runs.groupby("run")["round"].transform("max")) & (runs["status"] == "completed")]
+        runs = runs[runs["run"].str.fullmatch(pattern)]
+        frame = (
+            runs["run"]
+            .str.extract(pattern)
+            .assign(
+                seed=runs["seed"],
+                round=runs["round"],
+                exposure=runs["mean_exposure"],
+                space_exposure=runs.get("mean_space_exposure"),
+                rs_percent=100 * runs["rs"] / runs["canaries"],
+                rs_2m_percent=None,
+                bs_percent=100 * runs["bs"] / runs["canaries"],
+                perplexity=runs["perplexity"],
+                accuracy_percent=100 * runs["accuracy"],
+            )
+        )
+        if "space_exposure" in canaries:
+            planted = canaries[canaries["is_planted"] & canaries["is_final"]]
+            frame["rs_2m_percent"] = runs["run"].map(rs_2m(planted["space_exposure"]).groupby(planted["run"]).mean())
+        frame.sort_values([str(name) for name in frame]).to_parquet(file, index=False)
+    return pd.read_parquet(file)
+
+
+def by_seed(frame: pd.DataFrame, keys: list[str]) -> dict[Any, pd.DataFrame]:
+    """Return the quantities by seed, for each group of rows."""
+    return {key: group.set_index("seed") for key, group in frame.groupby(keys if len(keys) > 1 else keys[0])}
+
+
+def quantities_of(frame: pd.DataFrame) -> list[tuple[str, int]]:
+    """Return the quantities that were measured, with their digits."""
+    return [(name, digits) for name, digits in QUANTITIES.items() if frame[name].notna().any()]
+
+
+def settings(frames: Mapping[str, pd.DataFrame], column: str = "setting") -> list[Cells]:
+    """Return a row for each setting: mean quantities over seeds; exposure and perplexity have intervals."""
+    rows = []
+    for name, frame in frames.items():
+        row = {column: name, "seeds": str(len(frame))}
+        for quantity, digits in quantities_of(frame):
+            cells = with_interval(quantity, frame[quantity], digits)
+            row |= cells if quantity in ("exposure", "perplexity") else {quantity: cells[quantity]}
+        rows.append(row)
+    return rows
+
+
+def differences(pairs: Mapping[str, Sequence[pd.DataFrame]], column: str = "difference") -> list[Cells]:
+    """Return a row for each pair: mean differences over seeds, a minus b, with intervals and p."""
+    rows = []
+    for name, (a, b) in pairs.items():
+        delta = a[list(QUANTITIES)] - b[list(QUANTITIES)]
+        row = {column: name, "seeds": str(delta["exposure"].count())}
+        for quantity, digits in quantities_of(delta):
+            row |= with_interval(quantity, delta[quantity], digits) | {f"{quantity}_p": f"{p_of(delta[quantity]):.1g}"}
+        rows.append(row)
+    return rows
+
+
+def mean_of(frames: Sequence[pd.DataFrame]) -> pd.DataFrame:
+    """Return the mean over settings by seed; a seed that lacks one of them has no value."""
+    first, *others = (frame[list(QUANTITIES)] for frame in frames)
+    return sum(others, first) / len(frames)
 
 
 def ten_times(_: list[str]) -> None:
     """Write the settings and the differences of the runs at ten times the scale."""
-    measured = pd.read_parquet(RESULTS / "ten-times.parquet")
+    rows = pd.read_parquet(RESULTS / "ten-times.parquet")
+    space = rows[rows["metric"] == "space_exposure"]
+    rows = pd.concat([rows, space.assign(metric="rs_2m_percent", value=rs_2m(space["value"]))])
     keys = ["partition", "learning_rate", "round"]
-    means = measured.groupby([*keys, "seed", "metric"])["value"].mean().unstack("metric")
-    settings: list[Cells] = []
-    for (partition, rate, round_), group in means.groupby(keys):
-        found = {"setting": f"{'IID' if partition == 'iid' else 'non-IID'} at {rate}, {round_} rounds"}
-        found["seeds"] = str(len(group))
-        found |= {f"{name}_percent": f"{100 * group[name].mean():.0f}" for name in ("rs", "bs")}
-        found |= {name: f"{group[name].mean():.1f}" for name in ("exposure", "space_exposure", "perplexity")}
-        settings.append({name: "" if value == "nan" else value for name, value in found.items()})
-    write("ten-times", settings)
-    compared = [
-        ("0.3 and 0.2, both after 471 rounds (6 epochs)", 0.3, 471, 471),
-        ("0.3 and 0.2, both after 628 rounds (8 epochs)", 0.3, 628, 628),
-        ("0.3 after 471 rounds, 0.2 after 628", 0.3, 471, 628),
-        ("0.19 and 0.2, both after 628 rounds", 0.19, 628, 628),
-    ]
-    of_runs = means.reset_index()
-    values = {name: by_seed(of_runs, keys, name) for name in ("exposure", "space_exposure", "perplexity", "rs", "bs")}
-    differences = []
-    for name, rate, iid_round, non_iid_round in compared:
-        pair = ("iid", rate, iid_round), ("non-iid", 0.2, non_iid_round)
-        delta = {quantity: found[pair[0]] - found[pair[1]] for quantity, found in values.items()}
-        row = {"comparison": name, **with_interval("difference", delta["exposure"])}
-        row |= {"difference_p": f"{p_of(delta['exposure']):.1g}", "seeds": str(delta["exposure"].count())}
-        differences.append(row)
-    write("ten-times-differences", differences)
-    # The last comparison, in other quantities.
-    equal = [("perplexity", "perplexity", 1, 1.0), ("exposure among all phrases, bits", "space_exposure", 1, 1.0)]
-    equal += [("RS, percentage points", "rs", 0, 100.0), ("BS, percentage points", "bs", 0, 100.0)]
-    rows = [
-        {"quantity": name, **with_interval("iid_minus_non_iid", scale * delta[quantity], digits)}
-        for name, quantity, digits, scale in equal
-    ]
-    write("ten-times-equal", rows)
+    runs = rows.groupby([*keys, "seed", "metric"])["value"].mean().unstack("metric").reset_index()
+    for share in ("rs", "bs", "accuracy"):
+        runs[f"{share}_percent"] = 100 * runs[share]
+    groups = by_seed(runs.reindex(columns=[*keys, "seed", *QUANTITIES]), keys)
+    write(
+        "ten-times",
+        settings(
+            {f"{PARTITIONS[partition]} at {rate}, {end} rounds": g for (partition, rate, end), g in groups.items()}
+        ),
+    )
+    compared = {
+        "0.3 and 0.2, both after 471 rounds (6 epochs)": (0.3, 471, 471),
+        "0.3 and 0.2, both after 628 rounds (8 epochs)": (0.3, 628, 628),
+        "0.3 after 471 rounds, 0.2 after 628": (0.3, 471, 628),
+        "0.19 and 0.2, both after 628 rounds": (0.19, 628, 628),
+    }
+    pairs = {
+        name: (groups["iid", rate, iid_end], groups["non-iid", 0.2, non_iid_end])
+        for name, (rate, iid_end, non_iid_end) in compared.items()
+    }
+    write("ten-times-differences", differences(pairs, "comparison"))
 
 
 def table1_edge(folders: list[str]) -> None:
     """Write the search near the edge of stability: as stored, or of a folder of runs, which is then stored."""
     stored = RESULTS / "table1-search.parquet"
     if folders:
-        searched = [outcome for outcome in _outcomes(folders) if outcome["is_search"]]
-        rows = [{**outcome["facts"], "perplexity": outcome["perplexity"]} for outcome in searched]
+        rows = [{**one["facts"], "perplexity": one["perplexity"]} for one in _outcomes(folders) if one["is_search"]]
         pd.DataFrame(rows).dropna().to_parquet(stored, index=False)
-    frame = pd.read_parquet(stored)
     tried: dict[str, dict[float, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for group, rate, perplexity in zip(frame["group"], frame["rate"], frame["perplexity"], strict=True):
-        tried[str(group)][float(rate)].append(float(perplexity))
+    for row in pd.read_parquet(stored).itertuples():
+        tried[str(row.group)][float(row.rate)].append(float(row.perplexity))  # type: ignore[arg-type]
     table: list[Cells] = []
     for group, by_rate in tried.items():
         stable = max(rate for rate, found in by_rate.items() if math.isfinite(sum(found)))
@@ -130,140 +202,107 @@ def table1_edge(folders: list[str]) -> None:
     write("table1-edge", table)
 
 
-def _outcomes(folders: list[str]) -> list[dict[str, Any]]:
+def _outcomes(folders: Iterable[str]) -> list[dict[str, Any]]:
     files = [(Path(folder) / "outcomes.json").read_text(encoding="utf-8") for folder in folders]
     return [outcome for text in files for outcome in json.loads(text)["outcomes"]]
 
 
-def table1(folders: list[str]) -> None:
-    """Write the differences of seeds 10 to 19 at the chosen learning rates and at half of them."""
-    outcomes = _outcomes(folders)
-    groups = list(dict.fromkeys(outcome["facts"]["group"] for outcome in outcomes))
-    runs = final_rows(folders, "table1-")
-    parts = runs["run"].str.extract(r"table1-(?P<group>.+)-(?P<share>half|chosen)-seed\d+")
-    runs = runs.assign(group=parts["group"], share=parts["share"])
-    failed = pd.DataFrame(
-        [
-            {**outcome["facts"], "status": outcome["status"]}
-            for outcome in outcomes
-            if not outcome["is_search"] and outcome["status"] == "diverged"
-        ]
-    )
-    quantities = ("mean_exposure", "mean_space_exposure", "perplexity")
-    values = {quantity: by_seed(runs, ["group", "share"], quantity) for quantity in quantities}
-    settings: list[Cells] = []
-    for group in groups:
-        row = {"setting": _setting(group)}
-        for share in ("chosen", "half"):
-            exposures = values["mean_exposure"][group, share]
-            row |= {f"{share}_diverged": str(_diverged(failed, group, share)), f"{share}_seeds": str(len(exposures))}
-            row |= {f"{share}_exposure": f"{exposures.mean():.1f}"}
-            row |= {f"{share}_perplexity": f"{values['perplexity'][group, share].mean():.1f}"}
-        settings.append(row)
-    write("table1-new-settings", settings)
-
-    partitions = [
-        (group, group.replace("-iid-", "-non-iid-")) for group in groups if "-iid-" in group and "non" not in group
-    ]
-    techniques = [
-        (f"fedavg-iid-cohort{cohort}", f"sgd-iid-batch_size{batch}")
-        for cohort, batch in ((4, 16), (8, 32), (16, 64), (40, 128))
-    ]
-    for name, pairs in (("partitions", partitions), ("techniques", techniques)):
-        rows: list[Cells] = []
-        for a, b in pairs:
-            label = _setting(a).replace("IID ", "") if name == "partitions" else f"{_setting(a)} minus {_setting(b)}"
-            row = {"setting": label}
-            for share in ("chosen", "half"):
-                delta = {quantity: found[a, share] - found[b, share] for quantity, found in values.items()}
-                row |= with_interval(share, delta["mean_exposure"])
-                row |= {f"{share}_p": f"{p_of(delta['mean_exposure'])}"}
-                row |= {f"{share}_seeds": str(delta["mean_exposure"].count())}
-                row |= with_interval(f"{share}_space", delta["mean_space_exposure"], 1)
-                row |= with_interval(f"{share}_perplexity", delta["perplexity"], 1)
-            rows.append(row)
-        for share in ("chosen", "half"):
-            families = [range(0, 4), range(4, 8)] if name == "partitions" else [range(4)]
-            for family in families:
-                corrected = holm([float(rows[index][f"{share}_p"]) for index in family])
-                for index, p in zip(family, corrected, strict=True):
-                    rows[index][f"{share}_p"] = f"{p:.1g}"
-        write(f"table1-new-{name}", rows)
-
-
 def _setting(group: str) -> str:
     technique, _, rest = group.partition("-")
-    partition = "non-IID" if rest.startswith("non") else "IID"
-    size = "".join(character for character in rest if character.isdigit())
-    return f"{partition} {'SGD' if technique == 'sgd' else 'FedAvg'} {size}"
+    partition, _, size = rest.rpartition("-")
+    return f"{PARTITIONS[partition]} {'SGD' if technique == 'sgd' else 'FedAvg'} {re.sub('[a-z_]', '', size)}"
 
 
-def _diverged(failed: pd.DataFrame, group: str, share: str) -> int:
-    if failed.empty:
-        return 0
-    return int(((failed["group"] == group) & (failed["share"] == {"half": 0.5, "chosen": 1.0}[share])).sum())
+def table1(folders: list[str]) -> None:
+    """Write the settings and differences of seeds from 10 on, at the chosen learning rates and at half of them."""
+    runs = measured("table1-runs", folders, r"table1-(?P<group>.+)-(?P<share>chosen|half)-seed\d+")
+    sizes = {"SGD": ("sgd-{}-batch_size{}", (16, 32, 64, 128)), "FedAvg": ("fedavg-{}-cohort{}", (4, 8, 16, 40))}
+    rows = pd.read_csv(Path(__file__).parent / "thakkar2020.csv").query("table == 1")
+    for share in ("chosen", "half"):
+        groups = by_seed(runs[runs["share"] == share], ["group"])
+        by_side = {
+            (technique, partition): [groups[name.format(partition, size)] for size in of_technique]
+            for technique, (name, of_technique) in sizes.items()
+            for partition in ("iid", "non-iid")
+        }
+        table: list[Cells] = []
+        for (technique, partition), frames in by_side.items():
+            published = rows[(rows["optimizer"] == technique) & (rows["partition"].str.lower() == partition)]
+            names = [f"{PARTITIONS[partition]} {technique} {size}" for size in sizes[technique][1]]
+            cells = settings(dict(zip(names, frames, strict=True)))
+            for row, found in zip(cells, published["rs"], strict=True):  # of 90 canaries, by increasing size
+                row["paper_rs_percent"] = f"{100 * found / 90:.1f}"
+            table += cells
+        write(f"table1-{share}", table)
+        table = []
+        for a, b in (
+            (("SGD", "iid"), ("SGD", "non-iid")),
+            (("FedAvg", "iid"), ("FedAvg", "non-iid")),
+            (("FedAvg", "iid"), ("SGD", "iid")),
+            (("FedAvg", "non-iid"), ("SGD", "non-iid")),
+        ):
+            same, label = a[0] == b[0], f"{PARTITIONS[a[1]]} data, FedAvg minus SGD"
+            pairs = {
+                f"{a[0]} {size}" if same else f"{label}, {size} and {other}": pair
+                for size, other, *pair in zip(sizes[a[0]][1], sizes[b[0]][1], by_side[a], by_side[b], strict=True)
+            }
+            single = differences(pairs)
+            for quantity, _ in quantities_of(runs):
+                corrected = holm([float(row[f"{quantity}_p"]) for row in single])
+                for row, p in zip(single, corrected, strict=True):
+                    row[f"{quantity}_p"] = f"{p:.1g}"
+            means = mean_of(by_side[a]), mean_of(by_side[b])
+            table += [*single, *differences({f"{a[0] if same else label}, mean of four sizes": means})]
+        write(f"table1-{share}-differences", table)
 
 
 def dp_small(folders: list[str]) -> None:
     """Write the settings of `dp-small.toml` over seeds, and the differences between them."""
-    runs = final_rows(folders, "dp-small-")
-    runs = runs.assign(setting=runs["run"].str.extract(r"dp-small-(\w+)-seed")[0])
+    groups = by_seed(measured("dp-seeds", folders, r"dp-small-(?P<privacy>\w+)-seed\d+"), ["privacy"])
     names = {"none": "FedAvg", "clip": "clip, S = 0.3", "dp": "clip and noise, z = 1"}
-    quantities = {"exposure": "mean_exposure", "perplexity": "perplexity", "rs": "rs", "bs": "bs"}
-    values = {name: by_seed(runs, ["setting"], column) for name, column in quantities.items()}
-    trained = [setting for setting in names if len(values["rs"].get((setting,), ())) > 1]
-    rows = []
-    for setting in trained:
-        found = {name: of[(setting,)] for name, of in values.items()}
-        row = {"setting": names[setting], "seeds": str(len(found["rs"]))}
-        row |= {name: f"{found[name].mean():.1f}" for name in ("rs", "bs")}
-        rows.append(
-            row | with_interval("exposure", found["exposure"]) | with_interval("perplexity", found["perplexity"], 1)
-        )
-    write("dp-seeds", rows)
-    differences = []
-    for a, b in pairwise(trained):
-        row = {"difference": f"{names[b]} minus {names[a]}"}
-        for name in ("exposure", "perplexity", "rs", "bs"):
-            delta = values[name][(b,)] - values[name][(a,)]
-            row |= with_interval(name, delta) | {f"{name}_p": f"{p_of(delta):.1g}", "seeds": str(delta.count())}
-        differences.append(row)
-    write("dp-seeds-differences", differences)
+    trained = [name for name in names if name in groups]
+    write("dp-seeds", settings({names[name]: groups[name] for name in trained}))
+    pairs = {f"{names[b]} minus {names[a]}": (groups[b], groups[a]) for a, b in pairwise(trained)}
+    write("dp-seeds-differences", differences(pairs))
+
+
+def dp_ftrl(folders: list[str]) -> None:
+    """Write the rows of `dp-ftrl.toml` over seeds, and the differences that its directions name."""
+    groups = by_seed(measured("dp-ftrl", folders, r"dp-ftrl-(?P<noise>[a-z]+)-.*seed\d+"), ["noise"])
+    write("dp-ftrl", settings(groups))
+    pairs = [(name, "independent") for name in ("banded", "blt", "poisson")]
+    pairs += [("amplified", "banded"), ("tree", "banded"), ("tree", "blt")]
+    pairs += [(name, "clip") for name in groups if name != "clip"]
+    write("dp-ftrl-differences", differences({f"{a} minus {b}": (groups[a], groups[b]) for a, b in pairs}))
 
 
 def once(folders: list[str]) -> None:
     """Write in how many new networks a secret that was read once is likelier than another number."""
-    runs = final_rows(folders, "secret-sharer-once-")
-    networks, preferred = len(runs), int(runs["rs"].sum())
-    low, high = share_interval(preferred, networks)
-    p = stats.binomtest(preferred, networks).pvalue
-    cells = {"tier": "small, seeds 101 to 400", "networks": str(networks), "preferred": str(preferred)}
-    share = {
-        "share": f"{100 * preferred / networks:.0f}",
-        "share_low": f"{100 * low:.0f}",
-        "share_high": f"{100 * high:.0f}",
-    }
-    write("secret-sharer-once-new", [{**cells, **share, "p": f"{p:.2g}", "interval_over": "networks"}])
+    runs = measured("secret-sharer-once-runs", folders, "secret-sharer-once-.*")
+    preferred = int(runs["rs_percent"].sum() / 100)
+    low, high = share_interval(preferred, len(runs))
+    row = {"tier": f"small, seeds {runs['seed'].min()} to {runs['seed'].max()}", "networks": str(len(runs))}
+    row |= {"preferred": str(preferred), "share": f"{runs['rs_percent'].mean():.0f}", "interval_over": "networks"}
+    row |= {"share_low": f"{100 * low:.0f}", "share_high": f"{100 * high:.0f}"}
+    write("secret-sharer-once-new", [{**row, "p": f"{stats.binomtest(preferred, len(runs)).pvalue:.2g}"}])
 
 
 def layers(folders: list[str]) -> None:
     """Write the differences in exposure between networks of two layers and of one, over new seeds."""
-    runs = final_rows(folders, "secret-sharer-table1-")
-    runs = runs.assign(network=runs["run"].str.extract(r"recurrent-(\w+-layers\d)")[0])
-    exposure = by_seed(runs, ["network"], "mean_exposure")
-    rows = []
-    for kind in ("gru", "lstm"):
-        delta = exposure[(f"{kind}-layers2",)] - exposure[(f"{kind}-layers1",)]
-        row = {"difference": f"{kind.upper()}, two layers minus one", "seeds": str(delta.count())}
-        rows.append(row | with_interval("exposure", delta) | {"exposure_p": f"{p_of(delta):.1g}"})
-    write("secret-sharer-layers", rows)
+    pattern = r"secret-sharer-table1-.*recurrent-(?P<network>\w+)-layers(?P<layers>\d)-.*"
+    groups = by_seed(measured("secret-sharer-layers-runs", folders, pattern), ["network", "layers"])
+    pairs = {
+        f"{name.upper()}, two layers minus one": (groups[name, "2"], groups[name, "1"]) for name in ("gru", "lstm")
+    }
+    write("secret-sharer-layers", differences(pairs))
 
 
-SUMMARIES: dict[str, Callable[[list[str]], Any]] = {
+SUMMARIES: dict[str, Callable[[list[str]], None]] = {
     "ten-times": ten_times,
     "table1-edge": table1_edge,
     "table1": table1,
     "dp-small": dp_small,
+    "dp-ftrl": dp_ftrl,
     "once": once,
     "layers": layers,
 }

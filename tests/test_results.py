@@ -121,13 +121,22 @@ def test_published_exposure_is_that_of_the_paper(number: int) -> None:
     assert Counter(exposure) <= Counter(paper["mean_exposure"])  # Table 1 has two networks more
 
 
-def test_ten_times_the_scale_is_computed_from_the_measurements(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Written again from the rows of each canary, the files are equal byte for byte."""
-    stored = summaries.RESULTS
+@pytest.mark.parametrize(
+    ("experiment", "stored"),
+    [
+        ("ten-times", "ten-times"),
+        ("table1-edge", "table1-search"),
+    ],
+)
+def test_tables_are_computed_from_the_measurements(
+    experiment: str, stored: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Written again, the files are equal byte for byte."""
+    results = summaries.RESULTS
     monkeypatch.setattr(summaries, "RESULTS", tmp_path)
-    (tmp_path / "ten-times.parquet").symlink_to(stored / "ten-times.parquet")
-    summaries.ten_times([])
+    (tmp_path / f"{stored}.parquet").symlink_to(results / f"{stored}.parquet")
+    summaries.SUMMARIES[experiment]([])
     written = sorted(tmp_path.glob("*.csv"))
-    assert len(written) == 3
+    assert written
     for path in written:
-        assert path.read_bytes() == (stored / path.name).read_bytes()
+        assert path.read_bytes() == (results / path.name).read_bytes()
