@@ -11,7 +11,6 @@ from reading import Sentence, by_user, check_post, parts_of, read, sentences
 
 from benchmarks import writers
 from flsim.data.formats.known import FORMATS, format_of
-from flsim.data.formats.posts import OOV_WORD
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.run import import_corpus
 from flsim.data.sentences import records
@@ -19,7 +18,6 @@ from flsim.data.sentences import records
 SPLITS = st.sampled_from(["train", "heldout", "test"])
 NO_NUL = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 PLAIN = st.characters(exclude_categories=["Cc", "Cs", "Cn"])
-WORDS = [".", "the", "/", "a/b", '"', "don't", "<URL>", "é", "/x/", "'"]
 
 ANY_USER = st.one_of(st.text(), st.sampled_from(["../../etc/passwd", "a\0b", "x" * 10_000, "", "00000010", "\n", "-1"]))
 AUTHOR = ANY_USER.filter(str.strip)  # of formats that refuse or drop posts without an author
@@ -73,38 +71,12 @@ def test_tff_sqlite(tmp_path: Path, rows: list[Sentence], part: int) -> None:
 
 
 @relaxed
-@given(examples(ANY_USER, st.text()), PART, SPLITS)
-def test_fedjax(tmp_path: Path, rows: list[Sentence], part: int, split: str) -> None:
-    rows = by_user([(user, split, text) for user, _, text in rows])
-    name = f"stackoverflow_{split.replace('heldout', 'held_out')}.sqlite"
-    round_trip(
-        tmp_path, name, lambda path: writers.write_fedjax(path, written(rows)), kept(rows), part, "fedjax-sqlite"
-    )
-
-
-@relaxed
 @given(examples(GROUP, st.text(NO_NUL)), PART, SPLITS, st.booleans())
 def test_tff_hdf5(tmp_path: Path, rows: list[Sentence], part: int, split: str, fixed: bool) -> None:
     rows = by_user([(user, split, text) for user, _, text in rows])
     name = f"stackoverflow_{split.replace('heldout', 'held_out')}.h5"
     write = lambda path: writers.write_tff_hdf5(path, written(rows), fixed)  # noqa: E731
     round_trip(tmp_path, name, write, kept(rows), part, "tff-hdf5")
-
-
-@relaxed
-@given(examples(GROUP, st.lists(st.sampled_from([*WORDS, "rare", "UNK"]), max_size=30).map(" ".join)), PART)
-def test_pfl(tmp_path: Path, rows: list[Sentence], part: int) -> None:
-    order = ["train", "heldout", "test"]
-    rows = sorted(by_user(rows), key=lambda row: order.index(str(row[1])))
-    expected = [
-        (user, split, " ".join(word if word in WORDS else OOV_WORD for word in text.split()[:20]))
-        for user, split, text in rows
-        if text
-    ]
-    if not rows:
-        rows = [("nobody", "train", "")]
-    write = lambda path: writers.write_pfl(path, written(rows), WORDS)  # noqa: E731
-    round_trip(tmp_path, "so.hdf5", write, expected, part, "pfl-hdf5")
 
 
 @relaxed
@@ -143,8 +115,6 @@ KNOWN = [",", "the", "/", "a", "to", "don't", "x"]
 WRITERS: dict[str, tuple[str, Callable[[Path, list[tuple[str, str, str]]], None]]] = {
     "tff-sqlite": ("so.sqlite", writers.write_tff_sqlite),
     "tff-hdf5": ("stackoverflow_train.h5", writers.write_tff_hdf5),
-    "fedjax-sqlite": ("stackoverflow_train.sqlite", writers.write_fedjax),
-    "pfl-hdf5": ("so.hdf5", lambda path, rows: writers.write_pfl(path, rows, KNOWN)),
     "parquet": ("so.parquet", writers.write_parquet),
     "jsonl": ("so.jsonl", writers.write_jsonl),
     "stackexchange": ("so.Posts.xml", writers.write_stackexchange),
@@ -159,7 +129,7 @@ def test_imported(tmp_path: Path, format: str, rows: list[Sentence]) -> None:
     name, write = WRITERS[format]
     folder = tmp_path / f"{format}-{next(NUMBERS)}"
     folder.mkdir()
-    has_splits = format in ("tff-sqlite", "pfl-hdf5")
+    has_splits = format == "tff-sqlite"
     rows = [(user, split if has_splits else "train", f"the {text}".strip()) for user, split, text in rows]
     rows = by_user([*rows, ("all", "train", " ".join(KNOWN))])
     write(folder / name, written(rows))

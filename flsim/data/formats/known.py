@@ -7,26 +7,22 @@ from flsim.base.errors import InputError
 from flsim.base.extensions import is_custom, refuse_unknown
 from flsim.data.formats import hdf5, parquet, sqlite
 from flsim.data.formats.csv_rows import CSV
-from flsim.data.formats.fedjax import FEDJAX
 from flsim.data.formats.json_values import JSON, is_lines
 from flsim.data.formats.jsonl import JSONL
 from flsim.data.formats.own import reader_of
 from flsim.data.formats.parquet import PARQUET
-from flsim.data.formats.pfl import PFL
 from flsim.data.formats.posts import PACKED, Format
 from flsim.data.formats.stackexchange import STACKEXCHANGE
 from flsim.data.formats.text import TEXT
 from flsim.data.formats.tff_sqlite import TFF_HDF5, TFF_SQLITE
 
 FORMATS: dict[str, Format] = {
-    format.name: format
-    for format in (TFF_SQLITE, TFF_HDF5, FEDJAX, PFL, PARQUET, JSONL, JSON, CSV, STACKEXCHANGE, TEXT)
+    format.name: format for format in (TFF_SQLITE, TFF_HDF5, PARQUET, JSONL, JSON, CSV, STACKEXCHANGE, TEXT)
 }
 KNOWN = (
-    "known are Stack Overflow as TensorFlow Federated hosts it (SQLite, HDF5), as FedJAX (SQLite) and pfl-research "
-    '(HDF5) do, Parquet, lines or an array of {"user": ..., "text": ...}, LEAF (JSON), CSV (.csv, .tsv, or --format '
-    "csv), the Posts.xml of a Stack Exchange dump, and plain text (.txt, or --format text); or give a custom reader "
-    "with --format path/to/file.py:NAME"
+    "known are Stack Overflow as TensorFlow Federated hosts it (SQLite, HDF5), Parquet, lines or an array of "
+    '{"user": ..., "text": ...}, LEAF (JSON), CSV (.csv, .tsv, or --format csv), the Posts.xml of a Stack Exchange '
+    "dump, and plain text (.txt, or --format text); or give a custom reader with --format path/to/file.py:NAME"
 )
 
 
@@ -106,8 +102,6 @@ def _of_sqlite(data: Path, source: Path) -> Format:
         tables = sqlite.tables(connection)
     if "examples" in tables:
         return TFF_SQLITE
-    if "federated_data" in tables:
-        return FEDJAX
     raise InputError(f"{source}: SQLite with the tables {', '.join(sorted(tables)) or '(none)'}; {KNOWN}")
 
 
@@ -116,6 +110,4 @@ def _of_hdf5(data: Path, source: Path) -> Format:
         groups = [str(name) for name in file]
     if "examples" in groups:
         return TFF_HDF5
-    if "metadata" in groups:
-        return PFL
     raise InputError(f"{source}: HDF5 with the groups {', '.join(groups) or '(none)'}; {KNOWN}")

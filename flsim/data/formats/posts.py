@@ -134,7 +134,6 @@ class Format:
         read: function of (part, dropped) that yields the part's posts, in order. It raises InputError if the part
             cannot be read.
         check: function of (data, source) that returns warnings about the complete file.
-        lost: information that the format does not contain; printed once and stored in the manifest.
         fragile: whether the library that reads the format can crash or hang on a damaged file. Such files are read in a
             separate process.
         about: further entries of a source in the manifest, such as the digest of a custom format.
@@ -144,7 +143,6 @@ class Format:
     parts: Callable[[Path, Path, tuple[str, str]], list[Part]]
     read: Callable[[Part, Counter[str]], Iterator[Post]]
     check: Callable[[Path, Path], list[str]] = no_warnings
-    lost: str = ""
     fragile: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
 

@@ -236,10 +236,9 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
         hparams: settings of the import.
 
     Returns:
-        ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``read_users``, the number of authors by
-        split of the source; ``authors``, the number of authors with enough words, by their split; ``longest``, words
-        and name of the longest dropped author; ``by_length``, see `count_by_length`; ``users``, the number of balanced
-        users; ``words``, the number of different words.
+        ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``authors``, the number of authors with
+        enough words, by their split; ``longest``, words and name of the longest dropped author; ``by_length``, see
+        `count_by_length`; ``users``, the number of balanced users; ``words``, the number of different words.
     """
     authors = _authors(ranges)
     bounds = np.cumsum([0, *(author.records for author in authors)])
@@ -287,7 +286,6 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     return {
         "read": {"users": len(authors)},
         "dropped": dropped,
-        "read_users": Counter(author.split for author in authors),
         "authors": chosen.authors,
         "longest": max(((int(author_words[i]), authors[i].name) for i in np.flatnonzero(~long)), default=(0, "")),
         "by_length": count_by_length(author_words),

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,19 +81,17 @@ def read_part(
         words_per_user: number of words of the longest passage.
 
     Returns:
-        ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``splits``, the number of sentences
-        by split of the source, including dropped sentences, "" if the source states no split; ``characters`` of the
-        texts that were cut into sentences, and how many of them were ``removed``, see `Post`; ``dropped_authors``,
-        those of `drop_authors` who have posts.
+        ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``characters`` of the texts that
+        were cut into sentences, and how many of them were ``removed``, see `Post`; ``dropped_authors``, those of
+        `drop_authors` who have posts.
 
     Raises:
         InputError: the part cannot be read as its format.
     """
     authors: defaultdict[tuple[str | None, str], list[str]] = defaultdict(list)
     dropped: Counter[str] = Counter()
-    splits: Counter[str] = Counter()
     named: set[str] = set()
-    posts = words = files = pending = characters = removed = 0
+    posts = records = words = files = pending = characters = removed = 0
     for post in format.read(part, dropped):
         if not post.user.strip():
             dropped["posts_without_user"] += 1
@@ -111,7 +109,7 @@ def read_part(
             continue
         sentences = _entries(post, words_per_user) if by == "tokens" else post.sentences
         authors[post.split, post.user] += sentences
-        splits[post.split or ""] += len(sentences)
+        records += len(sentences)
         pending += sum(map(len, sentences))
         if pending > piece:
             words += _write(stem.with_name(f"{stem.name}.{files}"), authors, by)
@@ -120,17 +118,13 @@ def read_part(
     if authors:
         words += _write(stem.with_name(f"{stem.name}.{files}"), authors, by)
         files += 1
-    read = Counter(posts=posts, records=splits.total(), words=words)
+    read = Counter(posts=posts, records=records, words=words)
     for reason, count in dropped.items():
         read[reason.split("_")[0]] += count * (reason not in REASONS_OF_READ_ROWS)
-    # a part belongs to one split, except at a boundary
-    usual = max(splits, key=lambda split: splits[split], default="")
-    splits[usual] += sum(count for reason, count in dropped.items() if reason.startswith("records_"))
     return {
         "files": files,
         "read": read,
         "dropped": dropped,
-        "splits": splits,
         "characters": characters,
         "removed": removed,
         "dropped_authors": sorted(named),
@@ -294,37 +288,6 @@ def words_of(path: Path) -> list[bytes]:
     return [line.partition(b"\t")[0] for line in read_lines([(str(path), 0, end)])] if end else []
 
 
-# The published size of Stack Overflow, because copies in these formats can be incomplete: the docstring of
-# `tff.simulation.datasets.stackoverflow.load_data`. FedJAX and pfl-research host copies of the same data.
-
-STACK_OVERFLOW_FORMATS = {"tff-sqlite", "tff-hdf5", "fedjax-sqlite", "pfl-hdf5"}
-PUBLISHED = {
-    "users": {"train": 342_477, "heldout": 38_758, "test": 204_088},
-    "sentences": {"train": 135_818_730, "heldout": 16_491_230, "test": 16_586_035},
-}
-
-
-def incomplete_stack_overflow(
-    format_names: set[str], users: Mapping[str, int], sentences: Mapping[str, int]
-) -> list[str]:
-    """Return warnings about sources whose counts differ from the published ones.
-
-    Args:
-        format_names: formats of all sources; nothing is compared unless all of them hold this data set.
-        users: numbers of users in the sources, by split.
-        sentences: numbers of sentences in the sources before any is dropped, by split.
-    """
-    if not format_names <= STACK_OVERFLOW_FORMATS:
-        return []
-    return [
-        f"{counts[split]:,} {unit} in {split}, but Stack Overflow as published has {published:,}; this is a "
-        "part of Stack Overflow, or another data set"
-        for unit, counts in (("users", users), ("sentences", sentences))
-        for split, published in PUBLISHED[unit].items()
-        if counts.get(split) and counts[split] != published
-    ]
-
-
 PIECE = 2**24  # characters of sentences in a file of step 1
 BUCKET = 2**23  # bytes of sentences for a task of step 2
 COUNTED = 2**20  # words of buckets for a task of step 3
@@ -393,8 +356,6 @@ class Steps:
         self.pieces, self.pool, self.hparams, self.fit_vocabulary = pieces, pool, hparams, fit_vocabulary
         self.read: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
-        self.split_records: Counter[str] = Counter()
-        self.split_users: Counter[str] = Counter()
         self.removal = Removal()
 
     def make(
@@ -411,13 +372,10 @@ class Steps:
                 say(f"{source.path}: {source_format.name}")
         self._refuse_prompts(sources, formats)
         sources = with_sites(sources, formats, self.sites)
-        notes = list(dict.fromkeys(source_format.lost for source_format in formats if source_format.lost))
         sources, files, warnings = self.read_parts(sources, formats, columns)
         buckets, words = self.balance(sources, files)
-        format_names = {source_format.name for source_format in formats}
-        warnings += incomplete_stack_overflow(format_names, self.split_users, self.split_records)
         warnings += supplied.warnings if supplied else []
-        for line in (*notes, *warnings):
+        for line in warnings:
             say(line)
         warnings += [str(self.removal)] if self.removal.is_much else []  # printed by `read_parts`
         vocabulary = supplied.vocabulary if supplied else self.count(sources, buckets, words)
@@ -448,7 +406,6 @@ class Steps:
                     **(self.cutting.described if self.cutting else {}),
                 },
                 warnings=[_without_folders(warning, sources, supplied) for warning in warnings],
-                notes=notes,
             )
         return made
 
@@ -553,7 +510,6 @@ class Steps:
         for name, result in zip(tasks, results, strict=True):
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])
-            self.split_records.update(result["splits"])
             self.removal.characters += result["characters"]
             self.removal.removed += result["removed"]
             files += [self.pieces.folder / f"{name}.{number}" for number in range(result["files"])]
@@ -588,7 +544,6 @@ class Steps:
         for result in results[len(again) :]:
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])
-            self.split_users.update(result["read_users"])
             authors.update(result["authors"])
             longest = max(longest, tuple(result["longest"]))
             words += result["words"]

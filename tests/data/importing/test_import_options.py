@@ -13,10 +13,8 @@ from helpers import Flsim
 from benchmarks import writers
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.formats.pfl import PFL
 from flsim.data.importing.gather import ImportHParams, split_of
 from flsim.data.importing.run import import_corpus
-from flsim.data.importing.tasks import PUBLISHED, incomplete_stack_overflow
 from flsim.data.manifest import SPLITS
 from flsim.data.vocabulary import LAYOUTS
 
@@ -92,33 +90,6 @@ def test_the_splits_of_a_source_are_kept(tmp_path: Path) -> None:
     assert set(corpus.vocabulary.words) == {"a", "b", "c", ".", "one"}
 
 
-def test_warnings_and_losses_are_said_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [(split, f"{split}{n // 10}", "a b c d e") for split in SPLITS for n in range(20)]
-    writers.write_pfl(tmp_path / "so.hdf5", rows, ["a", "b", "c"])
-    corpus = import_corpus([tmp_path / "so.hdf5"], tmp_path / "corpus", hparams(vocabulary_size=7))
-    said = capsys.readouterr().err.splitlines()
-    assert f"{tmp_path / 'so.hdf5'}: pfl-hdf5" in said
-    assert corpus.manifest["notes"] == [PFL.lost]
-    assert PFL.lost in said
-    assert any(
-        f"2 users in train, but Stack Overflow as published has {PUBLISHED['users']['train']:,}" in w for w in said
-    )
-    assert len(corpus.manifest["warnings"]) == 6
-    assert set(corpus.manifest["warnings"]) < set(said)
-
-
-def test_copies_of_stack_overflow_are_compared_with_the_published_counts() -> None:
-    """Those of the docstring of tff.simulation.datasets.stackoverflow.load_data."""
-    users = {"train": 342_477, "heldout": 38_758, "test": 204_088}
-    sentences = {"train": 135_818_730, "heldout": 16_491_230, "test": 16_586_035}
-    assert incomplete_stack_overflow({"tff-sqlite"}, users, sentences) == []
-    assert incomplete_stack_overflow({"tff-hdf5"}, {"train": 342_477}, {"train": 135_818_730, "test": 0}) == []
-    assert incomplete_stack_overflow({"tff-sqlite", "jsonl"}, {"train": 1}, {"train": 1}) == []
-    first, second = incomplete_stack_overflow({"pfl-hdf5"}, {**users, "test": 5}, {**sentences, "train": 9})
-    assert first.startswith("5 users in test, but Stack Overflow as published has 204,088")
-    assert second.startswith("9 sentences in train, but Stack Overflow as published has 135,818,730")
-
-
 def test_the_command_has_all_of_it(tmp_path: Path) -> None:
     posts = [{"who": user, "said": text} for user, text in POSTS]
     source = tmp_path / "posts.data"
@@ -184,17 +155,10 @@ def test_shorter_users_are_suggested_where_there_are_few(tmp_path: Path, flsim: 
     assert "only 6 users of 100 words, none of them in test; a shorter" in err
 
 
-@pytest.mark.parametrize("format", ["tff-hdf5", "pfl-hdf5"])
-def test_hdf5_is_never_opened_in_the_caller_s_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
-) -> None:
+def test_hdf5_is_never_opened_in_the_caller_s_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """libhdf5 may crash or hang: the file is detected, cut and read by a worker, also where one process would do."""
     source = tmp_path / "posts.h5"
-    examples = [("train", f"u{user}", "a b c d") for user in range(4)]
-    if format == "tff-hdf5":
-        writers.write_tff_hdf5(source, examples)
-    else:
-        writers.write_pfl(source, examples, ["a", "b", "c", "d"])
+    writers.write_tff_hdf5(source, [("train", f"u{user}", "a b c d") for user in range(4)])
 
     def trip(*_arguments: object, **_named: object) -> None:
         raise OSError("opened in the caller's process")
@@ -202,5 +166,5 @@ def test_hdf5_is_never_opened_in_the_caller_s_process(
     monkeypatch.setattr("h5py.File", trip)
     settings = hparams(vocabulary_size=8, words_per_user=2, heldout=0.0, test=0.0)
     corpus = import_corpus([source], tmp_path / "corpus", settings, workers=1)
-    assert corpus.manifest["sources"][0]["format"] == format
+    assert corpus.manifest["sources"][0]["format"] == "tff-hdf5"
     assert corpus.manifest["splits"]["train"]["users"] == 4
