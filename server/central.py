@@ -65,7 +65,6 @@ def train(path: Path, gpus: float) -> Generator[News]:
     """Train a run in this process, from its newest checkpoint to its last step.
 
     Args:
-        path: the run's folder.
         gpus: share of a GPU that this process can use.
 
     Yields:
@@ -212,13 +211,6 @@ def process_gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
 def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_file: StopFile) -> None:
     """Train in attempts: if a process dies, the next starts from the newest checkpoint after 1, 2, 4, ... s.
 
-    Args:
-        run: the run.
-        gpus: GPUs of the training process.
-        evaluations: evaluations of the run.
-        stop: the event that requests the end of the run.
-        stop_file: the file that requests the end of the training process.
-
     Raises:
         Interrupted: `stop` was set.
         RunFailed: processes died `system.retries` + 1 times without a checkpoint in between.
@@ -248,7 +240,6 @@ def attempt(run: Run, gpus: float) -> Generator[News | None]:
 
     Args:
         run: the run, whose folder all nodes can read.
-        gpus: GPUs of the training process.
 
     Yields:
         Progress reports, and regularly None if there is no report.

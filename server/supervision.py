@@ -151,7 +151,6 @@ def supervised(
         run: the run after its recovery; its status is kept up to date.
         evaluation_gpus: GPUs of an evaluator; 0 evaluates on a CPU.
         service: a service with the work `evaluate_checkpoint`, which other runs can share; None for a separate service.
-        stop: the event that requests the end of the run.
 
     Raises:
         Diverged: values are not finite; the message names the round and the last good checkpoint.

@@ -45,9 +45,6 @@ class Tuner:
     def tune(self, corpus: str) -> TuningOutcome:
         """Search for the settings of all groups, write the result into the folder, and return it.
 
-        Args:
-            corpus: digest of the corpus.
-
         Raises:
             InputError: the folder has another search, or see `server.sweep.train_all`.
             RunFailed: a run failed, all trials of a group diverged, or the best value of a group is at an edge.

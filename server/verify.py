@@ -39,7 +39,6 @@ def verify(run: Run, round_: int | None = None, device: str = "cpu") -> Verifica
     On the same kind of processor, or GPU, all are equal, bit for bit.
 
     Args:
-        run: the run.
         round_: the round, from 1; in central training, a step that has a line in the log. By default the last round in
             the log.
         device: torch's name of the device of the run's clients; central training uses its setting.

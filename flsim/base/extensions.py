@@ -128,7 +128,6 @@ def refuse_options(name: str, options: Mapping[str, object], setting: str) -> No
 
     Args:
         name: the built-in name, or ``path/to/file.py:NAME``.
-        options: values by name.
         setting: the setting that holds the options, for messages.
     """
     if options and not is_custom(name):
@@ -173,7 +172,6 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
 
     Args:
         name: a key of `built_in`, ``path/to/file.py:NAME``, or a name that `by_content` returned in this process.
-        built_in: the built-in objects by name.
         kind: kind of the objects, such as "model", for messages.
 
     Raises:
@@ -361,7 +359,6 @@ def custom_call_errors(
     """Turn errors of custom code, and of calls that it does not accept, into one-line errors.
 
     Args:
-        name: the name of the custom object.
         needs: the calls that the object must accept, for the message.
         failure: the type of the new error, as for `custom_code_errors`.
     """

@@ -85,7 +85,6 @@ class Pool:
         """Run all tasks, which start in order.
 
         Args:
-            tasks: the tasks.
             done: called with the index of each completed task and the value that it returned.
             report: called with the progress that tasks report.
 

@@ -198,11 +198,6 @@ def write_population(
     """Write planting, roster and, for the IID partition, the twin into an existing folder.
 
     Args:
-        folder: the folder.
-        corpus: the corpus.
-        planting: the canaries, planted in `train`.
-        partition: the partition.
-        seed: the run's seed.
         train: the records that the run trains on, from `flsim.data.withheld`; by default all training users of the
             corpus.
     """

@@ -324,8 +324,6 @@ class Secrets:
         ranks are equally likely.
 
         Args:
-            seed: the experiment's seed.
-            count: number of references.
             secrets: int64 [m, length], different fillings: all secrets of the experiment.
 
         Returns:

@@ -31,7 +31,7 @@ LAYOUT = "Numbering of special tokens and words, as in tff, fedjax or fedml."
 @data.command("import", rich_help_panel=MAKE)
 def import_(
     sources: Annotated[
-        list[Path], typer.Argument(help="Files or pipes, which can be compressed; several files become one corpus.")
+        list[Path], typer.Argument(help="Files, which can be compressed; several files become one corpus.")
     ],
     out: Out,
     vocabulary: Annotated[
@@ -153,16 +153,6 @@ def import_(
             rich_help_panel=FILES,
         ),
     ] = None,
-    site: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Site of each Stack Exchange dump, in order, e.g. ai.stackexchange.com. Dumps with the same site "
-            "are parts of one dump: equal user numbers are then the same person.",
-            show_default="detected from the file names",
-            rich_help_panel=FILES,
-        ),
-    ] = None,
     ascii: Annotated[
         bool,
         typer.Option(
@@ -203,7 +193,6 @@ def import_(
 
     Example: flsim data import posts.jsonl --train-tokenizer 4096 --out corpora/bpe
 
-    Example: zcat p.jsonl.gz | flsim data import /dev/stdin --out corpora/posts
     """
     from flsim.base.errors import InputError
     from flsim.data.importing.gather import ImportHParams
@@ -240,7 +229,6 @@ def import_(
         workers=workers,
         fit_vocabulary=vocabulary is None,
         lines_per_author=lines_per_author,
-        sites=site or (),
         delimiter="\t" if delimiter in ("tab", r"\t") else delimiter,
         tokenizer=tokenizer,
         prompt_column=prompt_column,

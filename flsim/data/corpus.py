@@ -267,7 +267,6 @@ class SplitWriter:
         """Append users.
 
         Args:
-            names: names of the users.
             tokens: token ids [words] of all their records.
             record_words: integer [records], words of each record.
             user_records: integer [users], records of each user.

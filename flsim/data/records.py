@@ -250,9 +250,7 @@ def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
     all tokens except the first.
 
     Args:
-        records: the user's records.
         chosen: int64 [n], indices into the records.
-        layout: the corpus' token layout.
     """
     starts = records.offsets[chosen]
     lengths = records.offsets[chosen + 1] - starts
@@ -276,8 +274,6 @@ def batches_by_length(records: Records, layout: Layout, positions: int) -> Itera
     """Yield the indices of all records in batches of similar length, longest first, which minimizes padding.
 
     Args:
-        records: the records.
-        layout: the corpus' token layout.
         positions: largest number of positions of a batch, padding included; a longer record is a separate batch.
     """
     words = np.diff(records.offsets)

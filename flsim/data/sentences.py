@@ -76,7 +76,6 @@ def sentences(text: str, ascii: bool = False) -> list[list[str]]:
     6. Sentences without tokens are dropped.
 
     Args:
-        text: plain text.
         ascii: whether to remove all characters outside ASCII after step 3, without a space in their place, as
             TensorFlow Federated does. Then no text is normalized.
 

@@ -189,11 +189,6 @@ def train_tokenizer(texts: Iterator[str], size: int, folder: Path) -> None:
     The tokens are the four special tokens, the 256 bytes, and merges of bytes within words, as in GPT-2. The tokenizer
     depends only on the texts and the number of tokens.
 
-    Args:
-        texts: the texts.
-        size: number of tokens.
-        folder: the folder.
-
     Raises:
         InputError: the text has too few different words for so many tokens.
     """

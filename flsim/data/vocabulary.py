@@ -157,9 +157,7 @@ class Vocabulary:
         """Return the vocabulary of the `size` - 4 most frequent words; ties are in alphabetical order.
 
         Args:
-            counts: the number of occurrences of each word.
             size: number of token ids, including the four special tokens.
-            layout: name of the layout of token ids.
             by: whether the words are single characters.
 
         Raises:

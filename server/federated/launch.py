@@ -109,10 +109,7 @@ def gpus_of_evaluators(name: str, system: SystemHParams, resources: Sequence[dic
     GPUs of a node, and fills one before the next. Evaluators take what remains.
 
     Args:
-        name: name of the run.
-        system: the settings of processes and their shares.
         resources: "CPU" and "GPU" of each node, as Ray reports them.
-        shards: number of shards.
 
     Raises:
         InputError: the settings put evaluators on GPUs, but clients use all of them. Otherwise evaluators would be
@@ -148,7 +145,6 @@ def take_gpus(free: list[float], share: float, processes: int) -> int:
     Args:
         free: the free share of each GPU, which is modified.
         share: GPUs of a process; 0 for none.
-        processes: number of processes.
     """
     needed = max(1, round(share))  # GPUs of a process
     for started in range(processes):
@@ -172,10 +168,6 @@ def say_what_stays_idle(
     """Print that fewer client processes work than the GPUs, or the requested cores, allow.
 
     Args:
-        name: name of the run.
-        share: the share of a machine of each process.
-        shards: number of shards.
-        nodes: resources of the machines.
         cpus: requested cores; None if not requested.
     """
     room = sum(share.fits(node) for node in nodes)
@@ -201,10 +193,6 @@ class InProcessGrid(ShardGrid):
     """A grid that answers one message at each call of `pull_messages`, in the order in which they were pushed.
 
     ClientApp and messages are those of `server.pool.grid.RayGrid`, and results are equal bit for bit.
-
-    Args:
-        app: Flower's ClientApp as ``module:attribute``.
-        shards: number of Flower nodes.
     """
 
     def __init__(self, app: str, shards: int) -> None:

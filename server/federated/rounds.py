@@ -42,11 +42,9 @@ def train(
     """Train a run from its newest checkpoint to its last round, and wait for its evaluations.
 
     Args:
-        grid: Flower's message layer, with a node per shard.
         run: the run; its status, checkpoints, rows and log are kept up to date.
         stop: the event that requests a checkpoint of the last completed round and the end.
         evaluation_gpus: GPUs of the evaluator; 0 evaluates on a CPU.
-        retrain_lost: see `flsim.runs.recovery.recover`.
         service: the evaluation, in this process; None for processes on Ray.
 
     Raises:
@@ -81,7 +79,7 @@ def train(
             try:
                 yield from exchange.send(asked)
             except ShardFailed as failed:
-                raise explain(run, failed, exchange.send_once) from failed
+                raise explain(run, failed) from failed
 
         with supervised(run, evaluation_gpus, service, stop) as evaluations:
             return train_rounds(run, run.latest_state(), send, evaluations)
@@ -94,7 +92,6 @@ def with_shards(run: Run, processes: int) -> Run:
     shards, it had 2; without recorded branches, it had none.
 
     Args:
-        run: the run.
         processes: number of client processes that fit.
     """
     system, has_begun = run.federated.system, run.last_round or latest(run.path / "checkpoints")

@@ -56,14 +56,12 @@ class Reading:
 
     Attributes:
         ascii: whether characters outside ASCII are removed from plain text, see `flsim.data.sentences.sentences`.
-        site: the site of a Stack Exchange dump; None takes the site from the file's name.
         delimiter: the character between two fields of CSV; None is a tab in ``.tsv`` files, and a comma in others.
         whole: whether a plain text is one sentence, with its white space and capitals, for a tokenizer.
         prompt_column: the key or column of the prompt, for formats that name columns; None reads no prompts.
     """
 
     ascii: bool = False
-    site: str | None = None
     delimiter: str | None = None
     whole: bool = False
     prompt_column: str | None = None
@@ -102,15 +100,7 @@ class Part:
 
 
 def post_of(user: str, text: str, reading: Reading, split: str | None = None, prompt: str | None = None) -> Post:
-    """Return the post of a plain text, which is cut into sentences by `flsim.data.sentences.sentences` unless `whole`.
-
-    Args:
-        user: the author's name.
-        text: the text.
-        reading: how the text is read.
-        split: the split that the source states.
-        prompt: the text that this text answers.
-    """
+    """Return the post of a plain text, which `flsim.data.sentences.sentences` cuts unless it is read whole."""
     characters = len(text) - text.count(" ") - text.count("\n")
     if reading.whole:
         return Post(user, [text] if text.strip() else [], split, characters, prompt=prompt)
@@ -161,6 +151,12 @@ def ranges(first: int, last: int, parts: int) -> list[tuple[int, int]]:
 def parts_between(bounds: list[int], data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
     """Return the parts that begin and end at ascending bounds."""
     return [Part(data, source, first, last, columns) for first, last in pairwise(bounds)]
+
+
+def whole_file(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
+    """Return the only part of a file that cannot be divided; none for an empty file."""
+    size = data.stat().st_size
+    return parts_between([0, size] if size else [], data, source, columns)
 
 
 def unpacked_name(source: Path) -> str:

@@ -16,7 +16,7 @@ from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
 from flsim.data.formats.known import FORMATS, format_of, is_fragile
-from flsim.data.formats.posts import OOV_WORD, Format, Part, Post, Reading, unpacked_name, user_name
+from flsim.data.formats.posts import OOV_WORD, Format, Part, Post, Reading, unpacked_name
 from flsim.data.formats.stackexchange import STACKEXCHANGE, site_of
 from flsim.data.formats.text import TEXT
 from flsim.data.importing.encoding import Cutting, encode, write_users
@@ -71,9 +71,6 @@ def read_part(
     """Read a part of a source, and write its sentences by author.
 
     Args:
-        report: called regularly to report progress.
-        format: the format of the part.
-        part: the part.
         stem: beginning of the paths to write, which end in .0, .1, and so on.
         piece: characters of sentences in a file; only the last post of a file may exceed it.
         by: whether words are counted, or characters; by tokens, sentences are written as passages of texts.
@@ -158,62 +155,24 @@ def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By)
     return words
 
 
-# Names of sources that are part of author names: the site of a Stack Exchange dump, or the file of a plain text.
-#  Users of two sites can have the same number, and authors of two texts the same line. If two sources had the same
-# name, two persons would become one author.
+def refuse_equal_names(sources: Sequence[Source], formats: Sequence[Format]) -> None:
+    """Raise InputError for two sources of one name: the site of a Stack Exchange dump, or the file of a plain text.
 
-
-def with_sites(sources: Sequence[Source], formats: Sequence[Format], sites: Sequence[str]) -> list[Source]:
-    """Return the sources with the sites of Stack Exchange dumps that the user named.
-
-    Args:
-        sources: the sources of an import.
-        formats: their formats.
-        sites: one site for each Stack Exchange dump, in their order; empty takes the sites from the files' names. Two
-            dumps can have the same site: they are then parts of one dump, which is printed.
-
-    Raises:
-        InputError: there are more or fewer sites than dumps, a site is blank, a dump is a pipe without a site, or two
-            sources have the same name.
+    The name is a part of author names. Users of two sites can have the same number, and authors of two texts the same
+    line, so two persons would become one author.
     """
-    dumps = [source.path for source, format in zip(sources, formats, strict=True) if format.name == STACKEXCHANGE.name]
-    if sites:
-        _refuse_wrong_sites(sources, sites, len(dumps))
-        for site, number in Counter(sites).items():
-            if number > 1:
-                say(f"--site {site}: of {number} dumps, so equal user numbers in these dumps count as the same person")
-        remaining = iter(sites)
-        return [replace(source, site=next(remaining)) if source.path in dumps else source for source in sources]
     first: dict[tuple[str, str], Path] = {}
     for source, format in zip(sources, formats, strict=True):
-        if format.name == STACKEXCHANGE.name:
-            if source.is_pipe:
-                raise InputError(f"{source.path}: the site of a dump cannot be detected from a pipe; add --site NAME")
-            key, advice = (format.name, site_of(source.path)), "add --site NAME once for each dump, in their order"
-        elif format.name == TEXT.name:
-            key, advice = (format.name, unpacked_name(source.path)), "rename one of the files"
-        else:
+        if format.name not in (STACKEXCHANGE.name, TEXT.name):
             continue
+        name = site_of(source.path) if format.name == STACKEXCHANGE.name else unpacked_name(source.path)
+        key = (format.name, name)
         if key in first:
             raise InputError(
-                f"{source.path}: has the same name {key[1]!r} as {first[key]}, so two authors would become one "
-                f"author; {advice}"
+                f"{source.path}: has the same name {name!r} as {first[key]}, so two authors would become one author; "
+                "rename one of the files"
             )
         first[key] = source.path
-    return list(sources)
-
-
-def _refuse_wrong_sites(sources: Sequence[Source], sites: Sequence[str], dumps: int) -> None:
-    if not dumps:
-        raise InputError(f"{names_of(sources)}: no source is a Stack Exchange dump; remove --site")
-    if len(sites) != dumps:
-        raise InputError(
-            f"{names_of(sources)}: found {len(sites)} --site for {dumps} Stack Exchange dumps; "
-            "name one --site for each dump, in the order of the dumps"
-        )
-    for site in sites:
-        if not site.strip() or user_name(site) is None:
-            raise InputError(f"--site {site!r}: not a site; name a site, such as ai.stackexchange.com")
 
 
 # The counts of characters outside ASCII, which the setting `ascii` removes.
@@ -259,7 +218,6 @@ def count_words(_report: Report, ranges: list[Range], most: int) -> Counts:
 
     Args:
         ranges: lines of ``word<TAB>count``.
-        most: how many words to return.
     """
     counts: defaultdict[bytes, int] = defaultdict(int)
     for line in read_lines(ranges):
@@ -302,7 +260,6 @@ class SuppliedVocabulary:
     vocabulary: Vocabulary
     path: Path
     sha256: str
-    warnings: list[str]
 
     @property
     def size(self) -> int:
@@ -315,10 +272,10 @@ class SuppliedVocabulary:
         return {"name": self.path.name, "sha256": self.sha256}
 
 
-def _without_folders(warning: str, sources: list[Source], supplied: SuppliedVocabulary | None) -> str:
+def _without_folders(warning: str, sources: list[Source]) -> str:
     """Return a warning without the folders of files, which are private and not a property of the corpus."""
-    for path in [*(source.path for source in sources), *([supplied.path] if supplied else [])]:
-        warning = warning.replace(str(path), path.name)
+    for source in sources:
+        warning = warning.replace(str(source.path), source.path.name)
     return warning
 
 
@@ -347,12 +304,11 @@ class Steps:
         hparams: ImportHParams,
         fit_vocabulary: bool = False,
         text: Format | None = None,
-        sites: Sequence[str] = (),
         delimiter: str | None = None,
         cutting: Cutting | None = None,
     ) -> None:
         self.text = text  # replaces the format text if lines per author are set
-        self.sites, self.delimiter, self.cutting = sites, delimiter, cutting
+        self.delimiter, self.cutting = delimiter, cutting
         self.pieces, self.pool, self.hparams, self.fit_vocabulary = pieces, pool, hparams, fit_vocabulary
         self.read: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
@@ -371,10 +327,9 @@ class Steps:
             if format is None:
                 say(f"{source.path}: {source_format.name}")
         self._refuse_prompts(sources, formats)
-        sources = with_sites(sources, formats, self.sites)
+        refuse_equal_names(sources, formats)
         sources, files, warnings = self.read_parts(sources, formats, columns)
         buckets, words = self.balance(sources, files)
-        warnings += supplied.warnings if supplied else []
         for line in warnings:
             say(line)
         warnings += [str(self.removal)] if self.removal.is_much else []  # printed by `read_parts`
@@ -392,7 +347,6 @@ class Steps:
                     {
                         "name": source.path.name,
                         "format": source_format.name,
-                        **({} if source.site is None else {"site": source.site}),
                         **(source.digest or {}),
                         **source_format.about,
                     }
@@ -405,7 +359,7 @@ class Steps:
                     "vocabulary_from": supplied and supplied.parameter,
                     **(self.cutting.described if self.cutting else {}),
                 },
-                warnings=[_without_folders(warning, sources, supplied) for warning in warnings],
+                warnings=[_without_folders(warning, sources) for warning in warnings],
             )
         return made
 
@@ -472,7 +426,7 @@ class Steps:
         """Read all parts, and return the files of sentences in order, and warnings."""
         described: dict[int, tuple[list[Part], list[str]]] = {}
         whole = self.cutting is not None, self.prompt_column
-        options = [Reading(self.hparams.ascii, source.site, self.delimiter, *whole) for source in sources]
+        reading = Reading(self.hparams.ascii, self.delimiter, *whole)
         self.pool.run(
             [
                 Task(
@@ -481,7 +435,7 @@ class Steps:
                     (source_format, source.data, source.path, columns, reading),
                     _silence(source_format),
                 )
-                for source, source_format, reading in zip(sources, formats, options, strict=True)
+                for source, source_format in zip(sources, formats, strict=True)
             ],
             described.__setitem__,
         )
