@@ -50,11 +50,7 @@ class Job:
     """A run to train.
 
     Attributes:
-        name: name of the run.
-        config: settings of the run.
-        file: TOML file with the settings.
         out: folder of the run; an existing one is resumed.
-        log: file for its output.
         twin: the folder of the finished run of arm IN whose first rounds this run of arm OUT copies; None for none.
     """
 
@@ -71,7 +67,6 @@ class JobEnd:
     """The end of a job.
 
     Attributes:
-        name: name of its run.
         failure: the reason why it failed; None if it did not fail.
         seconds: duration of its process; 0 if the process was lost.
     """

@@ -31,8 +31,6 @@ class Tuner:
 
     Attributes:
         folder: its folder; measured trials in it are not trained again.
-        search: the search.
-        train: the train split of its corpus.
         address, at_once: see `server.sweep.train_all`.
     """
 

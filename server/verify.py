@@ -18,7 +18,6 @@ class Verification:
     """The result of repeated training.
 
     Attributes:
-        round: the round; in central training, the step.
         start: round of the checkpoint that training started from; 0 for none.
         logged: digest of the state after the round, in the log of the run.
         found: digest of the state after the round, trained again; if a round differs, that of the first different

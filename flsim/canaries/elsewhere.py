@@ -54,13 +54,7 @@ FILES: dict[Rows, str] = {
 
 @dataclass(frozen=True)
 class WordList:
-    """The words of phrases, without any text.
-
-    Attributes:
-        path: their file.
-        vocabulary: the words.
-        layout: the layout of their token ids.
-    """
+    """The words of phrases, without any text."""
 
     path: Path
     vocabulary: Vocabulary
@@ -146,7 +140,6 @@ class OtherUsers:
     """The users, or clients, of a training elsewhere.
 
     Attributes:
-        names: their names.
         counts: int64 [users], the number of records of each.
     """
 
@@ -193,12 +186,7 @@ class CanarySet:
     """Canaries that were drawn for a training elsewhere.
 
     Attributes:
-        words: the words of the phrases.
-        users: the users whose records the canaries replace.
-        hparams: settings of the canaries.
-        seed: seed of all draws.
         prefix: number of a phrase's first words that an attacker knows; in instruction rows these are the prompt.
-        planting: the canaries, the records that they replace, and their numbers of sharers and copies.
     """
 
     words: WordList

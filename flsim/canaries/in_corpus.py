@@ -35,8 +35,6 @@ class Planted:
 
     Attributes:
         planting: the canaries, and the records of the train split that they replaced.
-        hparams: the settings of the canaries.
-        seed: the seed of the canaries.
     """
 
     planting: Planting

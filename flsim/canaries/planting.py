@@ -176,8 +176,6 @@ class Planting:
     """An overlay, its canaries, and the numbers of their sharers and insertions.
 
     Attributes:
-        canaries: the planted phrases.
-        overlay: the records that they replace.
         planned_sharers: int64 [canaries], users drawn with probability p_u; for canaries with a number of copies, the
             users that hold copies.
         sharers: int64 [canaries], users that hold at least one copy.

@@ -210,7 +210,6 @@ class Subset(Unchanging):
     """Some records of a source; the subset is also a source, and is the same in every round.
 
     Attributes:
-        source: the source of the records.
         chosen: integer [records], positions in the source.
     """
 

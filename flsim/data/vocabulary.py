@@ -141,9 +141,6 @@ class Vocabulary:
     """The most frequent words of a corpus with their counts, most frequent first.
 
     Attributes:
-        words: the words.
-        counts: how often each word occurs.
-        layout: name of the layout of token ids.
         by: whether these are words, single characters, or the tokens of a tokenizer, words before pieces.
     """
 

@@ -31,7 +31,6 @@ class PartialSplit(Split):
     records, refers only to the remaining records.
 
     Attributes:
-        whole: the complete split.
         positions: integer [records], ascending: which records of the split a run trains on.
         users: int64 [users], which users of the split have such records.
     """

@@ -278,15 +278,10 @@ class Request:
     """The input of a plan.
 
     Attributes:
-        name: name of the file.
         tier: the tier of a sweep; None for a run.
-        planned: the runs.
-        train: the training users.
         is_there: whether the corpus exists; otherwise the plan assumes the published number of users, all equal.
         makes: bytes of the corpus that the sweep makes; 0 if it exists.
         whole_cluster: whether runs are trained one after another.
-        published: scale of the published experiment; None if it is not known.
-        source: name of the published experiment.
     """
 
     name: str

@@ -134,13 +134,7 @@ RowKey = tuple[
 
 @dataclass(frozen=True)
 class Users:
-    """The numbers of the training users.
-
-    Attributes:
-        users: number of train users.
-        records, words: their records and words.
-        vocabulary: number of token ids.
-    """
+    """The numbers of the training users."""
 
     users: int
     records: int
@@ -249,8 +243,6 @@ class Scale:
 
     Attributes:
         users: the corpus' training users, of whose records a row may leave some out.
-        rows: rows of the table.
-        canaries: all configurations of canaries.
         share: expected share of all records that are canaries, in the run with the most of them.
         number: number of canaries, in the run with the most of them.
     """

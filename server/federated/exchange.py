@@ -78,14 +78,9 @@ class Exchange:
     """The sender of requests to nodes, which collects their replies.
 
     Attributes:
-        grid: Flower's message layer.
-        shards: number of shards; each has a node of the grid.
         branch: number of consecutive shards that a client process adds; 0 for all. It is used only with a grid that
             holds arrays.
-        address: the run that requests are about.
-        deadline: the deadline of replies, which adapts to their durations.
         retries: number of repeated requests to a shard after an error or the deadline.
-        stop: the event that requests the end of the run.
     """
 
     grid: Grid
@@ -191,7 +186,6 @@ class _Pending:
     Attributes:
         shards: the shards to which the request is sent again if it fails.
         since: `time.monotonic` when it was sent.
-        seconds: its deadline.
         branch: the branch whose sum it requests; None for a request to a shard.
     """
 

@@ -123,7 +123,6 @@ class Job:
     """A message, and the arrays that belong to it.
 
     Attributes:
-        message: the request, without its arrays.
         arrays: references to its arrays, by name.
         parts: the stored arrays that it requests to add; none for a message to the ClientApp.
         replied: reference to the arrays of the reply, after the message is sent.

@@ -11,8 +11,6 @@ from reading import Sentence, by_user, check_post, parts_of, read, sentences
 
 from benchmarks import writers
 from flsim.data.formats.known import FORMATS, format_of
-from flsim.data.importing.gather import ImportHParams
-from flsim.data.importing.run import import_corpus
 from flsim.data.sentences import records
 
 SPLITS = st.sampled_from(["train", "heldout", "test"])
@@ -109,40 +107,3 @@ def test_stackexchange(tmp_path: Path, rows: list[Sentence], part: int) -> None:
 def tokenised(rows: list[Sentence]) -> list[Sentence]:
     """Formats of plain text have no splits, and their text goes through `flsim.data.sentences`."""
     return [(user, None, sentence) for user, _, text in rows for sentence in records(text)]
-
-
-KNOWN = [",", "the", "/", "a", "to", "don't", "x"]
-WRITERS: dict[str, tuple[str, Callable[[Path, list[tuple[str, str, str]]], None]]] = {
-    "tff-sqlite": ("so.sqlite", writers.write_tff_sqlite),
-    "tff-hdf5": ("stackoverflow_train.h5", writers.write_tff_hdf5),
-    "parquet": ("so.parquet", writers.write_parquet),
-    "jsonl": ("so.jsonl", writers.write_jsonl),
-    "stackexchange": ("so.Posts.xml", writers.write_stackexchange),
-}
-
-
-@settings(relaxed, max_examples=2)
-@pytest.mark.parametrize("format", WRITERS)
-@given(rows=examples(st.sampled_from("abc"), st.lists(st.sampled_from(KNOWN)).map(" ".join)))
-def test_imported(tmp_path: Path, format: str, rows: list[Sentence]) -> None:
-    """Each author's sentences, in order and in the author's split, as a corpus has them: cut at 20 words."""
-    name, write = WRITERS[format]
-    folder = tmp_path / f"{format}-{next(NUMBERS)}"
-    folder.mkdir()
-    has_splits = format == "tff-sqlite"
-    rows = [(user, split if has_splits else "train", f"the {text}".strip()) for user, split, text in rows]
-    rows = by_user([*rows, ("all", "train", " ".join(KNOWN))])
-    write(folder / name, written(rows))
-    hparams = ImportHParams(len(KNOWN) + 4, 20, words_per_user=1, heldout=0.0, test=0.0)
-    corpus = import_corpus([folder / name], folder / "corpus", hparams, workers=1)
-    found: dict[tuple[str, str], list[str]] = {}
-    for split in ("train", "heldout", "test"):
-        users = corpus.split(split)
-        for number, label in enumerate(users.names):
-            author = label.rsplit("#", 1)[0].removeprefix("so/")
-            texts = [" ".join(corpus.vocabulary.decode(tokens)) for tokens in users[number]]
-            found.setdefault((split, author), []).extend(texts)
-    expected: dict[tuple[str, str], list[str]] = {}
-    for author, of, text in rows:
-        expected.setdefault((str(of), author), []).append(" ".join(text.split()[:20]))
-    assert found == expected

@@ -106,9 +106,9 @@ def _posts(name: str, yielded: Any, reading: Reading, dropped: Counter[str]) -> 
 
 
 def _posts_of(value: Any, reading: Reading, dropped: Counter[str]) -> Iterator[Post]:
-    characters, removed, prompt = 0, 0, None
+    prompt = None
     if isinstance(value, Post):
-        characters, removed, prompt = value.characters, value.removed, value.prompt
+        prompt = value.prompt
         value = (value.user, value.sentences, value.split)
     if not isinstance(value, tuple) or len(value) not in (2, 3):
         raise InputError(f"{_shortened(value)}; {YIELDS}")
@@ -131,7 +131,7 @@ def _posts_of(value: Any, reading: Reading, dropped: Counter[str]) -> Iterator[P
         dropped["posts_not_utf8"] += 1
     else:
         joined = (" ".join(sentence.split()) for sentence in text)
-        yield Post(author, [sentence for sentence in joined if sentence], split, characters, removed, prompt)
+        yield Post(author, [sentence for sentence in joined if sentence], split, prompt)
 
 
 def _shortened(value: Any) -> str:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from flsim.data.sentences import records, removed_characters
+from flsim.data.sentences import records
 
 PART_BYTES = 2**26  # bytes of input in a part, approximately,
 PART_RECORDS = 200_000  # or sentences, depending on the format
@@ -36,17 +36,12 @@ class Post:
         sentences: sentences as words joined by single spaces, without other white space; can be empty. If the reader
             asks for texts (`Reading.whole`), the complete text as its author wrote it.
         split: ``"train"``, ``"heldout"`` or ``"test"`` if the source states it; None lets the import draw it.
-        characters: number of characters that were cut into the sentences, without spaces; 0 if the source contains
-            sentences.
-        removed: how many of these characters the cut removed because they are outside ASCII; see `Reading.ascii`.
         prompt: the text that the sentences answer, which a model reads and is not trained to write.
     """
 
     user: str
     sentences: list[str]
     split: str | None = None
-    characters: int = field(default=0, compare=False)
-    removed: int = field(default=0, compare=False)
     prompt: str | None = None
 
 
@@ -101,11 +96,9 @@ class Part:
 
 def post_of(user: str, text: str, reading: Reading, split: str | None = None, prompt: str | None = None) -> Post:
     """Return the post of a plain text, which `flsim.data.sentences.sentences` cuts unless it is read whole."""
-    characters = len(text) - text.count(" ") - text.count("\n")
     if reading.whole:
-        return Post(user, [text] if text.strip() else [], split, characters, prompt=prompt)
-    removed = removed_characters(text) if reading.ascii else 0
-    return Post(user, records(text, reading.ascii), split, characters, removed)
+        return Post(user, [text] if text.strip() else [], split, prompt)
+    return Post(user, records(text, reading.ascii), split)
 
 
 def no_warnings(_data: Path, _source: Path) -> list[str]:

@@ -39,7 +39,6 @@ class Cutting:
     """The settings that cut text into tokens.
 
     Attributes:
-        tokenizer: the tokenizer; None trains one.
         prompt_column: the key or column of prompts; None for texts without prompts.
     """
 

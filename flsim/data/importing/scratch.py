@@ -107,7 +107,6 @@ class Scratch:
     """The locked folder of one output.
 
     Attributes:
-        out: the output.
         folder: the folder that exists until the output is complete.
         own: folders of the plans of this call.
     """

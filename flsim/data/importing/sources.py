@@ -25,7 +25,6 @@ class Source:
     """A source of an import.
 
     Attributes:
-        path: the path that the user gave.
         data: the file to read: the same file, or one in the scratch folder.
         identity: values that show whether the file is unchanged; JSON.
         digest: bytes and sha256 of the file that the user named, when they are known.

@@ -78,8 +78,7 @@ def read_part(
         words_per_user: number of words of the longest passage.
 
     Returns:
-        ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``characters`` of the texts that
-        were cut into sentences, and how many of them were ``removed``, see `Post`; ``dropped_authors``, those of
+        ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``dropped_authors``, those of
         `drop_authors` who have posts.
 
     Raises:
@@ -88,7 +87,7 @@ def read_part(
     authors: defaultdict[tuple[str | None, str], list[str]] = defaultdict(list)
     dropped: Counter[str] = Counter()
     named: set[str] = set()
-    posts = records = words = files = pending = characters = removed = 0
+    posts = records = words = files = pending = 0
     for post in format.read(part, dropped):
         if not post.user.strip():
             dropped["posts_without_user"] += 1
@@ -98,7 +97,6 @@ def read_part(
             named.add(post.user)
             continue
         posts += 1
-        characters, removed = characters + post.characters, removed + post.removed
         if posts % ALIVE == 0:
             report(0)
         dropped["posts_without_words"] += not post.sentences
@@ -122,8 +120,6 @@ def read_part(
         "files": files,
         "read": read,
         "dropped": dropped,
-        "characters": characters,
-        "removed": removed,
         "dropped_authors": sorted(named),
     }
 
@@ -173,37 +169,6 @@ def refuse_equal_names(sources: Sequence[Source], formats: Sequence[Format]) -> 
                 "rename one of the files"
             )
         first[key] = source.path
-
-
-# The counts of characters outside ASCII, which the setting `ascii` removes.
-#  The corpus does not contain these counts, because a few typographic quotes must not change its digest. It contains
-# only the warning that much text was removed.
-
-MUCH = 0.01  # share of characters whose removal changes words; typographic apostrophes in English text are fewer
-ADVICE = "import without --ascii to keep them (docs/own-data.md)"
-
-
-@dataclass
-class Removal:
-    """Counts of one import: characters of all texts that were cut into sentences, and how many of them were removed."""
-
-    characters: int = 0
-    removed: int = 0
-
-    @property
-    def is_much(self) -> bool:
-        """Return whether more than the share `MUCH` of all characters was removed."""
-        return self.removed > MUCH * self.characters
-
-    def __str__(self) -> str:
-        share = self.removed / max(self.characters, self.removed, 1)
-        count = f"{self.removed:,} of {self.characters:,} characters ({share:.1%}) are outside ASCII and were removed"
-        return f"{count}, which deletes or shortens words; {ADVICE}" if self.is_much else count
-
-    @property
-    def reason(self) -> str:
-        """Return the end of an error about a text without words, with its reason; empty if nothing was removed."""
-        return f": {self}" if self.removed else ""
 
 
 # Step 3 of an import: the words of buckets become the vocabulary, by ranges of hashes.
@@ -312,7 +277,6 @@ class Steps:
         self.pieces, self.pool, self.hparams, self.fit_vocabulary = pieces, pool, hparams, fit_vocabulary
         self.read: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
-        self.removal = Removal()
 
     def make(
         self,
@@ -332,7 +296,6 @@ class Steps:
         buckets, words = self.balance(sources, files)
         for line in warnings:
             say(line)
-        warnings += [str(self.removal)] if self.removal.is_much else []  # printed by `read_parts`
         vocabulary = supplied.vocabulary if supplied else self.count(sources, buckets, words)
         made = self.pieces.folder / MADE
         with suppress(FileNotFoundError):  # an earlier call was killed while it wrote the corpus from these pieces
@@ -402,6 +365,11 @@ class Steps:
         return [self.text if format.name == self.text.name else format for format in formats]
 
     @property
+    def without_ascii(self) -> str:
+        """Return the end of an error about text without words: its likely reason, if any."""
+        return "; --ascii removes all characters outside ASCII" if self.hparams.ascii else ""
+
+    @property
     def layout(self) -> Layout:
         return Layout(self.hparams.vocabulary_size, self.hparams.record_words, self.hparams.layout)
 
@@ -414,10 +382,8 @@ class Steps:
         with blaming_changes(sources):
             files, warnings = self._read(sources, formats, columns)
             if not files:
-                why = f"no text of any user in {self.read['posts']:,} posts{self.removal.reason}"
+                why = f"no text of any user in {self.read['posts']:,} posts{self.without_ascii}"
                 raise InputError(f"{names_of(sources)}: {why}")
-            if self.removal.removed:
-                say(str(self.removal))  # before any error about the remaining text
         return sources, files, warnings
 
     def _read(
@@ -464,8 +430,6 @@ class Steps:
         for name, result in zip(tasks, results, strict=True):
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])
-            self.removal.characters += result["characters"]
-            self.removal.removed += result["removed"]
             files += [self.pieces.folder / f"{name}.{number}" for number in range(result["files"])]
         return files, warnings
 
@@ -513,7 +477,7 @@ class Steps:
         if not authors:
             words, name = longest
             if not words:
-                why = f"no user has words, only punctuation{self.removal.reason}"
+                why = f"no user has words, only punctuation{self.without_ascii}"
                 raise InputError(f"{names_of(sources)}: {why}")
             asked = self.hparams.words_per_user or 1
             raise InputError(

@@ -16,7 +16,6 @@ from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams, split_of
 from flsim.data.importing.run import import_corpus
 from flsim.data.manifest import SPLITS
-from flsim.data.vocabulary import LAYOUTS
 
 POSTS = [(number % 9, f"a b c word{number % 4} d e, f? a b.") for number in range(90)]
 HPARAMS = {"vocabulary_size": 9, "words_per_user": 30, "record_words": 6, "heldout": 0.2, "test": 0.2}
@@ -35,16 +34,6 @@ def texts(corpus: Corpus) -> dict[str, list[list[str]]]:
         ]
         for split, users in ((split, corpus.split(split)) for split in corpus.splits)
     }
-
-
-def test_layouts_differ_in_ids_and_in_nothing_else(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", POSTS)
-    corpora = {name: import_corpus([source], tmp_path / name, hparams(layout=name)) for name in LAYOUTS}
-    assert len({(corpus.path / "train" / "tokens.u16").read_bytes() for corpus in corpora.values()}) == len(LAYOUTS)
-    for name, corpus in corpora.items():
-        assert texts(corpus) == texts(corpora["tff"])
-        assert corpus.vocabulary.words == corpora["tff"].vocabulary.words
-        assert corpus.manifest["layout"] == {"name": name, "vocabulary_size": 9, "record_words": 6}
 
 
 def test_a_split_says_by_itself_which_layout_it_is_in(tmp_path: Path) -> None:
