@@ -19,7 +19,6 @@ GUIDES = {
     "settings": "configuration.md",
     "data import": "own-data.md",
     "data synthetic": "corpora.md",
-    "data make": "corpora.md",
     "data inspect": "own-data.md",
     "data push": "object-stores.md",
     "data plant": "defences.md",

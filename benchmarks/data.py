@@ -40,10 +40,6 @@ def _write_lzma(path: Path, examples: writers.Examples) -> None:
     plain.unlink()
 
 
-def _write_pfl(path: Path, examples: writers.Examples) -> None:
-    writers.write_pfl(path, examples, [".", *_words()[:9_999]])
-
-
 def _write_json(path: Path, examples: writers.Examples) -> None:
     """Write the lines of JSON as one array."""
     writers.write_jsonl(path, examples)
@@ -54,8 +50,6 @@ FILES: dict[str, tuple[str, Callable[[Path, writers.Examples], None]]] = {
     "tff-sqlite": ("stackoverflow.sqlite", writers.write_tff_sqlite),
     "tff-sqlite, lzma": ("stackoverflow.sqlite.lzma", _write_lzma),
     "tff-hdf5": ("stackoverflow_train.h5", writers.write_tff_hdf5),
-    "fedjax-sqlite": ("stackoverflow_train.sqlite", writers.write_fedjax),
-    "pfl-hdf5": ("stackoverflow.hdf5", _write_pfl),
     "parquet": ("stackoverflow.parquet", writers.write_parquet),
     "jsonl": ("stackoverflow.jsonl", writers.write_jsonl),
     "json": ("stackoverflow.json", _write_json),

@@ -8,17 +8,14 @@ to follow each other. Formats without splits omit them.
 import csv
 import json
 import sqlite3
-import zlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from contextlib import closing, contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import Any
 from xml.sax.saxutils import quoteattr
 
-import msgpack
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -35,7 +32,6 @@ DATE, SCORE, TAGS, TITLE, KIND = (
     b"writing to / system",
     b"question",
 )
-PFL_SPLITS = {"train": "train", "heldout": "val", "test": "test"}
 ROW_GROUP = 50_000  # rows
 
 _TFF_TABLES = """
@@ -46,11 +42,6 @@ _TFF_INDEXES = """
 CREATE INDEX idx_examples_client_id ON examples (client_id);
 CREATE INDEX idx_examples_client_id_split ON examples (split_name, client_id);
 CREATE INDEX idx_metadata_client_id ON client_metadata (client_id);
-"""
-_FEDJAX_TABLE = """
-CREATE TABLE federated_data (
-    client_id BLOB NOT NULL PRIMARY KEY, data BLOB NOT NULL, num_examples INTEGER NOT NULL
-);
 """
 
 
@@ -90,30 +81,6 @@ def _database(path: Path) -> Iterator[sqlite3.Connection]:
         yield connection
 
 
-def write_fedjax(path: Path, examples: Examples) -> None:
-    """Write one of FedJAX's files, which have one split each, with clients in the order of their rows."""
-
-    def rows() -> Iterator[tuple[bytes, bytes, int]]:
-        for _, client, texts in _clients(examples):
-            yield client.encode(), fedjax_client(texts), len(texts)
-
-    with _database(path) as connection:
-        connection.executescript(_FEDJAX_TABLE)
-        connection.executemany("INSERT INTO federated_data VALUES (?, ?, ?)", rows())
-
-
-def fedjax_client(texts: Sequence[str]) -> bytes:
-    """Return a client's `data`: zlib of a msgpack map from feature to array."""
-    shape = (len(texts),)
-    strings = {"creation_date": DATE, "tags": TAGS, "title": TITLE, "type": KIND}
-    columns: dict[str, Any] = {name: [value] * len(texts) for name, value in strings.items()}
-    columns["tokens"] = [text.encode() for text in texts]
-    packed = {name: msgpack.ExtType(4, msgpack.packb((shape, values))) for name, values in columns.items()}
-    scores = np.full(shape, SCORE, "<i8")
-    packed["score"] = msgpack.ExtType(1, msgpack.packb((shape, scores.dtype.name, scores.tobytes("C"))))
-    return zlib.compress(msgpack.packb(dict(sorted(packed.items()))))
-
-
 def write_tff_hdf5(path: Path, examples: Examples, fixed_length: bool = False) -> None:
     """Write one of TensorFlow Federated's older files, which have one split each."""
     refuse_missing_h5py(path)
@@ -130,34 +97,6 @@ def write_tff_hdf5(path: Path, examples: Examples, fixed_length: bool = False) -
                 strings = None if fixed_length else h5py.string_dtype()
                 group.create_dataset(name, data=np.array(values, kind), dtype=strings)
             group.create_dataset("score", data=np.full(len(texts), SCORE, np.int64))
-
-
-def write_pfl(path: Path, examples: Examples, words: Sequence[str], longest: int = 20) -> None:
-    """Write pfl-research's file: ids of `words`, most frequent first, UNK for others, sentences cut at `longest`."""
-    refuse_missing_h5py(path)
-    import h5py
-
-    tokens = ["PAD", *words, "UNK", "BOS", "EOS"]
-    ids = {token: number for number, token in enumerate(tokens)}
-    unk, bos, eos = ids["UNK"], ids["BOS"], ids["EOS"]
-    counts: dict[str, dict[str, int]] = {}
-    with h5py.File(path, "w") as file:
-        metadata = {"vocabulary_size": len(tokens), "unk_symbol": unk, "pad_symbol": 0, "max_sequence_length": longest}
-        for name, value in metadata.items():
-            file[f"metadata/{name}"] = value
-        for token, number in ids.items():
-            file.create_dataset(f'metadata/vocabulary/"{token}"', data=number, dtype="int32")
-        for split, client, texts in _clients(examples):
-            table = np.zeros((len(texts), longest + 1), np.int32)
-            for row, text in zip(table, texts, strict=True):
-                sentence = [bos, *(ids.get(word, unk) for word in text.split()), eos][: longest + 1]
-                row[: len(sentence)] = sentence
-            group = file.create_group(f"{PFL_SPLITS[split]}/{client}")
-            group.create_dataset("inputs", data=table[:, :-1])
-            group.create_dataset("targets", data=table[:, 1:])
-            counts.setdefault(PFL_SPLITS[split], {})[client] = int(np.count_nonzero(table[:, :-1]))
-        for split, tokens_of in counts.items():
-            file[f"metadata/num_tokens/{split}"] = json.dumps(tokens_of)
 
 
 def write_parquet(path: Path, examples: Examples, columns: tuple[str, str] = ("user", "text")) -> None:

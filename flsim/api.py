@@ -1,6 +1,6 @@
 """The objects of the public names in `flsim.__all__`; `flsim` loads this module at their first use."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,7 +19,7 @@ from flsim.canaries.spec import CanaryHParams as Canaries
 from flsim.data.corpus import Corpus
 from flsim.data.importing.gather import ImportHParams as ImportSettings
 from flsim.data.importing.run import import_corpus
-from flsim.data.making import make_corpus as make_by_code
+from flsim.data.synthetic import SyntheticHParams, make_synthetic
 from flsim.evaluation.audit import audit as measure_any_model
 from flsim.evaluation.evaluate import EvaluationHParams
 from flsim.evaluation.evaluate import evaluate as measure_our_model
@@ -70,33 +70,21 @@ def open_corpus(path: Path | str, verify: bool = True) -> Corpus:
     return Corpus.open(path, verify=verify)
 
 
-def make_corpus(
-    out: Path | str,
-    seed: int = 0,
-    *,
-    maker: str = "synthetic",
-    writing: Mapping[str, Any] | None = None,
-    **options: Any,
-) -> Corpus:
-    """Write a corpus that code generates, like `flsim data make`.
-
-    The corpus is a function of the code and of these arguments.
+def make_corpus(out: Path | str, seed: int = 0, **options: Any) -> Corpus:
+    """Write a corpus of random text, like `flsim data synthetic`; it is a function of these arguments.
 
     Args:
         out: a new folder.
         seed: seed of everything that is drawn.
-        maker: "synthetic", whose options are those of `flsim.data.synthetic.SyntheticHParams`, such as ``users=400``;
-            or ``"path/to/file.py:NAME"``, a function that yields (user, sentences) or (user, sentences, split).
-        writing: settings of `ImportSettings` for a custom maker, such as ``{"vocabulary_size": 500}``.
-        options: options of the maker.
+        options: settings of `flsim.data.synthetic.SyntheticHParams`, such as ``users=400``.
 
     Raises:
-        InputError: `out` exists, an option is wrong, or a custom maker failed.
+        InputError: `out` exists, or an option is wrong.
 
     Examples:
         >>> corpus = flsim.make_corpus("corpora/demo", seed=1, users=400, vocabulary_size=600)     # doctest: +SKIP
     """
-    return make_by_code(maker, Path(out), seed, options, writing)
+    return make_synthetic(Path(out), SyntheticHParams(**options), seed)
 
 
 def open_run(path: Path | str) -> Run:

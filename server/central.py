@@ -35,7 +35,7 @@ from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where
 from server.pool.evaluations import EvaluationInProcess, gpu_shares
 from server.stopping import Stop, StopFile, stopping
-from server.supervision import Evaluations, RoundMetrics, supervised
+from server.supervision import Evaluations, supervised
 
 NEWS_EVERY = 0.5  # seconds between two progress reports
 
@@ -65,7 +65,6 @@ def train(path: Path, gpus: float) -> Generator[News]:
     """Train a run in this process, from its newest checkpoint to its last step.
 
     Args:
-        path: the run's folder.
         gpus: share of a GPU that this process can use.
 
     Yields:
@@ -109,7 +108,7 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
         Interrupted: training ended before the last step, after a saved state, on request of the driver.
     """
     roundlog.settle(run.path, state.round, run.has_a_line_per_round)
-    spent, metrics = run.epsilons(state), RoundMetrics(run)
+    spent = run.epsilons(state)
     yield News(state.round, spent=spent)
     log, unsaid, since = Log(), Log(), state.round
     began = last = time.monotonic()
@@ -121,7 +120,7 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
         if reached is not None:
             if evaluated:  # otherwise accounting, which takes about a second, is skipped
                 spent = run.epsilons(reached)
-            line = run.log_round(
+            run.log_round(
                 round=step,
                 since=since,
                 loss=_mean(log),
@@ -130,7 +129,6 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
                 seconds=round(time.monotonic() - began, 3),
                 digest=digest_of(reached),
             )
-            metrics.report(line)
             run.save(reached)
             log, since = Log(), step
         yield News(step, _mean(unsaid), reached is not None, spent if evaluated else {})
@@ -212,13 +210,6 @@ def process_gpu_shares(system: CentralSystemHParams) -> tuple[float, float]:
 def train_on_ray(run: Run, gpus: float, evaluations: Evaluations, stop: Stop, stop_file: StopFile) -> None:
     """Train in attempts: if a process dies, the next starts from the newest checkpoint after 1, 2, 4, ... s.
 
-    Args:
-        run: the run.
-        gpus: GPUs of the training process.
-        evaluations: evaluations of the run.
-        stop: the event that requests the end of the run.
-        stop_file: the file that requests the end of the training process.
-
     Raises:
         Interrupted: `stop` was set.
         RunFailed: processes died `system.retries` + 1 times without a checkpoint in between.
@@ -248,7 +239,6 @@ def attempt(run: Run, gpus: float) -> Generator[News | None]:
 
     Args:
         run: the run, whose folder all nodes can read.
-        gpus: GPUs of the training process.
 
     Yields:
         Progress reports, and regularly None if there is no report.

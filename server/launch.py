@@ -24,7 +24,6 @@ def train(
         address: address of an existing Ray cluster ("auto" searches for one); None starts a local one.
         cpus: cores of the local cluster, or of the head; None for all.
         head: "HOST:PORT" of this machine on which to start a head that others can join, instead of `address`.
-        retrain_lost: see `flsim.runs.recovery.recover`.
         in_process: whether to train and evaluate in this process, without Ray.
 
     Raises:

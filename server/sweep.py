@@ -50,11 +50,7 @@ class Job:
     """A run to train.
 
     Attributes:
-        name: name of the run.
-        config: settings of the run.
-        file: TOML file with the settings.
         out: folder of the run; an existing one is resumed.
-        log: file for its output.
         twin: the folder of the finished run of arm IN whose first rounds this run of arm OUT copies; None for none.
     """
 
@@ -71,7 +67,6 @@ class JobEnd:
     """The end of a job.
 
     Attributes:
-        name: name of its run.
         failure: the reason why it failed; None if it did not fail.
         seconds: duration of its process; 0 if the process was lost.
     """
@@ -90,12 +85,6 @@ def sweep(
     whole_cluster: bool = False,
 ) -> dict[str, str]:
     """Train all unfinished runs, the longest first, so that no long run is last.
-
-    Args:
-        folder: folder of the sweep, which records every session.
-        planned: the runs of the sweep.
-        train: the train split of the runs' corpus.
-        address, at_once, whole_cluster: see `train_all`.
 
     Returns:
         The reasons of the runs that failed, by name.
@@ -150,12 +139,7 @@ def sweep(
 
 
 def twins_of(planned: Sequence[Planned], rounds: Mapping[str, int]) -> dict[str, str]:
-    """Return, by the name of a run of arm OUT, the run of arm IN with which it shares its first rounds.
-
-    Args:
-        planned: the runs of a sweep.
-        rounds: the number of rounds of each, by name.
-    """
+    """Return, by the name of a run of arm OUT, the run of arm IN with which it shares its first rounds."""
     planting = {settings_of_both(entry.config): entry.name for entry in planned if entry.config.canaries.arm == "in"}
     return {
         entry.name: planting[key]
@@ -176,7 +160,6 @@ def train_all(
     """Train all jobs in order, as many as possible at the same time.
 
     Args:
-        jobs: the jobs, each after its twin.
         address: address of an existing Ray cluster; None starts a local one.
         at_once: largest number of jobs at the same time; None for no limit.
         whole_cluster: whether each run takes the complete cluster, one after another.

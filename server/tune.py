@@ -31,8 +31,6 @@ class Tuner:
 
     Attributes:
         folder: its folder; measured trials in it are not trained again.
-        search: the search.
-        train: the train split of its corpus.
         address, at_once: see `server.sweep.train_all`.
     """
 
@@ -44,9 +42,6 @@ class Tuner:
 
     def tune(self, corpus: str) -> TuningOutcome:
         """Search for the settings of all groups, write the result into the folder, and return it.
-
-        Args:
-            corpus: digest of the corpus.
 
         Raises:
             InputError: the folder has another search, or see `server.sweep.train_all`.

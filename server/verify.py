@@ -18,7 +18,6 @@ class Verification:
     """The result of repeated training.
 
     Attributes:
-        round: the round; in central training, the step.
         start: round of the checkpoint that training started from; 0 for none.
         logged: digest of the state after the round, in the log of the run.
         found: digest of the state after the round, trained again; if a round differs, that of the first different
@@ -39,7 +38,6 @@ def verify(run: Run, round_: int | None = None, device: str = "cpu") -> Verifica
     On the same kind of processor, or GPU, all are equal, bit for bit.
 
     Args:
-        run: the run.
         round_: the round, from 1; in central training, a step that has a line in the log. By default the last round in
             the log.
         device: torch's name of the device of the run's clients; central training uses its setting.

@@ -27,7 +27,7 @@ os.environ["PYTHONFAULTHANDLER"] = "1"  # a process that crashes in C++ code say
 LONG = (  # files that train on Ray for a minute or more
     *("test_central_run", "faults/", "test_flower", "test_central_cluster", "pool/", "test_own_server_optimizers"),
     *("data/test_stores", "cluster/", "algorithms/test_algorithms", "test_extending", "sweeps/test_sweeping"),
-    *("test_prometheus", "runs/test_tracking", "benchmarks/test_training", "deploy/test_slurm", "test_own_model"),
+    *("runs/test_tracking", "benchmarks/test_training", "deploy/test_slurm", "test_own_model"),
 )
 
 

@@ -99,12 +99,7 @@ class Terminated(SystemExit):
 
 
 class Interrupted(RunFailed):
-    """The exit of a run after a request to end.
-
-    Attributes:
-        signal: the number of the signal; 0 if there was no signal.
-        advice: how to continue.
-    """
+    """The exit of a run after a request to end."""
 
     def __init__(
         self, signal: int = 0, advice: str = "`flsim run --resume` continues from the newest checkpoint"

@@ -128,7 +128,6 @@ def refuse_options(name: str, options: Mapping[str, object], setting: str) -> No
 
     Args:
         name: the built-in name, or ``path/to/file.py:NAME``.
-        options: values by name.
         setting: the setting that holds the options, for messages.
     """
     if options and not is_custom(name):
@@ -173,7 +172,6 @@ def resolve(name: str, built_in: Mapping[str, Thing], kind: str) -> Thing:
 
     Args:
         name: a key of `built_in`, ``path/to/file.py:NAME``, or a name that `by_content` returned in this process.
-        built_in: the built-in objects by name.
         kind: kind of the objects, such as "model", for messages.
 
     Raises:
@@ -361,7 +359,6 @@ def custom_call_errors(
     """Turn errors of custom code, and of calls that it does not accept, into one-line errors.
 
     Args:
-        name: the name of the custom object.
         needs: the calls that the object must accept, for the message.
         failure: the type of the new error, as for `custom_code_errors`.
     """
@@ -434,48 +431,35 @@ def _described(error: BaseException) -> str:
 def declared_label(name: str) -> str:
     """Return the label of the object at ``path/to/file.py:NAME``, with its options; NAME if there is no readable label.
 
-    A readable label is a literal text in the file: ``label = "EF-Sign"`` in the class NAME; or the first argument, or
-    the argument ``label``, of the call whose result is NAME or is returned by the function NAME, as in ``NAME =
+    A readable label is a literal text in the definition of NAME: of a variable or keyword ``label``, as in ``label =
+    "EF-Sign"``, or otherwise the first argument of a call that is assigned or returned, as in ``NAME =
     ServerOptimizer("Nesterov", init, apply)``.
     """
     path, attribute = parts(name_in_settings(name))
+    label = attribute
     try:
-        source = ast.parse(Path(path).read_bytes())
+        for node in ast.parse(Path(path).read_bytes()).body:
+            targets = node.targets if isinstance(node, ast.Assign) else [node]
+            if attribute in (getattr(target, "name", getattr(target, "id", None)) for target in targets):
+                label = _label_in(node) or label
     except (OSError, SyntaxError, ValueError):
-        return attribute + options_as_text(name)
-    labels = [label for node in source.body if (label := _label_in(node, attribute))]
-    return (labels[-1] if labels else attribute) + options_as_text(name)
+        pass
+    return label + options_as_text(name)
 
 
-def _label_in(node: ast.stmt, attribute: str) -> str | None:
-    match node:
-        case ast.ClassDef(name=name) if name == attribute:
-            return next((text for inside in node.body if (text := _assigned(inside, "label"))), None)
-        case ast.FunctionDef(name=name) if name == attribute:
-            returned = [inside.value for inside in ast.walk(node) if isinstance(inside, ast.Return)]
-            return next((text for value in returned if (text := _label_of_call(value))), None)
-        case ast.Assign(targets=[ast.Name(id=name)]) if name == attribute:
-            return _label_of_call(node.value)
-    return None
-
-
-def _assigned(node: ast.stmt, attribute: str) -> str | None:
-    match node:
-        case ast.Assign(targets=[ast.Name(id=name)], value=value) if name == attribute:
-            return _text(value)
-        case ast.AnnAssign(target=ast.Name(id=name), value=value) if name == attribute:
-            return _text(value)
-    return None
-
-
-def _label_of_call(node: ast.expr | None) -> str | None:
-    if not isinstance(node, ast.Call):
-        return None
-    named = [keyword.value for keyword in node.keywords if keyword.arg == "label"]
-    return next(map(_text, (*named, *node.args)), None)
-
-
-def _text(node: ast.expr | None) -> str | None:
-    if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value.isprintable():
-        return node.value.strip() or None
-    return None
+def _label_in(definition: ast.stmt) -> str | None:
+    first = None
+    for node in ast.walk(definition):
+        match node:
+            case (
+                ast.Assign(targets=[ast.Name(id="label")], value=ast.Constant(value=str(text)))
+                | ast.AnnAssign(target=ast.Name(id="label"), value=ast.Constant(value=str(text)))
+                | ast.keyword(arg="label", value=ast.Constant(value=str(text)))
+            ) if text.strip() and text.isprintable():
+                return text.strip()
+            case (
+                ast.Return(value=ast.Call(args=[ast.Constant(value=str(text)), *_]))
+                | ast.Assign(value=ast.Call(args=[ast.Constant(value=str(text)), *_]))
+            ) if not isinstance(definition, ast.ClassDef) and text.isprintable():
+                first = first or text.strip()
+    return first

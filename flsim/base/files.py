@@ -226,7 +226,6 @@ def naming(path: Path, *numbers: int) -> Iterator[None]:
     subclass without an error number, such as the error about a damaged archive, is not changed.
 
     Args:
-        path: the file to name.
         numbers: the error numbers to change; all if none is given.
     """
     try:

@@ -50,7 +50,6 @@ def refuse_missing_device(device: str, name: str = "device") -> None:
 
     Args:
         device: torch's name of a device, such as "cuda".
-        name: name of the setting, for the message.
     """
     import torch
 
@@ -130,7 +129,6 @@ class PeakMemory:
     The peaks in `anonymous`, `file` and `total` (bytes) can be from different times.
 
     Args:
-        process: number of the process.
         every: seconds between two samples.
 
     Raises:

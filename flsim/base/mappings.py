@@ -24,9 +24,7 @@ def with_present_names(values: Any, names: Mapping[str, str] = RENAMED, section:
     A setting is a key of its section, a key with a dot (the axis of a sweep), or a text in a list.
 
     Args:
-        values: the values.
         names: old names of settings and the new names.
-        section: the key of these values.
 
     Raises:
         InputError: a setting has both names.

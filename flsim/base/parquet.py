@@ -16,7 +16,6 @@ def read_parquet(path: Path, schema: pa.Schema, optional: Sequence[str] = ()) ->
     """Return the columns of `schema` with their types; the pandas metadata of the file is ignored.
 
     Args:
-        path: the file.
         schema: names and types. If a field is not nullable, no cell of its column and no item of its lists can be
             missing.
         optional: names of columns that may be absent.

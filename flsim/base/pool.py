@@ -48,7 +48,6 @@ class Task:
     """A call ``function(report, *arguments)``, where `report` receives the progress since the last report.
 
     Attributes:
-        label: name of the task, for messages.
         function: a function of a module, which workers import by name.
         arguments: arguments; they and the returned value must be picklable.
         silence: seconds without a report after which the worker is killed. A task with such a limit never runs in the
@@ -85,7 +84,6 @@ class Pool:
         """Run all tasks, which start in order.
 
         Args:
-            tasks: the tasks.
             done: called with the index of each completed task and the value that it returned.
             report: called with the progress that tasks report.
 

@@ -50,10 +50,8 @@ def progress(title: str, total: float, start: float = 0, unit: str = "") -> Iter
     """Show the progress of a long job, its rate, and the remaining time.
 
     Args:
-        title: name of the job.
         total: total amount of work; 0 if unknown.
         start: amount of work that was done before.
-        unit: the unit of the rate.
 
     >>> with progress("training", total=100, unit="rounds") as advance:      # doctest: +SKIP
     ...     advance(1, "loss 6.91")

@@ -21,7 +21,6 @@ def stream(seed: int, purpose: str, *keys: int | str) -> np.random.Generator:
     """Return a fresh generator for one purpose.
 
     Args:
-        seed: the experiment's seed.
         purpose: what is drawn, e.g. ``"cohort"``; two purposes never share a stream.
         keys: values that distinguish this draw from others of the same purpose, e.g. the round and the user.
 
@@ -40,7 +39,6 @@ def shared_generators(device: "torch.device", seed: int, *keys: int | str) -> It
 
     Args:
         device: the device; on "cpu" only the generator of CPUs is seeded.
-        seed: the experiment's seed.
         keys: values that distinguish this block from others, as for `stream`.
     """
     import torch

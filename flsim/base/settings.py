@@ -141,7 +141,6 @@ def input_error(error: Any, kind: type, source: str = "") -> InputError:
     """Return the first error of a pydantic.ValidationError in one line, with the place and the value that was found.
 
     Args:
-        error: the ValidationError.
         kind: the class of settings, which has the names of positional fields.
         source: the file of the settings; empty for settings that are created in Python.
     """
@@ -180,9 +179,7 @@ def refuse_other(kind: type | UnionType, expected: str, **values: object) -> Non
     """Raise InputError for the first argument that has another type.
 
     Args:
-        kind: the class, or several classes.
         expected: what to pass instead, for the message.
-        values: the arguments by name.
     """
     for name, value in values.items():
         if not isinstance(value, kind):

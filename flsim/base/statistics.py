@@ -318,8 +318,6 @@ def auroc_interval(
         members: float64 [n_in].
         others: float64 [n_out].
         units: the unit, such as the user, of each member and each non-member.
-        rng: source of the resamples.
-        confidence: coverage of the interval.
     """
     sides = [_by_unit(scores, names) for scores, names in zip((members, others), units, strict=True)]
     areas = []
@@ -357,7 +355,6 @@ def log_rank_p(one: Sequence[tuple[int, bool]], other: Sequence[tuple[int, bool]
 
     Args:
         one: the times of a group, each with whether it is censored (the event was not observed by then).
-        other: the same of the other group.
     """
     if not one or not other:
         return math.nan

@@ -54,13 +54,7 @@ FILES: dict[Rows, str] = {
 
 @dataclass(frozen=True)
 class WordList:
-    """The words of phrases, without any text.
-
-    Attributes:
-        path: their file.
-        vocabulary: the words.
-        layout: the layout of their token ids.
-    """
+    """The words of phrases, without any text."""
 
     path: Path
     vocabulary: Vocabulary
@@ -118,12 +112,34 @@ class WordList:
         raise InputError(f'canaries.source "{name}": needs a corpus with text; use "words" or "template"')
 
 
+def read_rows(path: Path, columns: Sequence[str]) -> list[tuple[str, ...]]:
+    """Return columns of a file of training data, .parquet, .csv or .jsonl, as a row of texts for each record.
+
+    Raises:
+        InputError: the file cannot be read, or has no such column.
+    """
+    try:
+        if path.suffix == ".parquet":
+            rows: list[dict[str, Any]] = pq.read_table(path, columns=list(columns)).to_pylist()
+        elif path.suffix == ".csv":
+            with path.open(encoding="utf-8-sig", newline="") as file:
+                rows = [*csv.DictReader(file, strict=True)]
+        else:
+            lines = path.read_text(encoding="utf-8-sig").split("\n")
+            rows = [from_json(line) for line in lines if line.strip()]
+        return [tuple(str(row[column]) for column in columns) for row in rows]
+    except (OSError, ValueError, KeyError, TypeError, csv.Error, pa.ArrowException) as error:
+        raise InputError(
+            f"{path}: columns {', '.join(columns)} cannot be read ({in_one_line(error):.200}); name another file "
+            f"(.jsonl, .csv or .parquet), or other columns"
+        ) from error
+
+
 @dataclass(frozen=True)
 class OtherUsers:
     """The users, or clients, of a training elsewhere.
 
     Attributes:
-        names: their names.
         counts: int64 [users], the number of records of each.
     """
 
@@ -158,25 +174,10 @@ class OtherUsers:
         Raises:
             InputError: the file cannot be read, has no such column, or no row.
         """
-        try:
-            if path.suffix == ".parquet":
-                users = pq.read_table(path, columns=[column])[column].to_pylist()
-            elif path.suffix == ".csv":
-                with path.open(encoding="utf-8-sig", newline="") as file:
-                    users = [row[column] for row in csv.DictReader(file, strict=True)]
-            elif path.suffix in (".jsonl", ".json"):
-                lines = path.read_text(encoding="utf-8-sig").split("\n")
-                users = [from_json(line)[column] for line in lines if line.strip()]
-            else:
-                raise InputError(f"{path}: users are counted in .jsonl, .csv or .parquet; name one of these")
-        except (OSError, ValueError, KeyError, TypeError, csv.Error, pa.ArrowException) as error:
-            raise InputError(
-                f"{path}: the column {column!r} of users cannot be read ({in_one_line(error):.200}); name another "
-                f"file, or another --user-column"
-            ) from error
+        users = [user for (user,) in read_rows(path, [column])]
         if not users:
             raise InputError(f"{path}: has no record; name the training data")
-        counts = pd.Series([str(user) for user in users], dtype="object").value_counts(sort=False)
+        counts = pd.Series(users, dtype="object").value_counts(sort=False)
         return cls(tuple(counts.index), np.asarray(counts, np.int64))
 
 
@@ -185,12 +186,7 @@ class CanarySet:
     """Canaries that were drawn for a training elsewhere.
 
     Attributes:
-        words: the words of the phrases.
-        users: the users whose records the canaries replace.
-        hparams: settings of the canaries.
-        seed: seed of all draws.
         prefix: number of a phrase's first words that an attacker knows; in instruction rows these are the prompt.
-        planting: the canaries, the records that they replace, and their numbers of sharers and copies.
     """
 
     words: WordList

@@ -102,8 +102,6 @@ def encoded(place: str, value: Any, vocabulary: Vocabulary | None) -> tuple[int,
     """Return the tokens of a text, or of a list of words.
 
     Args:
-        place: the place of the phrase, for messages.
-        value: the text.
         vocabulary: the ids of words, or of a tokenizer's tokens.
 
     Raises:

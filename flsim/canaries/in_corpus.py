@@ -35,8 +35,6 @@ class Planted:
 
     Attributes:
         planting: the canaries, and the records of the train split that they replaced.
-        hparams: the settings of the canaries.
-        seed: the seed of the canaries.
     """
 
     planting: Planting
@@ -149,9 +147,6 @@ def planting_of(
     """Return the canaries that are planted in the corpus, independent of the seed; otherwise new canaries.
 
     Args:
-        corpus: the corpus.
-        hparams: settings of new canaries.
-        seed: the run's seed.
         train: the users and records in which new canaries are planted; by default all training users of the corpus.
         rounds: number of rounds of training, for windows that are fractions of it.
 

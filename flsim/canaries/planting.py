@@ -176,8 +176,6 @@ class Planting:
     """An overlay, its canaries, and the numbers of their sharers and insertions.
 
     Attributes:
-        canaries: the planted phrases.
-        overlay: the records that they replace.
         planned_sharers: int64 [canaries], users drawn with probability p_u; for canaries with a number of copies, the
             users that hold copies.
         sharers: int64 [canaries], users that hold at least one copy.
@@ -221,9 +219,7 @@ def counts_of(
     """Return the number of users that hold a copy, and the number of copies, int64 [canaries] each.
 
     Args:
-        overlay: the replaced records.
         user_offsets: int64 [users + 1], where each user's records start.
-        canaries: number of canaries.
     """
     holders = np.searchsorted(user_offsets, overlay.records, side="right") - 1
     sharers = np.array([len(np.unique(holders[overlay.canaries == canary])) for canary in range(canaries)], np.int64)
@@ -237,9 +233,6 @@ def draw_canaries(corpus: Source, hparams: CanaryHParams, seed: int, rounds: int
     later phrase is drawn again. Therefore the planted canaries are the same with and without controls.
 
     Args:
-        corpus: the corpus.
-        hparams: settings of the canaries.
-        seed: the run's seed.
         rounds: number of rounds of training, for windows that are fractions of it.
 
     Raises:
@@ -348,11 +341,7 @@ def drawn_and_planted(
     """Return new canaries, planted among the training users: all of the corpus, or those of `train`.
 
     Args:
-        corpus: the corpus.
-        hparams: settings of the canaries.
-        seed: the run's seed.
         train: the users and records in which canaries are planted.
-        rounds: number of rounds of training, as in `draw_canaries`.
 
     Raises:
         InputError: see `refuse_too_many` and `draw_canaries`.
@@ -448,7 +437,6 @@ def refuse_too_many(hparams: CanaryHParams, records: int) -> None:
     """Raise InputError for more canaries than an overlay can store, or more copies than records.
 
     Args:
-        hparams: settings of the canaries.
         records: number of the training records, or an upper bound if it is unknown.
 
     Raises:

@@ -42,8 +42,6 @@ class Population:
     """The training users of one partition; a `flsim.data.records.UsersByRound` and `RecordsByRound`.
 
     Attributes:
-        split: the corpus' users.
-        phrases: the words of each canary, of the layout's token type.
         overlay: the records that canaries replace, as indices in the order of the population.
         twin: the order and users of the IID partition; None for those of the corpus.
         windows: int64 [canaries, 2], the first and the last round in which each canary is planted, from 1; None if all
@@ -121,14 +119,6 @@ class Population:
             return "injected"
         return self.split.names[user] if self.twin is None else "of the IID twin"
 
-    def copies_beyond(self, cap: int) -> tuple[int, float]:
-        """Return the copies in users of more than `cap` records, and the expected number in draws of `cap` records."""
-        offsets = self.user_offsets
-        holders = offsets.searchsorted(self.overlay.records, side="right") - 1
-        sizes = offsets[holders + 1] - offsets[holders]
-        beyond = sizes[sizes > cap]
-        return len(beyond), float((cap / beyond).sum())
-
     def __getitem__(self, user: int) -> Records:
         if user >= len(self):
             return self.records_at(self.records + self.extra.records_of(np.array([user - len(self)])))
@@ -198,11 +188,6 @@ def write_population(
     """Write planting, roster and, for the IID partition, the twin into an existing folder.
 
     Args:
-        folder: the folder.
-        corpus: the corpus.
-        planting: the canaries, planted in `train`.
-        partition: the partition.
-        seed: the run's seed.
         train: the records that the run trains on, from `flsim.data.withheld`; by default all training users of the
             corpus.
     """

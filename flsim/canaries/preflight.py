@@ -4,21 +4,16 @@ A token has loss if it is a target of training: it is within the record length, 
 the first token of a record without a begin token. A canary without loss for any unknown word proves nothing.
 """
 
-import csv
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from flsim.base.errors import InputError, in_one_line
+from flsim.base.errors import InputError
 from flsim.base.extensions import custom_code_errors, is_custom, resolve
-from flsim.base.files import from_json
-from flsim.canaries.elsewhere import CanarySet
+from flsim.canaries.elsewhere import CanarySet, read_rows
 from flsim.data.tokenizer import Tokenizer
 
 Encode = Callable[[str], Sequence[int]]
@@ -45,7 +40,6 @@ class Training:
         """Return the number of tokens of characters `first` to `last` of a record, and of those with loss.
 
         Args:
-            prompt: the record's prompt; empty for none.
             text: the complete record, including the prompt.
             first, last: positions of the characters in `text`.
         """
@@ -76,8 +70,6 @@ def preflight(drawn: CanarySet, training: Training, records: Sequence[Mapping[st
     """Return a row for each canary that has planned copies or copies in the records.
 
     Args:
-        drawn: the canaries.
-        training: the settings that decide how records are read.
         records: rows with ``prompt`` and ``text``; the text does not repeat the prompt.
 
     Returns:
@@ -114,24 +106,6 @@ def _places(phrase: str, text: str) -> Iterator[int]:
 
 
 def read_records(path: Path, text: str = "text", prompt: str | None = None) -> list[dict[str, str]]:
-    """Return the rows of a training file, .jsonl, .csv or .parquet, as ``prompt`` (empty for none) and ``text``.
-
-    Raises:
-        InputError: the file cannot be read, or has no such column.
-    """
-    columns = [text, *([] if prompt is None else [prompt])]
-    try:
-        if path.suffix == ".parquet":
-            rows: list[dict[str, Any]] = pq.read_table(path, columns=columns).to_pylist()
-        elif path.suffix == ".csv":
-            with path.open(encoding="utf-8-sig", newline="") as file:
-                rows = [*csv.DictReader(file, strict=True)]
-        else:
-            lines = path.read_text(encoding="utf-8-sig").split("\n")
-            rows = [from_json(line) for line in lines if line.strip()]
-        return [{"prompt": "" if prompt is None else str(row[prompt]), "text": str(row[text])} for row in rows]
-    except (OSError, ValueError, KeyError, TypeError, csv.Error, pa.ArrowException) as error:
-        raise InputError(
-            f"{path}: columns {', '.join(columns)} cannot be read ({in_one_line(error):.200}); name another file, or "
-            f"other columns"
-        ) from error
+    """Return the rows of a training file as ``prompt`` (empty for none) and ``text``; see `read_rows`."""
+    rows = read_rows(path, [text] if prompt is None else [prompt, text])
+    return [{"prompt": "".join(prompts), "text": text} for *prompts, text in rows]

@@ -102,7 +102,6 @@ def read_canaries(folder: Path, vocabulary: Vocabulary) -> tuple[Canary, ...]:
     """Return the canaries of a folder's roster; a canary without probabilities has the planned number of copies.
 
     Args:
-        folder: the folder.
         vocabulary: the corpus' vocabulary, which gives templates their tokens.
 
     Raises:

@@ -222,12 +222,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Secrets:
-    """The space R of a template: all its fillings, as token ids of a corpus.
-
-    Attributes:
-        template: the template.
-        parts: its tokens.
-    """
+    """The space R of a template: all its fillings, as token ids of a corpus."""
 
     template: str
     parts: tuple[Part, ...] = field(repr=False)  # for a hole of words, this is the vocabulary
@@ -324,8 +319,6 @@ class Secrets:
         ranks are equally likely.
 
         Args:
-            seed: the experiment's seed.
-            count: number of references.
             secrets: int64 [m, length], different fillings: all secrets of the experiment.
 
         Returns:

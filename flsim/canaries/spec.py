@@ -61,7 +61,6 @@ def bounds_of(window: Window, rounds: int | None) -> Bounds:
     """Return the first and the last round of a window, from 1; for an empty window, the last is before the first.
 
     Args:
-        window: the window.
         rounds: number of rounds of the complete training; None if it is unknown.
 
     Raises:
@@ -246,7 +245,6 @@ class CanaryHParams:
 
         Args:
             prefix: number of known words; see `unknown_words`.
-            words: number of words of the vocabulary.
         """
         return fillings(self.template, words) if self.template else int(words ** self.unknown_words(prefix))
 
@@ -255,7 +253,6 @@ class CanaryHParams:
 
         Args:
             count: number of references in the settings.
-            words: number of words of the vocabulary.
         """
         canaries = len(configurations(self)) + self.controls
         return min(count, fillings(self.template, words) - canaries) if self.template else count

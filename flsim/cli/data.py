@@ -31,7 +31,7 @@ LAYOUT = "Numbering of special tokens and words, as in tff, fedjax or fedml."
 @data.command("import", rich_help_panel=MAKE)
 def import_(
     sources: Annotated[
-        list[Path], typer.Argument(help="Files or pipes, which can be compressed; several files become one corpus.")
+        list[Path], typer.Argument(help="Files, which can be compressed; several files become one corpus.")
     ],
     out: Out,
     vocabulary: Annotated[
@@ -113,8 +113,8 @@ def import_(
     format: Annotated[
         str | None,
         typer.Option(
-            help="Format of all SOURCES: tff-sqlite, tff-hdf5, fedjax-sqlite, pfl-hdf5, parquet, jsonl, json, csv, "
-            "stackexchange, text (a record per line), or a custom reader as path/to/file.py:NAME.",
+            help="Format of all SOURCES: tff-sqlite, tff-hdf5, parquet, jsonl, json, csv, stackexchange, "
+            "text (a record per line), or a custom reader as path/to/file.py:NAME.",
             show_default="detected from the content",
             rich_help_panel=FILES,
         ),
@@ -150,16 +150,6 @@ def import_(
         typer.Option(
             help="Character between two fields of CSV, e.g. ; or the word tab.",
             show_default="tab in .tsv files, otherwise a comma",
-            rich_help_panel=FILES,
-        ),
-    ] = None,
-    site: Annotated[
-        list[str] | None,
-        typer.Option(
-            metavar="NAME",
-            help="Site of each Stack Exchange dump, in order, e.g. ai.stackexchange.com. Dumps with the same site "
-            "are parts of one dump: equal user numbers are then the same person.",
-            show_default="detected from the file names",
             rich_help_panel=FILES,
         ),
     ] = None,
@@ -203,7 +193,6 @@ def import_(
 
     Example: flsim data import posts.jsonl --train-tokenizer 4096 --out corpora/bpe
 
-    Example: zcat p.jsonl.gz | flsim data import /dev/stdin --out corpora/posts
     """
     from flsim.base.errors import InputError
     from flsim.data.importing.gather import ImportHParams
@@ -240,7 +229,6 @@ def import_(
         workers=workers,
         fit_vocabulary=vocabulary is None,
         lines_per_author=lines_per_author,
-        sites=site or (),
         delimiter="\t" if delimiter in ("tab", r"\t") else delimiter,
         tokenizer=tokenizer,
         prompt_column=prompt_column,
@@ -256,7 +244,7 @@ def inspect_(
     """Describe a corpus.
 
     Prints the numbers of users, records and words, quantiles of the lengths of records and users, which users are
-    members, and how much text the import dropped. The output of `--json` also has histograms of the lengths.
+    members, and how much text the import dropped.
 
     Example: flsim data inspect corpora/stackexchange
     """
@@ -296,84 +284,6 @@ def show(values: dict[str, Any], as_json: bool) -> None:
         return
     encoding = sys.stdout.encoding or "ascii"
     typer.echo(describe(values).encode(encoding, "replace").decode(encoding))
-
-
-@data.command(rich_help_panel=MAKE)
-def make(
-    maker: Annotated[
-        str, typer.Argument(help="Custom maker, e.g. my_corpus.py:letters, or synthetic for the built-in maker.")
-    ],
-    out: Out,
-    seed: Annotated[
-        int, typer.Option(help="Seed of the maker and of the choice of users that are kept out of training.")
-    ] = 0,
-    set_: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="NAME=VALUE", help="Argument for the maker, e.g. users=100; repeatable."),
-    ] = None,
-    vocabulary: Annotated[
-        int | None,
-        typer.Option(
-            help="Size of the vocabulary in token ids; four of them are special.",
-            show_default="10000, for synthetic 600",
-            rich_help_panel=WORDS,
-        ),
-    ] = None,
-    words_per_user: Annotated[
-        int | None,
-        typer.Option(
-            help="Number of words of each user, e.g. 2000. Longer users are divided into several users, and "
-            "shorter users are dropped.",
-            show_default="users as the maker yields them",
-            rich_help_panel=USERS,
-        ),
-    ] = None,
-    heldout: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of users kept out of training as non-members for attacks, 0 to 1.",
-            show_default="0.1",
-            rich_help_panel=USERS,
-        ),
-    ] = None,
-    test: Annotated[
-        float | None,
-        typer.Option(
-            help="Share of users kept out of training to measure accuracy and perplexity, 0 to 1.",
-            show_default="0.1",
-            rich_help_panel=USERS,
-        ),
-    ] = None,
-    layout: Annotated[str | None, typer.Option(help=LAYOUT, show_default="tff", rich_help_panel=WORDS)] = None,
-    as_json: Json = False,
-) -> None:
-    """Make a corpus with a Python function.
-
-    A maker is a function that yields (user, sentences) or (user, sentences, split). Its arguments are the values of
-    --set. A maker with an argument named seed also gets --seed.
-
-    An interrupted call continues when you repeat the command.
-
-    Example: flsim data make my.py:letters --vocabulary 500 --out corpora/letters
-
-    Example: flsim data make synthetic --set users=100 --out corpora/small
-    """
-    from flsim.data.inspect import inspect
-    from flsim.data.making import make_corpus
-    from flsim.runs.config.toml import override_value
-
-    options: dict[str, Any] = {}
-    for text in set_ or ():
-        override_value(options, text)
-    writing = {
-        "vocabulary_size": vocabulary,
-        "words_per_user": words_per_user,
-        "heldout": heldout,
-        "test": test,
-        "layout": layout,
-    }
-    options_of_writing = {name: value for name, value in writing.items() if value is not None}
-    show(inspect(make_corpus(maker, out, seed, options, options_of_writing)), as_json)
 
 
 @data.command(rich_help_panel=MAKE)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -274,13 +275,6 @@ def plan(
             show_default="the demo's",
         ),
     ] = None,
-    against: Annotated[
-        Path | None,
-        typer.Option(
-            help="Folder of a finished sweep whose recorded time and memory are printed next to the prediction.",
-            show_default="no comparison",
-        ),
-    ] = None,
     as_json: Json = False,
     at_once: AtOnce = None,
     calibration: Annotated[
@@ -295,8 +289,7 @@ def plan(
     """Predict what a run or a sweep needs on this machine.
 
     Prints time, memory, disk, scale, amounts of training, epsilon, the largest epsilon that an audit of the runs can
-    prove, and statistical power. If the results of the sweep are in runs/FILE-TIER or in the folder of --against,
-    prints their perplexity next to the published perplexity.
+    prove, and statistical power.
 
     Time and memory are measured: a short run of each configuration trains three rounds with two evaluations, and the
     times are multiplied by the numbers of rounds and evaluations. No files remain.
@@ -308,25 +301,18 @@ def plan(
     import torch
 
     from flsim.planning.measure import Machine, measure, scratch
-    from flsim.planning.plan import page, plan_of, read_request, sweep_of
+    from flsim.planning.plan import page, plan_of, read_request
     from flsim.results.power import Spread
-    from flsim.results.sweeps import read_sweep
 
-    if against is not None and not calibration:
-        raise InputError("--against compares measurements with recorded values; remove --no-calibration")
     for option, bits in (("--effect", effect), ("--sd-canaries", sd_canaries), ("--sd-seeds", sd_seeds)):
         if bits is not None and not math.isfinite(bits):
             raise InputError(f"{option} {bits:g}: must be a positive number of bits")
     stated = {"canaries": sd_canaries, "seeds": sd_seeds}
     spread = Spread(**{over: bits for over, bits in stated.items() if bits is not None})
-    sessions = [] if against is None else list(read_sweep(against).sessions)
     machine = Machine(os.cpu_count() or 1, torch.cuda.device_count())
     with scratch() as folder:
         request = read_request(file, folder, tier, seeds, only or (), corpus, set_ or ())
         is_measured = calibration and request.is_there
         measured = measure(request.planned, machine, at_once, request.whole_cluster) if is_measured else None
-        results = sweep_of(against, request.name, request.tier)
-        made = plan_of(request, machine, effect, spread, measured, at_once, results, sessions)
-    if sessions and measured and not made.against:
-        raise InputError("--against: no session of this sweep trained only runs of this plan; use the same options")
-    typer.echo(json.dumps(made.to_json(), indent=2, allow_nan=False) if as_json else page(made), nl=as_json)
+        made = plan_of(request, machine, effect, spread, measured, at_once)
+    typer.echo(json.dumps(asdict(made), indent=2, allow_nan=False) if as_json else page(made), nl=as_json)

@@ -61,11 +61,9 @@ class Split(Unchanging):
     and `RecordsByRound`.
 
     Attributes:
-        layout: the layout of its token ids.
         tokens: token ids of all records, uint16 or uint32 [words].
         record_offsets: int64 [records + 1], where each record starts among the tokens, and the end of the last record.
         user_offsets: int64 [users + 1], where each user starts among the records, and the end of the last user.
-        folder: the split's folder.
         prompts: uint32 [records], number of first tokens of each record in its prompt; None if no record has one.
     """
 
@@ -151,8 +149,6 @@ class Corpus:
     """An imported corpus: its splits, its vocabulary and its manifest.
 
     Attributes:
-        path: the corpus' folder.
-        manifest: the content of manifest.json.
         digest: sha256 of the manifest, which identifies the content of the corpus.
 
     Examples:
@@ -267,7 +263,6 @@ class SplitWriter:
         """Append users.
 
         Args:
-            names: names of the users.
             tokens: token ids [words] of all their records.
             record_words: integer [records], words of each record.
             user_records: integer [users], records of each user.

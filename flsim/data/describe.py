@@ -11,32 +11,24 @@ from flsim.data.vocabulary import SPECIAL_TOKENS
 WIDTH = 80
 _LABEL = 13  # columns
 _FEW = 3  # names
-REASONS = {
+REASONS = {  # of others, the name of the reason is shown
     "posts_of_community_user": "by the Community user, which is not a person",
     "posts_of_dropped_authors": "by authors in --drop-authors",
     "posts_of_other_types": "not a question or an answer",
     "posts_not_utf8": "with half a surrogate pair, which is not UTF-8",
     "posts_too_long": "too long for a text that a person wrote",
-    "posts_without_body": "without a text",
     "posts_without_owner": "whose author is not known",
-    "posts_without_text": "without a text",
     "posts_without_user": "whose author is not known",
     "posts_without_words": "without words: only formulas, code or pictures",
     "records_duplicated": "that repeat an earlier record",
     "records_near_duplicated": "that are similar to an earlier record",
-    "records_not_utf8": "that are not UTF-8 text",
-    "records_of_short_users": "of authors too short for a balanced user",
     "records_sanitized": "that look like secrets: likely in the model of one half only",
-    "records_too_long": "too long for a sentence",
-    "records_without_words": "without words",
     "records_with_long_prompts": "whose prompts leave no room for an answer",
     "remainder_records": "after an author's last complete balanced user",
     "remainder_words": "after an author's last complete balanced user",
     "tokens_truncated": "of answers after the end of a record",
-    "users_not_utf8": "whose names are not UTF-8 text",
     "users_too_large": "with too much text for one author",
     "users_too_short": "too short for a balanced user",
-    "words_of_short_users": "of authors too short for a balanced user",
     "words_truncated": "after the cut of longer records",
 }
 

@@ -1,9 +1,8 @@
 """The contents of a corpus in numbers; lengths are counted piece by piece."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property, reduce
-from operator import add
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -20,8 +19,6 @@ UNITS = ("posts", "records", "words", "users", "rows", "tokens")
 TOP = (100, 1_000, 10_000)
 _MOST_FREQUENT = 10
 QUANTILES = {"min": 0.0, "5%": 0.05, "median": 0.5, "95%": 0.95, "max": 1.0}
-BINS = 24  # largest number of bins
-LONG_TAIL = 10  # a maximum above this multiple of the median needs a logarithmic axis
 
 
 @dataclass(frozen=True)
@@ -61,32 +58,6 @@ class Distribution:
         ranks = {name: max(1, int(np.ceil(share * cumulative[-1]))) for name, share in QUANTILES.items()}
         return {name: int(self.values[np.searchsorted(cumulative, rank)]) for name, rank in ranks.items()}
 
-    def edges(self) -> tuple[list[int], str]:
-        """Return edges of at most `BINS` bins that hold every value, and the scale of their axis, "linear" or "log".
-
-        Bin i holds the values from ``edges[i]`` up to, not including, ``edges[i + 1]``. If there are few values, each
-        has a bin. A long tail has a bin for 0, and then bins of equal ratio, up to rounding. Other bins have a round
-        width.
-        """
-        if not len(self.values):
-            return [], "linear"
-        low, high = int(self.values[0]), int(self.values[-1])
-        if high - low < BINS:
-            return list(range(low, high + 2)), "linear"
-        if high > LONG_TAIL * max(1, self.quantiles()["median"]):
-            ratios = np.geomspace(max(low, 1), high + 1, BINS + (low > 0))
-            return [0] * (low == 0) + np.unique(np.round(ratios)).astype(int).tolist(), "log"
-        widths = (digit * 10**power for power in range(19) for digit in (1, 2, 5))
-        width = next(width for width in widths if high // width - low // width < BINS)
-        return list(range(low - low % width, high + width - high % width + 1, width)), "linear"
-
-    def binned(self, edges: Sequence[int]) -> list[int]:
-        """Return how many things each bin holds; the edges must hold every value."""
-        counts = np.zeros(max(0, len(edges) - 1), np.int64)
-        np.add.at(counts, np.searchsorted(edges, self.values, side="right") - 1, self.counts)
-        totals: list[int] = counts.tolist()
-        return totals
-
 
 def inspect(corpus: Corpus) -> dict[str, Any]:
     """Return a summary of a corpus as JSON-serialisable values; memory grows only with the number of users.
@@ -116,21 +87,9 @@ def inspect(corpus: Corpus) -> dict[str, Any]:
         - ``words_occurring``, the number of words of the vocabulary that occur; ``most_frequent``, the ten most
           frequent words with counts.
         - ``words_per_record``, ``records_per_user`` and ``words_per_user``, each as quantile -> number.
-        - ``histograms`` of these three, each with ``edges`` (the same in train, heldout and test, and the same in
-          heldout-whole and test-whole; see `Distribution.edges`), ``counts``, and ``scale``, the recommended scale of
-          the axis.
     """
     measured = {name: _SplitStatistics(corpus.split(name)) for name in corpus.splits}
     splits = {name: _described(split, corpus) for name, split in measured.items()}
-    for population in (
-        SPLITS,
-        corpus.splits[len(SPLITS) :],
-    ):  # bins for complete authors would hide how balanced users are
-        for length in LENGTHS if population else ():
-            edges, scale = reduce(add, (measured[name].lengths[length] for name in population)).edges()
-            for name in population:
-                counts = measured[name].lengths[length].binned(edges)
-                splits[name]["histograms"][length] = {"edges": edges, "counts": counts, "scale": scale}
     train, manifest = splits["train"], corpus.manifest
     authors, author_warnings = largest_authors(
         (name, user, words)
@@ -223,7 +182,6 @@ def _described(measured: _SplitStatistics, corpus: Corpus) -> dict[str, Any]:
         "oov_share": _share(int(measured.token_counts[layout.oov]), split.words),
         **_coverage(measured.token_counts, layout, corpus),
         **{length: distribution.quantiles() for length, distribution in measured.lengths.items()},
-        "histograms": {},
     }
 
 

@@ -210,7 +210,6 @@ class Subset(Unchanging):
     """Some records of a source; the subset is also a source, and is the same in every round.
 
     Attributes:
-        source: the source of the records.
         chosen: integer [records], positions in the source.
     """
 
@@ -250,9 +249,7 @@ def batch(records: Records, chosen: NDArray[np.int64], layout: Layout) -> Batch:
     all tokens except the first.
 
     Args:
-        records: the user's records.
         chosen: int64 [n], indices into the records.
-        layout: the corpus' token layout.
     """
     starts = records.offsets[chosen]
     lengths = records.offsets[chosen + 1] - starts
@@ -276,8 +273,6 @@ def batches_by_length(records: Records, layout: Layout, positions: int) -> Itera
     """Yield the indices of all records in batches of similar length, longest first, which minimizes padding.
 
     Args:
-        records: the records.
-        layout: the corpus' token layout.
         positions: largest number of positions of a batch, padding included; a longer record is a separate batch.
     """
     words = np.diff(records.offsets)

@@ -32,12 +32,10 @@ def rewrite_corpus(
     the last of ``parameters.steps`` and has the digest of the old corpus.
 
     Args:
-        corpus: the old corpus.
         out: folder of the new corpus, which is not created if there is an error.
         step: the description of the change. If it has a ``label``, runs over the new corpus are named by that label.
         source: source of the train records, of the same number; by default the old corpus.
         kept: bool [records], the mask of the train records to write; by default all.
-        dropped: numbers of dropped records or words, by reason.
         notes: remarks that are shown in every description of the corpus.
         beside: function that writes further files into the new folder.
 

@@ -24,7 +24,6 @@ _ABBREVIATIONS = (
 _NO_ABBREVIATION = "".join(rf"(?<!\b{re.escape(word)}\.)" for word in _ABBREVIATIONS)
 
 _WHITE_SPACE_IN_LINE = re.compile(r"[^\S\n]+")
-_OUTSIDE_ASCII = re.compile(r"[^\x00-\x7f]+")
 
 # ASCII text, and text without the characters outside ASCII. A URL ends before the punctuation of its sentence.
 _URL = re.compile(r"""(?<![a-z0-9])(?:https?://|ftp://|www\.)[^\s<>"]*[^\s<>".,:;!?'()\[\]{}*]""")
@@ -76,7 +75,6 @@ def sentences(text: str, ascii: bool = False) -> list[list[str]]:
     6. Sentences without tokens are dropped.
 
     Args:
-        text: plain text.
         ascii: whether to remove all characters outside ASCII after step 3, without a space in their place, as
             TensorFlow Federated does. Then no text is normalized.
 
@@ -113,15 +111,3 @@ def word_ends(text: str) -> list[int]:
     [5, 8, 15]
     """
     return [match.end() for match in _ANY_TOKEN.finditer(text) if any(map(str.isalnum, match[0]))]
-
-
-def removed_characters(text: str) -> int:
-    """Return how many printable characters of plain text `sentences` removes with `ascii`.
-
-    >>> removed_characters("naïve"), removed_characters("can’t"), removed_characters("plain")
-    (1, 1, 0)
-    """
-    if text.isascii():
-        return 0
-    outside = "".join(_OUTSIDE_ASCII.findall(_URL.sub("", text.lower())))
-    return sum(map(str.isprintable, outside))  # neither white space nor marks such as a zero-width joiner

@@ -6,7 +6,6 @@
     file:///FOLDER
 
     $FLSIM_CACHE/corpora/DIGEST/           the corpus whose manifest has that digest
-    $FLSIM_CACHE/corpora/DIGEST.partial/   the files of it that were fetched so far; the next fetch continues
     $FLSIM_CACHE/corpora/DIGEST.lock       locked by the process that fetches
     $FLSIM_CACHE/fetched/                  by URI, the digest of the manifest that was last read from it
 
@@ -30,7 +29,7 @@ from typing import TYPE_CHECKING, Any, TypeGuard
 from urllib.parse import parse_qsl, unquote, urlsplit
 
 from flsim.base.errors import InputError, in_one_line
-from flsim.base.files import HashedFile, digest, file_digest, held, make_folder, new_file, sync, sync_folder
+from flsim.base.files import HashedFile, digest, held, make_folder, new_file, new_folder
 from flsim.base.progress import progress, say
 from flsim.data.manifest import PLANTED, TOKENIZER_FILES, layout_in, named, read_manifest, splits_in
 
@@ -119,12 +118,7 @@ def _store(scheme: str, options: Mapping[str, Any]) -> "FileSystem":
 
 @contextmanager
 def _reading(what: str) -> Iterator[None]:
-    """Turn errors of a store into one-line input errors.
-
-    Raises:
-        InputError: nothing is there, or access is refused.
-        _NoAnswer: the store does not answer.
-    """
+    """Turn errors of a store into one-line input errors."""
     from pyarrow import ArrowException
 
     try:
@@ -226,7 +220,7 @@ def push(folder: Path, uri: str) -> None:
 
 
 def _fetch(uri: str, store: "FileSystem", prefix: str, text: bytes, folder: Path) -> None:
-    """Fill the partial folder, then rename it."""
+    """Copy the files that a manifest names into a new folder, and compare them with their digests."""
     manifest, files = read_manifest(text, uri)
     known = {*named(layout_in(manifest), splits_in(files)), *PLANTED}
     known |= {f"tokenizer/{name}" for name in TOKENIZER_FILES}
@@ -235,37 +229,28 @@ def _fetch(uri: str, store: "FileSystem", prefix: str, text: bytes, folder: Path
             raise InputError(
                 f"{uri}: its manifest names {name!r:.80}, which is not a file of a corpus; copy the corpus again"
             )
-    partial = folder.with_suffix(".partial")
-    fetched_bytes = sum(path.stat().st_size for path in partial.rglob("*") if path.is_file()) if partial.is_dir() else 0
     total = sum(size for size, _ in files.values())
     free = shutil.disk_usage(folder.parent).free
-    if total - fetched_bytes > free:
+    if total > free:
         raise InputError(
             f"{folder.parent}: no space for {uri}, which needs {total:,} bytes; {free:,} are free. Free some "
             "space, or set FLSIM_CACHE to a folder on another disk"
         )
-    done = 0
-    with progress(f"fetching {uri} (MB)", total / 1e6, unit="MB") as advance:
+    with new_folder(folder) as partial, progress(f"fetching {uri} (MB)", total / 1e6, unit="MB") as advance:
+        done = 0
         for name, (size, sha256) in files.items():
-            path, what = partial / name, f"{uri}: {name}"
-            if path.is_file() and path.stat().st_size == size and file_digest(path) == sha256:
-                advance((done := done + size) / 1e6)
-                continue
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("wb") as file:
+            what = f"{uri}: {name}"
+            (partial / name).parent.mkdir(parents=True, exist_ok=True)
+            with (partial / name).open("wb") as file:
                 copy = HashedFile(file)
                 for block in _blocks(store, f"{prefix}/{name}", size, what):
                     copy.write(block)
                     advance((done := done + len(block)) / 1e6)
             if copy.described()["sha256"] != sha256:
-                path.unlink()
                 raise InputError(
                     f"{what}: this object differs from the manifest (sha256); try again, or copy the corpus again"
                 )
-    (partial / "manifest.json").write_bytes(text)
-    sync_folder(partial)
-    partial.rename(folder)
-    sync(folder.parent)
+        (partial / "manifest.json").write_bytes(text)
 
 
 def _blocks(store: "FileSystem", source: str, size: int, what: str) -> Iterator[bytes]:

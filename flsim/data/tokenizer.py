@@ -38,11 +38,7 @@ SMALLEST = 256 + len(TRAINED) + 1  # tokens of a trained tokenizer: all bytes, a
 
 @dataclass(frozen=True, eq=False)
 class Tokenizer:
-    """A tokenizer of a folder, as `save_pretrained` of transformers writes it.
-
-    Attributes:
-        folder: a folder with tokenizer.json.
-    """
+    """A tokenizer of a folder, as `save_pretrained` of transformers writes it."""
 
     folder: Path
 
@@ -189,11 +185,6 @@ def train_tokenizer(texts: Iterator[str], size: int, folder: Path) -> None:
     The tokens are the four special tokens, the 256 bytes, and merges of bytes within words, as in GPT-2. The tokenizer
     depends only on the texts and the number of tokens.
 
-    Args:
-        texts: the texts.
-        size: number of tokens.
-        folder: the folder.
-
     Raises:
         InputError: the text has too few different words for so many tokens.
     """
@@ -314,11 +305,7 @@ class TokenMap:
 
 @dataclass(frozen=True)
 class TokenVocabulary(Vocabulary):
-    """The vocabulary of a corpus that a tokenizer has cut: words and pieces in the tokenizer's spelling.
-
-    Attributes:
-        map: the model's ids of the words and pieces.
-    """
+    """The vocabulary of a corpus that a tokenizer has cut: words and pieces in the tokenizer's spelling."""
 
     map: TokenMap = field(kw_only=True, compare=False)
 

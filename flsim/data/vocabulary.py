@@ -141,9 +141,6 @@ class Vocabulary:
     """The most frequent words of a corpus with their counts, most frequent first.
 
     Attributes:
-        words: the words.
-        counts: how often each word occurs.
-        layout: name of the layout of token ids.
         by: whether these are words, single characters, or the tokens of a tokenizer, words before pieces.
     """
 
@@ -157,9 +154,7 @@ class Vocabulary:
         """Return the vocabulary of the `size` - 4 most frequent words; ties are in alphabetical order.
 
         Args:
-            counts: the number of occurrences of each word.
             size: number of token ids, including the four special tokens.
-            layout: name of the layout of token ids.
             by: whether the words are single characters.
 
         Raises:

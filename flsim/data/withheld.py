@@ -31,7 +31,6 @@ class PartialSplit(Split):
     records, refers only to the remaining records.
 
     Attributes:
-        whole: the complete split.
         positions: integer [records], ascending: which records of the split a run trains on.
         users: int64 [users], which users of the split have such records.
     """
@@ -95,8 +94,6 @@ def held_out(records: int, user: int, share: float) -> NDArray[np.int64]:
     They are a function of the user only, so runs of all seeds and both partitions exclude the same records.
 
     Args:
-        records: number of records of the user.
-        user: index of the user in its split.
         share: share of records to draw, rounded to the nearest number; at least one record is not drawn.
     """
     count = min(int(share * records + 0.5), records - 1)
@@ -115,10 +112,8 @@ def without_withheld(split: Split, user_holdout: float, shadow: Shadow | None, s
     """Return the records that a run trains on: the complete split, or a part of it.
 
     Args:
-        split: the training users of a corpus.
         user_holdout: share of each user's records to exclude, see `held_out`.
         shadow: whether coins of the seed exclude users or records; None for no coins.
-        seed: the run's seed.
 
     Raises:
         InputError: no record remains.

@@ -154,9 +154,6 @@ def measure(
     sweep trains at the same time, so that the times include the competition between runs.
 
     Args:
-        planned: the runs of the sweep.
-        machine: the machine.
-        at_once: largest number of runs at once.
         whole_cluster: whether runs are trained one after another.
 
     Raises:
@@ -234,14 +231,7 @@ def times_of(
     at_once: int | None = None,
     whole_cluster: bool = False,
 ) -> tuple[RunTime, ...]:
-    """Return the time of each run by configuration and length, the longest first.
-
-    Args:
-        planned: the runs.
-        costs: measured times by configuration.
-        train: the training users of the corpus.
-        machine, at_once, whole_cluster: see `measure`.
-    """
+    """Return the time of each run by configuration and length, the longest first."""
     rows: dict[tuple[str, int, int], RunTime] = {}
     for run in planned:
         users, cost = trained_on(run.config, train), costs[key := cost_key(run.config)]

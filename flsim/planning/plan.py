@@ -2,8 +2,8 @@
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +28,7 @@ from flsim.planning.scale import (
     cell,
     checkpoints_of,
     columns,
-    duration,
     evaluations_of,
-    measured_utility,
     number,
     published_scale,
     published_users,
@@ -49,7 +47,7 @@ from flsim.privacy.ledger import Ledger
 from flsim.privacy.sampling import Relation
 from flsim.privacy.table import SOUND, STAR, report
 from flsim.results import power
-from flsim.results.sweeps import PARTITION, Sweep, is_sweep, read_sweep
+from flsim.results.sweeps import PARTITION
 from flsim.runs.config import Config, load, toml
 from flsim.runs.foresight import settled_on
 from flsim.runs.sweeps import definition
@@ -87,9 +85,6 @@ def disk_of(runs: Sequence[Planned], train: Split, at_once: int, corpus: int) ->
     """Return the disk space of all runs.
 
     Args:
-        runs: all runs.
-        train: the training users.
-        at_once: number of runs at the same time.
         corpus: bytes of the corpus, if the sweep makes it; 0 otherwise.
     """
     disks = [run_disk(run.config, trained_on(run.config, train)) for run in runs]
@@ -183,10 +178,6 @@ def provable_of(planned: Sequence[Planned], train: Split) -> tuple[Provable, ...
     """Return what each row can prove in each partition, once for all seeds and for equal rows.
 
     Rows without ranked canaries are omitted.
-
-    Args:
-        planned: the runs.
-        train: the corpus' training users.
     """
     named: dict[str, Provable] = {}
     for run in planned:
@@ -205,7 +196,6 @@ def least_alphas(canaries: CanaryHParams, seeds: int) -> tuple[float | None, flo
     """Return the smallest alphas that canaries with windows can show: those of a group, and those of a window.
 
     Args:
-        canaries: the settings.
         seeds: number of runs of arm "in" that differ only in their seed.
 
     Returns:
@@ -288,15 +278,10 @@ class Request:
     """The input of a plan.
 
     Attributes:
-        name: name of the file.
         tier: the tier of a sweep; None for a run.
-        planned: the runs.
-        train: the training users.
         is_there: whether the corpus exists; otherwise the plan assumes the published number of users, all equal.
         makes: bytes of the corpus that the sweep makes; 0 if it exists.
         whole_cluster: whether runs are trained one after another.
-        published: scale of the published experiment; None if it is not known.
-        source: name of the published experiment.
     """
 
     name: str
@@ -339,17 +324,6 @@ class Power:
 
 
 @dataclass(frozen=True)
-class Session:
-    """A session of a finished sweep next to its prediction; None if a value was not recorded."""
-
-    runs: int = cell("Runs of a session", number)
-    seconds: float | None = cell("Time", duration)
-    predicted_seconds: float = cell("predicted", duration)
-    memory: int | None = cell("Memory", size)
-    predicted_memory: int = cell("predicted", size)
-
-
-@dataclass(frozen=True)
 class Plan:
     """A complete plan, in the order of its page; parts that do not apply are None or have no rows."""
 
@@ -366,11 +340,6 @@ class Plan:
     privacy: tuple[Privacy, ...]
     provable: tuple[Provable, ...]
     power: Power | None
-    against: tuple[Session, ...] = ()
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the plan as plain values."""
-        return asdict(self)
 
 
 def read_request(
@@ -387,11 +356,8 @@ def read_request(
     Args:
         file: the file of a run, or of a sweep, which has grids.
         folder: the folder for a synthetic corpus, which is made to be measured.
-        tier: tier of the sweep.
-        seeds: seeds of the sweep.
         only: grids of the sweep to plan; all if empty.
         corpus: the corpus to train on, instead of the file's.
-        overrides: changes of settings, as ``section.key=value``.
 
     Raises:
         InputError: the file is wrong, an option does not apply to it, no run could have its settings, or the corpus
@@ -450,24 +416,10 @@ def plan_of(
     spread: power.Spread = power.DEMO,
     measured: tuple[Mapping[str, Cost], Measurement] | None = None,
     at_once: int | None = None,
-    results: Sweep | None = None,
-    sessions: Iterable[Mapping[str, Any]] = (),
 ) -> Plan:
-    """Return the plan of the requested runs.
-
-    Args:
-        request: the runs.
-        machine: the machine that trains them.
-        effect: a difference in mean exposure to find, bits.
-        spread: assumed standard deviations of differences.
-        measured: what `measure` returns; None for a plan without time and memory.
-        at_once: largest number of runs at once.
-        results: the sweep of these runs, whose perplexity is shown.
-        sessions: sessions of a finished sweep, to compare with the measurement.
-    """
+    """Return the plan of the requested runs."""
     planned, train, whole_cluster = request.planned, request.train, request.whole_cluster
-    utility = measured_utility(results) if results else {}
-    scale = scale_of(rows_of(planned, train), train, utility, request.published)
+    scale = scale_of(rows_of(planned, train), train, {}, request.published)
     slots = 1 if whole_cluster else max(machine.runs_at_once(run.config, at_once) for run in planned)
     slots = min(slots, len(planned))
     costs, measurement = measured or ({}, None)
@@ -487,17 +439,7 @@ def plan_of(
         tuple(privacy_of(planned, train)),
         provable_of(planned, train),
         power_of(scale.number, seeds, planned[0].config.evaluation, effect, comparisons_of(planned), spread),
-        tuple(against(sessions, planned, costs, measurement, train, machine, whole_cluster)) if measurement else (),
     )
-
-
-def sweep_of(folder: Path | None, name: str, tier: str | None) -> Sweep | None:
-    """Return the sweep whose results belong to a plan: the one named, or else the one in runs/NAME-TIER; or None."""
-    path = folder or Path("runs") / f"{name}-{tier}"
-    if not is_sweep(path):
-        return None
-    sweep = read_sweep(path)
-    return sweep if (sweep.name, sweep.tier) == (name, tier) else None
 
 
 def privacy_of(planned: Sequence[Planned], train: Split) -> list[Privacy]:
@@ -540,10 +482,7 @@ def power_of(
 
     Args:
         canaries, seeds: number of canaries of a run, and number of seeds.
-        evaluation: settings of the evaluations.
-        effect: a difference in mean exposure to find, bits.
         tests: k.
-        spread: assumed standard deviations of differences.
     """
     if not canaries:
         return None
@@ -566,28 +505,6 @@ def power_of(
     )
 
 
-def against(
-    sessions: Iterable[Mapping[str, Any]],
-    planned: Sequence[Planned],
-    costs: Mapping[str, Cost],
-    measurement: Measurement,
-    train: Split,
-    machine: Machine,
-    whole_cluster: bool = False,
-) -> list[Session]:
-    """Return the sessions that trained only planned runs, next to their predictions."""
-    comparisons = []
-    for session in sessions:
-        names = {*(session.get("trained") or ()), *(session.get("failed") or ())}
-        runs = [run for run in planned if run.name in names]
-        if names and len(runs) == len(names):
-            times = times_of(runs, costs, train, machine, session.get("at_once"), whole_cluster)
-            predicted = time_of(times, measurement.overhead)
-            recorded = session.get("seconds"), session.get("peak_memory")
-            comparisons.append(Session(len(runs), recorded[0], predicted.seconds, recorded[1], measurement.memory))
-    return comparisons
-
-
 def page(plan: Plan) -> str:
     """Return the plan as text with at most 80 characters per line."""
     runs = sum(row.runs for row in plan.scale.rows)
@@ -602,7 +519,6 @@ def page(plan: Plan) -> str:
         "Epsilon": _epsilons(plan.privacy) if plan.privacy else "",
         "Largest provable epsilon": proof_table(plan.provable) if plan.provable else "",
         "Statistical power": answers(plan.power) + note(FOUND) if plan.power else "",
-        "Predicted and recorded": table(plan.against) if plan.against else "",
     }
     texts = [f"## {head}\n\n{text.rstrip()}\n" for head, text in sections.items() if text]
     return "\n".join([note(title), *texts])

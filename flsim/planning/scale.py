@@ -20,7 +20,7 @@ from flsim.data.withheld import Shadow, without_withheld
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, of_model
 from flsim.results.run_file import PARTITIONS
-from flsim.results.sweeps import PARTITION, Sweep, SweepRun
+from flsim.results.sweeps import PARTITION
 from flsim.runs.config import Config
 from flsim.runs.config.base import shared_rounds, whole_rounds
 from flsim.runs.sweeps.definition import Definition, Planned, Tier, TierCorpus, planned_runs
@@ -134,13 +134,7 @@ RowKey = tuple[
 
 @dataclass(frozen=True)
 class Users:
-    """The numbers of the training users.
-
-    Attributes:
-        users: number of train users.
-        records, words: their records and words.
-        vocabulary: number of token ids.
-    """
+    """The numbers of the training users."""
 
     users: int
     records: int
@@ -172,10 +166,6 @@ def trained_on(config: Config, train: Split) -> Split:
     """Return the users that a run trains on, without what `data.user_holdout` and `data.shadow` exclude.
 
     If records are excluded, the result is only for counting: it has no records to read, like `Users.split`.
-
-    Args:
-        config: settings of the run.
-        train: the corpus' training users.
     """
     data = config.data
     return _left(train, data.user_holdout, data.shadow, config.seed) if data.leaves_out else train
@@ -253,8 +243,6 @@ class Scale:
 
     Attributes:
         users: the corpus' training users, of whose records a row may leave some out.
-        rows: rows of the table.
-        canaries: all configurations of canaries.
         share: expected share of all records that are canaries, in the run with the most of them.
         number: number of canaries, in the run with the most of them.
     """
@@ -276,8 +264,7 @@ def scale_of(
 
     Args:
         rows: the runs of each row, as `rows_of` returns them.
-        train: the users.
-        utility: perplexity by name of a row and partition.
+        utility: published perplexity by name of a row and partition.
         published: scale of the published runs in the same rows.
     """
     configs = [runs[0].config for runs in rows.values()]
@@ -362,9 +349,7 @@ def published_scale(
     Args:
         definition: the sweep, whose base and axes are as published.
         planned: the runs that reproduce the published ones.
-        rows: these runs by row.
         source: the definition's file, for messages.
-        only: the planned grids.
     """
     tier = Tier(about="", corpus=TierCorpus(path=Path()), seeds=tuple(dict.fromkeys(run.seed for run in planned)))
     users = published_users(definition)
@@ -382,24 +367,7 @@ def published_scale(
     return scale_of(rows, users.split(), utility)
 
 
-def measured_utility(sweep: Sweep) -> dict[str, dict[str, float]]:
-    """Return the perplexity of a sweep's completed runs at their ends, by row and partition: the mean over seeds."""
-    values: dict[str, dict[str, list[float]]] = {}
-    for run in sweep.runs:
-        results = run.results
-        if results is None or results.status != "completed" or not results.evaluated:
-            continue
-        value = results.of_model(UTILITY.name, results.evaluated[-1])
-        if value is not None:
-            partitions = values.setdefault(row_name(run), {})
-            partitions.setdefault(str(run.axes.get(PARTITION, "")), []).append(value)
-    return {
-        name: {partition: float(np.mean(seeds)) for partition, seeds in partitions.items()}
-        for name, partitions in values.items()
-    }
-
-
-def row_name(run: Planned | SweepRun) -> str:
+def row_name(run: Planned) -> str:
     """Return the name of the row of a table that a run is in, without partition and seed."""
     axes = [_setting_text(key, value) for key, value in run.axes.items() if key != PARTITION]
     return " ".join([run.grid, *axes])

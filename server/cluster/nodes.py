@@ -34,8 +34,6 @@ class Environment:
     """The code, files and processor of a node.
 
     Attributes:
-        versions: versions of code and libraries.
-        processor: model of the processor.
         run: digest of the run's settings, as far as results depend on them, and of its custom code; None if the node
             cannot read the folder.
         corpus: digest of the corpus's manifest; None if the node cannot open the corpus.

@@ -8,17 +8,14 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial, reduce
 
-import numpy as np
 from flwr.app import Message
 from flwr.serverapp import Grid
 
 from flsim.algorithms.summation import BranchReply, Reply, RoundRequest, ShardReply, branches
 from flsim.algorithms.wire import Address, decode_delta, decode_reply, encode_requests
 from flsim.base.errors import InputError, RunFailed
-from flsim.base.extensions import parts
 from flsim.base.logs import log
 from flsim.base.progress import say
-from flsim.runs.config.custom_code import names_in
 from flsim.runs.folder import Run
 from flsim.training.update import UpdateSum
 from server.pool.client import sum_request
@@ -69,22 +66,11 @@ POLL = 0.005  # seconds between polls at first; Grid.send_and_receive would slee
 START_POLL = 0.02  # seconds between polls during the start of client processes, which need the processor
 PATIENT_POLL = 0.1  # seconds between polls for slow replies
 NODES_DEADLINE = 600.0  # seconds for the start of a client, as for an evaluator: a busy machine needs minutes
-WITNESSES = 3  # number of users that are tried in addition to a failing user
 WORTH_SAYING = 60.0  # seconds without a client until a message is printed
 
 
 class ShardFailed(RunFailed):
-    """A failure of a shard in all attempts, or once in custom code, which would fail again.
-
-    Attributes:
-        request: the request to the shard.
-        is_own_code: whether an error of custom code is the reason.
-    """
-
-    def __init__(self, request: RoundRequest, times: int, reason: str, is_own_code: bool = False) -> None:
-        failed = "failed with" if is_own_code else f"failed {times} times, last with"
-        super().__init__(f"round {request.round + 1}: shard {request.shard} {failed}: {reason}")
-        self.request, self.is_own_code = request, is_own_code
+    """A failure of a shard in all attempts, or once in custom code, which would fail again."""
 
 
 @dataclass(frozen=True)
@@ -92,14 +78,9 @@ class Exchange:
     """The sender of requests to nodes, which collects their replies.
 
     Attributes:
-        grid: Flower's message layer.
-        shards: number of shards; each has a node of the grid.
         branch: number of consecutive shards that a client process adds; 0 for all. It is used only with a grid that
             holds arrays.
-        address: the run that requests are about.
-        deadline: the deadline of replies, which adapts to their durations.
         retries: number of repeated requests to a shard after an error or the deadline.
-        stop: the event that requests the end of the run.
     """
 
     grid: Grid
@@ -137,15 +118,8 @@ class Exchange:
             yield from self._attempt(again, limit, exchanged)
         if exchanged.failures:
             shard, reason = min(exchanged.failures.items())
-            failed = next(request for request in asked if request.shard == shard)
-            raise ShardFailed(failed, 1 + self.retries, reason, exchanged.is_own_code)
-
-    def send_once(self, request: RoundRequest) -> dict[int, str]:
-        """Make one attempt at one request; return the reason of each failed shard."""
-        exchanged = _RoundExchange([request], self.branch)
-        for _ in self._attempt([request], lambda: self.deadline.patience, exchanged):
-            pass
-        return exchanged.failures
+            how = "failed with" if exchanged.is_own_code else f"failed {1 + self.retries} times, last with"
+            raise ShardFailed(f"round {asked[0].round + 1}: shard {shard} {how}: {reason}")
 
     def _attempt(
         self, asked: Sequence[RoundRequest], limit: Callable[[], float], exchanged: "_RoundExchange"
@@ -212,7 +186,6 @@ class _Pending:
     Attributes:
         shards: the shards to which the request is sent again if it fails.
         since: `time.monotonic` when it was sent.
-        seconds: its deadline.
         branch: the branch whose sum it requests; None for a request to a shard.
     """
 
@@ -289,71 +262,11 @@ def wait_for_nodes(grid: Grid, shards: int, stop: Stop, seconds: float) -> list[
     return nodes[:shards]
 
 
-def explain(run: Run, failed: ShardFailed, ask: Callable[[RoundRequest], dict[int, str]]) -> RunFailed:
-    """Return the error to raise for a shard that keeps failing.
-
-    Args:
-        run: the run.
-        failed: the request of the shard, and its failure.
-        ask: function that makes one attempt at a request and returns the reasons of failure, by shard.
-    """
+def explain(run: Run, failed: ShardFailed) -> RunFailed:
+    """Return the error to raise for a shard that keeps failing: with its cause if a file of the run is damaged."""
     try:
         run.verify()
     except InputError as error:
         file, _, _ = str(error).partition(": ")
         return RunFailed(str(failed) if f"{file}: " in str(failed) else f"{failed}; {error}")
-    if failed.is_own_code or any(f"{parts(name)[0]}:" in str(failed) for name in names_in(run.config)):
-        return RunFailed(str(failed))  # an error of custom code, which is not caused by a single user
-    say(
-        f"{run.name}: {failed}; searching for the user whose records cause it",
-        round=failed.request.round + 1,
-        shard=failed.request.shard,
-    )
-
-    def fails(users: Sequence[int]) -> bool:
-        return bool(ask(replace(failed.request, users=failed.request.users[list(users)])))
-
-    place = culprit(range(len(failed.request.users)), fails)
-    if place is None:
-        return RunFailed(f"{failed}; none of its users is the single cause; `flsim run --resume` tries again")
-    user = int(failed.request.users[place])
-    others = others_than(user, failed.request.users.tolist(), len(run.users))
-    if all(ask(replace(failed.request, users=np.array([other]))) for other in others):
-        return RunFailed(
-            f"{failed}; each of several users makes the round fail without the other users, so the cause is not a user"
-        )
-    return RunFailed(
-        f"{failed}; user {user} ({run.users.name(user)}) makes the round fail even without other users; remove "
-        "this user from the corpus, or give clients more memory"
-    )
-
-
-def others_than(user: int, cohort: Sequence[int], population: int) -> list[int]:
-    """Return a few other users: of the cohort, or of the population if the cohort has no other user.
-
-    A user who fails without other users is the cause only if one of these users succeeds.
-
-    >>> others_than(5, [2, 5, 7, 9, 11], 40)
-    [2, 7, 9]
-    >>> others_than(39, [39], 40)
-    [0, 1, 2]
-    """
-    others = [other for other in cohort if other != user]
-    neighbours = [(user + step) % population for step in range(1, min(1 + WITNESSES, population))]
-    return (others or neighbours)[:WITNESSES]
-
-
-def culprit(users: Sequence[int], fails: Callable[[Sequence[int]], bool]) -> int | None:
-    """Return one of `users` that fails without the others, by bisection.
-
-    None if there is none, or if an empty list fails.
-
-    >>> culprit(range(8), lambda users: 5 in users)
-    5
-    """
-    if fails([]):
-        return None
-    while len(users) > 1:
-        half = users[: len(users) // 2]
-        users = half if fails(half) else users[len(half) :]
-    return users[0] if users and fails(users) else None
+    return failed

@@ -36,7 +36,6 @@ def simulate(
 ) -> None:
     """Train a run on Ray, with a Flower node per shard; for arguments and errors, see `server.launch.train`."""
     system, stop = run.federated.system, Stop()
-    _warn_of_capped_canaries(run)
     _say_canary_users(run)
     with cluster(address, cpus, head), stopping(stop):
         client_gpus, _ = client_gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
@@ -44,7 +43,6 @@ def simulate(
         _refuse_what_does_not_fit(share)
         run = with_shards(run, sum(share.fits(node) for node in nodes()))
         shards = run.federated.system.known_shards
-        say_what_stays_idle(run.name, share, shards, nodes(), cpus)
         shard_ranges(len(run.users), shards)  # raises an error for more shards than users
         evaluation_gpus = gpus_of_evaluators(run.name, system, nodes(), shards)
         refuse_tf32_without_gpu(run.federated.local.precision, client_gpus)
@@ -61,7 +59,6 @@ def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
     Each checkpoint is evaluated before training continues. If the process dies, `--resume` continues the run.
     """
     stop = Stop()
-    _warn_of_capped_canaries(run)
     _say_canary_users(run)
     with stopping(stop):
         run = with_shards(run, 1)
@@ -70,20 +67,6 @@ def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
         refuse_tf32_without_gpu(run.federated.local.precision, float(has_gpu))
         grid = InProcessGrid(APP, run.federated.system.known_shards)
         rounds.train(grid, run, stop, retrain_lost=retrain_lost, service=EvaluationInProcess(evaluate_checkpoint))
-
-
-def _warn_of_capped_canaries(run: Run) -> None:
-    """Warn if `max_records` excludes copies of canaries."""
-    # A canary that is trained on less often than it was planted looks less memorized.
-    cap = run.federated.local.max_records
-    if cap is None:
-        return
-    beyond, trained = run.users.copies_beyond(cap)
-    if beyond:
-        say(
-            f"local.max_records = {cap} excludes records, including canaries: of {beyond:,} copies that users "
-            f"with more records hold, {trained:,.0f} would be trained on in a round of all users"
-        )
 
 
 def _say_canary_users(run: Run) -> None:
@@ -109,10 +92,7 @@ def gpus_of_evaluators(name: str, system: SystemHParams, resources: Sequence[dic
     GPUs of a node, and fills one before the next. Evaluators take what remains.
 
     Args:
-        name: name of the run.
-        system: the settings of processes and their shares.
         resources: "CPU" and "GPU" of each node, as Ray reports them.
-        shards: number of shards.
 
     Raises:
         InputError: the settings put evaluators on GPUs, but clients use all of them. Otherwise evaluators would be
@@ -148,7 +128,6 @@ def take_gpus(free: list[float], share: float, processes: int) -> int:
     Args:
         free: the free share of each GPU, which is modified.
         share: GPUs of a process; 0 for none.
-        processes: number of processes.
     """
     needed = max(1, round(share))  # GPUs of a process
     for started in range(processes):
@@ -166,28 +145,6 @@ def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
         raise InputError('local.precision "tf32" needs an NVIDIA GPU, but clients have none; set "float32"')
 
 
-def say_what_stays_idle(
-    name: str, share: ClientShare, shards: int, nodes: Sequence[dict[str, float]], cpus: int | None
-) -> None:
-    """Print that fewer client processes work than the GPUs, or the requested cores, allow.
-
-    Args:
-        name: name of the run.
-        share: the share of a machine of each process.
-        shards: number of shards.
-        nodes: resources of the machines.
-        cpus: requested cores; None if not requested.
-    """
-    room = sum(share.fits(node) for node in nodes)
-    idle = int(sum(node.get("GPU", 0.0) for node in nodes) - shards * share.gpus) if share.gpus else 0
-    if room > shards and (idle >= 1 or cpus is not None):
-        gpus = f" {idle} GPU{'s' * (idle > 1)} stay{'s' * (idle == 1)} idle;" if idle >= 1 else ""
-        say(
-            f"{name}: {room} client processes fit, but only {shards} work at the same time, because "
-            f"system.shards = {shards};{gpus} a new run with system.shards = {room} would use all"
-        )
-
-
 def _refuse_what_does_not_fit(share: ClientShare) -> None:
     """Raise InputError if a client fits on no machine."""
     if not any(share.fits(node) for node in nodes()):
@@ -201,10 +158,6 @@ class InProcessGrid(ShardGrid):
     """A grid that answers one message at each call of `pull_messages`, in the order in which they were pushed.
 
     ClientApp and messages are those of `server.pool.grid.RayGrid`, and results are equal bit for bit.
-
-    Args:
-        app: Flower's ClientApp as ``module:attribute``.
-        shards: number of Flower nodes.
     """
 
     def __init__(self, app: str, shards: int) -> None:

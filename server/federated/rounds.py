@@ -28,7 +28,7 @@ from flsim.training.update import Counts
 from server.federated.exchange import NODES_DEADLINE, Deadline, Exchange, ShardFailed, explain, wait_for_nodes
 from server.pool.evaluations import EvaluationInProcess
 from server.stopping import Stop
-from server.supervision import Evaluations, RoundMetrics, keep, supervised
+from server.supervision import Evaluations, keep, supervised
 
 
 def train(
@@ -42,11 +42,9 @@ def train(
     """Train a run from its newest checkpoint to its last round, and wait for its evaluations.
 
     Args:
-        grid: Flower's message layer, with a node per shard.
         run: the run; its status, checkpoints, rows and log are kept up to date.
         stop: the event that requests a checkpoint of the last completed round and the end.
         evaluation_gpus: GPUs of the evaluator; 0 evaluates on a CPU.
-        retrain_lost: see `flsim.runs.recovery.recover`.
         service: the evaluation, in this process; None for processes on Ray.
 
     Raises:
@@ -81,7 +79,7 @@ def train(
             try:
                 yield from exchange.send(asked)
             except ShardFailed as failed:
-                raise explain(run, failed, exchange.send_once) from failed
+                raise explain(run, failed) from failed
 
         with supervised(run, evaluation_gpus, service, stop) as evaluations:
             return train_rounds(run, run.latest_state(), send, evaluations)
@@ -94,7 +92,6 @@ def with_shards(run: Run, processes: int) -> Run:
     shards, it had 2; without recorded branches, it had none.
 
     Args:
-        run: the run.
         processes: number of client processes that fit.
     """
     system, has_begun = run.federated.system, run.last_round or latest(run.path / "checkpoints")
@@ -106,7 +103,7 @@ def with_shards(run: Run, processes: int) -> Run:
 
 def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -> State:
     """Train all rounds from `state` on; `send` turns a round's requests into replies, in any order."""
-    training, metrics = run.federated.training_of(run.users, run.rounds), RoundMetrics(run)
+    training = run.federated.training_of(run.users, run.rounds)
     sizes = NewLines(run.path / micro_cohorts.FILE)
     sizes.take()  # epsilons of earlier processes are known
     with progress(run.name, run.rounds, start=state.round) as advance:
@@ -118,7 +115,7 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
                 if evaluated:  # otherwise accounting, which takes about a second, is skipped
                     spent, spent_by = run.epsilons(state), f"by round {state.round}"
                 now = time.monotonic()
-                line = run.log_round(
+                run.log_round(
                     round=state.round,
                     **_logged(counts, round_.clip),
                     mean_rms=_brief(round_.step.rms),
@@ -129,7 +126,6 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
                     workers=sorted({work.worker for work in round_.work}),
                     digest=digest_of(state),
                 )
-                metrics.report(line)
                 began = now
                 say_micro_cohorts(run.name, sizes.take())
                 if run.is_saved_at(state.round):

@@ -55,10 +55,7 @@ class Client:
         """Apply the app to a message; return the reply without its arrays, and the arrays.
 
         Args:
-            message: the request, without its arrays.
-            context: Flower's context of the node.
             holds: whether the reply's arrays are for `sum`, not for a message.
-            names: names of the request's arrays.
             *arrays: these arrays, which Ray reads from its object store.
         """
         for name, record in zip(names, arrays, strict=True):

@@ -70,8 +70,6 @@ def gpu_shares(training: float | None, evaluation: float | None, evaluators: int
     Args:
         training: GPUs of a training process in the settings; None if not set.
         evaluation: the same for an evaluator.
-        evaluators: number of evaluators.
-        has_gpu: whether there is a GPU to train on.
     """
     if evaluation is None:
         evaluation = EVALUATION_SHARE / evaluators if has_gpu else 0.0
@@ -144,7 +142,6 @@ class EvaluationService:
             work: function of the paths of a run and of a checkpoint, which stores its results idempotently. Other
                 processes import it; it can be a `functools.partial`. `Diverged` means that the model is not finite; any
                 other error is a failure.
-            hparams: number of processes, deadline and retries.
         """
         self._work, self._hparams = work, hparams
         self._pool = Actors[_Job]()
@@ -187,7 +184,6 @@ class EvaluationService:
         """Wait until nothing of the run is pending, and return outcomes like `poll`.
 
         Args:
-            run: the folder of the run.
             timeout: largest number of seconds to wait; pending evaluations then continue.
         """
         until = time.monotonic() + timeout
@@ -311,11 +307,7 @@ def _refuse_without_ray() -> None:
 
 
 class EvaluationInProcess:
-    """A service like `EvaluationService`, without Ray, which evaluates a checkpoint when it is submitted.
-
-    Args:
-        work: see `EvaluationService`.
-    """
+    """A service like `EvaluationService`, without Ray, which evaluates a checkpoint when it is submitted."""
 
     def __init__(self, work: Work) -> None:
         self._work = work

@@ -45,12 +45,7 @@ def code_of(error: BaseException | None) -> int:
 
 
 class ShardGrid(Grid):  # type: ignore[misc]  # Flower brings no types
-    """Flower nodes 0 to shards - 1, one for each shard.
-
-    Args:
-        shards: number of Flower nodes.
-        run_id: Flower's number of the run.
-    """
+    """Flower nodes 0 to shards - 1, one for each shard."""
 
     def __init__(self, shards: int, run_id: int = 1) -> None:
         self._shards, self._run_id, self._numbers = shards, run_id, count(1)
@@ -106,7 +101,6 @@ def places(room: Mapping[Machine, int], processes: int) -> list[Machine]:
 
     Args:
         room: number of further processes that fit on each machine.
-        processes: largest number of processes.
     """
     free, machines = dict(room), list[Machine]()
     while len(machines) < processes and any(count > 0 for count in free.values()):
@@ -129,7 +123,6 @@ class Job:
     """A message, and the arrays that belong to it.
 
     Attributes:
-        message: the request, without its arrays.
         arrays: references to its arrays, by name.
         parts: the stored arrays that it requests to add; none for a message to the ClientApp.
         replied: reference to the arrays of the reply, after the message is sent.
@@ -182,9 +175,6 @@ class RayGrid(ShardGrid):
 
         Args:
             app: Flower's ClientApp as ``module:attribute``, which each process imports.
-            shards: number of Flower nodes.
-            share: the share of a machine of each process.
-            machines: the usable Ray nodes.
             holds: whether arrays of replies remain on their machines until their sum is requested.
         """
         super().__init__(shards)

@@ -1,8 +1,6 @@
 """log.jsonl: a line per event that says what it is about, whatever the disk, in all folders that asked for it."""
 
 import json
-import logging
-import shutil
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from threading import Thread
@@ -10,7 +8,6 @@ from typing import Any
 
 import pytest
 from faulty import fill, small_disk
-from helpers import Experiment, Trained
 
 from flsim.base.logs import FILE, log, logging_to
 from flsim.base.progress import say
@@ -105,31 +102,3 @@ def test_a_full_disk_loses_lines_and_nothing_else(tmp_path: Path, capfd: pytest.
     assert events[0] == "before"
     assert "after" in events
     assert capfd.readouterr() == ("", "")
-
-
-@pytest.mark.nightly
-def test_a_run_logs_what_happens_with_rounds_and_machines_and_goes_on_when_it_is_resumed(
-    experiment: Experiment, trained: Trained
-) -> None:
-    run = shutil.copytree(trained(), experiment.folder / "run")
-    first = lines(run)
-    assert {line["run"] for line in first} == {"run"}
-    assert {line["level"] for line in first} == {"info"}
-    assert [line["round"] for line in first if line["event"] == "checkpoint"] == [1, 2, 3, 4]
-    evaluated = [(line["round"], line["outcome"]) for line in first if line["event"] == "evaluated"]
-    assert evaluated == [(2, "stored"), (4, "stored")]
-    started = [line for line in first if line["event"] == "client process started"]
-    assert [(line["processes"], line["machines"]) for line in started] == [(1, 1)]
-    assert len({line["machine"] for line in started}) == 1
-    whole = ("training", "completed")
-    assert [(line["event"], line["round"]) for line in first if line["event"] in whole] == list(
-        zip(whole, (0, 4), strict=True)
-    )
-
-    experiment.run("run", "training.rounds=5", options=["--cpus", "2", "--resume"])
-    both = lines(run)
-    assert both[: len(first)] == first
-    assert [(line["event"], line["round"]) for line in both[len(first) :] if line["event"] in whole] == list(
-        zip(whole, (4, 5), strict=True)
-    )
-    assert logging.getLogger("flsim") is log

@@ -1,14 +1,13 @@
 """Windows of canaries, and the arms in and out, from settings to tables."""
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas as pd
 import pytest
 import torch
-from helpers import PARTITION, Experiment, Trained, train_here
+from helpers import PARTITION, Experiment, train_here
 
 import flsim
 from flsim.base.errors import InputError
@@ -18,7 +17,6 @@ from flsim.canaries.roster import read_roster
 from flsim.canaries.spec import CanaryHParams, bounds_of
 from flsim.data.corpus import Corpus
 from flsim.planning.scale import Users, canaries_of
-from flsim.results.store import read_run
 from flsim.runs.config import load
 from flsim.runs.folder import Run
 from flsim.training.state import State
@@ -159,22 +157,3 @@ def test_the_arms_are_equal_until_the_window(
     assert list(differing(inside, outside)) == [4, 5, 6, 7, 8]
     _, never = first_states(experiment, partition, algorithm, windows=((0.5, 0.5),))
     assert not list(differing(outside, never))
-
-
-@pytest.fixture
-def arms(experiment: Experiment, trained_here: Trained) -> tuple[Path, Path]:
-    """Two arms of a run of four rounds, with one window in the third."""
-    settings = ["canaries.p_u=[0.3]", "canaries.windows=[[0.5, 0.75]]", "evaluation.every=1"]
-    return trained_here(*settings), trained_here(*settings, "canaries.arm='out'")
-
-
-def test_arms_measure_the_same_canaries_and_are_told_apart(arms: tuple[Path, Path]) -> None:
-    inside, outside = (read_run(run) for run in arms)
-    assert inside.setting + ", arm out" == outside.setting
-    assert inside.roster["tokens"].map(tuple).tolist() == outside.roster["tokens"].map(tuple).tolist()
-    for round_, is_equal in ((1, True), (2, True), (3, False), (4, False)):
-        one, other = (run.of_canaries("log_perplexity", round_) for run in (inside, outside))
-        assert one is not None
-        assert other is not None
-        assert one.equals(other) == is_equal
-        assert outside.of_canaries("exposure", round_) is not None

@@ -11,15 +11,11 @@ from reading import Sentence, by_user, check_post, parts_of, read, sentences
 
 from benchmarks import writers
 from flsim.data.formats.known import FORMATS, format_of
-from flsim.data.formats.posts import OOV_WORD
-from flsim.data.importing.gather import ImportHParams
-from flsim.data.importing.run import import_corpus
 from flsim.data.sentences import records
 
 SPLITS = st.sampled_from(["train", "heldout", "test"])
 NO_NUL = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
 PLAIN = st.characters(exclude_categories=["Cc", "Cs", "Cn"])
-WORDS = [".", "the", "/", "a/b", '"', "don't", "<URL>", "é", "/x/", "'"]
 
 ANY_USER = st.one_of(st.text(), st.sampled_from(["../../etc/passwd", "a\0b", "x" * 10_000, "", "00000010", "\n", "-1"]))
 AUTHOR = ANY_USER.filter(str.strip)  # of formats that refuse or drop posts without an author
@@ -73,38 +69,12 @@ def test_tff_sqlite(tmp_path: Path, rows: list[Sentence], part: int) -> None:
 
 
 @relaxed
-@given(examples(ANY_USER, st.text()), PART, SPLITS)
-def test_fedjax(tmp_path: Path, rows: list[Sentence], part: int, split: str) -> None:
-    rows = by_user([(user, split, text) for user, _, text in rows])
-    name = f"stackoverflow_{split.replace('heldout', 'held_out')}.sqlite"
-    round_trip(
-        tmp_path, name, lambda path: writers.write_fedjax(path, written(rows)), kept(rows), part, "fedjax-sqlite"
-    )
-
-
-@relaxed
 @given(examples(GROUP, st.text(NO_NUL)), PART, SPLITS, st.booleans())
 def test_tff_hdf5(tmp_path: Path, rows: list[Sentence], part: int, split: str, fixed: bool) -> None:
     rows = by_user([(user, split, text) for user, _, text in rows])
     name = f"stackoverflow_{split.replace('heldout', 'held_out')}.h5"
     write = lambda path: writers.write_tff_hdf5(path, written(rows), fixed)  # noqa: E731
     round_trip(tmp_path, name, write, kept(rows), part, "tff-hdf5")
-
-
-@relaxed
-@given(examples(GROUP, st.lists(st.sampled_from([*WORDS, "rare", "UNK"]), max_size=30).map(" ".join)), PART)
-def test_pfl(tmp_path: Path, rows: list[Sentence], part: int) -> None:
-    order = ["train", "heldout", "test"]
-    rows = sorted(by_user(rows), key=lambda row: order.index(str(row[1])))
-    expected = [
-        (user, split, " ".join(word if word in WORDS else OOV_WORD for word in text.split()[:20]))
-        for user, split, text in rows
-        if text
-    ]
-    if not rows:
-        rows = [("nobody", "train", "")]
-    write = lambda path: writers.write_pfl(path, written(rows), WORDS)  # noqa: E731
-    round_trip(tmp_path, "so.hdf5", write, expected, part, "pfl-hdf5")
 
 
 @relaxed
@@ -137,42 +107,3 @@ def test_stackexchange(tmp_path: Path, rows: list[Sentence], part: int) -> None:
 def tokenised(rows: list[Sentence]) -> list[Sentence]:
     """Formats of plain text have no splits, and their text goes through `flsim.data.sentences`."""
     return [(user, None, sentence) for user, _, text in rows for sentence in records(text)]
-
-
-KNOWN = [",", "the", "/", "a", "to", "don't", "x"]
-WRITERS: dict[str, tuple[str, Callable[[Path, list[tuple[str, str, str]]], None]]] = {
-    "tff-sqlite": ("so.sqlite", writers.write_tff_sqlite),
-    "tff-hdf5": ("stackoverflow_train.h5", writers.write_tff_hdf5),
-    "fedjax-sqlite": ("stackoverflow_train.sqlite", writers.write_fedjax),
-    "pfl-hdf5": ("so.hdf5", lambda path, rows: writers.write_pfl(path, rows, KNOWN)),
-    "parquet": ("so.parquet", writers.write_parquet),
-    "jsonl": ("so.jsonl", writers.write_jsonl),
-    "stackexchange": ("so.Posts.xml", writers.write_stackexchange),
-}
-
-
-@settings(relaxed, max_examples=2)
-@pytest.mark.parametrize("format", WRITERS)
-@given(rows=examples(st.sampled_from("abc"), st.lists(st.sampled_from(KNOWN)).map(" ".join)))
-def test_imported(tmp_path: Path, format: str, rows: list[Sentence]) -> None:
-    """Each author's sentences, in order and in the author's split, as a corpus has them: cut at 20 words."""
-    name, write = WRITERS[format]
-    folder = tmp_path / f"{format}-{next(NUMBERS)}"
-    folder.mkdir()
-    has_splits = format in ("tff-sqlite", "pfl-hdf5")
-    rows = [(user, split if has_splits else "train", f"the {text}".strip()) for user, split, text in rows]
-    rows = by_user([*rows, ("all", "train", " ".join(KNOWN))])
-    write(folder / name, written(rows))
-    hparams = ImportHParams(len(KNOWN) + 4, 20, words_per_user=1, heldout=0.0, test=0.0)
-    corpus = import_corpus([folder / name], folder / "corpus", hparams, workers=1)
-    found: dict[tuple[str, str], list[str]] = {}
-    for split in ("train", "heldout", "test"):
-        users = corpus.split(split)
-        for number, label in enumerate(users.names):
-            author = label.rsplit("#", 1)[0].removeprefix("so/")
-            texts = [" ".join(corpus.vocabulary.decode(tokens)) for tokens in users[number]]
-            found.setdefault((split, author), []).extend(texts)
-    expected: dict[tuple[str, str], list[str]] = {}
-    for author, of, text in rows:
-        expected.setdefault((str(of), author), []).append(" ".join(text.split()[:20]))
-    assert found == expected

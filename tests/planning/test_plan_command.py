@@ -5,7 +5,7 @@ import math
 import re
 import tempfile
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +26,6 @@ from flsim.planning.measure import Cost, Machine, Measurement, cost_key
 from flsim.planning.plan import (
     Plan,
     Request,
-    against,
     corpus_bytes,
     groups_of,
     least_alphas,
@@ -219,56 +218,32 @@ USERS = Users(400, 12_000, 100_000, 600)
 MACHINE = Machine(cores=2, gpus=0)
 
 
-def measured(sweep_file: Path, seeds: int = 1) -> tuple[Request, tuple[dict[str, Cost], Measurement], Plan]:
+def measured(sweep_file: Path) -> Plan:
     """Plan table 1: start 10 s, a round 0.5 s, an evaluation 3 s, and 5 s of overhead."""
     definition = load_sweep(sweep_file)
     tier = tier_of(definition, "smoke", "here")
-    planned = planned_runs(definition, tier, Path("corpus"), "here", range(seeds), ["sgd", "fedavg"])
+    planned = planned_runs(definition, tier, Path("corpus"), "here", range(1), ["sgd", "fedavg"])
     request = Request("table1", "smoke", planned, USERS.split(), whole_cluster=False)
     costs = {cost_key(run.config): Cost(10, 0.5, 3) for run in planned}
     measurement = Measurement(memory=41 * 10**8, at_once=2, overhead=5.0, seconds=70.0, load=0.4)
-    sessions = [{"trained": sorted(run.name for run in planned), "failed": {}, "seconds": 4_000.0, "at_once": None}]
-    return (
-        request,
-        (costs, measurement),
-        plan_of(request, MACHINE, 1.0, measured=(costs, measurement), sessions=sessions),
-    )
+    return plan_of(request, MACHINE, 1.0, measured=(costs, measurement))
 
 
 def test_a_page_fits_and_answers_with_units(sweep_file: Path) -> None:
-    _, _, plan = measured(sweep_file)
+    plan = measured(sweep_file)
     text = page(plan)
     assert max(map(len, text.splitlines())) <= 80
     titles = [line.removeprefix("## ") for line in text.splitlines() if line.startswith("## ")]
     assert titles == [
         *["Time, memory and disk", "Time of a run", "Scale and amount of training", "Largest provable epsilon"],
-        *["Statistical power", "Predicted and recorded"],
+        "Statistical power",
     ]
     assert plan.time is not None
     assert plan.time.seconds == 5 + 8 * (766 + 222) / 2
     assert re.search(r"Time of all runs, as many at once as fit *\| *66 \| min", text)
     assert re.search(r"Peak memory of all processes, measured *\| *4.1 \| GB", text)
     assert re.search(r"fedavg cohort 40 *\| *2 *\| *2 *\| *10 s *\| *400 *\| *0.5 s *\| *4 *\| *3 s *\| *4 min", text)
-    (session,) = plan.against
-    assert (session.runs, session.seconds, session.predicted_seconds) == (16, 4_000.0, plan.time.seconds)
-    assert json.loads(json.dumps(plan.to_json(), allow_nan=False))["disk"]["kept"] == 64
-
-
-def test_sessions_are_compared_by_the_values_that_they_have(sweep_file: Path) -> None:
-    """A sweep.json need not have any value of a session. Runs that failed count as runs of the session too."""
-    request, measurement, _ = measured(sweep_file)
-    name = request.planned[0].name
-    sessions: list[dict[str, object]] = [
-        {"trained": ["other"], "failed": {}, "seconds": 1, "at_once": 1},
-        {"began": "2026-01-02T03:04:05Z"},
-        {"failed": {name: "lost"}, "trained": None},
-        {"trained": [name], "peak_memory": 4 * 10**9},
-    ]
-    compared = against(sessions, request.planned, *measurement, request.train, MACHINE)
-    assert [(session.runs, session.seconds, session.memory) for session in compared] == [
-        (1, None, None),
-        (1, None, 4 * 10**9),
-    ]
+    assert json.loads(json.dumps(asdict(plan), allow_nan=False))["disk"]["kept"] == 64
 
 
 @pytest.mark.parametrize(("effect", "tests"), [(1.3, 1), (2.5, 8)])

@@ -11,14 +11,10 @@ from flsim.planning.scale import (
     Scale,
     Users,
     evaluations_of,
-    measured_utility,
     published_scale,
     rows_of,
     scale_of,
 )
-from flsim.results.rows import Row, frame
-from flsim.results.store import RunResults
-from flsim.results.sweeps import Sweep, SweepRun
 from flsim.runs.config import CentralConfig, load
 from flsim.runs.folder import Run
 from flsim.runs.sweeps.definition import Definition, Planned, longest_first, planned_runs, tier_of
@@ -191,21 +187,3 @@ def test_runs_of_most_epochs_are_first(sweep_file: Path) -> None:
     assert names[:2] == ["fedavg-iid-cohort40-seed0", "fedavg-non-iid-cohort40-seed0"]
     assert names[-1] == "sgd-non-iid-batch_size32-seed0", "3.97 epochs, fewer than the 4 of 4 users in 400 rounds"
     assert len(names) == 18
-
-
-def results(name: str, partition: str, perplexity: float, status: str = "completed") -> SweepRun:
-    rows = frame([Row(name, 10, "perplexity", "", perplexity), Row(name, 5, "perplexity", "", 999.0)])
-    run = RunResults(name, "FedAvg, b_u=4", status, None, 10, 10, rows, roster=rows.iloc[:0])
-    return SweepRun(name, "fedavg", 0, {"data.partition": partition, "training.cohort": 4}, None, run)
-
-
-def test_utility_of_results_is_the_mean_over_completed_seeds() -> None:
-    runs = [
-        results("a", "iid", 60),
-        results("b", "iid", 70),
-        results("c", "non-iid", 80),
-        results("d", "non-iid", 500, "running"),
-    ]
-    texts = dict.fromkeys(("name", "title", "question", "tier", "about", "source", "command"), "x")
-    sweep = Sweep(Path(), **texts, commands=(), chosen=(), versions={}, sessions=[], runs=runs)
-    assert measured_utility(sweep) == {"fedavg cohort 4": {"iid": 65, "non-iid": 80}}

@@ -177,13 +177,3 @@ def test_held_sums_are_added_in_the_order_that_is_asked_for(grid: RayGrid, tmp_p
     ids = grid.push_messages(requests(1, folder=tmp_path))
     assert set(grid._held) == {0}
     wait_until(lambda: bool(grid.pull_messages(ids)))
-
-
-@holding
-def test_a_single_attempt_at_a_held_shard_says_whether_it_failed(grid: RayGrid, tmp_path: Path) -> None:
-    exchange = Exchange(grid, len(VALUES), 3, Address(str(tmp_path), "digest"), Deadline(None), 0, Stop())
-    request = RoundRequest(0, 2, np.array([2]), PARAMS)
-    assert exchange.send_once(request) == {}
-    (tmp_path / "fail2").touch()
-    assert exchange.send_once(request) == {2: "KeyError: 'told to fail'"}
-    assert exchange.send_once(request) == {}

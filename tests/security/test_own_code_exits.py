@@ -12,7 +12,6 @@ EVALUATE = ("--canaries", "c.csv", "--vocabulary", "40")
 READ = ("data", "import", "text.txt", "--format", "format.py:lines", "--out", "made")
 OTHERS = {
     "format": READ,
-    "maker": ("data", "make", "maker.py:users", "--out", "made"),
     "factory": ("evaluate", "--model", "factory.py:model", *EVALUATE),
     "imported factory": ("evaluate", "--model", "factory:model", *EVALUATE),  # as a module that Python imports
 }
@@ -59,7 +58,7 @@ MADE_BY_EXEC = "exec('def {name}(*_): raise SystemExit(0)')"
 @pytest.mark.parametrize(
     ("kind", "source", "arguments"),
     [
-        ("maker", "from sys import exit as users", OTHERS["maker"]),
+        ("format", "from sys import exit as lines", READ),
         ("format", MADE_BY_EXEC.format(name="lines"), READ),
         ("schedule", MADE_BY_EXEC.format(name="constant"), ("run", "tiny.toml", *EXITS_HERE)),
     ],

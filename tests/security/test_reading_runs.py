@@ -118,7 +118,7 @@ def test_reading_executes_nothing(
 
 
 def test_every_kind_of_custom_code_is_in_a_run() -> None:
-    assert {kind for kinds in RUNS.values() for kind in kinds} == {*CODE} - {"maker", "factory"}
+    assert {kind for kinds in RUNS.values() for kind in kinds} == {*CODE} - {"factory"}
     assert {kind for kinds in RUNS.values() for kind in kinds} >= {*SETTINGS}
 
 

@@ -101,10 +101,6 @@ def lines(path):
         user, _, text = line.partition(" ")
         yield user, [text]
 """,
-    "maker": """
-def users(seed):
-    yield "u1", ["a sentence of words"]
-""",
     "factory": """
 def model():
     return None

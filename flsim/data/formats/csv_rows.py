@@ -8,21 +8,13 @@ import csv
 import re
 from collections import Counter
 from collections.abc import Iterator
-from pathlib import Path
 
 from flsim.base.errors import InputError
-from flsim.data.formats import posts
 from flsim.data.formats.fields import WrongFieldError, posts_of
-from flsim.data.formats.posts import OPTIONS, Format, Part, Post, unpacked_name
+from flsim.data.formats.posts import OPTIONS, Format, Part, Post, unpacked_name, whole_file
 
 LONGEST_FIELD = 2**24  # characters; longest field, which bounds a quote that never ends
 _FLOAT = re.compile(r"-?[0-9]{1,300}\.0+")
-
-
-def csv_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Return the only part of a file; none for an empty file."""
-    size = data.stat().st_size
-    return posts.parts_between([0, size] if size else [], data, source, columns)
 
 
 def read_csv(part: Part, dropped: Counter[str]) -> Iterator[Post]:
@@ -82,4 +74,4 @@ def _place(header: list[str], column: str, option: str, part: Part) -> int:
     return header.index(column)
 
 
-CSV = Format("csv", csv_parts, read_csv)
+CSV = Format("csv", whole_file, read_csv)

@@ -40,9 +40,6 @@ def posts_of(
     Args:
         user: a string, or an integer, also as a float; 7, 7.0 and "7" are one author.
         text: a string, or a list of strings.
-        dropped: counts by reason.
-        reading: how the text is read.
-        split: the split that the source states.
         prompt: the text that these texts answer, a string; null for none.
 
     Raises:

@@ -1,10 +1,14 @@
-"""Reading of untrusted HDF5 files.
+"""Reader of TensorFlow Federated's older copies of Stack Overflow, ``stackoverflow_{train,held_out,test}.h5``.
+
+``/examples/<client_id>/tokens`` is a dataset of strings, one per sentence. The other features are not read. Tokens are
+split at white space and otherwise unchanged. The file name contains the split.
 
 libhdf5 2.0 may crash on a file that is damaged in the wrong place. It may also loop forever in a damaged heap of
 strings (in 0.3% of files that were damaged at random), and cannot be stopped from inside. Therefore such a file is read
 in a separate process, which is killed after five minutes without progress.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -14,7 +18,17 @@ from typing import Any
 
 from flsim.base.errors import InputError
 from flsim.data.formats import posts
-from flsim.data.formats.posts import USER_RECORDS, Part, library_message, ranges, user_name
+from flsim.data.formats.posts import (
+    USER_RECORDS,
+    Format,
+    Part,
+    Post,
+    library_message,
+    published,
+    ranges,
+    split_of_name,
+    user_name,
+)
 
 try:
     import h5py
@@ -22,6 +36,7 @@ except ImportError:  # h5py is in the extra `hdf5`; only this format needs it
     h5py = None
 
 MAGIC = b"\x89HDF\r\n\x1a\n"
+GROUP = "examples"
 LARGEST_CHUNK = 2**28  # bytes; a compressed chunk is completely in memory
 SLICE = 2**24  # bytes of a dataset that are in memory at a time
 
@@ -30,11 +45,7 @@ _ERRORS = (OSError, RuntimeError, LookupError, ValueError, TypeError, Arithmetic
 
 
 def refuse_missing_h5py(file: Path) -> None:
-    """Raise InputError if h5py, which the extra `hdf5` installs, cannot be imported.
-
-    Args:
-        file: the file that is to be read or written, for the message.
-    """
+    """Raise InputError about a file to be read or written if h5py, which the extra `hdf5` installs, is missing."""
     if h5py is None:
         raise InputError(f"{file}: HDF5 files need h5py, the extra 'hdf5', which is not installed; pip install h5py")
 
@@ -59,13 +70,24 @@ def hdf5(data: Path, source: Path) -> Iterator[Any]:
         ) from error
 
 
-def child(group: Any, name: str | bytes) -> Any:
-    """Return a member of a group that is in this file.
+def _clients(data: Path, source: Path) -> tuple[str | bytes, ...]:
+    """Return the names of clients in the file's order, listed once per process: there are hundreds of thousands."""
+    status = data.stat()
+    return _listed(data, source, status.st_size, status.st_mtime_ns)
+
+
+@lru_cache(maxsize=4)
+def _listed(data: Path, source: Path, _size: int, _changed: int) -> tuple[str | bytes, ...]:
+    with hdf5(data, source) as file:
+        if GROUP not in file:
+            raise InputError(f"{source}: no group {GROUP}; its groups: {', '.join(map(str, file)) or 'none'}")
+        return tuple(_child(file, GROUP))
+
+
+def _child(group: Any, name: str | bytes) -> Any:
+    """Return a member of a group that is in this file; KeyError if there is none.
 
     Links are not followed, because they can name any other file.
-
-    Raises:
-        KeyError: there is no such member, or it is a link.
     """
     encoded = name if isinstance(name, bytes) else name.encode()
     if group.id.links.get_info(encoded).type != h5py.h5l.TYPE_HARD:
@@ -73,72 +95,55 @@ def child(group: Any, name: str | bytes) -> Any:
     return group[name]
 
 
-def members(data: Path, source: Path, *groups: str) -> dict[str, tuple[str | bytes, ...]]:
-    """Return the names in groups below the root, in the file's order.
+def tff_hdf5_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
+    """Return the parts of a file: ranges of equally many clients, in the file's order, of about 64 MB."""
+    pieces = -(-data.stat().st_size // posts.PART_BYTES)
+    clients = ranges(0, len(_clients(data, source)), pieces)
+    return [Part(data, source, first, last, columns) for first, last in clients]
 
-    There are hundreds of thousands of names, so they are listed once per process.
+
+def read_tff_hdf5(part: Part, dropped: Counter[str]) -> Iterator[Post]:
+    """Yield posts of up to 64 sentences of a client.
+
+    Dropped are ``users_not_utf8`` (the client id), ``users_too_large`` (a million sentences, or a chunk of 256 MB),
+    ``records_not_utf8``, ``records_too_long`` (more than 1 MB) and ``records_without_words``.
 
     Raises:
-        InputError: the file has none of the groups.
+        InputError: libhdf5 cannot read the part, or a client has no strings ``tokens``.
     """
-    status = data.stat()
-    return _members(data, source, groups, status.st_size, status.st_mtime_ns)
+    split = split_of_name(part.source)
+    names = _clients(part.path, part.source)[part.first : part.last]
+    with hdf5(part.path, part.source) as file:
+        clients = _child(file, GROUP)
+        for name in names:
+            user, tokens = user_name(name), _tokens(clients, name, part.source)
+            if user is None:
+                dropped["users_not_utf8"] += 1
+            elif _is_too_large(tokens):
+                dropped["users_too_large"] += 1
+            else:
+                step = max(1, SLICE // max(tokens.dtype.itemsize, 2**10))
+                texts = (text for at in range(0, len(tokens), step) for text in tokens[at : at + step].tolist())
+                yield from published(user, split, texts, dropped)
 
 
-@lru_cache(maxsize=4)
-def _members(
-    data: Path, source: Path, groups: tuple[str, ...], _size: int, _changed: int
-) -> dict[str, tuple[str | bytes, ...]]:
-    with hdf5(data, source) as file:
-        names = {group: tuple(child(file, group)) for group in groups if group in file}
-        if not names:
-            raise InputError(
-                f"{source}: no group {' or '.join(groups)}; its groups: {', '.join(map(str, file)) or 'none'}"
-            )
-        return names
+def _tokens(clients: Any, name: str | bytes, source: Path) -> Any:
+    """Return the dataset of a client's sentences, whose values are in the file itself."""
+    client, label = _child(clients, name), repr(user_name(name) or name)[:60]
+    if not isinstance(client, h5py.Group) or "tokens" not in client:
+        raise InputError(f"{source}: client {label} has no dataset 'tokens'")
+    tokens = _child(client, "tokens")
+    is_inside = isinstance(tokens, h5py.Dataset) and not tokens.is_virtual and not tokens.external
+    is_written = is_inside and tokens.shape is not None and (not tokens.size or tokens.id.get_storage_size())
+    if not is_written or len(tokens.shape) != 1 or h5py.check_string_dtype(tokens.dtype) is None:
+        raise InputError(f"{source}: client {label}: 'tokens' is not a one-dimensional dataset of strings in this file")
+    return tokens
 
 
-def client_parts(data: Path, source: Path, columns: tuple[str, str], clients: int) -> list[Part]:
-    """Return parts of about 64 MB, with equally many clients each."""
-    pieces = -(-data.stat().st_size // posts.PART_BYTES)
-    return [Part(data, source, first, last, columns) for first, last in ranges(0, clients, pieces)]
-
-
-def too_large(dataset: Any) -> bool:
+def _is_too_large(tokens: Any) -> bool:
     """Return whether a dataset is larger than any published dataset, or needs too much memory to read a piece."""
-    rows = dataset.shape[0] if dataset.shape else 0
-    row = prod(dataset.shape[1:]) * dataset.dtype.itemsize
-    chunk = prod(dataset.chunks) * dataset.dtype.itemsize if dataset.chunks else 0
-    return bool(rows > USER_RECORDS or row > LARGEST_CHUNK or chunk > LARGEST_CHUNK)
+    chunk = prod(tokens.chunks) if tokens.chunks else 1
+    return bool(len(tokens) > USER_RECORDS or chunk * tokens.dtype.itemsize > LARGEST_CHUNK)
 
 
-def slices(dataset: Any) -> Iterator[Any]:
-    """Yield a dataset's rows, a bounded number at a time."""
-    row = max(1, prod(dataset.shape[1:]) * dataset.dtype.itemsize)
-    step = max(1, SLICE // max(row, 2**10))
-    for first in range(0, dataset.shape[0], step):
-        yield dataset[first : first + step]
-
-
-def is_group(member: Any) -> bool:
-    """Return whether a member of a group is a group."""
-    return isinstance(member, h5py.Group)
-
-
-def holds_strings(dataset: Any) -> bool:
-    """Return whether a dataset's values are strings, of fixed or variable length."""
-    return h5py.check_string_dtype(dataset.dtype) is not None
-
-
-def plain(dataset: Any) -> bool:
-    """Return whether the values of a dataset are in the file itself.
-
-    Values may be missing, or be in other files that a dataset names.
-    """
-    inside = isinstance(dataset, h5py.Dataset) and not dataset.is_virtual and not dataset.external
-    return bool(inside and dataset.shape is not None and (not dataset.size or dataset.id.get_storage_size()))
-
-
-def client_label(name: str | bytes) -> str:
-    """Return a client's name for a message, at most 60 characters."""
-    return repr(user_name(name) or name)[:60]
+TFF_HDF5 = Format("tff-hdf5", tff_hdf5_parts, read_tff_hdf5, fragile=True)

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from flsim.base.errors import InputError
-from flsim.data.formats import posts
 from flsim.data.formats.fields import WrongFieldError, posts_of
 from flsim.data.formats.jsonl import LONGEST_LINE, occurs, posts_of_object, reason_of
-from flsim.data.formats.posts import Format, Part, Post
+from flsim.data.formats.posts import Format, Part, Post, whole_file
 
 LARGEST = 2**26  # characters of an object, or of a user in LEAF's layout
 CHUNK = 2**16  # characters
@@ -27,12 +26,6 @@ LEAF_KEYS = {"users", "num_samples", "hierarchies", LEAF_DATA}
 
 _WHITE_SPACE = re.compile(r"[ \t\n\r]*")
 _DECODER = json.JSONDecoder()
-
-
-def json_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Return the only part of a file; none for an empty file."""
-    size = data.stat().st_size
-    return posts.parts_between([0, size] if size else [], data, source, columns)
 
 
 def read_json(part: Part, dropped: Counter[str]) -> Iterator[Post]:
@@ -236,4 +229,4 @@ class _Scanner:
         self._text, self._place, self._is_complete = rest + chunk, 0, not chunk
 
 
-JSON = Format("json", json_parts, read_json)
+JSON = Format("json", whole_file, read_json)

@@ -126,9 +126,6 @@ def posts_of_object(value: Any, part: Part, dropped: Counter[str], is_key: Calla
     An object without the author or the text is dropped and counted like an object with a null value.
 
     Args:
-        value: the object.
-        part: the part that it is from.
-        dropped: counts by reason.
         is_key: whether any object of the file has a key; see `occurs`.
 
     Raises:

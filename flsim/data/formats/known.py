@@ -5,28 +5,25 @@ from pathlib import Path
 
 from flsim.base.errors import InputError
 from flsim.base.extensions import is_custom, refuse_unknown
-from flsim.data.formats import hdf5, parquet, sqlite
+from flsim.data.formats import hdf5, parquet, tff_sqlite
 from flsim.data.formats.csv_rows import CSV
-from flsim.data.formats.fedjax import FEDJAX
+from flsim.data.formats.hdf5 import TFF_HDF5
 from flsim.data.formats.json_values import JSON, is_lines
 from flsim.data.formats.jsonl import JSONL
 from flsim.data.formats.own import reader_of
 from flsim.data.formats.parquet import PARQUET
-from flsim.data.formats.pfl import PFL
 from flsim.data.formats.posts import PACKED, Format
 from flsim.data.formats.stackexchange import STACKEXCHANGE
 from flsim.data.formats.text import TEXT
-from flsim.data.formats.tff_sqlite import TFF_HDF5, TFF_SQLITE
+from flsim.data.formats.tff_sqlite import TFF_SQLITE
 
 FORMATS: dict[str, Format] = {
-    format.name: format
-    for format in (TFF_SQLITE, TFF_HDF5, FEDJAX, PFL, PARQUET, JSONL, JSON, CSV, STACKEXCHANGE, TEXT)
+    format.name: format for format in (TFF_SQLITE, TFF_HDF5, PARQUET, JSONL, JSON, CSV, STACKEXCHANGE, TEXT)
 }
 KNOWN = (
-    "known are Stack Overflow as TensorFlow Federated hosts it (SQLite, HDF5), as FedJAX (SQLite) and pfl-research "
-    '(HDF5) do, Parquet, lines or an array of {"user": ..., "text": ...}, LEAF (JSON), CSV (.csv, .tsv, or --format '
-    "csv), the Posts.xml of a Stack Exchange dump, and plain text (.txt, or --format text); or give a custom reader "
-    "with --format path/to/file.py:NAME"
+    "known are Stack Overflow as TensorFlow Federated hosts it (SQLite, HDF5), Parquet, lines or an array of "
+    '{"user": ..., "text": ...}, LEAF (JSON), CSV (.csv, .tsv, or --format csv), the Posts.xml of a Stack Exchange '
+    "dump, and plain text (.txt, or --format text); or give a custom reader with --format path/to/file.py:NAME"
 )
 
 
@@ -58,7 +55,6 @@ def format_of(data: Path, source: Path) -> Format:
     """Return the format of a file by its content, or by its name if the content is ambiguous.
 
     Args:
-        data: the data on disk.
         source: the file as the user named it.
 
     Raises:
@@ -75,7 +71,7 @@ def format_of(data: Path, source: Path) -> Format:
         )
     if head.startswith(_COMPRESSED):
         raise InputError(f"{source}: the file is compressed; decompress it first")
-    if head.startswith(sqlite.MAGIC):
+    if head.startswith(tff_sqlite.MAGIC):
         return _of_sqlite(data, source)
     if head.startswith(hdf5.MAGIC):
         return _of_hdf5(data, source)
@@ -102,12 +98,10 @@ def is_fragile(data: Path) -> bool:
 
 
 def _of_sqlite(data: Path, source: Path) -> Format:
-    with sqlite.database(data, source) as connection:
-        tables = sqlite.tables(connection)
+    with tff_sqlite.database(data, source) as connection:
+        tables = tff_sqlite.tables(connection)
     if "examples" in tables:
         return TFF_SQLITE
-    if "federated_data" in tables:
-        return FEDJAX
     raise InputError(f"{source}: SQLite with the tables {', '.join(sorted(tables)) or '(none)'}; {KNOWN}")
 
 
@@ -116,6 +110,4 @@ def _of_hdf5(data: Path, source: Path) -> Format:
         groups = [str(name) for name in file]
     if "examples" in groups:
         return TFF_HDF5
-    if "metadata" in groups:
-        return PFL
     raise InputError(f"{source}: HDF5 with the groups {', '.join(groups) or '(none)'}; {KNOWN}")

@@ -1,21 +1,16 @@
-"""Custom code that yields posts: a reader of files, or a maker of a corpus.
+"""Custom readers of files.
 
     def reader(path):                       # flsim data import FILE --format my_format.py:reader
         yield "user", "Plain text. It is cut into sentences as the text of other formats is."
-
-    def maker(seed, users=100):             # flsim data make my_corpus.py:maker --set users=9
         yield "user", ["sentences of words", "that are taken as they are"], "train"
 
-Both yield (user, text) or (user, text, split). A reader may also be a `flsim.data.formats.posts.Format`, which cuts its
-files into parts that are read in parallel.
+A reader may also be a `flsim.data.formats.posts.Format`, which cuts its files into parts that are read in parallel.
 """
 
-import inspect
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,14 +31,13 @@ def reader_of(name: str) -> Format:
     """
     user_code = _Reader(name, source_digest(name))
     thing = user_code.resolved()
-    lost, fragile = (thing.lost, thing.fragile) if isinstance(thing, Format) else ("", False)
+    path, attribute = parts(name)
     return Format(
-        _label(name),
+        f"{path.name}:{attribute}",  # without the folder, which is not a property of a corpus
         user_code.parts,
         user_code.read,
         user_code.check,
-        lost,
-        fragile,
+        isinstance(thing, Format) and thing.fragile,
         {"format_sha256": user_code.sha256},
     )
 
@@ -73,7 +67,7 @@ class _Reader:
     def parts(self, data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
         thing = self.resolved()
         if not isinstance(thing, Format):
-            return _whole(data, source, columns)
+            return [Part(data, source, 0, 1, columns)]
         with _naming(source):
             return thing.parts(data, source, columns)
 
@@ -89,49 +83,6 @@ class _Reader:
             yield from _posts(self.name, yielded, part.reading, dropped)
 
 
-def maker_of(name: str, seed: int, options: Mapping[str, Any]) -> Format:
-    """Return a custom maker ``path/to/file.py:NAME`` as the format of its source file.
-
-    Args:
-        name: name of a function that yields posts.
-        seed: value of the function's argument `seed`, if it has one.
-        options: its other arguments by name.
-
-    Raises:
-        InputError: the file failed, it has no such function, or the function does not take these options.
-    """
-    user_code = _Maker(name, seed, dict(options))
-    user_code.bound()
-    return Format(_label(name), _whole, user_code.read, about={"options": user_code.options})
-
-
-@dataclass(frozen=True)
-class _Maker:
-    """A custom maker, stored by name, with its arguments; an import fails if its file changes."""
-
-    name: str
-    seed: int
-    options: dict[str, Any]
-
-    def bound(self) -> Callable[[], Any]:
-        """Return the maker as a function without arguments."""
-        thing: Any = resolve(self.name, {}, "maker")
-        if not callable(thing):
-            raise InputError(f"{self.name}: found {type(thing).__name__}, not a function that yields texts of users")
-        signature = inspect.signature(thing)
-        arguments = ({"seed": self.seed} if "seed" in signature.parameters else {}) | self.options
-        try:
-            signature.bind(**arguments)
-        except TypeError as error:
-            raise InputError(f"{self.name}{signature}: {error}; set its options with --set NAME=VALUE") from error
-        return partial(thing, **arguments)
-
-    def read(self, part: Part, dropped: Counter[str]) -> Iterator[Post]:
-        make = self.bound()
-        with custom_code_errors(InputError):
-            yield from _posts(self.name, make(), part.reading, dropped)
-
-
 @contextmanager
 def _naming(source: Path) -> Iterator[None]:
     """Add the source, the custom file and its line to errors of the custom code."""
@@ -140,16 +91,6 @@ def _naming(source: Path) -> Iterator[None]:
             yield
     except InputError as error:
         raise InputError(f"{source}: {error}") from error
-
-
-def _label(name: str) -> str:
-    """Return the name without the folder, which is not a property of a corpus."""
-    path, attribute = parts(name)
-    return f"{path.name}:{attribute}"
-
-
-def _whole(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    return [Part(data, source, 0, 1, columns)]
 
 
 def _posts(name: str, yielded: Any, reading: Reading, dropped: Counter[str]) -> Iterator[Post]:
@@ -165,9 +106,9 @@ def _posts(name: str, yielded: Any, reading: Reading, dropped: Counter[str]) -> 
 
 
 def _posts_of(value: Any, reading: Reading, dropped: Counter[str]) -> Iterator[Post]:
-    characters, removed, prompt = 0, 0, None
+    prompt = None
     if isinstance(value, Post):
-        characters, removed, prompt = value.characters, value.removed, value.prompt
+        prompt = value.prompt
         value = (value.user, value.sentences, value.split)
     if not isinstance(value, tuple) or len(value) not in (2, 3):
         raise InputError(f"{_shortened(value)}; {YIELDS}")
@@ -190,7 +131,7 @@ def _posts_of(value: Any, reading: Reading, dropped: Counter[str]) -> Iterator[P
         dropped["posts_not_utf8"] += 1
     else:
         joined = (" ".join(sentence.split()) for sentence in text)
-        yield Post(author, [sentence for sentence in joined if sentence], split, characters, removed, prompt)
+        yield Post(author, [sentence for sentence in joined if sentence], split, prompt)
 
 
 def _shortened(value: Any) -> str:

@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from flsim.data.sentences import records, removed_characters
+from flsim.data.sentences import records
 
 PART_BYTES = 2**26  # bytes of input in a part, approximately,
 PART_RECORDS = 200_000  # or sentences, depending on the format
@@ -36,17 +36,12 @@ class Post:
         sentences: sentences as words joined by single spaces, without other white space; can be empty. If the reader
             asks for texts (`Reading.whole`), the complete text as its author wrote it.
         split: ``"train"``, ``"heldout"`` or ``"test"`` if the source states it; None lets the import draw it.
-        characters: number of characters that were cut into the sentences, without spaces; 0 if the source contains
-            sentences.
-        removed: how many of these characters the cut removed because they are outside ASCII; see `Reading.ascii`.
         prompt: the text that the sentences answer, which a model reads and is not trained to write.
     """
 
     user: str
     sentences: list[str]
     split: str | None = None
-    characters: int = field(default=0, compare=False)
-    removed: int = field(default=0, compare=False)
     prompt: str | None = None
 
 
@@ -56,14 +51,12 @@ class Reading:
 
     Attributes:
         ascii: whether characters outside ASCII are removed from plain text, see `flsim.data.sentences.sentences`.
-        site: the site of a Stack Exchange dump; None takes the site from the file's name.
         delimiter: the character between two fields of CSV; None is a tab in ``.tsv`` files, and a comma in others.
         whole: whether a plain text is one sentence, with its white space and capitals, for a tokenizer.
         prompt_column: the key or column of the prompt, for formats that name columns; None reads no prompts.
     """
 
     ascii: bool = False
-    site: str | None = None
     delimiter: str | None = None
     whole: bool = False
     prompt_column: str | None = None
@@ -102,20 +95,10 @@ class Part:
 
 
 def post_of(user: str, text: str, reading: Reading, split: str | None = None, prompt: str | None = None) -> Post:
-    """Return the post of a plain text, which is cut into sentences by `flsim.data.sentences.sentences` unless `whole`.
-
-    Args:
-        user: the author's name.
-        text: the text.
-        reading: how the text is read.
-        split: the split that the source states.
-        prompt: the text that this text answers.
-    """
-    characters = len(text) - text.count(" ") - text.count("\n")
+    """Return the post of a plain text, which `flsim.data.sentences.sentences` cuts unless it is read whole."""
     if reading.whole:
-        return Post(user, [text] if text.strip() else [], split, characters, prompt=prompt)
-    removed = removed_characters(text) if reading.ascii else 0
-    return Post(user, records(text, reading.ascii), split, characters, removed)
+        return Post(user, [text] if text.strip() else [], split, prompt)
+    return Post(user, records(text, reading.ascii), split)
 
 
 def no_warnings(_data: Path, _source: Path) -> list[str]:
@@ -134,7 +117,6 @@ class Format:
         read: function of (part, dropped) that yields the part's posts, in order. It raises InputError if the part
             cannot be read.
         check: function of (data, source) that returns warnings about the complete file.
-        lost: information that the format does not contain; printed once and stored in the manifest.
         fragile: whether the library that reads the format can crash or hang on a damaged file. Such files are read in a
             separate process.
         about: further entries of a source in the manifest, such as the digest of a custom format.
@@ -144,7 +126,6 @@ class Format:
     parts: Callable[[Path, Path, tuple[str, str]], list[Part]]
     read: Callable[[Part, Counter[str]], Iterator[Post]]
     check: Callable[[Path, Path], list[str]] = no_warnings
-    lost: str = ""
     fragile: bool = False
     about: Mapping[str, Any] = field(default_factory=dict)
 
@@ -163,6 +144,12 @@ def ranges(first: int, last: int, parts: int) -> list[tuple[int, int]]:
 def parts_between(bounds: list[int], data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
     """Return the parts that begin and end at ascending bounds."""
     return [Part(data, source, first, last, columns) for first, last in pairwise(bounds)]
+
+
+def whole_file(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
+    """Return the only part of a file that cannot be divided; none for an empty file."""
+    size = data.stat().st_size
+    return parts_between([0, size] if size else [], data, source, columns)
 
 
 def unpacked_name(source: Path) -> str:

@@ -77,23 +77,13 @@ _SUSPECT_REFERENCE = re.compile(
 )
 _CONTROLS = bytes(code for code in range(32) if code not in b"\t\n\r")
 _SUSPECT_BYTES = {b"\xed": re.compile(rb"\xed[\xa0-\xbf]"), b"\xef\xbf": re.compile(_NO_CHARACTER)}
-# Things that the end of a chunk can cut: a reference, or a surrogate pair as references or as bytes.
-_HIGH = (  # references to the first half of a pair, U+D800 to U+DBFF or 55296 to 56319
-    rb"&#(?:x0{0,36}[dD][89abAB][0-9a-fA-F]{2}"
-    rb"|0{0,35}(?:55(?:29[6-9]|[3-9][0-9]{2})|56(?:[0-2][0-9]{2}|3[01][0-9])));"
-)
-_TAIL = re.compile(
-    rb"(?:(?:%b)?(?:&(?:#x?[0-9a-fA-F]{0,40})?)?"
-    rb"|(?:\xed[\xa0-\xaf][\x80-\xbf])?(?:\xed[\xa0-\xbf]?|\xef\xbf?)?)\Z" % _HIGH
-)
-_LONGEST_TAIL = 96  # bytes
 
 
 class CharacterFilter:
     """A filter of the bytes of an XML file, chunk by chunk, that removes forbidden characters and joins surrogates.
 
     Line feeds are unchanged, and therefore line numbers. The file is in UTF-8, or in another encoding that contains
-    ASCII.
+    ASCII. The bytes from the last ``<`` of a chunk are returned with the next chunk, so no element's text is cut.
 
     Attributes:
         elements: number of elements, without children, in which a character was removed or a pair was joined.
@@ -103,22 +93,19 @@ class CharacterFilter:
         self.elements = 0
         self._utf8 = utf8
         self._pattern = _IN_UTF8 if utf8 else _IN_OTHERS
-        self._held = b""
-        self._is_counted = False  # whether the current element is already counted in `elements`
-        self._seen = 0  # position of the last change in the chunk
+        self._rest = b""
 
     def feed(self, chunk: bytes, final: bool = False) -> bytes:
-        """Return the complete bytes so far, without forbidden characters."""
-        chunk = self._held + chunk
-        tail = None if final else _TAIL.search(chunk, max(0, len(chunk) - _LONGEST_TAIL))
-        self._held = tail[0] if tail else b""
-        chunk = chunk[: len(chunk) - len(self._held)]
-        self._seen = 0
-        allowed = chunk
-        if self._is_suspect(chunk):
-            allowed = self._pattern.sub(lambda match: self._allowed(match, chunk), chunk)
-        self._is_counted = self._is_counted and b"<" not in chunk[self._seen :]
-        return allowed
+        """Return the complete elements so far, without forbidden characters."""
+        chunk = self._rest + chunk
+        end = len(chunk) if final or len(chunk) > LONGEST_ROW else max(0, chunk.rfind(b"<"))
+        chunk, self._rest = chunk[:end], chunk[end:]
+        if not self._is_suspect(chunk):
+            return chunk
+        elements = chunk.split(b"<")
+        allowed = [self._pattern.sub(_allowed, element) for element in elements]
+        self.elements += sum(before != after for before, after in zip(elements, allowed, strict=True))
+        return b"<".join(allowed)
 
     def _is_suspect(self, chunk: bytes) -> bool:
         """Return whether a chunk can have forbidden characters."""
@@ -131,21 +118,15 @@ class CharacterFilter:
             )
         )
 
-    def _allowed(self, match: re.Match[bytes], chunk: bytes) -> bytes:
-        """Return the allowed characters of a match, and count the element if characters were removed."""
-        matched = match[0]
-        is_text = matched[:1] != b"&"
-        text = (
-            matched.decode("utf-8", "surrogatepass") if is_text else "".join(map(_character, matched.split(b";")[:-1]))
-        )
-        joined = _PAIR_IN_TEXT.sub(lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), text)
-        allowed = "".join(character for character in joined if is_allowed(character))
-        if allowed == text:
-            return matched
-        if not self._is_counted or b"<" in chunk[self._seen : match.start()]:
-            self.elements += 1
-        self._is_counted, self._seen = True, match.start()
-        return b"".join(b"&#x%X;" % ord(character) for character in allowed)
+
+def _allowed(match: re.Match[bytes]) -> bytes:
+    """Return the allowed characters of a match."""
+    matched = match[0]
+    is_text = matched[:1] != b"&"
+    text = matched.decode("utf-8", "surrogatepass") if is_text else "".join(map(_character, matched.split(b";")[:-1]))
+    joined = _PAIR_IN_TEXT.sub(lambda pair: pair[0].encode("utf-16", "surrogatepass").decode("utf-16"), text)
+    allowed = "".join(character for character in joined if is_allowed(character))
+    return matched if allowed == text else b"".join(b"&#x%X;" % ord(character) for character in allowed)
 
 
 def _character(reference: bytes) -> str:
@@ -232,7 +213,7 @@ def read_stackexchange(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     Raises:
         InputError: the file is not XML, is truncated, has no posts, or declares entities.
     """
-    site = part.reading.site or site_of(part.source)
+    site = site_of(part.source)
     rows = 0
     for row in _rows(part, dropped):
         rows += 1

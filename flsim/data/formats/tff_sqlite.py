@@ -5,40 +5,32 @@ split_name, num_examples)``. Tokens are split at white space and otherwise uncha
 author in each split.
 """
 
+import os
+import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from contextlib import closing, contextmanager
 from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 from google.protobuf.message import DecodeError
 
 from flsim.base.errors import InputError
-from flsim.data.formats.hdf5 import (
-    child,
-    client_label,
-    client_parts,
-    hdf5,
-    holds_strings,
-    is_group,
-    members,
-    plain,
-    slices,
-    too_large,
-)
+from flsim.data.formats import posts
 from flsim.data.formats.posts import (
     LONGEST_RECORD,
     POST_RECORDS,
     Format,
     Part,
     Post,
-    published,
-    split_of_name,
+    library_message,
+    ranges,
     user_name,
 )
-from flsim.data.formats.sqlite import ascending, database, require, rowid_parts, span
 
 # Decoder of tf.Example, TensorFlow's record of named features, without TensorFlow.
 #  The messages are those of tensorflow/core/example/{example,feature}.proto. They are built in a separate pool, so that
@@ -83,56 +75,8 @@ Example: Any = _example()
 """The message class: `Example.FromString(bytes).features.feature["tokens"].bytes_list.value[0]`."""
 
 
-# Reader of TensorFlow Federated's older copies of Stack Overflow, ``stackoverflow_{train,held_out,test}.h5``.
-#  ``/examples/<client_id>/tokens`` is a dataset of strings, one per sentence. The other features are not read. Tokens
-# are split at white space and otherwise unchanged. The file name contains the split.
-
-GROUP = "examples"
-
-
-def tff_hdf5_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Return the parts of a file: ranges of clients, in the file's order."""
-    return client_parts(data, source, columns, len(members(data, source, GROUP)[GROUP]))
-
-
-def read_tff_hdf5(part: Part, dropped: Counter[str]) -> Iterator[Post]:
-    """Yield posts of up to 64 sentences of a client.
-
-    Dropped are ``users_not_utf8`` (the client id), ``users_too_large`` (a million sentences, or a chunk of 256 MB),
-    ``records_not_utf8``, ``records_too_long`` (more than 1 MB) and ``records_without_words``.
-
-    Raises:
-        InputError: libhdf5 cannot read the part, or a client has no strings ``tokens``.
-    """
-    split = split_of_name(part.source)
-    names = members(part.path, part.source, GROUP)[GROUP][part.first : part.last]
-    with hdf5(part.path, part.source) as file:
-        clients = child(file, GROUP)
-        for name in names:
-            user = user_name(name)
-            tokens = _tokens(clients, name, part.source)
-            if user is None:
-                dropped["users_not_utf8"] += 1
-            elif too_large(tokens):
-                dropped["users_too_large"] += 1
-            else:
-                texts = (text for piece in slices(tokens) for text in piece.tolist())
-                yield from published(user, split, texts, dropped)
-
-
-def _tokens(clients: Any, name: str | bytes, source: Path) -> Any:
-    client = child(clients, name)
-    if not is_group(client) or "tokens" not in client:
-        raise InputError(f"{source}: client {client_label(name)} has no dataset 'tokens'")
-    tokens = child(client, "tokens")
-    if not plain(tokens) or len(tokens.shape) != 1 or not holds_strings(tokens):
-        raise InputError(
-            f"{source}: client {client_label(name)}: 'tokens' is not a one-dimensional dataset of strings in this file"
-        )
-    return tokens
-
-
-TFF_HDF5 = Format("tff-hdf5", tff_hdf5_parts, read_tff_hdf5, fragile=True)
+MAGIC = b"SQLite format 3\0"
+SMALLEST_ROW = 8  # bytes of a page
 
 
 TABLES = {
@@ -151,11 +95,79 @@ FROM examples WHERE rowid BETWEEN ? AND ? ORDER BY rowid
 """
 
 
+@contextmanager
+def database(data: Path, source: Path) -> Iterator[sqlite3.Connection]:
+    """Open a database read-only: no other file is read, written or locked.
+
+    Text is returned as bytes, as stored.
+
+    Raises:
+        InputError: SQLite raised an error in the block, or a journal has changes that are not in the file.
+    """
+    log = data.with_name(f"{data.name}-wal")
+    if log.exists() and log.stat().st_size:
+        raise InputError(f"{source}: its last changes are still in {log.name}; close the program that writes it")
+    try:
+        uri = f"file:{quote(os.fsencode(data.absolute()))}?mode=ro&immutable=1"
+        with closing(sqlite3.connect(uri, uri=True, isolation_level=None)) as connection:
+            connection.text_factory = bytes
+            connection.execute("PRAGMA trusted_schema = OFF")
+            connection.execute("PRAGMA cell_size_check = ON")
+            yield connection
+    except (sqlite3.Error, UnicodeDecodeError) as error:  # the latter for a message that quotes damaged text
+        raise InputError(
+            f"{source}: SQLite cannot read it ({library_message(error)}); check that it is complete, or "
+            "download it again"
+        ) from error
+
+
+def tables(connection: sqlite3.Connection) -> set[str]:
+    """Return the names of a database's tables."""
+    rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    return {name.decode("utf-8", "replace") for (name,) in rows}
+
+
+def _require_tables(connection: sqlite3.Connection, source: Path) -> None:
+    """Raise InputError with the name of the first missing table or column."""
+    present = tables(connection)
+    for table, columns in TABLES.items():
+        if table not in present:
+            raise InputError(f"{source}: no table {table!r}; its tables: {', '.join(sorted(present)) or 'none'}")
+        names = [name.decode() for (name,) in connection.execute("SELECT name FROM pragma_table_info(?)", (table,))]
+        for column in columns:
+            if column not in names:
+                raise InputError(f"{source}: table {table!r} has no column {column!r}; its columns: {', '.join(names)}")
+
+
+def _span(connection: sqlite3.Connection) -> tuple[int, int] | None:
+    """Return the first and the last rowid; None without examples. One query for both would scan the table."""
+    ((first,),) = connection.execute("SELECT min(rowid) FROM examples")
+    ((last,),) = connection.execute("SELECT max(rowid) FROM examples")
+    return None if first is None or last is None else (first, last)
+
+
 def tff_sqlite_parts(data: Path, source: Path, columns: tuple[str, str]) -> list[Part]:
-    """Return the parts of a file: ranges of rowids."""
+    """Return the parts of a file: ranges of rowids of equal length, with gaps, because finding gaps needs a scan."""
     with database(data, source) as connection:
-        require(connection, source, TABLES)
-        return rowid_parts(connection, data, source, columns, "examples")
+        _require_tables(connection, source)
+        bounds = _span(connection)
+    if bounds is None:
+        return []
+    first, last = bounds
+    size = data.stat().st_size
+    rows = min(last - first + 1, size // SMALLEST_ROW)
+    pieces = max(-(-rows // posts.PART_RECORDS), -(-size // posts.PART_BYTES))
+    return [Part(data, source, begin, end - 1, columns) for begin, end in ranges(first, last + 1, pieces)]
+
+
+def _ascending(rows: Iterable[tuple[Any, ...]], part: Part) -> Iterator[tuple[Any, ...]]:
+    """Yield rows; raise InputError if rowids do not ascend: a damaged file whose pages form a loop would not end."""
+    before = part.first - 1
+    for row in rows:
+        if row[0] <= before:
+            raise InputError(f"{part.source}: the file is damaged: rowid {row[0]} follows {before}; download it again")
+        before = row[0]
+        yield row
 
 
 def read_tff_sqlite(part: Part, dropped: Counter[str]) -> Iterator[Post]:
@@ -171,7 +183,7 @@ def read_tff_sqlite(part: Part, dropped: Counter[str]) -> Iterator[Post]:
     drops: Counter[str] = Counter()
     sentences_read = 0
     with database(part.path, part.source) as connection:
-        rows = ascending(connection.execute(_ROWS, (part.first, part.last)), part)
+        rows = _ascending(connection.execute(_ROWS, (part.first, part.last)), part)
         for (split, client), group in groupby(rows, itemgetter(1, 2)):
             name = user_name(client)
             post = Post(name or "", [], _split(split, part))
@@ -231,9 +243,9 @@ def check_tff_sqlite(data: Path, source: Path) -> list[str]:
     Examples are counted only in a small table; for larger tables, rowids bound the number.
     """
     with database(data, source) as connection:
-        require(connection, source, TABLES)
+        _require_tables(connection, source)
         ((stated,),) = connection.execute("SELECT total(num_examples) FROM client_metadata")
-        bounds = span(connection, "examples")
+        bounds = _span(connection)
         present = 0 if bounds is None else bounds[1] - bounds[0] + 1
         if stated < present <= FEW:  # there can be gaps
             ((present,),) = connection.execute("SELECT count(*) FROM examples")

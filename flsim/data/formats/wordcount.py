@@ -6,30 +6,23 @@ Lines are ``word<TAB>count``, most frequent first. The count is the number of tr
 import tarfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import IO
 
 from flsim.base.errors import InputError
-from flsim.base.files import file_digest
 from flsim.data.formats.posts import library_message
 from flsim.data.vocabulary import Layout, Vocabulary
 
-SHA256 = "1dc00256d6e527c54b9756d968118378ae14e6692c0b3b6cad470cdd3f0c519c"  # sha256 of the archive
-LINES = 6_005_329
-NAME = "stackoverflow.word_count"  # lines of the published text file
 LONGEST_LINE = 2**16  # bytes
 
 
-def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> tuple[Vocabulary, list[str]]:
+def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> Vocabulary:
     """Return the most frequent words of the text file, or of its archive, which is not unpacked to disk.
 
     Args:
-        path: the file.
         vocabulary_size: number of token ids, the four special ones included.
         fit: whether all words of a shorter file are used, instead of an error.
-
-    Returns:
-        The vocabulary, and warnings if the file differs from the published file.
 
     Raises:
         InputError: the file cannot be read, a line is not a word with a count, the counts are not in order, a word
@@ -39,7 +32,7 @@ def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> tupl
     counts: dict[str, int] = {}
     lines, last = 0, None
     with _opened(path) as file:
-        for lines, line in enumerate(_lines(file), start=1):
+        for lines, line in enumerate(iter(partial(file.readline, LONGEST_LINE), b""), start=1):
             word, count = _word_and_count(line, f"{path}: line {lines}")
             if last is not None and count > last:
                 raise InputError(
@@ -55,13 +48,7 @@ def read_word_count(path: Path, vocabulary_size: int, fit: bool = False) -> tupl
             f"{path}: line {lines}: ends after {len(counts):,} words, but a vocabulary of {vocabulary_size:,} has "
             f"{needed:,}; give --vocabulary {len(counts) + vocabulary_size - needed} or less"
         )
-    warnings = []
-    # A file with another name is custom, and can have another length than the published file.
-    if lines != LINES and (_is_archive(path) or path.name.startswith(NAME)):
-        warnings.append(f"{path}: {lines:,} lines, but the published word counts have {LINES:,}")
-    if _is_archive(path) and (sha256 := file_digest(path)) != SHA256:
-        warnings.append(f"{path}: sha256 {sha256}, but that of the published archive is {SHA256}")
-    return Vocabulary(tuple(counts), tuple(counts.values())), warnings
+    return Vocabulary(tuple(counts), tuple(counts.values()))
 
 
 def _is_archive(path: Path) -> bool:
@@ -91,11 +78,6 @@ def _opened(path: Path) -> Iterator[IO[bytes]]:
         raise InputError(
             f"{path}: cannot be read as word counts ({library_message(error)}); download it again"
         ) from error
-
-
-def _lines(file: IO[bytes]) -> Iterator[bytes]:
-    while line := file.readline(LONGEST_LINE):
-        yield line
 
 
 def _word_and_count(line: bytes, where: str) -> tuple[str, int]:

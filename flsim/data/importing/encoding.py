@@ -39,7 +39,6 @@ class Cutting:
     """The settings that cut text into tokens.
 
     Attributes:
-        tokenizer: the tokenizer; None trains one.
         prompt_column: the key or column of prompts; None for texts without prompts.
     """
 
@@ -77,12 +76,6 @@ def encode_bucket(_report: Report, words: Path, tokenizer: Path, record_words: i
 
     A text of more than `record_words` tokens becomes several records. A prompt and its answer are one record, and
     tokens after the longest record are cut off. A prompt that leaves no room for an answer has no record.
-
-    Args:
-        words: the passages.
-        tokenizer: folder of the tokenizer.
-        record_words: number of tokens of the longest record.
-        path: file of the records, see `Encoded`.
 
     Returns:
         ``records``, the number of records.
@@ -160,9 +153,7 @@ def vocabulary_of(tokenizer: Tokenizer, counts: NDArray[np.int64], record_words:
     """Return the vocabulary of a corpus with the ids of its tokens.
 
     Args:
-        tokenizer: the tokenizer.
         counts: int64 [rows], how often train users have each of the model's ids.
-        record_words: number of tokens of the longest record.
         prompts: whether records can begin with a prompt.
     """
     layout, ids = tokenizer.table(counts)
@@ -211,9 +202,6 @@ def write_users(writer: CorpusWriter, tokens: TokenMap, buckets: list[Path], dro
     """Run step 4 with a tokenizer.
 
     Args:
-        writer: the writer of the corpus.
-        tokens: the ids of the corpus.
-        buckets: the users.
         dropped: counts by reason; passages without a record, and tokens that are cut off, are added.
 
     Returns:

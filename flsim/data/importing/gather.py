@@ -113,9 +113,6 @@ def count_by_length(author_words: NDArray[np.int64]) -> Counts:
     """Return authors and users for each of `LENGTHS`.
 
     A user ends with a complete sentence, so an import creates slightly fewer users than this count.
-
-    Args:
-        author_words: int64 [authors], written words.
     """
     return [(int(np.count_nonzero(author_words >= length)), int((author_words // length).sum())) for length in LENGTHS]
 
@@ -181,7 +178,6 @@ def passages(text: str, most: int | None) -> Iterator[tuple[int, str]]:
     """Yield the passages of a text, each with its number of words: `most`, but fewer in the last one.
 
     Args:
-        text: a plain text.
         most: number of words of a user; None does not cut the text.
     """
     ends = word_ends(text)
@@ -211,14 +207,7 @@ def cut(written_words: NDArray[np.integer], words_per_user: int) -> NDArray[np.i
 
 
 def split_of(author: str, heldout: float, test: float, seed: int) -> str:
-    """Return the split of all of an author's users: a function of (seed, name) only.
-
-    Args:
-        author: the author's name.
-        heldout: probability of heldout.
-        test: probability of test.
-        seed: seed of the import.
-    """
+    """Return the split of all of an author's users: a function of (seed, name) only."""
     draw = stream(seed, "split", author).random()
     return "test" if draw < test else "heldout" if draw < test + heldout else "train"
 
@@ -230,16 +219,13 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     """Balance the authors of a range of hashes.
 
     Args:
-        ranges: the lines of the authors.
         path: file of the users, see `users_of`. The words with their counts in train users go to a file of the same
             name and .words.
-        hparams: settings of the import.
 
     Returns:
-        ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``read_users``, the number of authors by
-        split of the source; ``authors``, the number of authors with enough words, by their split; ``longest``, words
-        and name of the longest dropped author; ``by_length``, see `count_by_length`; ``users``, the number of balanced
-        users; ``words``, the number of different words.
+        ``read`` and ``dropped``, see `flsim.data.importing.tasks.read_part`; ``authors``, the number of authors with
+        enough words, by their split; ``longest``, words and name of the longest dropped author; ``by_length``, see
+        `count_by_length`; ``users``, the number of balanced users; ``words``, the number of different words.
     """
     authors = _authors(ranges)
     bounds = np.cumsum([0, *(author.records for author in authors)])
@@ -287,7 +273,6 @@ def balance_bucket(_report: Report, ranges: list[Range], path: Path, hparams: Im
     return {
         "read": {"users": len(authors)},
         "dropped": dropped,
-        "read_users": Counter(author.split for author in authors),
         "authors": chosen.authors,
         "longest": max(((int(author_words[i]), authors[i].name) for i in np.flatnonzero(~long)), default=(0, "")),
         "by_length": count_by_length(author_words),

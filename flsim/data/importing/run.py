@@ -36,7 +36,7 @@ from flsim.data.importing import tasks
 from flsim.data.importing.encoding import Cutting
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.scratch import scratch
-from flsim.data.importing.sources import Source, changed, copy_pipes, open_sources, unchanged, unpack_sources
+from flsim.data.importing.sources import Source, changed, open_sources, unchanged, unpack_sources
 from flsim.data.importing.tasks import Steps, SuppliedVocabulary, words_short
 from flsim.data.importing.unpack import is_compressed
 from flsim.data.manifest import SCHEMA
@@ -60,7 +60,6 @@ def import_corpus(
     workers: int | None = None,
     fit_vocabulary: bool = False,
     lines_per_author: int | None = None,
-    sites: Sequence[str] = (),
     delimiter: str | None = None,
     tokenizer: Path | None = None,
     prompt_column: str | None = None,
@@ -71,9 +70,8 @@ def import_corpus(
     The same call continues the import.
 
     Args:
-        sources: files or pipes, read in this order; compressed files are decompressed first.
+        sources: files, read in this order; compressed files are decompressed first.
         out: folder of the new corpus; it must not exist, and is not created if there is an error.
-        hparams: settings of the import.
         format: format of all sources: a format, a key of `FORMATS`, or ``path/to/file.py:NAME`` of a custom reader; by
             default detected from each file's content.
         vocabulary_from: a file of words with counts to take the vocabulary from, instead of counting.
@@ -83,7 +81,6 @@ def import_corpus(
         fit_vocabulary: whether a corpus or a file with too few different words gets a vocabulary of all its words,
             instead of an error.
         lines_per_author: number of consecutive lines of plain text that count as an author; by default 200.
-        sites: the site of each Stack Exchange dump, in their order; by default taken from the files' names.
         delimiter: the character between two fields of CSV; by default a tab in ``.tsv`` files, and a comma in others.
         tokenizer: folder of a tokenizer that cuts the text, with tokenizer.json, if `hparams` are by tokens; by default
             a tokenizer is trained. The number of its tokens replaces `vocabulary_size`.
@@ -98,8 +95,7 @@ def import_corpus(
             are fewer different words than the vocabulary needs; a vocabulary of words is named for a corpus by
             characters or tokens; a tokenizer or prompts are named for another corpus; a tokenizer cannot be used;
             `lines_per_author` is less than 1 or no source is plain text; `delimiter` is not one character; two sources
-            have the same name (see `flsim.data.importing.tasks.with_sites`); or `out` exists or is being
-            imported to.
+            have the same name; or `out` exists or is being imported to.
         RunFailed: the disk is full.
 
     Examples:
@@ -131,7 +127,6 @@ def import_corpus(
         hparams = _sized(hparams, cutting.tokenizer)
     cuts = cutting.described if cutting else {}
     with scratch(out) as place:
-        opened = copy_pipes(opened, place.folder)
         pieces = place.plan(
             {
                 "version": [
@@ -147,7 +142,6 @@ def import_corpus(
                 "parameters": hparams.described,
                 "format": format and ([format.name, dict(format.about)] if format.about else format.name),
                 "columns": columns,
-                "sites": list(sites),
                 "delimiter": delimiter,
                 "lines_per_author": lines_per_author,
                 "vocabulary_from": vocabulary and vocabulary.parameter,
@@ -155,7 +149,7 @@ def import_corpus(
             }
         )
         with Pool(workers or _workers(opened)) as pool:
-            steps = Steps(pieces, pool, hparams, fit_vocabulary, text, sites, delimiter, cutting)
+            steps = Steps(pieces, pool, hparams, fit_vocabulary, text, delimiter, cutting)
             made = steps.make(unpack_sources(opened, pieces, pool), format, columns, vocabulary)
         for source in opened:
             source.refuse_if_changed()
@@ -185,8 +179,8 @@ def _sized(hparams: ImportHParams, tokenizer: Tokenizer | None) -> ImportHParams
 
 def _read_vocabulary(path: Path, hparams: ImportHParams, fit: bool) -> SuppliedVocabulary:
     with unchanged(path) as sha256:
-        vocabulary, warnings = read_word_count(path, hparams.vocabulary_size, fit)
-    return SuppliedVocabulary(replace(vocabulary, layout=hparams.layout), path, sha256, warnings)
+        vocabulary = read_word_count(path, hparams.vocabulary_size, fit)
+    return SuppliedVocabulary(replace(vocabulary, layout=hparams.layout), path, sha256)
 
 
 def _workers(sources: Iterable[Source]) -> int:

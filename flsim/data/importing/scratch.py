@@ -49,7 +49,6 @@ def write_lines(path: Path, hashes: Sequence[int], lines: Iterable[bytes]) -> No
     """Write a file, atomically.
 
     Args:
-        path: the file.
         hashes: the lines' hashes, from 0 to 2**64 - 1, in ascending order.
         lines: lines that end with their only line feed.
     """
@@ -108,7 +107,6 @@ class Scratch:
     """The locked folder of one output.
 
     Attributes:
-        out: the output.
         folder: the folder that exists until the output is complete.
         own: folders of the plans of this call.
     """
@@ -150,8 +148,6 @@ class Scratch:
         for path in self.folder.iterdir():
             if path.is_dir() and path not in needed:
                 _remove(path)
-            elif not path.is_dir() and path.name != "lock":
-                path.unlink(missing_ok=True)
         if needed:
             say(
                 f"{self.folder}: the folder has pieces of another interrupted import; remove the folder if you "
@@ -183,10 +179,6 @@ class Pieces:
         """Run the tasks that are not finished.
 
         Args:
-            pool: the pool to run them in.
-            title: title of the progress.
-            tasks: tasks by names of files; their results are JSON.
-            unit: unit of the rate.
             work: function of a result that returns its number of these units.
             sizes: the relative size of each task; by default, all are equal.
             reporting: whether the tasks report their progress themselves; otherwise completed tasks are counted.

@@ -16,9 +16,8 @@ from typing import Any
 
 from flsim.base.errors import InputError
 from flsim.base.pool import Pool, Report, Task, ignore
-from flsim.base.progress import progress
 from flsim.data.importing.scratch import Pieces, ResumableError
-from flsim.data.importing.unpack import copy_pipe, hash_file, is_compressed, unpack
+from flsim.data.importing.unpack import hash_file, is_compressed, unpack
 
 
 @dataclass(frozen=True)
@@ -26,11 +25,9 @@ class Source:
     """A source of an import.
 
     Attributes:
-        path: the path that the user gave.
         data: the file to read: the same file, or one in the scratch folder.
         identity: values that show whether the file is unchanged; JSON.
         digest: bytes and sha256 of the file that the user named, when they are known.
-        site: the site of a Stack Exchange dump, if the user named it.
         changed_at: when the file's content, name or permissions last changed before the import began, in ns.
     """
 
@@ -39,26 +36,21 @@ class Source:
     identity: dict[str, Any]
     digest: dict[str, Any] | None = None
     changed_at: int = 0
-    site: str | None = None
 
     @property
     def file(self) -> Path:
-        """Return the file that the user named, also for processes with another standard input."""
+        """Return the file that the user named, without links."""
         return Path(self.identity["path"])
-
-    @property
-    def is_pipe(self) -> bool:
-        return "mtime" not in self.identity
 
     def refuse_if_changed(self) -> None:
         """Raise InputError if the file's size or time changed since the import began."""
-        if not self.is_pipe and _identity(self.path) != self.identity:
+        if _identity(self.path) != self.identity:
             raise changed(self.path)
 
     def refuse_if_written(self) -> None:
         """Raise InputError if the file was written since the import began, even if its time was reset."""
         self.refuse_if_changed()
-        if self.is_pipe or self.file.stat().st_ctime_ns == self.changed_at:
+        if self.file.stat().st_ctime_ns == self.changed_at:
             return
         if self.digest is None or hash_file(ignore, self.file) != self.digest:  # otherwise only its permissions changed
             raise changed(self.path)
@@ -90,29 +82,9 @@ def _identity(path: Path) -> dict[str, Any]:
         resolved = path.resolve()
     except OSError as error:
         raise ResumableError(f"{path}: cannot be read ({error.strerror})") from error
-    if not stat.S_ISREG(status.st_mode) or not resolved.exists():  # a pipe, or the file that /dev/stdin opened last
-        return {"name": path.name, "path": str(path)}
+    if not stat.S_ISREG(status.st_mode):
+        raise InputError(f"{path}: not a file; write its content into a file, which can be compressed")
     return {"name": path.name, "path": str(resolved), "bytes": status.st_size, "mtime": status.st_mtime_ns}
-
-
-def copy_pipes(sources: Sequence[Source], folder: Path) -> list[Source]:
-    """Return sources that can be read more than once: the content of pipes is copied into the folder."""
-    copied = []
-    for index, source in enumerate(sources):
-        if source.is_pipe:
-            data = folder / f"pipe-{index}"
-            with progress(f"copying {source.path.name}", 0, unit="bytes") as advance:
-                done = 0.0
-
-                def report(amount: float) -> None:
-                    nonlocal done
-                    done += amount
-                    advance(done)
-
-                digest = copy_pipe(report, source.path, data)
-            source = replace(source, data=data, identity=source.identity | digest, digest=digest)
-        copied.append(source)
-    return copied
 
 
 def unpack_sources(sources: Sequence[Source], pieces: Pieces, pool: Pool) -> list[Source]:
@@ -132,7 +104,7 @@ def unpack_sources(sources: Sequence[Source], pieces: Pieces, pool: Pool) -> lis
     with blaming_changes(sources):
         digests = pieces.run(pool, "unpacking", tasks, "bytes", sizes=sizes, reporting=True)
     done = {
-        source.path: replace(source, data=pieces.folder / f"{name}.data", digest=source.digest or digest)
+        source.path: replace(source, data=pieces.folder / f"{name}.data", digest=digest)
         for (name, source), digest in zip(packed.items(), digests, strict=True)
     }
     return [done.get(source.path, source) for source in sources]
@@ -152,7 +124,6 @@ def checks(sources: Sequence[Source]) -> dict[str, Task]:
     return {
         f"check-{index}": Task(str(source.path), refuse_other_content, (source,))
         for index, source in enumerate(sources)
-        if not source.is_pipe
     }
 
 

@@ -3,7 +3,7 @@
 import json
 import shutil
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from flsim.base.pool import Pool, Report, Task
 from flsim.base.progress import say, tracked
 from flsim.data.corpus import CorpusWriter
 from flsim.data.formats.known import FORMATS, format_of, is_fragile
-from flsim.data.formats.posts import OOV_WORD, Format, Part, Post, Reading, unpacked_name, user_name
+from flsim.data.formats.posts import OOV_WORD, Format, Part, Post, Reading, unpacked_name
 from flsim.data.formats.stackexchange import STACKEXCHANGE, site_of
 from flsim.data.formats.text import TEXT
 from flsim.data.importing.encoding import Cutting, encode, write_users
@@ -71,9 +71,6 @@ def read_part(
     """Read a part of a source, and write its sentences by author.
 
     Args:
-        report: called regularly to report progress.
-        format: the format of the part.
-        part: the part.
         stem: beginning of the paths to write, which end in .0, .1, and so on.
         piece: characters of sentences in a file; only the last post of a file may exceed it.
         by: whether words are counted, or characters; by tokens, sentences are written as passages of texts.
@@ -81,19 +78,16 @@ def read_part(
         words_per_user: number of words of the longest passage.
 
     Returns:
-        ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``splits``, the number of sentences
-        by split of the source, including dropped sentences, "" if the source states no split; ``characters`` of the
-        texts that were cut into sentences, and how many of them were ``removed``, see `Post`; ``dropped_authors``,
-        those of `drop_authors` who have posts.
+        ``files``, their number; ``read`` and ``dropped``, counts by unit or reason; ``dropped_authors``, those of
+        `drop_authors` who have posts.
 
     Raises:
         InputError: the part cannot be read as its format.
     """
     authors: defaultdict[tuple[str | None, str], list[str]] = defaultdict(list)
     dropped: Counter[str] = Counter()
-    splits: Counter[str] = Counter()
     named: set[str] = set()
-    posts = words = files = pending = characters = removed = 0
+    posts = records = words = files = pending = 0
     for post in format.read(part, dropped):
         if not post.user.strip():
             dropped["posts_without_user"] += 1
@@ -103,7 +97,6 @@ def read_part(
             named.add(post.user)
             continue
         posts += 1
-        characters, removed = characters + post.characters, removed + post.removed
         if posts % ALIVE == 0:
             report(0)
         dropped["posts_without_words"] += not post.sentences
@@ -111,7 +104,7 @@ def read_part(
             continue
         sentences = _entries(post, words_per_user) if by == "tokens" else post.sentences
         authors[post.split, post.user] += sentences
-        splits[post.split or ""] += len(sentences)
+        records += len(sentences)
         pending += sum(map(len, sentences))
         if pending > piece:
             words += _write(stem.with_name(f"{stem.name}.{files}"), authors, by)
@@ -120,19 +113,13 @@ def read_part(
     if authors:
         words += _write(stem.with_name(f"{stem.name}.{files}"), authors, by)
         files += 1
-    read = Counter(posts=posts, records=splits.total(), words=words)
+    read = Counter(posts=posts, records=records, words=words)
     for reason, count in dropped.items():
         read[reason.split("_")[0]] += count * (reason not in REASONS_OF_READ_ROWS)
-    # a part belongs to one split, except at a boundary
-    usual = max(splits, key=lambda split: splits[split], default="")
-    splits[usual] += sum(count for reason, count in dropped.items() if reason.startswith("records_"))
     return {
         "files": files,
         "read": read,
         "dropped": dropped,
-        "splits": splits,
-        "characters": characters,
-        "removed": removed,
         "dropped_authors": sorted(named),
     }
 
@@ -164,93 +151,24 @@ def _write(path: Path, authors: dict[tuple[str | None, str], list[str]], by: By)
     return words
 
 
-# Names of sources that are part of author names: the site of a Stack Exchange dump, or the file of a plain text.
-#  Users of two sites can have the same number, and authors of two texts the same line. If two sources had the same
-# name, two persons would become one author.
+def refuse_equal_names(sources: Sequence[Source], formats: Sequence[Format]) -> None:
+    """Raise InputError for two sources of one name: the site of a Stack Exchange dump, or the file of a plain text.
 
-
-def with_sites(sources: Sequence[Source], formats: Sequence[Format], sites: Sequence[str]) -> list[Source]:
-    """Return the sources with the sites of Stack Exchange dumps that the user named.
-
-    Args:
-        sources: the sources of an import.
-        formats: their formats.
-        sites: one site for each Stack Exchange dump, in their order; empty takes the sites from the files' names. Two
-            dumps can have the same site: they are then parts of one dump, which is printed.
-
-    Raises:
-        InputError: there are more or fewer sites than dumps, a site is blank, a dump is a pipe without a site, or two
-            sources have the same name.
+    The name is a part of author names. Users of two sites can have the same number, and authors of two texts the same
+    line, so two persons would become one author.
     """
-    dumps = [source.path for source, format in zip(sources, formats, strict=True) if format.name == STACKEXCHANGE.name]
-    if sites:
-        _refuse_wrong_sites(sources, sites, len(dumps))
-        for site, number in Counter(sites).items():
-            if number > 1:
-                say(f"--site {site}: of {number} dumps, so equal user numbers in these dumps count as the same person")
-        remaining = iter(sites)
-        return [replace(source, site=next(remaining)) if source.path in dumps else source for source in sources]
     first: dict[tuple[str, str], Path] = {}
     for source, format in zip(sources, formats, strict=True):
-        if format.name == STACKEXCHANGE.name:
-            if source.is_pipe:
-                raise InputError(f"{source.path}: the site of a dump cannot be detected from a pipe; add --site NAME")
-            key, advice = (format.name, site_of(source.path)), "add --site NAME once for each dump, in their order"
-        elif format.name == TEXT.name:
-            key, advice = (format.name, unpacked_name(source.path)), "rename one of the files"
-        else:
+        if format.name not in (STACKEXCHANGE.name, TEXT.name):
             continue
+        name = site_of(source.path) if format.name == STACKEXCHANGE.name else unpacked_name(source.path)
+        key = (format.name, name)
         if key in first:
             raise InputError(
-                f"{source.path}: has the same name {key[1]!r} as {first[key]}, so two authors would become one "
-                f"author; {advice}"
+                f"{source.path}: has the same name {name!r} as {first[key]}, so two authors would become one author; "
+                "rename one of the files"
             )
         first[key] = source.path
-    return list(sources)
-
-
-def _refuse_wrong_sites(sources: Sequence[Source], sites: Sequence[str], dumps: int) -> None:
-    if not dumps:
-        raise InputError(f"{names_of(sources)}: no source is a Stack Exchange dump; remove --site")
-    if len(sites) != dumps:
-        raise InputError(
-            f"{names_of(sources)}: found {len(sites)} --site for {dumps} Stack Exchange dumps; "
-            "name one --site for each dump, in the order of the dumps"
-        )
-    for site in sites:
-        if not site.strip() or user_name(site) is None:
-            raise InputError(f"--site {site!r}: not a site; name a site, such as ai.stackexchange.com")
-
-
-# The counts of characters outside ASCII, which the setting `ascii` removes.
-#  The corpus does not contain these counts, because a few typographic quotes must not change its digest. It contains
-# only the warning that much text was removed.
-
-MUCH = 0.01  # share of characters whose removal changes words; typographic apostrophes in English text are fewer
-ADVICE = "import without --ascii to keep them (docs/own-data.md)"
-
-
-@dataclass
-class Removal:
-    """Counts of one import: characters of all texts that were cut into sentences, and how many of them were removed."""
-
-    characters: int = 0
-    removed: int = 0
-
-    @property
-    def is_much(self) -> bool:
-        """Return whether more than the share `MUCH` of all characters was removed."""
-        return self.removed > MUCH * self.characters
-
-    def __str__(self) -> str:
-        share = self.removed / max(self.characters, self.removed, 1)
-        count = f"{self.removed:,} of {self.characters:,} characters ({share:.1%}) are outside ASCII and were removed"
-        return f"{count}, which deletes or shortens words; {ADVICE}" if self.is_much else count
-
-    @property
-    def reason(self) -> str:
-        """Return the end of an error about a text without words, with its reason; empty if nothing was removed."""
-        return f": {self}" if self.removed else ""
 
 
 # Step 3 of an import: the words of buckets become the vocabulary, by ranges of hashes.
@@ -265,7 +183,6 @@ def count_words(_report: Report, ranges: list[Range], most: int) -> Counts:
 
     Args:
         ranges: lines of ``word<TAB>count``.
-        most: how many words to return.
     """
     counts: defaultdict[bytes, int] = defaultdict(int)
     for line in read_lines(ranges):
@@ -294,37 +211,6 @@ def words_of(path: Path) -> list[bytes]:
     return [line.partition(b"\t")[0] for line in read_lines([(str(path), 0, end)])] if end else []
 
 
-# The published size of Stack Overflow, because copies in these formats can be incomplete: the docstring of
-# `tff.simulation.datasets.stackoverflow.load_data`. FedJAX and pfl-research host copies of the same data.
-
-STACK_OVERFLOW_FORMATS = {"tff-sqlite", "tff-hdf5", "fedjax-sqlite", "pfl-hdf5"}
-PUBLISHED = {
-    "users": {"train": 342_477, "heldout": 38_758, "test": 204_088},
-    "sentences": {"train": 135_818_730, "heldout": 16_491_230, "test": 16_586_035},
-}
-
-
-def incomplete_stack_overflow(
-    format_names: set[str], users: Mapping[str, int], sentences: Mapping[str, int]
-) -> list[str]:
-    """Return warnings about sources whose counts differ from the published ones.
-
-    Args:
-        format_names: formats of all sources; nothing is compared unless all of them hold this data set.
-        users: numbers of users in the sources, by split.
-        sentences: numbers of sentences in the sources before any is dropped, by split.
-    """
-    if not format_names <= STACK_OVERFLOW_FORMATS:
-        return []
-    return [
-        f"{counts[split]:,} {unit} in {split}, but Stack Overflow as published has {published:,}; this is a "
-        "part of Stack Overflow, or another data set"
-        for unit, counts in (("users", users), ("sentences", sentences))
-        for split, published in PUBLISHED[unit].items()
-        if counts.get(split) and counts[split] != published
-    ]
-
-
 PIECE = 2**24  # characters of sentences in a file of step 1
 BUCKET = 2**23  # bytes of sentences for a task of step 2
 COUNTED = 2**20  # words of buckets for a task of step 3
@@ -339,7 +225,6 @@ class SuppliedVocabulary:
     vocabulary: Vocabulary
     path: Path
     sha256: str
-    warnings: list[str]
 
     @property
     def size(self) -> int:
@@ -352,10 +237,10 @@ class SuppliedVocabulary:
         return {"name": self.path.name, "sha256": self.sha256}
 
 
-def _without_folders(warning: str, sources: list[Source], supplied: SuppliedVocabulary | None) -> str:
+def _without_folders(warning: str, sources: list[Source]) -> str:
     """Return a warning without the folders of files, which are private and not a property of the corpus."""
-    for path in [*(source.path for source in sources), *([supplied.path] if supplied else [])]:
-        warning = warning.replace(str(path), path.name)
+    for source in sources:
+        warning = warning.replace(str(source.path), source.path.name)
     return warning
 
 
@@ -384,18 +269,14 @@ class Steps:
         hparams: ImportHParams,
         fit_vocabulary: bool = False,
         text: Format | None = None,
-        sites: Sequence[str] = (),
         delimiter: str | None = None,
         cutting: Cutting | None = None,
     ) -> None:
         self.text = text  # replaces the format text if lines per author are set
-        self.sites, self.delimiter, self.cutting = sites, delimiter, cutting
+        self.delimiter, self.cutting = delimiter, cutting
         self.pieces, self.pool, self.hparams, self.fit_vocabulary = pieces, pool, hparams, fit_vocabulary
         self.read: Counter[str] = Counter()
         self.dropped: Counter[str] = Counter()
-        self.split_records: Counter[str] = Counter()
-        self.split_users: Counter[str] = Counter()
-        self.removal = Removal()
 
     def make(
         self,
@@ -410,16 +291,11 @@ class Steps:
             if format is None:
                 say(f"{source.path}: {source_format.name}")
         self._refuse_prompts(sources, formats)
-        sources = with_sites(sources, formats, self.sites)
-        notes = list(dict.fromkeys(source_format.lost for source_format in formats if source_format.lost))
+        refuse_equal_names(sources, formats)
         sources, files, warnings = self.read_parts(sources, formats, columns)
         buckets, words = self.balance(sources, files)
-        format_names = {source_format.name for source_format in formats}
-        warnings += incomplete_stack_overflow(format_names, self.split_users, self.split_records)
-        warnings += supplied.warnings if supplied else []
-        for line in (*notes, *warnings):
+        for line in warnings:
             say(line)
-        warnings += [str(self.removal)] if self.removal.is_much else []  # printed by `read_parts`
         vocabulary = supplied.vocabulary if supplied else self.count(sources, buckets, words)
         made = self.pieces.folder / MADE
         with suppress(FileNotFoundError):  # an earlier call was killed while it wrote the corpus from these pieces
@@ -434,7 +310,6 @@ class Steps:
                     {
                         "name": source.path.name,
                         "format": source_format.name,
-                        **({} if source.site is None else {"site": source.site}),
                         **(source.digest or {}),
                         **source_format.about,
                     }
@@ -447,8 +322,7 @@ class Steps:
                     "vocabulary_from": supplied and supplied.parameter,
                     **(self.cutting.described if self.cutting else {}),
                 },
-                warnings=[_without_folders(warning, sources, supplied) for warning in warnings],
-                notes=notes,
+                warnings=[_without_folders(warning, sources) for warning in warnings],
             )
         return made
 
@@ -491,6 +365,11 @@ class Steps:
         return [self.text if format.name == self.text.name else format for format in formats]
 
     @property
+    def without_ascii(self) -> str:
+        """Return the end of an error about text without words: its likely reason, if any."""
+        return "; --ascii removes all characters outside ASCII" if self.hparams.ascii else ""
+
+    @property
     def layout(self) -> Layout:
         return Layout(self.hparams.vocabulary_size, self.hparams.record_words, self.hparams.layout)
 
@@ -503,10 +382,8 @@ class Steps:
         with blaming_changes(sources):
             files, warnings = self._read(sources, formats, columns)
             if not files:
-                why = f"no text of any user in {self.read['posts']:,} posts{self.removal.reason}"
+                why = f"no text of any user in {self.read['posts']:,} posts{self.without_ascii}"
                 raise InputError(f"{names_of(sources)}: {why}")
-            if self.removal.removed:
-                say(str(self.removal))  # before any error about the remaining text
         return sources, files, warnings
 
     def _read(
@@ -515,7 +392,7 @@ class Steps:
         """Read all parts, and return the files of sentences in order, and warnings."""
         described: dict[int, tuple[list[Part], list[str]]] = {}
         whole = self.cutting is not None, self.prompt_column
-        options = [Reading(self.hparams.ascii, source.site, self.delimiter, *whole) for source in sources]
+        reading = Reading(self.hparams.ascii, self.delimiter, *whole)
         self.pool.run(
             [
                 Task(
@@ -524,7 +401,7 @@ class Steps:
                     (source_format, source.data, source.path, columns, reading),
                     _silence(source_format),
                 )
-                for source, source_format, reading in zip(sources, formats, options, strict=True)
+                for source, source_format in zip(sources, formats, strict=True)
             ],
             described.__setitem__,
         )
@@ -553,9 +430,6 @@ class Steps:
         for name, result in zip(tasks, results, strict=True):
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])
-            self.split_records.update(result["splits"])
-            self.removal.characters += result["characters"]
-            self.removal.removed += result["removed"]
             files += [self.pieces.folder / f"{name}.{number}" for number in range(result["files"])]
         return files, warnings
 
@@ -588,7 +462,6 @@ class Steps:
         for result in results[len(again) :]:
             self.read.update(result["read"])
             self.dropped.update(result["dropped"])
-            self.split_users.update(result["read_users"])
             authors.update(result["authors"])
             longest = max(longest, tuple(result["longest"]))
             words += result["words"]
@@ -604,7 +477,7 @@ class Steps:
         if not authors:
             words, name = longest
             if not words:
-                why = f"no user has words, only punctuation{self.removal.reason}"
+                why = f"no user has words, only punctuation{self.without_ascii}"
                 raise InputError(f"{names_of(sources)}: {why}")
             asked = self.hparams.words_per_user or 1
             raise InputError(

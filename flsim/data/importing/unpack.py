@@ -1,8 +1,9 @@
-"""Decompression of files and copying of pipes, so that sources can be read in parts."""
+"""Decompression of files, so that sources can be read in parts."""
 
 import bz2
 import gzip
 import lzma
+import tempfile
 import zlib
 from collections.abc import Callable
 from pathlib import Path, PurePosixPath
@@ -18,9 +19,8 @@ from flsim.base.pool import Report
 
 try:
     import py7zr
-    from py7zr.io import Py7zIO, WriterFactory
 except ImportError:  # py7zr is in the extra `7z`; only this format needs it
-    py7zr, Py7zIO, WriterFactory = None, object, object
+    py7zr = None
 
 MAGIC = b"7z\xbc\xaf\x27\x1c"
 DUMP = "posts.xml"  # the file of a Stack Exchange archive that contains text
@@ -30,8 +30,6 @@ def unpack_seven_zip(packed: Path, source: Path, out: Path) -> None:
     """Unpack the only file of an archive, or its Posts.xml, to `out`, atomically.
 
     Args:
-        packed: the archive.
-        source: the name that the user gave to the archive.
         out: the file to write; names in the archive are ignored.
 
     Raises:
@@ -43,8 +41,12 @@ def unpack_seven_zip(packed: Path, source: Path, out: Path) -> None:
     try:
         with py7zr.SevenZipFile(packed) as archive:
             name = _member(archive, source)
-            with new_file(out) as partial, partial.open("wb") as file:
-                archive.extract(targets=[name], factory=_Writers(file))
+            with new_file(out) as partial, tempfile.TemporaryDirectory(dir=out.parent) as folder:
+                archive.extract(folder, targets=[name])  # py7zr refuses names outside the folder
+                unpacked = Path(folder) / name
+                if not unpacked.is_file() or unpacked.is_symlink():
+                    raise InputError(f"{source}: {name!a:.80} is not a plain file; unpack the text")
+                unpacked.replace(partial)
     except InputError:
         raise
     except py7zr.exceptions.PasswordRequired as error:
@@ -69,38 +71,6 @@ def _member(archive: Any, source: Path) -> str:
         listed = ", ".join(names)[:200] or "none"
         raise InputError(f"{source}: the archive must have 1 file or Posts.xml, found {listed!a}; unpack the text")
     return chosen[0]
-
-
-class _Writers(WriterFactory):  # type: ignore[misc]
-    """A factory for the only file that an extraction writes."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-
-    def create(self, filename: str) -> Any:  # noqa: ARG002 (of the interface, as below)
-        return _Writer(self.file)
-
-
-class _Writer(Py7zIO):  # type: ignore[misc]
-    """A file with the interface that py7zr writes to."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self.file = file
-
-    def write(self, s: bytes | bytearray) -> int:
-        return self.file.write(s)
-
-    def read(self, size: int | None = None) -> bytes:  # noqa: ARG002
-        return b""
-
-    def seek(self, offset: int, whence: int = 0) -> int:  # noqa: ARG002
-        return self.file.tell()
-
-    def flush(self) -> None:
-        self.file.flush()
-
-    def size(self) -> int:
-        return self.file.tell()
 
 
 CHUNK = 2**20  # bytes
@@ -158,9 +128,6 @@ def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, A
 
     Args:
         report: called with the number of bytes of the compressed file that were read.
-        packed: the compressed file.
-        source: the name that the user gave to the file.
-        out: the file to write.
 
     Returns:
         Bytes and sha256 of the compressed file.
@@ -187,14 +154,6 @@ def unpack(report: Report, packed: Path, source: Path, out: Path) -> dict[str, A
             if error.errno is not None:
                 raise
             raise InputError(f"{source}: the file is damaged ({in_one_line(error)}); download it again") from error
-        return hashed.described()
-
-
-def copy_pipe(report: Report, pipe: Path, out: Path) -> dict[str, Any]:
-    """Copy the content of a pipe to a file, report its bytes, and return the bytes and their sha256."""
-    with pipe.open("rb") as file:
-        hashed = _Reported(file, report)
-        copy(hashed, out)
         return hashed.described()
 
 

@@ -191,26 +191,3 @@ def test_blank_authors_of_published_files_are_dropped_too(tmp_path: Path, flsim:
     corpus = Corpus.open(tmp_path / "corpus")
     assert {name.partition("#")[0] for name in corpus.split("train").names} == {"a"}
     assert corpus.manifest["dropped"]["posts_without_user"] == 1
-
-
-@pytest.mark.parametrize("form", ["jsonl", "parquet", "csv"])
-def test_one_table_makes_one_corpus(tmp_path: Path, flsim: Flsim, form: str) -> None:
-    """Write a table with pandas, with nulls among the authors and the texts."""
-    table = pd.DataFrame({"user": [n % 4 for n in range(40)], "text": [f"some words here {n % 3}" for n in range(40)]})
-    table["user"] = table["user"].where(table.index % 10 != 3)
-    table["text"] = table["text"].where(table.index % 10 != 7)
-    source = tmp_path / f"a.{form}"
-    match form:
-        case "jsonl":
-            table.to_json(source, orient="records", lines=True)
-        case "parquet":
-            table.to_parquet(source)
-        case "csv":
-            table.to_csv(source, index=False)
-    settings = ("--words-per-user", 8, "--heldout", 0, "--test", 0)
-    code, _, err = flsim("data", "import", source, *settings, "--out", tmp_path / "corpus")
-    assert code == 0, err
-    corpus = Corpus.open(tmp_path / "corpus")
-    assert {name.partition("#")[0] for name in corpus.split("train").names} == {"0", "1", "2", "3"}
-    dropped = corpus.manifest["dropped"]
-    assert (dropped["posts_without_user"], dropped["posts_without_text"]) == (4, 4)

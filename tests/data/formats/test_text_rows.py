@@ -315,14 +315,6 @@ def test_csv_that_is_written_is_read(
     assert reading.read(path, "csv") == ([Post(user, records(text)) for user, text in posts], {})
 
 
-def test_posts_without_an_author_and_blank_lines(tmp_path: Path) -> None:
-    path = tmp_path / "a.csv"
-    path.write_text('author,body\r\n,a\r\n\r\n" ",b\r\nc,"d, ""e""\r\nf"\r\n')
-    read_posts, dropped = reading.read(path, "csv", columns=("author", "body"))
-    assert read_posts == [Post("c", ['d , " e "', "f"])]
-    assert dropped == {"posts_without_user": 2}
-
-
 @pytest.mark.parametrize(
     ("content", "message"),
     [

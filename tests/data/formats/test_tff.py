@@ -42,16 +42,15 @@ def field(number: int, content: bytes) -> bytes:
     return bytes([number * 8 + 2, *([low + 128, high] if high else [low])]) + content
 
 
-def feature(value: bytes | int, packed: bool = True) -> bytes:
+def feature(value: bytes | int) -> bytes:
     if isinstance(value, bytes):
         return field(1, field(1, value))
-    number = b"\xff" * 9 + b"\x01"  # -1 in two's complement of 64 bits
     assert value == -1
-    return field(3, field(1, number) if packed else b"\x08" + number)
+    return field(3, field(1, b"\xff" * 9 + b"\x01"))  # two's complement of 64 bits
 
 
-def wire(features: Iterable[tuple[bytes, bytes | int]], packed: bool = True) -> bytes:
-    entries = (field(1, field(1, name) + field(2, feature(value, packed))) for name, value in features)
+def wire(features: Iterable[tuple[bytes, bytes | int]]) -> bytes:
+    entries = (field(1, field(1, name) + field(2, feature(value))) for name, value in features)
     return field(1, b"".join(entries))
 
 
@@ -75,15 +74,6 @@ def test_the_golden_example() -> None:
     assert len(content) == 225
     assert hashlib.sha256(content).hexdigest() == GOLDEN_SHA256
     assert Example.FromString(content).SerializeToString(deterministic=True) == content
-
-
-@given(st.permutations(list(GOLDEN.items())), st.booleans())
-def test_features_in_any_order_packed_or_not(features: list[tuple[bytes, bytes | int]], packed: bool) -> None:
-    parsed = Example.FromString(wire(features, packed)).features.feature
-    assert {
-        name.encode(): value.int64_list.value[0] if name == "score" else value.bytes_list.value[0]
-        for name, value in parsed.items()
-    } == GOLDEN
 
 
 def test_what_a_record_can_lack(tmp_path: Path) -> None:

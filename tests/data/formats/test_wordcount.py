@@ -1,4 +1,3 @@
-import hashlib
 import io
 import tarfile
 from pathlib import Path
@@ -8,7 +7,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flsim.base.errors import InputError
-from flsim.data.formats import wordcount
 from flsim.data.formats.wordcount import read_word_count
 from flsim.data.vocabulary import Vocabulary
 
@@ -27,37 +25,18 @@ def archive(path: Path, content: bytes, name: str = "stackoverflow.word_count") 
     return path
 
 
-def published(monkeypatch: pytest.MonkeyPatch, path: Path) -> None:
-    monkeypatch.setattr(wordcount, "SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
-    monkeypatch.setattr(wordcount, "LINES", 5)
-
-
-def test_text_and_archive_are_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_and_archive_are_the_same(tmp_path: Path) -> None:
     (tmp_path / "text").write_bytes(TEXT)
     packed = archive(tmp_path / "a.tar.bz2", TEXT, "../../stackoverflow.word_count")
-    published(monkeypatch, packed)
     for path in (tmp_path / "text", packed):
-        assert read_word_count(path, 9) == (WORDS, [])
-        assert read_word_count(path, 6) == (Vocabulary(WORDS.words[:2], WORDS.counts[:2]), [])
+        assert read_word_count(path, 9) == WORDS
+        assert read_word_count(path, 6) == Vocabulary(WORDS.words[:2], WORDS.counts[:2])
     assert sorted(file.name for file in tmp_path.iterdir()) == ["a.tar.bz2", "text"]  # nothing is unpacked
 
 
-def test_another_file_than_the_published_one_is_mentioned(tmp_path: Path) -> None:
-    path = archive(tmp_path / "a.tar.bz2", TEXT)
-    vocabulary, warnings = read_word_count(path, 9)
-    assert vocabulary == WORDS
-    found = hashlib.sha256(path.read_bytes()).hexdigest()
-    assert warnings == [
-        f"{path}: 5 lines, but the published word counts have 6,005,329",
-        f"{path}: sha256 {found}, but that of the published archive is {wordcount.SHA256}",
-    ]
-
-
-def test_an_own_file_of_words_is_not_held_against_the_published_one(tmp_path: Path) -> None:
-    for name, warned in [("words", 0), ("stackoverflow.word_count", 1)]:
-        (tmp_path / name).write_bytes(TEXT)
-        assert len(read_word_count(tmp_path / name, 6)[1]) == warned
-    assert read_word_count(tmp_path / "words", 10_000, fit=True) == (WORDS, [])
+def test_all_words_of_a_shorter_file_if_they_are_to_fit(tmp_path: Path) -> None:
+    (tmp_path / "words").write_bytes(TEXT)
+    assert read_word_count(tmp_path / "words", 10_000, fit=True) == WORDS
 
 
 @pytest.mark.parametrize(
@@ -105,7 +84,7 @@ def test_any_bytes_are_words_or_refused(tmp_path_factory: pytest.TempPathFactory
     (folder / "b").write_bytes(packed[:cut] + content + packed[cut + len(content) :])
     for name in "ab":
         try:
-            vocabulary, _ = read_word_count(folder / name, 6)
+            vocabulary = read_word_count(folder / name, 6)
         except InputError:
             continue
         assert len(vocabulary.words) == 2

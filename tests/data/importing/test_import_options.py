@@ -13,12 +13,9 @@ from helpers import Flsim
 from benchmarks import writers
 from flsim.base.errors import InputError
 from flsim.data.corpus import Corpus
-from flsim.data.formats.pfl import PFL
 from flsim.data.importing.gather import ImportHParams, split_of
 from flsim.data.importing.run import import_corpus
-from flsim.data.importing.tasks import PUBLISHED, incomplete_stack_overflow
 from flsim.data.manifest import SPLITS
-from flsim.data.vocabulary import LAYOUTS
 
 POSTS = [(number % 9, f"a b c word{number % 4} d e, f? a b.") for number in range(90)]
 HPARAMS = {"vocabulary_size": 9, "words_per_user": 30, "record_words": 6, "heldout": 0.2, "test": 0.2}
@@ -37,16 +34,6 @@ def texts(corpus: Corpus) -> dict[str, list[list[str]]]:
         ]
         for split, users in ((split, corpus.split(split)) for split in corpus.splits)
     }
-
-
-def test_layouts_differ_in_ids_and_in_nothing_else(tmp_path: Path) -> None:
-    source = write_jsonl(tmp_path / "a.jsonl", POSTS)
-    corpora = {name: import_corpus([source], tmp_path / name, hparams(layout=name)) for name in LAYOUTS}
-    assert len({(corpus.path / "train" / "tokens.u16").read_bytes() for corpus in corpora.values()}) == len(LAYOUTS)
-    for name, corpus in corpora.items():
-        assert texts(corpus) == texts(corpora["tff"])
-        assert corpus.vocabulary.words == corpora["tff"].vocabulary.words
-        assert corpus.manifest["layout"] == {"name": name, "vocabulary_size": 9, "record_words": 6}
 
 
 def test_a_split_says_by_itself_which_layout_it_is_in(tmp_path: Path) -> None:
@@ -90,33 +77,6 @@ def test_the_splits_of_a_source_are_kept(tmp_path: Path) -> None:
         assert {name.partition("#")[0] for name in corpus.split(split).names} == {"one", "two"}
     assert corpus.manifest["parameters"]["read"]["users"] == 6
     assert set(corpus.vocabulary.words) == {"a", "b", "c", ".", "one"}
-
-
-def test_warnings_and_losses_are_said_and_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    rows = [(split, f"{split}{n // 10}", "a b c d e") for split in SPLITS for n in range(20)]
-    writers.write_pfl(tmp_path / "so.hdf5", rows, ["a", "b", "c"])
-    corpus = import_corpus([tmp_path / "so.hdf5"], tmp_path / "corpus", hparams(vocabulary_size=7))
-    said = capsys.readouterr().err.splitlines()
-    assert f"{tmp_path / 'so.hdf5'}: pfl-hdf5" in said
-    assert corpus.manifest["notes"] == [PFL.lost]
-    assert PFL.lost in said
-    assert any(
-        f"2 users in train, but Stack Overflow as published has {PUBLISHED['users']['train']:,}" in w for w in said
-    )
-    assert len(corpus.manifest["warnings"]) == 6
-    assert set(corpus.manifest["warnings"]) < set(said)
-
-
-def test_copies_of_stack_overflow_are_compared_with_the_published_counts() -> None:
-    """Those of the docstring of tff.simulation.datasets.stackoverflow.load_data."""
-    users = {"train": 342_477, "heldout": 38_758, "test": 204_088}
-    sentences = {"train": 135_818_730, "heldout": 16_491_230, "test": 16_586_035}
-    assert incomplete_stack_overflow({"tff-sqlite"}, users, sentences) == []
-    assert incomplete_stack_overflow({"tff-hdf5"}, {"train": 342_477}, {"train": 135_818_730, "test": 0}) == []
-    assert incomplete_stack_overflow({"tff-sqlite", "jsonl"}, {"train": 1}, {"train": 1}) == []
-    first, second = incomplete_stack_overflow({"pfl-hdf5"}, {**users, "test": 5}, {**sentences, "train": 9})
-    assert first.startswith("5 users in test, but Stack Overflow as published has 204,088")
-    assert second.startswith("9 sentences in train, but Stack Overflow as published has 135,818,730")
 
 
 def test_the_command_has_all_of_it(tmp_path: Path) -> None:
@@ -184,17 +144,10 @@ def test_shorter_users_are_suggested_where_there_are_few(tmp_path: Path, flsim: 
     assert "only 6 users of 100 words, none of them in test; a shorter" in err
 
 
-@pytest.mark.parametrize("format", ["tff-hdf5", "pfl-hdf5"])
-def test_hdf5_is_never_opened_in_the_caller_s_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, format: str
-) -> None:
+def test_hdf5_is_never_opened_in_the_caller_s_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """libhdf5 may crash or hang: the file is detected, cut and read by a worker, also where one process would do."""
     source = tmp_path / "posts.h5"
-    examples = [("train", f"u{user}", "a b c d") for user in range(4)]
-    if format == "tff-hdf5":
-        writers.write_tff_hdf5(source, examples)
-    else:
-        writers.write_pfl(source, examples, ["a", "b", "c", "d"])
+    writers.write_tff_hdf5(source, [("train", f"u{user}", "a b c d") for user in range(4)])
 
     def trip(*_arguments: object, **_named: object) -> None:
         raise OSError("opened in the caller's process")
@@ -202,5 +155,5 @@ def test_hdf5_is_never_opened_in_the_caller_s_process(
     monkeypatch.setattr("h5py.File", trip)
     settings = hparams(vocabulary_size=8, words_per_user=2, heldout=0.0, test=0.0)
     corpus = import_corpus([source], tmp_path / "corpus", settings, workers=1)
-    assert corpus.manifest["sources"][0]["format"] == format
+    assert corpus.manifest["sources"][0]["format"] == "tff-hdf5"
     assert corpus.manifest["splits"]["train"]["users"] == 4

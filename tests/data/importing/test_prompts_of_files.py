@@ -15,7 +15,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from dumps import folder_bytes
 from helpers import Flsim
 
 from flsim.algorithms.rounds import LocalEngine, engine_of
@@ -29,7 +28,6 @@ from flsim.data.corpus import Corpus, Split
 from flsim.data.importing.gather import ImportHParams
 from flsim.data.importing.run import import_corpus
 from flsim.data.records import Records, batch
-from flsim.data.stores import push
 from flsim.data.vocabulary import Layout
 from flsim.data.withheld import PartialSplit
 from flsim.measures.prediction import predict_by_steps, utility
@@ -267,13 +265,6 @@ def test_natural_canaries_are_answers(corpus: Corpus) -> None:
     assert {canary.tokens for canary in drawn} <= answers
 
 
-def test_all_files_come_from_a_store(corpus: Corpus, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FLSIM_CACHE", str(tmp_path / "cache"))
-    uri = f"file://{tmp_path / 'store'}"
-    push(corpus.path, uri)
-    assert folder_bytes(Corpus.open(uri, verify=True).path) == folder_bytes(corpus.path)
-
-
 def test_a_corpus_describes_its_prompts(corpus: Corpus, flsim: Flsim) -> None:
     listed = prompts_of(corpus.split("train"))
     share = sum(prompt for _, prompt in listed) / sum(len(record) for record, _ in listed)
@@ -281,23 +272,3 @@ def test_a_corpus_describes_its_prompts(corpus: Corpus, flsim: Flsim) -> None:
     assert code == 0
     assert f"prompts      {share:.1%} of train's words are of prompts" in out
     assert f"({corpus.layout.words} complete words)" in out
-
-
-def test_a_run_trains_measures_and_shows_text(corpus: Corpus, tmp_path: Path, flsim: Flsim) -> None:
-    """By the command: canaries that are text, in a table, of a federated run on prompts and answers."""
-    (tmp_path / "a.toml").write_text(
-        f"""
-        data.corpus = "{corpus.path}"
-        canaries = {{ p_u = [0.5], p_e = [0.5], count = 2 }}
-        model = {{ embedding = 4, units = 6 }}
-        training = {{ rounds = 2, cohort = 3 }}
-        local = {{ batch_size = 4 }}
-        evaluation = {{ every = 2, references = 50 }}
-        """.replace("        ", "")
-    )
-    code, _, err = flsim("run", tmp_path / "a.toml", "--out", tmp_path / "run", "--in-process")
-    assert code == 0, err
-    code, out, _ = flsim("canaries", tmp_path / "run")
-    assert code == 0
-    for canary in draw_canaries(corpus, CanaryHParams(p_u=(0.5,), p_e=(0.5,), count=2), 0):
-        assert corpus.vocabulary.text(canary.tokens) in out

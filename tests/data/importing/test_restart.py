@@ -123,20 +123,15 @@ def test_workers_that_are_always_killed_end_the_import_in_one_line(
 
 
 def test_a_second_import_into_the_same_folder_is_refused(imports: Imports, expected: dict[str, bytes]) -> None:
-    """The first waits at a pipe, so that the second surely meets it."""
-    pipe = imports.folder / "pipe"
-    os.mkfifo(pipe)
-    first = imports.start(pipe, *imports.sources[1:])
-    with pipe.open("wb") as end:
-        said = imports.finish(imports.start(), code=2)
-        assert said.splitlines()[-1] == (
-            f"flsim: {imports.out}: another import into this folder is running; wait for its end, or name another "
-            "folder"
-        )
-        end.write(imports.sources[0].read_bytes())
+    """The first waits after six pieces, so that the second surely meets it."""
+    first = imports.started(6, further=0)
+    said = imports.finish(imports.start(), code=2)
+    assert said.splitlines()[-1] == (
+        f"flsim: {imports.out}: another import into this folder is running; wait for its end, or name another folder"
+    )
+    imports.go()
     imports.finish(first)
-    found = folder_bytes(imports.out)
-    assert {name for name in expected if found[name] != expected[name]} == {"manifest.json"}  # the name of the pipe
+    assert folder_bytes(imports.out) == expected
     assert not imports.scratch.exists()
 
 

@@ -1,11 +1,9 @@
-"""Compressed sources, archives and pipes give the corpus of the plain file; sites are parts of names of authors."""
+"""Compressed sources and archives give the corpus of the plain file; sites are parts of names of authors."""
 
 import bz2
 import gzip
 import hashlib
 import lzma
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -100,43 +98,6 @@ def test_progress_is_in_bytes_of_the_packed_file(tmp_path: Path) -> None:
     assert (tmp_path / "out").read_bytes() == content
 
 
-def test_a_pipe_is_as_good_as_a_file(tmp_path: Path, plain: bytes) -> None:
-    """The real command at the end of a real pipe."""
-    packed = gzip.compress(plain)
-    options = ["--vocabulary", "8", "--words-per-user", "12", "--heldout", "0", "--test", "0"]
-    command = [
-        sys.executable,
-        "-m",
-        "flsim",
-        "data",
-        "import",
-        "/dev/stdin",
-        "--out",
-        str(tmp_path / "piped"),
-        *options,
-    ]
-    subprocess.run(command, input=packed, check=True, capture_output=True)
-    piped = Corpus.open(tmp_path / "piped", verify=True)
-    expected = import_corpus(
-        [tmp_path / "plain.jsonl"], tmp_path / "corpus", ImportHParams(8, words_per_user=12, heldout=0.0, test=0.0)
-    )
-    assert folder_bytes(piped.path, "manifest.json") == folder_bytes(expected.path, "manifest.json")
-    (source,) = piped.manifest["sources"]
-    assert source["name"] == "stdin"
-    assert source["sha256"] == hashlib.sha256(packed).hexdigest()
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["corpus", "piped", "plain.jsonl"]
-
-
-def test_standard_input_from_a_file(tmp_path: Path, plain: bytes) -> None:
-    """Which other processes cannot open under the name /dev/stdin."""
-    options = ["--vocabulary", "8", "--words-per-user", "12", "--heldout", "0", "--test", "0", "--workers", "2"]
-    command = [sys.executable, "-m", "flsim", "data", "import", "/dev/stdin", "--out", str(tmp_path / "out"), *options]
-    with (tmp_path / "plain.jsonl").open("rb") as file:
-        subprocess.run(command, stdin=file, check=True, capture_output=True)
-    (source,) = Corpus.open(tmp_path / "out", verify=True).manifest["sources"]
-    assert source["sha256"] == hashlib.sha256(plain).hexdigest()
-
-
 # The site of a Stack Exchange dump is a part of each author's name, and does not depend on compression.
 
 
@@ -176,32 +137,6 @@ def test_compression_changes_no_site(name: str, site: str, packing: str) -> None
 def test_the_site_of_an_archive_of_the_internet_archive() -> None:
     assert site_of(Path("ai.meta.stackexchange.com.7z")) == "ai.meta.stackexchange.com"
     assert site_of(Path("stackoverflow.com-Posts.7z")) == "stackoverflow.com"
-
-
-def test_two_sources_of_one_site_are_refused_unless_named(tmp_path: Path, flsim: Flsim) -> None:
-    one, two = (
-        write(tmp_path / "ai.Posts.xml", AI),
-        write(tmp_path / "other" / "ai.Posts.xml.gz", gzip.compress(HISTORY)),
-    )
-    out = ("--out", tmp_path / "corpus")
-    code, _, err = flsim("data", "import", one, two, *SETTINGS, *out)
-    assert code == 2
-    assert err.splitlines()[-1] == (
-        f"flsim: {two}: has the same name 'ai' as {one}, so two authors would become one author; "
-        "add --site NAME once for each dump, in their order"
-    )
-    assert not list(tmp_path.glob("*corpus*"))
-    code, _, err = flsim("data", "import", one, two, "--site", "ai", "--site", "history", *SETTINGS, *out)
-    assert code == 0, err
-    corpus = Corpus.open(tmp_path / "corpus")
-    assert {name.partition("/")[0] for name in authors(corpus)} == {"ai", "history"}
-    assert [source["site"] for source in corpus.manifest["sources"]] == ["ai", "history"]
-    code, _, err = flsim(
-        "data", "import", one, two, "--site", "ai", "--site", "ai", *SETTINGS, "--out", tmp_path / "one"
-    )
-    assert code == 0, err
-    assert "--site ai: of 2 dumps, so equal user numbers in these dumps count as the same person" in err
-    assert authors(Corpus.open(tmp_path / "one")) == {f"ai/{user}" for user in range(12)}
 
 
 @pytest.mark.parametrize(
@@ -251,30 +186,17 @@ def test_zstd_with_the_largest_window(tmp_path: Path) -> None:
         import_corpus([path], tmp_path / "cut", hparams)
 
 
-@pytest.mark.parametrize(
-    ("names", "sites", "message"),
-    [
-        (("a.Posts.xml", "b.Posts.xml"), ("ai",), "found 1 --site for 2 Stack Exchange dumps"),
-        (("a.Posts.xml",), (" ",), "--site ' ': not a site; name a site, such as ai.stackexchange.com"),
-        (("a.jsonl",), ("ai",), "a.jsonl: no source is a Stack Exchange dump; remove --site"),
-        (("a.txt", "other/a.txt"), (), "has the same name 'a.txt' as"),
-    ],
-)
-def test_wrong_sites_are_one_line(tmp_path: Path, names: tuple[str, ...], sites: tuple[str, ...], message: str) -> None:
-    contents = {".xml": AI, ".jsonl": b'{"user": 1, "text": "a"}', ".txt": b"some words of text\n" * 30}
+@pytest.mark.parametrize("names", [("ai.Posts.xml", "other/ai.Posts.xml.gz"), ("a.txt", "other/a.txt")])
+def test_two_sources_of_one_name_are_refused(tmp_path: Path, names: tuple[str, str]) -> None:
+    contents = {".xml": AI, ".gz": gzip.compress(HISTORY), ".txt": b"some words of text\n" * 30}
     sources = [
-        write(tmp_path / name, contents[Path(name).suffix] + b"\n" * number) for number, name in enumerate(names)
+        write(tmp_path / name, contents[Path(name).suffix] + b"\n" * number * (".txt" in name))
+        for number, name in enumerate(names)
     ]
-    with pytest.raises(InputError) as caught:
-        import_corpus(sources, tmp_path / "corpus", HPARAMS, sites=sites)
-    assert message in str(caught.value)
-
-
-def test_a_pipe_needs_a_site(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "flsim", "data", "import", "/dev/stdin", "--out", str(tmp_path / "corpus")]
-    refused = subprocess.run([*command, *map(str, SETTINGS)], input=AI, capture_output=True)
-    assert refused.returncode == 2
-    assert b"flsim: /dev/stdin: the site of a dump cannot be detected from a pipe; add --site NAME\n" in refused.stderr
+    with pytest.raises(
+        InputError, match=rf"has the same name '{names[0].partition('.P')[0]}' as .*; rename one of the"
+    ):
+        import_corpus(sources, tmp_path / "corpus", HPARAMS)
 
 
 def test_an_archive_of_several_files_is_read_for_its_posts(tmp_path: Path) -> None:
