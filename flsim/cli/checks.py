@@ -359,13 +359,7 @@ def to_json(rows: "Sequence[Row]") -> str:
 
 
 def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[Quantity]" = ()) -> str:
-    """Return a table with a line for each canary, then lines for the model.
-
-    Args:
-        rows: the rows of one evaluation.
-        canaries: the measured canaries.
-        own: quantities that custom measures computed.
-    """
+    """Return a table with a line for each canary, then lines for the model."""
     from flsim.results.tables import user_share
 
     values = {(row.metric, row.canary): row.value for row in rows}

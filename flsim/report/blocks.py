@@ -32,14 +32,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose first column names its rows.
-
-    Attributes:
-        caption: content of the table.
-        headings: headings of all columns.
-        rows: the cells of each row.
-        note: text below the table.
-    """
+    """A table whose first column names its rows."""
 
     kind: ClassVar = "table"
     caption: Cell
@@ -57,13 +50,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels of one width, side by side if they fit.
-
-    Attributes:
-        caption: content of the panels.
-        panels: title and drawing of each panel.
-        legend: style and meaning of each kind of line.
-    """
+    """Panels of one width, side by side if they fit."""
 
     kind: ClassVar = "figure"
     caption: Cell

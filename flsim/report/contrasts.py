@@ -80,15 +80,7 @@ Pairs = Sequence[tuple[dict[int, RunView], dict[int, RunView]]]  # by seed, the 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Pairs of settings that differ in one factor only, at two values of the factor.
-
-    Attributes:
-        factor: name of the factor, such as "Partition".
-        within: name of the common settings, such as "FedAvg"; empty if there is nothing else.
-        a, b: names of the two values.
-        pairs: settings with value a, each with one of value b.
-        between: number of values between a and b, if these are the largest and the smallest number.
-    """
+    """Pairs of settings that differ in one factor only, at two values of the factor."""
 
     factor: str
     within: str
@@ -241,12 +233,7 @@ def _diverged(pairs: Sequence[tuple[Setting, Setting]], compared: Sequence[int])
 
 
 def _of_pairs(gathered: Gathered, main: Sequence[tuple[Setting, Setting]] | None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of each setting with runs of both partitions, from the frame of `flsim.results.differences`.
-
-    Args:
-        gathered: all runs.
-        main: the pairs of settings that no mean of a factor includes; None for all.
-    """
+    """Yield the rows of each setting with runs of both partitions, from the frame of `flsim.results.differences`."""
     for line in gathered.lines:
         if both := line.both_partitions:
             pair = Pair(line.label, *map(_planned, both))

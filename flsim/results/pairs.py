@@ -43,12 +43,6 @@ def paired_canaries(
 ) -> PairedCanaries:
     """Return the values of the same canaries in two runs.
 
-    Args:
-        a: one run.
-        b: another run over the same canaries.
-        round: the evaluated round of both; by default each run's last, as in a table.
-        epoch: the number of epochs to compare at, in place of `round`.
-
     Raises:
         InputError: there are fewer than two planted canaries; the canaries or |R| of the runs differ; a run diverged or
             was not evaluated at this point; or both a round and an epoch are given.
@@ -209,11 +203,6 @@ def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Qua
     A model that was trained longer predicts better, and has memorized more. A difference at the end of training can
     therefore be a difference in utility. This comparison is at the first equal perplexity. A seed whose runs have no
     common perplexity, for example because a first evaluation is already below it, is excluded with its reason.
-
-    Args:
-        a: runs of one series, one for each seed.
-        b: runs of another series, over the same canaries seed by seed.
-        quantity: the compared number.
 
     Raises:
         InputError: no seed has runs of both series, or for each seed a run diverged, lacks evaluations, or was never

@@ -232,10 +232,6 @@ def without_copies(runs: Sequence[RunResults], needed: Collection[RunResults] = 
     Copies have the same identity and the same number of rounds. The copy with the most evaluations remains, or the
     first of equal copies.
 
-    Args:
-        runs: all runs, in the order of their display.
-        needed: runs that always remain, because each is a row of its sweep.
-
     Raises:
         InputError: two copies have different measurements of one model.
     """
