@@ -14,7 +14,7 @@ from flsim.cli.options import Json, TorchDevice, check_device
 from flsim.measures.built_in import ALSO
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from flsim.canaries.spec import Canary
     from flsim.data.records import Users
@@ -359,81 +359,34 @@ def to_json(rows: "Sequence[Row]") -> str:
 
 
 def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[Quantity]" = ()) -> str:
-    """Return a table with a line for each canary, then lines for the model."""
-    from flsim.results.tables import user_share
+    """Return the table of `flsim canaries` for the rows of one evaluation, then lines for the model."""
+    import pandas as pd
 
-    values = {(row.metric, row.canary): row.value for row in rows}
-    known = any(math.isfinite(share) for canary in canaries for share in (canary.p_u, canary.p_e))
-    columns = _columns({row.metric for row in rows if row.canary}, own)
-    lines = [["canary", *(("p_u", "p_e") if known else ()), *(column.short for column in columns)]]
-    for canary in sorted(canaries, key=lambda canary: canary.id):
-        shares = [
-            user_share(canary.p_u) if math.isfinite(canary.p_u) else "-",
-            f"{100 * canary.p_e:.6g}%" if math.isfinite(canary.p_e) else "-",
-        ]
-        cells = [_cell(column, values.get((column.name, canary.id))) for column in columns]
-        lines.append([canary.id, *(shares if known else ()), *cells])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-    text += ["", *_legend(values, columns, len(canaries)), *_utility(values, own)]
-    return "\n".join(text) + "\n"
-
-
-def _columns(measured: set[str], own: "Sequence[Quantity]") -> "list[Quantity]":
-    """Return the measured quantities of canaries that have a heading or a description."""
-    from flsim.measures.built_in import QUANTITIES, described
-
-    listed = [quantity for quantity in (*QUANTITIES.values(), *own) if quantity.name in measured and quantity.is_listed]
-    others = sorted(measured - {*QUANTITIES} - {quantity.name for quantity in own})
-    return [*listed, *(quantity for name in others if (quantity := described(name)))]
-
-
-def _cell(quantity: "Quantity", value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return "-"
-    if quantity.is_flag:
-        return "yes" if value else "no"
-    return quantity.format.format(value * quantity.scale)
-
-
-def _legend(values: "Mapping[tuple[str, str], float]", columns: "Sequence[Quantity]", canaries: int) -> list[str]:
-    """Return the line of counts for each flag, and lines that explain the columns."""
-    from flsim.measures.built_in import QUANTITIES
-    from flsim.measures.quantity import flags, numbers
-    from flsim.results.rows import REFERENCES
-
-    references = values[REFERENCES, ""]
-    standard = [quantity for quantity in QUANTITIES.values() if quantity.is_standard]
-    counts = list[str]()
-    for flag in flags(standard):
-        count = sum(value == 1 for (metric, canary), value in values.items() if metric == flag.name and canary)
-        of_all = "" if counts else f" of {canaries}"
-        among = f" among {references:,.0f}" if flag.is_ranked else ""
-        counts.append(f"{count}{of_all} by {flag.title}{among}")
-    names = [f"{number.short}: {number.title.lower()}" for number in numbers(standard) if number.kind == "number"]
-    return [
-        f"memorized: {', '.join(counts)}",
-        "; ".join(names) + f", of at most {math.log2(references + 1):.1f}",
-        *(f"{column.short}: {column.about or column.sentence}" for column in columns if not column.is_standard),
-    ]
-
-
-def _utility(values: "Mapping[tuple[str, str], float]", own: "Sequence[Quantity]") -> list[str]:
-    """Return the line of utility, and a line for each quantity of the model from custom measures."""
     from flsim.measures.built_in import QUANTITIES
     from flsim.measures.quantity import of_model
-    from flsim.results.rows import WHOLE_TEST_USERS
+    from flsim.results.canary_table import canary_table
+    from flsim.results.rows import frame
+    from flsim.results.store import RunResults
+    from flsim.show.memorization import table_of_canaries
+    from flsim.show.table import note
 
-    texts = {
-        quantity: f"{quantity.title.lower()} {_cell(quantity, values[quantity.name, ''])}{'%' * quantity.is_percentage}"
-        for quantity in of_model((*QUANTITIES.values(), *own))
-        if (quantity.name, "") in values and (quantity.is_standard or quantity in own)
-    }
-    utility = ", ".join(text for quantity, text in texts.items() if quantity.is_standard)
-    if whole := values.get((WHOLE_TEST_USERS, "")):
-        utility += f", of {whole:,.0f} complete test author{'s' * (whole != 1)}"
-    more = [f"{text}: {quantity.sentence}" for quantity, text in texts.items() if not quantity.is_standard]
-    return [utility, *more] if utility else more
+    listed = sorted(canaries, key=lambda canary: canary.id)
+    roster = pd.DataFrame([(one.id, one.p_u, one.p_e) for one in listed], columns=["canary", "p_u", "p_e"])
+    custom = {quantity.name: quantity for quantity in own}
+    at = rows[0].round
+    results = RunResults(rows[0].run, "", "completed", None, at, at, frame(rows), roster, own=custom)
+    text = table_of_canaries(canary_table(results)).markdown() if listed else ""
+    references, numbers = results.references(at) or 0.0, list[str]()
+    text += note(f"Ranks are among {references:,.0f} references; at most {math.log2(references + 1):.1f} bits.")
+    for quantity in of_model((*QUANTITIES.values(), *own)):
+        value = results.of_model(quantity.name, at)
+        if value is not None and (quantity.is_standard or quantity in own):
+            shown = quantity.format.format(value * quantity.scale) + "%" * quantity.is_percentage
+            about = "" if quantity.is_standard else f": {quantity.sentence}"
+            numbers.append(f"{quantity.title} {shown}{about}")
+    if whole := results.whole_test_users(at):
+        numbers.append(f"Test text of {whole:,.0f} complete test authors")
+    return text + "".join(map(note, numbers))
 
 
 def quantize(

@@ -393,7 +393,8 @@ def _listed(values: "pd.Series[Any]", template: str = "{}") -> str:
 def table_of_canaries(table: pd.DataFrame) -> Table:
     """Return the table of `flsim.results.canary_table` as text."""
     labels = [Column("Canary", text_of(table["canary"]), is_number=False)]
-    units = [[Column("Phrase", text_of(table["phrase"]), is_number=False)], _planted(table), _counts(table)]
+    phrases = [Column("Phrase", text_of(table["phrase"]), is_number=False)] if table["phrase"].notna().any() else []
+    units = [phrases, _planted(table), _counts(table)]
     units.append(_window(table))
     kept = [quantity for quantity in quantities_in(table) if quantity.name in table and quantity.of_canaries]
     listed = [quantity for quantity in kept if quantity.is_listed]
@@ -406,6 +407,8 @@ def table_of_canaries(table: pd.DataFrame) -> Table:
 
 def _planted(table: pd.DataFrame) -> list[Column]:
     """Return the columns of p_u and p_e, or of planned copies if their number was set."""
+    if table[["p_u", "planned_insertions"]].isna().all(axis=None):
+        return []
     if table["p_u"].isna().all():
         planned = formatted(table["planned_insertions"], "{:,}")
         return [Column("Planned", planned, note="Planned: records that were drawn for the canary.")]
@@ -438,10 +441,13 @@ def _window(table: pd.DataFrame) -> list[Column]:
 
 def _column(table: pd.DataFrame, quantity: Quantity) -> Column:
     values = table[quantity.name]
-    note = f"{quantity.heading}: {quantity.description[:1].lower()}{quantity.description[1:]}"
+    heading, about = quantity.heading, f"{quantity.description[:1].lower()}{quantity.description[1:]}"
+    if not quantity.is_standard:
+        heading, about = quantity.short, quantity.about or quantity.sentence
+    note = f"{heading}: {about}"
     if quantity.is_flag:
         cells = ["unknown" if pd.isna(value) else "yes" if value else "no" for value in values]
     else:
         cells = formatted(values, quantity.format, quantity.scale)
-    is_extra = quantity.name in QUANTITIES and not quantity.is_ranked and not quantity.is_flag
-    return Column(quantity.heading, cells, is_number=not quantity.is_flag, is_extra=is_extra, note=note)
+    is_extra = quantity.is_standard and not quantity.is_ranked and not quantity.is_flag
+    return Column(heading, cells, is_number=not quantity.is_flag, is_extra=is_extra, note=note)
