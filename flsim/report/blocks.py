@@ -95,10 +95,10 @@ def folded(block: Table | Figure, title: str, most: int = 8) -> list[Block]:
     return [first, *([Fold(f"{title}: {len(rest.panels)} more", [rest])] if rest.panels else [])]
 
 
-def number(value: Any, template: str = "{:.1f}", missing: str = "–") -> str:
+def number(value: Any, template: str = "{:.1f}") -> str:
     """Return a number as text with a real minus sign; a dash if it is missing."""
     if value is None or pd.isna(value):
-        return missing
+        return "–"
     return template.format(value).replace("-", "\N{MINUS SIGN}")
 
 

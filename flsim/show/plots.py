@@ -24,7 +24,7 @@ from flsim.base.statistics import t_interval
 from flsim.measures.built_in import FIT_BITS, PERPLEXITY, PRIMARY, QUANTITIES
 from flsim.measures.quantity import Quantity, flags, numbers, select_for
 from flsim.results.columns import quantities_of
-from flsim.results.seeds import by_series, wants_means
+from flsim.results.seeds import by_series, has_means
 from flsim.results.store import RunResults
 from flsim.show.figure import (
     ROUNDS,
@@ -178,11 +178,11 @@ def plot(
     if missing := _missing(runs, kind, losses or {}):
         asked = "" if kind == "rounds" else f"--kind {kind}: "
         raise InputError(f"{asked}{', '.join(run.name for run in runs) or 'no runs'}: {missing}")
-    has_means = wants_means(runs, over_seeds)
+    over_seeds = has_means(runs)[0] if over_seeds is None else over_seeds
     draw: dict[Kind, Callable[[], Figure]] = {
-        "rounds": lambda: draw_rounds(runs, has_means),
-        "utility": lambda: draw_against_utility(runs, has_means),
-        "loss": lambda: draw_losses(runs, losses or {}, has_means),
+        "rounds": lambda: draw_rounds(runs, over_seeds),
+        "utility": lambda: draw_against_utility(runs, over_seeds),
+        "loss": lambda: draw_losses(runs, losses or {}, over_seeds),
     }
     write_figure(draw[kind], path)
 

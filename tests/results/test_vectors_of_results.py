@@ -77,4 +77,4 @@ def test_canaries_at_the_ceiling_are_counted_over_runs() -> None:
         return SimpleNamespace(of_planted=lambda name, round_: exposures, references=lambda round_: references)
 
     runs = [run([10.0, 3.0, 10.0], 1023), run([2.0], 3), run([2.0], 7), run(None, 3), run([2.0], None)]
-    assert ceiling.at_ceiling((run, 5) for run in runs) == ceiling.AtCeiling(3, 5)
+    assert ceiling.share_at_ceiling((run, 5) for run in runs) == 3 / 5
