@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     Measured = tuple[list[Row], Sequence[Canary], EvaluationHParams]
 
 OF_RUN, OF_MODEL, MEASURES = "A checkpoint of a run", "Any other model (--model)", "Measurements"
+for_model = partial(typer.Option, rich_help_panel=OF_MODEL)
+for_measures = partial(typer.Option, rich_help_panel=MEASURES)
 
 
 def evaluate(
@@ -58,162 +61,137 @@ def evaluate(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
+        for_model(
             metavar="FACTORY",
             help="Function or class that returns the model, e.g. model.py:load or package.module:load. The file is "
             "executed: use only code that you trust. Or a folder of a Hugging Face model or adapter, or of several "
             "named by rounds.",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
+        for_model(
             "--set",
             metavar="NAME=VALUE",
             help="Argument for the function of --model, e.g. width=48; repeatable.",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(
+        for_model(
             help="State dict to load into the model: .pt, .safetensors, or .npz of a Flower server; or a folder of "
             "them, whose names have the rounds, e.g. round-10.pt.",
             show_default="weights that the function loads",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(
+        for_model(
             help="Tokens that the model reads, e.g. 32, if it is a module without methods start and step.",
             show_default="none",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     round: Annotated[
         int | None,
-        typer.Option(
-            help="Round of the model, e.g. 100.", show_default="that in its name, or 0", rich_help_panel=OF_MODEL
-        ),
+        for_model(help="Round of the model, e.g. 100.", show_default="that in its name, or 0"),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        for_model(
             help="Folder for the measurements, e.g. runs/theirs, which table, plot, audit and others read; more rounds "
             "are added.",
             show_default="stores nothing",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(
-            help="With --out: name of the model in tables.", show_default="that of --model", rich_help_panel=OF_MODEL
-        ),
+        for_model(help="With --out: name of the model in tables.", show_default="that of --model"),
     ] = None,
     canaries: Annotated[
         Path | None,
-        typer.Option(
+        for_model(
             help="Folder that flsim data canaries wrote; or file of canaries, .csv or .json, with id, words or tokens, "
-            "and if known copies, p_u and p_e.",
-            rich_help_panel=OF_MODEL,
+            "and if known copies, p_u and p_e."
         ),
     ] = None,
     corpus: Annotated[
         str | None,
-        typer.Option(
+        for_model(
             metavar="CORPUS",
             help="Folder or URI of a corpus with the model's vocabulary; its test users measure utility.",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     vocabulary: Annotated[
         str | None,
-        typer.Option(
+        for_model(
             help="In place of --corpus: file with one word per line in the order of ids, or the number of token "
-            "ids, e.g. 10004.",
-            rich_help_panel=OF_MODEL,
+            "ids, e.g. 10004."
         ),
     ] = None,
     layout: Annotated[
         str,
-        typer.Option(
-            help="With --vocabulary: numbering of special tokens and words, as in tff, fedjax or fedml.",
-            rich_help_panel=OF_MODEL,
-        ),
+        for_model(help="With --vocabulary: numbering of special tokens and words, as in tff, fedjax or fedml."),
     ] = "tff",
     references: Annotated[
         int | None,
-        typer.Option(
+        for_model(
             help="Number of references to rank each canary against, |R|.",
             show_default="2000000",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     prefix: Annotated[
         int | None,
-        typer.Option(
+        for_model(
             help="Number of words of a canary that the attacker knows.",
             show_default="1, or that of the folder of canaries",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     beam_width: Annotated[
         int | None,
-        typer.Option(
-            help="Number of phrases that beam search keeps at each step.", show_default="5", rich_help_panel=OF_MODEL
-        ),
+        for_model(help="Number of phrases that beam search keeps at each step.", show_default="5"),
     ] = None,
     test_users: Annotated[
         int | None,
-        typer.Option(
+        for_model(
             help="Number of test users to measure accuracy and perplexity on, e.g. 100.",
             show_default="all",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
+        for_model(
             help="Seed of the references and the test users.",
             show_default="0, or that of the folder of canaries",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     decide: Annotated[
         bool,
-        typer.Option(
+        for_measures(
             "--decide",
             help="Measure only whether each canary is memorized, not its rank. Much faster.",
-            rich_help_panel=MEASURES,
         ),
     ] = False,
     also: Annotated[
         list[str] | None,
-        typer.Option(
+        for_measures(
             metavar="MEASURE",
             help="Further measure; repeatable: "
             + ", ".join(f"{name} ({measure.description})" for name, measure in ALSO.items())
             + ", or a custom measure as path/to/file.py:NAME; flsim executes the file.",
-            rich_help_panel=MEASURES,
         ),
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(
+        for_measures(
             help="With --also space or generation: number of sequences to draw.",
             show_default="5000",
-            rich_help_panel=MEASURES,
         ),
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(
+        for_measures(
             help="With --also space or path: largest number of prefixes that a search reads.",
             show_default="20000",
-            rich_help_panel=MEASURES,
         ),
     ] = None,
     device: TorchDevice = "cpu",
