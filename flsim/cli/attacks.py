@@ -2,6 +2,7 @@
 
 import json
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -231,7 +232,7 @@ def _by_shadows(runs: list[Path], count: int, round: int | None, device: str, as
         typer.echo("\n".join(shadows_to_text(*result) for result in results), nl=False)
 
 
-SAMPLING = "Sampling"
+of_sampling = partial(typer.Option, rich_help_panel="Sampling")
 
 
 def extract(
@@ -256,24 +257,18 @@ def extract(
     ] = 1_000,
     temperature: Annotated[
         float,
-        typer.Option(
-            help="Divisor of log-probabilities; 1 leaves the model's probabilities unchanged.", rich_help_panel=SAMPLING
-        ),
+        of_sampling(help="Divisor of log-probabilities; 1 leaves the model's probabilities unchanged."),
     ] = 1.0,
     top_k: Annotated[
         int,
-        typer.Option(
+        of_sampling(
             metavar="N",
             help="Number of most likely tokens to sample from; 0 samples from all tokens.",
-            rich_help_panel=SAMPLING,
         ),
     ] = 40,
     top_p: Annotated[
         float,
-        typer.Option(
-            help="Sample from the most likely tokens with this share of the probability, e.g. 0.9.",
-            rich_help_panel=SAMPLING,
-        ),
+        of_sampling(help="Sample from the most likely tokens with this share of the probability, e.g. 0.9."),
     ] = 1.0,
     by_setting: OneSetting = False,
     out: FigureOut = None,

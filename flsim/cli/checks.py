@@ -3,6 +3,7 @@
 import json
 import math
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +15,7 @@ from flsim.cli.options import Json, TorchDevice, check_device
 from flsim.measures.built_in import ALSO
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping, Sequence
+    from collections.abc import Sequence
 
     from flsim.canaries.spec import Canary
     from flsim.data.records import Users
@@ -28,6 +29,8 @@ if TYPE_CHECKING:
     Measured = tuple[list[Row], Sequence[Canary], EvaluationHParams]
 
 OF_RUN, OF_MODEL, MEASURES = "A checkpoint of a run", "Any other model (--model)", "Measurements"
+for_model = partial(typer.Option, rich_help_panel=OF_MODEL)
+for_measures = partial(typer.Option, rich_help_panel=MEASURES)
 
 
 def evaluate(
@@ -58,162 +61,137 @@ def evaluate(
     ] = None,
     model: Annotated[
         str | None,
-        typer.Option(
+        for_model(
             metavar="FACTORY",
             help="Function or class that returns the model, e.g. model.py:load or package.module:load. The file is "
             "executed: use only code that you trust. Or a folder of a Hugging Face model or adapter, or of several "
             "named by rounds.",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     set_: Annotated[
         list[str] | None,
-        typer.Option(
+        for_model(
             "--set",
             metavar="NAME=VALUE",
             help="Argument for the function of --model, e.g. width=48; repeatable.",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     state: Annotated[
         Path | None,
-        typer.Option(
+        for_model(
             help="State dict to load into the model: .pt, .safetensors, or .npz of a Flower server; or a folder of "
             "them, whose names have the rounds, e.g. round-10.pt.",
             show_default="weights that the function loads",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     context: Annotated[
         int | None,
-        typer.Option(
+        for_model(
             help="Tokens that the model reads, e.g. 32, if it is a module without methods start and step.",
             show_default="none",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     round: Annotated[
         int | None,
-        typer.Option(
-            help="Round of the model, e.g. 100.", show_default="that in its name, or 0", rich_help_panel=OF_MODEL
-        ),
+        for_model(help="Round of the model, e.g. 100.", show_default="that in its name, or 0"),
     ] = None,
     out: Annotated[
         Path | None,
-        typer.Option(
+        for_model(
             help="Folder for the measurements, e.g. runs/theirs, which table, plot, audit and others read; more rounds "
             "are added.",
             show_default="stores nothing",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Option(
-            help="With --out: name of the model in tables.", show_default="that of --model", rich_help_panel=OF_MODEL
-        ),
+        for_model(help="With --out: name of the model in tables.", show_default="that of --model"),
     ] = None,
     canaries: Annotated[
         Path | None,
-        typer.Option(
+        for_model(
             help="Folder that flsim data canaries wrote; or file of canaries, .csv or .json, with id, words or tokens, "
-            "and if known copies, p_u and p_e.",
-            rich_help_panel=OF_MODEL,
+            "and if known copies, p_u and p_e."
         ),
     ] = None,
     corpus: Annotated[
         str | None,
-        typer.Option(
+        for_model(
             metavar="CORPUS",
             help="Folder or URI of a corpus with the model's vocabulary; its test users measure utility.",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     vocabulary: Annotated[
         str | None,
-        typer.Option(
+        for_model(
             help="In place of --corpus: file with one word per line in the order of ids, or the number of token "
-            "ids, e.g. 10004.",
-            rich_help_panel=OF_MODEL,
+            "ids, e.g. 10004."
         ),
     ] = None,
     layout: Annotated[
         str,
-        typer.Option(
-            help="With --vocabulary: numbering of special tokens and words, as in tff, fedjax or fedml.",
-            rich_help_panel=OF_MODEL,
-        ),
+        for_model(help="With --vocabulary: numbering of special tokens and words, as in tff, fedjax or fedml."),
     ] = "tff",
     references: Annotated[
         int | None,
-        typer.Option(
+        for_model(
             help="Number of references to rank each canary against, |R|.",
             show_default="2000000",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     prefix: Annotated[
         int | None,
-        typer.Option(
+        for_model(
             help="Number of words of a canary that the attacker knows.",
             show_default="1, or that of the folder of canaries",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     beam_width: Annotated[
         int | None,
-        typer.Option(
-            help="Number of phrases that beam search keeps at each step.", show_default="5", rich_help_panel=OF_MODEL
-        ),
+        for_model(help="Number of phrases that beam search keeps at each step.", show_default="5"),
     ] = None,
     test_users: Annotated[
         int | None,
-        typer.Option(
+        for_model(
             help="Number of test users to measure accuracy and perplexity on, e.g. 100.",
             show_default="all",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     seed: Annotated[
         int | None,
-        typer.Option(
+        for_model(
             help="Seed of the references and the test users.",
             show_default="0, or that of the folder of canaries",
-            rich_help_panel=OF_MODEL,
         ),
     ] = None,
     decide: Annotated[
         bool,
-        typer.Option(
+        for_measures(
             "--decide",
             help="Measure only whether each canary is memorized, not its rank. Much faster.",
-            rich_help_panel=MEASURES,
         ),
     ] = False,
     also: Annotated[
         list[str] | None,
-        typer.Option(
+        for_measures(
             metavar="MEASURE",
             help="Further measure; repeatable: "
             + ", ".join(f"{name} ({measure.description})" for name, measure in ALSO.items())
             + ", or a custom measure as path/to/file.py:NAME; flsim executes the file.",
-            rich_help_panel=MEASURES,
         ),
     ] = None,
     samples: Annotated[
         int | None,
-        typer.Option(
+        for_measures(
             help="With --also space or generation: number of sequences to draw.",
             show_default="5000",
-            rich_help_panel=MEASURES,
         ),
     ] = None,
     nodes: Annotated[
         int | None,
-        typer.Option(
+        for_measures(
             help="With --also space or path: largest number of prefixes that a search reads.",
             show_default="20000",
-            rich_help_panel=MEASURES,
         ),
     ] = None,
     device: TorchDevice = "cpu",
@@ -359,87 +337,34 @@ def to_json(rows: "Sequence[Row]") -> str:
 
 
 def to_text(rows: "Sequence[Row]", canaries: "Sequence[Canary]", own: "Sequence[Quantity]" = ()) -> str:
-    """Return a table with a line for each canary, then lines for the model.
+    """Return the table of `flsim canaries` for the rows of one evaluation, then lines for the model."""
+    import pandas as pd
 
-    Args:
-        rows: the rows of one evaluation.
-        canaries: the measured canaries.
-        own: quantities that custom measures computed.
-    """
-    from flsim.results.tables import user_share
-
-    values = {(row.metric, row.canary): row.value for row in rows}
-    known = any(math.isfinite(share) for canary in canaries for share in (canary.p_u, canary.p_e))
-    columns = _columns({row.metric for row in rows if row.canary}, own)
-    lines = [["canary", *(("p_u", "p_e") if known else ()), *(column.short for column in columns)]]
-    for canary in sorted(canaries, key=lambda canary: canary.id):
-        shares = [
-            user_share(canary.p_u) if math.isfinite(canary.p_u) else "-",
-            f"{100 * canary.p_e:.6g}%" if math.isfinite(canary.p_e) else "-",
-        ]
-        cells = [_cell(column, values.get((column.name, canary.id))) for column in columns]
-        lines.append([canary.id, *(shares if known else ()), *cells])
-    widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-    text = ["  ".join(cell.rjust(width) for cell, width in zip(line, widths, strict=True)) for line in lines]
-    text += ["", *_legend(values, columns, len(canaries)), *_utility(values, own)]
-    return "\n".join(text) + "\n"
-
-
-def _columns(measured: set[str], own: "Sequence[Quantity]") -> "list[Quantity]":
-    """Return the measured quantities of canaries that have a heading or a description."""
-    from flsim.measures.built_in import QUANTITIES, described
-
-    listed = [quantity for quantity in (*QUANTITIES.values(), *own) if quantity.name in measured and quantity.is_listed]
-    others = sorted(measured - {*QUANTITIES} - {quantity.name for quantity in own})
-    return [*listed, *(quantity for name in others if (quantity := described(name)))]
-
-
-def _cell(quantity: "Quantity", value: float | None) -> str:
-    if value is None or math.isnan(value):
-        return "-"
-    if quantity.is_flag:
-        return "yes" if value else "no"
-    return quantity.format.format(value * quantity.scale)
-
-
-def _legend(values: "Mapping[tuple[str, str], float]", columns: "Sequence[Quantity]", canaries: int) -> list[str]:
-    """Return the line of counts for each flag, and lines that explain the columns."""
-    from flsim.measures.built_in import QUANTITIES
-    from flsim.measures.quantity import flags, numbers
-    from flsim.results.rows import REFERENCES
-
-    references = values[REFERENCES, ""]
-    standard = [quantity for quantity in QUANTITIES.values() if quantity.is_standard]
-    counts = list[str]()
-    for flag in flags(standard):
-        count = sum(value == 1 for (metric, canary), value in values.items() if metric == flag.name and canary)
-        of_all = "" if counts else f" of {canaries}"
-        among = f" among {references:,.0f}" if flag.is_ranked else ""
-        counts.append(f"{count}{of_all} by {flag.title}{among}")
-    names = [f"{number.short}: {number.title.lower()}" for number in numbers(standard) if number.kind == "number"]
-    return [
-        f"memorized: {', '.join(counts)}",
-        "; ".join(names) + f", of at most {math.log2(references + 1):.1f}",
-        *(f"{column.short}: {column.about or column.sentence}" for column in columns if not column.is_standard),
-    ]
-
-
-def _utility(values: "Mapping[tuple[str, str], float]", own: "Sequence[Quantity]") -> list[str]:
-    """Return the line of utility, and a line for each quantity of the model from custom measures."""
     from flsim.measures.built_in import QUANTITIES
     from flsim.measures.quantity import of_model
-    from flsim.results.rows import WHOLE_TEST_USERS
+    from flsim.results.canary_table import canary_table
+    from flsim.results.rows import frame
+    from flsim.results.store import RunResults
+    from flsim.show.memorization import table_of_canaries
+    from flsim.show.table import note
 
-    texts = {
-        quantity: f"{quantity.title.lower()} {_cell(quantity, values[quantity.name, ''])}{'%' * quantity.is_percentage}"
-        for quantity in of_model((*QUANTITIES.values(), *own))
-        if (quantity.name, "") in values and (quantity.is_standard or quantity in own)
-    }
-    utility = ", ".join(text for quantity, text in texts.items() if quantity.is_standard)
-    if whole := values.get((WHOLE_TEST_USERS, "")):
-        utility += f", of {whole:,.0f} complete test author{'s' * (whole != 1)}"
-    more = [f"{text}: {quantity.sentence}" for quantity, text in texts.items() if not quantity.is_standard]
-    return [utility, *more] if utility else more
+    listed = sorted(canaries, key=lambda canary: canary.id)
+    roster = pd.DataFrame([(one.id, one.p_u, one.p_e) for one in listed], columns=["canary", "p_u", "p_e"])
+    custom = {quantity.name: quantity for quantity in own}
+    at = rows[0].round
+    results = RunResults(rows[0].run, "", "completed", None, at, at, frame(rows), roster, own=custom)
+    text = table_of_canaries(canary_table(results)).markdown() if listed else ""
+    references, numbers = results.references(at) or 0.0, list[str]()
+    text += note(f"Ranks are among {references:,.0f} references; at most {math.log2(references + 1):.1f} bits.")
+    for quantity in of_model((*QUANTITIES.values(), *own)):
+        value = results.of_model(quantity.name, at)
+        if value is not None and (quantity.is_standard or quantity in own):
+            shown = quantity.format.format(value * quantity.scale) + "%" * quantity.is_percentage
+            about = "" if quantity.is_standard else f": {quantity.sentence}"
+            numbers.append(f"{quantity.title} {shown}{about}")
+    if whole := results.whole_test_users(at):
+        numbers.append(f"Test text of {whole:,.0f} complete test authors")
+    return text + "".join(map(note, numbers))
 
 
 def quantize(

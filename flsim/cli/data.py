@@ -3,13 +3,14 @@
 import json
 import sys
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
 from flsim.base.errors import at_least_one
-from flsim.cli.options import MACHINES, Json, Overrides
+from flsim.cli.options import Json, Overrides, of_machines
 
 if TYPE_CHECKING:
     from flsim.data.vocabulary import By
@@ -20,7 +21,9 @@ data = typer.Typer(
     no_args_is_help=True,
 )
 MAKE, LOOK = "Make a corpus", "Inspect or copy a corpus"
-FILES, USERS, WORDS = "Format of the files", "Users", "Vocabulary"
+of_files = partial(typer.Option, rich_help_panel="Format of the files")
+of_users = partial(typer.Option, rich_help_panel="Users")
+of_words = partial(typer.Option, rich_help_panel="Vocabulary")
 
 Out = Annotated[Path, typer.Option(help="New folder for the corpus, e.g. corpora/mine.")]
 From = Annotated[str, typer.Argument(metavar="CORPUS", help="Folder or URI of a corpus, e.g. corpora/mine.")]
@@ -36,143 +39,117 @@ def import_(
     out: Out,
     vocabulary: Annotated[
         int | None,
-        typer.Option(
+        of_words(
             help="Size of the vocabulary in token ids, e.g. 5000; four of them are special.",
             show_default="10,000, or fewer if the text has fewer words",
-            rich_help_panel=WORDS,
         ),
     ] = None,
     by: Annotated[
         Literal["words", "characters"],
-        typer.Option(
-            help="Unit of text with a token id. With characters, options that count words count characters.",
-            rich_help_panel=WORDS,
-        ),
+        of_words(help="Unit of text with a token id. With characters, options that count words count characters."),
     ] = "words",
     tokenizer: Annotated[
         Path | None,
-        typer.Option(
+        of_words(
             metavar="FOLDER",
             help="Folder of a Hugging Face tokenizer that cuts the text, with tokenizer.json.",
             show_default="cuts the text into words",
-            rich_help_panel=WORDS,
         ),
     ] = None,
     train_tokenizer: Annotated[
         int | None,
-        typer.Option(
+        of_words(
             metavar="TOKENS",
             help="Cut the text with a byte-level BPE tokenizer with this number of tokens, e.g. 4096. It is trained on "
             "the train users.",
             show_default="cuts the text into words",
-            rich_help_panel=WORDS,
         ),
     ] = None,
     words_per_record: Annotated[
         int | None,
-        typer.Option(
+        of_words(
             help="Number of words after which a record is cut, e.g. 40. With a tokenizer, the number of tokens; longer "
             "texts become several records.",
             show_default="20, by characters 600, with a tokenizer 64",
-            rich_help_panel=WORDS,
         ),
     ] = None,
-    layout: Annotated[str, typer.Option(help=LAYOUT, rich_help_panel=WORDS)] = "tff",
+    layout: Annotated[str, of_words(help=LAYOUT)] = "tff",
     vocabulary_from: Annotated[
         Path | None,
-        typer.Option(
+        of_words(
             help="File of words with counts whose most frequent words are the vocabulary, e.g. so.wordcount.",
             show_default="counts words in SOURCES",
-            rich_help_panel=WORDS,
         ),
     ] = None,
     words_per_user: Annotated[
         int,
-        typer.Option(
+        of_users(
             help="Number of words of each user. Authors with fewer words are dropped, and authors with more words "
-            "become several users.",
-            rich_help_panel=USERS,
+            "become several users."
         ),
     ] = 2_000,
     heldout: Annotated[
         float,
-        typer.Option(
-            help="Share of authors kept out of training as non-members for attacks, 0 to 1.", rich_help_panel=USERS
-        ),
+        of_users(help="Share of authors kept out of training as non-members for attacks, 0 to 1."),
     ] = 0.1,
     test: Annotated[
         float,
-        typer.Option(
-            help="Share of authors kept out of training to measure accuracy and perplexity, 0 to 1.",
-            rich_help_panel=USERS,
-        ),
+        of_users(help="Share of authors kept out of training to measure accuracy and perplexity, 0 to 1."),
     ] = 0.1,
-    seed: Annotated[
-        int, typer.Option(help="Seed that determines which authors are kept out.", rich_help_panel=USERS)
-    ] = 0,
+    seed: Annotated[int, of_users(help="Seed that determines which authors are kept out.")] = 0,
     format: Annotated[
         str | None,
-        typer.Option(
+        of_files(
             help="Format of all SOURCES: tff-sqlite, tff-hdf5, parquet, jsonl, json, csv, stackexchange, "
             "text (a record per line), or a custom reader as path/to/file.py:NAME.",
             show_default="detected from the content",
-            rich_help_panel=FILES,
         ),
     ] = None,
     lines_per_author: Annotated[
         int | None,
-        typer.Option(
+        of_files(
             help="Consecutive lines of format text that count as an author, e.g. 50.",
             show_default="200",
-            rich_help_panel=FILES,
         ),
     ] = None,
     user_column: Annotated[
         str,
-        typer.Option(
-            help="Column of the author in Parquet or CSV, or key in JSON, e.g. author.id.", rich_help_panel=FILES
-        ),
+        of_files(help="Column of the author in Parquet or CSV, or key in JSON, e.g. author.id."),
     ] = "user",
-    text_column: Annotated[
-        str, typer.Option(help="Column of the text in Parquet or CSV, or key in JSON.", rich_help_panel=FILES)
-    ] = "text",
+    text_column: Annotated[str, of_files(help="Column of the text in Parquet or CSV, or key in JSON.")] = "text",
     prompt_column: Annotated[
         str | None,
-        typer.Option(
+        of_files(
             help="With a tokenizer: column of a prompt in Parquet or CSV, or key in JSON, which the text answers, e.g. "
             "instruction. Models are trained on the answers only.",
             show_default="no prompts",
-            rich_help_panel=FILES,
         ),
     ] = None,
     delimiter: Annotated[
         str | None,
-        typer.Option(
+        of_files(
             help="Character between two fields of CSV, e.g. ; or the word tab.",
             show_default="tab in .tsv files, otherwise a comma",
-            rich_help_panel=FILES,
         ),
     ] = None,
     ascii: Annotated[
         bool,
-        typer.Option(
+        of_files(
             "--ascii",
             help="Remove characters outside ASCII from plain text, as TensorFlow Federated does.",
-            rich_help_panel=FILES,
         ),
     ] = False,
     drop_authors: Annotated[
         str | None,
-        typer.Option(
+        of_users(
             metavar="NAME,...",
             help="Authors whose posts are dropped, e.g. nan,AutoModerator.",
             show_default="none",
-            rich_help_panel=USERS,
         ),
     ] = None,
     workers: Annotated[
         int | None,
-        typer.Option(help="Number of processes, e.g. 4.", show_default="one per core", rich_help_panel=MACHINES),
+        of_machines(help="Number of processes, e.g. 4.", show_default="one per core"),
     ] = None,
     as_json: Json = False,
 ) -> None:
@@ -289,34 +266,30 @@ def show(values: dict[str, Any], as_json: bool) -> None:
 @data.command(rich_help_panel=MAKE)
 def synthetic(
     out: Out,
-    users: Annotated[int, typer.Option(help="Number of training users.", rich_help_panel=USERS)] = 400,
-    words_per_user: Annotated[int, typer.Option(help="Number of words of each user.", rich_help_panel=USERS)] = 250,
+    users: Annotated[int, of_users(help="Number of training users.")] = 400,
+    words_per_user: Annotated[int, of_users(help="Number of words of each user.")] = 250,
     vocabulary: Annotated[
         int,
-        typer.Option(help="Size of the vocabulary in token ids; four of them are special.", rich_help_panel=WORDS),
+        of_words(help="Size of the vocabulary in token ids; four of them are special."),
     ] = 600,
     heterogeneity: Annotated[
         float,
-        typer.Option(
+        of_users(
             help="Dirichlet concentration of the topics of a user, above 0: near 0 each user writes about one "
-            "topic, at 100 all users are similar.",
-            rich_help_panel=USERS,
+            "topic, at 100 all users are similar."
         ),
     ] = 0.5,
     test_users: Annotated[
         int,
-        typer.Option(help="Number of further users to measure accuracy and perplexity on.", rich_help_panel=USERS),
+        of_users(help="Number of further users to measure accuracy and perplexity on."),
     ] = 40,
-    heldout_users: Annotated[
-        int, typer.Option(help="Number of further users, non-members for attacks.", rich_help_panel=USERS)
-    ] = 40,
-    layout: Annotated[str, typer.Option(help=LAYOUT, rich_help_panel=WORDS)] = "tff",
+    heldout_users: Annotated[int, of_users(help="Number of further users, non-members for attacks.")] = 40,
+    layout: Annotated[str, of_words(help=LAYOUT)] = "tff",
     by: Annotated[
         Literal["words", "characters"],
-        typer.Option(
+        of_words(
             help='Unit of text: "words", or "characters", which spell words, in records of up to 96; '
             "--vocabulary then counts words.",
-            rich_help_panel=WORDS,
         ),
     ] = "words",
     seed: Annotated[int, typer.Option(help="Seed of the text.")] = 0,
@@ -347,7 +320,7 @@ def synthetic(
 
 
 CHANGE = "Change a corpus"
-MODELS = "The two models"
+of_models = partial(typer.Option, rich_help_panel="The two models")
 
 
 class Within(StrEnum):
@@ -432,25 +405,18 @@ def sanitize(
     corpus: From,
     out: Out,
     share: Annotated[float, typer.Option(help="Share of the train records to drop, above 0 and below 1.")] = 0.1,
-    epochs: Annotated[
-        float, typer.Option(help="Number of passes of each model over its half of the records.", rich_help_panel=MODELS)
-    ] = 20.0,
-    batch_size: Annotated[int, typer.Option(help="Number of records in a step.", rich_help_panel=MODELS)] = 32,
-    learning_rate: Annotated[
-        float, typer.Option(help="Learning rate of the optimizer.", rich_help_panel=MODELS)
-    ] = 0.01,
+    epochs: Annotated[float, of_models(help="Number of passes of each model over its half of the records.")] = 20.0,
+    batch_size: Annotated[int, of_models(help="Number of records in a step.")] = 32,
+    learning_rate: Annotated[float, of_models(help="Learning rate of the optimizer.")] = 0.01,
     optimizer: Annotated[
         str,
-        typer.Option(
-            help="Optimizer: sgd, momentum, adam, ..., or a custom optimizer as path/to/file.py:NAME.",
-            rich_help_panel=MODELS,
-        ),
+        of_models(help="Optimizer: sgd, momentum, adam, ..., or a custom optimizer as path/to/file.py:NAME."),
     ] = "adam",
-    embedding: Annotated[int, typer.Option(help="Size of the word embeddings.", rich_help_panel=MODELS)] = 96,
-    units: Annotated[int, typer.Option(help="Number of LSTM cells.", rich_help_panel=MODELS)] = 670,
+    embedding: Annotated[int, of_models(help="Size of the word embeddings.")] = 96,
+    units: Annotated[int, of_models(help="Number of LSTM cells.")] = 670,
     seed: Annotated[int, typer.Option(help="Seed of the split into halves and of the models.")] = 0,
-    device: Annotated[Device, typer.Option(help="Device to train on.", rich_help_panel=MACHINES)] = Device.cpu,
-    threads: Annotated[int, typer.Option(help="CPU threads for torch.", rich_help_panel=MACHINES)] = 1,
+    device: Annotated[Device, of_machines(help="Device to train on.")] = Device.cpu,
+    threads: Annotated[int, of_machines(help="CPU threads for torch.")] = 1,
     as_json: Json = False,
 ) -> None:
     """Drop train records that look like secrets.

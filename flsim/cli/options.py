@@ -2,6 +2,7 @@
 
 import inspect
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,7 +25,7 @@ MEASURE = "Measure"
 TABLES = "Tables and figures"
 PANELS = (START, DATA, TRAIN, MEASURE, TABLES)
 # Headings of options for machines.
-MACHINES = "Machines"
+of_machines = partial(typer.Option, rich_help_panel="Machines")
 
 Overrides = Annotated[
     list[str] | None,
@@ -38,29 +39,25 @@ Overrides = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object instead of text.")]
 Address = Annotated[
     str | None,
-    typer.Option(
+    of_machines(
         metavar="ADDRESS",
         help="Address of a running Ray cluster to join, e.g. auto or 10.0.0.1:6379.",
         show_default="starts Ray on this machine",
-        rich_help_panel=MACHINES,
     ),
 ]
 AtOnce = Annotated[
     int | None,
-    typer.Option(
+    of_machines(
         min=1,
         metavar="N",
         help="Largest number of runs to train at the same time, e.g. 4.",
         show_default="as many as CPU cores and GPUs allow",
-        rich_help_panel=MACHINES,
     ),
 ]
-TorchDevice = Annotated[
-    str, typer.Option(metavar="DEVICE", help="Device for torch: cpu or cuda.", rich_help_panel=MACHINES)
-]
+TorchDevice = Annotated[str, of_machines(metavar="DEVICE", help="Device for torch: cpu or cuda.")]
 
 RUNS = "Run folders and sweep folders, e.g. runs/iid runs/non-iid."
-WHEN = "Point in training"
+of_point = partial(typer.Option, rich_help_panel="Point in training")
 TableOut = Annotated[
     Path | None,
     typer.Option(
@@ -70,16 +67,13 @@ TableOut = Annotated[
 ]
 Round = Annotated[
     int | None,
-    typer.Option(
-        help="Evaluated round of each run, e.g. 100.", show_default="the last of each run", rich_help_panel=WHEN
-    ),
+    of_point(help="Evaluated round of each run, e.g. 100.", show_default="the last of each run"),
 ]
 Epoch = Annotated[
     float | None,
-    typer.Option(
+    of_point(
         help="Evaluation after this many epochs, e.g. 10. In one epoch training reads as many records as the "
-        "corpus has, therefore federated and central runs are comparable.",
-        rich_help_panel=WHEN,
+        "corpus has, therefore federated and central runs are comparable."
     ),
 ]
 
@@ -92,9 +86,7 @@ FigureOut = Annotated[
 ]
 CheckpointRound = Annotated[
     int | None,
-    typer.Option(
-        help="Round of the checkpoint, e.g. 100.", show_default="the newest of each run", rich_help_panel=WHEN
-    ),
+    of_point(help="Round of the checkpoint, e.g. 100.", show_default="the newest of each run"),
 ]
 ClaimDelta = Annotated[
     float | None, typer.Option(help="Delta of the claim, e.g. 1e-6.", show_default="that of each run")

@@ -4,6 +4,7 @@ import json
 import math
 import os
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 OF_RECORDS = "Record-level: epsilon protects one record, not its author. Below, a user means a record."
 BOTH = "both"  # fixed-size and poisson
 INDEPENDENT = "independent"
-PLAN = "A plan, instead of RUN"
+of_plan = partial(typer.Option, rich_help_panel="A plan, instead of RUN")
 
 
 def privacy(
@@ -31,59 +32,46 @@ def privacy(
         Path | None,
         typer.Argument(help="Folder of a run, for the epsilon that it spent so far.", show_default="describe a plan"),
     ] = None,
-    users: Annotated[int | None, typer.Option(help="Training users, N, e.g. 392000.", rich_help_panel=PLAN)] = None,
+    users: Annotated[int | None, of_plan(help="Training users, N, e.g. 392000.")] = None,
     cohort: Annotated[
         int | None,
-        typer.Option(
-            help="Number of users per round, e.g. 5000; with Poisson sampling the expected number.",
-            rich_help_panel=PLAN,
-        ),
+        of_plan(help="Number of users per round, e.g. 5000; with Poisson sampling the expected number."),
     ] = None,
-    rounds: Annotated[int | None, typer.Option(help="Number of rounds, e.g. 8000.", rich_help_panel=PLAN)] = None,
+    rounds: Annotated[int | None, of_plan(help="Number of rounds, e.g. 8000.")] = None,
     noise_multiplier: Annotated[
         float | None,
-        typer.Option(
+        of_plan(
             help="Noise multiplier z, e.g. 1: standard deviation of the noise on the sum of updates, divided by the "
-            "clip norm.",
-            rich_help_panel=PLAN,
+            "clip norm."
         ),
     ] = None,
     epsilon: Annotated[
         float | None,
-        typer.Option(
-            help="Instead of --noise-multiplier: the largest epsilon, e.g. 4. Prints the smallest sufficient z.",
-            rich_help_panel=PLAN,
-        ),
+        of_plan(help="Instead of --noise-multiplier: the largest epsilon, e.g. 4. Prints the smallest sufficient z."),
     ] = None,
     sampler: Annotated[
         str,
-        typer.Option(
+        of_plan(
             help="Sampler of cohorts: a built-in sampler, both (fixed-size and poisson), or a custom sampler as "
-            "path/to/file.py:NAME.",
-            rich_help_panel=PLAN,
+            "path/to/file.py:NAME."
         ),
     ] = BOTH,
     sampler_option: Annotated[
         list[str] | None,
-        typer.Option(
+        of_plan(
             metavar="NAME=VALUE",
             help="An option of the sampler, as in training.sampler_options, e.g. separation=10. Can be repeated.",
-            rich_help_panel=PLAN,
         ),
     ] = None,
     noise: Annotated[
         str,
-        typer.Option(
-            help="Noise process, as in privacy.noise, e.g. blt or path/to/file.py:NAME.",
-            rich_help_panel=PLAN,
-        ),
+        of_plan(help="Noise process, as in privacy.noise, e.g. blt or path/to/file.py:NAME."),
     ] = INDEPENDENT,
     noise_option: Annotated[
         list[str] | None,
-        typer.Option(
+        of_plan(
             metavar="NAME=VALUE",
             help="An option of the noise, as in privacy.noise_options, e.g. buffers=2. Can be repeated.",
-            rich_help_panel=PLAN,
         ),
     ] = None,
     delta: Annotated[

@@ -29,7 +29,6 @@ if TYPE_CHECKING:
 
     import pandas as pd
 
-    from flsim.results.store import RunResults
 
 OverSeeds = Annotated[
     bool | None,
@@ -91,6 +90,7 @@ def table(
     """
     from flsim.base.progress import say
     from flsim.results.against_published import against as marked
+    from flsim.results.seeds import has_means
     from flsim.results.sweeps import expanded, published_of, read_shown, tuned_notes
     from flsim.results.tables import memorization_table
     from flsim.show.differences import compare_partitions
@@ -105,9 +105,9 @@ def table(
     by_folder = read_shown(runs)
     read = list(by_folder.values())
     published = {run: rows[folder] for folder, run in by_folder.items() if folder in rows}
-    why = ""
+    why = None
     if over_seeds is None and format in {Format.md, Format.latex}:
-        over_seeds, why = _has_means(read, round, epoch)
+        over_seeds, why = has_means(read, round, epoch)
     results = memorization_table(read, round, epoch, published, by="series" if over_seeds else "run")
     if against:
         results = marked(results)
@@ -117,21 +117,11 @@ def table(
             say(sentence)  # below a table that is too wide for the note
     text = "" if format is Format.parquet else table_of_runs(results).text(format.value)
     if format is Format.md and why:
-        text += f"\n{note(why)}"
+        text += "\n" + note(f"No means over seeds: {why}.")
     if over_seeds and format is Format.md:
         compared = compare_partitions(read, round, epoch)
         text += f"\n{compared}" if compared else ""
     write_table(results, text, format, out)
-
-
-def _has_means(runs: "Sequence[RunResults]", round: int | None, epoch: float | None) -> tuple[bool, str]:
-    """Return whether a setting has two seeds to average; print the reason if a mean is impossible."""
-    from flsim.results.seeds import has_means
-
-    try:
-        return has_means(runs, round, epoch), ""
-    except InputError as error:
-        return False, f"No means over seeds: {error}."
 
 
 def plot(

@@ -4,6 +4,7 @@ import re
 import shlex
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
@@ -11,9 +12,9 @@ import typer
 
 from flsim.base.errors import RunFailed
 from flsim.base.progress import say
-from flsim.cli.options import MACHINES, Address, AtOnce, Overrides
+from flsim.cli.options import Address, AtOnce, Overrides, of_machines
 
-CONTINUE = "Continue a run"
+of_resume = partial(typer.Option, rich_help_panel="Continue a run")
 TIER = "Tier of the sweep, which is its scale, e.g. paper. The sweep file defines the tiers."
 Only = Annotated[
     list[str] | None,
@@ -210,51 +211,44 @@ def run(
     address: Address = None,
     head: Annotated[
         str | None,
-        typer.Option(
+        of_machines(
             metavar="HOST:PORT",
             help="Address of this machine at which to start a Ray head that other machines join, e.g. 10.0.0.1:6379.",
-            rich_help_panel=MACHINES,
         ),
     ] = None,
     cpus: Annotated[
         int | None,
-        typer.Option(
+        of_machines(
             min=1,
             metavar="N",
             help="CPU cores for the Ray that this command starts, e.g. 8.",
             show_default="all",
-            rich_help_panel=MACHINES,
         ),
     ] = None,
     in_process: Annotated[
         bool,
-        typer.Option(
+        of_machines(
             "--in-process",
             help="Train in this process, without Ray. Starts faster; the result is the same.",
-            rich_help_panel=MACHINES,
         ),
     ] = False,
     resume: Annotated[
         bool,
-        typer.Option(
-            "--resume", help="Continue the run in --out from its newest valid checkpoint.", rich_help_panel=CONTINUE
-        ),
+        of_resume("--resume", help="Continue the run in --out from its newest valid checkpoint."),
     ] = False,
     retrain_lost: Annotated[
         bool,
-        typer.Option(
+        of_resume(
             "--retrain-lost",
             help="With --resume: train the rounds again that are missing from rounds.jsonl.",
-            rich_help_panel=CONTINUE,
         ),
     ] = False,
     begin_from: Annotated[
         Path | None,
-        typer.Option(
+        of_resume(
             metavar="RUN",
             help="Run of the other canaries.arm, e.g. runs/in. Training starts with a copy of its rounds before "
             "the first window.",
-            rich_help_panel=CONTINUE,
         ),
     ] = None,
 ) -> None:

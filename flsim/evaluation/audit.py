@@ -134,11 +134,6 @@ def from_forward(
 class Checked:
     """A `LanguageModel` with checks of all outputs, and without gradients.
 
-    Args:
-        model: the model.
-        layout: the token layout, which determines which ids exist.
-        name: name of the model, for errors.
-
     Raises:
         InputError: in `start` and `step`: the model raised an error, or its answer breaks the protocol.
     """
@@ -243,18 +238,6 @@ def audit(
     round: int = 0,
 ) -> list[Row]:
     """Measure any model like `flsim.evaluation.evaluate.evaluate` measures a flsim model.
-
-    Args:
-        model: a model with `start` and `step`; a module is moved to the device and put into evaluation mode.
-        canaries: phrases that are possibly in its training data; p_u and p_e are ignored.
-        layout: the token layout, which defines which ids are words.
-        hparams: settings of the evaluation.
-        seed: seed of R, and of the choice of test users.
-        name: name of the model, in errors, and in rows unless `run` is given.
-        device: the device of tokens.
-        test: users to measure utility on; None for no rows of utility.
-        run: name of the run in rows.
-        round: number of completed rounds, in rows.
 
     Raises:
         InputError: the model breaks the protocol, or a canary is not longer than the prefix.

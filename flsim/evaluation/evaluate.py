@@ -75,10 +75,6 @@ class EvaluationHParams:
     def refuse_too_large(self, length: int, continuations: int) -> None:
         """Raise InputError if references or beams exceed the memory of this machine.
 
-        Args:
-            length: number of the unknown words of a canary.
-            continuations: number of possible phrases of these words, which limits a beam.
-
         Raises:
             InputError: they exceed the memory.
         """
@@ -102,17 +98,6 @@ def evaluate(
     """Return all measurements of one model, as a function of the arguments only, for any order of canaries.
 
     R is one draw from the seed for all canaries, rounds and runs, so their exposures are paired.
-
-    Args:
-        model: the model, on any device.
-        canaries: the planted canaries.
-        test: users whose text has no canary.
-        hparams: settings of the evaluation.
-        seed: the experiment's seed.
-        run: name of the run in the rows; see `flsim.results.rows.identity_of`.
-        round: number of completed rounds.
-        without: models that were not trained on the canaries, to calibrate exposures; they score all of R for every
-            canary.
 
     Returns:
         Rows of each canary, in the order of their ids, then those of the model; see `flsim.results.rows.Row`.
@@ -438,12 +423,6 @@ def write_on(
     """Return, by the id of each canary, its known words and the most likely continuation that a beam search finds.
 
     A canary is extracted if these are its tokens.
-
-    Args:
-        model: the model, on its device.
-        canaries: the canaries.
-        layout: of token ids.
-        hparams: prefix, beam width and bits of weights, as in an evaluation.
 
     Raises:
         InputError: the prefix covers a complete canary.

@@ -68,11 +68,6 @@ def load_folder(path: Path, vocabulary_size: int, tokens: Path | None) -> Huggin
 
     No code or pickle of the folder is executed, and nothing is downloaded.
 
-    Args:
-        path: the folder.
-        vocabulary_size: V of the canaries' layout.
-        tokens: file with the model's id of each token id; None if the ids are the same.
-
     Raises:
         InputError: a package or a file is missing, or tokens and model do not fit.
     """
@@ -102,10 +97,6 @@ def read_weights(path: Path, names: list[str]) -> Weights:
 
     The state dict can be the value of a key of `NESTED`. Prefixes that DistributedDataParallel or torch.compile add to
     names are removed. An .npz file of a Flower server has the arrays without names, in the order of the module.
-
-    Args:
-        path: a file that `torch.save` wrote, .safetensors, or .npz.
-        names: names of the module's state dict, in order.
 
     Raises:
         InputError: the file cannot be read, or has no state dict.

@@ -5,6 +5,7 @@ Results are shown without torch. Therefore functions import the mathematics, in 
 """
 
 import re
+from functools import partial
 from math import ceil
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,11 @@ from flsim.measures.quantity import EVERYWHERE, Quantity, interval_of
 if TYPE_CHECKING:
     from torch import Tensor
 
+
+of_bits = partial(Quantity, unit="bits", better="lower", format="{:.1f}")
+of_count = partial(Quantity, kind="count", format="{:,.0f}")
+of_flag = partial(Quantity, kind="flag", better="lower")
+number_of_model = partial(Quantity, subject="model")
 
 # Random Sampling (RS), Thakkar et al. (2020), section 4.1, and exposure, Carlini et al. (2018), section 4.2.
 
@@ -28,26 +34,21 @@ LOG_PERPLEXITY = Quantity(
     is_standard=True,
     places=("canaries",),
 )
-RANK = Quantity(
+RANK = of_count(
     name="rank",
     description="1 plus the number of random continuations that are at least as likely as the canary's.",
-    kind="count",
     title="Rank",
     short="rank",
-    format="{:,.0f}",
     is_ranked=True,
     is_standard=True,
     places=("canaries",),
 )
-EXPOSURE = Quantity(
+EXPOSURE = of_bits(
     name="exposure",
     description="Number of bits by which the model reduces the work of guessing a canary among random continuations.",
-    unit="bits",
-    better="lower",
     title="Exposure",
     heading="Bits",
     short="bits",
-    format="{:.1f}",
     caption="Mean exposure",
     is_ranked=True,
     is_standard=True,
@@ -55,11 +56,9 @@ EXPOSURE = Quantity(
     places=(*EVERYWHERE, "screen"),
     note="mean exposure of the planted canaries.",
 )
-MEMORIZED = Quantity(
+MEMORIZED = of_flag(
     name="rs",
     description="Whether no random continuation is as likely as the canary's.",
-    better="lower",
-    kind="flag",
     title="Random Sampling",
     heading="RS",
     is_ranked=True,
@@ -91,11 +90,9 @@ RANDOM_SAMPLING = Measure(
 
 # Beam Search (BS): Thakkar et al. (2020), section 4.1.
 
-EXTRACTED = Quantity(
+EXTRACTED = of_flag(
     name="bs",
     description="Whether a beam search from the canary's known words ends in its unknown words.",
-    better="lower",
-    kind="flag",
     title="Beam Search",
     heading="BS",
     outcome="extracted",
@@ -120,11 +117,10 @@ BEAM_SEARCH = Measure("beam search", search, (EXTRACTED,), "extraction by beam s
 
 # The utility of the model on test text.
 
-ACCURACY = Quantity(
+ACCURACY = number_of_model(
     name="accuracy",
     description="Recall@1 on test text: share of words that are the first choice of the model.",
     better="higher",
-    subject="model",
     title="Accuracy",
     heading="Acc.",
     format="{:.1f}",
@@ -134,19 +130,17 @@ ACCURACY = Quantity(
     caption="Accuracy on test text",
     axis="Recall@1",
 )
-ACCURACY_ALL_TOKENS = Quantity(
+ACCURACY_ALL_TOKENS = number_of_model(
     name="accuracy_all_tokens",
     description="Recall@1 on test text over all tokens, including ends of records and unknown words.",
     better="higher",
-    subject="model",
     is_percentage=True,
     places=(),
 )
-PERPLEXITY = Quantity(
+PERPLEXITY = number_of_model(
     name="perplexity",
     description="Perplexity on test text.",
     better="lower",
-    subject="model",
     title="Perplexity",
     heading="Perp.",
     format="{:.1f}",
@@ -176,16 +170,13 @@ UTILITY = Measure("utility", utility, (ACCURACY, ACCURACY_ALL_TOKENS, PERPLEXITY
 # Exposure over the complete space of continuations, beyond log2 |R|: exact if few sequences can be as likely as the
 # canary, and otherwise with importance sampling.
 
-SPACE_BITS = Quantity(
+SPACE_BITS = of_bits(
     name="space_exposure",
     description="Number of bits by which the model reduces the work of guessing a canary "
     "among all continuations of its length.",
-    unit="bits",
-    better="lower",
     title="whole space",
     heading="Space",
     short="space",
-    format="{:.1f}",
     places=("table",),
     beside=EXPOSURE.name,
     column="space",
@@ -194,21 +185,17 @@ SPACE_BITS = Quantity(
 )
 SPACE_LOW, SPACE_HIGH = interval_of(SPACE_BITS)
 
-SPACE_RANK = Quantity(
+SPACE_RANK = of_count(
     name="space_rank",
     description="Number of continuations that are at least as likely as the canary, including the canary; missing if "
     "estimated.",
-    kind="count",
     is_partial=True,
-    format="{:,.0f}",
     places=(),
 )
-SPACE_NODES = Quantity(
+SPACE_NODES = of_count(
     name="space_nodes",
     description="Number of beginnings of sequences that are at least as likely as the canary; missing if not counted.",
-    kind="count",
     is_partial=True,
-    format="{:,.0f}",
     places=(),
 )
 
@@ -245,13 +232,10 @@ SPACE = Measure(
 # assumed distribution, up to 3 bits, remains.
 MOST_ON_CPU = 100_000
 MOST = 1_000_000
-FIT_BITS = Quantity(
+FIT_BITS = of_bits(
     name="extrapolated_exposure",
     description="Exposure by a skew-normal distribution that is fitted to scores of R.",
-    unit="bits",
-    better="lower",
     short="fit",
-    format="{:.1f}",
     places=(),
     about="bits by a skew-normal fit to scores of R",
 )
@@ -265,13 +249,11 @@ FIT_P = Quantity(
     places=(),
     about="of that fit; below 0.01 the fit is rejected, and its bits must not be used",
 )
-FIT_REFERENCES = Quantity(
+FIT_REFERENCES = of_count(
     name="extrapolation_references",
     description="Number of references that the skew-normal distribution was fitted to.",
-    kind="count",
     unit="references",
     short="fitted",
-    format="{:,.0f}",
     places=(),
     about="references of that fit",
 )
@@ -311,22 +293,18 @@ EXTRAPOLATION = Measure(
 
 # Extraction by a shortest-path search, which proves its answers.
 
-PATH_PROVEN = Quantity(
+PATH_PROVEN = of_flag(
     name="path",
     description="Whether the canary is the most likely continuation, 1 or 0, if proven; missing if unknown.",
-    better="lower",
-    kind="flag",
     title="Shortest path",
     short="path",
     is_partial=True,
     places=(),
     about="whether it is the most likely continuation, proven by shortest-path search; - if unknown",
 )
-PATH_NODES = Quantity(
+PATH_NODES = of_count(
     name="path_nodes",
     description="Number of beginnings of sequences that the shortest-path search read.",
-    kind="count",
-    format="{:,.0f}",
     places=(),
 )
 
@@ -352,13 +330,11 @@ PATH = Measure("path", path, (PATH_PROVEN, PATH_NODES), "extraction by shortest-
 
 # Samples of the model.
 
-GENERATION_HITS = Quantity(
+GENERATION_HITS = of_count(
     name="generation_hits",
     description="Number of samples of the model that were the canary.",
     better="lower",
-    kind="count",
     short="hits",
-    format="{:,.0f}",
     places=(),
     about="samples of the model that were the canary",
 )
@@ -393,13 +369,10 @@ def context(name: str) -> Quantity | None:
     description = f"bits for an attacker who knows {before} {words} before the secret" + (
         " and its end" if int(after) else ""
     )
-    return Quantity(
+    return of_bits(
         name=name,
         description=f"Exposure, in {description}.",
-        unit="bits",
-        better="lower",
         heading=f"{before}+{after}",
-        format="{:.1f}",
         is_ranked=True,
         places=(),
         about=description,
@@ -434,21 +407,16 @@ CALIBRATED_SCORE = Quantity(
     format="{:.2f}",
     places=(),
 )
-CALIBRATED_RANK = Quantity(
+CALIBRATED_RANK = of_count(
     name="calibrated_rank",
     description="1 plus the number of random continuations whose calibrated score is at most the canary's.",
-    kind="count",
-    format="{:,.0f}",
     is_ranked=True,
     places=(),
 )
-CALIBRATED_BITS = Quantity(
+CALIBRATED_BITS = of_bits(
     name="calibrated_exposure",
     description="Exposure by calibrated scores.",
-    unit="bits",
-    better="lower",
     short="calib.",
-    format="{:.1f}",
     is_ranked=True,
     places=(),
     about="bits after the scores of models without the canary are subtracted",

@@ -32,14 +32,7 @@ class Facts:
 
 @dataclass(frozen=True)
 class Table:
-    """A table whose first column names its rows.
-
-    Attributes:
-        caption: content of the table.
-        headings: headings of all columns.
-        rows: the cells of each row.
-        note: text below the table.
-    """
+    """A table whose first column names its rows."""
 
     kind: ClassVar = "table"
     caption: Cell
@@ -57,13 +50,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Figure:
-    """Panels of one width, side by side if they fit.
-
-    Attributes:
-        caption: content of the panels.
-        panels: title and drawing of each panel.
-        legend: style and meaning of each kind of line.
-    """
+    """Panels of one width, side by side if they fit."""
 
     kind: ClassVar = "figure"
     caption: Cell
@@ -108,10 +95,10 @@ def folded(block: Table | Figure, title: str, most: int = 8) -> list[Block]:
     return [first, *([Fold(f"{title}: {len(rest.panels)} more", [rest])] if rest.panels else [])]
 
 
-def number(value: Any, template: str = "{:.1f}", missing: str = "–") -> str:
+def number(value: Any, template: str = "{:.1f}") -> str:
     """Return a number as text with a real minus sign; a dash if it is missing."""
     if value is None or pd.isna(value):
-        return missing
+        return "–"
     return template.format(value).replace("-", "\N{MINUS SIGN}")
 
 

@@ -37,10 +37,10 @@ from flsim.base.statistics import holm
 from flsim.measures.built_in import PERPLEXITY, PRIMARY
 from flsim.measures.quantity import Quantity, flags, numbers
 from flsim.report.gather import Gathered, RunView, Setting
-from flsim.results.differences import LIKE, Pair, differences, to_wide
-from flsim.results.pairs import MANY, at_ceiling, left_out_text, of_mean, pair_at_like_utility
+from flsim.results.differences import LIKE, Pair, differences, planned, to_wide
+from flsim.results.pairs import MANY, left_out_text, of_mean, pair_at_like_utility, share_at_ceiling
 from flsim.results.run_file import PARTITIONS
-from flsim.results.sweeps import Sweep, SweepRun
+from flsim.results.sweeps import Sweep
 from flsim.runs.config import Config
 from flsim.runs.config.custom_code import without_folders
 from flsim.show.differences import quantities_in_pairs
@@ -80,15 +80,7 @@ Pairs = Sequence[tuple[dict[int, RunView], dict[int, RunView]]]  # by seed, the 
 
 @dataclass(frozen=True)
 class Contrast:
-    """Pairs of settings that differ in one factor only, at two values of the factor.
-
-    Attributes:
-        factor: name of the factor, such as "Partition".
-        within: name of the common settings, such as "FedAvg"; empty if there is nothing else.
-        a, b: names of the two values.
-        pairs: settings with value a, each with one of value b.
-        between: number of values between a and b, if these are the largest and the smallest number.
-    """
+    """Pairs of settings that differ in one factor only, at two values of the factor."""
 
     factor: str
     within: str
@@ -171,7 +163,7 @@ def measured(contrast: Contrast, quantities: Sequence[Quantity]) -> list[dict[st
     others = [quantity for quantity in quantities if quantity.of_canaries and not quantity.is_primary]
     rows += [common | _at_end(pairs, seeds, quantity) for quantity in [*others, PERPLEXITY]]
     shares = [
-        at_ceiling((run.results, run.results.evaluated[-1]) for by in side for run in map(by.get, seeds) if run).share
+        share_at_ceiling((run.results, run.results.evaluated[-1]) for by in side for run in map(by.get, seeds) if run)
         for side in zip(*pairs, strict=True)
     ]
     if max(shares) >= MANY:
@@ -241,15 +233,11 @@ def _diverged(pairs: Sequence[tuple[Setting, Setting]], compared: Sequence[int])
 
 
 def _of_pairs(gathered: Gathered, main: Sequence[tuple[Setting, Setting]] | None) -> Iterator[dict[str, Any]]:
-    """Yield the rows of each setting with runs of both partitions, from the frame of `flsim.results.differences`.
-
-    Args:
-        gathered: all runs.
-        main: the pairs of settings that no mean of a factor includes; None for all.
-    """
+    """Yield the rows of each setting with runs of both partitions, from the frame of `flsim.results.differences`."""
     for line in gathered.lines:
         if both := line.both_partitions:
-            pair = Pair(line.label, *map(_planned, both))
+            sides = [[run.planned or planned([run.results])[0] for run in setting.runs] for setting in both]
+            pair = Pair(line.label, *sides)
             common: dict[str, Any] = {
                 "factor": PARTITION,
                 "setting": line.label,
@@ -294,16 +282,6 @@ def _of_pair(frame: pd.DataFrame) -> Iterator[dict[str, Any]]:
     ceiling = at_end[AT_CEILING]
     if max(ceiling["value_a"], ceiling["value_b"]) >= MANY * canaries:
         yield cells(AT_CEILING, factor=100 / canaries)
-
-
-def _planned(setting: Setting) -> list[SweepRun]:
-    return [run.planned or _without_sweep(run) for run in setting.runs]
-
-
-def _without_sweep(run: RunView) -> SweepRun:
-    """Return a run without a sweep as an entry of a sweep."""
-    seed = -1 if run.results.seed is None else run.results.seed
-    return SweepRun(run.results.name, "", seed, {}, None, run.results)
 
 
 def factor_contrasts(gathered: Gathered) -> list[Contrast]:

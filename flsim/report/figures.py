@@ -445,15 +445,7 @@ def roc_panel(
     band: tuple[Floats, Floats, Floats] | None = None,
     allowed: Callable[[Floats], Floats] | None = None,
 ) -> Markup:
-    """Return true-positive rates over false-positive rates on logarithmic scales, with chance dashed.
-
-    Args:
-        title, id_, description: name, id and description of the image.
-        curves_of: style, false-positive and true-positive rates of each curve.
-        lowest: the lowest false-positive and true-positive rate of the scales.
-        band: false-positive rates with the ends of an interval, in the style of the first curve.
-        allowed: the largest rate that the ledger allows, by false-positive rate.
-    """
+    """Return true-positive rates over false-positive rates on logarithmic scales, with chance dashed."""
     left, floor = lowest
     figure, (axes,) = panels()
     scale(axes.xaxis, left, 1.0, "FPR", is_log=True)

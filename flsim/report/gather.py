@@ -27,14 +27,7 @@ from flsim.show.plots import Curve, curve, exposure_by_utility, measured_values
 
 @dataclass(frozen=True, eq=False)
 class RunView:
-    """A run in a report.
-
-    Attributes:
-        path: the run folder.
-        results: the run's results.
-        config: the run's settings; None if the folder does not have them.
-        planned: the run's entry in its sweep; None if it belongs to no sweep.
-    """
+    """A run in a report."""
 
     path: Path
     results: RunResults
@@ -60,15 +53,7 @@ class RunView:
         return values[self.results.planted["canary"].tolist()] if len(values) else values
 
     def value(self, quantity: Quantity, round_: int | None = None) -> float:
-        """Return the count of a flag, the mean over planted canaries, or a number of the model, as displayed.
-
-        Args:
-            quantity: the quantity.
-            round_: an evaluated round; by default the last.
-
-        Returns:
-            NaN if it was not measured in this round.
-        """
+        """Return the count of a flag, the mean over planted canaries, or a number of the model, as displayed."""
         evaluated = self.results.evaluated
         at = evaluated[-1] if round_ is None and evaluated else round_
         values = None if at is None else measured_values(quantity, self.results, at)
@@ -100,13 +85,7 @@ class RunView:
 
 @dataclass(frozen=True, eq=False)
 class Setting:
-    """Runs that differ only in their seed.
-
-    Attributes:
-        label: name of the setting in tables, unique in the report.
-        partition: "iid", "non-iid", or None if records are drawn in the same way in both.
-        runs: all runs of the setting.
-    """
+    """Runs that differ only in their seed."""
 
     label: str
     partition: str | None
@@ -191,12 +170,7 @@ def ceiling_of(runs: Sequence[RunView]) -> float | None:
 
 @dataclass(frozen=True, eq=False)
 class Line:
-    """Settings that differ only in the partition: a row of a table that compares IID and non-IID.
-
-    Attributes:
-        label: the common name of the settings.
-        settings: one setting, or IID and non-IID.
-    """
+    """Settings that differ only in the partition: a row of a table that compares IID and non-IID."""
 
     label: str
     settings: list[Setting] = field(default_factory=list)
@@ -228,13 +202,7 @@ class Line:
 
 @dataclass(frozen=True, eq=False)
 class Gathered:
-    """The contents of a report.
-
-    Attributes:
-        sweeps: the sweeps among the paths.
-        lines: all runs that have started.
-        waiting: runs of sweeps that have not started.
-    """
+    """The contents of a report."""
 
     sweeps: list[Sweep]
     lines: list[Line]

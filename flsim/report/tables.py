@@ -25,13 +25,7 @@ Published = dict[RunResults, Mapping[str, Any]]
 
 
 def blocks_of(table: ShownTable, caption: str, runs: Sequence[str] = ()) -> list[Block]:
-    """Return a table of the command line as blocks of a page: all columns side by side, and all notes below.
-
-    Args:
-        table: the table.
-        caption: its content.
-        runs: names of the runs in its rows, if no column has them.
-    """
+    """Return a table of the command line as blocks of a page: all columns side by side, and all notes below."""
     columns = [*table.labels, *(column for unit in table.units for column in unit)]
     rows = [list(row) for row in zip(*([cell or "–" for cell in column.cells] for column in columns), strict=True)]
     headings = [column.heading for column in columns]

@@ -166,11 +166,7 @@ def chance(judged: Sequence[Agreement]) -> list[str]:
 
 
 def against(table: pd.DataFrame) -> pd.DataFrame:
-    """Return the table with those columns of `AGAINST` that have values.
-
-    Args:
-        table: a table of runs or over seeds.
-    """
+    """Return the table with those columns of `AGAINST` that have values."""
     more: dict[str, list[object]] = {}
     for metric in COUNTED:
         published = measured(table, metric)[1]

@@ -47,12 +47,6 @@ def canary_table(
 ) -> pd.DataFrame:
     """Return a row for each canary, in the order of the roster, with the columns that the module lists.
 
-    Args:
-        run: the results of the run.
-        round: the evaluated round to show; default the last.
-        epoch: instead of `round`: the number of epochs; see `RunResults.evaluation_at_epoch`.
-        written: the phrases that a beam search generated, by canary id.
-
     Raises:
         InputError: this point was not evaluated, results of some canaries are missing, or both `round` and `epoch` are
             given.

@@ -135,13 +135,7 @@ def described(table: pd.DataFrame, quantities: Iterable[Quantity]) -> pd.DataFra
 def frame(
     rows: Sequence[Mapping[str, Any]], always: Mapping[str, str], groups: Iterable[Mapping[str, str]]
 ) -> pd.DataFrame:
-    """Return rows as a table with columns of the given types.
-
-    Args:
-        rows: the cells of each row, by column.
-        always: columns that the table always has, with their types.
-        groups: groups of columns; a group is included if any row has a value in it.
-    """
+    """Return rows as a table with columns of the given types."""
     columns = dict(always)
     for more in groups:
         if any(row.get(name) is not None for row in rows for name in more):

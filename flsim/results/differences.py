@@ -160,11 +160,6 @@ def differences(pairs: Sequence[Pair], round: int | None = None, epoch: float | 
 
     The compared runs are those that a table over seeds averages. A pair without a comparison has the reason.
 
-    Args:
-        pairs: the settings.
-        round: the evaluated round of all; by default each run's last.
-        epoch: the number of epochs to compare at, in place of `round`.
-
     Raises:
         InputError: both a round and an epoch are given.
     """
@@ -309,12 +304,7 @@ def of_flags(a: NDArray[np.bool_], b: NDArray[np.bool_], name: str) -> list[Row]
 
 
 def at_ceiling_of(canaries: pd.DataFrame, references: float) -> list[int]:
-    """Return the numbers of canaries with the largest possible exposure in run a and in run b.
-
-    Args:
-        canaries: all or some rows of `PairedCanaries.canaries`.
-        references: |R| of both runs.
-    """
+    """Return the numbers of canaries with the largest possible exposure in run a and in run b."""
     return [int(is_at_ceiling(canaries[f"{PRIMARY.name}_{side}"], references).sum()) for side in "ab"]
 
 

@@ -43,12 +43,6 @@ def paired_canaries(
 ) -> PairedCanaries:
     """Return the values of the same canaries in two runs.
 
-    Args:
-        a: one run.
-        b: another run over the same canaries.
-        round: the evaluated round of both; by default each run's last, as in a table.
-        epoch: the number of epochs to compare at, in place of `round`.
-
     Raises:
         InputError: there are fewer than two planted canaries; the canaries or |R| of the runs differ; a run diverged or
             was not evaluated at this point; or both a round and an epoch are given.
@@ -203,17 +197,12 @@ def left_out_text(left_out: Mapping[int, str]) -> str:
     return f"{seeds} excluded: {'; '.join(left_out.values())}"
 
 
-def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Quantity = PRIMARY) -> LikeUtility:
+def like_utility(a: Sequence[RunResults], b: Sequence[RunResults]) -> LikeUtility:
     """Compare two series of runs seed by seed, for each seed at the lowest perplexity that both runs reached.
 
     A model that was trained longer predicts better, and has memorized more. A difference at the end of training can
     therefore be a difference in utility. This comparison is at the first equal perplexity. A seed whose runs have no
     common perplexity, for example because a first evaluation is already below it, is excluded with its reason.
-
-    Args:
-        a: runs of one series, one for each seed.
-        b: runs of another series, over the same canaries seed by seed.
-        quantity: the compared number.
 
     Raises:
         InputError: no seed has runs of both series, or for each seed a run diverged, lacks evaluations, or was never
@@ -222,7 +211,7 @@ def like_utility(a: Sequence[RunResults], b: Sequence[RunResults], quantity: Qua
     compared, left_out = dict[int, PairAtLikeUtility](), dict[int, str]()
     for seed, run_a, run_b in pairs_of_seeds(a, b):
         try:
-            compared[seed] = pair_at_like_utility(run_a, run_b, quantity)
+            compared[seed] = pair_at_like_utility(run_a, run_b)
         except InputError as error:
             left_out[seed] = str(error)
     if not compared:
@@ -249,26 +238,26 @@ class PairAtLikeUtility:
     differences: "pd.Series[float]"
 
 
-def pair_at_like_utility(a: RunResults, b: RunResults, quantity: Quantity = PRIMARY) -> PairAtLikeUtility:
+def pair_at_like_utility(a: RunResults, b: RunResults) -> PairAtLikeUtility:
     """Compare two runs over the same canaries at the lowest perplexity that both reached.
 
     Raises:
         InputError: a run diverged or lacks evaluations, or was never above the final perplexity of the other run.
     """
-    perplexity = lowest_in_both(a, b, quantity)
-    (round_a, of_a), (round_b, of_b) = (at_perplexity(run, perplexity, quantity) for run in (a, b))
+    perplexity = lowest_in_both(a, b)
+    (round_a, of_a), (round_b, of_b) = (at_perplexity(run, perplexity) for run in (a, b))
     planted = sorted({*a.planted["canary"], *b.planted["canary"]})
     means = float(of_a[planted].mean()), float(of_b[planted].mean())
     return PairAtLikeUtility(perplexity, (round_a, round_b), *means, (of_a - of_b)[planted])
 
 
-def lowest_in_both(a: RunResults, b: RunResults, quantity: Quantity = PRIMARY) -> float:
-    """Return the lowest perplexity that both runs reached at an evaluation that also measured the quantity."""
-    return max(float(np.exp(trajectory(run, quantity).index.to_numpy().min())) for run in (a, b))
+def lowest_in_both(a: RunResults, b: RunResults) -> float:
+    """Return the lowest perplexity that both runs reached at an evaluation that also measured exposure."""
+    return max(float(np.exp(trajectory(run).index.to_numpy().min())) for run in (a, b))
 
 
-def at_perplexity(run: RunResults, perplexity: float, quantity: Quantity = PRIMARY) -> "tuple[float, pd.Series[float]]":
-    """Return the round at which a run first reached a perplexity, and a quantity of each canary, by id.
+def at_perplexity(run: RunResults, perplexity: float) -> "tuple[float, pd.Series[float]]":
+    """Return the round at which a run first reached a perplexity, and the exposure of each canary, by id.
 
     Between the last evaluation before and the first one after, both are interpolated along the cross-entropy, the
     logarithm of perplexity.
@@ -276,7 +265,7 @@ def at_perplexity(run: RunResults, perplexity: float, quantity: Quantity = PRIMA
     Raises:
         InputError: the run never reached it, or its first evaluation is already below it.
     """
-    measured = trajectory(run, quantity)
+    measured = trajectory(run)
     entropies, target = measured.index.to_numpy(), math.log(perplexity)
     reached = np.flatnonzero(entropies <= target + 1e-12)
     if not len(reached):
@@ -297,8 +286,8 @@ def at_perplexity(run: RunResults, perplexity: float, quantity: Quantity = PRIMA
     return float(values["round"]), values.iloc[1:]
 
 
-def trajectory(run: RunResults, quantity: Quantity = PRIMARY) -> pd.DataFrame:
-    """Return a run's evaluations with both values: the round and a quantity of each canary, by cross-entropy.
+def trajectory(run: RunResults) -> pd.DataFrame:
+    """Return a run's evaluations with both values: the round and the exposure of each canary, by cross-entropy.
 
     Returns:
         A row for each evaluation, in the order of rounds. The index is the cross-entropy on test text, nats; columns
@@ -311,11 +300,11 @@ def trajectory(run: RunResults, quantity: Quantity = PRIMARY) -> pd.DataFrame:
         raise InputError(f"run {run.name}: diverged and cannot be compared; lower its learning rate")
     rows = []
     for round_ in run.evaluated:
-        perplexity, values = run.of_model(PERPLEXITY.name, round_), run.of_canaries(quantity.name, round_)
+        perplexity, values = run.of_model(PERPLEXITY.name, round_), run.of_canaries(PRIMARY.name, round_)
         if values is not None and perplexity is not None and math.isfinite(perplexity) and perplexity > 0:
             rows.append(pd.Series({"round": float(round_), **values.to_dict()}, name=math.log(perplexity)))
     if not rows:
-        raise InputError(f"run {run.name}: no evaluation has both perplexity and {quantity.name}; evaluate it again")
+        raise InputError(f"run {run.name}: no evaluation has both perplexity and {PRIMARY.name}; evaluate it again")
     return pd.DataFrame(rows)
 
 
@@ -324,35 +313,14 @@ WHAT_TO_DO = "`flsim evaluate RUN --also space` measures beyond it."
 MANY = 0.1  # smallest share of canaries at the ceiling that is reported
 
 
-@dataclass(frozen=True)
-class AtCeiling:
-    """The number of planted canaries at the ceiling, of those with known exposure and |R|."""
-
-    reached: int
-    canaries: int
-
-    @property
-    def share(self) -> float:
-        """Return the share of canaries at the ceiling; 0 if there are no canaries."""
-        return self.reached / self.canaries if self.canaries else 0.0
-
-
-def ceiling(references: float) -> float:
-    """Return the largest exposure that ranking among |R| references can show, log2(|R| + 1) bits."""
-    return math.log2(references + 1)
-
-
 def is_at_ceiling(exposures: ArrayLike, references: float | None) -> NDArray[np.bool_]:
     """Return bool [n], whether each of float64 [n] exposures is the largest possible one; all False without |R|."""
     values: NDArray[Any] = np.asarray(exposures, dtype="float64")
-    return values > (math.inf if references is None else ceiling(references) - TOLERANCE)
+    return values > (math.inf if references is None else math.log2(references + 1) - TOLERANCE)
 
 
-def at_ceiling(runs: Iterable[tuple[RunResults, int]]) -> AtCeiling:
-    """Return the number of planted canaries of all runs at the ceiling, at given rounds."""
-    reached, canaries = 0, 0
-    for run, round_ in runs:
-        exposures, references = run.of_planted(PRIMARY.name, round_), run.references(round_)
-        if exposures is not None and references is not None:
-            reached, canaries = reached + int(is_at_ceiling(exposures, references).sum()), canaries + len(exposures)
-    return AtCeiling(reached, canaries)
+def share_at_ceiling(runs: Iterable[tuple[RunResults, int]]) -> float:
+    """Return the share of planted canaries with known exposure at the ceiling, at given rounds; 0 without any."""
+    known = [(run.of_planted(PRIMARY.name, round_), run.references(round_)) for run, round_ in runs]
+    flags = [is_at_ceiling(bits, number) for bits, number in known if bits is not None and number is not None]
+    return float(np.concatenate(flags).mean()) if any(map(len, flags)) else 0.0

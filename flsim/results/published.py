@@ -159,9 +159,6 @@ def differences(table: pd.DataFrame) -> str:
     """Return the differences between the questions of rows and of their published rows, as text.
 
     An example is ``"|R| is 20,000 here and 2,000,000 in the paper"``.
-
-    Args:
-        table: rows that are not `is_alike`.
     """
     parts = []
     for name, words in WORDS.items():

@@ -142,11 +142,6 @@ def _described(path: Path) -> dict[str, Quantity]:
 def read_rows_of(path: Path, identity: str, canaries: Collection[str]) -> tuple[pd.DataFrame, dict[str, Quantity]]:
     """Read a file of a run's rows with `read_rows`, and check the values.
 
-    Args:
-        path: the file.
-        identity: the run's name in rows.
-        canaries: ids of the planted canaries.
-
     Raises:
         InputError: see `read_rows`; or rows belong to another run, round or canary, occur twice, or have impossible
             values.
@@ -230,12 +225,7 @@ ON_SCREEN = select_for(QUANTITIES.values(), "screen")
 
 
 def in_short(measured: "Mapping[Quantity, pd.Series[float]]", between: str = " ") -> str:
-    """Return counts of memorized canaries and means of numbers, such as ``"RS 28 BS 10 11.7 bits"``.
-
-    Args:
-        measured: the values of the planted canaries for each measured quantity.
-        between: the separator.
-    """
+    """Return counts of memorized canaries and means of numbers, such as ``"RS 28 BS 10 11.7 bits"``."""
     return between.join(_describe(quantity, values) for quantity, values in measured.items())
 
 

@@ -28,12 +28,7 @@ def is_run(folder: Path) -> bool:
 
 
 def setting_of(partition: str | None, label: str) -> str:
-    """Return the name of a table's row, such as ``"Non-IID, FedAvg, b_u=16"``.
-
-    Args:
-        partition: "iid" or "non-iid"; None if records are drawn in the same way in both.
-        label: the name of the training.
-    """
+    """Return the name of a table's row, such as ``"Non-IID, FedAvg, b_u=16"``."""
     return label if partition is None else f"{PARTITIONS[partition]}, {label}"
 
 

@@ -148,23 +148,14 @@ def sample(runs: Sequence[RunResults], round: int | None = None, epoch: float | 
     return Sample(list(runs), taken, left_out)
 
 
-def has_means(runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None) -> bool:
-    """Return whether some setting has two seeds to average.
-
-    Raises:
-        InputError: see `by_series` and `sample`; some settings have no mean.
-    """
-    return any(len(sample(group, round, epoch).taken) > 1 for group in by_series(runs))
-
-
-def wants_means(runs: Sequence[RunResults], over_seeds: bool | None) -> bool:
-    """Return whether a figure averages over seeds: as requested; for None, if a setting has two and means exist."""
-    if over_seeds is not None:
-        return over_seeds
+def has_means(
+    runs: Sequence[RunResults], round: int | None = None, epoch: float | None = None
+) -> tuple[bool, InputError | None]:
+    """Return whether some setting has two seeds to average, and the reason if a setting has no mean."""
     try:
-        return has_means(runs)
-    except InputError:  # some settings have no mean
-        return False
+        return any(len(sample(group, round, epoch).taken) > 1 for group in by_series(runs)), None
+    except InputError as error:
+        return False, error
 
 
 def _where(round: int | None, epoch: float | None) -> str:
@@ -231,10 +222,6 @@ def without_copies(runs: Sequence[RunResults], needed: Collection[RunResults] = 
 
     Copies have the same identity and the same number of rounds. The copy with the most evaluations remains, or the
     first of equal copies.
-
-    Args:
-        runs: all runs, in the order of their display.
-        needed: runs that always remain, because each is a row of its sweep.
 
     Raises:
         InputError: two copies have different measurements of one model.

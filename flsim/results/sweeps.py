@@ -5,7 +5,7 @@ runs/NAME/      run folders
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, NotRequired, TypeVar
 
@@ -185,20 +185,10 @@ def read_sweep(path: Path) -> Sweep:
         )
         for run in described["runs"]
     ]
-    texts = {name: described[name] for name in ("name", "title", "question", "tier", "about", "command", "source")}
     newest = [{"command": described["command"], "runs": [run.name for run in runs]}]
     commands = [(entry["command"], entry["runs"]) for entry in described.get("commands", newest)]
-    return Sweep(
-        path,
-        **texts,
-        versions=described["versions"],
-        sessions=described["sessions"],
-        runs=runs,
-        tuned=described.get("tuned", ""),
-        commands=commands,
-        chosen=described.get("chosen", []),
-        grids=described.get("grids", []),
-    )
+    stored = {item.name: described[item.name] for item in fields(Sweep) if item.name in described}
+    return Sweep(**(stored | {"path": path, "runs": runs, "commands": commands}))
 
 
 def is_sweep(path: Path) -> bool:

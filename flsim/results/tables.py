@@ -338,12 +338,7 @@ def user_share(p_u: float) -> str:
 
 
 def rounds_text(first: Any, last: Any) -> str:
-    """Return the rounds in which a canary is planted, as text; empty if it is planted in all.
-
-    Args:
-        first: the first round, from 1; missing for no bound.
-        last: the last round; missing for no bound, and before the first if there is no round.
-    """
+    """Return the rounds in which a canary is planted, as text; empty if it is planted in all."""
     if pd.isna(first) and pd.isna(last):
         return ""
     if pd.isna(last):

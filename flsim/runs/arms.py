@@ -28,13 +28,6 @@ def begin_from(run: Run, twin: Run) -> Run:
     If the twin has not trained all common rounds, or lacks a checkpoint that this run evaluates, only the earlier
     rounds are copied. If this run does not set its shards, it uses those of the twin.
 
-    Args:
-        run: a run that has not started.
-        twin: the run of the other arm.
-
-    Returns:
-        The run, with the settings that the twin chose when its training began.
-
     Raises:
         InputError: the run has started, the other run differs in more than `canaries.arm` and the use of machines, or
             its files are damaged.

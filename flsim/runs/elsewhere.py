@@ -246,19 +246,6 @@ def measure(
 ) -> list[Row]:
     """Measure each checkpoint of a model as `flsim.evaluation.audit.audit` does, and store the rows if `out` is set.
 
-    Args:
-        model: the model.
-        canaries: phrases that may have been in its training data.
-        hparams: settings of the evaluation.
-        seed: seed of references and of the choice of test users.
-        device: torch device, such as "cuda".
-        test: users to measure utility on; None for no rows of utility.
-        out: folder of measurements, new or of the same canaries and settings.
-        name: name of the model in tables; by default that of its factory.
-
-    Returns:
-        The rows of all rounds.
-
     Raises:
         InputError: a checkpoint or the factory is wrong, the model breaks the protocol, or `out` has other content.
     """

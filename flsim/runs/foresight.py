@@ -54,14 +54,6 @@ def refuse_impossible(
 ) -> None:
     """Raise InputError for settings that no run can train or measure, from counts only, without drawing anything.
 
-    Args:
-        settings: settings of a run.
-        layout: the layout of its corpus.
-        users: number of its training users.
-        records: number of the training records, or an upper bound if the corpus does not exist yet; None if the corpus
-            has planted canaries.
-        is_trained_here: whether the memory of this machine bounds the run.
-
     Raises:
         InputError: a cohort exceeds the users, there are too many canaries or copies, canaries are longer than records,
             or references, beams or the model exceed the memory.

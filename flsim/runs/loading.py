@@ -51,13 +51,6 @@ def load_model(model: Path | str, device: str = "cpu") -> Any:
 def export_network(run: Path, out: Path, round_: int | None = None, merge: bool = False) -> None:
     """Write a checkpoint of a run of architecture "hf" as a folder that peft or transformers loads.
 
-    Args:
-        run: the run folder.
-        out: the new folder; see `flsim.models.hf.HuggingFaceModel.export`. A complete model gets the tokenizer of the
-            corpus.
-        round_: the round of the checkpoint; None for the newest.
-        merge: whether to add the adapters to the base.
-
     Raises:
         InputError: the run has another architecture or no such checkpoint, or `out` exists.
     """

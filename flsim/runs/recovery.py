@@ -21,10 +21,6 @@ def recover(run: Run, retrain_lost: bool = False) -> None:
     checkpoint is due for evaluation and has no rows, later checkpoints are also renamed, and training repeats that
     round with the same bits. No other process may train the run at the same time.
 
-    Args:
-        run: the run.
-        retrain_lost: whether to train rounds again whose lines are missing in the log, from the checkpoint before them.
-
     Raises:
         InputError: no checkpoint belongs to this run, and a complete checkpoint belongs to another run; no file is
             renamed.

@@ -45,13 +45,7 @@ def rounds_among(values: Iterable[Any]) -> list[Line]:
 
 
 def mean_losses(lines: Iterable[Line], rounds: Iterable[int]) -> dict[int, float]:
-    """Return the mean training loss (nats per token) since the previous given round, by round, weighted by rounds.
-
-    Args:
-        lines: lines of a log, as `read` returns them.
-        rounds: rounds to divide the log at, such as those that were evaluated. A round without a loss since the
-            previous round is omitted.
-    """
+    """Return the mean training loss (nats per token) since the previous given round, by round, weighted by rounds."""
     ends, losses = sorted(rounds), dict[int, tuple[float, int]]()
     for line in lines:
         place = bisect_left(ends, line["round"])
@@ -90,11 +84,6 @@ def settle(run_folder: Path, reached: int, by_round: bool) -> list[range]:
 
     Lines of later rounds are dropped, because these rounds are trained again. Damaged lines are also dropped. If a
     round has two lines, the later line remains. Missing rounds are marked as lost.
-
-    Args:
-        run_folder: the run's folder.
-        reached: round of the checkpoint from which training continues.
-        by_round: whether every round has a line, as in federated training.
 
     Returns:
         The rounds that are newly missing.

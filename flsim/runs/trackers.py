@@ -201,13 +201,7 @@ def refuse_missing(kinds: Sequence[Kind]) -> None:
 
 @contextmanager
 def tracking(path: Path, kinds: Sequence[Kind], settings: Settings) -> Iterator[None]:
-    """Report the content of a run folder to trackers, and additions during the block.
-
-    Args:
-        path: the run's folder; its status is read at the end.
-        kinds: the trackers.
-        settings: settings of the run, by name.
-    """
+    """Report the content of a run folder to trackers, and additions during the block."""
     ended = Event()
     threads = {
         kind: Thread(target=_track, args=(kind, path, settings, ended), name=f"tracking by {kind}", daemon=True)
@@ -290,10 +284,6 @@ def of_evaluation(rows: pd.DataFrame, own: Mapping[str, Quantity]) -> dict[str, 
     """Return the rows of a round as numbers by tag.
 
     Numbers of the model are unchanged. Flags of canaries become counts, and other numbers of canaries become means.
-
-    Args:
-        rows: rows with the columns of `flsim.results.rows.SCHEMA`.
-        own: descriptions of the custom measures, by name.
     """
     known = {**QUANTITIES, **own}
     counted = {flag.name for flag in flags(known.values()) if not flag.is_partial}

@@ -133,15 +133,7 @@ def panels(
     gaps: tuple[float, float] = (0, 0),
     **options: Any,
 ) -> tuple[Figure, list[Axes]]:
-    """Return a figure outside the state of pyplot, and its axes by rows.
-
-    Args:
-        width, height: its size in pixels.
-        rows, columns: the grid of axes.
-        margins: left, right, top and bottom, in pixels.
-        gaps: pixels between columns and between rows.
-        options: for `Figure.subplots`.
-    """
+    """Return a figure outside the state of pyplot, and its axes by rows."""
     figure = Figure((width / 72, height / 72))
     left, right, top, bottom = margins
     wide, high = (width - left - right - (columns - 1) * gaps[0]), (height - top - bottom - (rows - 1) * gaps[1])
@@ -161,16 +153,7 @@ def panels(
 def scale(
     axis: Axis, low: float, high: float, label: str = "", *, is_log: bool = False, is_whole: bool = False, most: int = 5
 ) -> None:
-    """Set the ends of an axis, its ticks at round numbers, and its label at its end.
-
-    Args:
-        axis: the axis.
-        low, high: its ends, above 0 for a logarithmic one.
-        label: the quantity with its unit.
-        is_log: whether it is logarithmic.
-        is_whole: whether ticks are integers.
-        most: largest number of intervals between ticks.
-    """
+    """Set the ends of an axis, its ticks at round numbers, and its label at its end."""
     axes, is_x = axis.axes, axis is axis.axes.xaxis
     locator: Any = MaxNLocator(most, steps=[1, 2, 5, 10], integer=is_whole)
     if is_log:
@@ -265,14 +248,7 @@ def draw_rule(axes: Axes, *, x: float | None = None, y: float | None = None, tex
 
 
 def inline(figure: Figure, id_: str, title: str, description: str) -> Markup:
-    """Return a figure as an SVG element that screen readers present as an image, with its title and description.
-
-    Args:
-        figure: the figure, drawn within `page_style`.
-        id_: id of the image, unique in the page.
-        title: its name.
-        description: its content, with the main numbers.
-    """
+    """Return a figure as an SVG element that screen readers present as an image, with its title and description."""
     written = StringIO()
     none = dict.fromkeys(("Creator", "Date", "Format", "Type"))
     figure.savefig(written, format="svg", metadata=none)

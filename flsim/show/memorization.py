@@ -8,7 +8,6 @@ import pandas as pd
 
 from flsim.measures.built_in import QUANTITIES
 from flsim.measures.quantity import Quantity, flags, numbers, of_model, select_for
-from flsim.results import columns
 from flsim.results.against_published import (
     CLEARLY,
     COMPARED,
@@ -22,7 +21,7 @@ from flsim.results.against_published import (
 )
 from flsim.results.canary_table import WINDOW, WRITTEN
 from flsim.results.columns import FALSE_POSITIVE as FALSE_POSITIVE_RATE
-from flsim.results.columns import is_in, mean_of, quantities_in
+from flsim.results.columns import is_in, mean_of, prefix_of, quantities_in
 from flsim.results.tables import OPTIONAL, STANDARD, rounds_text, user_share
 from flsim.show.table import Column, Table, formatted, note, text_of
 
@@ -66,7 +65,7 @@ def table_of_runs(table: pd.DataFrame) -> Table:
     Run, round and status appear only if they matter: for equal settings, different rounds, or unfinished runs. Epochs
     replace different rounds if they are known for all runs.
     """
-    labels, units = (_by_series if "seeds" in table else _by_run)(table)
+    labels, units = _columns(table)
     remarks = population(table) + progress(table, _is_unfinished(table))[1] + _remarks(table)
     remarks += agreement(table) + tuned(table)
     return Table(table, labels, units, legend(table) + remarks, remarks)
@@ -99,77 +98,67 @@ def _partly_measured(table: pd.DataFrame) -> list[Quantity]:
     evaluated = table[table["round"].notna()]
     partial = []
     for quantity in OPTIONAL:
-        if columns.is_in(table, quantity):
-            values = evaluated[quantity.name if quantity.name in table else columns.mean_of(quantity)]
+        if is_in(table, quantity):
+            values = evaluated[quantity.name if quantity.name in table else mean_of(quantity)]
             if values.isna().any():
                 partial.append(quantity)
     return partial
 
 
-def _by_run(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
-    """Return the displayed columns in the order of the paper: labels of a row, and units that stay together."""
-    unfinished = _is_unfinished(table)
+def _columns(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
+    """Return the columns that label a row, and units that stay together, in the order of the paper."""
+    over_seeds, unfinished = "seeds" in table, _is_unfinished(table)
     labels = [Column("Setting", text_of(table["setting"]), is_number=False)]
     if table["setting"].duplicated().any():
-        labels.append(Column("Run", text_of(table["run"]), is_number=False))
-    quantities = select_for(columns.quantities_in(table), "table")
-    partial = _partly_measured(table)
+        runs = table["runs"].str.split(", ").str[0] if over_seeds else table["run"]
+        labels.append(Column("First run" if over_seeds else "Run", text_of(runs), is_number=False))
+    labels += _seeds(table) if over_seeds else []
+    partial = [] if over_seeds else _partly_measured(table)
     kept = [
         quantity
-        for quantity in quantities
-        if quantity.is_standard or (columns.is_in(table, quantity) and quantity not in partial)
+        for quantity in select_for(quantities_in(table), "table")
+        if quantity.is_standard or (is_in(table, quantity) and quantity not in partial)
     ]
-    counts = [unit for flag in flags(kept) for unit in memorized(table, flag, "{}")]
     means = [
         [
-            *mean(table, number),
-            Column("CI", _half(table, number.column, number), is_extra=True, note=INTERVAL.format(number.heading)),
+            *mean(table, number, has_note=not (over_seeds and number.is_standard)),
+            *_intervals(table, number, over_seeds),
             *companions(table, number, kept),
         ]
         for number in numbers(kept)
         if not number.beside
     ]
-    status = [[Column("Status", text_of(table["status"]), is_number=False, is_late=True)]] if unfinished else []
-    trained = [unit for unit in [progress(table, unfinished)[0]] if unit]
-    of_models = utility(table, of_model(kept))
-    counts += controls(table)
-    return labels, [*trained, *status, *counts, *means, *of_models, *epsilons(table)]
+    units = [
+        progress(table, unfinished)[0],
+        [Column("Status", text_of(table["status"]), is_number=False, is_late=True)] if unfinished else [],
+        *(unit for flag in flags(kept) for unit in memorized(table, flag, "{:.1f}" if over_seeds else "{}")),
+        *controls(table),
+        *means,
+        *utility(table, of_model(kept), has_deviations=over_seeds),
+        *epsilons(table),
+    ]
+    return labels, [unit for unit in units if unit]
 
 
-def _by_series(table: pd.DataFrame) -> tuple[list[Column], list[list[Column]]]:
-    """Return the columns that label a row, and units of columns that stay together."""
+def _seeds(table: pd.DataFrame) -> list[Column]:
+    """Return the columns of averaged and diverged runs."""
     is_partial = "left_out" in table
-    n = [
-        f"{seeds}/{number_of_runs}" if is_partial else f"{seeds}"
-        for seeds, number_of_runs in zip(table["seeds"], table["given"], strict=True)
+    given = [f"/{given}" if is_partial else "" for given in table["given"]]
+    cells = [f"{seeds}{rest}" for seeds, rest in zip(table["seeds"], given, strict=True)]
+    columns = [Column("n", cells, note=MEANS.format("/given" if is_partial else "", ", ".join(map(_name, STANDARD))))]
+    return columns + [Column("Div.", text_of(table["diverged"]), note=DIVERGED)] * bool((table["diverged"] > 0).any())
+
+
+def _intervals(table: pd.DataFrame, number: Quantity, over_seeds: bool) -> list[Column]:
+    """Return half the intervals of a mean: over canaries of a run, or over seeds and over all canaries."""
+    if not over_seeds:
+        cells = _half(table, number.column, number)
+        return [Column("CI", cells, is_extra=True, note=INTERVAL.format(number.heading))]
+    notes = {"seeds": OVER_SEEDS.format(number.heading), "canaries": OVER_CANARIES}
+    return [
+        Column(f"CI_{over[0]}", _half(table, f"{prefix_of(number)}{over}", number), note=note)
+        for over, note in notes.items()
     ]
-    labels = [Column("Setting", text_of(table["setting"]), is_number=False)]
-    if table["setting"].duplicated().any():
-        labels.append(Column("First run", text_of(table["runs"].str.split(", ").str[0]), is_number=False))
-    quantities = select_for(columns.quantities_in(table), "table")
-    kept = [quantity for quantity in quantities if quantity.is_standard or columns.is_in(table, quantity)]
-    labels += [Column("n", n, note=MEANS.format("/given" if is_partial else "", ", ".join(map(_name, STANDARD))))]
-    if (table["diverged"] > 0).any():
-        labels.append(Column("Div.", text_of(table["diverged"]), note=DIVERGED))
-    trained = [unit for unit in [progress(table)[0]] if unit]
-    counts = [unit for flag in flags(kept) for unit in memorized(table, flag, "{:.1f}")]
-    means = [
-        [
-            *mean(table, number, has_note=not number.is_standard),
-            Column(
-                "CI_s",
-                _half(table, f"{columns.prefix_of(number)}seeds", number),
-                note=OVER_SEEDS.format(number.heading),
-            ),
-            Column("CI_c", _half(table, f"{columns.prefix_of(number)}canaries", number), note=OVER_CANARIES),
-            *companions(table, number, kept),
-        ]
-        for number in numbers(kept)
-        if not number.beside
-    ]
-    of_models = utility(table, of_model(kept), has_deviations=True)
-    counts += controls(table)
-    return labels, [*trained, *counts, *means, *of_models, *epsilons(table)]
 
 
 def _name(quantity: Quantity) -> str:
@@ -393,7 +382,8 @@ def _listed(values: "pd.Series[Any]", template: str = "{}") -> str:
 def table_of_canaries(table: pd.DataFrame) -> Table:
     """Return the table of `flsim.results.canary_table` as text."""
     labels = [Column("Canary", text_of(table["canary"]), is_number=False)]
-    units = [[Column("Phrase", text_of(table["phrase"]), is_number=False)], _planted(table), _counts(table)]
+    phrases = [Column("Phrase", text_of(table["phrase"]), is_number=False)] if table["phrase"].notna().any() else []
+    units = [phrases, _planted(table), _counts(table)]
     units.append(_window(table))
     kept = [quantity for quantity in quantities_in(table) if quantity.name in table and quantity.of_canaries]
     listed = [quantity for quantity in kept if quantity.is_listed]
@@ -406,6 +396,8 @@ def table_of_canaries(table: pd.DataFrame) -> Table:
 
 def _planted(table: pd.DataFrame) -> list[Column]:
     """Return the columns of p_u and p_e, or of planned copies if their number was set."""
+    if table[["p_u", "planned_insertions"]].isna().all(axis=None):
+        return []
     if table["p_u"].isna().all():
         planned = formatted(table["planned_insertions"], "{:,}")
         return [Column("Planned", planned, note="Planned: records that were drawn for the canary.")]
@@ -438,10 +430,13 @@ def _window(table: pd.DataFrame) -> list[Column]:
 
 def _column(table: pd.DataFrame, quantity: Quantity) -> Column:
     values = table[quantity.name]
-    note = f"{quantity.heading}: {quantity.description[:1].lower()}{quantity.description[1:]}"
+    heading, about = quantity.heading, f"{quantity.description[:1].lower()}{quantity.description[1:]}"
+    if not quantity.is_standard:
+        heading, about = quantity.short, quantity.about or quantity.sentence
+    note = f"{heading}: {about}"
     if quantity.is_flag:
         cells = ["unknown" if pd.isna(value) else "yes" if value else "no" for value in values]
     else:
         cells = formatted(values, quantity.format, quantity.scale)
-    is_extra = quantity.name in QUANTITIES and not quantity.is_ranked and not quantity.is_flag
-    return Column(quantity.heading, cells, is_number=not quantity.is_flag, is_extra=is_extra, note=note)
+    is_extra = quantity.is_standard and not quantity.is_ranked and not quantity.is_flag
+    return Column(heading, cells, is_number=not quantity.is_flag, is_extra=is_extra, note=note)

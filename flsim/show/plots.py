@@ -24,7 +24,7 @@ from flsim.base.statistics import t_interval
 from flsim.measures.built_in import FIT_BITS, PERPLEXITY, PRIMARY, QUANTITIES
 from flsim.measures.quantity import Quantity, flags, numbers, select_for
 from flsim.results.columns import quantities_of
-from flsim.results.seeds import by_series, wants_means
+from flsim.results.seeds import by_series, has_means
 from flsim.results.store import RunResults
 from flsim.show.figure import (
     ROUNDS,
@@ -92,12 +92,7 @@ def curve(
 
 
 def exposure_by_utility(runs: Sequence[RunResults], over_seeds: bool) -> Values:
-    """Return float64 [evaluations, 4]: perplexity, mean exposure in bits, and both ends of its interval.
-
-    Args:
-        runs: one run, or those of a setting's seeds; evaluations that only some runs have are excluded.
-        over_seeds: whether intervals are over the runs' means, otherwise over the canaries of one run.
-    """
+    """Return float64 [evaluations, 4]: perplexity, mean exposure in bits, and both ends of its interval."""
     losses = curve(runs, _log_perplexity, in_epochs=False, over_seeds=over_seeds)
     exposures = curve(runs, partial(measured_values, PRIMARY), in_epochs=False, over_seeds=over_seeds)
     _, of_losses, of_exposures = np.intersect1d(losses.x, exposures.x, return_indices=True)
@@ -143,13 +138,7 @@ def averaged(series: Sequence[RunResults]) -> list[RunResults]:
 
 
 def label_of(group: Sequence[RunResults], runs: Sequence[Any], means_over: int | None) -> str:
-    """Return the setting, with the number of runs of a series, or with the name of a run if settings are equal.
-
-    Args:
-        group: the runs of a line.
-        runs: all runs of the figure.
-        means_over: number of averaged runs of a series; None if the line is one run.
-    """
+    """Return the setting, with the number of runs of a series, or with the name of a run if settings are equal."""
     run = group[0]
     if means_over is not None:
         left_out = len(group) - means_over
@@ -181,13 +170,6 @@ def plot(
 ) -> None:
     """Write the figure of `draw_rounds`, `draw_against_utility` or `draw_losses`, atomically.
 
-    Args:
-        runs: the results of each run.
-        path: a .png, .svg or .pdf file to write.
-        over_seeds: whether a line is a series, otherwise it is a run; None: a series if a setting has two seeds.
-        kind: kind of the figure.
-        losses: training losses, for the kind "loss".
-
     Raises:
         InputError: the path has another suffix, its folder does not exist, no run has the data of the figure, or
             `by_series` fails.
@@ -196,11 +178,11 @@ def plot(
     if missing := _missing(runs, kind, losses or {}):
         asked = "" if kind == "rounds" else f"--kind {kind}: "
         raise InputError(f"{asked}{', '.join(run.name for run in runs) or 'no runs'}: {missing}")
-    has_means = wants_means(runs, over_seeds)
+    over_seeds = has_means(runs)[0] if over_seeds is None else over_seeds
     draw: dict[Kind, Callable[[], Figure]] = {
-        "rounds": lambda: draw_rounds(runs, has_means),
-        "utility": lambda: draw_against_utility(runs, has_means),
-        "loss": lambda: draw_losses(runs, losses or {}, has_means),
+        "rounds": lambda: draw_rounds(runs, over_seeds),
+        "utility": lambda: draw_against_utility(runs, over_seeds),
+        "loss": lambda: draw_losses(runs, losses or {}, over_seeds),
     }
     write_figure(draw[kind], path)
 
@@ -308,16 +290,7 @@ def draw_quantity(
     canaries: int,
     runs: Sequence[RunResults] = (),
 ) -> None:
-    """Draw curves of a quantity, with these numbers of styles, on a scale that contains all lines but can cut bands.
-
-    Args:
-        axes: the panel; its x axis has limits.
-        quantity: the quantity.
-        curves: the curves.
-        heights: float64 [n], all values that the scale must contain, so that panels can share one.
-        canaries: largest number of canaries of a run.
-        runs: the runs, whose largest possible exposure is drawn in the panel of exposure.
-    """
+    """Draw curves of a quantity, with these numbers of styles, on a scale that contains all lines but can cut bands."""
     low, high = min(0.0, heights.min(initial=0.0)), heights.max(initial=0.0)
     if quantity.is_flag:  # a flat line at zero is a result, and needs a scale
         scale(axes.yaxis, 0, min(max(canaries, 1), max(1.0, 1.15 * high)), is_whole=True)

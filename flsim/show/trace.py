@@ -10,26 +10,19 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
 
-from flsim.measures.built_in import PRIMARY, QUANTITIES
-from flsim.measures.quantity import Quantity, flags, select_for
+from flsim.measures.built_in import MEMORIZED
+from flsim.measures.quantity import Quantity
 from flsim.results.canary_table import traced
 from flsim.results.columns import quantities_in
+from flsim.results.differences import name_of_configuration
 from flsim.results.store import RunResults
-from flsim.results.tables import copies, rounds_text, user_share
+from flsim.results.tables import rounds_text, user_share
 from flsim.show.figure import DASHES, LINES, MARKERS, ROUNDS, plain, write_figure
+from flsim.show.plots import draw_ceilings
 from flsim.show.table import Column, formatted, json_rows, markdown, note
 
-ROW, PANEL, WIDTH = 0.17, 2.0, 3.7  # inches: height of a canary's row and of lines of a number, width of both
-BESIDE, GAP, TITLE, BELOW, TOP, LEGEND = 1.05, 0.24, 0.3, 0.5, 0.4, 0.6  # inches around them
-PIXELS = 1500  # of a row: closer ticks are merged
-GREY = "#555555"
-# flags that are shown as a filled marker and as a ring
-FLAGS = [flag for flag in flags(QUANTITIES.values()) if flag.is_standard]
 SHAPES = (*MARKERS, "*", "h", "d", "p")
 ROUNDS_SHOWN = 24  # characters of a list of rounds
 COUNTS = """sharers: number of different sharers that took part since the last evaluation
@@ -113,167 +106,63 @@ def _cells(quantity: Quantity, values: "pd.Series[float]") -> list[str]:
 
 
 def plot_trace(run: RunResults, table: pd.DataFrame, path: Path) -> None:
-    """Write the figure of `draw_trace`, atomically.
-
-    Args:
-        run: the results of the run.
-        table: the table of `flsim.results.canary_table.trace`.
-        path: a .png, .svg or .pdf file to write.
-
-    Raises:
-        InputError: the path has another suffix, or its folder does not exist.
-    """
+    """Write the figure of `draw_trace` as .png, .svg or .pdf, atomically."""
     write_figure(lambda: draw_trace(run, table), path)
 
 
 def draw_trace(run: RunResults, table: pd.DataFrame) -> Figure:
-    """Return a figure with panels for each configuration above a row for each canary; the rows are also the legend.
+    """Return a figure with a row of panels for each configuration of canaries.
 
-    The first panel shows exposure. Each custom quantity in traces has a further panel. Lines differ by marker and
-    dashes, which are shown next to the canary id. A marker is filled if the canary is memorized by Random Sampling, and
-    has a ring if it is memorized by Beam Search.
+    The panels show exposure and each custom quantity over rounds, and the rounds in which a sharer of each canary took
+    part, in the row of its id. A marker is filled if the canary is memorized by Random Sampling.
     """
     roster = run.roster[run.roster["canary"].isin(table["canary"])]
-    of_copies = ["number"] if roster["p_u"].isna().any() else []
-    if of_copies:  # canaries with probabilities have no number of copies, and can be together with controls
-        roster = roster.assign(number=roster["planned_insertions"].where(roster["p_u"].isna()))
-    windows = [name for name in ("first_round", "last_round") if name in roster]
-    keys = ["p_u", "p_e", *windows, *of_copies]
-    groups: list[tuple[Any, pd.DataFrame]] = list(roster.groupby(keys, sort=False, dropna=False))
-    own = [
-        quantity
-        for quantity in select_for(quantities_in(table), "trace")
-        if quantity.of_canaries and not quantity.is_standard
-    ]
-    quantities = [PRIMARY, *own]
-    columns = _columns([(p_u, p_e) for (p_u, p_e, *_), _ in groups])
-    rows, longest = math.ceil(len(groups) / columns), max(len(group) for _, group in groups)
-    strip_height = ROW * longest
-    block = TITLE + len(quantities) * (PANEL + GAP) + strip_height + BELOW
-    figure = Figure(figsize=(max(2, columns) * (BESIDE + WIDTH) + GAP, TOP + rows * block + LEGEND))
-    FigureCanvasAgg(figure)
-    figure.suptitle(plain(f"{run.setting} [{run.name}]"), y=1 - 0.4 * TOP / figure.get_figheight())
-    panels: dict[Quantity, list[Axes]] = {quantity: [] for quantity in quantities}
-    for index, ((p_u, p_e, *number), group) in enumerate(groups):
-        row, column = divmod(index, columns)
-        x, y = BESIDE + column * (BESIDE + WIDTH), LEGEND + (rows - row - 1) * block + BELOW
-        for below, quantity in zip(reversed(range(len(quantities))), quantities, strict=True):
-            like = panels[quantity][0] if panels[quantity] else None
-            panel = _axes(figure, x, y + strip_height + GAP + below * (PANEL + GAP), PANEL, like)
-            panel.set_ylabel(plain(quantity.phrase.lower() if quantity.is_standard else quantity.phrase))
-            panel.tick_params(labelbottom=False)
-            if quantity.is_flag:
-                panel.set_yticks([0, 1], ["no", "yes"])
-            panels[quantity].append(panel)
-        strip = _axes(figure, x, y, strip_height)
-        title = copies(int(number[-1])) if math.isnan(p_u) else f"$p_u$ = {user_share(p_u)}, $p_e$ = {100 * p_e:.6g}%"
-        first_row = group.iloc[0]
-        if window := rounds_text(first_row.get("first_round"), first_row.get("last_round")):
-            title += f", planted {window}"
-        panels[PRIMARY][-1].set_title(title, loc="left", fontsize=10)
-        for place, canary in enumerate(group["canary"]):
-            rows_of_canary = table[table["canary"] == canary]
-            for quantity in quantities:
-                _line(panels[quantity][-1], place, rows_of_canary, quantity)
-            if "sharer_rounds" in table:
-                _ticks(strip, place, rows_of_canary)
-        _name(strip, group, longest)
-        if index + columns >= len(groups):
-            strip.set_xlabel(ROUNDS)
-        _scale([*(panels[quantity][-1] for quantity in quantities), strip], int(table["round"].max()))
-    if groups:
-        _finish(figure, panels[PRIMARY], run)
+    planned = roster.assign(copies=roster.get("planned_insertions")).to_dict("records")
+    groups: dict[str, list[str]] = {}
+    for row in planned:
+        groups.setdefault(name_of_configuration(row), []).append(row["canary"])
+    quantities = [quantity for quantity in traced(quantities_in(table)) if quantity.name in table]
+    quantities = [quantity for quantity in quantities if quantity.is_primary or not quantity.is_standard]
+    last, has_rounds = int(table["round"].max()), "sharer_rounds" in table
+    height = max(1.8, 0.6 + 0.17 * max(map(len, groups.values())))
+    size = (4.4 * (len(quantities) + has_rounds), height * len(groups) + 0.6)
+    figure = Figure(size, layout="constrained")
+    grid = figure.subplots(len(groups), len(quantities) + has_rounds, squeeze=False, sharex=True)
+    for (label, canaries), row in zip(groups.items(), grid, strict=True):
+        row[0].set_title(plain(label), loc="left", fontsize=10)
+        for quantity, axes, first in zip(quantities, row, grid[0], strict=False):
+            if axes is not first:
+                axes.sharey(first)
+            axes.set(ylabel=plain(quantity.phrase), xlim=(0, 1.015 * last))
+            for place, canary in enumerate(canaries):
+                _draw_canary(axes, place, table[table["canary"] == canary], quantity)
+            if quantity.is_primary:
+                axes.set_ylim(bottom=0)
+                draw_ceilings(axes, [run])
+        if has_rounds:
+            rounds = [table.loc[table["canary"] == canary, "sharer_rounds"].sum() for canary in canaries]
+            looks = [_style(place)["color"] for place in range(len(canaries))]
+            row[-1].eventplot(rounds, colors=looks, linelengths=0.7, linewidths=0.8)
+            row[-1].set_yticks(range(len(canaries)), canaries, fontsize=7)
+            row[-1].invert_yaxis()
+    for axes in grid[-1]:
+        axes.set_xlabel(ROUNDS)
+    figure.suptitle(plain(f"{run.setting} [{run.name}]"))
     return figure
 
 
-def _axes(figure: Figure, x: float, y: float, height: float, like: Axes | None = None) -> Axes:
-    """Return axes at a place in inches. The result of a layout engine would depend on memory addresses."""
-    width, whole = figure.get_size_inches()
-    return figure.add_axes((x / width, y / whole, WIDTH / width, height / whole), sharey=like)
-
-
-def _columns(pairs: list[tuple[float, float]]) -> int:
-    """Return the number of columns: that of the values of p_e if these form a grid, otherwise at most three."""
-    of_p_e = len({p_e for _, p_e in pairs})
-    return of_p_e if len(pairs) == of_p_e * len({p_u for p_u, _ in pairs}) else min(3, len(pairs))
+def _draw_canary(axes: Axes, place: int, measured: pd.DataFrame, quantity: Quantity) -> None:
+    """Draw a number of a canary with hollow markers, and filled markers over them where it is memorized."""
+    look = _style(place) | {"clip_on": False, "markersize": 5}
+    for line, fill, dashes in (
+        (measured, "white", look["linestyle"]),
+        (measured[measured[MEMORIZED.name] == 1], None, "none"),
+    ):
+        [drawn] = axes.plot(line["round"], line[quantity.name], **look | {"markerfacecolor": fill, "linestyle": dashes})
+        drawn.set_in_layout(False)  # an unclipped line without points would cover the complete figure
 
 
 def _style(row: int) -> dict[str, Any]:
-    return {
-        "color": LINES[row % len(LINES)],
-        "marker": SHAPES[row % len(SHAPES)],
-        "linestyle": DASHES[row // len(SHAPES) % len(DASHES)],
-    }
-
-
-def _line(panel: Axes, row: int, measured: pd.DataFrame, quantity: Quantity) -> None:
-    """Draw a number of a canary with hollow markers, filled markers over them, and rings around."""
-    style = _style(row)
-    hollow: dict[str, Any] = {"markerfacecolor": "white", "markersize": 5, "clip_on": False, "zorder": 3}
-    filled = hollow | {"markerfacecolor": style["color"], "linestyle": "none", "zorder": 4}
-    ring = hollow | {
-        **{"marker": "o", "markersize": 10, "markerfacecolor": "none"},
-        **{"linestyle": "none", "zorder": 2},
-    }
-    for flag, change in zip((None, *FLAGS), (hollow | {"linewidth": 1}, filled, ring), strict=True):
-        marked = measured if flag is None else measured[measured[flag.name] == 1]
-        [line] = panel.plot(marked["round"], marked[quantity.name], **(style | change))
-        line.set_in_layout(False)  # an unclipped line without points would cover the complete figure
-
-
-def _ticks(strip: Axes, row: int, measured: pd.DataFrame) -> None:
-    rounds = np.array([round_ for since in measured["sharer_rounds"] for round_ in since])
-    last = int(measured["round"].max())
-    kept = rounds[np.unique(rounds * PIXELS // max(1, last), return_index=True)[1]] if len(rounds) else rounds
-    width = float(np.clip(0.5 * 72 * WIDTH / max(1, last), 0.6, 1.4))
-    strip.vlines(kept, row - 0.36, row + 0.36, color=_style(row)["color"], linewidth=width)
-
-
-def _name(strip: Axes, group: pd.DataFrame, longest: int) -> None:
-    """Shade every second row, and draw its marker, the canary id and the number of copies next to each row."""
-    for row in range(0, len(group), 2):
-        strip.axhspan(row - 0.5, row + 0.5, color="black", alpha=0.05, linewidth=0)
-    for row in range(len(group)):
-        style = _style(row) | {"linestyle": "none", "markersize": 4.5, "markerfacecolor": "white", "clip_on": False}
-        strip.plot([-0.025], [row], transform=strip.get_yaxis_transform(), **style)
-    ids = group["canary"].tolist()
-    if "insertions" in group:
-        ids = [f"{id_} ({copies})" for id_, copies in zip(ids, group["insertions"], strict=True)]
-        where = strip.get_yaxis_transform()
-        strip.text(-0.05, -0.6, "canary (copies)", transform=where, ha="right", va="bottom", fontsize=6.5)
-    strip.set_yticks(range(len(group)), ids, fontsize=7.5)
-    strip.tick_params(axis="y", length=0, pad=11)
-    strip.set_ylim(longest - 0.5, -0.5)
-    strip.grid(visible=False, axis="y")
-    strip.spines["left"].set_visible(False)
-
-
-def _scale(column: list[Axes], last: int) -> None:
-    """Set the same scale of rounds in panels and in the rows below."""
-    for axes in column:
-        axes.set_xlim(0, 1.015 * last)  # a tick at the end is not cut
-        axes.xaxis.set_major_locator(MaxNLocator(nbins=6, integer=True))
-
-
-def _finish(figure: Figure, panels: list[Axes], run: RunResults) -> None:
-    """Draw the largest possible exposure, and a legend of the marks."""
-    labels = [f"{flag.outcome} ({flag.heading})" for flag in FLAGS]
-    handles = [
-        Line2D([], [], color=GREY, marker="o", markersize=5, markerfacecolor="white", label="not memorized"),
-        Line2D([], [], color=GREY, marker="o", markersize=5, label=labels[0]),
-        Line2D([], [], color=GREY, marker="o", markersize=10, markerfacecolor="none", label=labels[1]),
-        Line2D([], [], color=GREY, marker="|", markersize=9, markeredgewidth=1.4, label="a sharer took part"),
-    ][: 3 if run.is_elsewhere else 4]
-    for handle in handles:
-        handle.set_linestyle("none")
-    references = run.references(run.evaluated[-1])
-    if references:
-        ceiling = math.log2(references + 1)
-        for panel in panels:
-            panel.axhline(ceiling, color=GREY, linestyle=(0, (1, 2)), linewidth=1, zorder=1)
-        label = f"largest exposure with |R| = {references:,.0f}"
-        handles.append(Line2D([], [], color=GREY, linestyle=(0, (1, 2)), linewidth=1, label=label))
-        panels[0].set_ylim(0, 1.04 * ceiling)
-    else:
-        panels[0].set_ylim(bottom=0)
-    figure.legend(handles=handles, loc="lower center", ncols=3, frameon=False, fontsize=9)
+    """Return the look of a canary's line, which differs from other canaries also without colour."""
+    shape, dashes = row % len(SHAPES), row // len(SHAPES)
+    return {"color": LINES[row % len(LINES)], "marker": SHAPES[shape], "linestyle": DASHES[dashes % len(DASHES)]}

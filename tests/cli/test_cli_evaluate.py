@@ -78,10 +78,10 @@ def test_a_model_is_found_by_path_and_by_name(flsim: Flsim, spec: str) -> None:
 def test_the_table_has_a_line_for_each_canary(flsim: Flsim) -> None:
     code, out, _ = flsim("--model", "mine.py:Uniform", *COMMON)
     assert code == 0
-    lines = [line.split() for line in out.splitlines()]
-    assert lines[:3] == [
-        ["canary", "p_u", "p_e", "nats", "rank", "bits", "RS", "BS"],
-        ["a", "-", "-", "7.38", "51", "0.0", "no", "no"],
+    lines = [[cell.strip() for cell in line.split("|")[1:-1]] for line in out.splitlines()]
+    assert [lines[0], *lines[2:4]] == [
+        ["Canary", "p_u", "p_e", "Nats", "Rank", "Bits", "RS", "BS"],
+        ["a", "", "", "7.38", "51", "0.0", "no", "no"],
         ["b", "1/20", "100%", "7.38", "51", "0.0", "no", "no"],
     ]
     assert max(map(len, out.splitlines())) <= 80
@@ -98,7 +98,7 @@ def test_tokens_instead_of_words_and_a_corpus_for_utility(flsim: Flsim, experime
     settings = ("--corpus", "corpus", "--references", 9, "--test-users", 2)
     _, out, _ = flsim("--model", "mine.py:Uniform", "--canaries", listed, *settings, "--json")
     assert {row["metric"]: row["value"] for row in json.loads(out)}["perplexity"] == pytest.approx(40)
-    assert "perplexity 40.0" in flsim("--model", "mine.py:Uniform", "--canaries", listed, *settings)[1]
+    assert "Perplexity 40.0" in flsim("--model", "mine.py:Uniform", "--canaries", listed, *settings)[1]
 
 
 @pytest.mark.parametrize(
@@ -193,12 +193,12 @@ def test_the_page_finds_the_planted_phrase_in_a_transformer_and_no_other(tmp_pat
         ["bash", "-ec", files["sh"]], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
     )
     found, shown = (
-        {line.split()[0]: line.split()[1:] for line in text.splitlines() if line}
+        {cells[0]: cells[1:] for line in text.splitlines() if len(cells := line.replace("|", " ").split()) == 6}
         for text in (done.stdout, files["text"])
     )
     assert found["planted"][1:] == ["1", "14.3", "yes", "yes"]
-    for name in ("canary", "planted", "memorized:", "nats:"):
+    for name in ("Canary", "planted"):
         assert found[name][1:] == shown[name][1:]
     for name in ("never1", "never2"):
         assert found[name][-2:] == ["no", "no"]
-    assert found.keys() == shown.keys()
+    assert found.keys() >= shown.keys()

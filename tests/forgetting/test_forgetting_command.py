@@ -100,16 +100,6 @@ def test_a_report_of_windowed_runs_has_a_section(
     assert 'id="forgetting"' not in page.read_text()
 
 
-def test_without_arm_out_it_says_what_is_missing(arms: tuple[Path, Path], flsim: Flsim) -> None:
-    code, out, _ = flsim("forgetting", arms[0])
-    assert code == 0
-    assert "Without arm OUT" in out
-    assert "Bits IN" in out
-    code, _, err = flsim("forgetting", arms[1])
-    assert code == 2
-    assert 'no evaluated run with canaries.arm = "in"' in err
-
-
 def test_a_run_without_windows_counts_from_its_last_use(trained_here: Trained) -> None:
     measured = api.measure_forgetting(trained_here())
     assert measured.times["first_round"].isna().all()
@@ -120,8 +110,3 @@ def test_a_run_without_windows_counts_from_its_last_use(trained_here: Trained) -
 def test_impossible_alphas_are_refused(alpha: float) -> None:
     with pytest.raises(InputError, match="alpha must be above"):
         api.measure_forgetting("nowhere", alpha=alpha)
-
-
-def test_refusals_name_the_option(arms: tuple[Path, Path], flsim: Flsim) -> None:
-    assert "--json and --csv" in flsim("forgetting", *arms, "--json", "--csv")[2]
-    assert ".png, .svg and .pdf" in flsim("forgetting", *arms, "--out", "figure.txt")[2]

@@ -1,6 +1,5 @@
 """Measures of simulated observations: against their truth, against a recomputation, and in text, JSON and figures."""
 
-import json
 import math
 from pathlib import Path
 
@@ -157,13 +156,6 @@ def test_nothing_to_measure_is_refused() -> None:
         plot(unused, Path("never.png"))
 
 
-def test_json_holds_the_frames(measured: Forgetting) -> None:
-    printed = json.loads(json.dumps(measured.to_json(), allow_nan=False))
-    for name in ("success", "times", "tests"):
-        expected = getattr(measured, name)
-        pd.testing.assert_frame_equal(pd.DataFrame(printed[name]).astype(expected.dtypes), expected)
-
-
 def test_the_figure_has_the_medians_of_both_arms(measured: Forgetting, tmp_path: Path) -> None:
     """A line for each group, the mean over seeds of their medians, and one of arm OUT."""
     axes, below = draw(measured).axes
@@ -180,14 +172,6 @@ def test_the_figure_has_the_medians_of_both_arms(measured: Forgetting, tmp_path:
     for name in ("one.png", "two.png"):
         plot(measured, tmp_path / name)
     assert (tmp_path / "one.png").read_bytes() == (tmp_path / "two.png").read_bytes()
-
-
-def test_panels_are_windows() -> None:
-    both = pd.concat([simulated(seeds=1), simulated(seeds=1, window=(20, 50), has_twin=False)])
-    first, second, *_ = draw(measure(both)).axes
-    assert (first.get_title(), second.get_title()) == ("planted in rounds 1-50", "planted in rounds 20-50")
-    assert len(first.get_lines()) == 4
-    assert len(second.get_lines()) == 3  # no arm OUT
 
 
 NATS = {  # of arm IN by seed, canary and round, where arm OUT has 40; the window ends with round 50

@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 from scipy.stats import beta, binom, t
 
-from flsim.attacks.forgetting import advantage, measure, success, times
+from flsim.attacks.forgetting import advantage, success, times
 from flsim.attacks.forgetting.times import CanaryTime
 from flsim.base.statistics import AtLevel, median_interval, share_interval
 
@@ -177,11 +177,3 @@ def test_curves_are_means_over_seeds_and_unused_canaries_are_left_out() -> None:
     assert points[0] == pytest.approx((10, 3, 3 - half, 3 + half))
     assert points[1][:2] == (20, 1)
     assert math.isnan(points[1][2])
-
-
-def test_notes_count_small_groups_and_unused_canaries_of_all_groups() -> None:
-    table = pd.DataFrame({"least_alpha": [0.7, 0.6, 0.71], "never_used": [1, 0, 1], "canaries": [900, 100, 800]})
-    few, never = measure._limits(table, 0.6)
-    assert few.startswith("In 2 of 3 groups, there are too few canaries to show an alpha of 0.6")
-    assert never.startswith("No sharer took part for 2 of 1,800 canaries")
-    assert [*measure._limits(table[1:2], 0.6)] == []

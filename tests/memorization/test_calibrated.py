@@ -7,7 +7,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from memorization.oracle import LAYOUT, Oracle, Phrase, all_phrases, random_model
 
-from flsim.base.errors import InputError
 from flsim.measures.memorization import score
 from flsim.measures.memorization.calibrated import Calibrated, calibrated_rank, mean_scores
 from flsim.models.language_model import LanguageModel
@@ -59,8 +58,3 @@ def test_a_model_that_learned_nothing_ties_everywhere(dtype: torch.dtype) -> Non
     model = random_model(4, dtype=dtype)
     for canary in PHRASES[::25]:
         assert rank_of(model, [model, model], BOS, canary, PHRASES).rank == 257
-
-
-def test_there_must_be_models_without_the_canaries() -> None:
-    with pytest.raises(InputError, match="models must be at least 1"):
-        mean_scores([], torch.tensor(BOS), torch.tensor(PHRASES))

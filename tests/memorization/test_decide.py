@@ -27,11 +27,6 @@ def test_only_the_very_best_of_all_continuations_is_memorized(scale: float, dtyp
     assert decided == {index: scale > 0 and index == best for index in sampler}
 
 
-def test_no_reference_beats_where_there_is_none() -> None:
-    assert decide(random_model(0), BOS, AMONG[0], AMONG[:0])
-    assert rank(random_model(0), BOS, AMONG[0], AMONG[:0]) == 1
-
-
 class Reading:
     """Any model with the two methods; says how many sequences it reads."""
 

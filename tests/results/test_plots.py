@@ -14,7 +14,6 @@ from flsim.base.errors import InputError
 from flsim.base.statistics import t_interval
 from flsim.results.rows import round_in_short
 from flsim.results.store import RunResults, read_run
-from flsim.show.figure import line_style
 from flsim.show.plots import draw_against_utility, draw_losses, draw_rounds, plot
 
 MakeRun = Callable[..., Path]
@@ -141,15 +140,6 @@ def test_the_most_that_exposure_can_be_is_drawn_where_curves_come_near(make_run:
         panel = draw_rounds([read_run(make_run(by_round, name=f"level-{level}"))]).axes[2]
         assert [np.asarray(line.get_ydata())[0] for line in panel.get_lines()[:-1]] == ceilings
         assert all(ceiling < panel.get_ylim()[1] for ceiling in ceilings)
-
-
-def test_the_legend_covers_no_data_and_lines_differ_without_colour(make_run: MakeRun) -> None:
-    many = [read_run(make_run({10: measured(1)}, name=f"run-{index}")) for index in range(12)]
-    figure = draw_rounds(many)
-    figure.draw_without_rendering()
-    legend = figure.legends[0].get_window_extent()
-    assert not any(panel.get_tightbbox().overlaps(legend) for panel in figure.axes)  # type: ignore[union-attr]
-    assert len({(style["marker"], str(style["linestyle"])) for style in map(line_style, range(12))}) == 12
 
 
 @pytest.mark.parametrize(("suffix", "start"), [(".png", b"\x89PNG"), (".SVG", b"<?xml")])

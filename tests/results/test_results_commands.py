@@ -170,8 +170,3 @@ def test_a_plot_is_written(flsim: Flsim, names: list[str], more: list[str], tmp_
     text = (tmp_path / "figure.svg").read_text()
     assert text.startswith("<?xml")
     assert ("2 seeds" in text, "iid-0" in text) == (more != ["--each-seed"], more == ["--each-seed"])
-
-
-def test_a_plot_is_written_into_a_device(flsim: Flsim, names: list[str]) -> None:
-    code, _, printed = flsim("plot", names[0], "--out", "/dev/full")
-    assert (code, printed) == (1, "flsim: /dev/full: No space left on device\n")

@@ -226,29 +226,6 @@ def test_values_are_those_that_comparisons_of_all_rows_find(keys: list[tuple[int
                 results.of_canaries(metric, round_)
 
 
-def test_a_look_up_does_not_compare_every_row() -> None:
-    """A trace looks up every round, so that comparisons would grow with the square of the evaluations' number."""
-    compared = []
-
-    class Name(str):
-        __hash__ = str.__hash__
-
-        def __eq__(self, other: object) -> bool:
-            compared.append(other)
-            return str.__eq__(self, other)
-
-    pairs = [(round_, canary) for round_ in range(500) for canary in ("a", "")]
-    rows = pd.DataFrame(pairs, columns=["round", "canary"]).assign(run="iid", value=1.0)
-    rows["metric"] = pd.Series([Name("rs" if canary else "x") for _, canary in pairs], dtype=object)
-    results = results_of(rows, ["a"])
-    assert results.of_model("x", 0) == 1
-    compared.clear()
-    for round_ in range(1, 11):
-        assert results.of_model("x", round_) == 1
-        assert results.of_canaries("rs", round_) is not None
-    assert len(compared) < 100
-
-
 RS = {"rs": [0.0] * 9}
 FEDAVG, SGD = "Non-IID, FedAvg, b_u=16", "Non-IID, SGD, b_r=32"
 

@@ -15,8 +15,7 @@ from flsim.results.rows import rows_in
 from flsim.results.store import read_run
 from flsim.runs.arms import begin_from
 from flsim.runs.config import load
-from flsim.runs.config.base import settings_of_both
-from flsim.runs.folder import Run, participation
+from flsim.runs.folder import Run
 
 COMMON = ("training.rounds=8", "canaries.p_u=[0.1]", "canaries.p_e=[0.5]", "canaries.count=12")
 WINDOWED = (*COMMON[:-1], "canaries.count=6", "canaries.windows=[[5, 7], [6, 8]]")
@@ -63,14 +62,6 @@ def test_the_rest_is_the_same_to_the_bit(
     assert_same(run.path, whole)
     assert checkpoint.digest_of(run.latest_state()) == checkpoint.digest_of(Run.open(whole).latest_state())
     assert read_run(run.path).identity == read_run(whole).identity
-
-
-def test_an_arm_in_can_begin_with_arm_out(trained_here: Trained, tmp_path: Path) -> None:
-    whole, out = trained_here(*WINDOWED), trained_here(*WINDOWED, OUT)
-    run = begin_from(new_run(out, tmp_path, *WINDOWED), Run.open(out))
-    go_on_here(run)
-    assert_same(run.path, whole)
-    assert len(participation(run, 8))
 
 
 def test_the_checkpoint_at_which_arms_part_is_kept(trained_here: Trained) -> None:
@@ -174,9 +165,3 @@ def test_the_command_begins_with_it_and_a_wrong_one_leaves_nothing(experiment: E
     done = experiment.call("run", experiment.config, "--out", "bad", *options, "--begin-from", planting, check=False)
     assert (done.returncode, (experiment.folder / "bad").exists()) == (2, False)
     assert "is of arm IN and so is this run; name a run of the other arm" in done.stderr
-
-
-def test_settings_of_both(trained_here: Trained) -> None:
-    planting, out = (Run.open(trained_here(*WINDOWED, *more)) for more in ((), (OUT,)))
-    assert planting.config.digest != out.config.digest
-    assert settings_of_both(planting.config) == settings_of_both(out.config) == planting.config.digest

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flsim.runs import roundlog
-from flsim.runs.roundlog import FILE, append, cut, in_words, lost, read, settle
+from flsim.runs.roundlog import FILE, append, cut, lost, read, settle
 
 GARBAGE = (b"", b"{", b"\xff\xfe\x00", b"[]", b'{"round": "7"}', b'{"round": 0}', b'{"round": true}', b'{"loss": 1}')
 
@@ -74,17 +74,6 @@ def test_what_comes_again_is_dropped(tmp_path: Path) -> None:
         append(tmp_path, round=round_)
     cut(tmp_path, 3)
     assert numbers(tmp_path) == [1, 2, 3]
-
-
-def test_rounds_in_words() -> None:
-    assert in_words([range(101, 141), range(150, 151)]) == "101 to 140, 150"
-
-
-def test_a_log_that_is_not_there_has_nothing(tmp_path: Path) -> None:
-    assert read(tmp_path) == []
-    assert settle(tmp_path, 0, by_round=True) == []
-    assert not (tmp_path / FILE).exists()
-    roundlog.keep(tmp_path)
 
 
 def test_training_losses_are_means_between_the_given_rounds() -> None:

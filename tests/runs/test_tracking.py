@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from faulty import fill, small_disk
 from helpers import PRIVATE, Experiment
-from tracker_files import ALL, FOLDERS, of_mlflow, of_tensorboard, of_wandb
+from tracker_files import ALL, of_mlflow, of_tensorboard, of_wandb
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import InputError
@@ -193,12 +193,6 @@ def test_steps_of_central_training_are_told_as_they_are_saved(experiment: Experi
     assert sorted(expected(run.path)["train/records per second"]) == [7, 10, 14, 20]
 
 
-def test_who_asks_for_none_gets_none(make: Callable[..., Run]) -> None:
-    run = make("run", ())
-    simulate(run)
-    assert not FOLDERS & {path.name for path in run.path.iterdir()}
-
-
 def test_tensorboard_is_the_default_and_no_part_of_a_digest(experiment: Experiment) -> None:
     settings = config.load(experiment.config)
     assert settings.system.tracking == ("tensorboard",)
@@ -292,21 +286,3 @@ def test_news_are_each_round_once_also_where_it_is_trained_again(make: Callable[
         run.log_round(**line_of(round_))
     assert [(values["train/loss"], round_) for values, round_ in news.take()] == [(0.25, 4)]
     assert not list(news.take())
-
-
-def test_news_read_what_was_added_and_not_the_whole_log(make: Callable[..., Run]) -> None:
-    """The kernel counts the bytes that this process reads; the log has over a megabyte."""
-
-    def bytes_read() -> int:
-        return int(Path("/proc/self/io").read_text().splitlines()[0].removeprefix("rchar: "))
-
-    run = make("run", ())
-    log = run.path / "rounds.jsonl"
-    log.write_text("".join(json.dumps(line_of(round_)) + "\n" for round_ in range(1, 20_001)))
-    assert log.stat().st_size > 2**20
-    news = News(run.path)
-    assert len([*news.take()]) == 20_000
-    run.log_round(**line_of(20_001))
-    before = bytes_read()
-    assert [round_ for _, round_ in news.take()] == [20_001]
-    assert bytes_read() - before < 2**16

@@ -141,13 +141,6 @@ def test_a_runs_configuration_is_no_sweep_and_a_sweep_is_no_runs() -> None:
         load_config(EXPERIMENTS / "table1.toml")
 
 
-def test_an_unknown_tier_or_grid_names_those_that_are_there(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match="choose one of a, b"):
-        planned(tmp_path, MINIMAL, only=["c"])
-    with pytest.raises(InputError, match="choose one of tiny"):
-        tier_of(load(tmp_path / "sweep.toml"), "huge", "f")
-
-
 def test_a_published_row_that_does_not_exist_is_an_error(tmp_path: Path) -> None:
     published = {"file": "thakkar2020.csv", "table": "1", "source": "s", "columns": {"data.partition": "data"}}
     grid = {"name": "a", "axes": {"data.partition": ["iid"]}, "published": {"optimizer": "Adagrad"}}
@@ -233,13 +226,3 @@ def test_all_missing_keys_are_named_at_once(tmp_path: Path) -> None:
         load(path)
     missing = "title, grids.0.name, grids.0.axes, tiers.smoke.corpus"
     assert str(caught.value) == f"{path}: {missing} is missing; docs/sweep-files.md lists all keys"
-
-
-def test_question_and_about_may_be_left_out(tmp_path: Path) -> None:
-    path = tmp_path / "mine.toml"
-    path.write_text(
-        'title = "Mine"\n[[grids]]\nname = "one"\naxes = { "training.rounds" = [1] }\n'
-        "[tiers.smoke]\ncorpus = { synthetic = { users = 60 } }\n"
-    )
-    definition = load(path)
-    assert (definition.question, definition.tiers["smoke"].about) == ("", "")

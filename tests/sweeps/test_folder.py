@@ -10,7 +10,7 @@ import pytest
 from helpers import assert_refused
 
 from flsim.base.errors import InputError
-from flsim.results.sweeps import FILE, read_sweep, run_folders
+from flsim.results.sweeps import FILE, read_sweep
 from flsim.runs.sweeps.definition import Planned, load, planned_runs
 from flsim.runs.sweeps.folder import SweepFolder, open_corpus, shared_settings
 
@@ -129,11 +129,6 @@ def test_a_damaged_description_is_named(folder: SweepFolder, key: str, value: ob
     (folder.path / FILE).write_text(json.dumps(about))
     with pytest.raises(InputError, match=r"sweep\.json: does not describe a sweep; restore it"):
         read_sweep(folder.path)
-
-
-def test_a_sweep_that_did_not_begin_has_no_run_folders(folder: SweepFolder) -> None:
-    with pytest.raises(InputError, match="no run of this sweep has started"):
-        run_folders([folder.path])
 
 
 @pytest.mark.parametrize(

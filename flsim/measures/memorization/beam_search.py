@@ -19,12 +19,6 @@ def beam_search(model: LanguageModel, prefix: Tensor, template: Template, width:
     probability of other tokens still counts, so scores are the same log-perplexities as in other measures. Ties go to
     the beam that ranked higher one token before, then to the lower id.
 
-    Args:
-        model: the model.
-        prefix: int64 [L], BOS first.
-        template: the allowed tokens at each position of a continuation.
-        width: number of beams kept after each token.
-
     Returns:
         Continuations, int64 [width, length], and their log-perplexities in nats, float64 [width]; fewer than `width` if
         there are fewer continuations.

@@ -43,11 +43,6 @@ def mean_scores(models: Sequence[LanguageModel], prefix: Tensor, continuations: 
 
     It depends on the prefix and not on the measured model: compute the means of R once for all rounds.
 
-    Args:
-        models: models trained without the canaries.
-        prefix: int64 [L], BOS first.
-        continuations: int64 [N, n].
-
     Raises:
         InputError: there are no models.
         Diverged: a score is not finite.
@@ -64,19 +59,11 @@ def calibrated_rank(
     canary_mean: float,
     reference_means: Tensor,
 ) -> Calibrated:
-    """Return the rank of a canary's continuation s among references by calibrated scores, exactly.
+    """Return the rank of a continuation among references, exactly, by scores without the given `mean_scores`.
 
     A reference with mean m counts if P(r'|p) <= d + m, where d is the canary's calibrated score. Therefore it is
     dropped as soon as its cost so far exceeds this value; for a memorized canary, d is far below 0. Ties are as in
     `RandomSampler`, by identity and within 8 units of rounding of the four compared scores.
-
-    Args:
-        model: the measured model.
-        prefix: p, int64 [L], BOS first.
-        continuation: s, int64 [n].
-        references: R, int64 [|R|, n], in any order and with repetitions; fastest in lexicographic order.
-        canary_mean: the canary's `mean_scores`.
-        reference_means: R's `mean_scores`, float64 [|R|].
 
     Raises:
         Diverged: a required score is not finite.

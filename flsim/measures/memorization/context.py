@@ -44,11 +44,6 @@ class Secret:
 
         The known prefix comes directly after BOS, without the tokens before it in the canary.
 
-        Args:
-            words: int64 [N, number of positions].
-            context: the adversary's knowledge.
-            bos: id of BOS.
-
         Returns:
             The prefix, int64 [1 + context.prefix], and everything after it, which is scored, int64 [N, n].
         """
@@ -66,12 +61,6 @@ def context_sampling(
 
     A known suffix is also scored. The suffix is the same for all, but its score depends on the words before it. Most
     references are dropped before the suffix is read, by their cost so far.
-
-    Args:
-        model: the model.
-        secret: the secret in its canary.
-        references: R, int64 [|R|, number of positions]; fastest in lexicographic order.
-        bos: id of BOS.
 
     Returns:
         For each of `secret.contexts`, the log-perplexity of all scored tokens, and the rank; `exposure` takes the rank.

@@ -56,13 +56,6 @@ def enumerate_space(
     memorized canary is ranked quickly even in a very large space. Ties are as in `RandomSampler`: the canary counts by
     identity, and scores within the model's rounding of its own count.
 
-    Args:
-        model: the model.
-        prefix: p, int64 [L], BOS first.
-        continuation: s, int64 [n], in the space.
-        template: the space, such as words^n.
-        most_read: the largest number of sequences to read.
-
     Returns:
         The exact rank; None if `most_read` did not suffice.
 

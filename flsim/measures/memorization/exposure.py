@@ -31,10 +31,6 @@ def exposure(rank: int, references: int) -> float:
     The space is the |R| + 1 sequences R and s, so exposure is between 0 (all are at least as likely as the canary) and
     log2(|R| + 1) (none is). Repetitions in R count each time.
 
-    Args:
-        rank: from 1 to `references` + 1.
-        references: |R|.
-
     Raises:
         ValueError: the rank is outside [1, |R| + 1].
     """

@@ -20,13 +20,6 @@ def generate(
 ) -> Tensor:
     """Return continuations of a prefix, int64 [samples, n], in the order drawn.
 
-    Args:
-        model: the model.
-        prefix: p, int64 [L], BOS first.
-        template: the allowed tokens at each of the n positions.
-        samples: number of continuations.
-        rng: random stream of the canary, so other canaries do not change the samples.
-
     Raises:
         Diverged: a log-probability is not finite.
     """

@@ -95,14 +95,6 @@ def draw(
 ) -> Draws:
     """Draw about `samples` sequences from proposals in these shares, at least two from each.
 
-    Args:
-        model: the model.
-        prefix: p, int64 [L], BOS first.
-        template: the space, such as words^n.
-        shares: power of each proposal and its share.
-        samples: total number of sequences.
-        rng: random stream of the samples.
-
     Raises:
         Diverged: a score is not finite.
     """

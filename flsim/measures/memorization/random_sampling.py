@@ -319,10 +319,6 @@ class RandomSampler:
         make a canary look less memorized, but never more. With a `LogitModel`, references are scored in full only if
         the bounds do not decide.
 
-        Args:
-            prefix: p, int64 [L], BOS first.
-            continuation: s, int64 [n].
-
         Raises:
             Diverged: a required score is not finite.
         """

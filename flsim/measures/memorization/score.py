@@ -58,11 +58,6 @@ def nats(log_probs: Tensor) -> Tensor:
 def log_perplexity(model: LanguageModel, prefix: Tensor, continuations: Tensor) -> Tensor:
     """Return P(s|p) of every continuation s of one prefix p.
 
-    Args:
-        model: the model.
-        prefix: int64 [L], BOS first.
-        continuations: int64 [N, n].
-
     Returns:
         float64 [N], nats. Each word's log-probability has the model's own precision; sums are in float64.
 

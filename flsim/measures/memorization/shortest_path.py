@@ -62,12 +62,6 @@ def shortest_path(model: LanguageModel, prefix: Tensor, template: Template, node
     Scores are exact up to the model's rounding, which depends on the sizes of batches: sequences whose scores are
     closer than that can change places.
 
-    Args:
-        model: the model.
-        prefix: int64 [L], BOS first.
-        template: the space.
-        nodes: the most partial sequences that the model reads.
-
     Raises:
         Diverged: a log-probability is not finite.
     """
@@ -87,13 +81,7 @@ class _Node:
         self.used = 0  # number of these
 
     def fetch(self, children: NDArray[np.int64], costs: NDArray[np.float64], more: bool) -> None:
-        """Add the next cheapest children; rounding in another batch can order one before the children already used.
-
-        Args:
-            children: indices of the allowed ids.
-            costs: of the children, ascending.
-            more: whether there are children that were not fetched.
-        """
+        """Add the next cheapest children; rounding in another batch can order one before the children already used."""
         self.fetched = np.concatenate([self.fetched, children.astype(np.int32)])
         self.costs, self.used, self.more = np.maximum(costs, self.bound), 0, more
         self.bound = float(self.costs[-1]) if len(costs) else self.bound

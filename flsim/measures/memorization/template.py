@@ -73,10 +73,6 @@ def cheapest(costs: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
     `torch.topk` does not define the order and choice of ties; sorting complete rows takes much longer.
 
-    Args:
-        costs: [N, M], no NaN.
-        count: at least 1; all M if there are fewer.
-
     Returns:
         Costs and columns (int64), each [N, min(count, M)].
     """

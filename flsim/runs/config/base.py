@@ -121,12 +121,7 @@ class ScheduledEvaluationHParams(EvaluationHParams):
             )
 
     def is_due(self, round_: int, rounds_per_epoch: float) -> bool:
-        """Return whether to evaluate after this number of rounds.
-
-        Args:
-            round_: the number of completed rounds.
-            rounds_per_epoch: see `Config.rounds_per_epoch`.
-        """
+        """Return whether to evaluate after this number of rounds."""
         if self.every_epochs is None:
             return round_ % self.every == 0
         interval = self.every_epochs * rounds_per_epoch
@@ -389,13 +384,6 @@ class Config(ABC):
         micro_cohorts: MicroCohorts | None = None,
     ) -> Training:
         """Return the training of these users.
-
-        Args:
-            users: the training users; also without canaries, it is checked whether training can begin.
-            rounds: number of rounds.
-            device: torch's device in this process; if None, the device of the settings, or a CPU.
-            user_states: the tensors that users store between rounds; in memory if None.
-            micro_cohorts: the record of sizes of micro-cohorts; in memory if None.
 
         Raises:
             InputError: training cannot begin.

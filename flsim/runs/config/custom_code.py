@@ -73,12 +73,7 @@ def kinds_in(settings: Any) -> list[tuple[str, str]]:
 
 
 def announce(settings: Any, *kinds: str) -> None:
-    """Print the files of custom code that a command is about to execute, each with its objects.
-
-    Args:
-        settings: the settings that name the files.
-        kinds: the kinds of objects that the command executes; all if there are none.
-    """
+    """Print the files of custom code that a command is about to execute, each with its objects."""
     defined: dict[str, list[str]] = {}
     for kind, name in kinds_in(settings):
         if not kinds or kind in kinds:

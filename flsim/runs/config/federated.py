@@ -241,10 +241,6 @@ class FederatedConfig(Config):
 
         The default is a shard for each client process. There are at most as many shards as users in a round, because a
         shard without users has no work. For branches see `flsim.algorithms.summation.default_branch`.
-
-        Args:
-            processes: number of client processes that fit, at least 1.
-            users: number of training users.
         """
         shards, branch = self.system.shards, self.system.branch
         if shards is None:

@@ -27,15 +27,7 @@ TYPES = {bool: "true or false", int: "integer", float: "number", str: "text", Pa
 
 @dataclass(frozen=True)
 class Setting:
-    """One key of a configuration file.
-
-    Attributes:
-        name: key within its section.
-        type: type of the value, in words.
-        default: default value as TOML, ``required``, or ``not set``.
-        unit: unit of a number; empty if it has none.
-        description: sentences about the value, the last of which lists the allowed names.
-    """
+    """One key of a configuration file."""
 
     name: str
     type: str
@@ -46,14 +38,7 @@ class Setting:
 
 @dataclass(frozen=True)
 class Section:
-    """One section of a configuration file, for one kind of training if the kinds differ.
-
-    Attributes:
-        name: name of the section; empty for keys outside of sections.
-        kind: value of `training.kind` that the section belongs to; empty if all have the same section.
-        description: sentences about the section.
-        settings: keys of the section, in the order of its dataclass.
-    """
+    """One section of a configuration file, for one kind of training if the kinds differ."""
 
     name: str
     kind: str
@@ -63,15 +48,7 @@ class Section:
 
 @dataclass(frozen=True)
 class Architecture:
-    """One built-in network.
-
-    Attributes:
-        name: value of `model.architecture`.
-        description: first paragraph of the network's docstring.
-        parameters: number of trained parameters at the default sizes, with a vocabulary of `VOCABULARY` token ids; 0
-            if a base model decides it.
-        sizes: settings of the section model that change it.
-    """
+    """One built-in network."""
 
     name: str
     description: str

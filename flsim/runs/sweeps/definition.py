@@ -223,16 +223,6 @@ def planned_runs(
 ) -> list[Planned]:
     """Return all runs in the order of the table: by grid, then by axes (the first varies slowest), then by seed.
 
-    Args:
-        definition: the sweep.
-        tier: one of its tiers.
-        corpus: the training corpus.
-        source: the definition's file, for messages; paths of custom code are relative to its folder.
-        seeds: seeds instead of those of the tier.
-        only: names of the grids to use; all if empty.
-        overrides: changes of the settings of all runs, as ``section.key=value``; paths in them are relative to the
-            working directory.
-
     Raises:
         InputError: there is no such grid; the number of runs is 0 or too large; a run's settings are wrong; an override
             changes a setting in which runs differ; axes of a tier do not fit; or a published row is missing.
@@ -296,13 +286,7 @@ def tuned_of(definition: Definition, tier: Tier, source: str) -> TuningOutcome |
 
 
 def training_digest(definition: Definition, tier: Tier, chosen: Collection[str]) -> str:
-    """Return the digest of grids and settings of a tier, without settings of evaluation.
-
-    Args:
-        definition: the sweep.
-        tier: its tier.
-        chosen: names of the settings that a search chooses, whose values in the sweep have no effect.
-    """
+    """Return the digest of grids and settings of a tier, without settings of evaluation."""
     parts = [definition.base, tier.set, *(grid.set for grid in definition.grids)]
     parts += [change.set for change in tier.grids.values()]
     settings = [
@@ -389,13 +373,7 @@ def _refuse_missing(values: Mapping[str, Any], path: Path) -> None:
 
 
 def _refuse_number(axes: Mapping[str, Mapping[str, Sequence[Any]]], seeds: Sequence[int], source: str) -> None:
-    """Raise InputError if there are no runs, or more than `MOST_RUNS`, before any run is created.
-
-    Args:
-        axes: values of each axis, by grid.
-        seeds: seeds of each combination of values.
-        source: the sweep file, for messages.
-    """
+    """Raise InputError if there are no runs, or more than `MOST_RUNS`, before any run is created."""
     for grid, values_of in axes.items():
         for axis, values in values_of.items():
             if not values:

@@ -121,15 +121,6 @@ class SweepFolder:
     ) -> None:
         """Add runs to those of the sweep; the settings of existing runs must be the same.
 
-        Args:
-            source: the file of the sweep.
-            definition: its content.
-            tier: the name of a tier.
-            planned: the runs to add; some of them can exist.
-            command: the command that adds them.
-            tuned: outcome of the search that the tier names.
-            shared: settings of all grids, of `shared_settings`; None records and compares none.
-
         Raises:
             InputError: the sweep was started at another tier, on another synthetic corpus, with other shared settings,
                 or has one of these runs with other settings.
@@ -235,11 +226,6 @@ def refuse_impossible_runs(
 ) -> None:
     """Raise InputError for runs that cannot be trained or measured; see `flsim.runs.foresight.refuse_impossible`.
 
-    Args:
-        planned: the runs.
-        corpus: their corpus, or the settings of a corpus that does not exist yet, or users that represent it.
-        is_trained_here: whether the memory of this machine bounds them.
-
     Raises:
         InputError: a run is impossible; the message names it.
     """
@@ -270,15 +256,7 @@ def corpus_or_its_settings(tier: Tier, path: Path | str, folder: Path) -> Corpus
 def shared_settings(
     definition: Definition, tier: Tier, overrides: Sequence[str], corpus: str, tuned: TuningOutcome | None = None
 ) -> dict[str, Any]:
-    """Return the settings of all grids of a sweep by key, as values of JSON.
-
-    Args:
-        definition: the sweep.
-        tier: one of its tiers.
-        overrides: changes of the settings of all runs, as ``section.key=value``.
-        corpus: digest of the corpus, instead of its path.
-        tuned: outcome of the search that the tier names.
-    """
+    """Return the settings of all grids of a sweep by key, as values of JSON."""
     values: Values = {}
     for part in (definition.base, tier.set):
         merge(values, part)

@@ -70,14 +70,7 @@ def middle(ranges: Mapping[str, Range]) -> Point:
 
 @dataclass(frozen=True)
 class Group:
-    """The runs of a sweep that share values, and the ranges of the search.
-
-    Attributes:
-        name: its name.
-        grid: its grid.
-        axes: values of the axes of `flsim.runs.sweeps.tuning.Tuning.by`.
-        ranges: ranges by setting.
-    """
+    """The runs of a sweep that share values, and the ranges of the search."""
 
     name: str
     grid: str
@@ -180,13 +173,6 @@ class Rule:
 
         A grid continues with its steps, and keeps the other settings at their best values. A random search draws within
         half the width of the range, and draws the other settings from their ranges.
-
-        Args:
-            ranges: the ranges of all settings.
-            best: the best values.
-            name: the setting.
-            side: -1 for lower values, 1 for higher ones.
-            rng: generator of a random search.
         """
         range_, start = ranges[name], ranges[name].share(best[name])
         if self.method == "grid":
@@ -206,12 +192,6 @@ def search(
 
     The best value of each setting must be inside: there are trials with a lower and with a higher value. Otherwise
     there are further trials beyond, with the same halving, unless these values are impossible.
-
-    Args:
-        group: the group.
-        rule: the rule of the search.
-        rng: generator of a random search.
-        is_possible: function that returns whether these values are valid.
 
     Yields:
         A share of training and the trials to measure after it, by number; send their perplexities.

@@ -287,11 +287,6 @@ class Search:
 def load(path: Path, tier: str, folder: Path) -> Search:
     """Read a file for `flsim tune`, and its sweep.
 
-    Args:
-        path: the file.
-        tier: the name of a tier.
-        folder: the folder of the search, in which a synthetic corpus is made.
-
     Raises:
         InputError: a file is missing or wrong, or has no such tier; an existing corpus is missing, or the corpus of the
             tier cannot be made from another seed.
