@@ -35,7 +35,7 @@ from server.cluster.nodes import Nodes
 from server.cluster.start import cluster, nodes, say_where
 from server.pool.evaluations import EvaluationInProcess, gpu_shares
 from server.stopping import Stop, StopFile, stopping
-from server.supervision import Evaluations, supervised
+from server.supervision import Evaluations, RoundMetrics, supervised
 
 NEWS_EVERY = 0.5  # seconds between two progress reports
 
@@ -108,7 +108,7 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
         Interrupted: training ended before the last step, after a saved state, on request of the driver.
     """
     roundlog.settle(run.path, state.round, run.has_a_line_per_round)
-    spent = run.epsilons(state)
+    spent, metrics = run.epsilons(state), RoundMetrics(run)
     yield News(state.round, spent=spent)
     log, unsaid, since = Log(), Log(), state.round
     began = last = time.monotonic()
@@ -120,7 +120,7 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
         if reached is not None:
             if evaluated:  # otherwise accounting, which takes about a second, is skipped
                 spent = run.epsilons(reached)
-            run.log_round(
+            line = run.log_round(
                 round=step,
                 since=since,
                 loss=_mean(log),
@@ -129,6 +129,7 @@ def written(run: Run, state: State, chunks: Iterable[tuple[int, Log, State | Non
                 seconds=round(time.monotonic() - began, 3),
                 digest=digest_of(reached),
             )
+            metrics.report(line)
             run.save(reached)
             log, since = Log(), step
         yield News(step, _mean(unsaid), reached is not None, spent if evaluated else {})

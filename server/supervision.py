@@ -1,9 +1,14 @@
 """The supervision of a run in training: evaluation of its checkpoints, and the record of its end in run.json."""
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.metrics import Counter, Gauge
 
 from flsim.algorithms import checkpoint
 from flsim.base.errors import Diverged, InputError, Interrupted, RunFailed
@@ -226,3 +231,53 @@ def keep(run: Run, state: State, evaluations: Evaluations) -> None:
     run.mark("running", evaluations.complaint)
     if run.is_evaluated_at(state.round):
         evaluations.submit(path)
+
+
+# Metrics of a run's rounds, which Ray's agent of each node exposes for Prometheus; docs/operations.md lists them.
+
+
+GAUGES = {
+    "round": "Completed rounds; in central training, steps.",
+    "rounds": "Planned rounds or steps of the run.",
+    "loss": "Training loss of the last round, nats per position.",
+    "seconds": "Seconds of the last round; in central training, since the previous line.",
+    "epsilon": "Epsilon at the last evaluated round, by convention, for a user or a record.",
+}
+COUNTERS = {"users": "Users trained by this process.", "examples": "Records trained by this process."}
+TAGS = {"epsilon": ("convention", "of")}
+
+
+class RoundMetrics:
+    """The Ray metrics of the process that trains a run; their names begin with ``flsim_``.
+
+    Without Ray there are none.
+    """
+
+    def __init__(self, run: Run) -> None:
+        self._run, self._metrics = run, dict[str, Gauge | Counter]()
+        if ray.is_initialized():  # otherwise Ray's metrics would start another Ray
+            for kind, texts in ((Gauge, GAUGES), (Counter, COUNTERS)):
+                for name, text in texts.items():
+                    self._metrics[name] = kind(f"flsim_{name}", text, ("run", *TAGS.get(name, ())))
+
+    def report(self, line: Mapping[str, Any]) -> None:
+        """Report a line of rounds.jsonl."""
+        for name in ("round", "loss", "seconds"):
+            self._add(name, line[name])
+        self._add("rounds", self._run.rounds)
+        self._add("users", line.get("users"))
+        self._add("examples", line.get("examples", line.get("records")))
+        for key, unit in (("epsilon", "user"), ("record_epsilon", "record")):
+            for convention, epsilon in (line.get(key) or {}).items():
+                self._add("epsilon", epsilon, convention=convention, of=unit)
+
+    def _add(self, name: str, value: float | None, **tags: str) -> None:
+        """Set a gauge, or raise a counter; missing, infinite and NaN values, and 0 for a counter, have no effect."""
+        metric = self._metrics.get(name)
+        if metric is None or value is None or not math.isfinite(value):
+            return
+        tags = {"run": self._run.name, **tags}
+        if isinstance(metric, Gauge):
+            metric.set(value, tags)
+        elif value:
+            metric.inc(value, tags)

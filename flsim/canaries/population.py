@@ -42,6 +42,8 @@ class Population:
     """The training users of one partition; a `flsim.data.records.UsersByRound` and `RecordsByRound`.
 
     Attributes:
+        split: the corpus' users.
+        phrases: the words of each canary, of the layout's token type.
         overlay: the records that canaries replace, as indices in the order of the population.
         twin: the order and users of the IID partition; None for those of the corpus.
         windows: int64 [canaries, 2], the first and the last round in which each canary is planted, from 1; None if all
@@ -118,6 +120,14 @@ class Population:
         if user >= len(self):
             return "injected"
         return self.split.names[user] if self.twin is None else "of the IID twin"
+
+    def copies_beyond(self, cap: int) -> tuple[int, float]:
+        """Return the copies in users of more than `cap` records, and the expected number in draws of `cap` records."""
+        offsets = self.user_offsets
+        holders = offsets.searchsorted(self.overlay.records, side="right") - 1
+        sizes = offsets[holders + 1] - offsets[holders]
+        beyond = sizes[sizes > cap]
+        return len(beyond), float((cap / beyond).sum())
 
     def __getitem__(self, user: int) -> Records:
         if user >= len(self):

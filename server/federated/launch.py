@@ -36,6 +36,7 @@ def simulate(
 ) -> None:
     """Train a run on Ray, with a Flower node per shard; for arguments and errors, see `server.launch.train`."""
     system, stop = run.federated.system, Stop()
+    _warn_of_capped_canaries(run)
     _say_canary_users(run)
     with cluster(address, cpus, head), stopping(stop):
         client_gpus, _ = client_gpu_shares(system, [node.get("GPU", 0.0) for node in nodes()])
@@ -43,6 +44,7 @@ def simulate(
         _refuse_what_does_not_fit(share)
         run = with_shards(run, sum(share.fits(node) for node in nodes()))
         shards = run.federated.system.known_shards
+        say_what_stays_idle(run.name, share, shards, nodes(), cpus)
         shard_ranges(len(run.users), shards)  # raises an error for more shards than users
         evaluation_gpus = gpus_of_evaluators(run.name, system, nodes(), shards)
         refuse_tf32_without_gpu(run.federated.local.precision, client_gpus)
@@ -59,6 +61,7 @@ def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
     Each checkpoint is evaluated before training continues. If the process dies, `--resume` continues the run.
     """
     stop = Stop()
+    _warn_of_capped_canaries(run)
     _say_canary_users(run)
     with stopping(stop):
         run = with_shards(run, 1)
@@ -67,6 +70,20 @@ def simulate_in_process(run: Run, retrain_lost: bool = False) -> None:
         refuse_tf32_without_gpu(run.federated.local.precision, float(has_gpu))
         grid = InProcessGrid(APP, run.federated.system.known_shards)
         rounds.train(grid, run, stop, retrain_lost=retrain_lost, service=EvaluationInProcess(evaluate_checkpoint))
+
+
+def _warn_of_capped_canaries(run: Run) -> None:
+    """Warn if `max_records` excludes copies of canaries."""
+    # A canary that is trained on less often than it was planted looks less memorized.
+    cap = run.federated.local.max_records
+    if cap is None:
+        return
+    beyond, trained = run.users.copies_beyond(cap)
+    if beyond:
+        say(
+            f"local.max_records = {cap} excludes records, including canaries: of {beyond:,} copies that users "
+            f"with more records hold, {trained:,.0f} would be trained on in a round of all users"
+        )
 
 
 def _say_canary_users(run: Run) -> None:
@@ -143,6 +160,24 @@ def refuse_tf32_without_gpu(precision: Precision, client_gpus: float) -> None:
     """Raise InputError if the precision is TF32 and clients have no GPU."""
     if precision == "tf32" and not client_gpus:
         raise InputError('local.precision "tf32" needs an NVIDIA GPU, but clients have none; set "float32"')
+
+
+def say_what_stays_idle(
+    name: str, share: ClientShare, shards: int, nodes: Sequence[dict[str, float]], cpus: int | None
+) -> None:
+    """Print that fewer client processes work than the GPUs, or the requested cores, allow.
+
+    Args:
+        cpus: requested cores; None if not requested.
+    """
+    room = sum(share.fits(node) for node in nodes)
+    idle = int(sum(node.get("GPU", 0.0) for node in nodes) - shards * share.gpus) if share.gpus else 0
+    if room > shards and (idle >= 1 or cpus is not None):
+        gpus = f" {idle} GPU{'s' * (idle > 1)} stay{'s' * (idle == 1)} idle;" if idle >= 1 else ""
+        say(
+            f"{name}: {room} client processes fit, but only {shards} work at the same time, because "
+            f"system.shards = {shards};{gpus} a new run with system.shards = {room} would use all"
+        )
 
 
 def _refuse_what_does_not_fit(share: ClientShare) -> None:

@@ -28,7 +28,7 @@ from flsim.training.update import Counts
 from server.federated.exchange import NODES_DEADLINE, Deadline, Exchange, ShardFailed, explain, wait_for_nodes
 from server.pool.evaluations import EvaluationInProcess
 from server.stopping import Stop
-from server.supervision import Evaluations, keep, supervised
+from server.supervision import Evaluations, RoundMetrics, keep, supervised
 
 
 def train(
@@ -103,7 +103,7 @@ def with_shards(run: Run, processes: int) -> Run:
 
 def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -> State:
     """Train all rounds from `state` on; `send` turns a round's requests into replies, in any order."""
-    training = run.federated.training_of(run.users, run.rounds)
+    training, metrics = run.federated.training_of(run.users, run.rounds), RoundMetrics(run)
     sizes = NewLines(run.path / micro_cohorts.FILE)
     sizes.take()  # epsilons of earlier processes are known
     with progress(run.name, run.rounds, start=state.round) as advance:
@@ -115,7 +115,7 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
                 if evaluated:  # otherwise accounting, which takes about a second, is skipped
                     spent, spent_by = run.epsilons(state), f"by round {state.round}"
                 now = time.monotonic()
-                run.log_round(
+                line = run.log_round(
                     round=state.round,
                     **_logged(counts, round_.clip),
                     mean_rms=_brief(round_.step.rms),
@@ -126,6 +126,7 @@ def train_rounds(run: Run, state: State, send: Send, evaluations: Evaluations) -
                     workers=sorted({work.worker for work in round_.work}),
                     digest=digest_of(state),
                 )
+                metrics.report(line)
                 began = now
                 say_micro_cohorts(run.name, sizes.take())
                 if run.is_saved_at(state.round):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from dumps import peak_kilobytes
 from helpers import Experiment, MakeCorpus
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from populations import split_of
 
@@ -102,6 +102,27 @@ def test_shuffling_small_integers_is_the_permutation(count: int) -> None:
 
 def test_orders_of_more_records_than_uint32_counts_are_wider() -> None:
     assert [order_dtype(records) for records in (2**32, 2**32 + 1)] == ["<u4", "<i8"]
+
+
+@given(USERS, st.sets(st.integers(0, 71)), st.integers(1, 9), st.none() | st.integers(0, 99))
+def test_copies_that_a_cap_may_leave_out_are_counted(
+    users: list[Sentences], replaced: set[int], cap: int, seed: int | None
+) -> None:
+    records = sum(map(len, users))
+    population = population_of(
+        split_of(users), planting_of({record: record % 3 for record in replaced if record < records}), seed
+    )
+    phrases = set(PHRASES)
+    assume(not any(tuple(record) in phrases for user in users for record in user))
+    beyond, kept = 0, 0.0
+    for user in range(len(population)):
+        held = [tuple(record.tolist()) for record in population[user]]
+        if len(held) > cap:
+            copies = sum(record in phrases for record in held)
+            beyond, kept = beyond + copies, kept + copies * cap / len(held)
+    copies, trained_on = population.copies_beyond(cap)
+    assert copies == beyond
+    assert trained_on == pytest.approx(kept)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,9 @@ from helpers import PRIVATE, TINY, Experiment, assert_same, final_state, killed_
 from flsim.algorithms.summation import TreeSum
 from flsim.runs.config import DataHParams, FederatedConfig, SystemHParams, TrainingHParams, load
 from flsim.runs.folder import Run
+from server.federated.launch import say_what_stays_idle
 from server.federated.rounds import with_shards
+from server.pool.grid import ClientShare
 
 GPUS = {"CPU": 64.0, "GPU": 8.0}
 TREE = ("training.cohort=18", "system.shards=7", "system.branch=3")
@@ -107,6 +109,31 @@ def test_the_run_keeps_the_number_whatever_resumes_it(experiment: Experiment) ->
         assert again.federated.system.shards == Run.open(run.path).federated.system.shards == 3
     asked = replace(settings(shards=4), canaries=run.config.canaries)
     assert asked.resuming(run.config) == asked
+
+
+@pytest.mark.parametrize(
+    ("share", "shards", "nodes", "cpus", "idle"),
+    [
+        (ClientShare(1, 0.95), 2, [GPUS], None, "6 GPUs stay idle"),
+        (ClientShare(1, 0.95), 2, [GPUS, {"CPU": 4.0, "GPU": 1.0}], None, "7 GPUs stay idle"),
+        (ClientShare(1, 0.95), 8, [GPUS], None, ""),
+        (ClientShare(1, 0.4), 1, [{"CPU": 4.0, "GPU": 1.0}], None, ""),  # two runs may share a GPU
+        (ClientShare(1), 2, [{"CPU": 8.0}], None, ""),  # cores are there for other programs too
+        (ClientShare(1), 2, [{"CPU": 8.0}], 8, "system.shards = 8 would use all"),
+    ],
+)
+def test_idle_gpus_and_idle_cores_of_the_option_are_reported(
+    share: ClientShare,
+    shards: int,
+    nodes: list[dict[str, float]],
+    cpus: int | None,
+    idle: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    say_what_stays_idle("one", share, shards, nodes, cpus)
+    said = capsys.readouterr().err
+    assert bool(said) == bool(idle)
+    assert idle in said
 
 
 def test_branches_change_the_bits_of_sums_of_clipped_updates(experiment: Experiment) -> None:

@@ -2,22 +2,36 @@
 
 import math
 from dataclasses import replace
+from itertools import product
+from typing import Any
 
 import numpy as np
 import pytest
+import scipy
 import torch
 from memorization.table_model import TableModel
-from scipy.stats import gamma, skewnorm
+from scipy.stats import gamma, norm, skewnorm
 
 from flsim.base.rng import stream
 from flsim.measures.memorization import (
     beam_search,
+    calibrated,
+    enumeration,
     extrapolation,
     importance_sampling,
+    random_sampling,
     shortest_path,
 )
 from flsim.measures.memorization.score import nats
 from flsim.measures.memorization.template import Template, cheapest
+
+
+def test_binned_samples_keep_their_counts_and_places() -> None:
+    sample = np.linspace(0, 8_192, 20_000)
+    centers, counts = extrapolation._binned(sample)
+    assert (len(centers), counts.sum()) == (8_192, 20_000)
+    assert centers[:2].tolist() == [0.5, 1.5]
+    assert (counts @ centers) / 20_000 == pytest.approx(sample.mean(), rel=1e-6)
 
 
 def test_extrapolated_bits_are_the_tail_of_the_fit() -> None:
@@ -31,11 +45,33 @@ def test_extrapolated_bits_are_the_tail_of_the_fit() -> None:
     assert (round(found.p_value * 101) / 101) == pytest.approx(found.p_value)
 
 
+def test_intervals_of_extrapolation_are_percentiles_of_refits(monkeypatch: pytest.MonkeyPatch) -> None:
+    bits_of_refits = np.random.default_rng(0).normal(9, 1, (100, 1))
+    monkeypatch.setattr(extrapolation, "_bootstrap", lambda *arguments: (0.25, bits_of_refits))
+    sample = torch.from_numpy(skewnorm.rvs(3, 50, 4, size=100, random_state=stream(1, "vectors")))
+    found = extrapolation.extrapolate({"a": 48.0}, sample, 0)
+    low, high = np.quantile(bits_of_refits, [0.025, 0.975])
+    assert (found.exposures["a"].low, found.exposures["a"].high) == pytest.approx((low, high))
+    assert found.p_value == 0.25
+
+
 @pytest.mark.parametrize("alpha", [-3.0, 0.0, 0.7, 20.0])
 def test_skew_normal_densities_are_scipys(alpha: float) -> None:
     found, x = extrapolation.SkewNormal(alpha, 30, 5), np.array([15.0, 22.0, 30.0, 31.0, 44.0])
     np.testing.assert_allclose(found.log_density(x), skewnorm.logpdf(x, alpha, 30, 5), rtol=1e-9)
     np.testing.assert_allclose(found.cdf(x), skewnorm.cdf(x, alpha, 30, 5), atol=1e-9)
+
+
+@pytest.mark.parametrize("skew", [0.05, 0.5, -0.9])
+def test_distributions_of_moments_have_them(skew: float) -> None:
+    found = extrapolation._of_moments(skew)
+    moments = skewnorm.stats(found.alpha, found.location, found.scale, moments="mvs")
+    assert [float(moment) for moment in moments] == pytest.approx([0, 1, skew], abs=1e-9)
+
+
+def test_mills_ratios_are_of_density_and_distribution() -> None:
+    x = np.array([-20.0, -1.5, 0.0, 2.0])
+    np.testing.assert_allclose(extrapolation._mills(x), np.exp(norm.logpdf(x) - norm.logcdf(x)), rtol=1e-9)
 
 
 @pytest.mark.parametrize("alpha", [-4.0, 2.0])
@@ -67,6 +103,56 @@ def test_weights_are_uniform_densities_over_the_mixture() -> None:
     assert draws.shares.tolist() == shares.tolist()
     np.testing.assert_allclose(draws.weights(), 1 / 8 / mixture, rtol=1e-12)
     np.testing.assert_allclose(draws.ratios(), np.exp(DENSITIES) / mixture[:, None], rtol=1e-12)
+
+
+def test_the_heaviest_weight_has_the_greatest_normalizers() -> None:
+    """Z_b = exp(-b score) / density; the least density at a bound is exp(-b bound) / max Z_b."""
+    draws = draws_of()
+    normalizers = [
+        max(math.exp(-power * score) / density for score, density in zip((1, 2, 3, 4), column, strict=True))
+        for power, column in zip((0.5, 2.0), np.exp(DENSITIES).T, strict=True)
+    ]
+    mixture = sum(
+        share * math.exp(-power * 2.5) / normalizer
+        for share, power, normalizer in zip((0.25, 0.75), (0.5, 2.0), normalizers, strict=True)
+    )
+    assert draws.heaviest(2.5) == pytest.approx(1 / 8 / mixture, rel=1e-9)
+
+
+def test_densities_of_proposals_sum_to_one_over_the_space() -> None:
+    """Each word has probability proportional to exp(-b cost) among the allowed ones."""
+    model, template = TableModel(3, 6), Template(((1, 2, 4), (0, 3, 5, 6)))
+    prefix, powers = torch.tensor([7, 2]), (0.0, 0.5, 2.0)
+    drawn = importance_sampling.draw(
+        model, prefix, template, dict.fromkeys(powers, 1 / 3), 600, np.random.default_rng(0)
+    )
+    assert (drawn.counts, drawn.powers) == ((200, 200, 200), powers)
+    assert drawn.log_space == pytest.approx(math.log(12))
+    found = {
+        tuple(words): (score, densities)
+        for words, score, densities in zip(
+            drawn.words.tolist(), drawn.scores.tolist(), drawn.log_densities.tolist(), strict=True
+        )
+    }
+    assert set(found) == set(product(*template.allowed))
+    for (first, second), (score, densities) in found.items():
+        assert score == pytest.approx(model.score((7, 2), (first, second)))
+        for power, density in zip(powers, densities, strict=True):
+            expected = 1.0
+            for given, word, allowed in (((7, 2), first, (1, 2, 4)), ((7, 2, first), second, (0, 3, 5, 6))):
+                odds = {other: math.exp(-power * model.score(given, (other,))) for other in allowed}
+                expected *= odds[word] / sum(odds.values())
+            assert math.exp(density) == pytest.approx(expected, rel=1e-6)
+    assert importance_sampling.draw(
+        model, prefix, template, {0.0: 0.001, 1.0: 0.999}, 100, np.random.default_rng(0)
+    ).counts == (*(2, 100),)
+
+
+def test_events_are_samples_as_likely_as_a_canary_and_not_the_canary() -> None:
+    """Samples 0 to 3 have scores of 1 to 4 nats; a score at the bound is in the event."""
+    canaries, bounds = torch.tensor([[1], [7], [3]]), torch.tensor([3.0, 2.5, 0.5]).double()
+    found = importance_sampling._events(draws_of(), canaries, bounds)
+    assert found.tolist() == [[1, 0, 1, 0], [1, 1, 0, 0], [0, 0, 0, 0]]
 
 
 def test_best_shares_minimize_the_second_moment() -> None:
@@ -109,11 +195,122 @@ def test_estimates_have_fays_and_feuers_interval() -> None:
     assert whole.bits == 0
 
 
+def test_remainders_of_the_exponential() -> None:
+    """(exp x - 1 - x) / x^2, by its series where x is small."""
+    x = torch.tensor([-50.0, -2.0, -9.9e-4, -1e-5, 0.0, 1e-4, 1e-3, 1.01e-3, 3.0]).double()
+    series = [sum(value**power / math.factorial(power + 2) for power in range(12)) for value in x.tolist()]
+    exact = [(math.exp(value) - 1 - value) / value**2 if abs(value) > 1 else 0.0 for value in x.tolist()]
+    expected = [far if abs(value) > 1 else near for value, near, far in zip(x.tolist(), series, exact, strict=True)]
+    np.testing.assert_allclose(random_sampling._phi(x).numpy(), expected, rtol=1e-9)
+
+
+def test_a_quarter_of_the_summed_words_are_far_ones() -> None:
+    likely, far = torch.tensor([0.4, 0.3, 0.15, 0.1, 0.04, 0.01]), torch.tensor([1.0, 1.0, 1.0, 1.0, 2.0, 3.0])
+    assert random_sampling._most_telling(likely, far, 4).tolist() == [0, 1, 2, 5]
+    assert random_sampling._most_telling(likely, far, 3).tolist() == [0, 1, 2]
+    assert random_sampling._most_telling(likely, far, 100).tolist() == [0, 1, 2, 3, 4, 5]
+
+
 def test_costs_are_not_below_zero_and_the_cheapest_come_first() -> None:
     assert nats(torch.tensor([-2.0, 0.0, 1e-7])).tolist() == [2, 0, 0]
     costs, columns = cheapest(torch.tensor([[3.0, 1.0, 2.0, 1.0], [0.0, 0.0, 0.0, 5.0]]), 3)
     assert (costs.tolist(), columns.tolist()) == ([[1, 1, 2], [0, 0, 0]], [[1, 3, 2], [0, 1, 2]])
     assert cheapest(torch.tensor([[3.0, 1.0]]), 9)[1].tolist() == [[1, 0]]
+
+
+def test_defaults_are_those_of_the_pages() -> None:
+    assert extrapolation.RESAMPLES == 100
+    assert enumeration.Enumeration(3, 8).nodes == 0
+    assert enumeration.Enumeration(3, 8).exposure == pytest.approx(math.log2(8 / 3))
+    assert (importance_sampling.KEPT, importance_sampling.LEAST, extrapolation.FEWEST) == (0.2, 0.01, 20)
+
+
+def test_bounds_on_the_normalizer_are_those_of_the_module() -> None:
+    """In float64 by numpy: exp(mu.d) (1 + d'Sd phi(-+m)) times the cloud's sum at the center, beside summed words."""
+    rng, loose = stream(5, "vectors"), 1e-4
+    weight, bias = rng.normal(size=(12, 3)), rng.normal(size=12)
+    near, far = (
+        rng.normal(size=3) + 0.1 * rng.normal(size=(4, 3)),
+        rng.normal(size=(6, 3)) * [[0.5], [1], [2], [5], [20], [60]],
+    )
+    center = near.mean(0)
+    likely = scipy.special.softmax(near @ weight.T + bias, axis=1).mean(0)
+    mean = likely @ weight
+    summed = {*np.argsort(-likely)[:3].tolist(), int(np.linalg.norm(weight - mean, axis=1).argmax())}
+    rest = [word for word in range(12) if word not in summed]
+    at_center = (weight @ center + bias)[rest]
+    share = scipy.special.softmax(at_center)
+    mu = share @ weight[rest]
+    around = weight[rest] - mu
+    covariance, radius = (around.T * share) @ around, np.linalg.norm(around, axis=1).max()
+    tensors = [torch.from_numpy(part) for part in (weight, bias, near, likely)]
+    found = random_sampling.OutputBounds(tensors[0], tensors[1], tensors[2], tensors[3], summed=4)
+    assert found.summed.tolist() == sorted(summed)
+    lows, highs = found.log_sum_exp(torch.from_numpy(far))
+    for output, low, high in zip(far, lows.tolist(), highs.tolist(), strict=True):
+        away = output - center
+        most, variance = radius * np.linalg.norm(away) * (1 + loose), away @ covariance @ away
+        base = scipy.special.logsumexp(at_center) + mu @ away
+        own = scipy.special.logsumexp([weight[word] @ output + bias[word] for word in summed])
+        below = base + math.log1p(variance * (1 - loose) * (math.exp(-most) - 1 + most) / most**2)
+        above = base + most
+        if most <= 50:
+            above = base + math.log1p(variance * (1 + loose) * (math.exp(most) - 1 - most) / most**2)
+        assert (low, high) == pytest.approx((np.logaddexp(own, below), np.logaddexp(own, above)), rel=1e-9)
+    rows, words = torch.tensor([0, 5, 2]), torch.tensor([3, 0, 11])
+    logits = found.logits_at_most(torch.from_numpy(far), rows, words).tolist()
+    for row, word, logit in zip(rows.tolist(), words.tolist(), logits, strict=True):
+        away = far[row] - center
+        distance = np.linalg.norm(away) * np.linalg.norm(weight[word] - mu) * (1 + loose)
+        assert logit == pytest.approx((weight @ center + bias)[word] + distance + mu @ away, rel=1e-9)
+    size = np.linalg.norm(far, axis=1) * np.linalg.norm(weight, axis=1).max() + np.abs(bias).max()
+    units = found.rounding(torch.from_numpy(far)) * 2.0**52
+    assert units.tolist() == pytest.approx((64 * size + 2 * 4).tolist(), rel=1e-9)  # 12 has four binary digits
+
+
+def test_refits_center_on_the_fit() -> None:
+    """Of a million values the bins' width of 0.012 standard deviations must not move the refits."""
+    fitted = extrapolation.SkewNormal(2.0, 50.0, 4.0)
+    sample = skewnorm.rvs(2, 50, 4, size=1_000_000, random_state=stream(6, "vectors"))
+    at = np.array([46.0, 48.0])
+    p, resampled = extrapolation._bootstrap(fitted, sample, at, 12, 0)
+    assert resampled.shape == (12, 2)
+    assert resampled.mean(0) == pytest.approx(extrapolation._bits(fitted, at), abs=0.012)
+    assert p * 13 == pytest.approx(round(p * 13))
+    assert 1 / 13 < p <= 1  # some of the 12 refits are as far as the sample, which is of this law
+
+
+def test_pilots_have_equal_shares_of_all_powers(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes, draw = [], importance_sampling.draw
+
+    def recorded(*arguments: Any) -> importance_sampling.Draws:
+        sizes.append(arguments[3:5])
+        return draw(*arguments)
+
+    monkeypatch.setattr(importance_sampling, "draw", recorded)
+    model, template = TableModel(3, 6), Template(((1, 2, 4), (0, 3, 5, 6)))
+    canaries = torch.tensor([[1, 3]])
+    importance_sampling.space_exposures(model, torch.tensor([7]), canaries, template, 200, 0)
+    assert sizes[0] == (dict.fromkeys((0.0, 0.25, 0.5, 0.75, 1.0, 1.5), 1 / 6), 20)
+    assert sizes[1][1] == 200
+
+
+def test_shares_without_a_pilot_are_a_tenth_of_uniform_samples_and_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares, draw = [], importance_sampling.draw
+
+    def recorded(*arguments: Any) -> importance_sampling.Draws:
+        shares.append(arguments[3])
+        return draw(*arguments)
+
+    monkeypatch.setattr(importance_sampling, "draw", recorded)
+    template = Template(((1, 2, 4), (0, 3, 5, 6)))
+    importance_sampling.space_exposures(TableModel(3, 6), torch.tensor([7]), torch.tensor([[1, 3]]), template, 9, 0)
+    assert shares == [{0.0: 0.1, 1.0: 0.9}]
+
+
+def test_calibrated_exposures_are_of_the_rank_among_references() -> None:
+    assert calibrated.Calibrated(-1.5, 4, 1_023).exposure == 8
+    assert calibrated.Calibrated(-1.5, 1_024, 1_023).exposure == 0
 
 
 def test_a_search_that_reads_nothing_has_the_answer_of_five_beams() -> None:

@@ -4,15 +4,24 @@ The inputs leave no term of a formula at 0 or 1.
 """
 
 import math
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+import pandas as pd
 import pytest
 from scipy.stats import nct, t
 
+from flsim.base.errors import InputError
 from flsim.base.statistics import mcnemar_p
+from flsim.results import differences, power
 from flsim.results import pairs as ceiling
-from flsim.results import power
+from flsim.results.rows import Row, frame
+from flsim.results.store import RunResults
+from flsim.results.sweeps import SweepRun
 
 SPREAD = power.Spread(canaries=2.5, seeds=0.7)
 
@@ -25,6 +34,15 @@ def test_power_is_that_of_the_noncentral_t(canaries: int, seeds: int, effect: fl
     shift, critical = effect * math.sqrt(sizes) / sd, t.isf(alpha / 2, sizes - 1)
     expected = nct.sf(critical, sizes - 1, shift) + nct.cdf(-critical, sizes - 1, shift)
     assert power.power_of_exposure(effect, canaries, seeds, SPREAD, alpha) == pytest.approx(expected, abs=1e-6)
+
+
+def test_power_at_its_ends() -> None:
+    assert power.power_of_exposure(1.0, 1, 1) == 0
+    assert 0 < power.power_of_exposure(1.0, 2, 1) < 1
+    assert power.power_of_exposure(0.0, 10, 1, alpha=0.2) == 0.2
+    assert power.power_of_exposure(1.0, 10, 1, spread=power.Spread(canaries=0.0)) == 1
+    assert power.power_of_exposure(0.0, 10, 1, spread=power.Spread(canaries=0.0)) == 0.05
+    assert power.power_of_exposure(1e6, 10, 1) == 1
 
 
 @pytest.mark.parametrize(("canaries", "seeds", "alpha", "wanted"), [(12, 1, 0.05, 0.8), (48, 5, 0.01, 0.6)])
@@ -72,9 +90,173 @@ def test_detectable_counts_have_the_power() -> None:
     assert power.detectable_counts(6, 0.0, 0.05, 0.8) < 1
 
 
+def test_the_ceiling_is_the_exposure_of_rank_1() -> None:
+    assert ceiling.is_at_ceiling([10.0, 9.9999999, 9.99999, 9.0], 1023).tolist() == [True, True, False, False]
+    assert ceiling.is_at_ceiling([10.0], None).tolist() == [False]
+    assert ceiling.share_at_ceiling([]) == 0
+    assert ceiling.MANY == 1 / 10
+
+
 def test_canaries_at_the_ceiling_are_counted_over_runs() -> None:
     def run(exposures: list[float] | None, references: int | None) -> Any:
         return SimpleNamespace(of_planted=lambda name, round_: exposures, references=lambda round_: references)
 
     runs = [run([10.0, 3.0, 10.0], 1023), run([2.0], 3), run([2.0], 7), run(None, 3), run([2.0], None)]
     assert ceiling.share_at_ceiling((run, 5) for run in runs) == 3 / 5
+
+
+def test_the_measured_spreads_of_the_plan() -> None:
+    """The comment at the constants states five half widths and differences."""
+    halves, differences = [1.07, 0.835, 0.82, 0.685, 0.795], [3.62, 2.06, 1.88, 1.19, 1.81]
+    spreads = [half * math.sqrt(48) / t.ppf(0.975, 47) for half in halves]
+    canaries = math.sqrt(np.mean(np.square(spreads)))
+    assert pytest.approx(canaries, abs=0.005) == power.SD_CANARIES
+    seeds = math.sqrt(np.var(differences, ddof=1) - canaries**2 / 48)
+    assert pytest.approx(seeds, abs=0.005) == power.SD_SEEDS
+    assert power.detectable_counts(60) == power.detectable_counts(60, 2 / (5 * 48))
+    assert (power.ALPHA, power.POWER) == (0.05, 0.8)
+
+
+def run_of(name: str, seed: int | None, evaluations: Sequence[tuple[float, Sequence[float]]]) -> RunResults:
+    """Return a run by its perplexity and the exposures of its canaries after 10, 20, ... rounds."""
+    rows = []
+    for place, (perplexity, exposures) in enumerate(evaluations, 1):
+        numbers = {"perplexity": perplexity, "accuracy": 0.2, "references": 1_023.0}
+        rows += [Row(name, 10 * place, metric, "", value) for metric, value in numbers.items()]
+        rows += [Row(name, 10 * place, "exposure", f"c{index}", bits) for index, bits in enumerate(exposures)]
+    canaries = [f"c{index}" for index in range(len(evaluations[0][1]))]
+    roster = pd.DataFrame({"canary": canaries, "tokens": [[index] for index in range(len(canaries))]})
+    rounds = 10 * len(evaluations)
+    about = ("completed", None, rounds, rounds, frame(rows), roster.assign(p_u=0.1, p_e=1.0))
+    return RunResults(name, name[0], *about, seed=seed, series=name[0], partition="iid", rounds_per_epoch=10.0)
+
+
+def two_settings() -> tuple[list[RunResults], list[RunResults]]:
+    """Two seeds of a, which ends at a perplexity of 40, and of b, which ends at 50."""
+    a = [run_of(f"a{seed}", seed, [(60, [1, 2]), (50, [4 + seed, 5]), (40, [9, 10])]) for seed in (0, 1)]
+    b = [run_of(f"b{seed}", seed, [(60, [0, 1]), (50, [2, 3 - seed])]) for seed in (0, 1)]
+    return a, b
+
+
+def test_settings_are_compared_at_their_ends_and_at_equal_perplexity() -> None:
+    """At the ends 9.5 less 2.5 and 2 bits; at a perplexity of 50 seeds have 4.5 less 2.5, and 5 less 2."""
+    a, b = two_settings()
+    table = differences.differences([differences.Pair("row", *map(differences.planned, (a, b)))])
+    rows = {(row["at"], row["quantity"]): row for row in table.to_dict("records")}
+    end, like = rows["end", "exposure"], rows["equal perplexity", "exposure"]
+    assert (end["value_a"], end["value_b"], end["difference"], end["over"]) == (9.5, 2.25, 7.25, "seeds")
+    assert (like["value_a"], like["value_b"], like["difference"]) == (4.75, 2.25, 2.5)
+    half = t.isf(0.025, 1) * math.sqrt(0.5) / math.sqrt(2)
+    assert (like["low"], like["high"]) == pytest.approx((2.5 - half, 2.5 + half))
+    assert (end["low"], end["high"]) == pytest.approx((7.25 - half / 2, 7.25 + half / 2))
+    assert like["p"] == pytest.approx(2 * t.sf(2.5 / math.sqrt(0.5 / 2), 1))
+    assert [rows["end", "epochs"][value] for value in ("value_a", "value_b", "difference")] == [3, 2, 1]
+    assert [rows["end", "perplexity"][value] for value in ("value_a", "value_b", "difference")] == [40, 50, -10]
+    assert rows["end", "canaries"]["value_a"] == 2
+    at_ceiling = rows["end", "at_ceiling"]  # 10 bits of 1,023 references: the second canary of each seed of a
+    assert [at_ceiling[value] for value in ("value_a", "value_b", "difference")] == [1, 0, 1]
+    assert "left out" not in set(table["quantity"])
+    wide = differences.to_wide(table).iloc[0]
+    assert (wide["seeds"], wide["over"], wide["exposure_difference"]) == (2, "seeds", 7.25)
+    assert (wide["like_exposure_difference"], wide["like_exposure_low"]) == (2.5, like["low"])
+
+
+def sweep_of(*runs: tuple[str, str, str, int, int]) -> Any:
+    """Return a sweep with runs of a name, a block, a partition, a cohort and a seed."""
+    entries = [
+        SweepRun(name, grid, seed, {"data.partition": partition, "training.cohort": cohort}, None, None)
+        for name, grid, partition, cohort, seed in runs
+    ]
+    return SimpleNamespace(path=Path("sweep"), runs=entries)
+
+
+def named(pairs: Sequence[differences.Pair]) -> list[tuple[str, list[str], list[str]]]:
+    return [(pair.row, [run.name for run in pair.a], [run.name for run in pair.b]) for pair in pairs]
+
+
+def test_twins_differ_in_the_partition_alone() -> None:
+    runs = [("n0", "one", "non-iid", 4, 0), ("i0", "one", "iid", 4, 0), ("i1", "one", "iid", 4, 1)]
+    alone = [("i2", "one", "iid", 8, 0), ("n2", "two", "non-iid", 4, 0), ("c", "one", "central", 4, 0)]
+    found = differences.twins(sweep_of(*runs, *alone))
+    assert named(found) == [("one cohort=4", ["i0", "i1"], ["n0"])]
+    with pytest.raises(InputError, match="no row of this sweep has both partitions"):
+        differences.twins(sweep_of(*alone))
+
+
+def test_runs_of_two_sweeps_are_paired_by_their_names() -> None:
+    both = [("i0", "one", "iid", 4, 0), ("i1", "one", "iid", 4, 1), ("n0", "one", "non-iid", 4, 0)]
+    a = sweep_of(*both, ("x", "one", "iid", 4, 2))
+    b = sweep_of(("n0", "two", "non-iid", 5, 0), ("y", "two", "iid", 5, 3), *both[:2])
+    assert named(differences.same_names(a, b)) == [
+        ("one partition=iid cohort=4", ["i0", "i1"], ["i0", "i1"]),
+        ("one partition=non-iid cohort=4", ["n0"], ["n0"]),
+    ]
+    with pytest.raises(InputError, match="no run has the same name in both"):
+        differences.same_names(a, sweep_of(("y", "two", "iid", 5, 3)))
+
+
+def test_runs_of_no_sweep_are_entries_of_one() -> None:
+    runs = [run_of("a", 3, [(60, [1, 2])]), run_of("b", None, [(60, [1, 2])]), run_of("c", 0, [(60, [1, 2])])]
+    entries = differences.planned(runs)
+    assert [(one.name, one.seed, one.results) for one in entries] == [
+        ("a", 3, runs[0]),
+        ("b", -1, runs[1]),
+        ("c", 0, runs[2]),
+    ]
+
+
+def test_runs_are_compared_in_utility_alone_where_neither_has_canaries() -> None:
+    bare, other = (run_of(name, 0, [(60, [])]) for name in "ab")
+    assert differences.compare_runs(bare, other).table.empty
+    one = run_of("c", 0, [(60, [1, 2])])
+    for pair in ((bare, one), (one, bare)):
+        with pytest.raises(InputError, match="planted different canaries, for example c0"):
+            differences.compare_runs(*pair)
+
+
+def test_a_wide_row_says_over_what_its_tests_are() -> None:
+    usual: dict[str, Any] = {
+        "a": "A",
+        "b": "B",
+        "at": "end",
+        "over": "canaries",
+        "n": 9,
+        "left_out": None,
+        "value_a": 1.0,
+    }
+    lines: list[dict[str, Any]] = [
+        {"row": "one", "quantity": "rs", "test": "McNemar", "p": 0.5},
+        {"row": "one", "quantity": "rs", "test": "discordant", "n": 4, "difference": 0.75},
+        {"row": "one", "quantity": "exposure", "test": "signed ranks", "p": 0.25},
+        {"row": "one", "quantity": "exposure", "at": "equal perplexity", "test": "t", "n": 7, "p": 0.125},
+        {"row": "two", "quantity": "rs", "over": "seeds", "n": 3, "test": "exchange", "p": 0.5},
+        {"row": "two", "quantity": "canaries", "over": "seeds", "n": 3, "test": None},
+        {"row": "three", "quantity": "left out", "test": None, "value_a": None, "left_out": "why"},
+        {"row": "three", "quantity": "exposure", "at": "equal perplexity", "test": None, "left_out": "why not"},
+    ]
+    frame_ = pd.DataFrame([usual | line for line in lines], columns=list(differences.COLUMNS))
+    one, two, three = (
+        {name: value for name, value in row.items() if not pd.isna(value)}
+        for row in differences.to_wide(frame_.astype(differences.COLUMNS)).to_dict("records")
+    )
+    named = {"a": "A", "b": "B"}
+    expected: dict[str, Any] = {"over": "canaries", "n": 9, "rs_value_a": 1, "rs_p": 0.5}
+    expected |= {"rs_discordant_value_a": 1, "rs_discordant_difference": 0.75}
+    expected |= {"exposure_ranks_value_a": 1, "exposure_ranks_p": 0.25}
+    expected |= {"like_exposure_value_a": 1, "like_exposure_p": 0.125}
+    assert one == named | {"row": "one"} | expected
+    assert two == named | {"row": "two", "over": "seeds", "seeds": 3, "rs_value_a": 1, "rs_p": 0.5} | {
+        "canaries_value_a": 1
+    }
+    assert three == named | {"row": "three", "left_out": "why", "like_left_out": "why not"} | {
+        "like_exposure_value_a": 1
+    }
+
+
+def test_canaries_that_neither_run_planted_are_counted_and_left_out() -> None:
+    a, b = (run_of(name, 0, [(60, [1, 2, 3, 4, 5, 6])]) for name in "ab")
+    planted = {"a": [True, True, False, False, False, False], "b": [True, False, True, False, True, False]}
+    a, b = (replace(run, roster=run.roster.assign(is_planted=planted[run.name])) for run in (a, b))
+    found = ceiling.paired_canaries(a, b)
+    assert found.canaries.index.tolist() == ["c0", "c1", "c2", "c4"]
+    assert found.never_planted == 2

@@ -1,0 +1,124 @@
+"""What Prometheus reads from a real Ray node after real runs trained on it, against what their folders say."""
+
+import json
+import math
+import urllib.request
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import ray
+from helpers import PARTITION, Experiment, Trained
+from prometheus_client.parser import text_string_to_metric_families
+from raynodes import free_place, free_port, started
+from waiting import wait_until
+
+from flsim.runs.folder import Run
+from server.supervision import COUNTERS, GAUGES, TAGS, RoundMetrics
+
+ROOT = Path(__file__).parents[1]
+RAYS_TAGS = {"Component", "NodeAddress", "SessionName", "Version", "WorkerId"}
+Key = tuple[str, frozenset[tuple[str, str]]]
+
+
+class Prometheus:
+    """Looks at a node again and again, and keeps the last value of each of our figures, by driver."""
+
+    def __init__(self, address: str, port: int) -> None:
+        self.address, self._url = address, f"http://127.0.0.1:{port}/metrics"
+        self._seen: dict[str, dict[Key, float]] = {}
+
+    def look(self) -> None:
+        with urllib.request.urlopen(self._url, timeout=10) as page:
+            families = text_string_to_metric_families(page.read().decode())
+        for sample in (sample for family in families for sample in family.samples):
+            if sample.name.startswith("ray_flsim_"):
+                assert sample.labels.keys() >= RAYS_TAGS
+                tags = {k: v for k, v in sample.labels.items() if k not in RAYS_TAGS and not k.startswith("otel_")}
+                driver = self._seen.setdefault(sample.labels["WorkerId"], {})
+                driver[sample.name.removeprefix("ray_flsim_"), frozenset(tags.items())] = sample.value
+
+    def figures_of(self, run: str) -> dict[Key, float]:
+        """The newest driver's figures of a run, by name and tags."""
+        drivers = [
+            {(n, t - {("run", run)}): v for (n, t), v in each.items() if ("run", run) in t}
+            for each in self._seen.values()
+        ]
+        return next((each for each in reversed(drivers) if each), {})
+
+    def wait(self, run: str, happened: Callable[[dict[Key, float]], bool]) -> dict[Key, float]:
+        def look() -> bool:
+            self.look()
+            return happened(self.figures_of(run))
+
+        wait_until(look, 60)
+        return self.figures_of(run)
+
+
+def figure(name: str, **tags: str) -> Key:
+    return name, frozenset(tags.items())
+
+
+@pytest.fixture(scope="module")
+def prometheus() -> Iterator[Prometheus]:
+    """A head with two CPUs that tells its figures every half second."""
+    place, metrics_port = free_place(), free_port()
+    options = [f"--port={place.rpartition(':')[2]}", f"--metrics-export-port={metrics_port}", "--num-cpus=2"]
+    options += ["--include-dashboard=false", '--system-config={"metrics_report_interval_ms": 500}']
+    with started("--head", *options, "--min-worker-port=0", "--max-worker-port=0"):
+        yield Prometheus(place, metrics_port)
+
+
+def lines(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def assert_folder_says(seen: dict[Key, float], run: Path, rounds: int) -> None:
+    log = lines(run / "rounds.jsonl")
+    expected = {
+        figure("round"): rounds,
+        figure("rounds"): rounds,
+        figure("loss"): log[-1]["loss"],
+        figure("seconds"): log[-1]["seconds"],
+        figure("examples_total"): sum(line["examples" if "examples" in line else "records"] for line in log),
+    }
+    if "users" in log[0]:
+        expected[figure("users_total")] = sum(line["users"] for line in log)
+    for key, of in (("epsilon", "user"), ("record_epsilon", "record")):
+        for line in log:
+            for name, value in (line.get(key) or {}).items():
+                expected[figure("epsilon", convention=name, of=of)] = value
+    assert seen == pytest.approx(expected)
+
+
+@pytest.mark.nightly
+@pytest.mark.parametrize("kind", ["federated", "central"])
+def test_prometheus_reads_what_the_folder_says(experiment: Experiment, prometheus: Prometheus, kind: str) -> None:
+    settings: tuple[str, ...] = (
+        "privacy.mechanism=dp",
+        "privacy.clip=0.5",
+        "privacy.noise_multiplier=0.8",
+        "evaluation.every=1000",
+    )
+    length = "training.rounds=30"
+    if kind == "central":
+        experiment.config.write_text(f"{PARTITION}[evaluation]\nreferences = 200\n[system]\ncheckpoint_every = 50\n")
+        settings += ("training.kind=central", "training.batch_size=9")
+        length = "training.steps=1000"
+    run = experiment.run(kind, *settings, length, options=["--address", prometheus.address])
+    rounds = len(lines(run / "rounds.jsonl")) if kind == "federated" else 1000
+    assert_folder_says(prometheus.wait(kind, lambda seen: seen.get(figure("round")) == rounds), run, rounds)
+
+
+def test_without_ray_there_are_no_metrics_and_values_that_are_not_finite_are_left_out(trained_here: Trained) -> None:
+    metrics = RoundMetrics(Run.open(trained_here()))
+    metrics.report({"round": 1, "loss": None, "seconds": math.inf})
+    assert not ray.is_initialized()
+
+
+def test_all_of_them_are_documented() -> None:
+    text = (ROOT / "docs" / "prometheus.md").read_text()
+    for name in (*GAUGES, *(f"{name}_total" for name in COUNTERS)):
+        tags = ", ".join(f"`{tag}`" for tag in TAGS.get(name, ()))
+        assert f"| `ray_flsim_{name}` | {tags} |" in text, name
