@@ -325,11 +325,11 @@ def _canaries(path: Path, corpus: str | None, vocabulary: str | None, layout: st
         raise InputError(f"--vocabulary: {path} has words of its own; remove the option")
     drawn = CanarySet.read(path)
     if corpus is None:
-        return Canaries.drawn(drawn, path), None
+        return Canaries.of_folder(drawn, path), None
     of_tokens, words, test = _words(corpus, None, layout)
     if words is None or (words.words, words.layout) != (drawn.words.vocabulary.words, drawn.words.layout.name):
         raise InputError(f"--corpus {corpus}: has other words than {path}; name one with its words, or remove it")
-    return replace(Canaries.drawn(drawn, path), layout=of_tokens), test
+    return replace(Canaries.of_folder(drawn, path), layout=of_tokens), test
 
 
 def _words(corpus: str | None, vocabulary: str | None, layout: str) -> "Words":
