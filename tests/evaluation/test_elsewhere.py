@@ -316,7 +316,7 @@ def test_measurements_without_their_law_prove_nothing(theirs: Path, flsim: Flsim
 def test_a_run_takes_no_options_of_models_from_elsewhere(copied: Run, flsim: Flsim) -> None:
     for command in ("membership", "extract"):
         code, _, err = flsim(command, copied.path, "--model", "ours.py:ours")
-        assert (code, "which has its own model and records; remove the option" in err) == (2, True)
+        assert (code, "which stores model and records; remove the option" in err) == (2, True)
 
 
 def test_listed_canaries_prove_nothing(copied: Run, flsim: Flsim, tmp_path: Path) -> None:

@@ -53,10 +53,10 @@ class ElsewhereHParams:
             raise InputError("--members and --non-members: an attack compares both; name both files")
 
     def refuse_for(self, run: Path) -> None:
-        """Raise InputError for a run of flsim, which has its own model and records."""
+        """Raise InputError for a run of flsim, which stores model and records."""
         if self.model is not None or self.members is not None:
             name = "--members" if self.model is None else "--model"
-            raise InputError(f"{name}: {run} is a run of flsim, which has its own model and records; remove the option")
+            raise InputError(f"{name}: {run} is a run of flsim, which stores model and records; remove the option")
 
 
 @settings

@@ -74,7 +74,7 @@ def pairs_of(
     others: Sequence[tuple[Split, Ints]],
     count: int,
     seed: int,
-    where: Path,
+    folder: Path,
     notes: Sequence[str] = (),
 ) -> Targets:
     """Draw pairs of a member and a non-member of equal lengths.
@@ -85,7 +85,7 @@ def pairs_of(
         others: splits with the positions of non-members.
         count: largest number of pairs.
         seed: seed of the draw.
-        where: the place of the records, for messages.
+        folder: the folder of the run, for messages.
         notes: sentences about limits.
 
     Raises:
@@ -97,7 +97,7 @@ def pairs_of(
     chosen_in, chosen_out = matched(_lengths(train, members), lengths_out, count, rng)
     if not len(chosen_in):
         raise InputError(
-            f"{where}: no member has the length of a non-member, so no pairs can be formed; use a corpus or file "
+            f"{folder}: no member has the length of a non-member, so no pairs can be formed; use a corpus or file "
             "with more held-out text"
         )
     pairs = len(chosen_in)
