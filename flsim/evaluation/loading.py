@@ -228,9 +228,14 @@ def code_file(spec: str, option: str = "") -> Path:
 
 
 def code_digests(file: Path) -> dict[str, str]:
-    """Return the digest of an executed file, and of the files of its folder that have been imported, by name."""
-    imported = {Path(str(getattr(module, "__file__", None))).resolve() for module in [*sys.modules.values()]}
-    return {path.name: file_digest(path) for path in sorted({file, *(p for p in imported if p.parent == file.parent)})}
+    """Return the digests of an executed file and of all imported files below its folder, by relative path.
+
+    Installed packages are not included.
+    """
+    named = [getattr(module, "__file__", None) for module in [*sys.modules.values()]]
+    imported = {Path(name).resolve() for name in named if name and "site-packages" not in name}
+    files = {file, *(path for path in imported if path.is_relative_to(file.parent) and path.is_file())}
+    return {path.relative_to(file.parent).as_posix(): file_digest(path) for path in sorted(files)}
 
 
 def _run(what: str, option: str, work: Callable[[], Made]) -> Made:

@@ -19,7 +19,7 @@ import tomli_w
 import torch
 
 from flsim.base.errors import InputError
-from flsim.base.files import digest, file_digest, from_json, make_folder, new_folder, refuse_unwritable, write_json
+from flsim.base.files import digest, file_digest, from_json, inside, make_folder, new_folder, refuse_unwritable, write_json
 from flsim.canaries.elsewhere import MANIFEST, CanarySet, Unit
 from flsim.canaries.planting import Overlay, Planting
 from flsim.canaries.roster import write_roster
@@ -425,7 +425,7 @@ def _made_again(path: Path, record: Mapping[str, Any], weights: Path | None, spe
         )
     folder = code_file(spec, "--model ").parent
     for name, content in record["code"].items():
-        file = folder / Path(name).name
+        file = inside(folder, name)
         if not file.is_file() or file_digest(file) != content:
             raise InputError(
                 f"--model {spec}: {file} is not the code that {path} measured; restore it, or measure again"

@@ -254,14 +254,14 @@ def test_membership_and_extraction_of_records_in_files(copied: Run, theirs: Path
     known = {tuple(record) for record in texts["train"]}
     others = [record for record in texts["test"] if tuple(record) not in known]
     lengths = [np.bincount([len(record) for record in side], minlength=10) for side in (texts["train"], others)]
-    assert rows.loc["loss", ["n_in", "n_out"]].tolist() == [np.minimum(*lengths).sum()] * 2
+    pairs = int(np.minimum(*lengths).sum())
+    assert rows.loc["loss", ["n_in", "n_out"]].tolist() == [pairs, pairs]
     code, out, err = flsim("extract", theirs, *options, "--prefix", "1", "--json")
     assert code == 0, err
-    strings = pd.DataFrame(json.loads(out)["strings"]).set_index("name")
+    strings = pd.DataFrame(json.loads(out)["strings"])
     assert set(strings["kind"]) == {"canary", "record"}
-    assert strings.loc[copied.canaries[0].id, "k_records"] >= 1  # the one that the file has
-    trained = strings.query("kind == 'record' and is_trained")
-    assert (trained["k_records"] >= 1).all()
+    is_in_file = (strings["name"] == copied.canaries[0].id) | (strings["kind"] == "record") & strings["is_trained"]
+    assert strings["k_records"][is_in_file].min() >= 1
 
 
 def test_a_model_that_is_not_the_measured_one_is_refused(theirs: Path, flsim: Flsim) -> None:
