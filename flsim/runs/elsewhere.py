@@ -19,7 +19,16 @@ import tomli_w
 import torch
 
 from flsim.base.errors import InputError
-from flsim.base.files import digest, file_digest, from_json, inside, make_folder, new_folder, refuse_unwritable, write_json
+from flsim.base.files import (
+    digest,
+    file_digest,
+    from_json,
+    inside,
+    make_folder,
+    new_folder,
+    refuse_unwritable,
+    write_json,
+)
 from flsim.canaries.elsewhere import MANIFEST, CanarySet, Unit
 from flsim.canaries.planting import Overlay, Planting
 from flsim.canaries.roster import write_roster
@@ -61,6 +70,7 @@ class Canaries:
         seed: seed of the draws, and of references unless an evaluation sets another seed.
         tokens: file with the id of a Hugging Face model for each token id; None if words are not tokens of a model.
         drawn: the canaries with their law; None if somebody listed them.
+        are_of_model: whether a Hugging Face model has these token ids, or those of `tokens`.
     """
 
     planting: Planting
@@ -73,13 +83,14 @@ class Canaries:
     seed: int = 0
     tokens: Path | None = None
     drawn: CanarySet | None = None
+    are_of_model: bool = False
 
     @classmethod
     def of_folder(cls, drawn: CanarySet, folder: Path) -> "Canaries":
         """Return the canaries of a folder, with their law."""
         law = {name: value for name, value in asdict(drawn.hparams).items() if value not in (None, ())}
         tokens = folder / TABLE if drawn.words.layout.name == TOKENIZER else None
-        about = drawn.unit, drawn.identity, drawn.prefix, drawn.seed, tokens, drawn
+        about = drawn.unit, drawn.identity, drawn.prefix, drawn.seed, tokens, drawn, tokens is not None
         return cls(drawn.planting, drawn.words.vocabulary, drawn.words.layout, law, *about)
 
     @classmethod
@@ -249,10 +260,10 @@ class OtherModel:
         """Return the model with the weights of a checkpoint."""
         if self.folder is None or weights is None:
             return load_other(self.spec, self.arguments, weights, self.context, "--model ")
-        if canaries.tokens is None:
+        if not canaries.are_of_model:
             raise InputError(
                 f"--model {self.spec}: canaries have words, but the model has tokens; draw canaries with flsim data "
-                f"canaries --tokenizer {self.spec}, or wrap the model in a function"
+                f"canaries --tokenizer {self.spec}, name a --corpus with its tokens, or wrap the model in a function"
             )
         return load_folder(weights, canaries.layout.vocabulary_size, canaries.tokens)
 
